@@ -1,0 +1,37 @@
+"""The exceptions of pagedserve: one tree, each also the builtin that a caller would expect.
+
+The Rust core raises these very classes (``rust/py/src/error.rs`` names them), so there is
+one definition of each.
+"""
+
+
+class PagedServeError(Exception):
+    """Base of everything that pagedserve raises on purpose."""
+
+
+class ConfigError(PagedServeError, ValueError):
+    """A configuration that cannot work; nothing was built."""
+
+
+class RequestError(PagedServeError, ValueError):
+    """A request that cannot be accepted: its prompt or its sampling parameters."""
+
+
+class ModelLoadError(PagedServeError, ValueError):
+    """A model that cannot be found, read or loaded."""
+
+
+class UnsupportedModelError(ModelLoadError):
+    """A model of an architecture that the engine cannot run correctly."""
+
+
+class StaleHandleError(PagedServeError, LookupError):
+    """A handle of a sequence or group that has ended, or that never was."""
+
+
+class StepError(PagedServeError, RuntimeError):
+    """Calls of one step out of order, or arrays that do not belong to the step."""
+
+
+class InvariantError(PagedServeError, RuntimeError):
+    """The whole-state checker found the core in a state that must not be: a bug."""

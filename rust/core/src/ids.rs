@@ -1,0 +1,27 @@
+//! Identities: what names what.
+//!
+//! Owns nothing.  A [`BlockId`] is a place in one tier's pool, valid for the life of the
+//! pool; handles of sequences and groups come from [`crate::arena`] and die with what they
+//! name.
+
+/// A token of the vocabulary, never negative (checked where tokens enter the core).
+pub type TokenId = i32;
+
+/// A physical KV block of one tier; ids of different tiers are unrelated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BlockId(pub(crate) u32);
+
+impl BlockId {
+    /// The block at `index` of a pool.
+    pub fn new(index: u32) -> Self {
+        Self(index)
+    }
+
+    /// The index in the pool, counted from 0.
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// A block in use and where its contents must go: (source, destination).
+pub type BlockPair = (BlockId, BlockId);

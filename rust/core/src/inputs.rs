@@ -1,0 +1,160 @@
+//! The model's inputs for one step, written into arrays that the caller owns.
+//!
+//! Owns nothing.  With T tokens, R rows, S samples and B blocks in the longest table:
+//!
+//! | array | shape | meaning |
+//! |---|---|---|
+//! | `token_ids` | T | inputs, rows packed one after another |
+//! | `positions` | T | position of each token in its sequence |
+//! | `slot_mapping` | T | where its keys and values go: block * block size + offset |
+//! | `query_start` | R + 1 | row boundaries in T |
+//! | `seq_lens` | R | keys visible to the last token of the row |
+//! | `block_tables` | R x B | physical blocks, row-major, padded with 0 |
+//! | `sample_index` | S | positions in T whose logits are wanted, ascending |
+//! | `sample_rows` | S | the row of each |
+//! | `row_handles` | R | [`crate::arena::Handle::to_bits`] of the sequence |
+//!
+//! Costs: O(T + R x B), no allocation.
+
+use crate::error::{Error, Result};
+use crate::outputs::{Row, SchedulerOutputs};
+use crate::sequence::{Sequence, SequenceStore};
+use crate::table::num_blocks_for;
+
+/// The caller's arrays; each may be longer than the step needs.
+#[derive(Debug)]
+#[expect(
+    missing_docs,
+    reason = "the fields are described in the module's table"
+)]
+pub struct InputBuffers<'a> {
+    pub token_ids: &'a mut [i32],
+    pub positions: &'a mut [i64],
+    pub slot_mapping: &'a mut [i64],
+    pub query_start: &'a mut [i32],
+    pub seq_lens: &'a mut [i32],
+    pub block_tables: &'a mut [i32],
+    pub sample_index: &'a mut [i32],
+    pub sample_rows: &'a mut [i32],
+    pub row_handles: &'a mut [i64],
+}
+
+impl InputBuffers<'_> {
+    fn check(&self, outputs: &SchedulerOutputs) -> Result<()> {
+        let num_rows = outputs.rows.len();
+        let needs = [
+            (
+                "token_ids",
+                self.token_ids.len(),
+                outputs.num_batched_tokens,
+            ),
+            (
+                "positions",
+                self.positions.len(),
+                outputs.num_batched_tokens,
+            ),
+            (
+                "slot_mapping",
+                self.slot_mapping.len(),
+                outputs.num_batched_tokens,
+            ),
+            ("query_start", self.query_start.len(), num_rows + 1),
+            ("seq_lens", self.seq_lens.len(), num_rows),
+            (
+                "block_tables",
+                self.block_tables.len(),
+                num_rows * outputs.max_num_blocks,
+            ),
+            ("sample_index", self.sample_index.len(), outputs.num_samples),
+            ("sample_rows", self.sample_rows.len(), outputs.num_samples),
+            ("row_handles", self.row_handles.len(), num_rows),
+        ];
+        for (name, given, needed) in needs {
+            if given < needed {
+                return Err(Error::Arrays(format!(
+                    "{name} has room for {given} elements; step {} needs {needed}",
+                    outputs.step_id
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Writes the inputs of `outputs` into `buffers`.
+///
+/// # Errors
+/// [`Error::Arrays`] when an array is too short; then nothing was written.
+pub(crate) fn fill(
+    buffers: &mut InputBuffers<'_>,
+    outputs: &SchedulerOutputs,
+    store: &SequenceStore,
+    block_size: usize,
+) -> Result<()> {
+    buffers.check(outputs)?;
+    let (mut token, mut sample) = (0, 0);
+    buffers.query_start[0] = 0;
+    for (index, row) in outputs.rows.iter().enumerate() {
+        let seq = store.seq(row.seq);
+        fill_tokens(buffers, token, row, seq, block_size);
+        token += row.num_tokens;
+        let table = index * outputs.max_num_blocks..(index + 1) * outputs.max_num_blocks;
+        fill_table(&mut buffers.block_tables[table], row, seq, block_size);
+        buffers.query_start[index + 1] = int32(token);
+        buffers.seq_lens[index] = int32(seq.num_computed_tokens + row.num_tokens);
+        buffers.row_handles[index] = row.seq.to_bits();
+        if row.is_sampled {
+            buffers.sample_index[sample] = int32(token - 1);
+            buffers.sample_rows[sample] = int32(index);
+            sample += 1;
+        }
+    }
+    Ok(())
+}
+
+fn fill_tokens(
+    buffers: &mut InputBuffers<'_>,
+    first: usize,
+    row: &Row,
+    seq: &Sequence,
+    block_size: usize,
+) {
+    let computed = seq.num_computed_tokens;
+    let target = first..first + row.num_tokens;
+    buffers.token_ids[target.clone()]
+        .copy_from_slice(&seq.token_ids()[computed..computed + row.num_tokens]);
+    let blocks = seq.table.blocks();
+    let (mut block, mut offset) = (computed / block_size, computed % block_size);
+    for (position, index) in (computed..).zip(target) {
+        buffers.positions[index] = int64(position);
+        buffers.slot_mapping[index] = int64(blocks[block].index() * block_size + offset);
+        offset += 1;
+        if offset == block_size {
+            (block, offset) = (block + 1, 0);
+        }
+    }
+}
+
+fn fill_table(target: &mut [i32], row: &Row, seq: &Sequence, block_size: usize) {
+    let num_blocks = num_blocks_for(seq.num_computed_tokens + row.num_tokens, block_size);
+    let (used, padding) = target.split_at_mut(num_blocks);
+    for (entry, block) in used.iter_mut().zip(seq.table.blocks()) {
+        *entry = int32(block.index());
+    }
+    padding.fill(0);
+}
+
+// Configurations are validated so that every count fits; `as` keeps the loops branch-free.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_possible_wrap,
+    reason = "validated"
+)]
+fn int32(value: usize) -> i32 {
+    value as i32
+}
+
+#[expect(clippy::cast_possible_wrap, reason = "validated")]
+fn int64(value: usize) -> i64 {
+    value as i64
+}

@@ -1,0 +1,77 @@
+//! The scheduler and the KV-block bookkeeping of a paged-attention serving engine.
+//!
+//! A [`Scheduler`](scheduler::Scheduler) owns the requests, their token ids and the blocks
+//! that their keys and values live in.  It never sees a tensor: the caller runs the model on
+//! the inputs that it prepares, and tells it what was sampled.
+//!
+//! | word | meaning |
+//! |---|---|
+//! | sequence | a prompt and what was generated after it |
+//! | group | the sequences of one request |
+//! | block | room for the keys and values of `block_size` tokens, in every layer |
+//! | slot | the place of one token in the pool: block x block size + offset |
+//! | row | one sequence in one step |
+//!
+//! A whole step:
+//!
+//! ```
+//! use pagedserve_core::config::{CacheConfig, SchedulerConfig};
+//! use pagedserve_core::inputs::InputBuffers;
+//! use pagedserve_core::scheduler::{Scheduler, StepResults};
+//!
+//! let mut scheduler = Scheduler::new(
+//!     SchedulerConfig {
+//!         max_num_seqs: 8,
+//!         max_num_batched_tokens: 64,
+//!         max_model_len: 64,
+//!         preemption_mode: None,
+//!     },
+//!     &CacheConfig { block_size: 4, num_gpu_blocks: 32, num_cpu_blocks: 0, watermark: 0.01 },
+//! )?;
+//! let (_group, seq) = scheduler.add_seq_group(&[11, 12, 13, 14, 15], 0.0, 1)?;
+//!
+//! let outputs = scheduler.schedule(0.0)?;
+//! assert_eq!((outputs.num_prefill_groups, outputs.num_batched_tokens), (1, 5));
+//! let step_id = outputs.step_id;
+//!
+//! let mut inputs = InputBuffers {
+//!     token_ids: &mut [0; 64],
+//!     positions: &mut [0; 64],
+//!     slot_mapping: &mut [0; 64],
+//!     query_start: &mut [0; 9],
+//!     seq_lens: &mut [0; 8],
+//!     block_tables: &mut [0; 128],
+//!     sample_index: &mut [0; 8],
+//!     sample_rows: &mut [0; 8],
+//!     row_handles: &mut [0; 8],
+//! };
+//! scheduler.prepare_inputs(&mut inputs)?;
+//! assert_eq!(inputs.token_ids[..5], [11, 12, 13, 14, 15]);
+//! assert_eq!(inputs.sample_index[0], 4); // the logits of the last prompt token are wanted
+//!
+//! // The model runs here; say that token 7 was sampled and the sequence lives on.
+//! let results =
+//!     StepResults { parent_rows: &[0], token_start: &[0, 1], tokens: &[7], finish: &[0] };
+//! assert_eq!(scheduler.update(step_id, results)?, [seq]);
+//! assert_eq!(scheduler.sequence(seq)?.token_ids(), [11, 12, 13, 14, 15, 7]);
+//! scheduler.check()?;
+//! # Ok::<(), pagedserve_core::error::Error>(())
+//! ```
+//!
+//! Layers, lower never names higher: `ids, error, config, arena`, `block`, `table`,
+//! `sequence`, `space`, `scheduler` with its data `outputs` and `inputs`.
+
+#![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+pub mod arena;
+pub mod block;
+pub mod config;
+pub mod error;
+pub mod ids;
+pub mod inputs;
+pub mod outputs;
+pub mod scheduler;
+pub mod sequence;
+pub mod space;
+pub mod table;

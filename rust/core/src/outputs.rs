@@ -1,0 +1,149 @@
+//! The decisions of one step, as data.
+//!
+//! Owns nothing of the scheduler: a copy may be kept.  Invariants:
+//! 1. Rows of prefill groups come first, and the rows of a group are neighbours, in the
+//!    order of `scheduled`.
+//! 2. Moves are to be carried out in the order swap out, swap in, copy, before the rows run.
+
+use std::fmt;
+
+use crate::config::PreemptionMode;
+use crate::ids::BlockPair;
+use crate::sequence::{GroupHandle, SeqHandle};
+
+/// One sequence in one step: its next `num_tokens` uncomputed tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// The sequence.
+    pub seq: SeqHandle,
+    /// Tokens computed for it in this step, at least 1.
+    pub num_tokens: usize,
+    /// Whether its next token is wanted: false for a row that stops before its last token.
+    pub is_sampled: bool,
+}
+
+/// One group in one step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScheduledSequenceGroup {
+    /// The group.
+    pub group: GroupHandle,
+    /// Tokens computed for it in this step, over all its rows.
+    pub token_chunk_size: usize,
+    /// Whether it was still computing its prompt (or recomputing) before this step.
+    pub is_prefill: bool,
+    /// How many rows it has.
+    pub num_rows: usize,
+}
+
+/// Why the scheduler ended a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IgnoredReason {
+    /// The prompt is longer than a step or the model allows.
+    PromptTooLong {
+        /// Tokens of the prompt.
+        num_tokens: usize,
+        /// Tokens accepted.
+        limit: usize,
+    },
+    /// The group's tokens need more blocks than the device has to give.
+    NeverFits {
+        /// Blocks needed.
+        num_blocks: usize,
+        /// Blocks there are.
+        limit: usize,
+    },
+    /// The group had all used blocks to itself and needs more than there are.
+    OutgrewCache {
+        /// Device blocks there are.
+        limit: usize,
+    },
+}
+
+impl fmt::Display for IgnoredReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::PromptTooLong { num_tokens, limit } => {
+                write!(
+                    f,
+                    "the prompt has {num_tokens} tokens; at most {limit} are accepted"
+                )
+            }
+            Self::NeverFits { num_blocks, limit } => write!(
+                f,
+                "the request needs {num_blocks} KV blocks; {limit} can be given (raise num_gpu_blocks)"
+            ),
+            Self::OutgrewCache { limit } => write!(
+                f,
+                "the request outgrew the KV cache of {limit} blocks (raise num_gpu_blocks)"
+            ),
+        }
+    }
+}
+
+/// What one call of `schedule` decided.
+#[derive(Clone, Debug, Default)]
+pub struct SchedulerOutputs {
+    /// Names the step in `update` and `abandon`; counts up from 0.
+    pub step_id: u64,
+    /// Groups that run, prefills first.
+    pub scheduled_seq_groups: Vec<ScheduledSequenceGroup>,
+    /// Rows that run, in the order of the groups.
+    pub rows: Vec<Row>,
+    /// Leading entries of `scheduled_seq_groups` that are prefills.
+    pub num_prefill_groups: usize,
+    /// Tokens of the prefill groups.
+    pub num_prefill_tokens: usize,
+    /// Tokens of all rows.
+    pub num_batched_tokens: usize,
+    /// Rows whose next token is wanted.
+    pub num_samples: usize,
+    /// Blocks that the tokens of a row take, computed ones included, at most.
+    pub max_num_blocks: usize,
+    /// (device, host) pairs.
+    pub blocks_to_swap_out: Vec<BlockPair>,
+    /// (host, device) pairs.
+    pub blocks_to_swap_in: Vec<BlockPair>,
+    /// (source, destination) pairs on the device.
+    pub blocks_to_copy: Vec<BlockPair>,
+    /// Groups ended in this step and why; their handles are dead.
+    pub ignored_seq_groups: Vec<(GroupHandle, IgnoredReason)>,
+    /// Groups that lost their device blocks in this step, lowest priority first.
+    pub preempted: Vec<(GroupHandle, PreemptionMode)>,
+    /// Groups that came back from the host.
+    pub swapped_in: Vec<GroupHandle>,
+    /// Groups in the running queue after the decisions.
+    pub running_queue_size: usize,
+}
+
+impl SchedulerOutputs {
+    /// Whether there is nothing to execute.  Then no step is open, and no update is awaited.
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty() && !self.has_moves()
+    }
+
+    /// Whether blocks are to be moved before the rows run.
+    pub fn has_moves(&self) -> bool {
+        !(self.blocks_to_swap_out.is_empty()
+            && self.blocks_to_swap_in.is_empty()
+            && self.blocks_to_copy.is_empty())
+    }
+
+    /// Empties everything for step `step_id`, keeping the memory.
+    pub(crate) fn reset(&mut self, step_id: u64) {
+        self.step_id = step_id;
+        self.scheduled_seq_groups.clear();
+        self.rows.clear();
+        self.blocks_to_swap_out.clear();
+        self.blocks_to_swap_in.clear();
+        self.blocks_to_copy.clear();
+        self.ignored_seq_groups.clear();
+        self.preempted.clear();
+        self.swapped_in.clear();
+        self.num_prefill_groups = 0;
+        self.num_prefill_tokens = 0;
+        self.num_batched_tokens = 0;
+        self.num_samples = 0;
+        self.max_num_blocks = 0;
+        self.running_queue_size = 0;
+    }
+}

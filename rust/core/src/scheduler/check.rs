@@ -1,0 +1,185 @@
+//! The whole-state checker: every invariant that spans modules, in one place.
+//!
+//! Costs: O(everything), and it allocates; for tests, fuzzing and idle moments.
+
+use std::collections::BTreeSet;
+
+use crate::block::UncachedBlockAllocator;
+use crate::error::{Error, Result};
+use crate::ids::{BlockId, BlockPair};
+use crate::scheduler::Scheduler;
+use crate::sequence::{GroupHandle, SequenceStatus};
+use crate::table::num_blocks_for;
+
+macro_rules! ensure {
+    ($holds:expr, $($text:tt)*) => {
+        if !$holds {
+            return Err(Error::Invariant(format!($($text)*)));
+        }
+    };
+}
+
+impl Scheduler {
+    /// Checks the whole state, at any moment between two calls.
+    ///
+    /// # Errors
+    /// [`Error::Invariant`] with the first broken one.
+    pub fn check(&self) -> Result<()> {
+        self.check_membership()?;
+        self.check_sequences()?;
+        self.check_tier(self.space.gpu(), SequenceStatus::Running, "device")?;
+        self.check_tier(self.space.cpu(), SequenceStatus::Swapped, "host")?;
+        self.check_budget()?;
+        self.check_moves()
+    }
+
+    /// Every group is in the queue of its status, once; every sequence in its group, once.
+    fn check_membership(&self) -> Result<()> {
+        let queues = [
+            (&self.queues.waiting, SequenceStatus::Waiting),
+            (&self.queues.running, SequenceStatus::Running),
+            (&self.queues.swapped, SequenceStatus::Swapped),
+        ];
+        let mut num_queued = 0;
+        for (queue, status) in queues {
+            num_queued += queue.len();
+            for group in queue {
+                let found = self.store.find_group(*group)?.status;
+                ensure!(
+                    found == status,
+                    "group {group:?}, {found:?}, is in the {status:?} queue"
+                );
+            }
+        }
+        let num_groups = self.store.groups().count();
+        ensure!(
+            num_queued == num_groups,
+            "{num_groups} groups live, {num_queued} are queued"
+        );
+        let mut num_seqs = 0;
+        for (handle, group) in self.store.groups() {
+            ensure!(
+                !group.seqs.is_empty(),
+                "group {handle:?} lives without sequences"
+            );
+            ensure!(
+                group.seqs.len() <= group.max_num_running_seqs(),
+                "group {handle:?} has {} sequences, more than it asked for",
+                group.seqs.len()
+            );
+            num_seqs += group.seqs.len();
+            for seq in &group.seqs {
+                ensure!(
+                    self.store.find_seq(*seq)?.group() == handle,
+                    "sequence {seq:?} is listed by a group that is not its own"
+                );
+            }
+        }
+        let num_alive = self.store.seqs().count();
+        ensure!(
+            num_alive == num_seqs,
+            "{num_alive} sequences live, groups list {num_seqs}"
+        );
+        Ok(())
+    }
+
+    /// Computed tokens are backed by blocks, and there are no blocks without need.
+    fn check_sequences(&self) -> Result<()> {
+        let block_size = self.space.block_size();
+        for (handle, seq) in self.store.seqs() {
+            let status = self.store.group(seq.group()).status;
+            let (computed, len) = (seq.num_computed_tokens, seq.len());
+            ensure!(
+                computed < len,
+                "sequence {handle:?}: {computed} of {len} tokens computed"
+            );
+            let (least, most) = match status {
+                SequenceStatus::Waiting => (0, 0),
+                _ => (
+                    num_blocks_for(computed, block_size),
+                    num_blocks_for(len, block_size),
+                ),
+            };
+            let num_blocks = seq.table.len();
+            ensure!(
+                (least..=most).contains(&num_blocks),
+                "sequence {handle:?}, {status:?}: {num_blocks} blocks for {computed}/{len} tokens"
+            );
+            ensure!(
+                status != SequenceStatus::Waiting || computed == 0,
+                "sequence {handle:?} waits with {computed} tokens computed"
+            );
+        }
+        Ok(())
+    }
+
+    /// Reference counts are what the tables say, and every block is free or used.
+    fn check_tier(
+        &self,
+        tier: &UncachedBlockAllocator,
+        status: SequenceStatus,
+        name: &str,
+    ) -> Result<()> {
+        let mut counts = vec![0u32; tier.num_total()];
+        for (_, seq) in self.store.seqs() {
+            if self.store.group(seq.group()).status == status {
+                for block in seq.table.blocks() {
+                    counts[block.index()] += 1;
+                }
+            }
+        }
+        for (block, counted) in (0u32..).map(BlockId::new).zip(&counts) {
+            let kept = tier.ref_count(block);
+            ensure!(
+                kept == *counted,
+                "{name} block {block:?}: {kept} references, {counted} holders"
+            );
+        }
+        let num_used = counts.iter().filter(|count| **count > 0).count();
+        ensure!(
+            tier.num_used() == num_used && tier.num_free() + num_used == tier.num_total(),
+            "{name}: {} free and {num_used} used of {}",
+            tier.num_free(),
+            tier.num_total()
+        );
+        Ok(())
+    }
+
+    fn check_budget(&self) -> Result<()> {
+        let of_group = |group: &GroupHandle| self.store.group(*group).num_budgeted_seqs();
+        let num_seqs: usize = self.queues.running.iter().map(of_group).sum();
+        ensure!(
+            num_seqs <= self.config.max_num_seqs,
+            "{num_seqs} sequences run"
+        );
+        let num_tokens = self.outputs.num_batched_tokens;
+        ensure!(
+            num_tokens <= self.config.max_num_batched_tokens,
+            "{num_tokens} tokens scheduled"
+        );
+        Ok(())
+    }
+
+    /// No block is the destination of two moves of a step, nor copied onto itself.
+    fn check_moves(&self) -> Result<()> {
+        let outputs = &self.outputs;
+        let device = outputs
+            .blocks_to_swap_in
+            .iter()
+            .chain(&outputs.blocks_to_copy);
+        let host = outputs.blocks_to_swap_out.iter();
+        for pairs in [device.collect::<Vec<&BlockPair>>(), host.collect()] {
+            let destinations: BTreeSet<BlockId> = pairs.iter().map(|(_, to)| *to).collect();
+            ensure!(
+                destinations.len() == pairs.len(),
+                "two moves have one destination"
+            );
+        }
+        let is_idle = |(from, to): &BlockPair| from == to;
+        ensure!(
+            !outputs.blocks_to_copy.iter().any(is_idle),
+            "a block is copied onto itself"
+        );
+        Ok(())
+    }
+}

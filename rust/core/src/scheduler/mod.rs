@@ -1,0 +1,264 @@
+//! The scheduler: which sequences run in the next step, and what they get.
+//!
+//! Owns everything: queues, sequences, blocks.  One caller at a time; the clock is an
+//! argument; equal calls give equal decisions.  Invariants:
+//! 1. A step is open from a `schedule` that was not empty to its `update` or `abandon`;
+//!    between the two no decision is made, and an abort waits.
+//! 2. Waiting work implies progress: a step that schedules nothing has ended or preempted a
+//!    group, or nothing waits.
+//! 3. The tokens of a step and the sequences of the running groups stay within the limits.
+//!
+//! Costs a step: O(rows), and O(1) more a group admitted, moved or ended; steady decode
+//! allocates only where a token list or a table grows.
+
+mod budget;
+mod check;
+mod phases;
+mod preempt;
+mod queues;
+mod update;
+
+pub use budget::SchedulingBudget;
+pub use queues::Queues;
+pub use update::StepResults;
+
+use crate::config::{CacheConfig, SchedulerConfig};
+use crate::error::{Error, Result};
+use crate::ids::TokenId;
+use crate::inputs::{self, InputBuffers};
+use crate::outputs::{IgnoredReason, Row, ScheduledSequenceGroup, SchedulerOutputs};
+use crate::sequence::{GroupHandle, SeqHandle, Sequence, SequenceStatus, SequenceStore};
+use crate::space::BlockSpaceManager;
+use crate::table::num_blocks_for;
+
+/// Running totals since the scheduler was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Stats {
+    /// Preemptions by recompute.
+    pub num_recompute_preemptions: usize,
+    /// Preemptions by swap.
+    pub num_swap_preemptions: usize,
+    /// Tokens that had been computed and were given up by recompute or `abandon`.
+    pub num_recomputed_tokens: usize,
+    /// Seconds that groups waited from arrival to their first step, summed.
+    pub queue_seconds: f64,
+}
+
+/// Decides step by step; see the crate documentation for a whole step.
+#[derive(Clone, Debug)]
+pub struct Scheduler {
+    config: SchedulerConfig,
+    store: SequenceStore,
+    space: BlockSpaceManager,
+    queues: Queues,
+    outputs: SchedulerOutputs,
+    decode_rows: DecodeRows,
+    is_step_open: bool,
+    next_step_id: u64,
+    now: f64,
+    aborted: Vec<GroupHandle>,
+    output_handles: Vec<SeqHandle>,
+    stats: Stats,
+}
+
+/// Rows of decode groups, kept apart until the prefills of the step are known.
+#[derive(Clone, Debug, Default)]
+struct DecodeRows {
+    groups: Vec<ScheduledSequenceGroup>,
+    rows: Vec<Row>,
+}
+
+impl Scheduler {
+    /// A scheduler with all blocks free and nothing to do.
+    ///
+    /// # Errors
+    /// [`Error::Config`] from the validation of either configuration.
+    pub fn new(config: SchedulerConfig, cache: &CacheConfig) -> Result<Self> {
+        config.validate()?;
+        cache.validate()?;
+        Ok(Self {
+            config,
+            store: SequenceStore::default(),
+            space: BlockSpaceManager::new(cache),
+            queues: Queues::default(),
+            outputs: SchedulerOutputs::default(),
+            decode_rows: DecodeRows::default(),
+            is_step_open: false,
+            next_step_id: 0,
+            now: 0.0,
+            aborted: Vec::new(),
+            output_handles: Vec::new(),
+            stats: Stats::default(),
+        })
+    }
+
+    /// Queues a request: its prompt, when it arrived (seconds), and how many sequences it may
+    /// have alive at once (parallel samples or beams).
+    ///
+    /// # Errors
+    /// [`Error::Request`] for an empty prompt, a negative token, an arrival time that is not a
+    /// time, or more sequences than may run at all.
+    pub fn add_seq_group(
+        &mut self,
+        prompt: &[TokenId],
+        arrival_time: f64,
+        max_num_running_seqs: usize,
+    ) -> Result<(GroupHandle, SeqHandle)> {
+        self.check_request(prompt, arrival_time, max_num_running_seqs)?;
+        let (group, seq) = self
+            .store
+            .add_group(prompt, arrival_time, max_num_running_seqs);
+        self.queues.waiting.push_back(group);
+        Ok((group, seq))
+    }
+
+    fn check_request(&self, prompt: &[TokenId], arrival: f64, num_seqs: usize) -> Result<()> {
+        let refusal = if prompt.is_empty() {
+            "the prompt is empty; at least one token is needed".to_owned()
+        } else if let Some(token) = prompt.iter().find(|token| **token < 0) {
+            format!("the prompt holds the token id {token}; ids are at least 0")
+        } else if !(arrival.is_finite() && arrival >= 0.0) {
+            format!("arrival_time is {arrival}; it must be finite and at least 0")
+        } else if num_seqs == 0 || num_seqs > self.config.max_num_seqs {
+            format!(
+                "max_num_running_seqs is {num_seqs}; it must be from 1 to max_num_seqs, {}",
+                self.config.max_num_seqs
+            )
+        } else {
+            return Ok(());
+        };
+        Err(Error::Request(refusal))
+    }
+
+    /// Ends a group in any queue; its blocks are free at the next step edge, at once when no
+    /// step is open.  False when it has ended already.
+    pub fn abort(&mut self, group: GroupHandle) -> bool {
+        if self.store.find_group(group).is_err() || self.aborted.contains(&group) {
+            return false;
+        }
+        if self.is_step_open {
+            self.aborted.push(group);
+        } else {
+            self.end_group(group);
+        }
+        true
+    }
+
+    /// Decides the next step at time `now` (seconds, not decreasing).
+    ///
+    /// # Errors
+    /// [`Error::Step`] while a step is open, or when `now` is no time or lies in the past.
+    pub fn schedule(&mut self, now: f64) -> Result<&SchedulerOutputs> {
+        if self.is_step_open {
+            return Err(Error::Step(format!(
+                "step {} is open; finish it with update or abandon before the next schedule",
+                self.outputs.step_id
+            )));
+        }
+        if !(now.is_finite() && now >= self.now) {
+            return Err(Error::Step(format!(
+                "now is {now}; it must be finite and not before the last step's {}",
+                self.now
+            )));
+        }
+        self.now = now;
+        self.outputs.reset(self.next_step_id);
+        self.run_phases();
+        self.finish_outputs();
+        self.is_step_open = !self.outputs.is_empty();
+        self.next_step_id += 1;
+        Ok(&self.outputs)
+    }
+
+    /// Joins prefill and decode rows and sums the step up.
+    fn finish_outputs(&mut self) {
+        let num_tokens = |rows: &[Row]| rows.iter().map(|row| row.num_tokens).sum::<usize>();
+        let outputs = &mut self.outputs;
+        outputs.num_prefill_groups = outputs.scheduled_seq_groups.len();
+        outputs.num_prefill_tokens = num_tokens(&outputs.rows);
+        outputs.num_batched_tokens =
+            outputs.num_prefill_tokens + num_tokens(&self.decode_rows.rows);
+        outputs
+            .scheduled_seq_groups
+            .append(&mut self.decode_rows.groups);
+        outputs.rows.append(&mut self.decode_rows.rows);
+        outputs.num_samples = outputs.rows.iter().filter(|row| row.is_sampled).count();
+        let num_keys = |row: &Row| self.store.seq(row.seq).num_computed_tokens + row.num_tokens;
+        let longest = outputs.rows.iter().map(num_keys).max().unwrap_or(0);
+        outputs.max_num_blocks = num_blocks_for(longest, self.space.block_size());
+        outputs.running_queue_size = self.queues.running.len();
+    }
+
+    /// Writes the model's inputs for the open step.
+    ///
+    /// # Errors
+    /// [`Error::Step`] when no step is open; [`Error::Arrays`] when an array is too short, and
+    /// then nothing was written.
+    pub fn prepare_inputs(&self, buffers: &mut InputBuffers<'_>) -> Result<()> {
+        if !self.is_step_open {
+            return Err(Error::Step(
+                "no step is open; prepare_inputs follows a schedule that was not empty".to_owned(),
+            ));
+        }
+        inputs::fill(buffers, &self.outputs, &self.store, self.space.block_size())
+    }
+
+    /// Takes every block of the group back and forgets it.
+    fn end_group(&mut self, group: GroupHandle) {
+        let status = self.store.group(group).status;
+        self.release_blocks(group);
+        self.queues.remove(group, status);
+        self.store.remove_group(group);
+    }
+
+    fn release_blocks(&mut self, group: GroupHandle) {
+        let is_swapped = self.store.group(group).status == SequenceStatus::Swapped;
+        for index in 0..self.store.group(group).seqs.len() {
+            let seq = self.store.group(group).seqs[index];
+            if is_swapped {
+                self.space.free_swapped(&mut self.store, seq);
+            } else {
+                self.space.free(&mut self.store, seq);
+            }
+        }
+    }
+
+    /// Ends a group that cannot go on.
+    fn ignore(&mut self, group: GroupHandle, reason: IgnoredReason) {
+        self.end_group(group);
+        self.outputs.ignored_seq_groups.push((group, reason));
+    }
+
+    /// The decisions of the last step.
+    pub fn outputs(&self) -> &SchedulerOutputs {
+        &self.outputs
+    }
+
+    /// A living sequence.
+    ///
+    /// # Errors
+    /// [`Error::StaleHandle`].
+    pub fn sequence(&self, seq: SeqHandle) -> Result<&Sequence> {
+        self.store.find_seq(seq)
+    }
+
+    /// The sequences and groups that live.
+    pub fn store(&self) -> &SequenceStore {
+        &self.store
+    }
+
+    /// The blocks of both tiers.
+    pub fn space(&self) -> &BlockSpaceManager {
+        &self.space
+    }
+
+    /// The three queues.
+    pub fn queues(&self) -> &Queues {
+        &self.queues
+    }
+
+    /// Running totals.
+    pub fn stats(&self) -> Stats {
+        self.stats
+    }
+}

@@ -1,0 +1,128 @@
+//! The only place that creates and removes sequences and groups.
+//!
+//! Owns both arenas.  Invariants:
+//! 1. Every living sequence is listed by the living group that it names, once.
+//! 2. A sequence leaves with an empty block table: whoever removes it took the blocks back.
+
+use crate::arena::Arena;
+use crate::error::{Error, Result};
+use crate::ids::TokenId;
+use crate::sequence::{GroupHandle, SeqHandle, Sequence, SequenceGroup};
+use crate::table::BlockTable;
+
+/// All living sequences and groups.
+#[derive(Clone, Debug, Default)]
+pub struct SequenceStore {
+    seqs: Arena<Sequence>,
+    groups: Arena<SequenceGroup>,
+}
+
+const LIVES: &str = "a handle kept in a queue or group lives, store invariant 1";
+
+impl SequenceStore {
+    pub(crate) fn add_group(
+        &mut self,
+        prompt: &[TokenId],
+        arrival_time: f64,
+        max_num_running_seqs: usize,
+    ) -> (GroupHandle, SeqHandle) {
+        let group = self
+            .groups
+            .insert(SequenceGroup::new(arrival_time, max_num_running_seqs));
+        let seq = self.seqs.insert(Sequence::new(group, prompt));
+        self.group_mut(group).join(seq);
+        (group, seq)
+    }
+
+    /// A child of `parent` with its history and `table`, in the same group, last in order.
+    pub(crate) fn fork(&mut self, parent: SeqHandle, table: BlockTable) -> SeqHandle {
+        let child = Sequence {
+            table,
+            ..self.seq(parent).clone()
+        };
+        let group = child.group();
+        let child = self.seqs.insert(child);
+        self.group_mut(group).join(child);
+        child
+    }
+
+    /// Takes a sequence out that is no longer listed by its group.
+    pub(crate) fn remove_seq(&mut self, seq: SeqHandle) {
+        let removed = self.seqs.remove(seq).expect(LIVES);
+        debug_assert!(removed.table.is_empty(), "store invariant 2");
+    }
+
+    /// Takes a group out with the sequences that it still lists.
+    pub(crate) fn remove_group(&mut self, group: GroupHandle) {
+        for seq in self.groups.remove(group).expect(LIVES).seqs {
+            self.remove_seq(seq);
+        }
+    }
+
+    /// A group known to live.
+    pub(crate) fn group(&self, group: GroupHandle) -> &SequenceGroup {
+        self.groups.get(group).expect(LIVES)
+    }
+
+    pub(crate) fn group_mut(&mut self, group: GroupHandle) -> &mut SequenceGroup {
+        self.groups.get_mut(group).expect(LIVES)
+    }
+
+    /// A sequence known to live.
+    pub(crate) fn seq(&self, seq: SeqHandle) -> &Sequence {
+        self.seqs.get(seq).expect(LIVES)
+    }
+
+    pub(crate) fn seq_mut(&mut self, seq: SeqHandle) -> &mut Sequence {
+        self.seqs.get_mut(seq).expect(LIVES)
+    }
+
+    /// The sequences of a group known to live, in group order.
+    pub(crate) fn seqs_of(&self, group: GroupHandle) -> impl Iterator<Item = &Sequence> {
+        self.group(group).seqs.iter().map(|seq| self.seq(*seq))
+    }
+
+    /// Applies `change` to each sequence of a group known to live, in group order.
+    pub(crate) fn for_each_seq(
+        &mut self,
+        group: GroupHandle,
+        mut change: impl FnMut(&mut Sequence),
+    ) {
+        for seq in &self.groups.get(group).expect(LIVES).seqs {
+            change(self.seqs.get_mut(*seq).expect(LIVES));
+        }
+    }
+
+    /// A sequence by a handle from outside.
+    ///
+    /// # Errors
+    /// [`Error::StaleHandle`].
+    pub fn find_seq(&self, seq: SeqHandle) -> Result<&Sequence> {
+        self.seqs.get(seq).ok_or(Error::StaleHandle {
+            kind: "sequence",
+            bits: seq.to_bits(),
+        })
+    }
+
+    /// A group by a handle from outside.
+    ///
+    /// # Errors
+    /// [`Error::StaleHandle`].
+    pub fn find_group(&self, group: GroupHandle) -> Result<&SequenceGroup> {
+        let stale = Error::StaleHandle {
+            kind: "sequence group",
+            bits: group.to_bits(),
+        };
+        self.groups.get(group).ok_or(stale)
+    }
+
+    /// All living sequences, in slot order.
+    pub fn seqs(&self) -> impl Iterator<Item = (SeqHandle, &Sequence)> {
+        self.seqs.iter()
+    }
+
+    /// All living groups, in slot order.
+    pub fn groups(&self) -> impl Iterator<Item = (GroupHandle, &SequenceGroup)> {
+        self.groups.iter()
+    }
+}

@@ -1,0 +1,383 @@
+//! Whole scheduler lives made of random operations, the whole-state checker after each, and
+//! the contents of the blocks followed by a model that knows nothing but the moves.
+//!
+//! `PAGEDSERVE_PROPTEST_OPS` sets the number of operations (default 120,000).
+
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod common;
+
+use std::collections::BTreeMap;
+
+use common::{Limits, Output, assert_all_returned, sampled_rows, update};
+use pagedserve_core::config::PreemptionMode;
+use pagedserve_core::ids::BlockId;
+use pagedserve_core::inputs::InputBuffers;
+use pagedserve_core::scheduler::Scheduler;
+use pagedserve_core::sequence::GroupHandle;
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+
+#[derive(Clone, Debug)]
+enum Op {
+    /// Prompt length, width, seed of the tokens.
+    Add(usize, usize, i32),
+    Abort(prop::sample::Index),
+    /// A step; per sampled row how many outputs it gets, which of them end, and their seed.
+    Step(Vec<(u8, u8)>, i32),
+    /// A step that fails while it runs, after how much of its work.
+    Fail(bool),
+    /// A group aborted while the step runs.
+    AbortInStep(prop::sample::Index),
+}
+
+fn ops() -> impl Strategy<Value = Vec<Op>> {
+    let fates = || prop::collection::vec((0..6u8, 0..24u8), 1..12);
+    let op = prop_oneof![
+        3 => (1..40usize, 1..5usize, 0..3i32).prop_map(|(len, width, seed)| Op::Add(len, width, seed)),
+        1 => any::<prop::sample::Index>().prop_map(Op::Abort),
+        12 => (fates(), 0..50i32).prop_map(|(fates, seed)| Op::Step(fates, seed)),
+        1 => any::<bool>().prop_map(Op::Fail),
+        1 => any::<prop::sample::Index>().prop_map(Op::AbortInStep),
+    ];
+    prop::collection::vec(op, 20..120)
+}
+
+fn limits() -> impl Strategy<Value = Limits> {
+    let mode = prop_oneof![
+        Just(None),
+        Just(Some(PreemptionMode::Recompute)),
+        Just(Some(PreemptionMode::Swap))
+    ];
+    (
+        1..6usize,
+        4..40usize,
+        0..30usize,
+        0.0..0.2f64,
+        4..12usize,
+        0..60usize,
+        mode,
+    )
+        .prop_map(
+            |(block_size, num_gpu_blocks, num_cpu_blocks, watermark, max_num_seqs, spare, mode)| {
+                Limits {
+                    block_size,
+                    num_gpu_blocks,
+                    num_cpu_blocks,
+                    watermark,
+                    max_num_seqs,
+                    max_num_batched_tokens: max_num_seqs + spare,
+                    max_model_len: 48,
+                    preemption_mode: mode,
+                }
+            },
+        )
+}
+
+/// What lies in each slot: the token whose keys were written there and all before it, hashed.
+type Slots = BTreeMap<usize, u64>;
+
+fn chain(before: u64, token: i32) -> u64 {
+    (before ^ u64::from(token.unsigned_abs()))
+        .wrapping_mul(0x9E37_79B9_7F4A_7C15)
+        .rotate_left(23)
+}
+
+struct Life {
+    limits: Limits,
+    scheduler: Scheduler,
+    device: Slots,
+    host: Slots,
+    groups: Vec<GroupHandle>,
+    num_ops: usize,
+}
+
+impl Life {
+    fn new(limits: Limits) -> Self {
+        Self {
+            limits,
+            scheduler: limits.scheduler(),
+            device: Slots::new(),
+            host: Slots::new(),
+            groups: Vec::new(),
+            num_ops: 0,
+        }
+    }
+
+    fn apply(&mut self, op: &Op) {
+        self.num_ops += 1;
+        match op {
+            Op::Add(len, width, seed) => {
+                let prompt: Vec<i32> = (0i32..).map(|i| seed * 100 + i % 7).take(*len).collect();
+                let added = self.scheduler.add_seq_group(&prompt, 0.0, (*width).min(4));
+                self.groups.push(added.unwrap().0);
+            }
+            Op::Abort(pick) => self.abort(pick),
+            Op::Step(fates, seed) => self.step(fates, *seed),
+            Op::Fail(ran) => {
+                let outputs = self.scheduler.schedule(0.0).unwrap();
+                let (step_id, is_empty) = (outputs.step_id, outputs.is_empty());
+                if !is_empty {
+                    if *ran {
+                        self.execute();
+                    }
+                    self.scheduler.abandon(step_id).unwrap();
+                }
+            }
+            Op::AbortInStep(pick) => {
+                let outputs = self.scheduler.schedule(0.0).unwrap();
+                let (step_id, is_empty) = (outputs.step_id, outputs.is_empty());
+                self.abort(pick);
+                if !is_empty {
+                    self.scheduler.check().unwrap();
+                    self.execute();
+                    let outputs = common::one_each(&self.scheduler, 5);
+                    let outputs = self.ended_at_model_len(outputs);
+                    update(&mut self.scheduler, step_id, &outputs).unwrap();
+                }
+            }
+        }
+        self.scheduler.check().unwrap();
+    }
+
+    fn abort(&mut self, pick: &prop::sample::Index) {
+        if !self.groups.is_empty() {
+            let group = self.groups.swap_remove(pick.index(self.groups.len()));
+            let lives = self.scheduler.store().find_group(group).is_ok();
+            assert_eq!(self.scheduler.abort(group), lives);
+            assert!(!self.scheduler.abort(group), "a second abort finds nothing");
+        }
+    }
+
+    /// Invariant 2 of the scheduler: a step that schedules nothing resolved something.
+    fn assert_progress(&self) {
+        let outputs = self.scheduler.outputs();
+        let resolved = !outputs.ignored_seq_groups.is_empty() || !outputs.preempted.is_empty();
+        assert!(
+            !outputs.rows.is_empty() || resolved || self.scheduler.queues().is_empty(),
+            "work waits and nothing happened: {:?}",
+            self.scheduler
+        );
+    }
+
+    fn step(&mut self, fates: &[(u8, u8)], seed: i32) {
+        let outputs = self.scheduler.schedule(0.0).unwrap();
+        let (step_id, is_empty) = (outputs.step_id, outputs.is_empty());
+        self.scheduler.check().unwrap();
+        self.assert_progress();
+        if is_empty {
+            return;
+        }
+        self.execute();
+        let outputs = self.branch(fates, seed);
+        update(&mut self.scheduler, step_id, &outputs).unwrap();
+    }
+
+    /// Outputs for the sampled rows: most go on alone, some fork, end or are dropped, and no
+    /// group gets wider than it asked for.
+    fn branch(&self, fates: &[(u8, u8)], seed: i32) -> Vec<Output> {
+        let mut outputs = Vec::new();
+        let mut alive: BTreeMap<i64, usize> = BTreeMap::new();
+        for (nth, row) in sampled_rows(&self.scheduler).into_iter().enumerate() {
+            let (count, end) = fates[nth % fates.len()];
+            let seq = self.scheduler.outputs().rows[row].seq;
+            let group = self.scheduler.sequence(seq).unwrap().group();
+            let width = self
+                .scheduler
+                .store()
+                .find_group(group)
+                .unwrap()
+                .max_num_running_seqs();
+            let alive = alive.entry(group.to_bits()).or_default();
+            let count = if count == 5 {
+                0
+            } else {
+                1 + usize::from(count / 4) * 2
+            };
+            for branch in 0..count {
+                let finish = end == 0 && branch == 0 || *alive >= width;
+                *alive += usize::from(!finish);
+                let token = seed + i32::try_from(branch % 2).unwrap();
+                outputs.push(Output { row, token, finish });
+            }
+        }
+        self.ended_at_model_len(outputs)
+    }
+
+    fn ended_at_model_len(&self, mut outputs: Vec<Output>) -> Vec<Output> {
+        for output in &mut outputs {
+            let seq = self.scheduler.outputs().rows[output.row].seq;
+            let len = self.scheduler.sequence(seq).unwrap().len();
+            output.finish |= len >= self.limits.max_model_len;
+        }
+        outputs
+    }
+
+    /// Does what a worker does, on hashes for keys: the moves in order, then the writes; and
+    /// checks that every row then sees exactly its own history.
+    fn execute(&mut self) {
+        let outputs = self.scheduler.outputs().clone();
+        let size = self.limits.block_size;
+        let slots = |block: BlockId| block.index() * size..(block.index() + 1) * size;
+        let copy = |from: &Slots, (a, b): (BlockId, BlockId)| -> Vec<(usize, Option<u64>)> {
+            slots(b)
+                .zip(slots(a).map(|slot| from.get(&slot).copied()))
+                .collect()
+        };
+        for pair in outputs.blocks_to_swap_out {
+            write(&mut self.host, copy(&self.device, pair));
+        }
+        for pair in outputs.blocks_to_swap_in {
+            write(&mut self.device, copy(&self.host, pair));
+        }
+        for pair in outputs.blocks_to_copy {
+            write(&mut self.device, copy(&self.device, pair));
+        }
+        let arrays = Arrays::filled(&self.scheduler, self.limits);
+        self.run_rows(&arrays);
+    }
+
+    fn run_rows(&mut self, arrays: &Arrays) {
+        let at = |value: i32| usize::try_from(value).unwrap();
+        let outputs = self.scheduler.outputs();
+        let size = self.limits.block_size;
+        let row_slots = |row: usize, num_keys: usize| -> Vec<usize> {
+            let table = &arrays.block_tables[row * outputs.max_num_blocks..];
+            (0..num_keys)
+                .map(|p| at(table[p / size]) * size + p % size)
+                .collect()
+        };
+        for (row, scheduled) in outputs.rows.iter().enumerate() {
+            let tokens = self.scheduler.sequence(scheduled.seq).unwrap().token_ids();
+            let query = at(arrays.query_start[row])..at(arrays.query_start[row + 1]);
+            assert_eq!(query.len(), scheduled.num_tokens);
+            let num_keys = at(arrays.seq_lens[row]);
+            let slots = row_slots(row, num_keys);
+            for index in query {
+                let position = usize::try_from(arrays.positions[index]).unwrap();
+                assert_eq!(arrays.token_ids[index], tokens[position]);
+                let slot = usize::try_from(arrays.slot_mapping[index]).unwrap();
+                assert_eq!(slot, slots[position]);
+                let key = tokens[..=position]
+                    .iter()
+                    .fold(1, |hash, token| chain(hash, *token));
+                self.device.insert(slot, key);
+            }
+            assert_eq!(arrays.row_handles[row], scheduled.seq.to_bits());
+        }
+        // All keys are written before any row attends.
+        for (row, scheduled) in outputs.rows.iter().enumerate() {
+            let tokens = self.scheduler.sequence(scheduled.seq).unwrap().token_ids();
+            let mut hash = 1;
+            let num_keys = at(arrays.seq_lens[row]);
+            for (position, slot) in row_slots(row, num_keys).into_iter().enumerate() {
+                hash = chain(hash, tokens[position]);
+                assert_eq!(
+                    self.device.get(&slot),
+                    Some(&hash),
+                    "row {row} sees a foreign key"
+                );
+            }
+        }
+        let samples: Vec<usize> = arrays.sample_rows[..outputs.num_samples]
+            .iter()
+            .map(|row| at(*row))
+            .collect();
+        assert_eq!(samples, sampled_rows(&self.scheduler));
+        for (sample, row) in samples.into_iter().enumerate() {
+            assert_eq!(arrays.sample_index[sample], arrays.query_start[row + 1] - 1);
+        }
+    }
+}
+
+fn write(target: &mut Slots, values: Vec<(usize, Option<u64>)>) {
+    for (slot, value) in values {
+        match value {
+            Some(value) => target.insert(slot, value),
+            None => target.remove(&slot),
+        };
+    }
+}
+
+struct Arrays {
+    token_ids: Vec<i32>,
+    positions: Vec<i64>,
+    slot_mapping: Vec<i64>,
+    query_start: Vec<i32>,
+    seq_lens: Vec<i32>,
+    block_tables: Vec<i32>,
+    sample_index: Vec<i32>,
+    sample_rows: Vec<i32>,
+    row_handles: Vec<i64>,
+}
+
+impl Arrays {
+    fn filled(scheduler: &Scheduler, limits: Limits) -> Self {
+        let rows = limits.max_num_seqs;
+        let (tokens, blocks) = (limits.max_num_batched_tokens, limits.max_model_len);
+        let mut arrays = Self {
+            token_ids: vec![-7; tokens],
+            positions: vec![-7; tokens],
+            slot_mapping: vec![-7; tokens],
+            query_start: vec![-7; rows + 1],
+            seq_lens: vec![-7; rows],
+            block_tables: vec![-7; rows * blocks],
+            sample_index: vec![-7; rows],
+            sample_rows: vec![-7; rows],
+            row_handles: vec![-7; rows],
+        };
+        scheduler
+            .prepare_inputs(&mut InputBuffers {
+                token_ids: &mut arrays.token_ids,
+                positions: &mut arrays.positions,
+                slot_mapping: &mut arrays.slot_mapping,
+                query_start: &mut arrays.query_start,
+                seq_lens: &mut arrays.seq_lens,
+                block_tables: &mut arrays.block_tables,
+                sample_index: &mut arrays.sample_index,
+                sample_rows: &mut arrays.sample_rows,
+                row_handles: &mut arrays.row_handles,
+            })
+            .unwrap();
+        arrays
+    }
+}
+
+/// Runs what is left to its end: every request finishes or is ended with a reason.
+fn drain(life: &mut Life) {
+    let bound = 4000;
+    for _ in 0..bound {
+        if life.scheduler.queues().is_empty() {
+            return;
+        }
+        life.step(&[(0, 1)], 3);
+        life.scheduler.check().unwrap();
+    }
+    panic!(
+        "work is left after {bound} steps: {:?}",
+        life.scheduler.queues()
+    );
+}
+
+#[test]
+fn any_life_keeps_every_invariant_and_ends_with_all_blocks_free() {
+    let wanted: usize = std::env::var("PAGEDSERVE_PROPTEST_OPS").map_or(120_000, |ops| {
+        ops.parse().expect("PAGEDSERVE_PROPTEST_OPS is a number")
+    });
+    let num_ops = std::cell::Cell::new(0);
+    while num_ops.get() < wanted {
+        let mut runner = TestRunner::new(Config {
+            cases: 100,
+            ..Config::default()
+        });
+        let life = |(limits, ops): (Limits, Vec<Op>)| {
+            let mut life = Life::new(limits);
+            ops.iter().for_each(|op| life.apply(op));
+            drain(&mut life);
+            assert_all_returned(&life.scheduler);
+            num_ops.set(num_ops.get() + life.num_ops);
+            Ok(())
+        };
+        runner.run(&(limits(), ops()), life).unwrap();
+    }
+}

@@ -1,0 +1,27 @@
+//! `pagedserve._core`: the Python face of `pagedserve-core`, and nothing more.  Every method
+//! checks its arguments, calls the core, maps the error.
+
+mod arrays;
+mod config;
+mod error;
+mod outputs;
+mod scheduler;
+
+use pyo3::prelude::*;
+
+/// The scheduler core.
+#[pymodule(gil_used = true)]
+mod _core {
+    #[pymodule_export]
+    use super::arrays::InputBuffers;
+    #[pymodule_export]
+    use super::config::{CacheConfig, SchedulerConfig};
+    #[pymodule_export]
+    use super::outputs::{ScheduledSequenceGroup, SchedulerOutputs};
+    #[pymodule_export]
+    use super::scheduler::Scheduler;
+
+    #[pymodule_export]
+    #[expect(non_upper_case_globals, reason = "the name that Python packages use")]
+    const __version__: &str = env!("CARGO_PKG_VERSION");
+}
