@@ -20,11 +20,7 @@ pub struct Handle<T> {
 
 impl<T> Handle<T> {
     fn new(index: u32, generation: u32) -> Self {
-        Self {
-            index,
-            generation,
-            kind: PhantomData,
-        }
+        Self { index, generation, kind: PhantomData }
     }
 
     /// The handle as one integer for foreign code, never negative.
@@ -37,10 +33,7 @@ impl<T> Handle<T> {
     pub fn from_bits(bits: i64) -> Self {
         let [_, _, _, _, i0, i1, i2, i3] = bits.to_be_bytes();
         let [g0, g1, g2, g3, ..] = bits.to_be_bytes();
-        Self::new(
-            u32::from_be_bytes([i0, i1, i2, i3]),
-            u32::from_be_bytes([g0, g1, g2, g3]),
-        )
+        Self::new(u32::from_be_bytes([i0, i1, i2, i3]), u32::from_be_bytes([g0, g1, g2, g3]))
     }
 }
 
@@ -90,11 +83,7 @@ pub struct Arena<T> {
 
 impl<T> Default for Arena<T> {
     fn default() -> Self {
-        Self {
-            slots: Vec::new(),
-            free: Vec::new(),
-            len: 0,
-        }
+        Self { slots: Vec::new(), free: Vec::new(), len: 0 }
     }
 }
 
@@ -111,17 +100,12 @@ impl<T> Arena<T> {
             return Handle::new(index, slot.generation);
         }
         let index = u32::try_from(self.slots.len()).expect("an arena holds under 2^32 values");
-        self.slots.push(Slot {
-            generation: 0,
-            value: Some(value),
-        });
+        self.slots.push(Slot { generation: FIRST_GENERATION, value: Some(value) });
         Handle::new(index, FIRST_GENERATION)
     }
 
     fn slot(&self, handle: Handle<T>) -> Option<&Slot<T>> {
-        self.slots
-            .get(handle.index as usize)
-            .filter(|slot| slot.generation == handle.generation)
+        self.slots.get(handle.index as usize).filter(|slot| slot.generation == handle.generation)
     }
 
     /// The value, unless it has left.
@@ -132,9 +116,7 @@ impl<T> Arena<T> {
     /// The value for change, unless it has left.
     pub fn get_mut(&mut self, handle: Handle<T>) -> Option<&mut T> {
         let slot = self.slots.get_mut(handle.index as usize)?;
-        (slot.generation == handle.generation)
-            .then_some(slot.value.as_mut())
-            .flatten()
+        (slot.generation == handle.generation).then_some(slot.value.as_mut()).flatten()
     }
 
     /// Takes the value out; the handle is dead from here on.

@@ -113,10 +113,7 @@ fn at_least_one(name: &str, value: usize) -> Result<()> {
 
 fn fits_i32(name: &str, value: usize) -> Result<()> {
     if i32::try_from(value).is_err() {
-        return Err(Error::Config(format!(
-            "{name} is {value}; it must be at most {}",
-            i32::MAX
-        )));
+        return Err(Error::Config(format!("{name} is {value}; it must be at most {}", i32::MAX)));
     }
     Ok(())
 }
@@ -127,12 +124,8 @@ mod tests {
 
     #[test]
     fn a_refusal_names_the_field_and_what_is_accepted() {
-        let cache = CacheConfig {
-            block_size: 16,
-            num_gpu_blocks: 8,
-            num_cpu_blocks: 0,
-            watermark: 0.01,
-        };
+        let cache =
+            CacheConfig { block_size: 16, num_gpu_blocks: 8, num_cpu_blocks: 0, watermark: 0.01 };
         let scheduler = SchedulerConfig {
             max_num_seqs: 4,
             max_num_batched_tokens: 64,
@@ -142,29 +135,11 @@ mod tests {
         assert_eq!(cache.validate().and(scheduler.validate()), Ok(()));
         let text = |result: Result<()>| result.unwrap_err().to_string();
         for watermark in [-0.1, 1.0, f64::NAN] {
-            let refusal = text(
-                CacheConfig {
-                    watermark,
-                    ..cache.clone()
-                }
-                .validate(),
-            );
+            let refusal = text(CacheConfig { watermark, ..cache.clone() }.validate());
             assert!(refusal.contains("watermark"), "{refusal}");
         }
-        assert!(
-            text(
-                CacheConfig {
-                    block_size: 0,
-                    ..cache
-                }
-                .validate()
-            )
-            .contains("block_size")
-        );
-        let small = SchedulerConfig {
-            max_num_batched_tokens: 3,
-            ..scheduler
-        };
+        assert!(text(CacheConfig { block_size: 0, ..cache }.validate()).contains("block_size"));
+        let small = SchedulerConfig { max_num_batched_tokens: 3, ..scheduler };
         assert!(text(small.validate()).contains("max_num_seqs, 4"));
     }
 }

@@ -23,10 +23,7 @@ use crate::table::num_blocks_for;
 
 /// The caller's arrays; each may be longer than the step needs.
 #[derive(Debug)]
-#[expect(
-    missing_docs,
-    reason = "the fields are described in the module's table"
-)]
+#[expect(missing_docs, reason = "the fields are described in the module's table")]
 pub struct InputBuffers<'a> {
     pub token_ids: &'a mut [i32],
     pub positions: &'a mut [i64],
@@ -43,28 +40,12 @@ impl InputBuffers<'_> {
     fn check(&self, outputs: &SchedulerOutputs) -> Result<()> {
         let num_rows = outputs.rows.len();
         let needs = [
-            (
-                "token_ids",
-                self.token_ids.len(),
-                outputs.num_batched_tokens,
-            ),
-            (
-                "positions",
-                self.positions.len(),
-                outputs.num_batched_tokens,
-            ),
-            (
-                "slot_mapping",
-                self.slot_mapping.len(),
-                outputs.num_batched_tokens,
-            ),
+            ("token_ids", self.token_ids.len(), outputs.num_batched_tokens),
+            ("positions", self.positions.len(), outputs.num_batched_tokens),
+            ("slot_mapping", self.slot_mapping.len(), outputs.num_batched_tokens),
             ("query_start", self.query_start.len(), num_rows + 1),
             ("seq_lens", self.seq_lens.len(), num_rows),
-            (
-                "block_tables",
-                self.block_tables.len(),
-                num_rows * outputs.max_num_blocks,
-            ),
+            ("block_tables", self.block_tables.len(), num_rows * outputs.max_num_blocks),
             ("sample_index", self.sample_index.len(), outputs.num_samples),
             ("sample_rows", self.sample_rows.len(), outputs.num_samples),
             ("row_handles", self.row_handles.len(), num_rows),
@@ -145,11 +126,7 @@ fn fill_table(target: &mut [i32], row: &Row, seq: &Sequence, block_size: usize) 
 }
 
 // Configurations are validated so that every count fits; `as` keeps the loops branch-free.
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_possible_wrap,
-    reason = "validated"
-)]
+#[expect(clippy::cast_possible_truncation, clippy::cast_possible_wrap, reason = "validated")]
 fn int32(value: usize) -> i32 {
     value as i32
 }

@@ -63,10 +63,7 @@ impl fmt::Display for IgnoredReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::PromptTooLong { num_tokens, limit } => {
-                write!(
-                    f,
-                    "the prompt has {num_tokens} tokens; at most {limit} are accepted"
-                )
+                write!(f, "the prompt has {num_tokens} tokens; at most {limit} are accepted")
             }
             Self::NeverFits { num_blocks, limit } => write!(
                 f,

@@ -1,9 +1,15 @@
 //! Whole scheduler lives made of random operations, the whole-state checker after each, and
 //! the contents of the blocks followed by a model that knows nothing but the moves.
 //!
-//! `PAGEDSERVE_PROPTEST_OPS` sets the number of operations (default 120,000).
+//! `PAGEDSERVE_PROPTEST_OPS` sets the number of operations (default 250,000).
 
-#![allow(clippy::unwrap_used, missing_docs)]
+#![allow(
+    clippy::unwrap_used,
+    clippy::disallowed_types,
+    clippy::disallowed_methods,
+    missing_docs,
+    reason = "proptest shares strategies by Arc; the number of operations comes from outside"
+)]
 
 mod common;
 
@@ -49,38 +55,27 @@ fn limits() -> impl Strategy<Value = Limits> {
         Just(Some(PreemptionMode::Recompute)),
         Just(Some(PreemptionMode::Swap))
     ];
-    (
-        1..6usize,
-        4..40usize,
-        0..30usize,
-        0.0..0.2f64,
-        4..12usize,
-        0..60usize,
-        mode,
+    (1..6usize, 4..40usize, 0..30usize, 0.0..0.2f64, 4..12usize, 0..60usize, mode).prop_map(
+        |(block_size, num_gpu_blocks, num_cpu_blocks, watermark, max_num_seqs, spare, mode)| {
+            Limits {
+                block_size,
+                num_gpu_blocks,
+                num_cpu_blocks,
+                watermark,
+                max_num_seqs,
+                max_num_batched_tokens: max_num_seqs + spare,
+                max_model_len: 48,
+                preemption_mode: mode,
+            }
+        },
     )
-        .prop_map(
-            |(block_size, num_gpu_blocks, num_cpu_blocks, watermark, max_num_seqs, spare, mode)| {
-                Limits {
-                    block_size,
-                    num_gpu_blocks,
-                    num_cpu_blocks,
-                    watermark,
-                    max_num_seqs,
-                    max_num_batched_tokens: max_num_seqs + spare,
-                    max_model_len: 48,
-                    preemption_mode: mode,
-                }
-            },
-        )
 }
 
 /// What lies in each slot: the token whose keys were written there and all before it, hashed.
 type Slots = BTreeMap<usize, u64>;
 
 fn chain(before: u64, token: i32) -> u64 {
-    (before ^ u64::from(token.unsigned_abs()))
-        .wrapping_mul(0x9E37_79B9_7F4A_7C15)
-        .rotate_left(23)
+    (before ^ u64::from(token.unsigned_abs())).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(23)
 }
 
 struct Life {
@@ -112,7 +107,7 @@ impl Life {
                 let added = self.scheduler.add_seq_group(&prompt, 0.0, (*width).min(4));
                 self.groups.push(added.unwrap().0);
             }
-            Op::Abort(pick) => self.abort(pick),
+            Op::Abort(pick) => self.abort(*pick),
             Op::Step(fates, seed) => self.step(fates, *seed),
             Op::Fail(ran) => {
                 let outputs = self.scheduler.schedule(0.0).unwrap();
@@ -127,7 +122,7 @@ impl Life {
             Op::AbortInStep(pick) => {
                 let outputs = self.scheduler.schedule(0.0).unwrap();
                 let (step_id, is_empty) = (outputs.step_id, outputs.is_empty());
-                self.abort(pick);
+                self.abort(*pick);
                 if !is_empty {
                     self.scheduler.check().unwrap();
                     self.execute();
@@ -140,7 +135,7 @@ impl Life {
         self.scheduler.check().unwrap();
     }
 
-    fn abort(&mut self, pick: &prop::sample::Index) {
+    fn abort(&mut self, pick: prop::sample::Index) {
         if !self.groups.is_empty() {
             let group = self.groups.swap_remove(pick.index(self.groups.len()));
             let lives = self.scheduler.store().find_group(group).is_ok();
@@ -182,18 +177,9 @@ impl Life {
             let (count, end) = fates[nth % fates.len()];
             let seq = self.scheduler.outputs().rows[row].seq;
             let group = self.scheduler.sequence(seq).unwrap().group();
-            let width = self
-                .scheduler
-                .store()
-                .find_group(group)
-                .unwrap()
-                .max_num_running_seqs();
+            let width = self.scheduler.store().find_group(group).unwrap().num_budgeted_seqs();
             let alive = alive.entry(group.to_bits()).or_default();
-            let count = if count == 5 {
-                0
-            } else {
-                1 + usize::from(count / 4) * 2
-            };
+            let count = if count == 5 { 0 } else { 1 + usize::from(count / 4) * 2 };
             for branch in 0..count {
                 let finish = end == 0 && branch == 0 || *alive >= width;
                 *alive += usize::from(!finish);
@@ -220,18 +206,19 @@ impl Life {
         let size = self.limits.block_size;
         let slots = |block: BlockId| block.index() * size..(block.index() + 1) * size;
         let copy = |from: &Slots, (a, b): (BlockId, BlockId)| -> Vec<(usize, Option<u64>)> {
-            slots(b)
-                .zip(slots(a).map(|slot| from.get(&slot).copied()))
-                .collect()
+            slots(b).zip(slots(a).map(|slot| from.get(&slot).copied())).collect()
         };
         for pair in outputs.blocks_to_swap_out {
-            write(&mut self.host, copy(&self.device, pair));
+            let values = copy(&self.device, pair);
+            write(&mut self.host, values);
         }
         for pair in outputs.blocks_to_swap_in {
-            write(&mut self.device, copy(&self.host, pair));
+            let values = copy(&self.host, pair);
+            write(&mut self.device, values);
         }
         for pair in outputs.blocks_to_copy {
-            write(&mut self.device, copy(&self.device, pair));
+            let values = copy(&self.device, pair);
+            write(&mut self.device, values);
         }
         let arrays = Arrays::filled(&self.scheduler, self.limits);
         self.run_rows(&arrays);
@@ -243,9 +230,7 @@ impl Life {
         let size = self.limits.block_size;
         let row_slots = |row: usize, num_keys: usize| -> Vec<usize> {
             let table = &arrays.block_tables[row * outputs.max_num_blocks..];
-            (0..num_keys)
-                .map(|p| at(table[p / size]) * size + p % size)
-                .collect()
+            (0..num_keys).map(|p| at(table[p / size]) * size + p % size).collect()
         };
         for (row, scheduled) in outputs.rows.iter().enumerate() {
             let tokens = self.scheduler.sequence(scheduled.seq).unwrap().token_ids();
@@ -258,9 +243,7 @@ impl Life {
                 assert_eq!(arrays.token_ids[index], tokens[position]);
                 let slot = usize::try_from(arrays.slot_mapping[index]).unwrap();
                 assert_eq!(slot, slots[position]);
-                let key = tokens[..=position]
-                    .iter()
-                    .fold(1, |hash, token| chain(hash, *token));
+                let key = tokens[..=position].iter().fold(1, |hash, token| chain(hash, *token));
                 self.device.insert(slot, key);
             }
             assert_eq!(arrays.row_handles[row], scheduled.seq.to_bits());
@@ -272,17 +255,11 @@ impl Life {
             let num_keys = at(arrays.seq_lens[row]);
             for (position, slot) in row_slots(row, num_keys).into_iter().enumerate() {
                 hash = chain(hash, tokens[position]);
-                assert_eq!(
-                    self.device.get(&slot),
-                    Some(&hash),
-                    "row {row} sees a foreign key"
-                );
+                assert_eq!(self.device.get(&slot), Some(&hash), "row {row} sees a foreign key");
             }
         }
-        let samples: Vec<usize> = arrays.sample_rows[..outputs.num_samples]
-            .iter()
-            .map(|row| at(*row))
-            .collect();
+        let samples: Vec<usize> =
+            arrays.sample_rows[..outputs.num_samples].iter().map(|row| at(*row)).collect();
         assert_eq!(samples, sampled_rows(&self.scheduler));
         for (sample, row) in samples.into_iter().enumerate() {
             assert_eq!(arrays.sample_index[sample], arrays.query_start[row + 1] - 1);
@@ -353,26 +330,21 @@ fn drain(life: &mut Life) {
         life.step(&[(0, 1)], 3);
         life.scheduler.check().unwrap();
     }
-    panic!(
-        "work is left after {bound} steps: {:?}",
-        life.scheduler.queues()
-    );
+    panic!("work is left after {bound} steps: {:?}", life.scheduler.queues());
 }
 
 #[test]
 fn any_life_keeps_every_invariant_and_ends_with_all_blocks_free() {
-    let wanted: usize = std::env::var("PAGEDSERVE_PROPTEST_OPS").map_or(120_000, |ops| {
-        ops.parse().expect("PAGEDSERVE_PROPTEST_OPS is a number")
-    });
+    let wanted: usize = std::env::var("PAGEDSERVE_PROPTEST_OPS")
+        .map_or(250_000, |ops| ops.parse().expect("PAGEDSERVE_PROPTEST_OPS is a number"));
     let num_ops = std::cell::Cell::new(0);
     while num_ops.get() < wanted {
-        let mut runner = TestRunner::new(Config {
-            cases: 100,
-            ..Config::default()
-        });
+        let mut runner = TestRunner::new(Config { cases: 100, ..Config::default() });
         let life = |(limits, ops): (Limits, Vec<Op>)| {
             let mut life = Life::new(limits);
-            ops.iter().for_each(|op| life.apply(op));
+            for op in &ops {
+                life.apply(op);
+            }
             drain(&mut life);
             assert_all_returned(&life.scheduler);
             num_ops.set(num_ops.get() + life.num_ops);

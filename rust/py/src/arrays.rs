@@ -26,11 +26,7 @@ fn checked<'py, T: Element>(
             "{} of shape {:?}{}",
             other.dtype(),
             other.shape(),
-            if other.is_c_contiguous() {
-                ""
-            } else {
-                ", not contiguous"
-            }
+            if other.is_c_contiguous() { "" } else { ", not contiguous" }
         ),
         Err(_) => format!("a {}", array.get_type().name()?),
     };

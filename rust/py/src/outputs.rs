@@ -48,12 +48,7 @@ impl SchedulerOutputs {
 
     #[getter]
     fn scheduled_seq_groups(&self) -> Vec<ScheduledSequenceGroup> {
-        self.0
-            .scheduled_seq_groups
-            .iter()
-            .copied()
-            .map(ScheduledSequenceGroup)
-            .collect()
+        self.0.scheduled_seq_groups.iter().copied().map(ScheduledSequenceGroup).collect()
     }
 
     #[getter]
@@ -79,27 +74,17 @@ impl SchedulerOutputs {
     #[getter]
     fn ignored_seq_groups(&self) -> Vec<(i64, String)> {
         let ignored = self.0.ignored_seq_groups.iter();
-        ignored
-            .map(|(group, reason)| (group.to_bits(), reason.to_string()))
-            .collect()
+        ignored.map(|(group, reason)| (group.to_bits(), reason.to_string())).collect()
     }
 
     #[getter]
     fn preempted(&self) -> Vec<(i64, &'static str)> {
-        self.0
-            .preempted
-            .iter()
-            .map(|(group, mode)| (group.to_bits(), mode.as_str()))
-            .collect()
+        self.0.preempted.iter().map(|(group, mode)| (group.to_bits(), mode.as_str())).collect()
     }
 
     #[getter]
     fn swapped_in(&self) -> Vec<i64> {
-        self.0
-            .swapped_in
-            .iter()
-            .map(|group| group.to_bits())
-            .collect()
+        self.0.swapped_in.iter().map(|group| group.to_bits()).collect()
     }
 
     #[getter]
@@ -130,9 +115,7 @@ impl SchedulerOutputs {
 /// Block pairs as an int64 array of shape [n, 2].
 fn pairs<'py>(py: Python<'py>, pairs: &[BlockPair]) -> PyResult<Bound<'py, PyArray2<i64>>> {
     let block = |index: usize| i64::try_from(index).unwrap_or(i64::MAX);
-    let flat = pairs
-        .iter()
-        .flat_map(|(from, to)| [block(from.index()), block(to.index())]);
+    let flat = pairs.iter().flat_map(|(from, to)| [block(from.index()), block(to.index())]);
     PyArray1::from_iter(py, flat).reshape([pairs.len(), 2])
 }
 

@@ -18,9 +18,7 @@ pub(crate) struct Scheduler(core::Scheduler);
 impl Scheduler {
     #[new]
     fn new(scheduler_config: &SchedulerConfig, cache_config: &CacheConfig) -> PyResult<Self> {
-        core::Scheduler::new(scheduler_config.0.clone(), &cache_config.0)
-            .map(Self)
-            .or_raise()
+        core::Scheduler::new(scheduler_config.0.clone(), &cache_config.0).map(Self).or_raise()
     }
 
     #[pyo3(signature = (token_ids, *, arrival_time, max_num_running_seqs = 1))]
@@ -43,11 +41,7 @@ impl Scheduler {
     }
 
     fn schedule(&mut self, now: f64) -> PyResult<SchedulerOutputs> {
-        self.0
-            .schedule(now)
-            .cloned()
-            .map(SchedulerOutputs)
-            .or_raise()
+        self.0.schedule(now).cloned().map(SchedulerOutputs).or_raise()
     }
 
     fn prepare_inputs(&self, py: Python<'_>, buffers: &InputBuffers) -> PyResult<()> {
@@ -74,10 +68,7 @@ impl Scheduler {
             finish: finish.as_slice()?,
         };
         let handles = self.0.update(step_id, results).or_raise()?;
-        Ok(PyArray1::from_iter(
-            py,
-            handles.iter().map(|handle| handle.to_bits()),
-        ))
+        Ok(PyArray1::from_iter(py, handles.iter().map(|handle| handle.to_bits())))
     }
 
     fn abandon(&mut self, step_id: u64) -> PyResult<()> {
@@ -93,10 +84,7 @@ impl Scheduler {
         let sequence = self.0.sequence(Handle::from_bits(seq)).or_raise()?;
         let blocks = sequence.table.blocks().iter();
         let index = |index: usize| i32::try_from(index).unwrap_or(i32::MAX);
-        Ok(PyArray1::from_iter(
-            py,
-            blocks.map(|block| index(block.index())),
-        ))
+        Ok(PyArray1::from_iter(py, blocks.map(|block| index(block.index()))))
     }
 
     fn check(&self) -> PyResult<()> {

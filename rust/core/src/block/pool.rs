@@ -19,10 +19,7 @@ pub struct BlockPool {
 impl BlockPool {
     /// A pool of `num_blocks` blocks that nobody holds.
     pub fn new(num_blocks: usize) -> Self {
-        Self {
-            ref_counts: vec![0; num_blocks],
-            num_used: 0,
-        }
+        Self { ref_counts: vec![0; num_blocks], num_used: 0 }
     }
 
     /// Blocks in the pool.

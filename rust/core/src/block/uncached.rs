@@ -24,10 +24,7 @@ impl UncachedBlockAllocator {
     /// If there are 2^32 blocks or more.
     pub fn new(num_blocks: usize) -> Self {
         let end = u32::try_from(num_blocks).expect("under 2^32 blocks");
-        Self {
-            pool: BlockPool::new(num_blocks),
-            free: (0..end).rev().map(BlockId::new).collect(),
-        }
+        Self { pool: BlockPool::new(num_blocks), free: (0..end).rev().map(BlockId::new).collect() }
     }
 
     /// A free block, now held once, or `None` when all are used.

@@ -14,12 +14,7 @@ pub struct SchedulingBudget {
 impl SchedulingBudget {
     /// A budget of which `num_seqs` sequences are taken already: those that run.
     pub fn new(token_limit: usize, seq_limit: usize, num_seqs: usize) -> Self {
-        Self {
-            token_limit,
-            seq_limit,
-            num_tokens: 0,
-            num_seqs,
-        }
+        Self { token_limit, seq_limit, num_tokens: 0, num_seqs }
     }
 
     /// Tokens that can still be scheduled.

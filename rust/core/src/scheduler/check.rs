@@ -45,23 +45,14 @@ impl Scheduler {
             num_queued += queue.len();
             for group in queue {
                 let found = self.store.find_group(*group)?.status;
-                ensure!(
-                    found == status,
-                    "group {group:?}, {found:?}, is in the {status:?} queue"
-                );
+                ensure!(found == status, "group {group:?}, {found:?}, is in the {status:?} queue");
             }
         }
         let num_groups = self.store.groups().count();
-        ensure!(
-            num_queued == num_groups,
-            "{num_groups} groups live, {num_queued} are queued"
-        );
+        ensure!(num_queued == num_groups, "{num_groups} groups live, {num_queued} are queued");
         let mut num_seqs = 0;
         for (handle, group) in self.store.groups() {
-            ensure!(
-                !group.seqs.is_empty(),
-                "group {handle:?} lives without sequences"
-            );
+            ensure!(!group.seqs.is_empty(), "group {handle:?} lives without sequences");
             ensure!(
                 group.seqs.len() <= group.max_num_running_seqs(),
                 "group {handle:?} has {} sequences, more than it asked for",
@@ -76,10 +67,7 @@ impl Scheduler {
             }
         }
         let num_alive = self.store.seqs().count();
-        ensure!(
-            num_alive == num_seqs,
-            "{num_alive} sequences live, groups list {num_seqs}"
-        );
+        ensure!(num_alive == num_seqs, "{num_alive} sequences live, groups list {num_seqs}");
         Ok(())
     }
 
@@ -89,16 +77,10 @@ impl Scheduler {
         for (handle, seq) in self.store.seqs() {
             let status = self.store.group(seq.group()).status;
             let (computed, len) = (seq.num_computed_tokens, seq.len());
-            ensure!(
-                computed < len,
-                "sequence {handle:?}: {computed} of {len} tokens computed"
-            );
+            ensure!(computed < len, "sequence {handle:?}: {computed} of {len} tokens computed");
             let (least, most) = match status {
                 SequenceStatus::Waiting => (0, 0),
-                _ => (
-                    num_blocks_for(computed, block_size),
-                    num_blocks_for(len, block_size),
-                ),
+                _ => (num_blocks_for(computed, block_size), num_blocks_for(len, block_size)),
             };
             let num_blocks = seq.table.len();
             ensure!(
@@ -148,38 +130,23 @@ impl Scheduler {
     fn check_budget(&self) -> Result<()> {
         let of_group = |group: &GroupHandle| self.store.group(*group).num_budgeted_seqs();
         let num_seqs: usize = self.queues.running.iter().map(of_group).sum();
-        ensure!(
-            num_seqs <= self.config.max_num_seqs,
-            "{num_seqs} sequences run"
-        );
+        ensure!(num_seqs <= self.config.max_num_seqs, "{num_seqs} sequences run");
         let num_tokens = self.outputs.num_batched_tokens;
-        ensure!(
-            num_tokens <= self.config.max_num_batched_tokens,
-            "{num_tokens} tokens scheduled"
-        );
+        ensure!(num_tokens <= self.config.max_num_batched_tokens, "{num_tokens} tokens scheduled");
         Ok(())
     }
 
     /// No block is the destination of two moves of a step, nor copied onto itself.
     fn check_moves(&self) -> Result<()> {
         let outputs = &self.outputs;
-        let device = outputs
-            .blocks_to_swap_in
-            .iter()
-            .chain(&outputs.blocks_to_copy);
+        let device = outputs.blocks_to_swap_in.iter().chain(&outputs.blocks_to_copy);
         let host = outputs.blocks_to_swap_out.iter();
         for pairs in [device.collect::<Vec<&BlockPair>>(), host.collect()] {
             let destinations: BTreeSet<BlockId> = pairs.iter().map(|(_, to)| *to).collect();
-            ensure!(
-                destinations.len() == pairs.len(),
-                "two moves have one destination"
-            );
+            ensure!(destinations.len() == pairs.len(), "two moves have one destination");
         }
         let is_idle = |(from, to): &BlockPair| from == to;
-        ensure!(
-            !outputs.blocks_to_copy.iter().any(is_idle),
-            "a block is copied onto itself"
-        );
+        ensure!(!outputs.blocks_to_copy.iter().any(is_idle), "a block is copied onto itself");
         Ok(())
     }
 }

@@ -105,9 +105,7 @@ impl Scheduler {
         max_num_running_seqs: usize,
     ) -> Result<(GroupHandle, SeqHandle)> {
         self.check_request(prompt, arrival_time, max_num_running_seqs)?;
-        let (group, seq) = self
-            .store
-            .add_group(prompt, arrival_time, max_num_running_seqs);
+        let (group, seq) = self.store.add_group(prompt, arrival_time, max_num_running_seqs);
         self.queues.waiting.push_back(group);
         Ok((group, seq))
     }
@@ -178,9 +176,7 @@ impl Scheduler {
         outputs.num_prefill_tokens = num_tokens(&outputs.rows);
         outputs.num_batched_tokens =
             outputs.num_prefill_tokens + num_tokens(&self.decode_rows.rows);
-        outputs
-            .scheduled_seq_groups
-            .append(&mut self.decode_rows.groups);
+        outputs.scheduled_seq_groups.append(&mut self.decode_rows.groups);
         outputs.rows.append(&mut self.decode_rows.rows);
         outputs.num_samples = outputs.rows.iter().filter(|row| row.is_sampled).count();
         let num_keys = |row: &Row| self.store.seq(row.seq).num_computed_tokens + row.num_tokens;

@@ -81,10 +81,7 @@ impl Scheduler {
     /// A prompt is computed in one step; what was generated since is not held against it.
     fn prompt_too_long(&self, group: GroupHandle) -> Option<IgnoredReason> {
         let entry = self.store.group(group);
-        let (num_tokens, limit) = (
-            self.store.seq(entry.seqs[0]).len(),
-            self.config.prompt_limit(),
-        );
+        let (num_tokens, limit) = (self.store.seq(entry.seqs[0]).len(), self.config.prompt_limit());
         let is_new = entry.first_scheduled_time.is_none();
         (is_new && num_tokens > limit).then_some(IgnoredReason::PromptTooLong { num_tokens, limit })
     }
@@ -112,7 +109,11 @@ impl Scheduler {
         let mut position = 0;
         while position < self.queues.running.len() {
             let group = self.queues.running[position];
-            if self.space.can_append_slots(&self.store, group) {
+            // A prefill has had all its slots since it was admitted.
+            if self.store.group(group).is_prefill {
+                self.schedule_rows(group, budget);
+                position += 1;
+            } else if self.space.can_append_slots(&self.store, group) {
                 self.append_slots(group);
                 self.schedule_rows(group, budget);
                 position += 1;
@@ -125,33 +126,23 @@ impl Scheduler {
     fn append_slots(&mut self, group: GroupHandle) {
         for index in 0..self.store.group(group).seqs.len() {
             let seq = self.store.group(group).seqs[index];
-            self.space
-                .append_slots(&mut self.store, seq, &mut self.outputs.blocks_to_copy);
+            self.space.append_slots(&mut self.store, seq, &mut self.outputs.blocks_to_copy);
         }
     }
 
     /// Brings swapped groups back in order, until one does not fit.
     fn schedule_swapped(&mut self, budget: &mut SchedulingBudget) {
         while let Some(&group) = self.queues.swapped.front() {
-            match self.space.can_swap_in(&self.store, group) {
-                AllocStatus::Ok => {}
-                AllocStatus::Later => break,
-                AllocStatus::Never => {
-                    // Its own tokens may still fit where blocks and slots together do not.
-                    self.queues.swapped.pop_front();
-                    self.recompute(group);
-                    continue;
-                }
-            }
             let entry = self.store.group(group);
             let (num_tokens, num_seqs) = (entry.seqs.len(), entry.num_budgeted_seqs());
-            if !budget.can_schedule(num_tokens, num_seqs) {
+            if self.space.can_swap_in(&self.store, group) != AllocStatus::Ok
+                || !budget.can_schedule(num_tokens, num_seqs)
+            {
                 break;
             }
             self.queues.swapped.pop_front();
             self.queues.running.push_back(group);
-            self.space
-                .swap_in(&mut self.store, group, &mut self.outputs.blocks_to_swap_in);
+            self.space.swap_in(&mut self.store, group, &mut self.outputs.blocks_to_swap_in);
             self.mark_running(group);
             self.outputs.swapped_in.push(group);
             self.append_slots(group);
@@ -166,17 +157,10 @@ impl Scheduler {
     fn schedule_rows(&mut self, group: GroupHandle, budget: &mut SchedulingBudget) {
         let entry = self.store.group(group);
         let is_prefill = entry.is_prefill;
-        let target = if is_prefill {
-            &mut self.outputs.rows
-        } else {
-            &mut self.decode_rows.rows
-        };
+        let target = if is_prefill { &mut self.outputs.rows } else { &mut self.decode_rows.rows };
         let first_row = target.len();
-        let num_uncomputed: usize = self
-            .store
-            .seqs_of(group)
-            .map(Sequence::num_uncomputed_tokens)
-            .sum();
+        let num_uncomputed: usize =
+            self.store.seqs_of(group).map(Sequence::num_uncomputed_tokens).sum();
         let is_sampled = num_uncomputed <= budget.remaining_tokens();
         let mut left = budget.remaining_tokens();
         for &seq in &entry.seqs {
@@ -186,11 +170,7 @@ impl Scheduler {
             }
             if num_tokens > 0 {
                 left -= num_tokens;
-                target.push(Row {
-                    seq,
-                    num_tokens,
-                    is_sampled,
-                });
+                target.push(Row { seq, num_tokens, is_sampled });
             }
         }
         let num_rows = target.len() - first_row;
@@ -199,12 +179,7 @@ impl Scheduler {
         }
         let token_chunk_size = budget.remaining_tokens() - left;
         budget.take_tokens(token_chunk_size);
-        let scheduled = ScheduledSequenceGroup {
-            group,
-            token_chunk_size,
-            is_prefill,
-            num_rows,
-        };
+        let scheduled = ScheduledSequenceGroup { group, token_chunk_size, is_prefill, num_rows };
         if is_prefill {
             self.outputs.scheduled_seq_groups.push(scheduled);
         } else {

@@ -14,11 +14,7 @@ impl Scheduler {
     /// `asking` itself.  A group that holds all used blocks alone is ended: preempting it
     /// would bring it back to the same place for ever.
     pub(super) fn preempt_last_running(&mut self, asking: GroupHandle) {
-        let victim = self
-            .queues
-            .running
-            .pop_back()
-            .expect("the asking group is in the queue");
+        let victim = self.queues.running.pop_back().expect("the asking group is in the queue");
         if victim == asking && self.holds_all_used_blocks(victim) {
             self.queues.running.push_back(victim);
             let limit = self.space.gpu().num_total();
@@ -78,14 +74,11 @@ impl Scheduler {
 
     /// Moves the blocks of a group that is in no queue to the host.
     fn swap_out(&mut self, group: GroupHandle) {
-        self.space
-            .swap_out(&mut self.store, group, &mut self.outputs.blocks_to_swap_out);
+        self.space.swap_out(&mut self.store, group, &mut self.outputs.blocks_to_swap_out);
         self.store.group_mut(group).status = SequenceStatus::Swapped;
         // Victims go from the last to the first: each one of this step before those of it.
         let preempted = self.outputs.preempted.iter();
-        let num_before = preempted
-            .filter(|(_, mode)| *mode == PreemptionMode::Swap)
-            .count();
+        let num_before = preempted.filter(|(_, mode)| *mode == PreemptionMode::Swap).count();
         let position = self.queues.swapped.len() - num_before;
         self.queues.swapped.insert(position, group);
     }

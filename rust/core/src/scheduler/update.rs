@@ -29,12 +29,7 @@ pub struct StepResults<'a> {
 impl StepResults<'_> {
     /// The arrays fit each other.
     fn check(&self) -> Result<()> {
-        let StepResults {
-            parent_rows,
-            token_start,
-            tokens,
-            finish,
-        } = self;
+        let StepResults { parent_rows, token_start, tokens, finish } = self;
         let num_outputs = parent_rows.len();
         if finish.len() != num_outputs || token_start.len() != num_outputs + 1 {
             return Err(Error::Arrays(format!(
@@ -46,9 +41,7 @@ impl StepResults<'_> {
             )));
         }
         // One token an output: start i is i, and the last is the number of tokens.
-        let is_one_each = (0i32..)
-            .zip(*token_start)
-            .all(|(expected, start)| expected == *start);
+        let is_one_each = (0i32..).zip(*token_start).all(|(expected, start)| expected == *start);
         if !is_one_each || tokens.len() != num_outputs {
             return Err(Error::Arrays(format!(
                 "token_start must give each of {num_outputs} outputs one of as many tokens; \
@@ -57,9 +50,7 @@ impl StepResults<'_> {
             )));
         }
         if let Some(token) = tokens.iter().find(|token| **token < 0) {
-            return Err(Error::Arrays(format!(
-                "tokens holds {token}; ids are at least 0"
-            )));
+            return Err(Error::Arrays(format!("tokens holds {token}; ids are at least 0")));
         }
         Ok(())
     }
@@ -95,9 +86,7 @@ impl Scheduler {
         }
         if any_group_ended {
             let store = &self.store;
-            self.queues
-                .running
-                .retain(|group| store.find_group(*group).is_ok());
+            self.queues.running.retain(|group| store.find_group(*group).is_ok());
         }
         self.apply_aborts();
         Ok(&self.output_handles)
@@ -105,11 +94,7 @@ impl Scheduler {
 
     /// Applies the outputs of one row, from `output` on; returns the first of the next row.
     fn update_row(&mut self, row: usize, mut output: usize, results: &StepResults<'_>) -> usize {
-        let Row {
-            seq,
-            num_tokens,
-            is_sampled,
-        } = self.outputs.rows[row];
+        let Row { seq, num_tokens, is_sampled } = self.outputs.rows[row];
         let parent = self.store.seq_mut(seq);
         parent.num_computed_tokens += num_tokens;
         let group = parent.group();
@@ -118,15 +103,10 @@ impl Scheduler {
         }
         self.store.group_mut(group).is_prefill = false;
         let belongs = |output: usize| {
-            results
-                .parent_rows
-                .get(output)
-                .is_some_and(|parent| row_index(*parent) == row)
+            results.parent_rows.get(output).is_some_and(|parent| row_index(*parent) == row)
         };
         if !belongs(output) {
-            self.space.free(&mut self.store, seq);
-            self.store.group_mut(group).drop_branch(seq);
-            self.store.remove_seq(seq);
+            self.end_seq(seq);
             return output;
         }
         while belongs(output + 1) {
@@ -148,13 +128,17 @@ impl Scheduler {
     }
 
     fn append_or_finish(&mut self, seq: SeqHandle, token: TokenId, is_finished: bool) {
-        if !is_finished {
+        if is_finished {
+            self.end_seq(seq);
+        } else {
             self.store.seq_mut(seq).append(token);
-            return;
         }
+    }
+
+    fn end_seq(&mut self, seq: SeqHandle) {
         let group = self.store.seq(seq).group();
         self.space.free(&mut self.store, seq);
-        self.store.group_mut(group).finish(seq);
+        self.store.group_mut(group).leave(seq);
         self.store.remove_seq(seq);
     }
 
@@ -167,9 +151,7 @@ impl Scheduler {
         } else {
             "no step is open".to_owned()
         };
-        Err(Error::Step(format!(
-            "step {step_id} cannot be ended: {state}"
-        )))
+        Err(Error::Step(format!("step {step_id} cannot be ended: {state}")))
     }
 
     /// Parents are sampled rows in order, no group outgrows what it asked for, and no living
@@ -204,10 +186,7 @@ impl Scheduler {
 
     fn check_group_sizes(&self, results: &StepResults<'_>) -> Result<()> {
         if results.parent_rows.len() <= self.outputs.num_samples
-            && results
-                .parent_rows
-                .windows(2)
-                .all(|pair| pair[0] != pair[1])
+            && results.parent_rows.windows(2).all(|pair| pair[0] != pair[1])
         {
             return Ok(()); // nobody forks
         }
@@ -215,19 +194,14 @@ impl Scheduler {
         for scheduled in &self.outputs.scheduled_seq_groups {
             end_row += scheduled.num_rows;
             let mut num_alive = 0;
-            while results
-                .parent_rows
-                .get(output)
-                .is_some_and(|row| row_index(*row) < end_row)
-            {
+            while results.parent_rows.get(output).is_some_and(|row| row_index(*row) < end_row) {
                 num_alive += usize::from(results.finish[output] == 0);
                 output += 1;
             }
-            let limit = self.store.group(scheduled.group).max_num_running_seqs();
+            let limit = self.store.group(scheduled.group).num_budgeted_seqs();
             if num_alive > limit {
                 return Err(Error::Arrays(format!(
-                    "{num_alive} outputs of one group live on; it was added with \
-                     max_num_running_seqs {limit}"
+                    "{num_alive} outputs of one group live on; it may go on with {limit}"
                 )));
             }
         }

@@ -30,8 +30,8 @@ pub struct SequenceGroup {
     /// When the group first ran, in seconds of the caller's clock.
     pub first_scheduled_time: Option<f64>,
     max_num_running_seqs: usize,
-    /// Sequences made and not dropped, the finished ones included.
-    num_seqs_kept: usize,
+    /// Sequences ever made.
+    num_seqs_made: usize,
 }
 
 impl SequenceGroup {
@@ -43,7 +43,7 @@ impl SequenceGroup {
             arrival_time,
             first_scheduled_time: None,
             max_num_running_seqs,
-            num_seqs_kept: 0,
+            num_seqs_made: 0,
         }
     }
 
@@ -52,10 +52,11 @@ impl SequenceGroup {
         self.max_num_running_seqs
     }
 
-    /// What the group takes of the sequence budget: all that it may fork while it has not
-    /// forked yet, after that those alive.
+    /// What the group takes of the sequence budget, and how many it may have alive after the
+    /// next step: all that its request asked for until it has spread that far, from then on
+    /// those alive.  Never grows, so what was admitted stays within the budget.
     pub fn num_budgeted_seqs(&self) -> usize {
-        if self.max_num_running_seqs > self.num_seqs_kept {
+        if self.num_seqs_made < self.max_num_running_seqs {
             self.max_num_running_seqs
         } else {
             self.seqs.len()
@@ -64,17 +65,10 @@ impl SequenceGroup {
 
     pub(crate) fn join(&mut self, seq: SeqHandle) {
         self.seqs.push(seq);
-        self.num_seqs_kept += 1;
+        self.num_seqs_made += 1;
     }
 
-    /// Takes `seq` out: it has finished.
-    pub(crate) fn finish(&mut self, seq: SeqHandle) {
+    pub(crate) fn leave(&mut self, seq: SeqHandle) {
         self.seqs.retain(|member| *member != seq);
-    }
-
-    /// Takes `seq` out as if it had never been: a branch that was given up.
-    pub(crate) fn drop_branch(&mut self, seq: SeqHandle) {
-        self.finish(seq);
-        self.num_seqs_kept -= 1;
     }
 }

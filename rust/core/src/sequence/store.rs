@@ -26,9 +26,7 @@ impl SequenceStore {
         arrival_time: f64,
         max_num_running_seqs: usize,
     ) -> (GroupHandle, SeqHandle) {
-        let group = self
-            .groups
-            .insert(SequenceGroup::new(arrival_time, max_num_running_seqs));
+        let group = self.groups.insert(SequenceGroup::new(arrival_time, max_num_running_seqs));
         let seq = self.seqs.insert(Sequence::new(group, prompt));
         self.group_mut(group).join(seq);
         (group, seq)
@@ -36,10 +34,7 @@ impl SequenceStore {
 
     /// A child of `parent` with its history and `table`, in the same group, last in order.
     pub(crate) fn fork(&mut self, parent: SeqHandle, table: BlockTable) -> SeqHandle {
-        let child = Sequence {
-            table,
-            ..self.seq(parent).clone()
-        };
+        let child = Sequence { table, ..self.seq(parent).clone() };
         let group = child.group();
         let child = self.seqs.insert(child);
         self.group_mut(group).join(child);
@@ -98,10 +93,7 @@ impl SequenceStore {
     /// # Errors
     /// [`Error::StaleHandle`].
     pub fn find_seq(&self, seq: SeqHandle) -> Result<&Sequence> {
-        self.seqs.get(seq).ok_or(Error::StaleHandle {
-            kind: "sequence",
-            bits: seq.to_bits(),
-        })
+        self.seqs.get(seq).ok_or(Error::StaleHandle { kind: "sequence", bits: seq.to_bits() })
     }
 
     /// A group by a handle from outside.
@@ -109,10 +101,7 @@ impl SequenceStore {
     /// # Errors
     /// [`Error::StaleHandle`].
     pub fn find_group(&self, group: GroupHandle) -> Result<&SequenceGroup> {
-        let stale = Error::StaleHandle {
-            kind: "sequence group",
-            bits: group.to_bits(),
-        };
+        let stale = Error::StaleHandle { kind: "sequence group", bits: group.to_bits() };
         self.groups.get(group).ok_or(stale)
     }
 

@@ -44,9 +44,7 @@ impl BlockSpaceManager {
                 donor,
                 num_blocks: num_common_tokens(seq, seqs[donor]) / self.block_size,
             };
-            let best = (0..position)
-                .map(shared)
-                .max_by_key(|prefix| prefix.num_blocks);
+            let best = (0..position).map(shared).max_by_key(|prefix| prefix.num_blocks);
             prefixes.push(best.unwrap_or_default());
         }
         prefixes
@@ -59,13 +57,17 @@ impl BlockSpaceManager {
         let demand = |seq: &Sequence| {
             let blocks = seq.table.blocks();
             let first_written = (seq.num_computed_tokens / self.block_size).min(blocks.len());
-            let num_copies = blocks[first_written..]
-                .iter()
-                .filter(|block| self.gpu.is_shared(**block))
-                .count();
+            let num_copies =
+                blocks[first_written..].iter().filter(|block| self.gpu.is_shared(**block)).count();
             num_copies + num_blocks_for(seq.len(), self.block_size) - blocks.len()
         };
         store.seqs_of(group).map(demand).sum()
+    }
+
+    /// Device blocks that a group needs to come back: its own, and one a sequence for the
+    /// next token.
+    pub(super) fn num_blocks_to_swap_in(store: &SequenceStore, group: GroupHandle) -> usize {
+        Self::num_unique_blocks(store, group) + store.group(group).seqs.len()
     }
 
     /// Physical blocks behind the tables of a group.

@@ -6,7 +6,8 @@
 //! 1. A block's reference count is the number of block tables that name it.
 //! 2. The tables of waiting groups are empty, those of running groups name device blocks,
 //!    those of swapped groups host blocks.
-//! 3. No block is written while shared: `append_slots` copies first.
+//! 3. No block is written while shared: `append_slots` copies first.  The one exception is a
+//!    recompute, where a sequence writes what its siblings share because it is theirs too.
 //!
 //! Costs: allocate and free O(blocks); a decode step of a sequence O(1); swap O(blocks of the
 //! group) and one hash map.
@@ -86,11 +87,7 @@ impl BlockSpaceManager {
     }
 
     fn judge(&self, num_blocks: usize, may_use_watermark: bool) -> AllocStatus {
-        let reserved = if may_use_watermark {
-            0
-        } else {
-            self.watermark_blocks
-        };
+        let reserved = if may_use_watermark { 0 } else { self.watermark_blocks };
         if num_blocks + reserved > self.gpu.num_total() {
             AllocStatus::Never
         } else if num_blocks + self.watermark_blocks <= self.gpu.num_free()
@@ -177,9 +174,10 @@ impl BlockSpaceManager {
         }
     }
 
-    /// Whether the host has room for a running group.
+    /// Whether the host has room for a running group, and the device enough to have it back.
     pub fn can_swap_out(&self, store: &SequenceStore, group: GroupHandle) -> bool {
         Self::num_unique_blocks(store, group) <= self.cpu.num_free()
+            && Self::num_blocks_to_swap_in(store, group) <= self.gpu.num_total()
     }
 
     /// Moves a running group's blocks to the host; the pairs (device, host) go to `pairs`.
@@ -192,11 +190,10 @@ impl BlockSpaceManager {
         move_tables(store, group, &mut self.gpu, &mut self.cpu, pairs);
     }
 
-    /// Whether a swapped group can have its blocks back on the device, and one more a
-    /// sequence for the next token.
+    /// Whether a swapped group can have its blocks back on the device.  Never is no answer:
+    /// such a group is not swapped out.
     pub fn can_swap_in(&self, store: &SequenceStore, group: GroupHandle) -> AllocStatus {
-        let num_blocks = Self::num_unique_blocks(store, group) + store.group(group).seqs.len();
-        self.judge(num_blocks, true)
+        self.judge(Self::num_blocks_to_swap_in(store, group), true)
     }
 
     /// Moves a swapped group's blocks to the device; the pairs (host, device) go to `pairs`.

@@ -1,6 +1,6 @@
 //! A fake engine around the scheduler: what a caller does in a step, without a model.
 
-#![allow(dead_code, reason = "each test binary uses a part")]
+#![allow(dead_code, unreachable_pub, reason = "each test binary uses a part")]
 
 use pagedserve_core::config::{CacheConfig, PreemptionMode, SchedulerConfig};
 use pagedserve_core::error::Result;
@@ -67,10 +67,7 @@ pub fn update(
     step_id: u64,
     outputs: &[Output],
 ) -> Result<Vec<SeqHandle>> {
-    let parent_rows: Vec<i32> = outputs
-        .iter()
-        .map(|o| i32::try_from(o.row).unwrap())
-        .collect();
+    let parent_rows: Vec<i32> = outputs.iter().map(|o| i32::try_from(o.row).unwrap()).collect();
     let token_start: Vec<i32> = (0..=i32::try_from(outputs.len()).unwrap()).collect();
     let tokens: Vec<i32> = outputs.iter().map(|o| o.token).collect();
     let finish: Vec<u8> = outputs.iter().map(|o| u8::from(o.finish)).collect();
@@ -80,28 +77,19 @@ pub fn update(
         tokens: &tokens,
         finish: &finish,
     };
-    scheduler
-        .update(step_id, results)
-        .map(<[SeqHandle]>::to_vec)
+    scheduler.update(step_id, results).map(<[SeqHandle]>::to_vec)
 }
 
 /// The sampled rows of the open step.
 pub fn sampled_rows(scheduler: &Scheduler) -> Vec<usize> {
     let rows = scheduler.outputs().rows.iter().enumerate();
-    rows.filter(|(_, row)| row.is_sampled)
-        .map(|(index, _)| index)
-        .collect()
+    rows.filter(|(_, row)| row.is_sampled).map(|(index, _)| index).collect()
 }
 
 /// One output a sampled row, all living on.
 pub fn one_each(scheduler: &Scheduler, token: i32) -> Vec<Output> {
     let rows = sampled_rows(scheduler).into_iter();
-    rows.map(|row| Output {
-        row,
-        token,
-        finish: false,
-    })
-    .collect()
+    rows.map(|row| Output { row, token, finish: false }).collect()
 }
 
 /// Schedules, samples `token` for every sampled row, and checks the whole state.

@@ -1,0 +1,89 @@
+//! Steady decode allocates nothing: a counting allocator around the three calls of a step.
+
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod common;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use common::{Limits, add};
+use pagedserve_core::inputs::InputBuffers;
+use pagedserve_core::scheduler::StepResults;
+
+struct Counting;
+
+static NUM_ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: every call goes to the system allocator unchanged.
+#[allow(unsafe_code)]
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        NUM_ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        unsafe { System.dealloc(memory, layout) }
+    }
+
+    unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        NUM_ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        unsafe { System.realloc(memory, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+#[test]
+fn steady_decode_allocates_only_where_tokens_and_tables_grow() {
+    const N: usize = 32;
+    let limits = Limits {
+        block_size: 16,
+        num_gpu_blocks: N * 64,
+        max_num_seqs: N,
+        max_num_batched_tokens: N * 600,
+        max_model_len: 1024,
+        ..Limits::default()
+    };
+    let mut scheduler = limits.scheduler();
+    for first in 0..i32::try_from(N).unwrap() {
+        add(&mut scheduler, first, 520);
+    }
+    let parent_rows: Vec<i32> = (0..).take(N).collect();
+    let token_start: Vec<i32> = (0..=i32::try_from(N).unwrap()).collect();
+    let (tokens, finish) = (vec![1; N], vec![0; N]);
+    let results = StepResults {
+        parent_rows: &parent_rows,
+        token_start: &token_start,
+        tokens: &tokens,
+        finish: &finish,
+    };
+    let mut ids = vec![0; N * 600];
+    let (mut positions, mut slots) = (vec![0; N * 600], vec![0; N * 600]);
+    let mut rows = [vec![0; N + 1], vec![0; N], vec![0; N], vec![0; N]];
+    let [query_start, seq_lens, sample_index, sample_rows] = &mut rows;
+    let (mut tables, mut handles) = (vec![0; N * 64], vec![0; N]);
+    let mut step = || {
+        let step_id = scheduler.schedule(0.0).unwrap().step_id;
+        let mut inputs = InputBuffers {
+            token_ids: &mut ids,
+            positions: &mut positions,
+            slot_mapping: &mut slots,
+            query_start,
+            seq_lens,
+            block_tables: &mut tables,
+            sample_index,
+            sample_rows,
+            row_handles: &mut handles,
+        };
+        scheduler.prepare_inputs(&mut inputs).unwrap();
+        scheduler.update(step_id, results).unwrap();
+    };
+    // Prompts, then the first decode; tables have grown to 33 blocks, token lists to twice 520.
+    (0..10).for_each(|_| step());
+    let before = NUM_ALLOCATIONS.load(Ordering::Relaxed);
+    (0..300).for_each(|_| step());
+    assert_eq!(NUM_ALLOCATIONS.load(Ordering::Relaxed) - before, 0);
+}

@@ -1,0 +1,293 @@
+//! What a user of the scheduler notices: order, limits, preemption, ends with a reason.
+
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod common;
+
+use common::{Limits, Output, add, add_wide, assert_all_returned, one_each, step, update};
+use pagedserve_core::config::PreemptionMode;
+use pagedserve_core::error::Error;
+use pagedserve_core::outputs::IgnoredReason;
+use pagedserve_core::scheduler::Scheduler;
+use pagedserve_core::sequence::{GroupHandle, SeqHandle};
+
+fn scheduled(scheduler: &Scheduler) -> Vec<(GroupHandle, usize)> {
+    let groups = scheduler.outputs().scheduled_seq_groups.iter();
+    groups.map(|scheduled| (scheduled.group, scheduled.token_chunk_size)).collect()
+}
+
+#[test]
+fn prompts_run_first_and_first_come_first_served() {
+    let mut scheduler = Limits { max_num_batched_tokens: 20, ..Limits::default() }.scheduler();
+    let (a, _) = add(&mut scheduler, 0, 8);
+    let (b, _) = add(&mut scheduler, 0, 9);
+    let (c, _) = add(&mut scheduler, 0, 7);
+    step(&mut scheduler, 1);
+    assert_eq!(scheduled(&scheduler), [(a, 8), (b, 9)], "the third does not fit into the budget");
+    step(&mut scheduler, 1);
+    assert_eq!(scheduled(&scheduler), [(c, 7)], "a prompt goes before those that decode");
+    step(&mut scheduler, 1);
+    assert_eq!(scheduled(&scheduler), [(a, 1), (b, 1), (c, 1)]);
+    assert_eq!(scheduler.outputs().num_prefill_groups, 0);
+}
+
+#[test]
+fn the_head_of_the_queue_is_not_overtaken() {
+    let mut scheduler = Limits { max_num_batched_tokens: 20, ..Limits::default() }.scheduler();
+    add(&mut scheduler, 0, 12);
+    let (big, _) = add(&mut scheduler, 0, 9);
+    add(&mut scheduler, 0, 1);
+    step(&mut scheduler, 1);
+    assert_eq!(scheduled(&scheduler).len(), 1);
+    step(&mut scheduler, 1);
+    assert_eq!(scheduled(&scheduler)[0].0, big);
+}
+
+#[test]
+fn sequences_that_may_fork_are_counted_before_they_do() {
+    let mut scheduler = Limits { max_num_seqs: 8, ..Limits::default() }.scheduler();
+    add_wide(&mut scheduler, 0, 4, 5);
+    add_wide(&mut scheduler, 0, 4, 4);
+    add_wide(&mut scheduler, 0, 4, 3);
+    step(&mut scheduler, 1);
+    assert_eq!(scheduled(&scheduler).len(), 1, "5 + 4 sequences are more than 8");
+}
+
+#[test]
+fn a_prompt_no_step_can_hold_is_ended_with_its_numbers() {
+    let mut scheduler = Limits { max_num_batched_tokens: 20, ..Limits::default() }.scheduler();
+    let (long, seq) = add(&mut scheduler, 0, 21);
+    let (short, _) = add(&mut scheduler, 0, 3);
+    step(&mut scheduler, 1);
+    let reason = IgnoredReason::PromptTooLong { num_tokens: 21, limit: 20 };
+    assert_eq!(scheduler.outputs().ignored_seq_groups, [(long, reason)]);
+    assert_eq!(scheduled(&scheduler), [(short, 3)]);
+    assert!(matches!(scheduler.sequence(seq), Err(Error::StaleHandle { .. })));
+}
+
+#[test]
+fn a_prompt_no_pool_can_hold_is_ended_and_does_not_block_the_queue() {
+    let limits = Limits { num_gpu_blocks: 8, watermark: 0.13, ..Limits::default() };
+    let mut scheduler = limits.scheduler();
+    let (big, _) = add(&mut scheduler, 0, 29);
+    let (small, _) = add(&mut scheduler, 0, 28);
+    step(&mut scheduler, 1);
+    let reason = IgnoredReason::NeverFits { num_blocks: 8, limit: 7 };
+    assert_eq!(scheduler.outputs().ignored_seq_groups, [(big, reason)]);
+    assert_eq!(scheduled(&scheduler), [(small, 28)]);
+}
+
+#[test]
+fn the_youngest_is_preempted_and_comes_back_in_front_with_all_its_tokens() {
+    let mut scheduler = Limits { num_gpu_blocks: 4, ..Limits::default() }.scheduler();
+    let (_, old_seq) = add(&mut scheduler, 0, 7);
+    let (young, young_seq) = add(&mut scheduler, 0, 8);
+    let (later, _) = add(&mut scheduler, 0, 2);
+    step(&mut scheduler, 1);
+    step(&mut scheduler, 2);
+    let preempted = &scheduler.outputs().preempted;
+    assert_eq!(*preempted, [(young, PreemptionMode::Recompute)]);
+    assert_eq!(scheduler.queues().waiting, [young, later]);
+    assert_eq!(scheduler.stats().num_recomputed_tokens, 8);
+    assert_eq!(scheduler.sequence(young_seq).unwrap().len(), 9, "no token is lost");
+    assert_eq!(scheduler.sequence(old_seq).unwrap().len(), 9);
+}
+
+#[test]
+fn a_request_that_outgrows_the_cache_alone_is_ended_with_a_reason_and_nothing_else_is() {
+    let mut scheduler = Limits { num_gpu_blocks: 3, ..Limits::default() }.scheduler();
+    let (big, _) = add(&mut scheduler, 0, 10);
+    while scheduler.outputs().ignored_seq_groups.is_empty() {
+        step(&mut scheduler, 1);
+    }
+    let reason = IgnoredReason::OutgrewCache { limit: 3 };
+    assert_eq!(scheduler.outputs().ignored_seq_groups, [(big, reason)]);
+    assert_eq!(scheduler.stats().num_recompute_preemptions, 0);
+    let (next, _) = add(&mut scheduler, 0, 10);
+    step(&mut scheduler, 1);
+    assert_eq!(scheduled(&scheduler), [(next, 10)]);
+}
+
+/// Queues a group and forks it at its first token into `width` sequences.
+fn forked(scheduler: &mut Scheduler, len: usize, width: usize) -> (GroupHandle, Vec<SeqHandle>) {
+    let (group, _) = add_wide(scheduler, 0, len, width);
+    let step_id = scheduler.schedule(0.0).unwrap().step_id;
+    let row = scheduler.outputs().rows.len() - 1;
+    let outputs: Vec<Output> =
+        (1..).take(width).map(|token| Output { row, token, finish: false }).collect();
+    (group, update(scheduler, step_id, &outputs).unwrap())
+}
+
+#[test]
+fn siblings_share_blocks_and_copy_the_last_one_only_when_they_write_it() {
+    let mut scheduler = Limits::default().scheduler();
+    let (_, seqs) = forked(&mut scheduler, 6, 3);
+    assert_eq!(scheduler.space().gpu().num_used(), 2);
+    let outputs = scheduler.schedule(0.0).unwrap().clone();
+    assert_eq!(outputs.blocks_to_copy.len(), 2, "the last sibling keeps the block");
+    assert_eq!(scheduler.space().gpu().num_used(), 4);
+    let table = |seq: SeqHandle| scheduler.sequence(seq).unwrap().table.blocks().to_vec();
+    assert!(seqs.iter().all(|seq| table(*seq)[0] == table(seqs[0])[0]));
+    assert!(table(seqs[0])[1] != table(seqs[1])[1] && table(seqs[1])[1] != table(seqs[2])[1]);
+}
+
+#[test]
+fn the_last_output_of_a_row_keeps_its_handle_and_a_row_without_outputs_ends() {
+    let mut scheduler = Limits::default().scheduler();
+    let (group, seqs) = forked(&mut scheduler, 4, 2);
+    assert_eq!(scheduler.store().find_group(group).unwrap().seqs[..], [seqs[1], seqs[0]]);
+    let step_id = scheduler.schedule(0.0).unwrap().step_id;
+    let both = [0, 0].map(|row| Output { row, token: 5, finish: false });
+    let after = update(&mut scheduler, step_id, &both).unwrap();
+    assert_eq!(after[1], scheduler.outputs().rows[0].seq, "the parent is the last");
+    assert!(scheduler.sequence(seqs[0]).is_err(), "the other row had no output");
+    scheduler.check().unwrap();
+}
+
+#[test]
+fn a_forked_group_swaps_out_and_back_with_its_sharing() {
+    let limits = Limits { num_gpu_blocks: 8, num_cpu_blocks: 8, ..Limits::default() };
+    let mut scheduler = limits.scheduler();
+    let (_, old) = add(&mut scheduler, 0, 15);
+    step(&mut scheduler, 1);
+    let (group, _) = forked(&mut scheduler, 8, 2);
+    while scheduler.stats().num_swap_preemptions == 0 {
+        step(&mut scheduler, 1);
+    }
+    let pairs = scheduler.outputs().blocks_to_swap_out.len();
+    assert!(pairs < 6, "shared blocks move once: {pairs}");
+    assert_eq!(scheduler.queues().swapped, [group]);
+    let old = scheduler.sequence(old).unwrap().group();
+    assert!(scheduler.abort(old));
+    step(&mut scheduler, 1);
+    assert_eq!(scheduler.outputs().swapped_in, [group]);
+    assert_eq!(scheduler.outputs().blocks_to_swap_in.len(), pairs);
+    scheduler.abort(group);
+    assert_all_returned(&scheduler);
+}
+
+#[test]
+fn without_room_on_the_host_a_forked_group_is_recomputed_and_shares_again() {
+    let mut scheduler = Limits { num_gpu_blocks: 7, ..Limits::default() }.scheduler();
+    let (_, old) = add(&mut scheduler, 0, 11);
+    step(&mut scheduler, 1);
+    let (group, _) = forked(&mut scheduler, 8, 3);
+    let mut tokens = Vec::new();
+    while scheduler.stats().num_recompute_preemptions == 0 {
+        tokens = tokens_of(&scheduler, group);
+        step(&mut scheduler, 1);
+    }
+    let old = scheduler.sequence(old).unwrap().group();
+    scheduler.abort(old);
+    let step_id = scheduler.schedule(0.0).unwrap().step_id;
+    assert_eq!(tokens_of(&scheduler, group), tokens, "no sibling and no token is lost");
+    assert_eq!(scheduler.outputs().num_prefill_groups, 1);
+    let prompt_blocks = 2;
+    assert!(scheduler.space().gpu().num_used() <= prompt_blocks + 3, "the prompt is shared");
+    let outputs = one_each(&scheduler, 9);
+    assert_eq!(outputs.len(), 3, "all three are sampled in the same step");
+    update(&mut scheduler, step_id, &outputs).unwrap();
+    scheduler.check().unwrap();
+}
+
+fn tokens_of(scheduler: &Scheduler, group: GroupHandle) -> Vec<Vec<i32>> {
+    let seqs = &scheduler.store().find_group(group).unwrap().seqs;
+    seqs.iter().map(|seq| scheduler.sequence(*seq).unwrap().token_ids().to_vec()).collect()
+}
+
+#[test]
+fn an_abort_during_a_step_waits_for_its_end_and_then_frees_everything() {
+    let mut scheduler = Limits::default().scheduler();
+    let (a, _) = add(&mut scheduler, 0, 5);
+    let (b, _) = add(&mut scheduler, 0, 5);
+    let step_id = scheduler.schedule(0.0).unwrap().step_id;
+    assert!(scheduler.abort(a));
+    assert!(!scheduler.abort(a), "it is on its way out");
+    let outputs = one_each(&scheduler, 1);
+    update(&mut scheduler, step_id, &outputs).unwrap();
+    assert!(scheduler.store().find_group(a).is_err());
+    assert!(scheduler.abort(b));
+    assert_all_returned(&scheduler);
+}
+
+#[test]
+fn an_abandoned_step_leaves_every_request_to_run_again_in_order() {
+    let mut scheduler = Limits::default().scheduler();
+    let (a, _) = add(&mut scheduler, 0, 5);
+    let (b, seq) = add(&mut scheduler, 0, 6);
+    step(&mut scheduler, 1);
+    let (c, _) = add(&mut scheduler, 0, 7);
+    let step_id = scheduler.schedule(0.0).unwrap().step_id;
+    scheduler.abandon(step_id).unwrap();
+    let step_id = scheduler.schedule(0.0).unwrap().step_id;
+    assert_eq!(scheduled(&scheduler), [(c, 7)], "those that did not run in it keep their blocks");
+    let outputs = one_each(&scheduler, 1);
+    update(&mut scheduler, step_id, &outputs).unwrap();
+    let step_id = scheduler.schedule(0.0).unwrap().step_id;
+    scheduler.abandon(step_id).unwrap();
+    scheduler.check().unwrap();
+    scheduler.schedule(0.0).unwrap();
+    assert_eq!(scheduled(&scheduler), [(a, 6), (b, 7), (c, 8)]);
+    assert_eq!(scheduler.sequence(seq).unwrap().len(), 7);
+}
+
+#[test]
+fn calls_out_of_order_are_refused_and_change_nothing() {
+    let mut scheduler = Limits::default().scheduler();
+    let none: [Output; 0] = [];
+    assert!(matches!(update(&mut scheduler, 0, &none), Err(Error::Step(_))));
+    assert!(matches!(scheduler.abandon(0), Err(Error::Step(_))));
+    add(&mut scheduler, 0, 5);
+    let step_id = scheduler.schedule(1.0).unwrap().step_id;
+    assert!(matches!(scheduler.schedule(1.0), Err(Error::Step(_))));
+    assert!(matches!(update(&mut scheduler, step_id + 1, &none), Err(Error::Step(_))));
+    let outputs = one_each(&scheduler, 1);
+    update(&mut scheduler, step_id, &outputs).unwrap();
+    assert!(matches!(update(&mut scheduler, step_id, &outputs), Err(Error::Step(_))));
+    for now in [0.5, -1.0, f64::NAN, f64::INFINITY] {
+        assert!(matches!(scheduler.schedule(now), Err(Error::Step(_))), "{now}");
+    }
+    assert_eq!(scheduler.schedule(1.0).unwrap().num_batched_tokens, 1);
+}
+
+#[test]
+fn results_that_do_not_belong_to_the_step_are_refused_and_change_nothing() {
+    let mut scheduler = Limits { max_model_len: 6, ..Limits::default() }.scheduler();
+    add(&mut scheduler, 0, 5);
+    add(&mut scheduler, 0, 6);
+    let step_id = scheduler.schedule(0.0).unwrap().step_id;
+    let good = |row, token, finish| Output { row, token, finish };
+    let refused: [(&str, Vec<Output>); 5] = [
+        ("must not decrease", vec![good(1, 1, true), good(0, 1, false)]),
+        ("names row 2", vec![good(2, 1, false)]),
+        ("ids are at least 0", vec![good(0, -1, false)]),
+        ("may go on with 1", vec![good(0, 1, false), good(0, 2, false)]),
+        ("beyond max_model_len", vec![good(0, 1, false), good(1, 2, false)]),
+    ];
+    let before = format!("{scheduler:?}");
+    for (text, outputs) in refused {
+        let refusal = update(&mut scheduler, step_id, &outputs).unwrap_err().to_string();
+        assert!(refusal.contains(text), "{refusal}");
+        assert_eq!(format!("{scheduler:?}"), before);
+    }
+    update(&mut scheduler, step_id, &[good(0, 1, false), good(1, 2, true)]).unwrap();
+    scheduler.check().unwrap();
+}
+
+#[test]
+fn requests_that_cannot_be_are_refused_by_name() {
+    let mut scheduler = Limits::default().scheduler();
+    let refused: [(&[i32], f64, usize, &str); 6] = [
+        (&[], 0.0, 1, "empty"),
+        (&[3, -1], 0.0, 1, "-1"),
+        (&[3], f64::NAN, 1, "arrival_time"),
+        (&[3], -0.5, 1, "arrival_time"),
+        (&[3], 0.0, 0, "max_num_running_seqs"),
+        (&[3], 0.0, 9, "max_num_seqs, 8"),
+    ];
+    for (prompt, arrival, width, text) in refused {
+        let refusal = scheduler.add_seq_group(prompt, arrival, width).unwrap_err().to_string();
+        assert!(refusal.contains(text), "{refusal}");
+    }
+    assert_all_returned(&scheduler);
+}
