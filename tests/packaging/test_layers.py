@@ -1,0 +1,159 @@
+"""The rules of docs/design.md that a compiler does not hold: who may name whom, and file sizes."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+# Leaves that every part of the package may name.
+SHARED = {"errors", "config", "sampling_params", "inputs", "outputs"}
+
+# Each part of the package, and the parts it may name besides itself and the shared ones.
+PYTHON_LAYERS: dict[str, set[str]] = {
+    **{leaf: set() for leaf in SHARED},
+    "attention": {"kernels"},
+    "cache": {"kernels"},
+    "models": {"attention", "cache"},
+    "sampling": set(),
+    "runner": {"attention", "cache", "models", "sampling"},
+    "executor": {"attention", "cache", "models", "runner", "sampling"},
+    "output": set(),
+    "engine": {"executor", "models", "output", "sampling"},
+    "llm": {"engine"},
+    "cli": {"engine", "llm", "LLM", "__version__"},  # two of the public names
+}
+
+# The modules that may name the Rust core.
+CORE_USERS = re.compile(
+    r"pagedserve(\.engine(\..*)?|\.output\.processor|\.runner\.buffers|\.errors|\.config)?"
+)
+
+# The core's modules from low to high; those of one line may name each other.
+# What a step gives out (outputs, inputs) is data, so it stands below the scheduler that makes it.
+RUST_LAYERS = [
+    {"ids", "error", "config", "arena"},
+    {"block"},
+    {"table"},
+    {"sequence"},
+    {"space", "outputs"},
+    {"inputs"},
+    {"scheduler"},
+]
+
+MAX_LINES = {".rs": 600, ".py": 400}
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Absolute names of all modules that a file imports, wherever in the file."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def modules_of_package(root: Path) -> Iterator[tuple[str, Path]]:
+    package = root / "python" / "pagedserve"
+    for path in sorted(package.rglob("*.py")):
+        if "kernels" not in path.parts:
+            parts = path.relative_to(package.parent).with_suffix("").parts
+            yield ".".join(part for part in parts if part != "__init__"), path
+
+
+def test_kernels_import_no_other_part(root: Path) -> None:
+    allowed = {"__future__", "collections", "dataclasses", "math", "torch", "triton", "typing"}
+    found = {
+        f"{path.name}: {name}"
+        for path in (root / "kernels").rglob("*.py")
+        for name in imports(path)
+        if name.split(".")[0] not in allowed
+    }
+    assert not found
+
+
+def test_python_parts_name_only_lower_ones(root: Path) -> None:
+    wrong = []
+    for module, path in modules_of_package(root):
+        if module == "pagedserve":
+            continue  # offers the public names of all parts
+        part = module.split(".")[1]
+        assert part in PYTHON_LAYERS, f"{module}: give {part} a line in PYTHON_LAYERS"
+        allowed = PYTHON_LAYERS[part] | SHARED | {part, "_core"}
+        wrong += [
+            f"{module} names {name}"
+            for name in imports(path)
+            if name.startswith("pagedserve.") and name.split(".")[1] not in allowed
+        ]
+    assert not wrong
+
+
+def test_only_the_border_names_the_core(root: Path) -> None:
+    wrong = [
+        module
+        for module, path in modules_of_package(root)
+        if any(name.startswith("pagedserve._core") for name in imports(path))
+        and not CORE_USERS.fullmatch(module)
+    ]
+    assert not wrong
+
+
+def test_output_never_imports_torch(root: Path) -> None:
+    heavy = {"torch", "transformers"}
+    wrong = [
+        module
+        for module, path in modules_of_package(root)
+        if module.startswith("pagedserve.output.")
+        and any(name.split(".")[0] in heavy for name in imports(path))
+    ]
+    assert not wrong
+
+
+def crate_names(source: str) -> Iterator[str]:
+    """Top-level modules that Rust source names through `crate::`, one or a braced list of them."""
+    code = re.sub(r"//.*", "", source)
+    for match in re.finditer(r"\bcrate::(\w+)?(\{)?", code):
+        if match[1]:
+            yield match[1]
+        elif match[2]:
+            depth, start = 1, match.end()
+            for position in range(start, len(code)):
+                depth += {"{": 1, "}": -1}.get(code[position], 0)
+                if depth == 0 or (depth == 1 and code[position] == ","):
+                    yield from re.findall(r"^\s*(\w+)", code[start:position])
+                    start = position + 1
+                if depth == 0:
+                    break
+
+
+def test_crate_names_reads_braced_lists() -> None:
+    source = "use crate::{ids::{A, B}, block::C,\n    table};\nuse crate::space::D; // crate::no"
+    assert list(crate_names(source)) == ["ids", "block", "table", "space"]
+
+
+def test_rust_modules_name_only_lower_ones(root: Path) -> None:
+    rank = {module: level for level, modules in enumerate(RUST_LAYERS) for module in modules}
+    source = root / "rust" / "core" / "src"
+    wrong = []
+    for path in sorted(source.rglob("*.rs")):
+        module = path.relative_to(source).with_suffix("").parts[0]
+        if module in rank:
+            wrong += [
+                f"{path.relative_to(source)} names crate::{name}"
+                for name in crate_names(path.read_text())
+                if rank.get(name, -1) > rank[module]
+            ]
+    assert not wrong
+
+
+@pytest.mark.parametrize("suffix", MAX_LINES)
+def test_files_are_short(root: Path, suffix: str) -> None:
+    folders = ("rust", "python", "kernels", "tests", "benches", "examples")
+    long = {
+        str(path.relative_to(root)): lines
+        for folder in folders
+        for path in (root / folder).rglob(f"*{suffix}")
+        if (lines := len(path.read_text().splitlines())) > MAX_LINES[suffix]
+    }
+    assert not long
