@@ -1,0 +1,142 @@
+"""The paged-attention kernels in plain torch: any device, any floating dtype.
+
+These say what each kernel means, in the most obvious way; every faster implementation is
+tested against them.
+
+A KV cache of one layer is two tensors, ``key_cache [num_blocks, block_size, Hkv, D]`` and
+``value_cache [num_blocks, block_size, Hkv, Dv]``; they may be views of one pool.  Slot ``s``
+is position ``s % block_size`` of block ``s // block_size``.
+
+Invariants:
+
+1. A slot that no visible key lives in is never read: whatever it holds (never written,
+   stale, NaN) cannot reach a result.
+2. Moves read all their sources before they write the first destination.
+"""
+
+import torch
+from torch import Tensor
+
+
+def write_cache(
+    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
+) -> None:
+    """Write one step's keys and values into their slots.
+
+    Args:
+        key: ``[T, Hkv, D]``.
+        value: ``[T, Hkv, Dv]``.
+        key_cache: ``[num_blocks, block_size, Hkv, D]``, written in place.
+        value_cache: ``[num_blocks, block_size, Hkv, Dv]``, written in place.
+        slot_mapping: int64 ``[T]``; -1 means that the token is not written.
+    """
+    written = slot_mapping >= 0
+    if not bool(written.all()):
+        key, value, slot_mapping = key[written], value[written], slot_mapping[written]
+    key_cache.flatten(0, 1).index_copy_(0, slot_mapping, key)
+    value_cache.flatten(0, 1).index_copy_(0, slot_mapping, value)
+
+
+def copy_blocks(cache: Tensor, pairs: Tensor) -> None:
+    """Copy blocks within one pool.
+
+    Args:
+        cache: ``[num_blocks, ...]``, written in place.
+        pairs: int64 ``[n, 2]``, rows of (source, destination); destinations are distinct.
+    """
+    cache.index_copy_(0, pairs[:, 1], cache.index_select(0, pairs[:, 0]))
+
+
+def swap_blocks(source: Tensor, destination: Tensor, pairs: Tensor) -> None:
+    """Copy blocks from one tier's pool into another's.
+
+    Args:
+        source: ``[num_blocks, ...]``.
+        destination: ``[num_blocks_there, ...]`` of the same block shape, on any device;
+            written in place.
+        pairs: int64 ``[n, 2]``, rows of (block in source, block in destination).
+    """
+    moved = source.index_select(0, pairs[:, 0].to(source.device))
+    destination.index_copy_(0, pairs[:, 1].to(destination.device), moved.to(destination.device))
+
+
+def paged_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    *,
+    block_tables: Tensor,
+    query_start: Tensor,
+    seq_lens: Tensor,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Causal attention of a ragged batch of rows over paged keys and values.
+
+    Row ``r`` holds the queries ``query_start[r] .. query_start[r + 1]``; the last of them is
+    at position ``seq_lens[r] - 1`` and sees that many keys, its own included.
+
+    Args:
+        query: ``[T, H, D]``, H a multiple of Hkv; query head h reads KV head h // (H / Hkv).
+        key_cache: ``[num_blocks, block_size, Hkv, D]``, this step's keys already written.
+        value_cache: ``[num_blocks, block_size, Hkv, Dv]``.
+        block_tables: ``[R, B]`` block ids; entries past a row's last block mean nothing.
+        query_start: ``[R + 1]`` row boundaries in T.
+        seq_lens: ``[R]`` keys of each row.
+        scale: factor of the scores.
+        window: a query sees only keys with position > its own - window; None sees all.
+        softcap: scores become ``softcap * tanh(scores / softcap)``, before the mask.
+        sinks: ``[H]``, one more score a head, which takes weight and has no value.
+
+    Returns:
+        ``[T, H, Dv]`` in the dtype of the query; computed in float32 at least.
+    """
+    output = query.new_empty(*query.shape[:2], value_cache.shape[-1])
+    block_size = key_cache.shape[1]
+    for row, seq_len in enumerate(seq_lens.tolist()):
+        start, end = int(query_start[row]), int(query_start[row + 1])
+        num_blocks = -(-seq_len // block_size)
+        blocks = block_tables[row, :num_blocks].to(torch.int64)
+        output[start:end] = _attend_row(
+            query[start:end],
+            key_cache[blocks].flatten(0, 1)[:seq_len],
+            value_cache[blocks].flatten(0, 1)[:seq_len],
+            scale=scale,
+            window=window,
+            softcap=softcap,
+            sinks=sinks,
+        )
+    return output
+
+
+def _attend_row(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Attention of one row: query [Q, H, D], key [L, Hkv, D], value [L, Hkv, Dv]."""
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    group = query.shape[1] // key.shape[1]
+    key = key.to(dtype).repeat_interleave(group, dim=1)
+    value = value.to(dtype).repeat_interleave(group, dim=1)
+    scores = torch.einsum("qhd,lhd->hql", query.to(dtype), key) * scale
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    key_position = torch.arange(key.shape[0], device=query.device)
+    position = key_position[-query.shape[0] :, None]
+    visible = key_position <= position
+    if window is not None:
+        visible &= key_position > position - window
+    scores = scores.masked_fill(~visible, -torch.inf)
+    if sinks is not None:
+        sink = sinks.to(dtype)[:, None, None].expand(-1, query.shape[0], 1)
+        scores = torch.cat((scores, sink), dim=-1)
+    weights = scores.softmax(dim=-1)[..., : key.shape[0]]
+    return torch.einsum("hql,lhd->qhd", weights, value).to(query.dtype)

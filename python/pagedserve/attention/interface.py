@@ -1,0 +1,174 @@
+"""The attention function that transformers' models call, and what stands behind it.
+
+One function is registered under the name ``"pagedserve"``, and no mask function, so the
+models make no masks.  Who answers the calls of a forward is a context variable: own keyword
+arguments do not reach the function in every model.  The layer is the ordinal of the call,
+because some models number their layers twice or not at all.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from pagedserve.attention.metadata import AttentionMetadata
+from pagedserve.attention.paged import AttentionOptions, attend
+from pagedserve.errors import StepError, UnsupportedModelError
+from pagedserve.kernels.reference import write_cache
+
+ATTENTION_NAME = "pagedserve"
+
+# Arguments that change what a model attends to, and that paged attention does not know.
+_UNKNOWN_ARGUMENTS = ("position_bias", "indices", "block_indices", "head_mask", "alibi")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionCall:
+    """What one layer hands to the attention function.
+
+    Attributes:
+        query: ``[1, H, T, D]``.
+        key: ``[1, Hkv, T, D]``.
+        value: ``[1, Hkv, T, Dv]``.
+        options: scale, window, cap and sinks.
+        has_window: whether the layer named a window, be it None.
+        mask: the mask object, None unless a mask function was registered.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    options: AttentionOptions
+    has_window: bool
+    mask: object
+
+
+class AttentionHandler(Protocol):
+    """Answers the attention calls of one forward."""
+
+    def answer(self, call: AttentionCall) -> Tensor:
+        """Returns ``[T, H, Dv]``."""
+
+
+_handler: ContextVar[AttentionHandler] = ContextVar("pagedserve_attention_handler")
+
+
+@contextmanager
+def answering(handler: AttentionHandler) -> Iterator[None]:
+    """Let the handler answer every attention call in this context."""
+    token = _handler.set(handler)
+    try:
+        yield
+    finally:
+        _handler.reset(token)
+
+
+class StepAttention:
+    """Answers the calls of one step from the KV pools, the n-th call from the n-th pool."""
+
+    def __init__(
+        self,
+        metadata: AttentionMetadata,
+        pools: Sequence[Tensor],
+        windows: Sequence[int | None],
+    ) -> None:
+        """Take a step.
+
+        Args:
+            metadata: the step.
+            pools: of each layer, ``[num_blocks, block_size, Hkv, D + Dv]``.
+            windows: of each layer, as found at load.
+        """
+        self._metadata = metadata
+        self._pools = pools
+        self._windows = windows
+        self.num_calls = 0
+
+    def answer(self, call: AttentionCall) -> Tensor:
+        """Write the call's keys and values, then attend."""
+        layer = self.num_calls
+        if layer == len(self._pools):
+            raise StepError(f"the model made more attention calls than its {layer} layers")
+        self.num_calls += 1
+        pool, key_size = self._pools[layer], call.key.shape[-1]
+        write_cache(
+            call.key[0].transpose(0, 1),
+            call.value[0].transpose(0, 1),
+            pool[..., :key_size],
+            pool[..., key_size:],
+            self._metadata.slot_mapping,
+        )
+        options = call.options
+        if options.window != self._windows[layer]:
+            options = AttentionOptions(
+                scale=options.scale,
+                window=self._windows[layer],
+                softcap=options.softcap,
+                sinks=options.sinks,
+            )
+        return attend(
+            call.query, call.key, call.value, pool, metadata=self._metadata, options=options
+        )
+
+
+def paged_attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: object = None,
+    *,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """The function that transformers calls once a layer.
+
+    Args:
+        module: the attention module.
+        query: ``[1, H, T, D]``.
+        key: ``[1, Hkv, T, D]``.
+        value: ``[1, Hkv, T, Dv]``.
+        attention_mask: handed on to the handler.
+        scaling: factor of the scores; None is ``D ** -0.5``.
+        **kwargs: ``sliding_window``, ``softcap`` and ``s_aux`` are understood.
+
+    Returns:
+        ``([1, T, H, Dv], None)``.
+
+    Raises:
+        UnsupportedModelError: for an argument that paged attention does not know.
+        StepError: outside of `answering`.
+    """
+    for name in _UNKNOWN_ARGUMENTS:
+        if kwargs.get(name) is not None:
+            raise UnsupportedModelError(
+                f"{type(module).__name__} passes {name!r} to attention: paged attention knows "
+                "sliding_window, softcap and s_aux only"
+            )
+    handler = _handler.get(None)
+    if handler is None:
+        raise StepError("paged attention was called outside of a step of the model runner")
+    options = AttentionOptions(
+        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        window=kwargs.get("sliding_window"),
+        softcap=kwargs.get("softcap"),
+        sinks=kwargs.get("s_aux"),
+    )
+    call = AttentionCall(
+        query=query,
+        key=key,
+        value=value,
+        options=options,
+        has_window="sliding_window" in kwargs,
+        mask=attention_mask,
+    )
+    return handler.answer(call).unsqueeze(0), None
+
+
+def register() -> None:
+    """Make the function known to transformers; calling it again changes nothing."""
+    AttentionInterface.register(ATTENTION_NAME, paged_attention_forward)

@@ -1,0 +1,1 @@
+"""The memory that keys and values live in."""

@@ -1,0 +1,40 @@
+"""What the user says about the model; the scheduler's configurations live in the core."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from pagedserve.errors import ConfigError
+
+ModelDtype = Literal["auto", "float32", "bfloat16", "float16"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Which model to load, and how.
+
+    Attributes:
+        model: ``"smollm2"``, a directory in Hugging Face format, a ``.gguf`` file or a hub id.
+        dtype: ``"auto"`` is float32 on the CPU and the model's own dtype on a GPU.
+        max_model_len: most tokens of a sequence, prompt and output together; None takes what
+            the model was made for.
+        seed: seeds the random numbers of requests that bring no seed.
+
+    Raises:
+        ConfigError: for a value that no model could be loaded with.
+    """
+
+    model: str
+    dtype: ModelDtype = "auto"
+    max_model_len: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.model:
+            raise ConfigError(
+                "model is empty: give 'smollm2', a directory, a .gguf file or a hub id"
+            )
+        if self.dtype not in get_args(ModelDtype):
+            accepted = ", ".join(get_args(ModelDtype))
+            raise ConfigError(f"dtype is {self.dtype!r}: accepted are {accepted}")
+        if self.max_model_len is not None and self.max_model_len < 1:
+            raise ConfigError(f"max_model_len is {self.max_model_len}: must be at least 1, or None")

@@ -1,0 +1,81 @@
+"""The executor for one process: one worker, in this process."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagedserve.cache.engine import kv_bytes_per_block
+from pagedserve.config import ModelConfig
+from pagedserve.errors import StepError
+from pagedserve.executor.worker import StepOutputs, Worker
+from pagedserve.models.loader import LoadedModel
+from pagedserve.runner.buffers import StepBuffers
+from pagedserve.sampling.batch import RowSampling
+
+
+class Executor:
+    """Carries out the steps that the engine's scheduler decides."""
+
+    def __init__(self, model_config: ModelConfig) -> None:
+        """Load the model; see `pagedserve.models.loader.load_model` for the errors."""
+        self._worker = Worker(model_config)
+        self._buffers: StepBuffers | None = None
+
+    @property
+    def loaded(self) -> LoadedModel:
+        """The model, its tokenizer and what is known of them."""
+        return self._worker.loaded
+
+    @property
+    def buffers(self) -> StepBuffers:
+        """The arrays that the core fills before `execute`.
+
+        Raises:
+            StepError: before `init_cache`.
+        """
+        if self._buffers is None:
+            raise StepError("the executor has no KV cache yet: call init_cache first")
+        return self._buffers
+
+    def kv_bytes_per_block(self, block_size: int) -> int:
+        """Bytes that one KV block takes, all layers together."""
+        loaded = self.loaded
+        return kv_bytes_per_block(loaded.layers, block_size=block_size, dtype=loaded.dtype)
+
+    def init_cache(
+        self,
+        *,
+        num_gpu_blocks: int,
+        num_cpu_blocks: int,
+        block_size: int,
+        max_num_tokens: int,
+        max_num_rows: int,
+        max_model_len: int,
+    ) -> None:
+        """Allocate KV pools and step buffers; see `Worker.init_cache`."""
+        self._buffers = self._worker.init_cache(
+            num_gpu_blocks=num_gpu_blocks,
+            num_cpu_blocks=num_cpu_blocks,
+            block_size=block_size,
+            max_num_tokens=max_num_tokens,
+            max_num_rows=max_num_rows,
+            max_model_len=max_model_len,
+        )
+
+    def execute(self, outputs: StepOutputs, rows: Sequence[RowSampling]) -> NDArray[np.int32]:
+        """Carry out one step, whose inputs the core has written to the buffers.
+
+        Args:
+            outputs: the step's decisions.
+            rows: parameters of its samples, S of them.
+
+        Returns:
+            int32 ``[S]`` sampled tokens.
+
+        Raises:
+            StepError: if rows are not as many as the step's samples.
+        """
+        if outputs.num_rows and len(rows) != outputs.num_samples:
+            raise StepError(f"{len(rows)} sampling parameters for {outputs.num_samples} samples")
+        return self._worker.execute(outputs, rows)

@@ -1,0 +1,1 @@
+"""Models: from a name to a transformers model that runs on paged attention."""

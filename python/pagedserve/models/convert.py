@@ -1,0 +1,129 @@
+"""GGUF files, converted once to Hugging Face format in the user's cache directory.
+
+Invariants:
+
+1. A directory of the cache is complete: it is made under another name and renamed.
+2. Its name depends on the file's path, size and modification time, on the version of
+   transformers and on the format version below, so it never goes stale.
+"""
+
+import hashlib
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from pagedserve.errors import ModelLoadError
+
+_FORMAT_VERSION = 1
+
+
+def cache_directory() -> Path:
+    """$PAGEDSERVE_CACHE, else $XDG_CACHE_HOME/pagedserve, else ~/.cache/pagedserve."""
+    own = os.environ.get("PAGEDSERVE_CACHE")
+    if own:
+        return Path(own).expanduser()
+    shared = os.environ.get("XDG_CACHE_HOME")
+    return (Path(shared) if shared else Path.home() / ".cache") / "pagedserve"
+
+
+def converted_directory(gguf: Path) -> Path:
+    """The Hugging Face directory of a GGUF file, converted now if it was not before.
+
+    Args:
+        gguf: the file.
+
+    Returns:
+        A directory with config, float32 weights and tokenizer.
+
+    Raises:
+        ModelLoadError: if the file is not a whole GGUF file or cannot be converted.
+    """
+    target = cache_directory() / "converted" / f"{gguf.stem}-{_key(gguf)}"
+    if target.is_dir():
+        return target
+    check_gguf(gguf)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(prefix=".converting-", dir=target.parent))
+    except OSError as error:
+        raise ModelLoadError(
+            f"{gguf.name} needs a converted copy, but {target.parent} cannot be written ({error}); "
+            "set PAGEDSERVE_CACHE to a directory that can"
+        ) from error
+    try:
+        _convert(gguf, work)
+        _publish(work, target)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return target
+
+
+def check_gguf(gguf: Path) -> None:
+    """Check that a file is GGUF and that all its tensors lie within it.
+
+    Raises:
+        ModelLoadError: if not.
+    """
+    from gguf import GGUFReader
+
+    size = gguf.stat().st_size
+    with gguf.open("rb") as file:
+        magic = file.read(4)
+    if magic != b"GGUF":
+        raise ModelLoadError(
+            f"{gguf} is not a GGUF file: it starts with {magic!r}, a GGUF file with b'GGUF'"
+        )
+    try:
+        tensors = GGUFReader(gguf).tensors
+    except Exception as error:  # the reader slices beyond the end: many unrelated types
+        raise ModelLoadError(
+            f"{gguf} is cut short or damaged: it has {size} bytes, and reading what its header "
+            f"announces failed ({error})"
+        ) from error
+    end = max((int(tensor.data_offset) + int(tensor.n_bytes) for tensor in tensors), default=0)
+    if not tensors or end > size:
+        raise ModelLoadError(
+            f"{gguf} is cut short: its tensors need {end} bytes, the file has {size}"
+        )
+
+
+def _key(gguf: Path) -> str:
+    import transformers
+
+    status = gguf.stat()
+    identity = (
+        _FORMAT_VERSION,
+        transformers.__version__,
+        str(gguf.resolve()),
+        status.st_size,
+        status.st_mtime_ns,
+    )
+    return hashlib.sha256(repr(identity).encode()).hexdigest()[:16]
+
+
+def _convert(gguf: Path, directory: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            gguf.parent,
+            gguf_file=gguf.name,
+            quantization_config=GgufConfig(dequantize=True),
+            dtype=torch.float32,
+        )
+        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+        model.save_pretrained(directory)
+        tokenizer.save_pretrained(directory)
+    except Exception as error:  # transformers raises many unrelated types here
+        raise ModelLoadError(f"{gguf} cannot be converted by transformers: {error}") from error
+
+
+def _publish(work: Path, target: Path) -> None:
+    try:
+        work.rename(target)
+    except OSError:
+        # Somebody else converted the same file meanwhile; theirs is as good.
+        if not target.is_dir():
+            raise

@@ -1,0 +1,89 @@
+"""How long a sequence of a model may be, and which tokens end it: read from its configs."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+from pagedserve.errors import ConfigError, ModelLoadError
+
+# These read the largest position of the whole batch and change every row's frequencies, so in
+# a batch of several sequences they are right only below the length where they set in.
+_BATCH_DEPENDENT_ROPE = ("dynamic", "longrope")
+
+
+def derive_max_model_len(config: PreTrainedConfig, requested: int | None) -> int:
+    """The longest sequence, in tokens.
+
+    Args:
+        config: of the text model.
+        requested: what the user asks for, or None.
+
+    Raises:
+        ConfigError: if the user asks for more than the model can do.
+        ModelLoadError: if the config does not say and nor does the user.
+    """
+    positions = getattr(config, "max_position_embeddings", None)
+    limit, reason = positions, f"its max_position_embeddings is {positions}"
+    for parameters in _rope_parameters(config):
+        rope_type = parameters.get("rope_type")
+        if rope_type in _BATCH_DEPENDENT_ROPE:
+            original = _original_positions(config, parameters)
+            if original is not None and (limit is None or original <= limit):
+                limit = original
+                reason = (
+                    f"its {rope_type!r} rotary embedding depends on the longest sequence of a "
+                    f"batch beyond {original} tokens"
+                )
+    return check_max_model_len(requested, limit, reason)
+
+
+def check_max_model_len(requested: int | None, limit: int | None, reason: str) -> int:
+    """What is requested, or the limit; an error if the one exceeds the other.
+
+    Raises:
+        ConfigError: if more is requested than the limit.
+        ModelLoadError: if neither is known.
+    """
+    if limit is None:
+        if requested is None:
+            raise ModelLoadError(
+                "the model's config names no max_position_embeddings: give max_model_len"
+            )
+        return requested
+    if requested is not None and requested > limit:
+        raise ConfigError(f"max_model_len is {requested}: this model takes up to {limit}, {reason}")
+    return limit if requested is None else requested
+
+
+def eos_token_ids(generation_config: Any, config: PreTrainedConfig) -> tuple[int, ...]:
+    """Tokens that end a sequence: the generation config's, else the model config's."""
+    for source in (generation_config, config):
+        ids = getattr(source, "eos_token_id", None)
+        if isinstance(ids, int):
+            return (ids,)
+        if ids:
+            return tuple(int(token) for token in ids)
+    return ()
+
+
+def _rope_parameters(config: PreTrainedConfig) -> Iterator[Mapping[str, Any]]:
+    """The rotary parameters, which are one mapping or one for each type of layer."""
+    parameters = getattr(config, "rope_parameters", None)
+    if not isinstance(parameters, Mapping):
+        return
+    yield parameters
+    for value in parameters.values():
+        if isinstance(value, Mapping):
+            yield value
+
+
+def _original_positions(config: PreTrainedConfig, parameters: Mapping[str, Any]) -> int | None:
+    for value in (
+        parameters.get("original_max_position_embeddings"),
+        getattr(config, "original_max_position_embeddings", None),
+        getattr(config, "max_position_embeddings", None),
+    ):
+        if value is not None:
+            return int(value)
+    return None

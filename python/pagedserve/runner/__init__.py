@@ -1,0 +1,1 @@
+"""From a step's decisions to the logits of its sampled rows."""

@@ -1,0 +1,69 @@
+"""The function that transformers calls: what it hands on, and what it refuses."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pagedserve.attention.interface import AttentionCall, answering, paged_attention_forward
+from pagedserve.errors import StepError, UnsupportedModelError
+
+QUERY, KEY, VALUE = torch.randn(1, 4, 3, 8), torch.randn(1, 2, 3, 8), torch.randn(1, 2, 3, 5)
+
+
+class Keeper:
+    """Keeps the call it is given."""
+
+    def answer(self, call: AttentionCall) -> Tensor:
+        self.call = call
+        return torch.zeros(3, 4, 5)
+
+
+def test_options_reach_the_handler() -> None:
+    keeper, sinks = Keeper(), torch.zeros(4)
+    with answering(keeper):
+        output, weights = paged_attention_forward(
+            nn.Identity(),
+            QUERY,
+            KEY,
+            VALUE,
+            scaling=0.5,
+            sliding_window=7,
+            softcap=2.0,
+            s_aux=sinks,
+        )
+    assert output.shape == (1, 3, 4, 5)
+    assert weights is None
+    options = keeper.call.options
+    assert (options.scale, options.window, options.softcap) == (0.5, 7, 2.0)
+    assert options.sinks is sinks
+    assert keeper.call.has_window
+
+
+def test_a_window_of_none_is_told_from_no_window() -> None:
+    keeper = Keeper()
+    with answering(keeper):
+        paged_attention_forward(nn.Identity(), QUERY, KEY, VALUE, scaling=1.0, sliding_window=None)
+        assert keeper.call.has_window
+        paged_attention_forward(nn.Identity(), QUERY, KEY, VALUE, scaling=1.0)
+        assert not keeper.call.has_window
+
+
+def test_scale_defaults_to_that_of_the_head_size() -> None:
+    keeper = Keeper()
+    with answering(keeper):
+        paged_attention_forward(nn.Identity(), QUERY, KEY, VALUE)
+    assert keeper.call.options.scale == 8**-0.5
+
+
+@pytest.mark.parametrize("name", ["position_bias", "indices", "block_indices"])
+def test_arguments_it_does_not_know_are_refused_by_name(name: str) -> None:
+    unknown: dict[str, Any] = {name: torch.zeros(1)}
+    with answering(Keeper()), pytest.raises(UnsupportedModelError, match=name):
+        paged_attention_forward(nn.Identity(), QUERY, KEY, VALUE, **unknown)
+
+
+def test_a_call_outside_of_a_step_is_an_error() -> None:
+    with pytest.raises(StepError, match="outside"):
+        paged_attention_forward(nn.Identity(), QUERY, KEY, VALUE)

@@ -1,0 +1,80 @@
+"""The pools and the order of the moves."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pagedserve.cache.engine import CacheEngine, LayerShape, kv_bytes_per_block
+
+LAYERS = [
+    LayerShape(num_kv_heads=2, key_size=3, value_size=3),
+    LayerShape(num_kv_heads=1, key_size=4, value_size=2),
+]
+
+
+def no_pairs() -> NDArray[np.int64]:
+    return np.zeros((0, 2), dtype=np.int64)
+
+
+@dataclass
+class Moves:
+    blocks_to_swap_out: NDArray[np.int64] = field(default_factory=no_pairs)
+    blocks_to_swap_in: NDArray[np.int64] = field(default_factory=no_pairs)
+    blocks_to_copy: NDArray[np.int64] = field(default_factory=no_pairs)
+    has_moves: bool = True
+
+
+def make_cache() -> CacheEngine:
+    cache = CacheEngine(
+        LAYERS,
+        num_gpu_blocks=4,
+        num_cpu_blocks=3,
+        block_size=2,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
+    for pool in cache.gpu_pools:
+        pool[:] = torch.arange(4.0)[:, None, None, None]
+    for pool in cache.cpu_pools:
+        pool[:] = -1
+    return cache
+
+
+def contents(pools: list[torch.Tensor]) -> list[float]:
+    """The block contents, which must be the same in every layer."""
+    values = [pool[:, 0, 0, 0].tolist() for pool in pools]
+    assert all(layer == values[0] for layer in values)
+    return values[0]
+
+
+def test_pools_have_the_shape_of_their_layer() -> None:
+    cache = make_cache()
+    assert [tuple(pool.shape) for pool in cache.gpu_pools] == [(4, 2, 2, 6), (4, 2, 1, 6)]
+    assert [tuple(pool.shape) for pool in cache.cpu_pools] == [(3, 2, 2, 6), (3, 2, 1, 6)]
+
+
+def test_bytes_of_a_block_are_those_of_the_pools() -> None:
+    cache = make_cache()
+    expected = sum(pool[0].numel() * 4 for pool in cache.gpu_pools)
+    assert kv_bytes_per_block(LAYERS, block_size=2, dtype=torch.float32) == expected
+
+
+def test_swap_out_comes_before_swap_in_and_copies_last() -> None:
+    cache = make_cache()
+    cache.move(
+        Moves(
+            blocks_to_swap_out=np.array([[1, 0]]),  # block 1 leaves,
+            blocks_to_swap_in=np.array([[0, 2]]),  # comes back as block 2
+            blocks_to_copy=np.array([[2, 3]]),  # and is copied from there
+        )
+    )
+    assert contents(cache.cpu_pools) == [1, -1, -1]
+    assert contents(cache.gpu_pools) == [0, 1, 1, 1]
+
+
+def test_no_moves_change_nothing() -> None:
+    cache = make_cache()
+    cache.move(Moves(has_moves=False))
+    assert contents(cache.gpu_pools) == [0, 1, 2, 3]

@@ -1,0 +1,97 @@
+"""The plain-torch kernels against loops that spell out every element."""
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from pagedserve.kernels.reference import copy_blocks, paged_attention, swap_blocks, write_cache
+
+
+def test_write_cache_skips_negative_slots_and_touches_nothing_else() -> None:
+    pool = torch.full((3, 4, 2, 8), torch.nan)
+    key, value = torch.randn(3, 2, 5), torch.randn(3, 2, 3)
+    write_cache(key, value, pool[..., :5], pool[..., 5:], torch.tensor([7, -1, 0]))
+    assert torch.equal(pool[1, 3, :, :5], key[0])
+    assert torch.equal(pool[1, 3, :, 5:], value[0])
+    assert torch.equal(pool[0, 0, :, :5], key[2])
+    assert int(pool.isnan().all(dim=-1).all(dim=-1).sum()) == 10
+
+
+def test_copy_reads_all_sources_before_it_writes() -> None:
+    cache = torch.arange(4.0)[:, None].repeat(1, 3)
+    copy_blocks(cache, torch.tensor([[0, 1], [1, 2], [2, 0]]))
+    assert cache[:, 0].tolist() == [2, 0, 1, 3]
+
+
+def test_swap_copies_between_pools_of_different_sizes() -> None:
+    source, destination = torch.arange(4.0)[:, None], torch.full((2, 1), -1.0)
+    swap_blocks(source, destination, torch.tensor([[3, 0]]))
+    assert destination[:, 0].tolist() == [3, -1]
+    assert source[:, 0].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize("with_sinks", [False, True])
+def test_paged_attention_equals_scalar_loops(
+    window: int | None, softcap: float | None, with_sinks: bool
+) -> None:
+    torch.manual_seed(0)
+    key_cache, value_cache = (
+        torch.full((6, 4, 2, 5), torch.nan),
+        torch.full((6, 4, 2, 3), torch.nan),
+    )
+    tables = torch.tensor([[5, 2], [0, 5]])  # the second entry of row 1 is stale
+    query_start, seq_lens = torch.tensor([0, 3, 4]), torch.tensor([7, 2])
+    for row, length in enumerate(seq_lens.tolist()):
+        for position in range(length):
+            key_cache[tables[row, position // 4], position % 4] = torch.randn(2, 5)
+            value_cache[tables[row, position // 4], position % 4] = torch.randn(2, 3)
+    query = torch.randn(4, 4, 5)
+    sinks = torch.randn(4) if with_sinks else None
+    result = paged_attention(
+        query,
+        key_cache,
+        value_cache,
+        block_tables=tables,
+        query_start=query_start,
+        seq_lens=seq_lens,
+        scale=0.7,
+        window=window,
+        softcap=softcap,
+        sinks=sinks,
+    )
+    for token, (row, position) in enumerate([(0, 4), (0, 5), (0, 6), (1, 1)]):
+        for head in range(4):
+            weights, values = [], []
+            for key_position in range(position + 1):
+                if window is not None and key_position <= position - window:
+                    continue
+                block, offset = tables[row, key_position // 4], key_position % 4
+                score = 0.7 * float(query[token, head] @ key_cache[block, offset, head // 2])
+                if softcap is not None:
+                    score = softcap * math.tanh(score / softcap)
+                weights.append(math.exp(score))
+                values.append(value_cache[block, offset, head // 2])
+            total = sum(weights) + (math.exp(float(sinks[head])) if sinks is not None else 0)
+            expected = sum(
+                (w / total * v for w, v in zip(weights, values, strict=True)), torch.zeros(3)
+            )
+            torch.testing.assert_close(result[token, head], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_refuses_to_be_imported_from_the_repository_root() -> None:
+    root = Path(__file__).parents[2]
+    run = subprocess.run(
+        [sys.executable, "-c", "import kernels"],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode != 0
+    assert "pagedserve.kernels" in run.stderr

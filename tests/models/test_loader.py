@@ -1,0 +1,188 @@
+"""Loading: what runs, what is refused by name, and what is said about broken files."""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import T5Config, T5ForConditionalGeneration
+
+from pagedserve.config import ModelConfig
+from pagedserve.errors import ConfigError, ModelLoadError, UnsupportedModelError
+from pagedserve.models.loader import LoadedModel, load_model
+
+SaveTiny = Callable[..., Path]
+CPU = torch.device("cpu")
+MOE = {
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+}
+
+
+def load(model: Path | str, **options: Any) -> LoadedModel:
+    return load_model(ModelConfig(model=str(model), **options), CPU)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "options", "windows"),
+    [
+        ("llama", {}, [None, None]),
+        ("gpt2", {}, [None, None]),
+        ("opt", {"ffn_dim": 48, "word_embed_proj_dim": 32}, [None, None]),
+        ("qwen3", {"head_dim": 8}, [None, None]),
+        ("mistral", {"sliding_window": 8}, [8, 8]),
+        ("gemma2", {"sliding_window": 8, "head_dim": 8}, [8, None]),
+        ("gpt_oss", {"sliding_window": 8, "head_dim": 8, **MOE}, [8, None]),
+        # Its window shows in the mask only.
+        ("phimoe", {"sliding_window": 8, **MOE}, [8, 8]),
+    ],
+)
+def test_architectures_that_run(
+    save_tiny: SaveTiny, model_type: str, options: dict[str, Any], windows: list[int | None]
+) -> None:
+    loaded = load(save_tiny(model_type, **options))
+    assert [layer.window for layer in loaded.layers] == windows
+    assert loaded.num_layers == 2
+    assert loaded.vocab_size == 97
+    assert loaded.max_model_len == 64
+    assert loaded.eos_token_ids == (2,)
+    assert loaded.dtype == torch.float32
+
+
+def test_keys_and_values_of_different_sizes(save_tiny: SaveTiny) -> None:
+    latent = {"kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8}
+    experts = {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, **MOE}
+    heads = {"v_head_dim": 12, "head_dim": 8, "num_key_value_heads": 4}
+    loaded = load(save_tiny("deepseek_v3", **latent, **experts, **heads))
+    assert {(layer.key_size, layer.value_size) for layer in loaded.layers} == {(16, 12)}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "options", "name"),
+    [
+        ("bloom", {"n_head": 4, "n_layer": 2}, "BloomForCausalLM"),  # ALiBi, no interface
+        ("falcon", {"alibi": True}, "FalconForCausalLM"),
+        ("mpt", {"d_model": 32, "n_heads": 4, "n_layers": 2}, "MptForCausalLM"),
+        ("mamba", {}, "MambaForCausalLM"),  # no attention at all
+        ("bert", {}, "BertLMHeadModel"),  # sees the future
+        ("roberta", {"is_decoder": True}, "RobertaForCausalLM"),  # positions of its own
+    ],
+)
+def test_architectures_that_cannot_run_are_refused_by_name(
+    save_tiny: SaveTiny, model_type: str, options: dict[str, Any], name: str
+) -> None:
+    with pytest.raises(UnsupportedModelError, match=name):
+        load(save_tiny(model_type, **options))
+
+
+def test_an_encoder_decoder_is_refused(
+    tmp_path: Path, save_tokenizer: Callable[[Path], None]
+) -> None:
+    config = T5Config(vocab_size=97, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
+    T5ForConditionalGeneration(config).save_pretrained(tmp_path)
+    save_tokenizer(tmp_path)
+    with pytest.raises(UnsupportedModelError, match=r"T5ForConditionalGeneration.*encoder-decoder"):
+        load(tmp_path)
+
+
+def test_chunked_attention_is_taken_up_to_one_chunk(save_tiny: SaveTiny) -> None:
+    directory = save_tiny(
+        "llama4_text", attention_chunk_size=8, head_dim=8, intermediate_size_mlp=32, **MOE
+    )
+    assert load(directory).max_model_len == 8
+    with pytest.raises(ConfigError, match="up to 8"):
+        load(directory, max_model_len=9)
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4},
+        {
+            "rope_type": "longrope",
+            "factor": 2.0,
+            "rope_theta": 1e4,
+            "short_factor": [1.0] * 4,
+            "long_factor": [4.0] * 4,
+            "original_max_position_embeddings": 16,
+        },
+    ],
+)
+def test_rotary_that_depends_on_the_batch_is_capped(
+    save_tiny: SaveTiny, rope: dict[str, Any]
+) -> None:
+    directory = save_tiny("llama", rope_parameters=rope)
+    limit = rope.get("original_max_position_embeddings", 64)
+    assert load(directory).max_model_len == limit
+    with pytest.raises(ConfigError, match=rf"{rope['rope_type']}.*{limit} tokens"):
+        load(directory, max_model_len=limit + 1)
+
+
+def test_max_model_len_is_taken_or_refused(save_tiny: SaveTiny) -> None:
+    directory = save_tiny("llama")
+    assert load(directory, max_model_len=10).max_model_len == 10
+    with pytest.raises(ConfigError, match=r"max_model_len is 65.*up to 64"):
+        load(directory, max_model_len=65)
+
+
+def test_eos_of_the_generation_config_comes_first(save_tiny: SaveTiny) -> None:
+    directory = save_tiny("llama")
+    path = directory / "generation_config.json"
+    path.write_text(json.dumps({"eos_token_id": [5, 6]}))
+    assert load(directory).eos_token_ids == (5, 6)
+
+
+def test_half_precision_on_request(save_tiny: SaveTiny) -> None:
+    assert load(save_tiny("llama"), dtype="bfloat16").dtype == torch.bfloat16
+
+
+def test_a_directory_without_weights(save_tiny: SaveTiny) -> None:
+    directory = save_tiny("llama")
+    (directory / "model.safetensors").unlink()
+    with pytest.raises(ModelLoadError, match=r"no weights.*safetensors"):
+        load(directory)
+
+
+def test_weights_cut_short(save_tiny: SaveTiny) -> None:
+    directory = save_tiny("llama")
+    weights = directory / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(ModelLoadError, match="weights cannot be loaded"):
+        load(directory)
+
+
+def test_missing_weights_are_not_replaced_by_random_ones(save_tiny: SaveTiny) -> None:
+    directory = save_tiny("llama")
+    config = json.loads((directory / "config.json").read_text())
+    config["num_hidden_layers"] = 3
+    (directory / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelLoadError, match=r"lack 9 .*model\.layers\.2"):
+        load(directory)
+
+
+def test_a_directory_without_a_tokenizer(save_tiny: SaveTiny) -> None:
+    directory = save_tiny("llama")
+    for path in directory.glob("tokenizer*"):
+        path.unlink()
+    with pytest.raises(ModelLoadError, match="has no tokenizer"):
+        load(directory)
+
+
+def test_an_unknown_architecture(save_tiny: SaveTiny) -> None:
+    directory = save_tiny("llama")
+    path = directory / "config.json"
+    path.write_text(json.dumps({"model_type": "no_such_thing"}))
+    with pytest.raises(UnsupportedModelError, match="no_such_thing"):
+        load(directory)
+
+
+def test_an_unknown_name_is_answered_quickly() -> None:
+    start = time.perf_counter()
+    with pytest.raises(ModelLoadError, match=r"nobody/no-such-model.*accepted are"):
+        load("nobody/no-such-model")
+    assert time.perf_counter() - start < 15

