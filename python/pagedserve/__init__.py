@@ -1,0 +1,101 @@
+"""pagedserve: a paged-attention serving engine whose scheduler is a library of its own.
+
+``import pagedserve`` loads neither torch nor transformers; each name is loaded when first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from pagedserve._core import __version__
+
+if TYPE_CHECKING:
+    from pagedserve._core import (
+        CacheConfig,
+        InputBuffers,
+        Scheduler,
+        SchedulerConfig,
+        SchedulerOutputs,
+    )
+    from pagedserve.engine.args import EngineArgs
+    from pagedserve.engine.llm_engine import LLMEngine
+    from pagedserve.errors import (
+        ConfigError,
+        InvariantError,
+        ModelLoadError,
+        PagedServeError,
+        RequestError,
+        StaleHandleError,
+        StepError,
+        UnsupportedModelError,
+    )
+    from pagedserve.llm import LLM
+    from pagedserve.outputs import CompletionOutput, RequestOutput
+    from pagedserve.sampling_params import SamplingParams
+
+__all__ = [
+    "LLM",
+    "CacheConfig",
+    "CompletionOutput",
+    "ConfigError",
+    "EngineArgs",
+    "InputBuffers",
+    "InvariantError",
+    "LLMEngine",
+    "ModelLoadError",
+    "PagedServeError",
+    "RequestError",
+    "RequestOutput",
+    "SamplingParams",
+    "Scheduler",
+    "SchedulerConfig",
+    "SchedulerOutputs",
+    "StaleHandleError",
+    "StepError",
+    "UnsupportedModelError",
+    "__version__",
+]
+
+_HOME = {
+    "LLM": "pagedserve.llm",
+    "LLMEngine": "pagedserve.engine.llm_engine",
+    "EngineArgs": "pagedserve.engine.args",
+    "SamplingParams": "pagedserve.sampling_params",
+    **dict.fromkeys(["CompletionOutput", "RequestOutput"], "pagedserve.outputs"),
+    **dict.fromkeys(
+        ["CacheConfig", "InputBuffers", "Scheduler", "SchedulerConfig", "SchedulerOutputs"],
+        "pagedserve._core",
+    ),
+    **dict.fromkeys(
+        [
+            "ConfigError",
+            "InvariantError",
+            "ModelLoadError",
+            "PagedServeError",
+            "RequestError",
+            "StaleHandleError",
+            "StepError",
+            "UnsupportedModelError",
+        ],
+        "pagedserve.errors",
+    ),
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'pagedserve' has no attribute {name!r}")
+    try:
+        value: object = getattr(import_module(_HOME[name]), name)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] == "pagedserve":
+            raise
+        raise ImportError(
+            f"pagedserve.{name} needs {error.name}, which is not installed: "
+            "pip install 'pagedserve[engine]'"
+        ) from error
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

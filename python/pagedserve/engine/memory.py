@@ -1,0 +1,181 @@
+"""How many KV blocks there are, and where the memory goes.
+
+The number is given, or follows from the bytes set aside; the KV pool never takes more than is
+free.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from pagedserve.errors import ConfigError
+
+GIB: Final = 1 << 30
+DEFAULT_KV_CACHE_BYTES: Final = GIB
+
+# Activations, the tokenizer and the interpreter live beside the pool.
+_FREE_SHARE: Final = 0.9
+
+# Limit and use of version 2 and of version 1.
+_CONTROL_GROUP_FILES: Final = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    (
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Where the memory goes, in bytes unless named otherwise.
+
+    Attributes:
+        weight_bytes: Parameters and buffers of the model.
+        block_bytes: One KV block over all layers, keys and values.
+        block_size: Tokens a block holds.
+        num_gpu_blocks: Blocks of the pool.
+        free_bytes: Free once the model is loaded, before the pool is made.
+    """
+
+    weight_bytes: int
+    block_bytes: int
+    block_size: int
+    num_gpu_blocks: int
+    free_bytes: int
+
+    @property
+    def pool_bytes(self) -> int:
+        """The whole KV pool."""
+        return self.num_gpu_blocks * self.block_bytes
+
+    def describe(self) -> str:
+        """The sum, for people: a line each for weights, pool and what is left."""
+        pool = (
+            f"{self.num_gpu_blocks} blocks x {shown_bytes(self.block_bytes)}, "
+            f"{self.num_gpu_blocks * self.block_size} tokens in blocks of {self.block_size}"
+        )
+        lines = [
+            ("weights", self.weight_bytes, ""),
+            ("KV cache", self.pool_bytes, pool),
+            ("left free", self.free_bytes - self.pool_bytes, ""),
+        ]
+        rows = [
+            f"  {name:<10}{shown_bytes(size):>12}  {note}".rstrip() for name, size, note in lines
+        ]
+        return "\n".join(["memory:", *rows])
+
+
+def plan_memory(
+    *,
+    block_bytes: int,
+    block_size: int,
+    weight_bytes: int,
+    free_bytes: int,
+    default_bytes: int | None = DEFAULT_KV_CACHE_BYTES,
+    num_gpu_blocks: int | None = None,
+    kv_cache_memory: int | None = None,
+    max_model_len: int | None = None,
+) -> MemoryPlan:
+    """Decide how many KV blocks there are.
+
+    Args:
+        block_bytes: One KV block over all layers.
+        block_size: Tokens a block holds.
+        weight_bytes: What the loaded model takes.
+        free_bytes: What is free beside it.
+        default_bytes: Bytes where nothing is wished for; None is all that may be used.
+        num_gpu_blocks: The number wished for; it wins over the bytes.
+        kv_cache_memory: Bytes wished for; None is ``default_bytes``, less where less is free.
+        max_model_len: A sequence length that the caller asked for by name: one such sequence
+            must fit.
+
+    Raises:
+        ConfigError: More than is free, or too little for one block or one such sequence.
+    """
+    usable = int(free_bytes * _FREE_SHARE)
+    needed = 1 if max_model_len is None else -(-max_model_len // block_size)
+    if num_gpu_blocks is not None:
+        wish, num_bytes = "num_gpu_blocks", num_gpu_blocks * block_bytes
+        num_blocks, needed = num_gpu_blocks, 1  # who counts blocks may want few of them
+    else:
+        wish = "kv_cache_memory"
+        default = usable if default_bytes is None else min(default_bytes, usable)
+        num_bytes = default if kv_cache_memory is None else kv_cache_memory
+        num_blocks = num_bytes // block_bytes
+    if num_bytes > usable:
+        raise ConfigError(
+            f"{wish} asks for a KV cache of {shown_bytes(num_bytes)}, but of "
+            f"{shown_bytes(free_bytes)} free memory at most {shown_bytes(usable)} may be used"
+        )
+    if num_blocks < needed:
+        what = "one block" if max_model_len is None else f"one sequence of {max_model_len} tokens"
+        raise ConfigError(
+            f"a KV cache of {shown_bytes(num_bytes)} holds {num_blocks} blocks of {block_size} "
+            f"tokens ({shown_bytes(block_bytes)} each); {what} needs {needed} blocks, "
+            f"{shown_bytes(needed * block_bytes)}: raise kv_cache_memory or lower max_model_len"
+        )
+    return MemoryPlan(weight_bytes, block_bytes, block_size, num_blocks, free_bytes)
+
+
+def default_kv_cache_bytes(device: torch.device) -> int | None:
+    """What the KV cache takes when nobody says: a GPU is there for it, host memory is shared."""
+    return None if device.type == "cuda" else DEFAULT_KV_CACHE_BYTES
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory of a device that this process may still take."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free)
+    return free_host_bytes()
+
+
+def free_host_bytes() -> int:
+    """Memory this process may still take: the machine's, or its control group's if less."""
+    free = _available_bytes()
+    for limit, used in _CONTROL_GROUP_FILES:
+        limit_bytes, used_bytes = _number_in(Path(limit)), _number_in(Path(used))
+        if limit_bytes is not None and used_bytes is not None:
+            cached = _file_cache_bytes(Path(used).with_name("memory.stat"))
+            free = min(free, max(limit_bytes - used_bytes + cached, 0))
+    return free
+
+
+def shown_bytes(num_bytes: int) -> str:
+    """Bytes for people: "1.00 GiB"."""
+    size = float(num_bytes)
+    for unit in ("B", "KiB", "MiB"):
+        if abs(size) < 1024:  # noqa: PLR2004  # what a unit holds of the one before
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.2f} {unit}"
+        size /= 1024
+    return f"{size:.2f} GiB"
+
+
+def _available_bytes() -> int:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:  # not Linux: all there is, for want of a better number
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    fields = dict(line.split(":", 1) for line in lines)
+    return int(fields["MemAvailable"].split()[0]) * 1024
+
+
+def _number_in(path: Path) -> int | None:
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdecimal() else None  # "max" is no limit
+
+
+def _file_cache_bytes(path: Path) -> int:
+    """File pages that the kernel drops when memory is asked for; they count as used."""
+    try:
+        fields = dict(line.split() for line in path.read_text().splitlines())
+    except OSError:
+        return 0
+    return int(fields.get("total_inactive_file", fields.get("inactive_file", "0")))

@@ -1,0 +1,208 @@
+"""The forms a prompt may have, brought to one: its text, if any, and its token ids."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import SupportsIndex, TypeAlias, TypedDict
+
+from pagedserve.errors import RequestError
+from pagedserve.sampling_params import SamplingParams
+
+
+class TokensPrompt(TypedDict):
+    """A prompt given as token ids; nothing is added to them, no start token either."""
+
+    prompt_token_ids: Sequence[SupportsIndex]
+
+
+Prompt: TypeAlias = str | TokensPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedPrompt:
+    """A prompt as it was given: exactly one of the two is not None."""
+
+    text: str | None
+    token_ids: Sequence[SupportsIndex] | None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedPrompt:
+    """A prompt ready for the engine.
+
+    Attributes:
+        text: As given, or None where the prompt was given as token ids.
+        token_ids: At least one, each within the vocabulary.
+    """
+
+    text: str | None
+    token_ids: list[int]
+
+
+def parse_prompts(prompts: object, prompt_token_ids: object = None) -> list[ParsedPrompt]:
+    """Bring the two ways to name prompts to one list.
+
+    Args:
+        prompts: One prompt or a sequence of them (``Prompt``), or None.
+        prompt_token_ids: One list of token ids or a list of such lists, or None.
+
+    Raises:
+        RequestError: Both or neither given, no prompt in the list, or a form that is none of
+            the accepted ones.
+    """
+    if prompts is not None and prompt_token_ids is not None:
+        raise RequestError("prompts and prompt_token_ids are both given; give one of them")
+    if prompts is None and prompt_token_ids is None:
+        raise RequestError("no prompts: give prompts or prompt_token_ids")
+    if prompts is None:
+        return _parse_token_lists(prompt_token_ids)
+    if isinstance(prompts, (str, Mapping)):
+        return [parse_prompt(prompts, "the prompt")]
+    listed = _listed(prompts)
+    if listed is None:
+        raise RequestError(f"prompts is {_shown(prompts)}; it must be {_ACCEPTED}, or a list")
+    if not listed:
+        raise RequestError("no prompts: the list is empty; give at least one")
+    return [parse_prompt(prompt, f"prompt {index}") for index, prompt in enumerate(listed)]
+
+
+def parse_prompt(prompt: object, name: str) -> ParsedPrompt:
+    """Check the form of one prompt.
+
+    Args:
+        prompt: A string, ``{"prompt_token_ids": [...]}`` or ``{"prompt": "..."}``.
+        name: What an error calls it.
+
+    Raises:
+        RequestError: Another form, or both text and token ids.
+    """
+    if isinstance(prompt, str):
+        return ParsedPrompt(prompt, None)
+    if not isinstance(prompt, Mapping):
+        hint = ""
+        if _listed(prompt) is not None or isinstance(prompt, SupportsIndex):
+            hint = "; token ids go into a dict or into the argument prompt_token_ids"
+        raise RequestError(f"{name} is {_shown(prompt)}; it must be {_ACCEPTED}{hint}")
+    if "prompt" in prompt and "prompt_token_ids" in prompt:
+        raise RequestError(f"{name} has both text and token ids; give one of them")
+    if set(prompt) == {"prompt_token_ids"}:
+        return ParsedPrompt(None, _token_list(prompt["prompt_token_ids"], name))
+    if set(prompt) == {"prompt"} and isinstance(prompt["prompt"], str):
+        return ParsedPrompt(prompt["prompt"], None)
+    raise RequestError(f"{name} is {_shown(prompt)}; it must be {_ACCEPTED}")
+
+
+def tokenize_prompt(
+    prompt: ParsedPrompt, name: str, *, encode: Callable[[str], list[int]], vocab_size: int
+) -> TokenizedPrompt:
+    """Turn a prompt into checked token ids.
+
+    Args:
+        prompt: What ``parse_prompts`` made.
+        name: What an error calls it.
+        encode: The tokenizer, special tokens included.
+        vocab_size: Ids must be below it.
+
+    Raises:
+        RequestError: An empty prompt, or ids that are not integers within the vocabulary.
+    """
+    if prompt.token_ids is None:
+        text = prompt.text or ""
+        _check_unicode(text, name)
+        token_ids = encode(text) if text else []
+    else:
+        text = None
+        token_ids = _integers(prompt.token_ids, name)
+    if not token_ids:
+        raise RequestError(f"{name} is empty; it must have at least one token")
+    if min(token_ids) < 0 or max(token_ids) >= vocab_size:
+        index = next(i for i, one in enumerate(token_ids) if not 0 <= one < vocab_size)
+        raise RequestError(
+            f"token {index} of {name} is {token_ids[index]}; token ids must be from 0 to "
+            f"{vocab_size - 1}, the last of the vocabulary"
+        )
+    return TokenizedPrompt(text, token_ids)
+
+
+def match_params(
+    sampling_params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
+) -> list[SamplingParams]:
+    """One set of sampling parameters a prompt: one for all, or one each; None is the default.
+
+    Raises:
+        RequestError: Not as many as prompts, or something else than ``SamplingParams``.
+    """
+    if sampling_params is None:
+        sampling_params = SamplingParams()
+    if isinstance(sampling_params, SamplingParams):
+        return [sampling_params] * num_prompts
+    accepted = "one SamplingParams for all prompts or a list with one a prompt"
+    listed = _listed(sampling_params)
+    if listed is None or not all(isinstance(one, SamplingParams) for one in listed):
+        raise RequestError(f"sampling_params is {_shown(sampling_params)}; it must be {accepted}")
+    if len(listed) != num_prompts:
+        raise RequestError(
+            f"{len(listed)} sampling_params for {num_prompts} prompts; it must be {accepted}"
+        )
+    return list(sampling_params)
+
+
+_ACCEPTED = 'a string or {"prompt_token_ids": [...]}'
+_SHOWN_LENGTH = 60
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN_LENGTH else f"{text[:_SHOWN_LENGTH]}... ({type(value)})"
+
+
+def _check_unicode(text: str, name: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"{name} is no valid Unicode text: {error.reason} at character {error.start}"
+        ) from error
+
+
+def _listed(value: object) -> Sequence[object] | None:
+    """The value as a sequence; None where it is a string or no sequence at all."""
+    if hasattr(value, "tolist"):  # numpy arrays and torch tensors
+        value = value.tolist()
+    return value if isinstance(value, Sequence) and not isinstance(value, (str, bytes)) else None
+
+
+def _parse_token_lists(prompt_token_ids: object) -> list[ParsedPrompt]:
+    listed = _listed(prompt_token_ids)
+    if listed is None:
+        raise RequestError(
+            f"prompt_token_ids is {_shown(prompt_token_ids)}; it must be a list of token ids or "
+            "a list of such lists"
+        )
+    if not listed:
+        raise RequestError("no prompts: prompt_token_ids is empty; give at least one prompt")
+    if not any(_listed(one) is not None for one in listed):
+        return [ParsedPrompt(None, _token_list(listed, "the prompt"))]
+    return [
+        ParsedPrompt(None, _token_list(one, f"prompt {index}")) for index, one in enumerate(listed)
+    ]
+
+
+def _token_list(value: object, name: str) -> Sequence[SupportsIndex]:
+    listed = _listed(value)
+    if listed is None:
+        raise RequestError(f"the token ids of {name} are {_shown(value)}; they must be a list")
+    return listed  # type: ignore[return-value]  # each one is looked at by _integers
+
+
+def _integers(values: Sequence[object], name: str) -> list[int]:
+    # The usual case at the speed of C; True and False are integers to Python, not to us.
+    if set(map(type, values)) <= {int}:
+        return list(values)  # type: ignore[arg-type]
+    integers = []
+    for index, value in enumerate(values):
+        if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+            raise RequestError(
+                f"token {index} of {name} is {_shown(value)}; token ids must be integers"
+            )
+        integers.append(value.__index__())
+    return integers

@@ -1,0 +1,1 @@
+"""From sampled tokens to what the caller sees: ends, text, request outputs."""

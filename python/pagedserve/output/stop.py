@@ -1,0 +1,63 @@
+"""When a sequence ends: end-of-sequence and stop tokens, and lengths."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from pagedserve.outputs import FinishReason
+from pagedserve.sampling_params import SamplingParams
+
+
+class Finish(NamedTuple):
+    """Why a sequence ended, in the terms of ``CompletionOutput``."""
+
+    reason: FinishReason
+    stop_reason: int | str | None = None
+
+
+_LENGTH = Finish("length")
+
+
+@dataclass(frozen=True, slots=True)
+class StopRule:
+    """The rule of one request; one set lookup and one comparison a token.
+
+    Attributes:
+        endings: What each ending token means.
+        min_tokens: Ending tokens before this many new tokens are not to be sampled at all.
+        max_tokens: New tokens at most, the model's length counted in.
+    """
+
+    endings: dict[int, Finish]
+    min_tokens: int
+    max_tokens: int
+
+    @classmethod
+    def from_params(
+        cls, params: SamplingParams, *, eos_token_ids: Iterable[int], max_new_tokens: int
+    ) -> "StopRule":
+        """Make the rule of a request.
+
+        Args:
+            params: Its sampling parameters.
+            eos_token_ids: The model's end-of-sequence tokens.
+            max_new_tokens: What ``max_model_len`` leaves after the prompt.
+        """
+        endings = {token: Finish("stop", token) for token in params.stop_token_ids}
+        if not params.ignore_eos:
+            endings |= dict.fromkeys(eos_token_ids, Finish("stop"))
+        return cls(endings, params.min_tokens, min(params.max_tokens, max_new_tokens))
+
+    @property
+    def banned_at_first(self) -> tuple[int, ...]:
+        """Tokens that must not be sampled while fewer than ``min_tokens`` are there."""
+        return tuple(self.endings) if self.min_tokens else ()
+
+    def check(self, token: int, num_tokens: int) -> Finish | None:
+        """Whether ``token``, the ``num_tokens``-th new one, ends the sequence.
+
+        A token that ends it is a "stop" even where the length is reached too.
+        """
+        if token in self.endings and num_tokens > self.min_tokens:
+            return self.endings[token]
+        return _LENGTH if num_tokens >= self.max_tokens else None

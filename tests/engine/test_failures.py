@@ -1,0 +1,172 @@
+"""Whatever breaks in the middle of a step, requests and scheduler stay together."""
+
+import linecache
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from pagedserve import LLMEngine, RequestOutput, SamplingParams, StepError
+from pagedserve.inputs import TokensPrompt
+
+GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+RANDOM = SamplingParams(temperature=1, max_tokens=6, ignore_eos=True, seed=3)
+
+
+def add_requests(engine: LLMEngine) -> None:
+    for number in range(4):
+        params = RANDOM if number % 2 else GREEDY
+        prompt: TokensPrompt = {"prompt_token_ids": list(range(number + 1))}
+        engine.add_request(str(number), prompt, params, final_only=number < 2)
+
+
+def last_outputs(engine: LLMEngine) -> dict[str, RequestOutput]:
+    return {output.request_id: output for output in engine.step()}
+
+
+def token_ids(outputs: dict[str, RequestOutput]) -> dict[str, list[int]]:
+    return {request_id: output.outputs[0].token_ids for request_id, output in outputs.items()}
+
+
+@pytest.fixture
+def undisturbed(formula: Any) -> dict[str, list[int]]:
+    engine = formula.engine()
+    add_requests(engine)
+    return token_ids(formula.finish(engine))
+
+
+class FailOnce:
+    """Raises in one step, counted from 0."""
+
+    def __init__(self, step: int, error: BaseException) -> None:
+        self._step, self._error, self._count = step, error, -1
+
+    def __call__(self) -> None:
+        self._count += 1
+        if self._count == self._step:
+            raise self._error
+
+
+@pytest.mark.parametrize("error", [RuntimeError("out of order"), KeyboardInterrupt()])
+@pytest.mark.parametrize("step", [0, 2, 5])
+def test_a_step_that_failed_is_done_again(
+    formula: Any, undisturbed: dict[str, list[int]], error: BaseException, step: int
+) -> None:
+    engine = formula.engine()
+    add_requests(engine)
+    formula.executor(engine).before_sampling = FailOnce(step, error)
+    outputs: dict[str, RequestOutput] = {}
+    for _ in range(step):
+        outputs |= last_outputs(engine)
+    with pytest.raises(type(error)):
+        engine.step()
+    engine.scheduler.check()
+    outputs |= formula.finish(engine)
+    assert token_ids(outputs) == undisturbed
+    formula.check_idle(engine)
+
+
+def test_a_model_that_breaks_the_step_protocol_leaves_the_engine_usable(
+    formula: Any, undisturbed: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = formula.engine()
+    add_requests(engine)
+    executor = formula.executor(engine)
+    with monkeypatch.context() as patch:
+        execute = executor.execute
+        patch.setattr(executor, "execute", lambda *given: execute(*given) - 1000)
+        with pytest.raises(StepError):
+            engine.step()
+    assert token_ids(formula.finish(engine)) == undisturbed
+
+
+def test_requests_aborted_after_a_failure_leave_nothing(formula: Any) -> None:
+    engine = formula.engine()
+    add_requests(engine)
+    formula.executor(engine).before_sampling = FailOnce(2, RuntimeError("no"))
+    with pytest.raises(RuntimeError, match="no"):
+        formula.finish(engine)
+    assert len(engine.abort_request([str(number) for number in range(4)])) == 4
+    formula.check_idle(engine)
+
+
+def interrupt_at(num_lines: int, call: Callable[[], object]) -> bool:
+    """Call with an interrupt at the n-th line that the package's own code runs.
+
+    The line that gives the outputs of a step away is left out: Python looks for signals after
+    calls, and there is none between forgetting them and returning.
+
+    Returns:
+        Whether the call ran that many lines.
+    """
+    left = num_lines
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal left
+        if "/pagedserve/" not in frame.f_code.co_filename:
+            return None
+        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+        if event == "line" and line.strip() != "return outputs":
+            left -= 1
+            if left == 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return trace
+
+    previous = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(previous)
+    return False
+
+
+@pytest.mark.parametrize("step", [0, 1, 5])
+def test_an_interrupt_at_any_line_of_a_step_loses_nothing(
+    formula: Any, undisturbed: dict[str, list[int]], step: int
+) -> None:
+    num_lines = 1
+    while True:
+        engine = formula.engine()
+        add_requests(engine)
+        outputs: dict[str, RequestOutput] = {}
+        for _ in range(step):
+            outputs |= last_outputs(engine)
+        interrupted = interrupt_at(num_lines, engine.step)
+        if not interrupted:
+            break
+        engine.scheduler.check()
+        outputs |= formula.finish(engine)
+        assert token_ids(outputs) == undisturbed, f"interrupted at line {num_lines}"
+        texts = {one.request_id: one.outputs[0].text for one in outputs.values()}
+        decode = engine.tokenizer.decode
+        assert texts == {
+            request_id: decode(token_ids, skip_special_tokens=True)
+            for request_id, token_ids in undisturbed.items()
+        }
+        formula.check_idle(engine)
+        num_lines += 1
+    assert num_lines > 50
+
+
+def test_an_interrupt_at_any_line_of_add_request_adds_all_or_nothing(formula: Any) -> None:
+    num_lines = 1
+    while True:
+        engine = formula.engine()
+
+        def add(engine: LLMEngine = engine) -> None:
+            engine.add_request("a", {"prompt_token_ids": [1, 2]}, GREEDY)
+
+        interrupted = interrupt_at(num_lines, add)
+        if not interrupted:
+            break
+        assert engine.scheduler.num_waiting == engine.num_unfinished_requests
+        engine.abort_request("a")
+        formula.check_idle(engine)
+        num_lines += 1
+    assert num_lines > 20

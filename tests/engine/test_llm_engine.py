@@ -1,0 +1,210 @@
+import logging
+from typing import Any
+
+import pytest
+
+from pagedserve import LLMEngine, RequestError, RequestOutput, SamplingParams
+from pagedserve.errors import ConfigError, InvariantError
+
+GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+
+
+def ids(*token_ids: int) -> dict[str, Any]:
+    return {"prompt_token_ids": list(token_ids)}
+
+
+def test_requests_get_the_models_tokens(formula: Any) -> None:
+    engine = formula.engine()
+    prompts = {str(length): list(range(length)) for length in range(1, 20)}
+    for request_id, prompt in prompts.items():
+        engine.add_request(request_id, ids(*prompt), GREEDY)
+    outputs = formula.finish(engine)
+    for request_id, prompt in prompts.items():
+        output = outputs[request_id]
+        assert output.outputs[0].token_ids == formula.greedy(prompt, 8)
+        assert output.outputs[0].finish_reason == "length"
+        assert (output.prompt, output.prompt_token_ids) == (None, prompt)
+    formula.check_idle(engine)
+
+
+def test_text_prompts_are_tokenised_and_kept(formula: Any) -> None:
+    engine = formula.engine()
+    engine.add_request("a", "ab", GREEDY)
+    output = formula.finish(engine)["a"]
+    assert output.prompt == "ab"
+    assert output.prompt_token_ids == engine.tokenizer("ab").input_ids
+
+
+def test_a_followed_request_has_an_output_each_step_and_one_last(formula: Any) -> None:
+    engine = formula.engine()
+    engine.add_request("followed", ids(1, 2), GREEDY)
+    engine.add_request("final", ids(1, 2), GREEDY, final_only=True)
+    seen: dict[str, list[RequestOutput]] = {"followed": [], "final": []}
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            seen[output.request_id].append(output)
+    assert [len(one.outputs[0].token_ids) for one in seen["followed"]] == list(range(1, 9))
+    assert [one.finished for one in seen["followed"]] == [False] * 7 + [True]
+    assert len(seen["final"]) == 1
+    assert seen["final"][0].outputs == seen["followed"][-1].outputs
+
+
+def test_preempted_requests_get_the_same_tokens(formula: Any) -> None:
+    engine = formula.engine(num_gpu_blocks=24)
+    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    prompts = {str(number): list(range(number, number + 10)) for number in range(8)}
+    for request_id, prompt in prompts.items():
+        engine.add_request(request_id, ids(*prompt), params)
+    outputs = formula.finish(engine)
+    assert engine.scheduler.num_preemptions > 0
+    for request_id, prompt in prompts.items():
+        assert outputs[request_id].outputs[0].token_ids == formula.greedy(prompt, 40)
+    assert engine.stats.peak_used_blocks <= 24
+    formula.check_idle(engine)
+
+
+def test_stop_tokens_end_a_request(formula: Any) -> None:
+    engine = formula.engine()
+    expected = formula.greedy([5], 8)
+    stop = expected[3]
+    assert stop not in expected[:3]
+    params = SamplingParams(temperature=0, max_tokens=8, stop_token_ids=[stop])
+    engine.add_request("a", ids(5), params)
+    completion = formula.finish(engine)["a"].outputs[0]
+    assert completion.token_ids == expected[:4]
+    assert (completion.finish_reason, completion.stop_reason) == ("stop", stop)
+
+
+def test_a_stop_token_is_not_sampled_before_min_tokens(formula: Any) -> None:
+    engine = formula.engine()
+    stop = formula.greedy([5], 1)[0]
+    params = SamplingParams(temperature=0, max_tokens=8, min_tokens=2, stop_token_ids=[stop])
+    engine.add_request("a", ids(5), params)
+    token_ids = formula.finish(engine)["a"].outputs[0].token_ids
+    assert token_ids[0] == stop + 1
+    assert formula.eos not in token_ids[:2]
+
+
+def test_max_model_len_ends_a_request(formula: Any) -> None:
+    engine = formula.engine(max_model_len=12)
+    engine.add_request("a", ids(*range(7)), SamplingParams(temperature=0, max_tokens=100))
+    completion = formula.finish(engine)["a"].outputs[0]
+    assert (len(completion.token_ids), completion.finish_reason) == (5, "length")
+
+
+def test_a_request_that_outgrows_the_cache_is_ended_with_the_reason(formula: Any) -> None:
+    engine = formula.engine(num_gpu_blocks=4)
+    params = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
+    engine.add_request("large", ids(1, 2, 3), params)
+    engine.add_request("small", ids(1), GREEDY)
+    outputs = formula.finish(engine)
+    completion = outputs["large"].outputs[0]
+    assert completion.finish_reason == "ignored"
+    assert "num_gpu_blocks" in str(completion.stop_reason)
+    assert completion.token_ids == formula.greedy([1, 2, 3], len(completion.token_ids))
+    assert outputs["small"].outputs[0].token_ids == formula.greedy([1], 8)
+    formula.check_idle(engine)
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 3])
+def test_aborting_frees_the_blocks_and_gives_what_was_there(formula: Any, num_steps: int) -> None:
+    engine = formula.engine()
+    engine.add_request("a", ids(1, 2), GREEDY)
+    engine.add_request("b", ids(3), GREEDY)
+    for _ in range(num_steps):
+        engine.step()
+    (aborted,) = engine.abort_request(["a", "no such request"])
+    assert aborted.finished
+    assert aborted.outputs[0].finish_reason == "abort"
+    assert aborted.outputs[0].token_ids == formula.greedy([1, 2], num_steps)
+    assert set(formula.finish(engine)) == {"b"}
+    assert engine.abort_request("a") == []
+    formula.check_idle(engine)
+
+
+def test_a_request_id_can_be_used_again_only_after_its_end(formula: Any) -> None:
+    engine = formula.engine()
+    engine.add_request("a", ids(1), GREEDY)
+    with pytest.raises(RequestError, match="request_id is 'a'"):
+        engine.add_request("a", ids(1), GREEDY)
+    formula.finish(engine)
+    engine.add_request("a", ids(1), GREEDY)
+    assert set(formula.finish(engine)) == {"a"}
+
+
+def test_times_are_in_order(formula: Any) -> None:
+    engine = formula.engine()
+    engine.add_request("a", ids(1), GREEDY)
+    metrics = formula.finish(engine)["a"].metrics
+    times = [
+        metrics.arrival_time,
+        metrics.first_scheduled_time,
+        metrics.first_token_time,
+        metrics.finished_time,
+    ]
+    assert times == sorted(times)
+    assert metrics.time_in_queue == times[1] - times[0]
+
+
+def test_counts_add_up(formula: Any) -> None:
+    engine = formula.engine()
+    for number in range(3):
+        engine.add_request(str(number), ids(1, 2, 3), GREEDY)
+    formula.finish(engine)
+    stats = engine.stats
+    assert (stats.num_prompt_tokens, stats.num_generation_tokens) == (9, 24)
+    assert stats.num_steps == 8
+    assert stats.peak_used_blocks == 3 * 3  # ten computed tokens each, in blocks of four
+
+
+def test_a_step_is_one_line_at_debug_and_none_at_info(
+    formula: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = formula.engine()
+    for level, num_lines in ((logging.INFO, 0), (logging.DEBUG, 1)):
+        caplog.clear()
+        with caplog.at_level(level, "pagedserve"):
+            engine.add_request("a", ids(1), SamplingParams(max_tokens=1, temperature=0))
+            engine.step()
+        assert len(caplog.records) == num_lines
+
+
+def refuse(engine: LLMEngine, prompt: Any, params: SamplingParams = GREEDY) -> str:
+    with pytest.raises(RequestError) as caught:
+        engine.add_request("a", prompt, params)
+    return str(caught.value)
+
+
+def test_requests_that_can_never_run_are_refused(formula: Any) -> None:
+    engine = formula.engine(num_gpu_blocks=4)
+    assert "has 128 tokens; max_model_len is 128" in refuse(engine, ids(*([1] * 128)))
+    text = refuse(engine, ids(*([1] * 17)))
+    assert "17 tokens and needs 5 KV blocks of 4; the engine has 4" in text
+    stop = SamplingParams(stop_token_ids=[formula.vocab_size])
+    assert "from 0 to 256" in refuse(engine, ids(1), stop)
+    narrow = formula.engine(max_num_batched_tokens=40)
+    assert "max_num_batched_tokens is 40" in refuse(narrow, ids(*([1] * 41)))
+    for one in (engine, narrow):
+        formula.check_idle(one)
+
+
+def test_a_prompt_that_fills_all_usable_blocks_runs(formula: Any) -> None:
+    engine = formula.engine(num_gpu_blocks=4)
+    engine.add_request("a", ids(*([1] * 16)), SamplingParams(max_tokens=1, temperature=0))
+    assert len(formula.finish(engine)["a"].outputs[0].token_ids) == 1
+
+
+def test_a_scheduler_that_does_nothing_is_a_bug_not_a_hang(
+    formula: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = formula.engine()
+    engine.add_request("a", ids(1), GREEDY)
+    idle = formula.engine().scheduler
+    monkeypatch.setattr(engine, "_scheduler", idle)
+    with pytest.raises(InvariantError, match="nothing to do though 1 requests wait"):
+        engine.step()
+
+
+def test_an_engine_that_cannot_work_is_a_config_error(formula: Any) -> None:
+    with pytest.raises(ConfigError, match="max_num_batched_tokens is 8, below max_num_seqs, 32"):
+        formula.engine(max_num_batched_tokens=8)

@@ -1,0 +1,86 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pagedserve.engine import memory
+from pagedserve.engine.memory import GIB, free_host_bytes, plan_memory, shown_bytes
+from pagedserve.errors import ConfigError
+
+MIB = 1 << 20
+SIZES = {"block_bytes": MIB, "block_size": 16, "weight_bytes": 5 * MIB, "free_bytes": 100 * GIB}
+
+
+def plan(**options: Any) -> memory.MemoryPlan:
+    return plan_memory(**(SIZES | options))
+
+
+def test_a_gibibyte_is_the_default() -> None:
+    assert plan().num_gpu_blocks == 1024
+
+
+def test_the_default_is_never_more_than_is_free() -> None:
+    blocks = plan(free_bytes=100 * MIB).num_gpu_blocks
+    assert 0 < blocks < 100
+
+
+def test_without_a_default_all_that_is_usable_is_taken() -> None:
+    assert plan(default_bytes=None).num_gpu_blocks > 80 * 1024
+
+
+def test_given_bytes_are_rounded_down_to_blocks() -> None:
+    assert plan(kv_cache_memory=10 * MIB + 5).num_gpu_blocks == 10
+
+
+def test_given_blocks_win_and_may_be_few() -> None:
+    assert plan(num_gpu_blocks=3, kv_cache_memory=GIB, max_model_len=1000).num_gpu_blocks == 3
+
+
+@pytest.mark.parametrize("option", ["kv_cache_memory", "num_gpu_blocks"])
+def test_more_than_is_free_is_refused(option: str) -> None:
+    wish = {"kv_cache_memory": GIB, "num_gpu_blocks": 1024}[option]
+    with pytest.raises(ConfigError, match=rf"{option} asks for .*1\.00 GiB.*500\.00 MiB free"):
+        plan(free_bytes=500 * MIB, **{option: wish})
+
+
+def test_too_little_for_a_block_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"512\.00 KiB holds 0 blocks.*one block needs 1 blocks"):
+        plan(kv_cache_memory=MIB // 2)
+
+
+def test_too_little_for_a_sequence_asked_for_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"one sequence of 200 tokens needs 13 blocks"):
+        plan(kv_cache_memory=12 * MIB, max_model_len=200)
+    assert plan(kv_cache_memory=13 * MIB, max_model_len=200).num_gpu_blocks == 13
+
+
+def test_the_sum_names_weights_pool_and_rest() -> None:
+    text = plan(num_gpu_blocks=1024).describe()
+    assert "weights" in text
+    assert "5.00 MiB" in text
+    assert "1024 blocks x 1.00 MiB, 16384 tokens in blocks of 16" in text
+    assert "99.00 GiB" in text
+
+
+def test_free_memory_is_the_machines_or_the_control_groups(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(memory, "_CONTROL_GROUP_FILES", ())
+    of_machine = free_host_bytes()
+    assert of_machine > 0
+    limit, used = tmp_path / "memory.max", tmp_path / "memory.current"
+    monkeypatch.setattr(memory, "_CONTROL_GROUP_FILES", ((str(limit), str(used)),))
+    limit.write_text("5000\n")
+    used.write_text("3000\n")
+    assert free_host_bytes() == 2000
+    (tmp_path / "memory.stat").write_text("anon 2500\ninactive_file 400\n")
+    assert free_host_bytes() == 2400
+    limit.write_text("max\n")
+    assert abs(free_host_bytes() - of_machine) < GIB
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"), [(5, "5 B"), (2048, "2.00 KiB"), (3 * GIB // 2, "1.50 GiB")]
+)
+def test_bytes_are_shown_in_the_unit_that_fits(num_bytes: int, text: str) -> None:
+    assert shown_bytes(num_bytes) == text

@@ -1,0 +1,56 @@
+import numpy as np
+
+from pagedserve.engine.requests import RowSource, UniformStream
+from pagedserve.sampling_params import SamplingParams
+
+BANNED = (2, 9)
+
+
+def source(params: SamplingParams, *key: int) -> RowSource:
+    return RowSource(params, banned_at_first=BANNED if params.min_tokens else (), key=key or (0,))
+
+
+def test_uniforms_depend_on_key_and_index_alone() -> None:
+    one, same, other = UniformStream(0, 5), UniformStream(0, 5), UniformStream(1, 5)
+    numbers = [one.at(index) for index in range(200)]
+    assert [same.at(index) for index in range(0, 200, 7)] == numbers[::7]
+    assert len({*numbers, *(other.at(index) for index in range(200))}) == 400
+
+
+def test_a_uniform_can_be_asked_for_again() -> None:
+    stream = UniformStream(3)
+    assert stream.at(70) == stream.at(70)
+    assert 0 <= stream.at(70) < 1
+
+
+def test_uniforms_are_uniform() -> None:
+    stream = UniformStream(3)
+    numbers = [stream.at(index) for index in range(20_000)]
+    counts = np.histogram(numbers, bins=10, range=(0, 1))[0]
+    assert np.all(np.abs(counts - 2000) < 200)
+
+
+def test_a_greedy_row_is_made_once() -> None:
+    for params in (
+        SamplingParams(temperature=0),
+        SamplingParams(top_k=1),
+        SamplingParams(temperature=1e-9),
+    ):
+        rows = source(params)
+        assert rows.row(0) is rows.row(1)
+        assert rows.row(0).is_greedy
+
+
+def test_a_random_row_has_the_parameters_and_its_number() -> None:
+    params = SamplingParams(temperature=0.7, top_p=0.9, top_k=40, min_p=0.1, seed=8)
+    row = source(params, 0, 8).row(3)
+    assert (row.temperature, row.top_p, row.top_k, row.min_p) == (0.7, 0.9, 40, 0.1)
+    assert row.uniform == UniformStream(0, 8).at(3)
+    assert not row.is_greedy
+
+
+def test_ending_tokens_are_banned_before_min_tokens_only() -> None:
+    for params in (SamplingParams(min_tokens=2), SamplingParams(min_tokens=2, temperature=0)):
+        rows = source(params)
+        banned = [rows.row(index).banned_token_ids for index in range(3)]
+        assert banned == [BANNED, BANNED, ()]

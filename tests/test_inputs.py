@@ -1,0 +1,128 @@
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pagedserve.errors import RequestError
+from pagedserve.inputs import (
+    ParsedPrompt,
+    TokenizedPrompt,
+    match_params,
+    parse_prompts,
+    tokenize_prompt,
+)
+from pagedserve.sampling_params import SamplingParams
+
+VOCAB_SIZE = 100
+
+
+def encode(text: str) -> list[int]:
+    return [len(word) for word in text.split()]
+
+
+def tokenize(prompt: ParsedPrompt) -> TokenizedPrompt:
+    return tokenize_prompt(prompt, "prompt 3", encode=encode, vocab_size=VOCAB_SIZE)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "prompt_token_ids", "expected"),
+    [
+        ("a b", None, [("a b", None)]),
+        (["a", "b"], None, [("a", None), ("b", None)]),
+        (("a",), None, [("a", None)]),
+        ({"prompt": "a"}, None, [("a", None)]),
+        ({"prompt_token_ids": [1, 2]}, None, [(None, [1, 2])]),
+        (["a", {"prompt_token_ids": [1]}], None, [("a", None), (None, [1])]),
+        (None, [1, 2], [(None, [1, 2])]),
+        (None, [[1], [2, 3]], [(None, [1]), (None, [2, 3])]),
+        (None, np.array([[1, 2], [3, 4]]), [(None, [1, 2]), (None, [3, 4])]),
+        (None, [np.array([1, 2])], [(None, [1, 2])]),
+    ],
+)
+def test_all_forms_become_one(
+    prompts: Any, prompt_token_ids: Any, expected: list[tuple[str | None, list[int] | None]]
+) -> None:
+    parsed = parse_prompts(prompts, prompt_token_ids)
+    assert [(one.text, one.token_ids) for one in parsed] == expected
+
+
+@pytest.mark.parametrize(
+    ("prompts", "prompt_token_ids", "message"),
+    [
+        (None, None, "no prompts: give prompts or prompt_token_ids"),
+        ([], None, "no prompts: the list is empty"),
+        (None, [], "no prompts: prompt_token_ids is empty"),
+        ("a", [1], "both given; give one of them"),
+        ([{"prompt": "a", "prompt_token_ids": [1]}], None, "prompt 0 has both text and token ids"),
+        ([1, 2], None, r"prompt 0 is 1.*token ids go into a dict"),
+        ([[1, 2]], None, r"prompt 0 is \[1, 2\].*token ids go into a dict"),
+        (["a", None], None, "prompt 1 is None; it must be a string or"),
+        ([{"token_ids": [1]}], None, "prompt 0 is"),
+        ([{"prompt": 3}], None, "prompt 0 is"),
+        (7, None, "prompts is 7; it must be a string or"),
+        (None, "abc", "prompt_token_ids is 'abc'; it must be a list"),
+        (None, [[1], "b"], "the token ids of prompt 1 are 'b'"),
+        ({"prompt_token_ids": "abc"}, None, "the token ids of the prompt are 'abc'"),
+    ],
+)
+def test_other_forms_are_refused(prompts: Any, prompt_token_ids: Any, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        parse_prompts(prompts, prompt_token_ids)
+
+
+def test_text_is_encoded() -> None:
+    prompt = tokenize(ParsedPrompt("a bb ccc", None))
+    assert (prompt.text, prompt.token_ids) == ("a bb ccc", [1, 2, 3])
+
+
+def test_integers_of_other_libraries_become_ints() -> None:
+    prompt = tokenize(ParsedPrompt(None, [np.int64(1), 2]))
+    assert [type(token) for token in prompt.token_ids] == [int, int]
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "message"),
+    [
+        ([], "prompt 3 is empty; it must have at least one token"),
+        ([1, 2.0], r"token 1 of prompt 3 is 2\.0; token ids must be integers"),
+        ([1, "2"], "token 1 of prompt 3 is '2'; token ids must be integers"),
+        ([True], "token 0 of prompt 3 is True; token ids must be integers"),
+        ([5, -1], "token 1 of prompt 3 is -1; token ids must be from 0 to 99"),
+        ([100], "token 0 of prompt 3 is 100; token ids must be from 0 to 99"),
+        ([2**40], "token ids must be from 0 to 99"),
+    ],
+)
+def test_bad_token_ids_are_named(token_ids: Any, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        tokenize(ParsedPrompt(None, token_ids))
+
+
+def test_an_empty_text_is_refused() -> None:
+    with pytest.raises(RequestError, match="prompt 3 is empty"):
+        tokenize(ParsedPrompt("", None))
+
+
+def test_text_that_is_no_unicode_is_refused() -> None:
+    with pytest.raises(RequestError, match="prompt 3 is no valid Unicode text"):
+        tokenize(ParsedPrompt("a \ud800 b", None))
+
+
+def test_params_are_one_for_all_or_one_each() -> None:
+    one, other = SamplingParams(max_tokens=1), SamplingParams(max_tokens=2)
+    assert match_params(None, 2) == [SamplingParams()] * 2
+    assert match_params(one, 2) == [one, one]
+    assert match_params([one, other], 2) == [one, other]
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ([SamplingParams()], "1 sampling_params for 2 prompts"),
+        ([], "0 sampling_params for 2 prompts"),
+        ({"temperature": 0}, "sampling_params is"),
+        ([SamplingParams(), None], "sampling_params is"),
+    ],
+)
+def test_params_that_do_not_match_are_refused(params: Any, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        match_params(params, 2)
