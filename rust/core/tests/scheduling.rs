@@ -291,3 +291,24 @@ fn requests_that_cannot_be_are_refused_by_name() {
     }
     assert_all_returned(&scheduler);
 }
+
+#[test]
+fn a_group_that_gets_no_row_gets_no_copy_either() {
+    let limits = Limits { num_gpu_blocks: 16, max_num_batched_tokens: 8, ..Limits::default() };
+    let mut scheduler = limits.scheduler();
+    let (old, _) = add(&mut scheduler, 0, 8);
+    step(&mut scheduler, 1);
+    forked(&mut scheduler, 7, 2);
+    while scheduler.stats().num_recompute_preemptions == 0 {
+        step(&mut scheduler, 1);
+    }
+    scheduler.abort(old);
+    step(&mut scheduler, 1);
+    assert_eq!(scheduler.outputs().num_samples, 0, "too long for one step");
+    forked(&mut scheduler, 6, 2);
+    // The long group takes the whole step, and the new one, whose last block is shared, none.
+    scheduler.schedule(0.0).unwrap();
+    assert_eq!(scheduler.outputs().num_batched_tokens, 8);
+    assert_eq!(scheduler.outputs().scheduled_seq_groups.len(), 1);
+    assert_eq!(scheduler.outputs().blocks_to_copy, []);
+}

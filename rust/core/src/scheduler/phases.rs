@@ -109,9 +109,14 @@ impl Scheduler {
         let mut position = 0;
         while position < self.queues.running.len() {
             let group = self.queues.running[position];
-            // A prefill has had all its slots since it was admitted.
-            if self.store.group(group).is_prefill {
+            let entry = self.store.group(group);
+            if entry.is_prefill {
+                // It has had all its slots since it was admitted.
                 self.schedule_rows(group, budget);
+                position += 1;
+            } else if entry.seqs.len() > budget.remaining_tokens() {
+                // No moves for a group without rows: were the step abandoned, nobody would know
+                // that they were not done.
                 position += 1;
             } else if self.space.can_append_slots(&self.store, group) {
                 self.append_slots(group);
