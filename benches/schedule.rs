@@ -9,6 +9,7 @@ use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, 
 use pagedserve_core::config::{CacheConfig, SchedulerConfig};
 use pagedserve_core::inputs::InputBuffers;
 use pagedserve_core::scheduler::{Scheduler, StepResults};
+use pagedserve_core::sequence::Request;
 
 const BLOCK_SIZE: usize = 16;
 const CONTEXT: usize = 512;
@@ -70,22 +71,12 @@ impl Caller {
 }
 
 fn waiting(num_seqs: usize) -> Scheduler {
-    let config = SchedulerConfig {
-        max_num_seqs: num_seqs,
-        max_num_batched_tokens: num_seqs * CONTEXT,
-        max_model_len: 1 << 16,
-        preemption_mode: None,
-    };
-    let cache = CacheConfig {
-        block_size: BLOCK_SIZE,
-        num_gpu_blocks: num_seqs * 40,
-        num_cpu_blocks: 0,
-        watermark: 0.01,
-    };
+    let config = SchedulerConfig::new(num_seqs, num_seqs * CONTEXT, 1 << 16);
+    let cache = CacheConfig::new(BLOCK_SIZE, num_seqs * 40);
     let mut scheduler = Scheduler::new(config, &cache).unwrap();
     let prompt: Vec<i32> = (0..).take(CONTEXT).collect();
     for _ in 0..num_seqs {
-        scheduler.add_seq_group(&prompt, 0.0, 1).unwrap();
+        scheduler.add_seq_group(&Request::new(&prompt, 0.0)).unwrap();
     }
     scheduler
 }

@@ -14,12 +14,34 @@ pub enum PreemptionMode {
 
 impl PreemptionMode {
     /// The name used in configurations and logs.
-    pub fn as_str(self) -> &'static str {
+    pub const fn as_str(self) -> &'static str {
         match self {
             Self::Recompute => "recompute",
             Self::Swap => "swap",
         }
     }
+}
+
+/// Which group is served first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Policy {
+    /// The one that came first.
+    #[default]
+    Fcfs,
+    /// The smallest priority number, among equals the earliest arrival; running groups give
+    /// way to waiting ones that go before them.
+    Priority,
+}
+
+/// Which running group is preempted when another needs its blocks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum VictimPolicy {
+    /// The last of the queue.
+    Last,
+    /// Of those that have not been served in the step, the one with the fewest computed
+    /// tokens: what is lost is computed again.
+    #[default]
+    LeastWork,
 }
 
 /// The KV blocks of both tiers.
@@ -34,9 +56,67 @@ pub struct CacheConfig {
     /// Share of the device blocks kept free when a new group is admitted, in `[0, 1)`.  It
     /// damps the thrashing of admitting a group and preempting it at once.
     pub watermark: f64,
+    /// Whether blocks keep their contents for later requests with the same prefix.
+    pub enable_prefix_caching: bool,
+    /// Tokens that a query can see, itself included, where all layers have one window; a
+    /// sequence then holds no more blocks than the window spans.
+    pub sliding_window: Option<usize>,
+    /// Count in admission what a request shares with running ones, instead of asking for
+    /// blocks it will not take.
+    pub count_cached_blocks: bool,
+    /// Charge a request's cached tokens to the token budget and compute them again, as vLLM
+    /// 0.6.2's scheduler accounts for them.
+    pub charge_cached_tokens: bool,
+    /// Share the last, partly filled block of a prompt with identical prompts, at the price of
+    /// a copy for all but one of them.
+    pub share_partial_blocks: bool,
+    /// Share blocks with generated tokens with later prompts that hold the same tokens, as those
+    /// of the next turn of a conversation do; else only with requests whose prompt ends at the
+    /// same place.
+    pub share_generated_blocks: bool,
+    /// Move all blocks of a group that is swapped in, also those that the device still has.
+    pub swap_in_cached_blocks: bool,
+    /// Evict free blocks without contents in turn with the cached ones, instead of first.
+    pub evict_blank_blocks_in_order: bool,
+    /// Ask the pool for the blocks that a step takes, instead of one for each sequence.
+    pub exact_append_demand: bool,
 }
 
 impl CacheConfig {
+    /// The best known behaviour: no prefix caching unless it is turned on, no host blocks, a
+    /// watermark of one percent.
+    pub fn new(block_size: usize, num_gpu_blocks: usize) -> Self {
+        Self {
+            block_size,
+            num_gpu_blocks,
+            num_cpu_blocks: 0,
+            watermark: 0.01,
+            enable_prefix_caching: false,
+            sliding_window: None,
+            count_cached_blocks: true,
+            charge_cached_tokens: false,
+            share_partial_blocks: false,
+            share_generated_blocks: true,
+            swap_in_cached_blocks: false,
+            evict_blank_blocks_in_order: false,
+            exact_append_demand: true,
+        }
+    }
+
+    /// The decisions of vLLM 0.6.2's block manager.
+    pub fn classic(block_size: usize, num_gpu_blocks: usize) -> Self {
+        Self {
+            count_cached_blocks: false,
+            charge_cached_tokens: true,
+            share_partial_blocks: true,
+            share_generated_blocks: false,
+            swap_in_cached_blocks: true,
+            evict_blank_blocks_in_order: true,
+            exact_append_demand: false,
+            ..Self::new(block_size, num_gpu_blocks)
+        }
+    }
+
     /// # Errors
     /// [`Error::Config`] with the field, what it was and what it may be.
     pub fn validate(&self) -> Result<()> {
@@ -46,6 +126,16 @@ impl CacheConfig {
         fits_i32("num_gpu_blocks", self.num_gpu_blocks)?;
         fits_i32("num_cpu_blocks", self.num_cpu_blocks)?;
         fits_i32("block_size", self.block_size)?;
+        if self.sliding_window.is_some() && self.enable_prefix_caching {
+            return Err(Error::Config(
+                "sliding_window and enable_prefix_caching exclude each other: a window's blocks \
+                 are overwritten in place"
+                    .to_owned(),
+            ));
+        }
+        if self.sliding_window == Some(0) {
+            return Err(Error::Config("sliding_window is 0; it must be at least 1".to_owned()));
+        }
         if !(0.0..1.0).contains(&self.watermark) {
             return Err(Error::Config(format!(
                 "watermark is {}; it must be at least 0 and below 1",
@@ -78,9 +168,75 @@ pub struct SchedulerConfig {
     pub max_model_len: usize,
     /// `None` chooses by group size: recompute for one sequence, swap for several.
     pub preemption_mode: Option<PreemptionMode>,
+    /// Cut prompts into chunks that share steps with decodes (Agrawal et al., Sarathi-Serve,
+    /// OSDI 2024), decodes first.
+    pub enable_chunked_prefill: bool,
+    /// Which group is served first.
+    pub policy: Policy,
+    /// Hold prompts back until the oldest has waited this many times the last prompt step, so
+    /// that more of them run together; 0 does not.
+    pub delay_factor: f64,
+    /// Slots given to a decoding sequence beyond its next token.
+    pub num_lookahead_slots: usize,
+    /// Adapters that may be active in one step; `None` without adapters.
+    pub max_loras: Option<usize>,
+    /// How many groups may be admitted before the head of a queue, waiting or swapped, that does
+    /// not fit; then nobody passes it any more.  0 keeps strict order.
+    pub max_num_bypasses: usize,
+    /// Who is preempted.
+    pub victim_policy: VictimPolicy,
+    /// Admit new prompts in a step in which somebody was preempted, and with chunks while
+    /// somebody is swapped out.
+    pub admit_after_preemption: bool,
+    /// Bring groups swapped out in one step back in the order in which they were taken, last
+    /// first.
+    pub reverse_swapped_order: bool,
+    /// Cut a chunk at a block boundary where prefix caching is on.
+    pub whole_block_chunks: bool,
+    /// Refuse a prompt beyond `max_model_len` also where prompts are cut into chunks, whatever
+    /// the length of its first chunk.
+    pub limit_chunked_prompts: bool,
 }
 
 impl SchedulerConfig {
+    /// The best known behaviour within these limits.
+    pub fn new(max_num_seqs: usize, max_num_batched_tokens: usize, max_model_len: usize) -> Self {
+        Self {
+            max_num_seqs,
+            max_num_batched_tokens,
+            max_model_len,
+            preemption_mode: None,
+            enable_chunked_prefill: false,
+            policy: Policy::Fcfs,
+            delay_factor: 0.0,
+            num_lookahead_slots: 0,
+            max_loras: None,
+            max_num_bypasses: 0,
+            victim_policy: VictimPolicy::LeastWork,
+            admit_after_preemption: false,
+            reverse_swapped_order: false,
+            whole_block_chunks: false,
+            limit_chunked_prompts: true,
+        }
+    }
+
+    /// The decisions of vLLM 0.6.2's scheduler, its faults excepted.
+    pub fn classic(
+        max_num_seqs: usize,
+        max_num_batched_tokens: usize,
+        max_model_len: usize,
+    ) -> Self {
+        Self {
+            max_num_bypasses: 0,
+            victim_policy: VictimPolicy::Last,
+            admit_after_preemption: true,
+            reverse_swapped_order: true,
+            whole_block_chunks: true,
+            limit_chunked_prompts: false,
+            ..Self::new(max_num_seqs, max_num_batched_tokens, max_model_len)
+        }
+    }
+
     /// # Errors
     /// [`Error::Config`] with the field, what it was and what it may be.
     pub fn validate(&self) -> Result<()> {
@@ -88,6 +244,16 @@ impl SchedulerConfig {
         at_least_one("max_model_len", self.max_model_len)?;
         fits_i32("max_num_batched_tokens", self.max_num_batched_tokens)?;
         fits_i32("max_model_len", self.max_model_len)?;
+        fits_i32("num_lookahead_slots", self.num_lookahead_slots)?;
+        if !(self.delay_factor.is_finite() && self.delay_factor >= 0.0) {
+            return Err(Error::Config(format!(
+                "delay_factor is {}; it must be finite and at least 0",
+                self.delay_factor
+            )));
+        }
+        if self.max_loras == Some(0) {
+            return Err(Error::Config("max_loras is 0; it must be at least 1 or None".to_owned()));
+        }
         if self.max_num_batched_tokens < self.max_num_seqs {
             return Err(Error::Config(format!(
                 "max_num_batched_tokens is {}, below max_num_seqs, {}; a step must have room for \
@@ -98,9 +264,13 @@ impl SchedulerConfig {
         Ok(())
     }
 
-    /// The longest prompt that can be run: a prompt is computed in one step.
+    /// The longest prompt that can be run: without chunks it is computed in one step.
     pub fn prompt_limit(&self) -> usize {
-        self.max_model_len.min(self.max_num_batched_tokens)
+        if self.enable_chunked_prefill {
+            self.max_model_len
+        } else {
+            self.max_model_len.min(self.max_num_batched_tokens)
+        }
     }
 }
 
@@ -124,14 +294,8 @@ mod tests {
 
     #[test]
     fn a_refusal_names_the_field_and_what_is_accepted() {
-        let cache =
-            CacheConfig { block_size: 16, num_gpu_blocks: 8, num_cpu_blocks: 0, watermark: 0.01 };
-        let scheduler = SchedulerConfig {
-            max_num_seqs: 4,
-            max_num_batched_tokens: 64,
-            max_model_len: 32,
-            preemption_mode: None,
-        };
+        let cache = CacheConfig::new(16, 8);
+        let scheduler = SchedulerConfig::new(4, 64, 32);
         assert_eq!(cache.validate().and(scheduler.validate()), Ok(()));
         let text = |result: Result<()>| result.unwrap_err().to_string();
         for watermark in [-0.1, 1.0, f64::NAN] {
@@ -139,7 +303,19 @@ mod tests {
             assert!(refusal.contains("watermark"), "{refusal}");
         }
         assert!(text(CacheConfig { block_size: 0, ..cache }.validate()).contains("block_size"));
-        let small = SchedulerConfig { max_num_batched_tokens: 3, ..scheduler };
-        assert!(text(small.validate()).contains("max_num_seqs, 4"));
+        let window = CacheConfig {
+            enable_prefix_caching: true,
+            sliding_window: Some(32),
+            ..CacheConfig::new(16, 8)
+        };
+        assert!(text(window.validate()).contains("sliding_window"));
+        let refused = |change: fn(&mut SchedulerConfig)| {
+            let mut config = scheduler.clone();
+            change(&mut config);
+            text(config.validate())
+        };
+        assert!(refused(|c| c.max_num_batched_tokens = 3).contains("max_num_seqs, 4"));
+        assert!(refused(|c| c.delay_factor = f64::NAN).contains("delay_factor"));
+        assert!(refused(|c| c.max_loras = Some(0)).contains("max_loras"));
     }
 }

@@ -6,7 +6,7 @@
 //! |---|---|---|
 //! | `token_ids` | T | inputs, rows packed one after another |
 //! | `positions` | T | position of each token in its sequence |
-//! | `slot_mapping` | T | where its keys and values go: block * block size + offset |
+//! | `slot_mapping` | T | where its keys and values go: block * block size + offset, or -1 where they lie already |
 //! | `query_start` | R + 1 | row boundaries in T |
 //! | `seq_lens` | R | keys visible to the last token of the row |
 //! | `block_tables` | R x B | physical blocks, row-major, padded with 0 |
@@ -80,7 +80,7 @@ pub(crate) fn fill(
         fill_tokens(buffers, token, row, seq, block_size);
         token += row.num_tokens;
         let table = index * outputs.max_num_blocks..(index + 1) * outputs.max_num_blocks;
-        fill_table(&mut buffers.block_tables[table], row, seq, block_size);
+        fill_table(&mut buffers.block_tables[table], row, seq, outputs, block_size);
         buffers.query_start[index + 1] = int32(token);
         buffers.seq_lens[index] = int32(seq.num_computed_tokens + row.num_tokens);
         buffers.row_handles[index] = row.seq.to_bits();
@@ -104,23 +104,44 @@ fn fill_tokens(
     let target = first..first + row.num_tokens;
     buffers.token_ids[target.clone()]
         .copy_from_slice(&seq.token_ids()[computed..computed + row.num_tokens]);
-    let blocks = seq.table.blocks();
-    let (mut block, mut offset) = (computed / block_size, computed % block_size);
+    let mut block = computed / block_size;
+    let mut offset = computed % block_size;
+    let mut slot = first_slot(seq, block, block_size);
     for (position, index) in (computed..).zip(target) {
         buffers.positions[index] = int64(position);
-        buffers.slot_mapping[index] = int64(blocks[block].index() * block_size + offset);
+        buffers.slot_mapping[index] =
+            if position < seq.num_cached_tokens { -1 } else { slot + int64(offset) };
         offset += 1;
-        if offset == block_size {
+        if offset == block_size && position + 1 < computed + row.num_tokens {
             (block, offset) = (block + 1, 0);
+            slot = first_slot(seq, block, block_size);
         }
     }
 }
 
-fn fill_table(target: &mut [i32], row: &Row, seq: &Sequence, block_size: usize) {
-    let num_blocks = num_blocks_for(seq.num_computed_tokens + row.num_tokens, block_size);
+fn first_slot(seq: &Sequence, block: usize, block_size: usize) -> i64 {
+    int64(seq.table.block(block).index() * block_size)
+}
+
+fn fill_table(
+    target: &mut [i32],
+    row: &Row,
+    seq: &Sequence,
+    outputs: &SchedulerOutputs,
+    block_size: usize,
+) {
+    let num_slots = seq.num_computed_tokens + row.num_tokens + outputs.num_lookahead_slots;
+    let num_blocks = num_blocks_for(num_slots, block_size).min(seq.table.len());
     let (used, padding) = target.split_at_mut(num_blocks);
-    for (entry, block) in used.iter_mut().zip(seq.table.blocks()) {
-        *entry = int32(block.index());
+    let blocks = seq.table.blocks();
+    if blocks.len() >= num_blocks {
+        for (entry, block) in used.iter_mut().zip(blocks) {
+            *entry = int32(block.index());
+        }
+    } else {
+        for (index, entry) in used.iter_mut().enumerate() {
+            *entry = int32(seq.table.block(index).index());
+        }
     }
     padding.fill(0);
 }

@@ -18,17 +18,12 @@
 //! use pagedserve_core::config::{CacheConfig, SchedulerConfig};
 //! use pagedserve_core::inputs::InputBuffers;
 //! use pagedserve_core::scheduler::{Scheduler, StepResults};
+//! use pagedserve_core::sequence::Request;
 //!
-//! let mut scheduler = Scheduler::new(
-//!     SchedulerConfig {
-//!         max_num_seqs: 8,
-//!         max_num_batched_tokens: 64,
-//!         max_model_len: 64,
-//!         preemption_mode: None,
-//!     },
-//!     &CacheConfig { block_size: 4, num_gpu_blocks: 32, num_cpu_blocks: 0, watermark: 0.01 },
-//! )?;
-//! let (_group, seq) = scheduler.add_seq_group(&[11, 12, 13, 14, 15], 0.0, 1)?;
+//! let mut scheduler =
+//!     Scheduler::new(SchedulerConfig::new(8, 64, 64), &CacheConfig::new(4, 32))?;
+//! let request = Request::new(&[11, 12, 13, 14, 15], 0.0);
+//! let (_group, seq) = scheduler.add_seq_group(&request)?;
 //!
 //! let outputs = scheduler.schedule(0.0)?;
 //! assert_eq!((outputs.num_prefill_groups, outputs.num_batched_tokens), (1, 5));
@@ -58,7 +53,7 @@
 //! # Ok::<(), pagedserve_core::error::Error>(())
 //! ```
 //!
-//! Layers, lower never names higher: `ids, error, config, arena`, `block`, `table`,
+//! Layers, lower never names higher: `ids, error, config, hash, arena`, `block`, `table`,
 //! `sequence`, `space`, `scheduler` with its data `outputs` and `inputs`.
 
 #![forbid(unsafe_code)]
@@ -68,8 +63,10 @@ pub mod arena;
 pub mod block;
 pub mod config;
 pub mod error;
+pub mod hash;
 pub mod ids;
 pub mod inputs;
+pub mod log;
 pub mod outputs;
 pub mod scheduler;
 pub mod sequence;

@@ -27,10 +27,12 @@ pub struct Row {
 pub struct ScheduledSequenceGroup {
     /// The group.
     pub group: GroupHandle,
-    /// Tokens computed for it in this step, over all its rows.
+    /// Tokens computed for it in this step: of a prefill in all its rows, of a decode in each.
     pub token_chunk_size: usize,
     /// Whether it was still computing its prompt (or recomputing) before this step.
     pub is_prefill: bool,
+    /// Whether its next tokens are wanted: false for a chunk that stops before the end.
+    pub is_sampled: bool,
     /// How many rows it has.
     pub num_rows: usize,
 }
@@ -77,6 +79,34 @@ impl fmt::Display for IgnoredReason {
     }
 }
 
+/// Why a group that waits or is swapped did not run in a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// Not enough free blocks now.
+    NoBlocks,
+    /// The token budget of the step is spent.
+    NoTokens,
+    /// As many sequences run as may.
+    NoSequences,
+    /// Its adapter has no slot.
+    NoAdapterSlot,
+    /// Prompts are held back by the delay factor.
+    Delayed,
+}
+
+impl Refusal {
+    /// The name used in logs.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::NoBlocks => "no_blocks",
+            Self::NoTokens => "no_tokens",
+            Self::NoSequences => "no_sequences",
+            Self::NoAdapterSlot => "no_adapter_slot",
+            Self::Delayed => "delayed",
+        }
+    }
+}
+
 /// What one call of `schedule` decided.
 #[derive(Clone, Debug, Default)]
 pub struct SchedulerOutputs {
@@ -88,6 +118,8 @@ pub struct SchedulerOutputs {
     pub rows: Vec<Row>,
     /// Leading entries of `scheduled_seq_groups` that are prefills.
     pub num_prefill_groups: usize,
+    /// Leading entries of `rows` that belong to them.
+    pub num_prefill_rows: usize,
     /// Tokens of the prefill groups.
     pub num_prefill_tokens: usize,
     /// Tokens of all rows.
@@ -104,10 +136,14 @@ pub struct SchedulerOutputs {
     pub blocks_to_copy: Vec<BlockPair>,
     /// Groups ended in this step and why; their handles are dead.
     pub ignored_seq_groups: Vec<(GroupHandle, IgnoredReason)>,
+    /// Groups that were considered and did not run, and why; those behind them were not.
+    pub refused: Vec<(GroupHandle, Refusal)>,
     /// Groups that lost their device blocks in this step, lowest priority first.
     pub preempted: Vec<(GroupHandle, PreemptionMode)>,
     /// Groups that came back from the host.
     pub swapped_in: Vec<GroupHandle>,
+    /// Slots beyond its next token that every decoding sequence has.
+    pub num_lookahead_slots: usize,
     /// Groups in the running queue after the decisions.
     pub running_queue_size: usize,
 }
@@ -134,13 +170,16 @@ impl SchedulerOutputs {
         self.blocks_to_swap_in.clear();
         self.blocks_to_copy.clear();
         self.ignored_seq_groups.clear();
+        self.refused.clear();
         self.preempted.clear();
         self.swapped_in.clear();
         self.num_prefill_groups = 0;
+        self.num_prefill_rows = 0;
         self.num_prefill_tokens = 0;
         self.num_batched_tokens = 0;
         self.num_samples = 0;
         self.max_num_blocks = 0;
+        self.num_lookahead_slots = 0;
         self.running_queue_size = 0;
     }
 }

@@ -16,18 +16,19 @@ mod common;
 use std::collections::BTreeMap;
 
 use common::{Limits, Output, assert_all_returned, sampled_rows, update};
-use pagedserve_core::config::PreemptionMode;
+use pagedserve_core::config::{CacheConfig, Policy, PreemptionMode, SchedulerConfig, VictimPolicy};
+use pagedserve_core::hash::PrefixKey;
 use pagedserve_core::ids::BlockId;
 use pagedserve_core::inputs::InputBuffers;
 use pagedserve_core::scheduler::Scheduler;
-use pagedserve_core::sequence::GroupHandle;
+use pagedserve_core::sequence::{GroupHandle, Request};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
 #[derive(Clone, Debug)]
 enum Op {
-    /// Prompt length, width, seed of the tokens.
-    Add(usize, usize, i32),
+    /// Prompt length, width, seed of the tokens, adapter, encoder tokens.
+    Add(usize, usize, i32, u32, usize),
     Abort(prop::sample::Index),
     /// A step; per sampled row how many outputs it gets, which of them end, and their seed.
     Step(Vec<(u8, u8)>, i32),
@@ -40,7 +41,9 @@ enum Op {
 fn ops() -> impl Strategy<Value = Vec<Op>> {
     let fates = || prop::collection::vec((0..6u8, 0..24u8), 1..12);
     let op = prop_oneof![
-        3 => (1..40usize, 1..5usize, 0..3i32).prop_map(|(len, width, seed)| Op::Add(len, width, seed)),
+        3 => (1..40usize, 1..5usize, 0..3i32, 0..4u32, 0..9usize).prop_map(
+            |(len, width, seed, adapter, encoder)| Op::Add(len, width, seed, adapter, encoder)
+        ),
         1 => any::<prop::sample::Index>().prop_map(Op::Abort),
         12 => (fates(), 0..50i32).prop_map(|(fates, seed)| Op::Step(fates, seed)),
         1 => any::<bool>().prop_map(Op::Fail),
@@ -49,26 +52,67 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
     prop::collection::vec(op, 20..120)
 }
 
-fn limits() -> impl Strategy<Value = Limits> {
+fn cache() -> impl Strategy<Value = CacheConfig> {
+    let features = prop_oneof![
+        2 => Just((false, None)),
+        2 => Just((true, None)),
+        1 => (1..20usize).prop_map(|window| (false, Some(window))),
+    ];
+    let flags = any::<[bool; 7]>();
+    (1..6usize, 4..40usize, 0..30usize, 0.0..0.2f64, features, flags).prop_map(
+        |(block_size, num_gpu_blocks, num_cpu_blocks, watermark, features, flags)| CacheConfig {
+            num_cpu_blocks,
+            watermark,
+            enable_prefix_caching: features.0,
+            sliding_window: features.1,
+            count_cached_blocks: flags[0],
+            charge_cached_tokens: flags[1],
+            share_partial_blocks: flags[2],
+            evict_blank_blocks_in_order: flags[3],
+            exact_append_demand: flags[4],
+            share_generated_blocks: flags[5],
+            swap_in_cached_blocks: flags[6],
+            ..CacheConfig::new(block_size, num_gpu_blocks)
+        },
+    )
+}
+
+fn scheduler() -> impl Strategy<Value = SchedulerConfig> {
     let mode = prop_oneof![
         Just(None),
         Just(Some(PreemptionMode::Recompute)),
         Just(Some(PreemptionMode::Swap))
     ];
-    (1..6usize, 4..40usize, 0..30usize, 0.0..0.2f64, 4..12usize, 0..60usize, mode).prop_map(
-        |(block_size, num_gpu_blocks, num_cpu_blocks, watermark, max_num_seqs, spare, mode)| {
-            Limits {
-                block_size,
-                num_gpu_blocks,
-                num_cpu_blocks,
-                watermark,
-                max_num_seqs,
-                max_num_batched_tokens: max_num_seqs + spare,
-                max_model_len: 48,
-                preemption_mode: mode,
-            }
-        },
-    )
+    let numbers = (4..12usize, 0..60usize, 0..4usize, 0..4usize, 1..3usize);
+    let flags = any::<[bool; 7]>();
+    (numbers, mode, flags).prop_map(|(numbers, preemption_mode, flags)| {
+        let (max_num_seqs, spare, num_lookahead_slots, max_num_bypasses, max_loras) = numbers;
+        SchedulerConfig {
+            preemption_mode,
+            enable_chunked_prefill: flags[0],
+            policy: if flags[1] { Policy::Priority } else { Policy::Fcfs },
+            num_lookahead_slots: if flags[2] { num_lookahead_slots } else { 0 },
+            max_loras: Some(max_loras),
+            max_num_bypasses,
+            victim_policy: if flags[3] { VictimPolicy::LeastWork } else { VictimPolicy::Last },
+            admit_after_preemption: flags[4],
+            reverse_swapped_order: flags[5],
+            whole_block_chunks: flags[6],
+            limit_chunked_prompts: true,
+            ..SchedulerConfig::new(max_num_seqs, max_num_seqs + spare, 48)
+        }
+    })
+}
+
+fn limits() -> impl Strategy<Value = Limits> {
+    (cache(), scheduler()).prop_map(|(cache, mut scheduler)| {
+        // As the scheduler asks: a chunk of whole blocks must not be rounded down to nothing.
+        if scheduler.whole_block_chunks {
+            scheduler.max_num_batched_tokens =
+                scheduler.max_num_batched_tokens.next_multiple_of(cache.block_size);
+        }
+        Limits { cache, scheduler }
+    })
 }
 
 /// What lies in each slot: the token whose keys were written there and all before it, hashed.
@@ -90,8 +134,8 @@ struct Life {
 impl Life {
     fn new(limits: Limits) -> Self {
         Self {
-            limits,
             scheduler: limits.scheduler(),
+            limits,
             device: Slots::new(),
             host: Slots::new(),
             groups: Vec::new(),
@@ -102,10 +146,16 @@ impl Life {
     fn apply(&mut self, op: &Op) {
         self.num_ops += 1;
         match op {
-            Op::Add(len, width, seed) => {
+            Op::Add(len, width, seed, adapter, encoder) => {
                 let prompt: Vec<i32> = (0i32..).map(|i| seed * 100 + i % 7).take(*len).collect();
-                let added = self.scheduler.add_seq_group(&prompt, 0.0, (*width).min(4));
-                self.groups.push(added.unwrap().0);
+                let request = Request {
+                    max_num_running_seqs: *width,
+                    priority: i64::from(*seed),
+                    key: PrefixKey { adapter: adapter.saturating_sub(1), salt: 0 },
+                    num_encoder_tokens: encoder.saturating_sub(5),
+                    ..Request::new(&prompt, 0.0)
+                };
+                self.groups.push(self.scheduler.add_seq_group(&request).unwrap().0);
             }
             Op::Abort(pick) => self.abort(*pick),
             Op::Step(fates, seed) => self.step(fates, *seed),
@@ -194,7 +244,7 @@ impl Life {
         for output in &mut outputs {
             let seq = self.scheduler.outputs().rows[output.row].seq;
             let len = self.scheduler.sequence(seq).unwrap().len();
-            output.finish |= len >= self.limits.max_model_len;
+            output.finish |= len >= self.limits.scheduler.max_model_len;
         }
         outputs
     }
@@ -203,7 +253,7 @@ impl Life {
     /// checks that every row then sees exactly its own history.
     fn execute(&mut self) {
         let outputs = self.scheduler.outputs().clone();
-        let size = self.limits.block_size;
+        let size = self.limits.cache.block_size;
         let slots = |block: BlockId| block.index() * size..(block.index() + 1) * size;
         let copy = |from: &Slots, (a, b): (BlockId, BlockId)| -> Vec<(usize, Option<u64>)> {
             slots(b).zip(slots(a).map(|slot| from.get(&slot).copied())).collect()
@@ -220,51 +270,105 @@ impl Life {
             let values = copy(&self.device, pair);
             write(&mut self.device, values);
         }
-        let arrays = Arrays::filled(&self.scheduler, self.limits);
+        let arrays = Arrays::filled(&self.scheduler, &self.limits);
         self.run_rows(&arrays);
     }
 
     fn run_rows(&mut self, arrays: &Arrays) {
-        let at = |value: i32| usize::try_from(value).unwrap();
-        let outputs = self.scheduler.outputs();
-        let size = self.limits.block_size;
-        let row_slots = |row: usize, num_keys: usize| -> Vec<usize> {
-            let table = &arrays.block_tables[row * outputs.max_num_blocks..];
-            (0..num_keys).map(|p| at(table[p / size]) * size + p % size).collect()
-        };
-        for (row, scheduled) in outputs.rows.iter().enumerate() {
-            let tokens = self.scheduler.sequence(scheduled.seq).unwrap().token_ids();
-            let query = at(arrays.query_start[row])..at(arrays.query_start[row + 1]);
-            assert_eq!(query.len(), scheduled.num_tokens);
-            let num_keys = at(arrays.seq_lens[row]);
-            let slots = row_slots(row, num_keys);
-            for index in query {
-                let position = usize::try_from(arrays.positions[index]).unwrap();
-                assert_eq!(arrays.token_ids[index], tokens[position]);
-                let slot = usize::try_from(arrays.slot_mapping[index]).unwrap();
-                assert_eq!(slot, slots[position]);
-                let key = tokens[..=position].iter().fold(1, |hash, token| chain(hash, *token));
-                self.device.insert(slot, key);
-            }
-            assert_eq!(arrays.row_handles[row], scheduled.seq.to_bits());
+        for row in 0..self.scheduler.outputs().rows.len() {
+            self.write_row(arrays, row);
         }
         // All keys are written before any row attends.
-        for (row, scheduled) in outputs.rows.iter().enumerate() {
-            let tokens = self.scheduler.sequence(scheduled.seq).unwrap().token_ids();
-            let mut hash = 1;
-            let num_keys = at(arrays.seq_lens[row]);
-            for (position, slot) in row_slots(row, num_keys).into_iter().enumerate() {
-                hash = chain(hash, tokens[position]);
-                assert_eq!(self.device.get(&slot), Some(&hash), "row {row} sees a foreign key");
-            }
+        for row in 0..self.scheduler.outputs().rows.len() {
+            self.attend(arrays, row);
         }
+        let num_samples = self.scheduler.outputs().num_samples;
         let samples: Vec<usize> =
-            arrays.sample_rows[..outputs.num_samples].iter().map(|row| at(*row)).collect();
+            arrays.sample_rows[..num_samples].iter().map(|row| at(*row)).collect();
         assert_eq!(samples, sampled_rows(&self.scheduler));
         for (sample, row) in samples.into_iter().enumerate() {
             assert_eq!(arrays.sample_index[sample], arrays.query_start[row + 1] - 1);
         }
     }
+
+    /// Keys of the history up to each position, under the adapter of the row.
+    fn keys(&self, row: usize) -> Vec<u64> {
+        let seq = self.scheduler.sequence(self.scheduler.outputs().rows[row].seq).unwrap();
+        let adapter = self.scheduler.store().find_group(seq.group()).unwrap().key.adapter;
+        let extend = |hash: &mut u64, token: &i32| {
+            *hash = chain(*hash, *token);
+            Some(*hash)
+        };
+        seq.token_ids().iter().scan(1 + u64::from(adapter), extend).collect()
+    }
+
+    fn slot(&self, arrays: &Arrays, row: usize, position: usize) -> usize {
+        let size = self.limits.cache.block_size;
+        let table = &arrays.block_tables[row * self.scheduler.outputs().max_num_blocks..];
+        at(table[position / size]) * size + position % size
+    }
+
+    fn write_row(&mut self, arrays: &Arrays, row: usize) {
+        let scheduled = self.scheduler.outputs().rows[row];
+        let seq = self.scheduler.sequence(scheduled.seq).unwrap();
+        let query = at(arrays.query_start[row])..at(arrays.query_start[row + 1]);
+        assert_eq!(query.len(), scheduled.num_tokens);
+        assert_eq!(arrays.row_handles[row], scheduled.seq.to_bits());
+        let keys = self.keys(row);
+        let mut written = Vec::new();
+        for index in query {
+            let position = usize::try_from(arrays.positions[index]).unwrap();
+            assert_eq!(arrays.token_ids[index], seq.token_ids()[position]);
+            // A slot that is not written holds the key already, or another row of this step
+            // writes it: `attend` looks.
+            if arrays.slot_mapping[index] >= 0 {
+                let slot = usize::try_from(arrays.slot_mapping[index]).unwrap();
+                assert_eq!(slot, self.slot(arrays, row, position));
+                written.push((slot, keys[position]));
+            }
+        }
+        self.device.extend(written);
+        self.grow_into_lookahead(arrays, row);
+    }
+
+    /// Slots for the lookahead are there, and nobody else's.
+    fn grow_into_lookahead(&mut self, arrays: &Arrays, row: usize) {
+        let outputs = self.scheduler.outputs();
+        if row < outputs.num_prefill_rows {
+            return;
+        }
+        let num_keys = at(arrays.seq_lens[row]);
+        for position in num_keys..num_keys + outputs.num_lookahead_slots {
+            let slot = self.slot(arrays, row, position);
+            self.device.insert(slot, u64::MAX); // a guess of this row's own
+            let others = (0..row).filter(|other| *other != row);
+            for other in others {
+                let end = at(arrays.seq_lens[other]);
+                let visible = end.saturating_sub(self.window())..end;
+                for position in visible {
+                    assert_ne!(slot, self.slot(arrays, other, position), "lookahead on a key");
+                }
+            }
+        }
+    }
+
+    fn window(&self) -> usize {
+        self.limits.cache.sliding_window.unwrap_or(usize::MAX)
+    }
+
+    fn attend(&self, arrays: &Arrays, row: usize) {
+        let keys = self.keys(row);
+        let num_keys = at(arrays.seq_lens[row]);
+        let hidden = num_keys.saturating_sub(self.window());
+        for (position, key) in keys.iter().enumerate().take(num_keys).skip(hidden) {
+            let found = self.device.get(&self.slot(arrays, row, position));
+            assert_eq!(found, Some(key), "row {row} sees a foreign key at {position}");
+        }
+    }
+}
+
+fn at(value: i32) -> usize {
+    usize::try_from(value).unwrap()
 }
 
 fn write(target: &mut Slots, values: Vec<(usize, Option<u64>)>) {
@@ -289,9 +393,11 @@ struct Arrays {
 }
 
 impl Arrays {
-    fn filled(scheduler: &Scheduler, limits: Limits) -> Self {
+    fn filled(scheduler: &Scheduler, limits: &Limits) -> Self {
+        let limits = &limits.scheduler;
         let rows = limits.max_num_seqs;
-        let (tokens, blocks) = (limits.max_num_batched_tokens, limits.max_model_len);
+        let tokens = limits.max_num_batched_tokens;
+        let blocks = limits.max_model_len + limits.num_lookahead_slots;
         let mut arrays = Self {
             token_ids: vec![-7; tokens],
             positions: vec![-7; tokens],

@@ -9,7 +9,7 @@ use pagedserve_core::config::PreemptionMode;
 use pagedserve_core::error::Error;
 use pagedserve_core::outputs::IgnoredReason;
 use pagedserve_core::scheduler::Scheduler;
-use pagedserve_core::sequence::{GroupHandle, SeqHandle};
+use pagedserve_core::sequence::{GroupHandle, Request, SeqHandle};
 
 fn scheduled(scheduler: &Scheduler) -> Vec<(GroupHandle, usize)> {
     let groups = scheduler.outputs().scheduled_seq_groups.iter();
@@ -18,7 +18,10 @@ fn scheduled(scheduler: &Scheduler) -> Vec<(GroupHandle, usize)> {
 
 #[test]
 fn prompts_run_first_and_first_come_first_served() {
-    let mut scheduler = Limits { max_num_batched_tokens: 20, ..Limits::default() }.scheduler();
+    let mut scheduler = Limits::with(|_, scheduler| {
+        scheduler.max_num_batched_tokens = 20;
+    })
+    .scheduler();
     let (a, _) = add(&mut scheduler, 0, 8);
     let (b, _) = add(&mut scheduler, 0, 9);
     let (c, _) = add(&mut scheduler, 0, 7);
@@ -33,7 +36,10 @@ fn prompts_run_first_and_first_come_first_served() {
 
 #[test]
 fn the_head_of_the_queue_is_not_overtaken() {
-    let mut scheduler = Limits { max_num_batched_tokens: 20, ..Limits::default() }.scheduler();
+    let mut scheduler = Limits::with(|_, scheduler| {
+        scheduler.max_num_batched_tokens = 20;
+    })
+    .scheduler();
     add(&mut scheduler, 0, 12);
     let (big, _) = add(&mut scheduler, 0, 9);
     add(&mut scheduler, 0, 1);
@@ -45,7 +51,10 @@ fn the_head_of_the_queue_is_not_overtaken() {
 
 #[test]
 fn sequences_that_may_fork_are_counted_before_they_do() {
-    let mut scheduler = Limits { max_num_seqs: 8, ..Limits::default() }.scheduler();
+    let mut scheduler = Limits::with(|_, scheduler| {
+        scheduler.max_num_seqs = 8;
+    })
+    .scheduler();
     add_wide(&mut scheduler, 0, 4, 5);
     add_wide(&mut scheduler, 0, 4, 4);
     add_wide(&mut scheduler, 0, 4, 3);
@@ -55,7 +64,10 @@ fn sequences_that_may_fork_are_counted_before_they_do() {
 
 #[test]
 fn a_prompt_no_step_can_hold_is_ended_with_its_numbers() {
-    let mut scheduler = Limits { max_num_batched_tokens: 20, ..Limits::default() }.scheduler();
+    let mut scheduler = Limits::with(|_, scheduler| {
+        scheduler.max_num_batched_tokens = 20;
+    })
+    .scheduler();
     let (long, seq) = add(&mut scheduler, 0, 21);
     let (short, _) = add(&mut scheduler, 0, 3);
     step(&mut scheduler, 1);
@@ -67,7 +79,10 @@ fn a_prompt_no_step_can_hold_is_ended_with_its_numbers() {
 
 #[test]
 fn a_prompt_no_pool_can_hold_is_ended_and_does_not_block_the_queue() {
-    let limits = Limits { num_gpu_blocks: 8, watermark: 0.13, ..Limits::default() };
+    let limits = Limits::with(|cache, _| {
+        cache.num_gpu_blocks = 8;
+        cache.watermark = 0.13;
+    });
     let mut scheduler = limits.scheduler();
     let (big, _) = add(&mut scheduler, 0, 29);
     let (small, _) = add(&mut scheduler, 0, 28);
@@ -79,7 +94,10 @@ fn a_prompt_no_pool_can_hold_is_ended_and_does_not_block_the_queue() {
 
 #[test]
 fn the_youngest_is_preempted_and_comes_back_in_front_with_all_its_tokens() {
-    let mut scheduler = Limits { num_gpu_blocks: 4, ..Limits::default() }.scheduler();
+    let mut scheduler = Limits::with(|cache, _| {
+        cache.num_gpu_blocks = 4;
+    })
+    .scheduler();
     let (_, old_seq) = add(&mut scheduler, 0, 7);
     let (young, young_seq) = add(&mut scheduler, 0, 8);
     let (later, _) = add(&mut scheduler, 0, 2);
@@ -95,7 +113,10 @@ fn the_youngest_is_preempted_and_comes_back_in_front_with_all_its_tokens() {
 
 #[test]
 fn a_request_that_outgrows_the_cache_alone_is_ended_with_a_reason_and_nothing_else_is() {
-    let mut scheduler = Limits { num_gpu_blocks: 3, ..Limits::default() }.scheduler();
+    let mut scheduler = Limits::with(|cache, _| {
+        cache.num_gpu_blocks = 3;
+    })
+    .scheduler();
     let (big, _) = add(&mut scheduler, 0, 10);
     while scheduler.outputs().ignored_seq_groups.is_empty() {
         step(&mut scheduler, 1);
@@ -146,7 +167,10 @@ fn the_last_output_of_a_row_keeps_its_handle_and_a_row_without_outputs_ends() {
 
 #[test]
 fn a_forked_group_swaps_out_and_back_with_its_sharing() {
-    let limits = Limits { num_gpu_blocks: 8, num_cpu_blocks: 8, ..Limits::default() };
+    let limits = Limits::with(|cache, _| {
+        cache.num_gpu_blocks = 8;
+        cache.num_cpu_blocks = 8;
+    });
     let mut scheduler = limits.scheduler();
     let (_, old) = add(&mut scheduler, 0, 15);
     step(&mut scheduler, 1);
@@ -168,7 +192,10 @@ fn a_forked_group_swaps_out_and_back_with_its_sharing() {
 
 #[test]
 fn without_room_on_the_host_a_forked_group_is_recomputed_and_shares_again() {
-    let mut scheduler = Limits { num_gpu_blocks: 7, ..Limits::default() }.scheduler();
+    let mut scheduler = Limits::with(|cache, _| {
+        cache.num_gpu_blocks = 7;
+    })
+    .scheduler();
     let (_, old) = add(&mut scheduler, 0, 11);
     step(&mut scheduler, 1);
     let (group, _) = forked(&mut scheduler, 8, 3);
@@ -252,7 +279,10 @@ fn calls_out_of_order_are_refused_and_change_nothing() {
 
 #[test]
 fn results_that_do_not_belong_to_the_step_are_refused_and_change_nothing() {
-    let mut scheduler = Limits { max_model_len: 6, ..Limits::default() }.scheduler();
+    let mut scheduler = Limits::with(|_, scheduler| {
+        scheduler.max_model_len = 6;
+    })
+    .scheduler();
     add(&mut scheduler, 0, 5);
     add(&mut scheduler, 0, 6);
     let step_id = scheduler.schedule(0.0).unwrap().step_id;
@@ -281,12 +311,18 @@ fn requests_that_cannot_be_are_refused_by_name() {
         (&[], 0.0, 1, "empty"),
         (&[3, -1], 0.0, 1, "-1"),
         (&[3], f64::NAN, 1, "arrival_time"),
-        (&[3], -0.5, 1, "arrival_time"),
+        (&[3], f64::INFINITY, 1, "arrival_time"),
         (&[3], 0.0, 0, "max_num_running_seqs"),
         (&[3], 0.0, 9, "max_num_seqs, 8"),
     ];
     for (prompt, arrival, width, text) in refused {
-        let refusal = scheduler.add_seq_group(prompt, arrival, width).unwrap_err().to_string();
+        let refusal = scheduler
+            .add_seq_group(&Request {
+                max_num_running_seqs: width,
+                ..Request::new(prompt, arrival)
+            })
+            .unwrap_err()
+            .to_string();
         assert!(refusal.contains(text), "{refusal}");
     }
     assert_all_returned(&scheduler);
@@ -294,7 +330,10 @@ fn requests_that_cannot_be_are_refused_by_name() {
 
 #[test]
 fn a_group_that_gets_no_row_gets_no_copy_either() {
-    let limits = Limits { num_gpu_blocks: 16, max_num_batched_tokens: 8, ..Limits::default() };
+    let limits = Limits::with(|cache, scheduler| {
+        cache.num_gpu_blocks = 16;
+        scheduler.max_num_batched_tokens = 8;
+    });
     let mut scheduler = limits.scheduler();
     let (old, _) = add(&mut scheduler, 0, 8);
     step(&mut scheduler, 1);

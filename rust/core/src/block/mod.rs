@@ -2,8 +2,102 @@
 //!
 //! Called by [`crate::space`] alone; knows nothing of sequences.
 
+mod cached;
+mod evictor;
 mod pool;
 mod uncached;
 
+pub use cached::{CachedBlockAllocator, Prefix};
+pub use evictor::LRUEvictor;
 pub use pool::BlockPool;
 pub use uncached::UncachedBlockAllocator;
+
+use crate::ids::BlockId;
+
+/// The blocks of the device, with or without memory of their contents.
+#[derive(Clone, Debug)]
+pub enum Allocator {
+    /// A free block is blank.
+    Uncached(UncachedBlockAllocator),
+    /// A free block keeps its contents for the next who wants them.
+    Cached(CachedBlockAllocator),
+}
+
+/// The same question to either allocator.
+macro_rules! either {
+    ($self:ident, $allocator:ident => $answer:expr) => {
+        match $self {
+            Self::Uncached($allocator) => $answer,
+            Self::Cached($allocator) => $answer,
+        }
+    };
+}
+
+impl Allocator {
+    /// A block for a prefix of `num_prefix_tokens`, or `None` when all are used.
+    pub fn allocate(&mut self, num_prefix_tokens: usize) -> Option<BlockId> {
+        match self {
+            Self::Uncached(allocator) => allocator.allocate(),
+            Self::Cached(allocator) => allocator.allocate(num_prefix_tokens),
+        }
+    }
+
+    /// One holder less, who last used the block in step `last_access`.
+    ///
+    /// # Panics
+    /// If the block is free already.
+    pub fn free(&mut self, block: BlockId, last_access: u64) {
+        match self {
+            Self::Uncached(allocator) => allocator.free(block),
+            Self::Cached(allocator) => allocator.free(block, last_access),
+        }
+    }
+
+    /// One more holder for a used block.
+    ///
+    /// # Panics
+    /// If the block is free.
+    pub fn fork(&mut self, block: BlockId) {
+        either!(self, allocator => allocator.fork(block));
+    }
+
+    /// Whether a write by one holder would be seen by another.
+    pub fn is_shared(&self, block: BlockId) -> bool {
+        self.ref_count(block) > 1
+    }
+
+    /// Holders of `block`.
+    pub fn ref_count(&self, block: BlockId) -> u32 {
+        either!(self, allocator => allocator.ref_count(block))
+    }
+
+    /// Blocks that can be allocated now.
+    pub fn num_free(&self) -> usize {
+        either!(self, allocator => allocator.num_free())
+    }
+
+    /// Blocks of the tier.
+    pub fn num_total(&self) -> usize {
+        either!(self, allocator => allocator.num_total())
+    }
+
+    /// Blocks that somebody holds.
+    pub fn num_used(&self) -> usize {
+        either!(self, allocator => allocator.num_used())
+    }
+
+    /// The allocator that remembers, if this is one.
+    pub fn cached(&self) -> Option<&CachedBlockAllocator> {
+        match self {
+            Self::Uncached(_) => None,
+            Self::Cached(allocator) => Some(allocator),
+        }
+    }
+
+    pub(crate) fn cached_mut(&mut self) -> Option<&mut CachedBlockAllocator> {
+        match self {
+            Self::Uncached(_) => None,
+            Self::Cached(allocator) => Some(allocator),
+        }
+    }
+}

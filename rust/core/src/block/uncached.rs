@@ -52,11 +52,6 @@ impl UncachedBlockAllocator {
         }
     }
 
-    /// Whether a write by one holder would be seen by another.
-    pub fn is_shared(&self, block: BlockId) -> bool {
-        self.pool.ref_count(block) > 1
-    }
-
     /// Holders of `block`.
     pub fn ref_count(&self, block: BlockId) -> u32 {
         self.pool.ref_count(block)
@@ -113,7 +108,6 @@ mod tests {
                 for block in (0..7).map(BlockId::new) {
                     let held = holders.iter().filter(|held| **held == block).count();
                     prop_assert_eq!(allocator.ref_count(block) as usize, held);
-                    prop_assert_eq!(allocator.is_shared(block), held > 1);
                 }
                 prop_assert_eq!(allocator.num_free() + allocator.num_used(), allocator.num_total());
             }

@@ -1,20 +1,32 @@
-//! What one step may still take: tokens and sequences.
+//! What one step may still take: tokens, sequences, adapters.
 //!
-//! Invariant: neither sum exceeds its limit through `take`.
+//! Invariant: what is taken stays within the limits as long as it was asked for first.
 
-/// Tokens and sequences of one step, limits and what is promised.
+use smallvec::SmallVec;
+
+/// Tokens, sequences and adapters of one step, limits and what is promised.
 #[derive(Clone, Debug)]
 pub struct SchedulingBudget {
     token_limit: usize,
     seq_limit: usize,
+    adapter_limit: usize,
     num_tokens: usize,
     num_seqs: usize,
+    adapters: SmallVec<[u32; 8]>,
 }
 
 impl SchedulingBudget {
-    /// A budget of which `num_seqs` sequences are taken already: those that run.
-    pub fn new(token_limit: usize, seq_limit: usize, num_seqs: usize) -> Self {
-        Self { token_limit, seq_limit, num_tokens: 0, num_seqs }
+    /// A budget of which nothing is taken; `adapter_limit` adapters may be active, or any
+    /// number.
+    pub fn new(token_limit: usize, seq_limit: usize, adapter_limit: Option<usize>) -> Self {
+        Self {
+            token_limit,
+            seq_limit,
+            adapter_limit: adapter_limit.unwrap_or(usize::MAX),
+            num_tokens: 0,
+            num_seqs: 0,
+            adapters: SmallVec::new(),
+        }
     }
 
     /// Tokens that can still be scheduled.
@@ -22,9 +34,19 @@ impl SchedulingBudget {
         self.token_limit - self.num_tokens
     }
 
+    /// Whether nothing has been scheduled yet.
+    pub fn is_whole(&self) -> bool {
+        self.num_tokens == 0
+    }
+
     /// Whether a group of `num_seqs` sequences may join with `num_tokens` tokens.
     pub fn can_schedule(&self, num_tokens: usize, num_seqs: usize) -> bool {
         num_tokens <= self.remaining_tokens() && self.num_seqs + num_seqs <= self.seq_limit
+    }
+
+    /// Whether `adapter` (0 for none) is active or can become so.
+    pub fn has_adapter_slot(&self, adapter: u32) -> bool {
+        adapter == 0 || self.adapters.contains(&adapter) || self.adapters.len() < self.adapter_limit
     }
 
     /// Takes tokens.
@@ -32,8 +54,16 @@ impl SchedulingBudget {
         self.num_tokens += num_tokens;
     }
 
-    /// Takes sequences.
-    pub fn take_seqs(&mut self, num_seqs: usize) {
+    /// Gives sequences back: their group was preempted.
+    pub fn give_seqs(&mut self, num_seqs: usize) {
+        self.num_seqs -= num_seqs;
+    }
+
+    /// Takes the sequences and the adapter of a group.
+    pub fn take_group(&mut self, num_seqs: usize, adapter: u32) {
         self.num_seqs += num_seqs;
+        if adapter != 0 && !self.adapters.contains(&adapter) {
+            self.adapters.push(adapter);
+        }
     }
 }

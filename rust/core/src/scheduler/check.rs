@@ -4,12 +4,11 @@
 
 use std::collections::BTreeSet;
 
-use crate::block::UncachedBlockAllocator;
 use crate::error::{Error, Result};
 use crate::ids::{BlockId, BlockPair};
 use crate::scheduler::Scheduler;
 use crate::sequence::{GroupHandle, SequenceStatus};
-use crate::table::num_blocks_for;
+use crate::table::{BlockTable, num_blocks_for};
 
 macro_rules! ensure {
     ($holds:expr, $($text:tt)*) => {
@@ -17,6 +16,15 @@ macro_rules! ensure {
             return Err(Error::Invariant(format!($($text)*)));
         }
     };
+}
+
+/// One tier as the checker sees it.
+struct Tier {
+    name: &'static str,
+    status: SequenceStatus,
+    num_free: usize,
+    num_used: usize,
+    num_total: usize,
 }
 
 impl Scheduler {
@@ -27,8 +35,23 @@ impl Scheduler {
     pub fn check(&self) -> Result<()> {
         self.check_membership()?;
         self.check_sequences()?;
-        self.check_tier(self.space.gpu(), SequenceStatus::Running, "device")?;
-        self.check_tier(self.space.cpu(), SequenceStatus::Swapped, "host")?;
+        let (gpu, cpu) = (self.space.gpu(), self.space.cpu());
+        let of_gpu = Tier {
+            name: "device",
+            status: SequenceStatus::Running,
+            num_free: gpu.num_free(),
+            num_used: gpu.num_used(),
+            num_total: gpu.num_total(),
+        };
+        let of_cpu = Tier {
+            name: "host",
+            status: SequenceStatus::Swapped,
+            num_free: cpu.num_free(),
+            num_used: cpu.num_used(),
+            num_total: cpu.num_total(),
+        };
+        self.check_tier(&of_gpu, |block| gpu.ref_count(block))?;
+        self.check_tier(&of_cpu, |block| cpu.ref_count(block))?;
         self.check_budget()?;
         self.check_moves()
     }
@@ -78,9 +101,11 @@ impl Scheduler {
             let status = self.store.group(seq.group()).status;
             let (computed, len) = (seq.num_computed_tokens, seq.len());
             ensure!(computed < len, "sequence {handle:?}: {computed} of {len} tokens computed");
-            let (least, most) = match status {
-                SequenceStatus::Waiting => (0, 0),
-                _ => (num_blocks_for(computed, block_size), num_blocks_for(len, block_size)),
+            let num_slots = len + self.config.num_lookahead_slots;
+            let (least, most) = if status == SequenceStatus::Waiting {
+                (0, 0)
+            } else {
+                (num_blocks_for(computed, block_size), num_blocks_for(num_slots, block_size))
             };
             let num_blocks = seq.table.len();
             ensure!(
@@ -96,33 +121,27 @@ impl Scheduler {
     }
 
     /// Reference counts are what the tables say, and every block is free or used.
-    fn check_tier(
-        &self,
-        tier: &UncachedBlockAllocator,
-        status: SequenceStatus,
-        name: &str,
-    ) -> Result<()> {
-        let mut counts = vec![0u32; tier.num_total()];
-        for (_, seq) in self.store.seqs() {
-            if self.store.group(seq.group()).status == status {
-                for block in seq.table.blocks() {
-                    counts[block.index()] += 1;
-                }
-            }
+    fn check_tier(&self, tier: &Tier, ref_count: impl Fn(BlockId) -> u32) -> Result<()> {
+        let &Tier { name, status, num_free, num_used, num_total } = tier;
+        let mut counts = vec![0u32; num_total];
+        let of_tier = |group: GroupHandle| self.store.group(group).status == status;
+        let seqs = self.store.seqs().filter(|(_, seq)| of_tier(seq.group()));
+        let groups = self.store.groups().filter(|(group, _)| of_tier(*group));
+        let tables = seqs.map(|(_, seq)| &seq.table).chain(groups.map(|(_, g)| &g.cross_table));
+        for block in tables.flat_map(BlockTable::blocks) {
+            counts[block.index()] += 1;
         }
         for (block, counted) in (0u32..).map(BlockId::new).zip(&counts) {
-            let kept = tier.ref_count(block);
+            let kept = ref_count(block);
             ensure!(
                 kept == *counted,
                 "{name} block {block:?}: {kept} references, {counted} holders"
             );
         }
-        let num_used = counts.iter().filter(|count| **count > 0).count();
+        let num_held = counts.iter().filter(|count| **count > 0).count();
         ensure!(
-            tier.num_used() == num_used && tier.num_free() + num_used == tier.num_total(),
-            "{name}: {} free and {num_used} used of {}",
-            tier.num_free(),
-            tier.num_total()
+            num_used == num_held && num_free + num_held == num_total,
+            "{name}: {num_free} free, {num_used} used, {num_held} held of {num_total}"
         );
         Ok(())
     }

@@ -11,11 +11,14 @@
 //! Costs a step: O(rows), and O(1) more a group admitted, moved or ended; steady decode
 //! allocates only where a token list or a table grows.
 
+mod admission;
 mod budget;
 mod check;
+mod delay;
 mod phases;
 mod preempt;
 mod queues;
+mod rows;
 mod update;
 
 pub use budget::SchedulingBudget;
@@ -24,10 +27,11 @@ pub use update::StepResults;
 
 use crate::config::{CacheConfig, SchedulerConfig};
 use crate::error::{Error, Result};
-use crate::ids::TokenId;
 use crate::inputs::{self, InputBuffers};
-use crate::outputs::{IgnoredReason, Row, ScheduledSequenceGroup, SchedulerOutputs};
-use crate::sequence::{GroupHandle, SeqHandle, Sequence, SequenceStatus, SequenceStore};
+use crate::outputs::{IgnoredReason, Row, SchedulerOutputs};
+use crate::scheduler::delay::PromptDelay;
+use crate::scheduler::rows::StepRows;
+use crate::sequence::{GroupHandle, Request, SeqHandle, Sequence, SequenceStore};
 use crate::space::BlockSpaceManager;
 use crate::table::num_blocks_for;
 
@@ -52,20 +56,18 @@ pub struct Scheduler {
     space: BlockSpaceManager,
     queues: Queues,
     outputs: SchedulerOutputs,
-    decode_rows: DecodeRows,
+    step_rows: StepRows,
+    delay: PromptDelay,
+    /// Groups preempted by recompute in the step being decided, lowest first.
+    requeued: Vec<GroupHandle>,
+    /// Scratch of `order_running`.
+    ranked: Vec<(u8, GroupHandle)>,
     is_step_open: bool,
     next_step_id: u64,
     now: f64,
     aborted: Vec<GroupHandle>,
     output_handles: Vec<SeqHandle>,
     stats: Stats,
-}
-
-/// Rows of decode groups, kept apart until the prefills of the step are known.
-#[derive(Clone, Debug, Default)]
-struct DecodeRows {
-    groups: Vec<ScheduledSequenceGroup>,
-    rows: Vec<Row>,
 }
 
 impl Scheduler {
@@ -76,52 +78,69 @@ impl Scheduler {
     pub fn new(config: SchedulerConfig, cache: &CacheConfig) -> Result<Self> {
         config.validate()?;
         cache.validate()?;
+        let rounds_chunks = config.whole_block_chunks && config.enable_chunked_prefill;
+        if rounds_chunks
+            && cache.enable_prefix_caching
+            && !config.max_num_batched_tokens.is_multiple_of(cache.block_size)
+        {
+            return Err(Error::Config(format!(
+                "max_num_batched_tokens is {}; with whole_block_chunks it must be a multiple of \
+                 block_size, {}",
+                config.max_num_batched_tokens, cache.block_size
+            )));
+        }
         Ok(Self {
-            config,
             store: SequenceStore::default(),
-            space: BlockSpaceManager::new(cache),
+            space: BlockSpaceManager::new(cache, config.num_lookahead_slots),
             queues: Queues::default(),
             outputs: SchedulerOutputs::default(),
-            decode_rows: DecodeRows::default(),
+            step_rows: StepRows::default(),
+            delay: PromptDelay::default(),
+            requeued: Vec::new(),
+            ranked: Vec::new(),
             is_step_open: false,
             next_step_id: 0,
             now: 0.0,
             aborted: Vec::new(),
             output_handles: Vec::new(),
             stats: Stats::default(),
+            config,
         })
     }
 
-    /// Queues a request: its prompt, when it arrived (seconds), and how many sequences it may
-    /// have alive at once (parallel samples or beams).
+    /// Queues a request.
     ///
     /// # Errors
     /// [`Error::Request`] for an empty prompt, a negative token, an arrival time that is not a
-    /// time, or more sequences than may run at all.
-    pub fn add_seq_group(
-        &mut self,
-        prompt: &[TokenId],
-        arrival_time: f64,
-        max_num_running_seqs: usize,
-    ) -> Result<(GroupHandle, SeqHandle)> {
-        self.check_request(prompt, arrival_time, max_num_running_seqs)?;
-        let (group, seq) = self.store.add_group(prompt, arrival_time, max_num_running_seqs);
+    /// time, more sequences than may run at all, or an adapter where none are configured.
+    pub fn add_seq_group(&mut self, request: &Request<'_>) -> Result<(GroupHandle, SeqHandle)> {
+        self.check_request(request)?;
+        let (group, seq) = self.store.add_group(request);
         self.queues.waiting.push_back(group);
         Ok((group, seq))
     }
 
-    fn check_request(&self, prompt: &[TokenId], arrival: f64, num_seqs: usize) -> Result<()> {
+    fn check_request(&self, request: &Request<'_>) -> Result<()> {
+        let Request { prompt, arrival_time, max_num_running_seqs: num_seqs, key, .. } = *request;
         let refusal = if prompt.is_empty() {
             "the prompt is empty; at least one token is needed".to_owned()
         } else if let Some(token) = prompt.iter().find(|token| **token < 0) {
             format!("the prompt holds the token id {token}; ids are at least 0")
-        } else if !(arrival.is_finite() && arrival >= 0.0) {
-            format!("arrival_time is {arrival}; it must be finite and at least 0")
+        } else if !arrival_time.is_finite() {
+            format!("arrival_time is {arrival_time}; it must be finite")
         } else if num_seqs == 0 || num_seqs > self.config.max_num_seqs {
             format!(
                 "max_num_running_seqs is {num_seqs}; it must be from 1 to max_num_seqs, {}",
                 self.config.max_num_seqs
             )
+        } else if i32::try_from(request.num_encoder_tokens).is_err() {
+            format!(
+                "num_encoder_tokens is {}; it must be at most {}",
+                request.num_encoder_tokens,
+                i32::MAX
+            )
+        } else if key.adapter != 0 && self.config.max_loras.is_none() {
+            format!("the request names adapter {}; max_loras is None, no adapters", key.adapter)
         } else {
             return Ok(());
         };
@@ -161,6 +180,7 @@ impl Scheduler {
         }
         self.now = now;
         self.outputs.reset(self.next_step_id);
+        self.space.begin_step(self.next_step_id);
         self.run_phases();
         self.finish_outputs();
         self.is_step_open = !self.outputs.is_empty();
@@ -168,20 +188,18 @@ impl Scheduler {
         Ok(&self.outputs)
     }
 
-    /// Joins prefill and decode rows and sums the step up.
+    /// Puts the rows in order and sums the step up.
     fn finish_outputs(&mut self) {
-        let num_tokens = |rows: &[Row]| rows.iter().map(|row| row.num_tokens).sum::<usize>();
         let outputs = &mut self.outputs;
-        outputs.num_prefill_groups = outputs.scheduled_seq_groups.len();
-        outputs.num_prefill_tokens = num_tokens(&outputs.rows);
-        outputs.num_batched_tokens =
-            outputs.num_prefill_tokens + num_tokens(&self.decode_rows.rows);
-        outputs.scheduled_seq_groups.append(&mut self.decode_rows.groups);
-        outputs.rows.append(&mut self.decode_rows.rows);
-        outputs.num_samples = outputs.rows.iter().filter(|row| row.is_sampled).count();
+        self.step_rows.drain_into(outputs);
+        let has_decodes = outputs.num_prefill_groups < outputs.scheduled_seq_groups.len();
+        if has_decodes {
+            outputs.num_lookahead_slots = self.config.num_lookahead_slots;
+        }
         let num_keys = |row: &Row| self.store.seq(row.seq).num_computed_tokens + row.num_tokens;
         let longest = outputs.rows.iter().map(num_keys).max().unwrap_or(0);
-        outputs.max_num_blocks = num_blocks_for(longest, self.space.block_size());
+        let num_slots = longest + outputs.num_lookahead_slots;
+        outputs.max_num_blocks = num_blocks_for(num_slots, self.space.block_size());
         outputs.running_queue_size = self.queues.running.len();
     }
 
@@ -208,21 +226,22 @@ impl Scheduler {
     }
 
     fn release_blocks(&mut self, group: GroupHandle) {
-        let is_swapped = self.store.group(group).status == SequenceStatus::Swapped;
         for index in 0..self.store.group(group).seqs.len() {
             let seq = self.store.group(group).seqs[index];
-            if is_swapped {
-                self.space.free_swapped(&mut self.store, seq);
-            } else {
-                self.space.free(&mut self.store, seq);
-            }
+            self.space.free(&mut self.store, seq);
         }
+        self.space.free_cross(&mut self.store, group);
     }
 
     /// Ends a group that cannot go on.
     fn ignore(&mut self, group: GroupHandle, reason: IgnoredReason) {
         self.end_group(group);
         self.outputs.ignored_seq_groups.push((group, reason));
+    }
+
+    /// Forgets every cached prefix.  False, and nothing done, while a block is used.
+    pub fn reset_prefix_cache(&mut self) -> bool {
+        self.space.reset_prefix_cache()
     }
 
     /// The decisions of the last step.

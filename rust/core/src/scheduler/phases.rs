@@ -1,13 +1,17 @@
 //! The phases of one step, each a pass over one queue.
 //!
 //! Prefill first: new groups are admitted while they fit; only when none was, those that run
-//! decode; only when none of them was preempted, swapped ones come back.  Groups are served
-//! first come first served.  (Kwon et al., `PagedAttention`, SOSP 2023, section 4.5; the order
-//! of the phases is that of vLLM's classic scheduler.)
+//! decode; only when none of them was preempted, swapped ones come back.  (Kwon et al.,
+//! `PagedAttention`, SOSP 2023, section 4.5; the order is that of vLLM's classic scheduler.)
+//!
+//! With chunked prefill all share one step: those that run, then swapped ones, then new
+//! groups with what is left (Agrawal et al., Sarathi-Serve, OSDI 2024, section 4).
 
-use crate::outputs::{IgnoredReason, Row, ScheduledSequenceGroup};
+use crate::config::Policy;
+use crate::outputs::Refusal;
+use crate::scheduler::rows::Phase;
 use crate::scheduler::{Scheduler, SchedulingBudget};
-use crate::sequence::{GroupHandle, Sequence, SequenceStatus};
+use crate::sequence::{GroupHandle, Sequence};
 use crate::space::AllocStatus;
 
 impl Scheduler {
@@ -15,180 +19,214 @@ impl Scheduler {
         let mut budget = SchedulingBudget::new(
             self.config.max_num_batched_tokens,
             self.config.max_num_seqs,
-            self.num_budgeted_seqs(),
+            self.config.max_loras,
         );
-        if self.queues.swapped.is_empty() {
-            self.schedule_prefills(&mut budget);
+        if self.config.enable_chunked_prefill {
+            self.run_chunked_phases(&mut budget);
+        } else {
+            self.run_prefill_first_phases(&mut budget);
         }
-        if self.outputs.rows.is_empty() {
-            self.schedule_running(&mut budget);
+        for group in self.requeued.drain(..) {
+            self.queues.waiting.push_front(group);
+        }
+    }
+
+    fn run_prefill_first_phases(&mut self, budget: &mut SchedulingBudget) {
+        self.take_running_groups(budget);
+        self.schedule_prefills_past_swapped(budget);
+        if budget.is_whole() {
+            if self.config.policy == Policy::Priority {
+                self.preempt_for_priority(budget);
+            }
+            let num_ended = self.outputs.ignored_seq_groups.len();
+            self.schedule_running(budget);
             if self.outputs.preempted.is_empty() {
-                self.schedule_swapped(&mut budget);
+                self.schedule_swapped(budget);
+            }
+            if budget.is_whole() && self.outputs.ignored_seq_groups.len() > num_ended {
+                // Who outgrew the cache left it empty; the step need not be.
+                self.schedule_prefills_past_swapped(budget);
             }
         }
     }
 
-    /// Sequences that the running groups have or may still fork.
-    fn num_budgeted_seqs(&self) -> usize {
+    fn run_chunked_phases(&mut self, budget: &mut SchedulingBudget) {
+        if self.config.policy == Policy::Priority {
+            let mut of_running = budget.clone();
+            self.take_running_groups(&mut of_running);
+            self.preempt_for_priority(&mut of_running);
+        }
+        let num_served = self.schedule_running(budget);
+        let num_running = self.queues.running.len();
+        self.take_running_groups(budget);
+        if self.outputs.preempted.is_empty() {
+            self.schedule_swapped(budget);
+        }
+        self.order_running(num_served, num_running);
+        if self.config.admit_after_preemption {
+            self.schedule_prefills(budget, usize::MAX);
+        } else if self.outputs.preempted.is_empty() {
+            self.schedule_prefills_past_swapped(budget);
+        }
+    }
+
+    /// Admits new groups, but not for ever before a swapped one that cannot come back.
+    fn schedule_prefills_past_swapped(&mut self, budget: &mut SchedulingBudget) {
+        let Some(&head) = self.queues.swapped.front() else {
+            self.schedule_prefills(budget, usize::MAX);
+            return;
+        };
+        if self.waits_before(head) {
+            self.schedule_prefills(budget, 1);
+            return;
+        }
+        let num_times = self.store.group(head).num_times_bypassed;
+        if num_times < self.config.max_num_bypasses
+            && self.space.can_swap_in(&self.store, head) != AllocStatus::Ok
+        {
+            let most = self.config.max_num_bypasses - num_times;
+            let num_admitted = self.schedule_prefills(budget, most);
+            self.store.group_mut(head).num_times_bypassed += num_admitted;
+        }
+    }
+
+    /// Takes what the running groups have, or may still fork, out of the budget.
+    fn take_running_groups(&self, budget: &mut SchedulingBudget) {
         if self.queues.waiting.is_empty() && self.queues.swapped.is_empty() {
-            return 0; // nobody to admit, nobody asks
+            return; // nobody to admit, nobody asks
         }
-        let of_group = |group: &GroupHandle| self.store.group(*group).num_budgeted_seqs();
-        self.queues.running.iter().map(of_group).sum()
+        for group in &self.queues.running {
+            let entry = self.store.group(*group);
+            budget.take_group(entry.num_budgeted_seqs(), entry.key.adapter);
+        }
     }
 
-    /// Admits waiting groups in order, until one does not fit.
-    fn schedule_prefills(&mut self, budget: &mut SchedulingBudget) {
-        while let Some(&group) = self.queues.waiting.front() {
-            if let Some(reason) = self.prompt_too_long(group) {
-                self.ignore(group, reason);
-                continue;
-            }
-            match self.space.can_allocate(&self.store, group) {
-                AllocStatus::Ok => {}
-                AllocStatus::Later => break,
-                AllocStatus::Never => {
-                    self.ignore(group, self.never_fits(group));
-                    continue;
-                }
-            }
-            let num_tokens = self.num_tokens_to_admit(group, budget);
-            let num_seqs = self.store.group(group).num_budgeted_seqs();
-            if !budget.can_schedule(num_tokens, num_seqs) {
+    /// Gives every running group its next tokens, in order, until the budget ends; one that
+    /// lacks blocks takes them from one behind it, at worst from itself.  Returns how many
+    /// groups ran: they lead the queue.
+    fn schedule_running(&mut self, budget: &mut SchedulingBudget) -> usize {
+        let mut position = 0;
+        while let Some(&group) = self.queues.running.get(position) {
+            if self.num_tokens_to_run(group, budget) == 0 {
                 break;
             }
-            self.queues.waiting.pop_front();
-            self.queues.running.push_back(group);
-            self.space.allocate(&mut self.store, group);
-            self.mark_running(group);
-            budget.take_seqs(num_seqs);
-            self.schedule_rows(group, budget);
-        }
-    }
-
-    /// Tokens that a waiting group must be able to compute at once.  Only a group that comes
-    /// back from a recompute may need more than a whole step; it is admitted to an empty step
-    /// and goes on in the running phase.
-    fn num_tokens_to_admit(&self, group: GroupHandle, budget: &SchedulingBudget) -> usize {
-        let num_tokens: usize = self.store.seqs_of(group).map(Sequence::len).sum();
-        if budget.remaining_tokens() == self.config.max_num_batched_tokens {
-            num_tokens.min(self.config.max_num_batched_tokens)
-        } else {
-            num_tokens
-        }
-    }
-
-    /// A prompt is computed in one step; what was generated since is not held against it.
-    fn prompt_too_long(&self, group: GroupHandle) -> Option<IgnoredReason> {
-        let entry = self.store.group(group);
-        let (num_tokens, limit) = (self.store.seq(entry.seqs[0]).len(), self.config.prompt_limit());
-        let is_new = entry.first_scheduled_time.is_none();
-        (is_new && num_tokens > limit).then_some(IgnoredReason::PromptTooLong { num_tokens, limit })
-    }
-
-    fn never_fits(&self, group: GroupHandle) -> IgnoredReason {
-        IgnoredReason::NeverFits {
-            num_blocks: self.space.num_blocks_to_allocate(&self.store, group),
-            limit: self.space.num_usable_blocks(),
-        }
-    }
-
-    fn mark_running(&mut self, group: GroupHandle) {
-        let now = self.now;
-        let group = self.store.group_mut(group);
-        group.status = SequenceStatus::Running;
-        if group.first_scheduled_time.is_none() {
-            group.first_scheduled_time = Some(now);
-            self.stats.queue_seconds += (now - group.arrival_time).max(0.0);
-        }
-    }
-
-    /// Gives every running group the slots of its next tokens, in order; one that lacks blocks
-    /// takes them from the last of the queue, at worst from itself.
-    fn schedule_running(&mut self, budget: &mut SchedulingBudget) {
-        let mut position = 0;
-        while position < self.queues.running.len() {
-            let group = self.queues.running[position];
-            let entry = self.store.group(group);
-            if entry.is_prefill {
-                // It has had all its slots since it was admitted.
-                self.schedule_rows(group, budget);
-                position += 1;
-            } else if entry.seqs.len() > budget.remaining_tokens() {
-                // No moves for a group without rows: were the step abandoned, nobody would know
-                // that they were not done.
-                position += 1;
-            } else if self.space.can_append_slots(&self.store, group) {
+            if self.has_slots(group)
+                || (position + 1 == self.queues.running.len() && self.fits_alone(group))
+            {
                 self.append_slots(group);
-                self.schedule_rows(group, budget);
+                self.schedule_rows(group, budget, Phase::Running);
                 position += 1;
             } else {
-                self.preempt_last_running(group);
+                self.preempt_behind(position);
             }
         }
+        position
     }
 
+    /// Whether a running group has the slots of its next tokens or can have them.  A prefill has
+    /// had them since it was admitted; the classic way asks for more all the same.
+    fn has_slots(&self, group: GroupHandle) -> bool {
+        let needs_none =
+            self.store.group(group).is_prefill && self.space.config().exact_append_demand;
+        needs_none || self.space.can_append_slots(&self.store, group)
+    }
+
+    /// Gives a group that decodes its slots; a prefill has had them since it was admitted.
     fn append_slots(&mut self, group: GroupHandle) {
-        for index in 0..self.store.group(group).seqs.len() {
+        let entry = self.store.group(group);
+        if entry.is_prefill {
+            return;
+        }
+        for index in 0..entry.seqs.len() {
             let seq = self.store.group(group).seqs[index];
             self.space.append_slots(&mut self.store, seq, &mut self.outputs.blocks_to_copy);
         }
     }
 
-    /// Brings swapped groups back in order, until one does not fit.
-    fn schedule_swapped(&mut self, budget: &mut SchedulingBudget) {
-        while let Some(&group) = self.queues.swapped.front() {
-            let entry = self.store.group(group);
-            let (num_tokens, num_seqs) = (entry.seqs.len(), entry.num_budgeted_seqs());
-            if self.space.can_swap_in(&self.store, group) != AllocStatus::Ok
-                || !budget.can_schedule(num_tokens, num_seqs)
-            {
-                break;
-            }
-            self.queues.swapped.pop_front();
-            self.queues.running.push_back(group);
-            self.space.swap_in(&mut self.store, group, &mut self.outputs.blocks_to_swap_in);
-            self.mark_running(group);
-            self.outputs.swapped_in.push(group);
-            self.append_slots(group);
-            budget.take_seqs(num_seqs);
-            self.schedule_rows(group, budget);
+    /// Tokens that a running or swapped group can have now: all it wants, or a chunk.
+    fn num_tokens_to_run(&self, group: GroupHandle, budget: &SchedulingBudget) -> usize {
+        let entry = self.store.group(group);
+        let wanted = self.store.seqs_of(group).map(Sequence::num_uncomputed_tokens).sum();
+        let left = budget.remaining_tokens();
+        if wanted <= left {
+            wanted
+        } else if entry.is_prefill {
+            self.chunk(wanted, budget)
+        } else {
+            0 // a decode is not cut
         }
     }
 
-    /// Makes the rows of a group that has its slots.  With budget for all uncomputed tokens
-    /// every sequence is sampled.  With less, none is: each stops short of its last token, in
-    /// order, so that siblings reach their ends in one step and none runs ahead.
-    fn schedule_rows(&mut self, group: GroupHandle, budget: &mut SchedulingBudget) {
-        let entry = self.store.group(group);
-        let is_prefill = entry.is_prefill;
-        let target = if is_prefill { &mut self.outputs.rows } else { &mut self.decode_rows.rows };
-        let first_row = target.len();
-        let num_uncomputed: usize =
-            self.store.seqs_of(group).map(Sequence::num_uncomputed_tokens).sum();
-        let is_sampled = num_uncomputed <= budget.remaining_tokens();
-        let mut left = budget.remaining_tokens();
-        for &seq in &entry.seqs {
-            let mut num_tokens = self.store.seq(seq).num_uncomputed_tokens();
-            if !is_sampled {
-                num_tokens = (num_tokens - 1).min(left);
-            }
-            if num_tokens > 0 {
-                left -= num_tokens;
-                target.push(Row { seq, num_tokens, is_sampled });
-            }
-        }
-        let num_rows = target.len() - first_row;
-        if num_rows == 0 {
-            return;
-        }
-        let token_chunk_size = budget.remaining_tokens() - left;
-        budget.take_tokens(token_chunk_size);
-        let scheduled = ScheduledSequenceGroup { group, token_chunk_size, is_prefill, num_rows };
-        if is_prefill {
-            self.outputs.scheduled_seq_groups.push(scheduled);
+    /// A part of `wanted` tokens that the budget has room for.
+    pub(super) fn chunk(&self, wanted: usize, budget: &SchedulingBudget) -> usize {
+        let left = budget.remaining_tokens();
+        let block_size = self.space.block_size();
+        if wanted > left && self.config.whole_block_chunks && self.space.gpu().cached().is_some() {
+            left / block_size * block_size
         } else {
-            self.decode_rows.groups.push(scheduled);
+            wanted.min(left)
         }
+    }
+
+    /// Brings swapped groups back in order, until one does not fit; those without a slot for
+    /// their adapter are passed over.
+    fn schedule_swapped(&mut self, budget: &mut SchedulingBudget) {
+        let mut position = 0;
+        while let Some(&group) = self.queues.swapped.get(position) {
+            match self.judge_return(group, budget) {
+                None => {
+                    self.queues.swapped.remove(position);
+                    self.queues.running.push_back(group);
+                    self.bring_back(group, budget);
+                }
+                Some(refusal) => {
+                    self.outputs.refused.push((group, refusal));
+                    if refusal != Refusal::NoAdapterSlot {
+                        break;
+                    }
+                    position += 1;
+                }
+            }
+        }
+    }
+
+    fn judge_return(&self, group: GroupHandle, budget: &SchedulingBudget) -> Option<Refusal> {
+        let entry = self.store.group(group);
+        if self.space.can_swap_in(&self.store, group) != AllocStatus::Ok {
+            return Some(Refusal::NoBlocks);
+        }
+        if !budget.has_adapter_slot(entry.key.adapter) {
+            return Some(Refusal::NoAdapterSlot);
+        }
+        self.judge_budget(self.num_tokens_to_run(group, budget), group, budget)
+    }
+
+    fn bring_back(&mut self, group: GroupHandle, budget: &mut SchedulingBudget) {
+        self.space.swap_in(&mut self.store, group, &mut self.outputs.blocks_to_swap_in);
+        self.mark_running(group, budget);
+        self.outputs.swapped_in.push(group);
+        self.append_slots(group);
+        self.schedule_rows(group, budget, Phase::Running);
+    }
+
+    /// Puts the running queue in the order in which the next step serves it: those that had no
+    /// turn, those that came back, those that decode, those that still prefill.
+    fn order_running(&mut self, num_served: usize, num_running: usize) {
+        let mut ranked = std::mem::take(&mut self.ranked);
+        for (position, group) in self.queues.running.drain(..).enumerate() {
+            let is_prefill = u8::from(self.store.group(group).is_prefill);
+            let rank = match position {
+                served if served < num_served => 3 + is_prefill,
+                waited if waited < num_running => 0,
+                _ => 1 + is_prefill,
+            };
+            ranked.push((rank, group));
+        }
+        // Sorting takes memory, and in steady decode there is nothing to sort.
+        if !ranked.is_sorted_by_key(|(rank, _)| *rank) {
+            ranked.sort_by_key(|(rank, _)| *rank);
+        }
+        self.queues.running.extend(ranked.drain(..).map(|(_, group)| group));
+        self.ranked = ranked;
     }
 }

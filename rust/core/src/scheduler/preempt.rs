@@ -1,30 +1,63 @@
 //! Preemption: who gives blocks back, and how.
 //!
-//! The last of the running queue goes first.  A group that was preempted returns to the front
-//! of its queue, those of one step in their old order.
+//! A group that was preempted returns to the front of its queue.
 
-use crate::config::PreemptionMode;
+use std::cmp::Ordering;
+
+use crate::config::{Policy, PreemptionMode, VictimPolicy};
 use crate::outputs::IgnoredReason;
-use crate::scheduler::Scheduler;
-use crate::sequence::{GroupHandle, SequenceStatus};
-use crate::space::BlockSpaceManager;
+use crate::scheduler::{Scheduler, SchedulingBudget};
+use crate::sequence::{GroupHandle, Sequence, SequenceStatus, SequenceStore};
+use crate::space::{AllocStatus, BlockSpaceManager};
 
 impl Scheduler {
-    /// Takes the blocks of the last running group, so that `asking` can have more; it may be
-    /// `asking` itself.  A group that holds all used blocks alone is ended: preempting it
-    /// would bring it back to the same place for ever.
-    pub(super) fn preempt_last_running(&mut self, asking: GroupHandle) {
-        let victim = self.queues.running.pop_back().expect("the asking group is in the queue");
-        if victim == asking && self.holds_all_used_blocks(victim) {
-            self.queues.running.push_back(victim);
+    /// Takes the blocks of a group at or behind `position` in the running queue, so that the
+    /// one there can have more.  With nobody behind it, it gives up its own; and if it holds
+    /// all used blocks alone, it is ended: it would come back to the same place for ever.
+    pub(super) fn preempt_behind(&mut self, position: usize) {
+        let asking = self.queues.running[position];
+        let victim = match self.config.victim_policy {
+            _ if position + 1 == self.queues.running.len() => position,
+            VictimPolicy::Last => self.queues.running.len() - 1,
+            VictimPolicy::LeastWork => self.least_work_behind(position),
+        };
+        if victim == position && self.holds_all_used_blocks(asking) {
             let limit = self.space.gpu().num_total();
-            self.ignore(victim, IgnoredReason::OutgrewCache { limit });
+            self.ignore(asking, IgnoredReason::OutgrewCache { limit });
             return;
         }
+        let victim = self.queues.running.remove(victim).expect("chosen from the queue");
+        self.preempt(victim);
+    }
+
+    fn least_work_behind(&self, position: usize) -> usize {
+        let work = |index: &usize| -> usize {
+            let group = self.queues.running[*index];
+            self.store.seqs_of(group).map(|seq| seq.num_computed_tokens).sum()
+        };
+        let behind = (position + 1..self.queues.running.len()).rev();
+        behind.min_by_key(work).unwrap_or(position)
+    }
+
+    fn holds_all_used_blocks(&self, group: GroupHandle) -> bool {
+        BlockSpaceManager::num_unique_blocks(&self.store, group) == self.space.gpu().num_used()
+    }
+
+    /// Whether the last of the queue can have what it needs, however little is left: it must
+    /// not give way when giving way would gain nothing.
+    pub(super) fn fits_alone(&self, group: GroupHandle) -> bool {
+        self.holds_all_used_blocks(group)
+            && (self.store.group(group).is_prefill
+                || self.space.append_demand(&self.store, group) <= self.space.gpu().num_free())
+    }
+
+    /// Takes the blocks of a group that is in no queue.
+    fn preempt(&mut self, victim: GroupHandle) {
         let mode = self.preemption_mode(victim);
         match mode {
             PreemptionMode::Recompute => {
-                self.recompute(victim);
+                self.give_up_blocks(victim);
+                self.requeued.push(victim);
                 self.stats.num_recompute_preemptions += 1;
             }
             PreemptionMode::Swap => {
@@ -35,41 +68,33 @@ impl Scheduler {
         self.outputs.preempted.push((victim, mode));
     }
 
-    fn holds_all_used_blocks(&self, group: GroupHandle) -> bool {
-        BlockSpaceManager::num_unique_blocks(&self.store, group) == self.space.gpu().num_used()
-    }
-
-    /// The configured mode, or by group size; swap only where the host has room for a group
-    /// whose blocks are worth moving.
+    /// The configured mode, or by group size; swap only where the host has room.
     fn preemption_mode(&self, group: GroupHandle) -> PreemptionMode {
-        let entry = self.store.group(group);
-        let wanted = self.config.preemption_mode.unwrap_or({
-            if entry.num_budgeted_seqs() == 1 {
-                PreemptionMode::Recompute
-            } else {
-                PreemptionMode::Swap
-            }
-        });
-        if entry.is_prefill || !self.space.can_swap_out(&self.store, group) {
-            PreemptionMode::Recompute
+        let by_size = || match self.store.group(group).num_budgeted_seqs() {
+            1 => PreemptionMode::Recompute,
+            _ => PreemptionMode::Swap,
+        };
+        let wanted = self.config.preemption_mode.unwrap_or_else(by_size);
+        if wanted == PreemptionMode::Swap && self.space.can_swap_out(&self.store, group) {
+            PreemptionMode::Swap
         } else {
-            wanted
+            PreemptionMode::Recompute
         }
     }
 
-    /// Drops the blocks of a group that is in no queue; it waits, at the front.
-    pub(super) fn recompute(&mut self, group: GroupHandle) {
+    /// Drops the blocks of a group that is in no queue, which then waits; whoever calls puts it
+    /// into the waiting queue.
+    pub(super) fn give_up_blocks(&mut self, group: GroupHandle) {
         self.release_blocks(group);
         let mut num_given_up = 0;
         self.store.for_each_seq(group, |seq| {
             num_given_up += seq.num_computed_tokens;
-            seq.num_computed_tokens = 0;
+            seq.reset_computed();
         });
         self.stats.num_recomputed_tokens += num_given_up;
         let entry = self.store.group_mut(group);
         entry.status = SequenceStatus::Waiting;
         entry.is_prefill = true;
-        self.queues.waiting.push_front(group);
     }
 
     /// Moves the blocks of a group that is in no queue to the host.
@@ -79,7 +104,53 @@ impl Scheduler {
         // Victims go from the last to the first: each one of this step before those of it.
         let preempted = self.outputs.preempted.iter();
         let num_before = preempted.filter(|(_, mode)| *mode == PreemptionMode::Swap).count();
-        let position = self.queues.swapped.len() - num_before;
+        let num_passed = if self.config.reverse_swapped_order { 0 } else { num_before };
+        let position = self.queues.swapped.len() - num_passed;
         self.queues.swapped.insert(position, group);
     }
+
+    /// Under the priority policy, lets the first waiting group take the place of running ones
+    /// that go behind it, until it fits.  Both queues are in order of priority then.
+    pub(super) fn preempt_for_priority(&mut self, budget: &mut SchedulingBudget) {
+        let first = self.queues.waiting.front().copied();
+        self.sort_by_priority();
+        let Some(first) = first else { return };
+        let num_tokens = self.store.seqs_of(first).map(Sequence::len).sum();
+        let num_seqs = self.store.group(first).num_budgeted_seqs();
+        while let Some(&last) = self.queues.running.back() {
+            let fits = self.space.can_allocate(&self.store, first) == AllocStatus::Ok
+                && budget.can_schedule(num_tokens, num_seqs);
+            if fits || goes_before(&self.store, last, first).is_le() {
+                break;
+            }
+            self.queues.running.pop_back();
+            budget.give_seqs(self.store.group(last).num_budgeted_seqs());
+            self.preempt(last);
+        }
+        self.queues.waiting.extend(self.requeued.drain(..));
+        self.sort_by_priority();
+    }
+
+    /// Whether the first waiting group goes before a swapped one by its priority.
+    pub(super) fn waits_before(&self, swapped: GroupHandle) -> bool {
+        self.config.policy == Policy::Priority
+            && self
+                .queues
+                .waiting
+                .front()
+                .is_some_and(|first| goes_before(&self.store, *first, swapped).is_lt())
+    }
+
+    fn sort_by_priority(&mut self) {
+        let store = &self.store;
+        for queue in [&mut self.queues.waiting, &mut self.queues.running] {
+            queue.make_contiguous().sort_by(|a, b| goes_before(store, *a, *b));
+        }
+    }
+}
+
+/// The order of the priority policy: the smallest number, then the earliest arrival.
+fn goes_before(store: &SequenceStore, a: GroupHandle, b: GroupHandle) -> Ordering {
+    let (a, b) = (store.group(a), store.group(b));
+    a.priority.cmp(&b.priority).then(a.arrival_time.total_cmp(&b.arrival_time))
 }

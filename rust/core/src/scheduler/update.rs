@@ -18,9 +18,10 @@ use crate::sequence::{GroupHandle, SeqHandle, SequenceStatus};
 pub struct StepResults<'a> {
     /// Sampled rows, not decreasing; a row may be named any number of times.
     pub parent_rows: &'a [i32],
-    /// One entry more than outputs.
+    /// One entry more than outputs, from 0, increasing.
     pub token_start: &'a [i32],
-    /// One token an output.
+    /// At least one token an output; more, at most as many as there are lookahead slots, for
+    /// the only output of a decode row.
     pub tokens: &'a [TokenId],
     /// 0 for an output that lives on.
     pub finish: &'a [u8],
@@ -40,12 +41,11 @@ impl StepResults<'_> {
                 token_start.len()
             )));
         }
-        // One token an output: start i is i, and the last is the number of tokens.
-        let is_one_each = (0i32..).zip(*token_start).all(|(expected, start)| expected == *start);
-        if !is_one_each || tokens.len() != num_outputs {
+        let increases = token_start.windows(2).all(|pair| pair[0] < pair[1]);
+        let ends = (token_start[0], row_index(token_start[num_outputs]));
+        if !increases || ends != (0, tokens.len()) {
             return Err(Error::Arrays(format!(
-                "token_start must give each of {num_outputs} outputs one of as many tokens; \
-                 there are {} tokens",
+                "token_start must increase from 0 to {}, the number of tokens",
                 tokens.len()
             )));
         }
@@ -53,6 +53,10 @@ impl StepResults<'_> {
             return Err(Error::Arrays(format!("tokens holds {token}; ids are at least 0")));
         }
         Ok(())
+    }
+
+    fn tokens_of(&self, output: usize) -> &[TokenId] {
+        &self.tokens[row_index(self.token_start[output])..row_index(self.token_start[output + 1])]
     }
 }
 
@@ -69,6 +73,7 @@ impl Scheduler {
         self.check_rows(&results)?;
         self.is_step_open = false;
         self.output_handles.clear();
+        self.mark_swapped_in_computed();
         let mut output = 0;
         let mut first_row = 0;
         let mut any_group_ended = false;
@@ -80,6 +85,7 @@ impl Scheduler {
             }
             first_row = last_row;
             if self.store.group(scheduled.group).seqs.is_empty() {
+                self.space.free_cross(&mut self.store, scheduled.group);
                 self.store.remove_group(scheduled.group);
                 any_group_ended = true;
             }
@@ -92,15 +98,23 @@ impl Scheduler {
         Ok(&self.output_handles)
     }
 
+    /// What came back from the host was computed before it left.
+    fn mark_swapped_in_computed(&mut self) {
+        for group in &self.outputs.swapped_in {
+            for seq in self.store.seqs_of(*group) {
+                self.space.mark_computed(seq, 0);
+            }
+        }
+    }
+
     /// Applies the outputs of one row, from `output` on; returns the first of the next row.
     fn update_row(&mut self, row: usize, mut output: usize, results: &StepResults<'_>) -> usize {
         let Row { seq, num_tokens, is_sampled } = self.outputs.rows[row];
-        let parent = self.store.seq_mut(seq);
-        parent.num_computed_tokens += num_tokens;
-        let group = parent.group();
+        self.advance(seq, num_tokens);
         if !is_sampled {
             return output;
         }
+        let group = self.store.seq(seq).group();
         self.store.group_mut(group).is_prefill = false;
         let belongs = |output: usize| {
             results.parent_rows.get(output).is_some_and(|parent| row_index(*parent) == row)
@@ -110,29 +124,35 @@ impl Scheduler {
             return output;
         }
         while belongs(output + 1) {
-            let child = self.fork(seq, results.tokens[output], results.finish[output] != 0);
-            self.output_handles.push(child);
+            let table = self.space.fork(&self.store, seq);
+            let child = self.store.fork(seq, table);
+            self.append_or_finish(child, output, results);
             output += 1;
         }
-        self.output_handles.push(seq);
-        self.append_or_finish(seq, results.tokens[output], results.finish[output] != 0);
+        self.append_or_finish(seq, output, results);
         output + 1
     }
 
-    /// A child of `parent` with one more token.
-    fn fork(&mut self, parent: SeqHandle, token: TokenId, is_finished: bool) -> SeqHandle {
-        let table = self.space.fork(&self.store, parent);
-        let child = self.store.fork(parent, table);
-        self.append_or_finish(child, token, is_finished);
-        child
+    fn advance(&mut self, seq: SeqHandle, num_tokens: usize) {
+        let entry = self.store.seq_mut(seq);
+        let first = entry.num_computed_tokens;
+        entry.num_computed_tokens += num_tokens;
+        self.space.mark_computed(entry, first);
     }
 
-    fn append_or_finish(&mut self, seq: SeqHandle, token: TokenId, is_finished: bool) {
-        if is_finished {
+    /// Continues `seq` with an output.  All its tokens but the last have their keys and values:
+    /// the model ran on them in the lookahead slots.
+    fn append_or_finish(&mut self, seq: SeqHandle, output: usize, results: &StepResults<'_>) {
+        self.output_handles.push(seq);
+        if results.finish[output] != 0 {
             self.end_seq(seq);
-        } else {
-            self.store.seq_mut(seq).append(token);
+            return;
         }
+        let tokens = results.tokens_of(output);
+        for token in tokens {
+            self.store.seq_mut(seq).append(*token);
+        }
+        self.advance(seq, tokens.len() - 1);
     }
 
     fn end_seq(&mut self, seq: SeqHandle) {
@@ -157,31 +177,50 @@ impl Scheduler {
     /// Parents are sampled rows in order, no group outgrows what it asked for, and no living
     /// sequence the model's length.
     fn check_rows(&self, results: &StepResults<'_>) -> Result<()> {
-        let rows = &self.outputs.rows;
         let mut previous = 0;
-        for (parent, finish) in results.parent_rows.iter().zip(results.finish) {
-            if *parent < previous {
+        for (output, &parent) in results.parent_rows.iter().enumerate() {
+            if parent < previous {
                 return Err(Error::Arrays(format!(
                     "parent_rows must not decrease; {parent} follows {previous}"
                 )));
             }
-            previous = *parent;
-            let Some(row) = rows.get(row_index(*parent)).filter(|row| row.is_sampled) else {
+            previous = parent;
+            self.check_output(output, results)?;
+        }
+        self.check_group_sizes(results)
+    }
+
+    fn check_output(&self, output: usize, results: &StepResults<'_>) -> Result<()> {
+        let parent = results.parent_rows[output];
+        let index = row_index(parent);
+        let Some(row) = self.outputs.rows.get(index).filter(|row| row.is_sampled) else {
+            return Err(Error::Arrays(format!(
+                "parent_rows names row {parent}, which is not among the {} sampled of {} rows",
+                self.outputs.num_samples,
+                self.outputs.rows.len()
+            )));
+        };
+        let num_tokens = results.tokens_of(output).len();
+        if num_tokens > 1 {
+            let rows = results.parent_rows;
+            let is_only = rows.get(output + 1) != Some(&parent)
+                && (output == 0 || rows[output - 1] != parent);
+            let is_decode = index >= self.outputs.num_prefill_rows;
+            let most = 1 + if is_only && is_decode { self.outputs.num_lookahead_slots } else { 0 };
+            if num_tokens > most {
                 return Err(Error::Arrays(format!(
-                    "parent_rows names row {parent}, which is not among the {} sampled of {} rows",
-                    self.outputs.num_samples,
-                    rows.len()
-                )));
-            };
-            let len = self.store.seq(row.seq).len();
-            if *finish == 0 && len >= self.config.max_model_len {
-                return Err(Error::Arrays(format!(
-                    "an output of row {parent} lives on beyond max_model_len, {}",
-                    self.config.max_model_len
+                    "an output of row {parent} has {num_tokens} tokens; it may have {most}"
                 )));
             }
         }
-        self.check_group_sizes(results)
+        let len = self.store.seq(row.seq).len() + num_tokens;
+        if results.finish[output] == 0 && len > self.config.max_model_len {
+            return Err(Error::Arrays(format!(
+                "an output of row {parent} lives on beyond max_model_len, {}",
+                self.config.max_model_len
+            )));
+        }
+        Ok(())
     }
 
     fn check_group_sizes(&self, results: &StepResults<'_>) -> Result<()> {
@@ -223,6 +262,9 @@ impl Scheduler {
                 self.restart(group);
             }
         }
+        for index in (0..self.outputs.swapped_in.len()).rev() {
+            self.restart(self.outputs.swapped_in[index]);
+        }
         for index in (0..self.outputs.scheduled_seq_groups.len()).rev() {
             self.restart(self.outputs.scheduled_seq_groups[index].group);
         }
@@ -234,7 +276,8 @@ impl Scheduler {
         let status = self.store.group(group).status;
         if status != SequenceStatus::Waiting {
             self.queues.remove(group, status);
-            self.recompute(group);
+            self.give_up_blocks(group);
+            self.queues.waiting.push_front(group);
         }
     }
 

@@ -2,7 +2,41 @@
 
 use smallvec::SmallVec;
 
+use crate::hash::PrefixKey;
+use crate::ids::TokenId;
 use crate::sequence::SeqHandle;
+use crate::table::BlockTable;
+
+/// What a caller asks for.
+#[derive(Clone, Copy, Debug)]
+pub struct Request<'a> {
+    /// Token ids of the prompt, at least one.
+    pub prompt: &'a [TokenId],
+    /// Seconds of the caller's clock.
+    pub arrival_time: f64,
+    /// The most sequences alive at once: parallel samples or beams.
+    pub max_num_running_seqs: usize,
+    /// The smallest goes first; counts only under the priority policy.
+    pub priority: i64,
+    /// The adapter (0 for none) and salt under which the prefix may be shared.
+    pub key: PrefixKey,
+    /// Tokens of the encoder's output, for cross attention; 0 for a decoder alone.
+    pub num_encoder_tokens: usize,
+}
+
+impl<'a> Request<'a> {
+    /// One sequence of a decoder, with nothing special about it.
+    pub fn new(prompt: &'a [TokenId], arrival_time: f64) -> Self {
+        Self {
+            prompt,
+            arrival_time,
+            max_num_running_seqs: 1,
+            priority: 0,
+            key: PrefixKey::default(),
+            num_encoder_tokens: 0,
+        }
+    }
+}
 
 /// Which queue a group is in, and so on which tier its blocks are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,20 +63,35 @@ pub struct SequenceGroup {
     pub arrival_time: f64,
     /// When the group first ran, in seconds of the caller's clock.
     pub first_scheduled_time: Option<f64>,
+    /// The smallest goes first, under the priority policy.
+    pub priority: i64,
+    /// The adapter and salt under which prefixes are shared.
+    pub key: PrefixKey,
+    /// Tokens of the encoder's output.
+    pub num_encoder_tokens: usize,
+    /// Blocks of the encoder's keys and values, one table for all sequences.
+    pub cross_table: BlockTable,
+    /// How often a later group was admitted while this one waited at the head.
+    pub num_times_bypassed: usize,
     max_num_running_seqs: usize,
     /// Sequences ever made.
     num_seqs_made: usize,
 }
 
 impl SequenceGroup {
-    pub(crate) fn new(arrival_time: f64, max_num_running_seqs: usize) -> Self {
+    pub(crate) fn new(request: &Request<'_>) -> Self {
         Self {
             seqs: SmallVec::new(),
             status: SequenceStatus::Waiting,
             is_prefill: true,
-            arrival_time,
+            arrival_time: request.arrival_time,
             first_scheduled_time: None,
-            max_num_running_seqs,
+            priority: request.priority,
+            key: request.key,
+            num_encoder_tokens: request.num_encoder_tokens,
+            cross_table: BlockTable::default(),
+            num_times_bypassed: 0,
+            max_num_running_seqs: request.max_num_running_seqs,
             num_seqs_made: 0,
         }
     }

@@ -10,10 +10,11 @@
 mod group;
 mod store;
 
-pub use group::{SequenceGroup, SequenceStatus};
+pub use group::{Request, SequenceGroup, SequenceStatus};
 pub use store::SequenceStore;
 
 use crate::arena::Handle;
+use crate::block::Prefix;
 use crate::ids::TokenId;
 use crate::table::BlockTable;
 
@@ -27,10 +28,24 @@ pub type GroupHandle = Handle<SequenceGroup>;
 pub struct Sequence {
     group: GroupHandle,
     token_ids: Vec<TokenId>,
+    num_prompt_tokens: usize,
     /// Leading tokens whose keys and values are in the blocks of `table`.
     pub num_computed_tokens: usize,
+    /// Leading tokens whose keys and values need not be written: the prefix cache had them.
+    pub num_cached_tokens: usize,
     /// Physical blocks, of the tier that the group's status names.
     pub table: BlockTable,
+    /// The last step in which the sequence ran.
+    pub last_step: u64,
+    pub(crate) chain: Chain,
+}
+
+/// How far the full blocks of a sequence are known to the prefix cache.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Chain {
+    pub(crate) num_blocks: usize,
+    /// What those blocks hold; `None` without prefix caching.
+    pub(crate) prefix: Option<Prefix>,
 }
 
 impl Sequence {
@@ -38,8 +53,12 @@ impl Sequence {
         Self {
             group,
             token_ids: prompt.to_vec(),
+            num_prompt_tokens: prompt.len(),
             num_computed_tokens: 0,
+            num_cached_tokens: 0,
             table: BlockTable::default(),
+            last_step: 0,
+            chain: Chain::default(),
         }
     }
 
@@ -53,6 +72,11 @@ impl Sequence {
         &self.token_ids
     }
 
+    /// Tokens of the prompt alone.
+    pub fn num_prompt_tokens(&self) -> usize {
+        self.num_prompt_tokens
+    }
+
     /// Tokens of prompt and output together.
     #[expect(clippy::len_without_is_empty, reason = "never empty, invariant 2")]
     pub fn len(&self) -> usize {
@@ -62,6 +86,13 @@ impl Sequence {
     /// Tokens that have no keys and values yet, at least 1 between steps.
     pub fn num_uncomputed_tokens(&self) -> usize {
         self.token_ids.len() - self.num_computed_tokens
+    }
+
+    /// Forgets what was computed: the blocks are gone.
+    pub(crate) fn reset_computed(&mut self) {
+        self.num_computed_tokens = 0;
+        self.num_cached_tokens = 0;
+        self.chain = Chain::default();
     }
 
     pub(crate) fn append(&mut self, token: TokenId) {

@@ -2,12 +2,12 @@
 //!
 //! Owns both arenas.  Invariants:
 //! 1. Every living sequence is listed by the living group that it names, once.
-//! 2. A sequence leaves with an empty block table: whoever removes it took the blocks back.
+//! 2. Sequences and groups leave with empty block tables: who removes them took the blocks
+//!    back.
 
 use crate::arena::Arena;
 use crate::error::{Error, Result};
-use crate::ids::TokenId;
-use crate::sequence::{GroupHandle, SeqHandle, Sequence, SequenceGroup};
+use crate::sequence::{GroupHandle, Request, SeqHandle, Sequence, SequenceGroup};
 use crate::table::BlockTable;
 
 /// All living sequences and groups.
@@ -20,14 +20,9 @@ pub struct SequenceStore {
 const LIVES: &str = "a handle kept in a queue or group lives, store invariant 1";
 
 impl SequenceStore {
-    pub(crate) fn add_group(
-        &mut self,
-        prompt: &[TokenId],
-        arrival_time: f64,
-        max_num_running_seqs: usize,
-    ) -> (GroupHandle, SeqHandle) {
-        let group = self.groups.insert(SequenceGroup::new(arrival_time, max_num_running_seqs));
-        let seq = self.seqs.insert(Sequence::new(group, prompt));
+    pub(crate) fn add_group(&mut self, request: &Request<'_>) -> (GroupHandle, SeqHandle) {
+        let group = self.groups.insert(SequenceGroup::new(request));
+        let seq = self.seqs.insert(Sequence::new(group, request.prompt));
         self.group_mut(group).join(seq);
         (group, seq)
     }
@@ -49,7 +44,9 @@ impl SequenceStore {
 
     /// Takes a group out with the sequences that it still lists.
     pub(crate) fn remove_group(&mut self, group: GroupHandle) {
-        for seq in self.groups.remove(group).expect(LIVES).seqs {
+        let removed = self.groups.remove(group).expect(LIVES);
+        debug_assert!(removed.cross_table.is_empty(), "store invariant 2");
+        for seq in removed.seqs {
             self.remove_seq(seq);
         }
     }

@@ -20,13 +20,16 @@ pub struct SharedPrefix {
 
 impl BlockSpaceManager {
     /// Device blocks for all tokens of a group that has none, what its sequences have in
-    /// common counted once.
+    /// common counted once, and those for its encoder.
     pub fn num_blocks_to_allocate(&self, store: &SequenceStore, group: GroupHandle) -> usize {
         let shared = self.shared_prefixes(store, group);
         let demand = |(seq, shared): (&Sequence, SharedPrefix)| {
-            num_blocks_for(seq.len(), self.block_size) - shared.num_blocks
+            let num_blocks = num_blocks_for(seq.len(), self.config.block_size);
+            self.ring.map_or(num_blocks, |ring| num_blocks.min(ring)) - shared.num_blocks
         };
-        store.seqs_of(group).zip(shared).map(demand).sum()
+        let num_encoder_tokens = store.group(group).num_encoder_tokens;
+        let num_cross_blocks = num_blocks_for(num_encoder_tokens, self.config.block_size);
+        num_cross_blocks + store.seqs_of(group).zip(shared).map(demand).sum::<usize>()
     }
 
     /// For each sequence of a group, the longest run of full blocks that it has in common
@@ -37,12 +40,17 @@ impl BlockSpaceManager {
         store: &SequenceStore,
         group: GroupHandle,
     ) -> SmallVec<[SharedPrefix; 1]> {
-        let seqs: SmallVec<[&Sequence; 4]> = store.seqs_of(group).collect();
         let mut prefixes: SmallVec<[SharedPrefix; 1]> = smallvec![SharedPrefix::default()];
+        if self.ring.is_some() {
+            // A ring holds the end of a sequence, not its beginning.
+            prefixes.resize(store.group(group).seqs.len(), SharedPrefix::default());
+            return prefixes;
+        }
+        let seqs: SmallVec<[&Sequence; 4]> = store.seqs_of(group).collect();
         for (position, seq) in seqs.iter().enumerate().skip(1) {
             let shared = |donor: usize| SharedPrefix {
                 donor,
-                num_blocks: num_common_tokens(seq, seqs[donor]) / self.block_size,
+                num_blocks: num_common_tokens(seq, seqs[donor]) / self.config.block_size,
             };
             let best = (0..position).map(shared).max_by_key(|prefix| prefix.num_blocks);
             prefixes.push(best.unwrap_or_default());
@@ -50,33 +58,41 @@ impl BlockSpaceManager {
         prefixes
     }
 
-    /// Device blocks that the slots of a running group's uncomputed tokens take: new ones,
-    /// and copies of shared ones.  At most one copy too many for each set of sharers, the
-    /// last of which keeps the block.
-    pub(super) fn append_demand(&self, store: &SequenceStore, group: GroupHandle) -> usize {
+    /// Device blocks that the slots of a running group's uncomputed tokens and the lookahead
+    /// take: new ones, and copies of shared ones.  At most one copy too many for each set of
+    /// sharers, the last of which keeps the block.
+    pub(crate) fn append_demand(&self, store: &SequenceStore, group: GroupHandle) -> usize {
+        let block_size = self.config.block_size;
         let demand = |seq: &Sequence| {
             let blocks = seq.table.blocks();
-            let first_written = (seq.num_computed_tokens / self.block_size).min(blocks.len());
-            let num_copies =
-                blocks[first_written..].iter().filter(|block| self.gpu.is_shared(**block)).count();
-            num_copies + num_blocks_for(seq.len(), self.block_size) - blocks.len()
+            let num_slots = seq.len() + self.num_lookahead_slots;
+            let written =
+                seq.num_computed_tokens / block_size..num_blocks_for(num_slots, block_size);
+            let takes_block =
+                |place: &usize| blocks.get(*place).is_none_or(|block| self.gpu.is_shared(*block));
+            let most = self.ring.unwrap_or(usize::MAX);
+            seq.table.places(written).take(most).filter(takes_block).count()
         };
         store.seqs_of(group).map(demand).sum()
     }
 
-    /// Device blocks that a group needs to come back: its own, and one a sequence for the
-    /// next token.
-    pub(super) fn num_blocks_to_swap_in(store: &SequenceStore, group: GroupHandle) -> usize {
-        Self::num_unique_blocks(store, group) + store.group(group).seqs.len()
+    /// Device blocks that a group needs to come back: its own, and for each sequence those that
+    /// its next token and the lookahead can touch.
+    pub(super) fn num_blocks_to_swap_in(&self, store: &SequenceStore, group: GroupHandle) -> usize {
+        let num_touched = 1 + num_blocks_for(self.num_lookahead_slots, self.config.block_size);
+        Self::num_unique_blocks(store, group) + store.group(group).seqs.len() * num_touched
     }
 
     /// Physical blocks behind the tables of a group.
     pub(crate) fn num_unique_blocks(store: &SequenceStore, group: GroupHandle) -> usize {
+        let entry = store.group(group);
+        let num_cross_blocks = entry.cross_table.blocks().len();
         let blocks = store.seqs_of(group).flat_map(|seq| seq.table.blocks());
-        if store.group(group).seqs.len() == 1 {
-            return blocks.count();
-        }
-        blocks.collect::<BTreeSet<&BlockId>>().len()
+        num_cross_blocks
+            + match entry.seqs.len() {
+                1 => blocks.count(),
+                _ => blocks.collect::<BTreeSet<&BlockId>>().len(),
+            }
     }
 }
 

@@ -6,23 +6,27 @@
 //! 1. A block's reference count is the number of block tables that name it.
 //! 2. The tables of waiting groups are empty, those of running groups name device blocks,
 //!    those of swapped groups host blocks.
-//! 3. No block is written while shared: `append_slots` copies first.  The one exception is a
-//!    recompute, where a sequence writes what its siblings share because it is theirs too.
+//! 3. No block is written while shared, `append_slots` copies first; except with what its
+//!    other holders would write there themselves: equal prefixes being computed at once.
+//! 4. A sequence counts tokens as computed without computing them only where the prefix cache
+//!    has them computed, or a row of the same step computes them.
 //!
 //! Costs: allocate and free O(blocks); a decode step of a sequence O(1); swap O(blocks of the
-//! group) and one hash map.
+//! group).
 
 mod demand;
+mod prefix;
+mod standalone;
+mod swap;
 
-use std::collections::BTreeMap;
-
-use crate::block::UncachedBlockAllocator;
+use crate::block::{Allocator, CachedBlockAllocator, UncachedBlockAllocator};
 use crate::config::CacheConfig;
 use crate::ids::{BlockId, BlockPair};
-use crate::sequence::{GroupHandle, SeqHandle, SequenceStore};
+use crate::sequence::{GroupHandle, SeqHandle, SequenceStatus, SequenceStore};
 use crate::table::{BlockTable, num_blocks_for};
 
 pub use demand::SharedPrefix;
+pub use standalone::StandaloneSpace;
 
 /// Whether a group can have the blocks it asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,27 +42,46 @@ pub enum AllocStatus {
 /// The KV blocks of the device and of the host.
 #[derive(Clone, Debug)]
 pub struct BlockSpaceManager {
-    block_size: usize,
+    config: CacheConfig,
     watermark_blocks: usize,
-    gpu: UncachedBlockAllocator,
+    num_lookahead_slots: usize,
+    /// Physical blocks of a sequence at most, under a sliding window.
+    ring: Option<usize>,
+    gpu: Allocator,
     cpu: UncachedBlockAllocator,
+    /// The step being decided: rows of one step may share what one of them computes.
+    step_id: u64,
 }
 
 const PROMISED: &str = "the act follows a yes of its question";
 
 impl BlockSpaceManager {
-    /// All blocks of both tiers, free.  `config` is valid.
-    pub fn new(config: &CacheConfig) -> Self {
+    /// All blocks of both tiers, free; every decoding sequence gets `num_lookahead_slots` beyond
+    /// its next token.  `config` is valid.
+    pub fn new(config: &CacheConfig, num_lookahead_slots: usize) -> Self {
+        let (num_gpu_blocks, block_size) = (config.num_gpu_blocks, config.block_size);
+        let gpu = if config.enable_prefix_caching {
+            let is_classic = config.evict_blank_blocks_in_order;
+            Allocator::Cached(CachedBlockAllocator::new(num_gpu_blocks, block_size, is_classic))
+        } else {
+            Allocator::Uncached(UncachedBlockAllocator::new(num_gpu_blocks))
+        };
         Self {
-            block_size: config.block_size,
             watermark_blocks: config.watermark_blocks(),
-            gpu: UncachedBlockAllocator::new(config.num_gpu_blocks),
+            // The lookahead must not take the place of what is still seen.
+            ring: config
+                .sliding_window
+                .map(|window| num_blocks_for(window + num_lookahead_slots, block_size)),
+            num_lookahead_slots,
+            gpu,
             cpu: UncachedBlockAllocator::new(config.num_cpu_blocks),
+            step_id: 0,
+            config: config.clone(),
         }
     }
 
     /// The device blocks.
-    pub fn gpu(&self) -> &UncachedBlockAllocator {
+    pub fn gpu(&self) -> &Allocator {
         &self.gpu
     }
 
@@ -67,14 +90,24 @@ impl BlockSpaceManager {
         &self.cpu
     }
 
-    /// Tokens a block holds.
-    pub fn block_size(&self) -> usize {
-        self.block_size
+    /// What the manager was made from.
+    pub fn config(&self) -> &CacheConfig {
+        &self.config
     }
 
-    /// Blocks that can be given to groups while the watermark is kept.
+    /// Tokens a block holds.
+    pub fn block_size(&self) -> usize {
+        self.config.block_size
+    }
+
+    /// Blocks that can be given to new groups while the watermark is kept.
     pub fn num_usable_blocks(&self) -> usize {
         self.gpu.num_total() - self.watermark_blocks
+    }
+
+    /// Begins the decisions of step `step_id`.
+    pub(crate) fn begin_step(&mut self, step_id: u64) {
+        self.step_id = step_id;
     }
 
     /// Whether a waiting group can have blocks for all of its tokens.
@@ -83,14 +116,22 @@ impl BlockSpaceManager {
     /// may use the last of them when nobody else holds any: it must be able to come back.
     pub fn can_allocate(&self, store: &SequenceStore, group: GroupHandle) -> AllocStatus {
         let has_run = store.group(group).first_scheduled_time.is_some();
-        self.judge(self.num_blocks_to_allocate(store, group), has_run)
+        let num_blocks = self.num_blocks_to_allocate(store, group);
+        match self.judge(num_blocks, num_blocks, has_run) {
+            AllocStatus::Later if self.config.count_cached_blocks => {
+                let num_new = num_blocks - self.num_held_by_others(store, group);
+                self.judge(num_blocks, num_new, has_run)
+            }
+            status => status,
+        }
     }
 
-    fn judge(&self, num_blocks: usize, may_use_watermark: bool) -> AllocStatus {
+    /// `num_blocks` in all, of which `num_new` are to come out of the free ones.
+    fn judge(&self, num_blocks: usize, num_new: usize, may_use_watermark: bool) -> AllocStatus {
         let reserved = if may_use_watermark { 0 } else { self.watermark_blocks };
         if num_blocks + reserved > self.gpu.num_total() {
             AllocStatus::Never
-        } else if num_blocks + self.watermark_blocks <= self.gpu.num_free()
+        } else if num_new + self.watermark_blocks <= self.gpu.num_free()
             || (may_use_watermark && self.gpu.num_used() == 0)
         {
             AllocStatus::Ok
@@ -99,56 +140,84 @@ impl BlockSpaceManager {
         }
     }
 
-    /// Gives a waiting group device blocks for all of its tokens.  Of several sequences each
-    /// shares the full blocks of what it has in common with an earlier one, and counts them
-    /// as computed: rows of earlier sequences are always scheduled first.
+    /// Gives a waiting group device blocks for all of its tokens.  A sequence starts behind
+    /// what the prefix cache has of it; of several sequences each shares the full blocks of
+    /// what it has in common with an earlier one, and counts them as computed: rows of
+    /// earlier sequences are always scheduled first.
     pub(crate) fn allocate(&mut self, store: &mut SequenceStore, group: GroupHandle) {
         for (position, shared) in self.shared_prefixes(store, group).into_iter().enumerate() {
             let seqs = &store.group(group).seqs;
             let (seq, donor) = (seqs[position], seqs[shared.donor]);
-            let mut table = BlockTable::default();
+            let mut table = BlockTable::new(self.ring);
             for block in &store.seq(donor).table.blocks()[..shared.num_blocks] {
                 self.gpu.fork(*block);
                 table.push(*block);
             }
-            for _ in shared.num_blocks..num_blocks_for(store.seq(seq).len(), self.block_size) {
-                table.push(self.gpu.allocate().expect(PROMISED));
-            }
-            let seq = store.seq_mut(seq);
-            seq.num_computed_tokens = shared.num_blocks * self.block_size;
-            seq.table = table;
+            store.seq_mut(seq).table = table;
+            self.fill_from_cache(store, seq, shared.num_blocks);
+            self.grow_table(store, seq, store.seq(seq).len());
         }
+        let num_cross_tokens = store.group(group).num_encoder_tokens;
+        let mut cross_table = BlockTable::default();
+        for _ in 0..num_blocks_for(num_cross_tokens, self.config.block_size) {
+            cross_table.push(self.gpu.allocate(0).expect(PROMISED));
+        }
+        store.group_mut(group).cross_table = cross_table;
     }
 
-    /// Whether every sequence of a running group can have the slots of its uncomputed tokens.
+    /// Maps logical blocks until `num_tokens` tokens have room, and registers the full ones.
+    fn grow_table(&mut self, store: &mut SequenceStore, seq: SeqHandle, num_tokens: usize) {
+        let block_size = self.config.block_size;
+        let table = &mut store.seq_mut(seq).table;
+        for index in table.len()..num_blocks_for(num_tokens, block_size) {
+            if table.is_ring_full() {
+                table.reuse_oldest();
+            } else {
+                let num_prefix_tokens = (index + 1) * block_size;
+                table.push(self.gpu.allocate(num_prefix_tokens).expect(PROMISED));
+            }
+        }
+        self.register_full_blocks(store, seq);
+    }
+
+    /// Whether every sequence of a running group can have the slots of its next token and of
+    /// the lookahead.
     pub fn can_append_slots(&self, store: &SequenceStore, group: GroupHandle) -> bool {
         let free = self.gpu.num_free();
-        // Each sequence takes one block at most; the exact sum is wanted only when that is tight.
-        store.group(group).seqs.len() <= free || self.append_demand(store, group) <= free
+        let has_lookahead = self.num_lookahead_slots > 0;
+        // Without lookahead a sequence takes one block at most; ask for the sum when that is
+        // tight, if the exact sum is wanted at all.
+        (!has_lookahead && store.group(group).seqs.len() <= free)
+            || ((self.config.exact_append_demand || has_lookahead)
+                && self.append_demand(store, group) <= free)
     }
 
-    /// Gives a running sequence the slots of its uncomputed tokens, in blocks of its own: a
-    /// shared block that would be written is exchanged, and the copy noted in `copies`.
+    /// Gives a decoding sequence the slots of its next token and of the lookahead, in blocks of
+    /// its own: a shared block that would be written is exchanged, and the copy noted in
+    /// `copies`.  A block that becomes full and is in the prefix cache already is exchanged for
+    /// the cached one.
     pub(crate) fn append_slots(
         &mut self,
         store: &mut SequenceStore,
         seq: SeqHandle,
         copies: &mut Vec<BlockPair>,
     ) {
-        let seq = store.seq_mut(seq);
-        let first_written = seq.num_computed_tokens / self.block_size;
-        for index in first_written..seq.table.len() {
-            let shared = seq.table.blocks()[index];
+        self.exchange_last_full_block(store, seq);
+        let block_size = self.config.block_size;
+        let entry = store.seq_mut(seq);
+        let num_slots = entry.len() + self.num_lookahead_slots;
+        let num_kept = entry.num_computed_tokens.max(entry.num_cached_tokens);
+        let written = num_kept / block_size..num_blocks_for(num_slots, block_size);
+        for (place, index) in entry.table.places(written.clone()).zip(written) {
+            let Some(&shared) = entry.table.blocks().get(place) else { break };
             if self.gpu.is_shared(shared) {
-                let own = self.gpu.allocate().expect(PROMISED);
-                seq.table.replace(index, own);
-                self.gpu.free(shared);
+                let own = self.gpu.allocate((index + 1) * block_size).expect(PROMISED);
+                entry.table.replace(place, own);
+                self.gpu.free(shared, entry.last_step);
                 copies.push((shared, own));
             }
         }
-        for _ in seq.table.len()..num_blocks_for(seq.len(), self.block_size) {
-            seq.table.push(self.gpu.allocate().expect(PROMISED));
-        }
+        self.grow_table(store, seq, num_slots);
     }
 
     /// A second table over the blocks of a running sequence.
@@ -160,76 +229,35 @@ impl BlockSpaceManager {
         table
     }
 
-    /// Takes the device blocks of a running sequence back.
+    /// Takes the blocks of a sequence back, of the tier of its group.
     pub(crate) fn free(&mut self, store: &mut SequenceStore, seq: SeqHandle) {
-        for block in store.seq_mut(seq).table.drain() {
-            self.gpu.free(block);
+        let is_swapped = store.group(store.seq(seq).group()).status == SequenceStatus::Swapped;
+        let entry = store.seq_mut(seq);
+        let last_step = entry.last_step;
+        for block in entry.table.drain() {
+            self.free_block(block, is_swapped, last_step);
         }
     }
 
-    /// Takes the host blocks of a swapped sequence back.
-    pub(crate) fn free_swapped(&mut self, store: &mut SequenceStore, seq: SeqHandle) {
-        for block in store.seq_mut(seq).table.drain() {
+    /// Takes the blocks of a group's encoder back.
+    pub(crate) fn free_cross(&mut self, store: &mut SequenceStore, group: GroupHandle) {
+        let entry = store.group_mut(group);
+        let is_swapped = entry.status == SequenceStatus::Swapped;
+        for block in entry.cross_table.drain() {
+            self.free_block(block, is_swapped, self.step_id);
+        }
+    }
+
+    fn free_block(&mut self, block: BlockId, is_swapped: bool, last_step: u64) {
+        if is_swapped {
             self.cpu.free(block);
+        } else {
+            self.gpu.free(block, last_step);
         }
     }
 
-    /// Whether the host has room for a running group, and the device enough to have it back.
-    pub fn can_swap_out(&self, store: &SequenceStore, group: GroupHandle) -> bool {
-        Self::num_unique_blocks(store, group) <= self.cpu.num_free()
-            && Self::num_blocks_to_swap_in(store, group) <= self.gpu.num_total()
+    /// Forgets every cached prefix.  False, and nothing done, while a block is used.
+    pub(crate) fn reset_prefix_cache(&mut self) -> bool {
+        self.gpu.cached_mut().is_none_or(CachedBlockAllocator::reset)
     }
-
-    /// Moves a running group's blocks to the host; the pairs (device, host) go to `pairs`.
-    pub(crate) fn swap_out(
-        &mut self,
-        store: &mut SequenceStore,
-        group: GroupHandle,
-        pairs: &mut Vec<BlockPair>,
-    ) {
-        move_tables(store, group, &mut self.gpu, &mut self.cpu, pairs);
-    }
-
-    /// Whether a swapped group can have its blocks back on the device.  Never is no answer:
-    /// such a group is not swapped out.
-    pub fn can_swap_in(&self, store: &SequenceStore, group: GroupHandle) -> AllocStatus {
-        self.judge(Self::num_blocks_to_swap_in(store, group), true)
-    }
-
-    /// Moves a swapped group's blocks to the device; the pairs (host, device) go to `pairs`.
-    pub(crate) fn swap_in(
-        &mut self,
-        store: &mut SequenceStore,
-        group: GroupHandle,
-        pairs: &mut Vec<BlockPair>,
-    ) {
-        move_tables(store, group, &mut self.cpu, &mut self.gpu, pairs);
-    }
-}
-
-/// Gives each block of the group a twin in the other tier, shared as the block was.
-fn move_tables(
-    store: &mut SequenceStore,
-    group: GroupHandle,
-    from: &mut UncachedBlockAllocator,
-    to: &mut UncachedBlockAllocator,
-    pairs: &mut Vec<BlockPair>,
-) {
-    let mut twins: BTreeMap<BlockId, BlockId> = BTreeMap::new();
-    store.for_each_seq(group, |seq| {
-        for index in 0..seq.table.len() {
-            let block = seq.table.blocks()[index];
-            let twin = if let Some(twin) = twins.get(&block) {
-                to.fork(*twin);
-                *twin
-            } else {
-                let twin = to.allocate().expect(PROMISED);
-                twins.insert(block, twin);
-                pairs.push((block, twin));
-                twin
-            };
-            seq.table.replace(index, twin);
-            from.free(block);
-        }
-    });
 }

@@ -1,10 +1,16 @@
 //! Block tables: the logical blocks of a sequence and the physical blocks behind them.
 //!
-//! Owns the map only; who counts the references is [`crate::space`].  Invariant:
+//! Owns the map only; who counts the references is [`crate::space`].  A table grows by one of
+//! two rules: without end, or round a ring of as many blocks as a sliding window spans, where
+//! a new logical block takes the place of one that no query can see any more.  A table of
+//! static size (cross attention) is one that nobody grows.  Invariants:
 //! 1. Logical block `i` holds the keys and values of tokens `i * block_size ..` of its
-//!    sequence.
+//!    sequence, until a later block takes its place in the ring.
+//! 2. The physical blocks of one table are distinct.
 //!
-//! Costs: 4 bytes a block.
+//! Costs: 4 bytes a physical block.
+
+use std::ops::Range;
 
 use crate::ids::BlockId;
 
@@ -17,36 +23,72 @@ pub fn num_blocks_for(num_tokens: usize, block_size: usize) -> usize {
 #[derive(Clone, Debug, Default)]
 pub struct BlockTable {
     blocks: Vec<BlockId>,
+    len: usize,
+    ring: Option<usize>,
 }
 
 impl BlockTable {
-    /// The physical blocks, in logical order.
+    /// An empty table; `ring` blocks at most, or without end.
+    pub fn new(ring: Option<usize>) -> Self {
+        Self { blocks: Vec::new(), len: 0, ring }
+    }
+
+    /// The physical blocks, each once.
     pub fn blocks(&self) -> &[BlockId] {
         &self.blocks
     }
 
+    /// The places of logical blocks among the physical ones, mapped or yet to be mapped.
+    pub fn places(&self, logical: Range<usize>) -> impl Iterator<Item = usize> + use<> {
+        let ring = self.ring;
+        logical.map(move |index| ring.map_or(index, |ring| index % ring))
+    }
+
+    /// The physical block of logical block `index`.
+    ///
+    /// # Panics
+    /// If it is not mapped.
+    pub fn block(&self, index: usize) -> BlockId {
+        assert!(index < self.len, "logical block {index} of {} is not mapped", self.len);
+        self.blocks[self.ring.map_or(index, |ring| index % ring)]
+    }
+
     /// Logical blocks mapped.
     pub fn len(&self) -> usize {
-        self.blocks.len()
+        self.len
     }
 
     /// Whether nothing is mapped: the sequence has no memory.
     pub fn is_empty(&self) -> bool {
-        self.blocks.is_empty()
+        self.len == 0
     }
 
-    /// Maps the next logical block.
+    /// Whether the next logical block takes the place of an old one.
+    pub fn is_ring_full(&self) -> bool {
+        self.ring == Some(self.blocks.len())
+    }
+
+    /// Maps the next logical block to `block`.
     pub fn push(&mut self, block: BlockId) {
+        debug_assert!(!self.is_ring_full());
         self.blocks.push(block);
+        self.len += 1;
     }
 
-    /// Maps logical block `index` anew and returns what it was mapped to.
-    pub fn replace(&mut self, index: usize, block: BlockId) -> BlockId {
-        std::mem::replace(&mut self.blocks[index], block)
+    /// Maps the next logical block to the place of the oldest in a full ring.
+    pub fn reuse_oldest(&mut self) {
+        debug_assert!(self.is_ring_full());
+        self.len += 1;
     }
 
-    /// Unmaps everything, in logical order.
+    /// Exchanges the physical block at `place` and returns the one that was there.
+    pub fn replace(&mut self, place: usize, block: BlockId) -> BlockId {
+        std::mem::replace(&mut self.blocks[place], block)
+    }
+
+    /// Unmaps everything, in order of place.
     pub fn drain(&mut self) -> impl Iterator<Item = BlockId> {
+        self.len = 0;
         self.blocks.drain(..)
     }
 }

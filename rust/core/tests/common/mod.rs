@@ -2,54 +2,35 @@
 
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses a part")]
 
-use pagedserve_core::config::{CacheConfig, PreemptionMode, SchedulerConfig};
+use pagedserve_core::config::{CacheConfig, SchedulerConfig};
 use pagedserve_core::error::Result;
 use pagedserve_core::scheduler::{Scheduler, StepResults};
-use pagedserve_core::sequence::{GroupHandle, SeqHandle};
+use pagedserve_core::sequence::{GroupHandle, Request, SeqHandle};
 
 /// Limits of a scheduler under test.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Limits {
-    pub block_size: usize,
-    pub num_gpu_blocks: usize,
-    pub num_cpu_blocks: usize,
-    pub watermark: f64,
-    pub max_num_seqs: usize,
-    pub max_num_batched_tokens: usize,
-    pub max_model_len: usize,
-    pub preemption_mode: Option<PreemptionMode>,
+    pub cache: CacheConfig,
+    pub scheduler: SchedulerConfig,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self {
-            block_size: 4,
-            num_gpu_blocks: 64,
-            num_cpu_blocks: 0,
-            watermark: 0.0,
-            max_num_seqs: 8,
-            max_num_batched_tokens: 64,
-            max_model_len: 64,
-            preemption_mode: None,
-        }
+        let cache = CacheConfig { watermark: 0.0, ..CacheConfig::new(4, 64) };
+        Self { cache, scheduler: SchedulerConfig::new(8, 64, 64) }
     }
 }
 
 impl Limits {
-    pub fn scheduler(self) -> Scheduler {
-        let config = SchedulerConfig {
-            max_num_seqs: self.max_num_seqs,
-            max_num_batched_tokens: self.max_num_batched_tokens,
-            max_model_len: self.max_model_len,
-            preemption_mode: self.preemption_mode,
-        };
-        let cache = CacheConfig {
-            block_size: self.block_size,
-            num_gpu_blocks: self.num_gpu_blocks,
-            num_cpu_blocks: self.num_cpu_blocks,
-            watermark: self.watermark,
-        };
-        Scheduler::new(config, &cache).unwrap()
+    /// The defaults but for a few.
+    pub fn with(change: impl FnOnce(&mut CacheConfig, &mut SchedulerConfig)) -> Self {
+        let mut limits = Self::default();
+        change(&mut limits.cache, &mut limits.scheduler);
+        limits
+    }
+
+    pub fn scheduler(&self) -> Scheduler {
+        Scheduler::new(self.scheduler.clone(), &self.cache).unwrap()
     }
 }
 
@@ -119,7 +100,8 @@ pub fn add_wide(
     width: usize,
 ) -> (GroupHandle, SeqHandle) {
     let prompt: Vec<i32> = (first..).take(len).collect();
-    scheduler.add_seq_group(&prompt, 0.0, width).unwrap()
+    let request = Request { max_num_running_seqs: width, ..Request::new(&prompt, 0.0) };
+    scheduler.add_seq_group(&request).unwrap()
 }
 
 /// Nothing lives and every block is free.

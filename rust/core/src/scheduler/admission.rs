@@ -1,0 +1,170 @@
+//! Admission: which waiting groups join, and why others do not.
+
+use crate::outputs::{IgnoredReason, Refusal};
+use crate::scheduler::rows::Phase;
+use crate::scheduler::{Scheduler, SchedulingBudget};
+use crate::sequence::{GroupHandle, Sequence, SequenceStatus};
+use crate::space::AllocStatus;
+
+/// How far behind a head that does not fit a smaller group is looked for: bounds the cost of
+/// a step over a long queue.
+const BYPASS_REACH: usize = 32;
+
+/// The answer to a waiting group.
+enum Admission {
+    Yes,
+    NotNow(Refusal),
+    Never(IgnoredReason),
+}
+
+impl Scheduler {
+    /// Admits waiting groups in order, `most` of them at most; returns how many.  A group that
+    /// waits for an adapter's slot is passed over; one that does not fit otherwise holds back
+    /// those behind it, but for a limited number.
+    pub(super) fn schedule_prefills(
+        &mut self,
+        budget: &mut SchedulingBudget,
+        most: usize,
+    ) -> usize {
+        let nothing_runs = self.queues.running.is_empty();
+        self.delay.begin_phase(self.now);
+        let (mut position, mut num_admitted) = (0, 0);
+        let mut blocked: Option<(usize, GroupHandle)> = None;
+        while let Some(&group) = self.queues.waiting.get(position)
+            && num_admitted < most
+        {
+            if !nothing_runs && self.is_delayed(position) {
+                self.outputs.refused.push((group, Refusal::Delayed));
+                break;
+            }
+            match self.judge_admission(group, budget) {
+                Admission::Never(reason) => self.ignore(group, reason),
+                Admission::Yes => {
+                    self.queues.waiting.remove(position);
+                    self.queues.running.push_back(group);
+                    self.admit(group, budget);
+                    num_admitted += 1;
+                    if let Some((_, head)) = blocked {
+                        self.store.group_mut(head).num_times_bypassed += 1;
+                    }
+                }
+                Admission::NotNow(refusal) => {
+                    self.outputs.refused.push((group, refusal));
+                    if refusal != Refusal::NoAdapterSlot {
+                        blocked.get_or_insert((position, group));
+                    }
+                    position += 1;
+                }
+            }
+            if blocked.is_some_and(|(first, head)| !self.may_pass(head, position - first)) {
+                break;
+            }
+        }
+        num_admitted
+    }
+
+    /// Whether somebody may still be admitted before `head`, `distance` behind it.
+    fn may_pass(&self, head: GroupHandle, distance: usize) -> bool {
+        let num_times = self.store.group(head).num_times_bypassed;
+        num_times < self.config.max_num_bypasses && distance <= BYPASS_REACH
+    }
+
+    /// Whether the delay holds back the groups from `position` on.
+    fn is_delayed(&self, position: usize) -> bool {
+        let arrival = |group: &GroupHandle| self.store.group(*group).arrival_time;
+        let arrivals = self.queues.waiting.iter().skip(position).map(arrival);
+        self.delay.holds_back(self.now, self.config.delay_factor, arrivals)
+    }
+
+    fn judge_admission(&self, group: GroupHandle, budget: &SchedulingBudget) -> Admission {
+        if let Some(reason) = self.prompt_too_long(group, budget) {
+            return Admission::Never(reason);
+        }
+        match self.space.can_allocate(&self.store, group) {
+            AllocStatus::Ok => {}
+            AllocStatus::Later => return Admission::NotNow(Refusal::NoBlocks),
+            AllocStatus::Never => return Admission::Never(self.never_fits(group)),
+        }
+        if !budget.has_adapter_slot(self.store.group(group).key.adapter) {
+            return Admission::NotNow(Refusal::NoAdapterSlot);
+        }
+        let num_tokens = self.num_tokens_to_admit(group, budget);
+        self.judge_budget(num_tokens, group, budget).map_or(Admission::Yes, Admission::NotNow)
+    }
+
+    pub(super) fn judge_budget(
+        &self,
+        num_tokens: usize,
+        group: GroupHandle,
+        budget: &SchedulingBudget,
+    ) -> Option<Refusal> {
+        if num_tokens == 0 || !budget.can_schedule(num_tokens, 0) {
+            Some(Refusal::NoTokens)
+        } else if !budget.can_schedule(0, self.store.group(group).num_budgeted_seqs()) {
+            Some(Refusal::NoSequences)
+        } else {
+            None
+        }
+    }
+
+    /// Tokens that a waiting group must be able to compute at once.  Without chunks that is
+    /// all of them, but for a group that comes back from a recompute longer than a whole step:
+    /// it is admitted to an empty step and goes on in the running phase.
+    fn num_tokens_to_admit(&self, group: GroupHandle, budget: &SchedulingBudget) -> usize {
+        let first = self.store.seq(self.store.group(group).seqs[0]);
+        let num_known = if self.space.config().charge_cached_tokens {
+            0
+        } else {
+            self.space.num_cached_tokens(&self.store, first)
+        };
+        let wanted = self.store.seqs_of(group).map(Sequence::len).sum::<usize>() - num_known;
+        let is_chunked = self.config.enable_chunked_prefill
+            || (budget.is_whole() && self.store.group(group).first_scheduled_time.is_some());
+        if is_chunked { self.chunk(wanted, budget) } else { wanted }
+    }
+
+    /// What was generated since is not held against a prompt.
+    fn prompt_too_long(
+        &self,
+        group: GroupHandle,
+        budget: &SchedulingBudget,
+    ) -> Option<IgnoredReason> {
+        let entry = self.store.group(group);
+        let num_tokens = self.store.seq(entry.seqs[0]).len();
+        let limit = self.config.prompt_limit();
+        // The classic way looks at the chunk that the budget has room for.
+        let is_too_long = if self.config.limit_chunked_prompts {
+            num_tokens > limit
+        } else {
+            self.num_tokens_to_admit(group, budget) > limit
+        };
+        let is_new = entry.first_scheduled_time.is_none();
+        (is_new && is_too_long).then_some(IgnoredReason::PromptTooLong { num_tokens, limit })
+    }
+
+    fn never_fits(&self, group: GroupHandle) -> IgnoredReason {
+        IgnoredReason::NeverFits {
+            num_blocks: self.space.num_blocks_to_allocate(&self.store, group),
+            limit: self.space.num_usable_blocks(),
+        }
+    }
+
+    fn admit(&mut self, group: GroupHandle, budget: &mut SchedulingBudget) {
+        self.space.allocate(&mut self.store, group);
+        self.mark_running(group, budget);
+        self.delay.note_prompt();
+        self.schedule_rows(group, budget, Phase::New);
+    }
+
+    pub(super) fn mark_running(&mut self, group: GroupHandle, budget: &mut SchedulingBudget) {
+        let now = self.now;
+        let entry = self.store.group_mut(group);
+        entry.status = SequenceStatus::Running;
+        entry.num_times_bypassed = 0;
+        budget.take_group(entry.num_budgeted_seqs(), entry.key.adapter);
+        if entry.first_scheduled_time.is_none() {
+            entry.first_scheduled_time = Some(now);
+            self.stats.queue_seconds += (now - entry.arrival_time).max(0.0);
+        }
+    }
+}

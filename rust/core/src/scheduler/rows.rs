@@ -1,0 +1,97 @@
+//! Rows: what a group that has its blocks computes in this step.
+//!
+//! Kept apart by phase until the step is known, since prefills go before decodes.
+
+use crate::outputs::{Row, ScheduledSequenceGroup, SchedulerOutputs};
+use crate::scheduler::{Scheduler, SchedulingBudget};
+use crate::sequence::{GroupHandle, Sequence};
+
+/// Where a group comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// Admitted in this step.
+    New,
+    /// Running or swapped before.
+    Running,
+}
+
+/// Groups and rows in the order of the step: new prefills, prefills that go on, decodes.
+#[derive(Clone, Debug, Default)]
+pub(super) struct StepRows {
+    parts: [Part; 3],
+}
+
+#[derive(Clone, Debug, Default)]
+struct Part {
+    groups: Vec<ScheduledSequenceGroup>,
+    rows: Vec<Row>,
+}
+
+impl StepRows {
+    /// Moves everything into `outputs` and counts it.
+    pub(super) fn drain_into(&mut self, outputs: &mut SchedulerOutputs) {
+        for (index, part) in self.parts.iter_mut().enumerate() {
+            let num_tokens: usize = part.rows.iter().map(|row| row.num_tokens).sum();
+            outputs.num_batched_tokens += num_tokens;
+            if index < 2 {
+                outputs.num_prefill_groups += part.groups.len();
+                outputs.num_prefill_rows += part.rows.len();
+                outputs.num_prefill_tokens += num_tokens;
+            }
+            outputs.num_samples += part.rows.iter().filter(|row| row.is_sampled).count();
+            outputs.scheduled_seq_groups.append(&mut part.groups);
+            outputs.rows.append(&mut part.rows);
+        }
+    }
+}
+
+impl Scheduler {
+    /// Makes the rows of a group that has its slots.  With budget for all uncomputed tokens
+    /// every sequence is sampled.  With less, none is: each stops short of its last token, in
+    /// order, so that siblings reach their ends in one step and none runs ahead.
+    pub(super) fn schedule_rows(
+        &mut self,
+        group: GroupHandle,
+        budget: &mut SchedulingBudget,
+        phase: Phase,
+    ) {
+        let entry = self.store.group(group);
+        let is_prefill = entry.is_prefill;
+        let num_seqs = entry.seqs.len();
+        let wanted = self.store.seqs_of(group).map(Sequence::num_uncomputed_tokens).sum();
+        let token_chunk_size = self.chunk(wanted, budget);
+        let is_sampled = token_chunk_size == wanted;
+        let part = &mut self.step_rows.parts[match (is_prefill, phase) {
+            (true, Phase::New) => 0,
+            (true, Phase::Running) => 1,
+            (false, _) => 2,
+        }];
+        let mut left = token_chunk_size;
+        let mut num_rows = 0;
+        for index in 0..num_seqs {
+            let handle = self.store.group(group).seqs[index];
+            let seq = self.store.seq_mut(handle);
+            let held_back = usize::from(!is_sampled);
+            let num_tokens = (seq.num_uncomputed_tokens() - held_back).min(left);
+            if num_tokens > 0 {
+                left -= num_tokens;
+                num_rows += 1;
+                seq.last_step = self.outputs.step_id;
+                part.rows.push(Row { seq: handle, num_tokens, is_sampled });
+                self.space.mark_pending(seq, seq.num_computed_tokens + num_tokens);
+            }
+        }
+        if num_rows > 0 {
+            // Siblings that are held back may leave a part of a chunk.
+            let token_chunk_size = token_chunk_size - left;
+            budget.take_tokens(token_chunk_size);
+            part.groups.push(ScheduledSequenceGroup {
+                group,
+                token_chunk_size: if is_prefill { token_chunk_size } else { 1 },
+                is_prefill,
+                is_sampled,
+                num_rows,
+            });
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! Prefix caching: which full blocks are known, shared, and computed.
+
+use crate::block::Prefix;
+use crate::ids::{BlockId, TokenId};
+use crate::sequence::{Chain, GroupHandle, SeqHandle, Sequence, SequenceStore};
+use crate::space::BlockSpaceManager;
+
+impl BlockSpaceManager {
+    /// The prefix of the first `num_blocks` blocks of `seq`, all in its table.
+    pub(super) fn chain_at(
+        &self,
+        store: &SequenceStore,
+        seq: &Sequence,
+        num_blocks: usize,
+    ) -> Chain {
+        let root = || Prefix::root(store.group(seq.group()).key);
+        let prefix = self.gpu.cached().and_then(|cache| match num_blocks {
+            0 => Some(root()),
+            _ => cache.prefix_of(seq.table.block(num_blocks - 1)),
+        });
+        Chain { num_blocks, prefix }
+    }
+
+    /// What logical block `index` of a sequence is looked up by, behind `before`: its tokens, a
+    /// full block of them, or in the classic way also the last tokens of a prompt.
+    pub(super) fn lookup<'a>(
+        &self,
+        seq: &'a Sequence,
+        index: usize,
+        before: Prefix,
+    ) -> Option<(Prefix, &'a [TokenId])> {
+        let start = index * self.config.block_size;
+        let end = start + self.config.block_size;
+        let tokens = seq.token_ids();
+        let tokens = if end <= tokens.len() {
+            &tokens[start..end]
+        } else if self.config.share_partial_blocks && start < tokens.len() {
+            &tokens[start..]
+        } else {
+            return None;
+        };
+        let is_prompt = start + tokens.len() <= seq.num_prompt_tokens();
+        if is_prompt || self.config.share_generated_blocks {
+            Some((before, tokens))
+        } else {
+            Some((before.bounded(seq.num_prompt_tokens()), tokens))
+        }
+    }
+
+    /// Maps what the cache has of a sequence whose table holds `num_blocks` blocks, and counts
+    /// the computed part as computed, but for the last token, whose output is wanted.
+    pub(super) fn fill_from_cache(
+        &mut self,
+        store: &mut SequenceStore,
+        seq: SeqHandle,
+        num_blocks: usize,
+    ) {
+        let block_size = self.config.block_size;
+        let mut chain = self.chain_at(store, store.seq(seq), num_blocks);
+        let mut num_usable = num_blocks;
+        while let Some((prefix, tokens)) =
+            chain.prefix.and_then(|before| self.lookup(store.seq(seq), chain.num_blocks, before))
+        {
+            let Some(cache) = self.gpu.cached_mut() else { break };
+            let Some(block) = cache.find(prefix, tokens) else { break };
+            let is_full = tokens.len() == block_size;
+            let leads = num_usable == chain.num_blocks;
+            num_usable += usize::from(leads && is_full && cache.is_usable(block, self.step_id));
+            cache.acquire_found(block);
+            chain = Chain { num_blocks: chain.num_blocks + 1, prefix: cache.prefix_of(block) };
+            store.seq_mut(seq).table.push(block);
+            if !is_full {
+                chain = self.chain_at(store, store.seq(seq), chain.num_blocks - 1);
+                break;
+            }
+        }
+        let entry = store.seq_mut(seq);
+        let num_cached = num_usable * block_size;
+        let num_counted = if self.config.charge_cached_tokens {
+            num_blocks * block_size
+        } else {
+            num_cached.min(entry.len() - 1)
+        };
+        (entry.chain, entry.num_cached_tokens) = (chain, num_cached);
+        entry.num_computed_tokens = num_counted;
+    }
+
+    /// Registers the blocks of a sequence that its tokens fill; contents that another block
+    /// has already stay that block's.
+    pub(super) fn register_full_blocks(&mut self, store: &mut SequenceStore, seq: SeqHandle) {
+        let is_prefill = store.group(store.seq(seq).group()).is_prefill;
+        let entry = store.seq(seq);
+        let mut chain = entry.chain;
+        while let Some((prefix, tokens)) =
+            chain.prefix.and_then(|before| self.lookup(entry, chain.num_blocks, before))
+        {
+            let is_full = tokens.len() == self.config.block_size;
+            if !is_full && !is_prefill {
+                break; // only the last tokens of a prompt are shared in part
+            }
+            let Some(cache) = self.gpu.cached_mut() else { break };
+            let block = entry.table.block(chain.num_blocks);
+            let known = cache.find(prefix, tokens);
+            if !is_full {
+                if known.is_none() {
+                    cache.register(block, prefix, tokens);
+                }
+                break;
+            }
+            let prefix = match known {
+                Some(known) => cache.prefix_of(known),
+                None => Some(cache.register(block, prefix, tokens)),
+            };
+            chain = Chain { num_blocks: chain.num_blocks + 1, prefix };
+        }
+        store.seq_mut(seq).chain = chain;
+    }
+
+    /// Exchanges the block that a decoding sequence is about to fill for one that has the same
+    /// contents computed already.
+    pub(super) fn exchange_last_full_block(&mut self, store: &mut SequenceStore, seq: SeqHandle) {
+        let entry = store.seq(seq);
+        let index = entry.chain.num_blocks;
+        let end = (index + 1) * self.config.block_size;
+        if entry.len() != end || entry.table.len() <= index {
+            return;
+        }
+        let lookup = entry.chain.prefix.and_then(|before| self.lookup(entry, index, before));
+        let (Some((prefix, tokens)), Some(cache)) = (lookup, self.gpu.cached_mut()) else { return };
+        let Some(known) = cache.find(prefix, tokens) else { return };
+        let own = entry.table.block(index);
+        if known != own && cache.is_usable(known, self.step_id) {
+            cache.acquire_found(known);
+            cache.free(own, entry.last_step);
+            let entry = store.seq_mut(seq);
+            entry.table.replace(index, known);
+            entry.num_cached_tokens = end;
+        }
+    }
+
+    /// The leading blocks of a sequence that the cache has, and whether each is full.
+    fn known_blocks<'a>(
+        &'a self,
+        store: &SequenceStore,
+        seq: &'a Sequence,
+    ) -> impl Iterator<Item = (BlockId, bool)> + use<'a> {
+        let mut chain =
+            Chain { num_blocks: 0, prefix: Some(Prefix::root(store.group(seq.group()).key)) };
+        std::iter::from_fn(move || {
+            let cache = self.gpu.cached()?;
+            let (before, tokens) = self.lookup(seq, chain.num_blocks, chain.prefix?)?;
+            let block = cache.find(before, tokens)?;
+            chain = Chain { num_blocks: chain.num_blocks + 1, prefix: cache.prefix_of(block) };
+            Some((block, tokens.len() == self.config.block_size))
+        })
+    }
+
+    /// Blocks that a waiting group would share with others who hold them now.
+    pub(super) fn num_held_by_others(&self, store: &SequenceStore, group: GroupHandle) -> usize {
+        let seq = store.seq(store.group(group).seqs[0]);
+        let known = self.known_blocks(store, seq);
+        known.filter(|(block, _)| self.gpu.ref_count(*block) > 0).count()
+    }
+
+    /// Tokens of a waiting sequence that are computed already, or in this step: what admission
+    /// need not charge.
+    pub(crate) fn num_cached_tokens(&self, store: &SequenceStore, seq: &Sequence) -> usize {
+        let Some(cache) = self.gpu.cached() else { return 0 };
+        let is_usable =
+            |(block, is_full): &(BlockId, bool)| *is_full && cache.is_usable(*block, self.step_id);
+        let num_blocks = self.known_blocks(store, seq).take_while(is_usable).count();
+        (num_blocks * self.config.block_size).min(seq.len() - 1)
+    }
+
+    /// Says that the row of `seq` in this step computes its tokens up to `num_tokens`.
+    pub(crate) fn mark_pending(&mut self, seq: &Sequence, num_tokens: usize) {
+        let blocks = seq.num_computed_tokens / self.config.block_size;
+        let end = num_tokens / self.config.block_size;
+        let step_id = self.step_id;
+        if let Some(cache) = self.gpu.cached_mut() {
+            for index in blocks..end {
+                cache.mark_pending(seq.table.block(index), step_id);
+            }
+        }
+    }
+
+    /// Says that the tokens of `seq` from `first` to its computed count have been computed.
+    pub(crate) fn mark_computed(&mut self, seq: &Sequence, first: usize) {
+        let (start, end) =
+            (first / self.config.block_size, seq.num_computed_tokens / self.config.block_size);
+        if let Some(cache) = self.gpu.cached_mut() {
+            for index in start..end {
+                cache.mark_computed(seq.table.block(index));
+            }
+        }
+    }
+
+    /// Leading blocks of a running group, its last excluded, that are computed and common to
+    /// all its sequences.
+    pub fn common_computed_blocks<'a>(
+        &self,
+        store: &'a SequenceStore,
+        group: GroupHandle,
+    ) -> &'a [BlockId] {
+        let Some(cache) = self.gpu.cached() else { return &[] };
+        let mut tables = store.seqs_of(group).map(|seq| seq.table.blocks());
+        let Some(first) = tables.next() else { return &[] };
+        let without_last = first.len().saturating_sub(1);
+        let num_computed =
+            first[..without_last].iter().take_while(|block| cache.is_computed(**block)).count();
+        let num_common = tables.fold(num_computed, |common, table| {
+            first[..common].iter().zip(table).take_while(|(a, b)| a == b).count()
+        });
+        &first[..num_common]
+    }
+}

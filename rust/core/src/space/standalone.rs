@@ -1,0 +1,268 @@
+//! A block manager of its own, for schedulers other than ours.
+//!
+//! Owns a [`BlockSpaceManager`] and the sequences whose tables it keeps, and checks what our
+//! scheduler knows by construction: an act out of turn is an error and changes nothing.
+//!
+//! Invariants and costs are those of the manager.
+
+use crate::arena::Handle;
+use crate::config::CacheConfig;
+use crate::error::{Error, Result};
+use crate::ids::{BlockPair, TokenId};
+use crate::sequence::{
+    GroupHandle, Request, SeqHandle, Sequence, SequenceGroup, SequenceStatus, SequenceStore,
+};
+use crate::space::{AllocStatus, BlockSpaceManager};
+
+/// Block tables of groups that somebody else schedules.
+#[derive(Clone, Debug)]
+pub struct StandaloneSpace {
+    space: BlockSpaceManager,
+    store: SequenceStore,
+    num_lookahead_slots: usize,
+    step_id: u64,
+}
+
+impl StandaloneSpace {
+    /// All blocks of both tiers, free.
+    ///
+    /// # Errors
+    /// [`Error::Config`] from the validation of `config`.
+    pub fn new(config: &CacheConfig, num_lookahead_slots: usize) -> Result<Self> {
+        config.validate()?;
+        let space = BlockSpaceManager::new(config, num_lookahead_slots);
+        Ok(Self { space, store: SequenceStore::default(), num_lookahead_slots, step_id: 0 })
+    }
+
+    /// The manager, for its questions and counts.
+    pub fn space(&self) -> &BlockSpaceManager {
+        &self.space
+    }
+
+    /// The sequences and groups.
+    pub fn store(&self) -> &SequenceStore {
+        &self.store
+    }
+
+    /// Begins a step: what is computed in it may be shared in it.
+    pub fn begin_step(&mut self) {
+        self.step_id += 1;
+        self.space.begin_step(self.step_id);
+    }
+
+    /// Takes a group in, without blocks.
+    ///
+    /// # Errors
+    /// [`Error::Request`] for an empty prompt, a negative token, or more encoder tokens than can
+    /// be counted.
+    pub fn add_group(&mut self, request: &Request<'_>) -> Result<(GroupHandle, SeqHandle)> {
+        if request.prompt.is_empty() || request.prompt.iter().any(|token| *token < 0) {
+            return Err(Error::Request(
+                "the prompt must hold at least one token, and no negative one".to_owned(),
+            ));
+        }
+        if i32::try_from(request.num_encoder_tokens).is_err() {
+            return Err(Error::Request(format!(
+                "num_encoder_tokens is {}; it must be at most {}",
+                request.num_encoder_tokens,
+                i32::MAX
+            )));
+        }
+        Ok(self.store.add_group(request))
+    }
+
+    /// Whether a waiting group can have blocks for its tokens.
+    ///
+    /// # Errors
+    /// [`Error::StaleHandle`]; [`Error::Step`] when the group has blocks already.
+    pub fn can_allocate(&self, group: GroupHandle) -> Result<AllocStatus> {
+        self.expect_status(group, SequenceStatus::Waiting)?;
+        Ok(self.space.can_allocate(&self.store, group))
+    }
+
+    /// Gives a waiting group its blocks; tokens that the prefix cache has count as computed.
+    ///
+    /// # Errors
+    /// As [`can_allocate`](Self::can_allocate), and [`Error::Step`] when its answer is not yes.
+    pub fn allocate(&mut self, group: GroupHandle) -> Result<()> {
+        let status = self.can_allocate(group)?;
+        permit(status == AllocStatus::Ok, || format!("can_allocate answers {status:?}"))?;
+        self.space.allocate(&mut self.store, group);
+        self.store.group_mut(group).status = SequenceStatus::Running;
+        Ok(())
+    }
+
+    /// Appends a token to a running sequence, whose tokens before it are computed now.
+    ///
+    /// # Errors
+    /// [`Error::StaleHandle`], [`Error::Request`] for a negative token, [`Error::Step`] when the
+    /// sequence has no device blocks.
+    pub fn append_token(&mut self, seq: SeqHandle, token: TokenId) -> Result<()> {
+        let group = self.store.find_seq(seq)?.group();
+        self.expect_status(group, SequenceStatus::Running)?;
+        if token < 0 {
+            return Err(Error::Request(format!("the token id is {token}; ids are at least 0")));
+        }
+        self.set_computed(seq, self.store.seq(seq).len());
+        self.store.seq_mut(seq).append(token);
+        self.store.group_mut(group).is_prefill = false;
+        Ok(())
+    }
+
+    /// Says that the first `num_tokens` tokens of a running sequence are computed.
+    ///
+    /// # Errors
+    /// [`Error::StaleHandle`]; [`Error::Step`] when the sequence has no device blocks, or for
+    /// fewer tokens than before, or more than all but the last.
+    pub fn mark_computed(&mut self, seq: SeqHandle, num_tokens: usize) -> Result<()> {
+        let entry = self.store.find_seq(seq)?;
+        self.expect_status(entry.group(), SequenceStatus::Running)?;
+        let accepted = entry.num_computed_tokens..entry.len();
+        permit(accepted.contains(&num_tokens), || {
+            format!("{num_tokens} computed tokens; {accepted:?} are accepted")
+        })?;
+        self.set_computed(seq, num_tokens);
+        Ok(())
+    }
+
+    fn set_computed(&mut self, seq: SeqHandle, num_tokens: usize) {
+        let entry = self.store.seq_mut(seq);
+        let first = entry.num_computed_tokens;
+        entry.num_computed_tokens = num_tokens;
+        entry.last_step = self.step_id;
+        self.space.mark_computed(entry, first);
+    }
+
+    /// Whether every sequence of a running group can have the slots of its next token.
+    ///
+    /// # Errors
+    /// [`Error::StaleHandle`]; [`Error::Step`] when the group has no device blocks.
+    pub fn can_append_slots(&self, group: GroupHandle) -> Result<bool> {
+        self.expect_status(group, SequenceStatus::Running)?;
+        Ok(self.space.can_append_slots(&self.store, group))
+    }
+
+    /// Gives all sequences of a running group the slots of their next tokens; returns the
+    /// copies to be made, (source, destination).
+    ///
+    /// # Errors
+    /// As [`can_append_slots`](Self::can_append_slots), and [`Error::Step`] when its answer is
+    /// no.
+    pub fn append_slots(&mut self, group: GroupHandle) -> Result<Vec<BlockPair>> {
+        let can_append = self.can_append_slots(group)?;
+        permit(can_append, || {
+            format!(
+                "the group may need {} blocks with {} lookahead slots; {} are free",
+                self.space.append_demand(&self.store, group),
+                self.num_lookahead_slots,
+                self.space.gpu().num_free()
+            )
+        })?;
+        let mut copies = Vec::new();
+        for index in 0..self.store.group(group).seqs.len() {
+            let seq = self.store.group(group).seqs[index];
+            self.space.append_slots(&mut self.store, seq, &mut copies);
+        }
+        Ok(copies)
+    }
+
+    /// A child of a running sequence that shares its blocks, last of its group.
+    ///
+    /// # Errors
+    /// [`Error::StaleHandle`]; [`Error::Step`] when the sequence has no device blocks.
+    pub fn fork(&mut self, seq: SeqHandle) -> Result<SeqHandle> {
+        self.expect_status(self.store.find_seq(seq)?.group(), SequenceStatus::Running)?;
+        let table = self.space.fork(&self.store, seq);
+        Ok(self.store.fork(seq, table))
+    }
+
+    /// Whether the host has room for a running group.
+    ///
+    /// # Errors
+    /// [`Error::StaleHandle`]; [`Error::Step`] when the group has no device blocks.
+    pub fn can_swap_out(&self, group: GroupHandle) -> Result<bool> {
+        self.expect_status(group, SequenceStatus::Running)?;
+        Ok(self.space.can_swap_out(&self.store, group))
+    }
+
+    /// Moves a running group to the host; returns the moves, (device, host).
+    ///
+    /// # Errors
+    /// As [`can_swap_out`](Self::can_swap_out), and [`Error::Step`] when its answer is no.
+    pub fn swap_out(&mut self, group: GroupHandle) -> Result<Vec<BlockPair>> {
+        permit(self.can_swap_out(group)?, || "can_swap_out answers no".to_owned())?;
+        let mut pairs = Vec::new();
+        self.space.swap_out(&mut self.store, group, &mut pairs);
+        self.store.group_mut(group).status = SequenceStatus::Swapped;
+        Ok(pairs)
+    }
+
+    /// Whether a swapped group can have its blocks on the device again.
+    ///
+    /// # Errors
+    /// [`Error::StaleHandle`]; [`Error::Step`] when the group is not swapped out.
+    pub fn can_swap_in(&self, group: GroupHandle) -> Result<AllocStatus> {
+        self.expect_status(group, SequenceStatus::Swapped)?;
+        Ok(self.space.can_swap_in(&self.store, group))
+    }
+
+    /// Moves a swapped group to the device; returns the moves, (host, device).
+    ///
+    /// # Errors
+    /// As [`can_swap_in`](Self::can_swap_in), and [`Error::Step`] when its answer is not yes.
+    pub fn swap_in(&mut self, group: GroupHandle) -> Result<Vec<BlockPair>> {
+        let status = self.can_swap_in(group)?;
+        permit(status == AllocStatus::Ok, || format!("can_swap_in answers {status:?}"))?;
+        let mut pairs = Vec::new();
+        self.space.swap_in(&mut self.store, group, &mut pairs);
+        self.store.group_mut(group).status = SequenceStatus::Running;
+        Ok(pairs)
+    }
+
+    /// Ends one sequence; its group ends with the last.
+    ///
+    /// # Errors
+    /// [`Error::StaleHandle`].
+    pub fn free(&mut self, seq: SeqHandle) -> Result<()> {
+        let group = self.store.find_seq(seq)?.group();
+        self.space.free(&mut self.store, seq);
+        self.store.group_mut(group).leave(seq);
+        self.store.remove_seq(seq);
+        if self.store.group(group).seqs.is_empty() {
+            self.space.free_cross(&mut self.store, group);
+            self.store.remove_group(group);
+        }
+        Ok(())
+    }
+
+    /// A sequence.
+    ///
+    /// # Errors
+    /// [`Error::StaleHandle`].
+    pub fn sequence(&self, seq: SeqHandle) -> Result<&Sequence> {
+        self.store.find_seq(seq)
+    }
+
+    /// A group.
+    ///
+    /// # Errors
+    /// [`Error::StaleHandle`].
+    pub fn group(&self, group: GroupHandle) -> Result<&SequenceGroup> {
+        self.store.find_group(group)
+    }
+
+    /// Forgets every cached prefix.  False, and nothing done, while a block is used.
+    pub fn reset_prefix_cache(&mut self) -> bool {
+        self.space.reset_prefix_cache()
+    }
+
+    fn expect_status(&self, group: GroupHandle, wanted: SequenceStatus) -> Result<()> {
+        let found = self.store.find_group(group)?.status;
+        let bits = Handle::to_bits(group);
+        permit(found == wanted, || format!("group {bits} is {found:?}; it must be {wanted:?}"))
+    }
+}
+
+fn permit(holds: bool, refusal: impl FnOnce() -> String) -> Result<()> {
+    if holds { Ok(()) } else { Err(Error::Step(refusal())) }
+}
