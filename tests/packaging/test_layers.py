@@ -22,24 +22,26 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "output": set(),
     "engine": {"executor", "models", "output", "sampling"},
     "llm": {"engine"},
+    "replay": set(),
     "cli": {"engine", "llm", "LLM", "__version__"},  # two of the public names
 }
 
 # The modules that may name the Rust core.
 CORE_USERS = re.compile(
-    r"pagedserve(\.engine(\..*)?|\.output\.processor|\.runner\.buffers|\.errors|\.config)?"
+    r"pagedserve(\.engine(\..*)?|\.replay(\..*)?|\.output\.processor|\.runner\.buffers|\.errors|\.config)?"
 )
 
 # The core's modules from low to high; those of one line may name each other.
 # What a step gives out (outputs, inputs) is data, so it stands below the scheduler that makes it.
 RUST_LAYERS = [
-    {"ids", "error", "config", "arena"},
+    {"ids", "error", "config", "hash", "arena"},
     {"block"},
     {"table"},
     {"sequence"},
     {"space", "outputs"},
     {"inputs"},
     {"scheduler"},
+    {"log"},
 ]
 
 MAX_LINES = {".rs": 600, ".py": 400}

@@ -2,10 +2,11 @@
 //! coerced.
 
 use numpy::{
-    Element, PyArray1, PyArrayMethods, PyReadonlyArray1, PyReadwriteArray1, PyUntypedArray,
-    PyUntypedArrayMethods, dtype,
+    Element, PyArray1, PyArray2, PyArrayDescrMethods, PyArrayMethods, PyReadonlyArray1,
+    PyReadwriteArray1, PyUntypedArray, PyUntypedArrayMethods, dtype,
 };
 use pagedserve_core::error::Error;
+use pagedserve_core::ids::{BlockId, BlockPair};
 use pyo3::prelude::*;
 
 use crate::error::{OrRaise, to_py};
@@ -16,17 +17,25 @@ fn checked<'py, T: Element>(
     name: &str,
 ) -> PyResult<Bound<'py, PyArray1<T>>> {
     let wanted = dtype::<T>(array.py());
-    if let Ok(typed) = array.cast::<PyArray1<T>>()
-        && typed.is_c_contiguous()
-    {
-        return Ok(typed.clone());
+    if let Ok(typed) = array.cast::<PyArray1<T>>() {
+        let Ok(view) = typed.try_readonly() else {
+            return Err(to_py(&Error::Arrays(format!("{name} is being written elsewhere"))));
+        };
+        if view.as_slice().is_ok() {
+            return Ok(typed.clone());
+        }
     }
     let given = match array.cast::<PyUntypedArray>() {
         Ok(other) => format!(
             "{} of shape {:?}{}",
             other.dtype(),
             other.shape(),
-            if other.is_c_contiguous() { "" } else { ", not contiguous" }
+            match (other.dtype().is_equiv_to(&wanted) && other.ndim() == 1, other.is_c_contiguous())
+            {
+                (true, true) => ", not aligned",
+                (_, false) => ", not contiguous",
+                _ => "",
+            }
         ),
         Err(_) => format!("a {}", array.get_type().name()?),
     };
@@ -102,4 +111,23 @@ input_buffers! {
     sample_index: i32,
     sample_rows: i32,
     row_handles: i64,
+}
+
+/// Block pairs as an int64 array of shape [n, 2].
+pub(crate) fn pair_array<'py>(
+    py: Python<'py>,
+    pairs: &[BlockPair],
+) -> PyResult<Bound<'py, PyArray2<i64>>> {
+    let block = |index: usize| i64::try_from(index).unwrap_or(i64::MAX);
+    let flat = pairs.iter().flat_map(|(from, to)| [block(from.index()), block(to.index())]);
+    PyArray1::from_iter(py, flat).reshape([pairs.len(), 2])
+}
+
+/// Block numbers as int32, the type of the step's tables.
+pub(crate) fn block_array(
+    py: Python<'_>,
+    blocks: impl IntoIterator<Item = BlockId>,
+) -> Bound<'_, PyArray1<i32>> {
+    let number = |block: BlockId| i32::try_from(block.index()).unwrap_or(i32::MAX);
+    PyArray1::from_iter(py, blocks.into_iter().map(number))
 }

@@ -2,10 +2,13 @@
 //! checks its arguments, calls the core, maps the error.
 
 mod arrays;
+mod blocks;
 mod config;
 mod error;
+mod metadata;
 mod outputs;
 mod scheduler;
+mod space;
 
 use pyo3::prelude::*;
 
@@ -15,11 +18,17 @@ mod _core {
     #[pymodule_export]
     use super::arrays::InputBuffers;
     #[pymodule_export]
+    use super::blocks::{CachedBlockAllocator, LRUEvictor, Prefix, UncachedBlockAllocator};
+    #[pymodule_export]
     use super::config::{CacheConfig, SchedulerConfig};
+    #[pymodule_export]
+    use super::metadata::SequenceGroupMetadata;
     #[pymodule_export]
     use super::outputs::{ScheduledSequenceGroup, SchedulerOutputs};
     #[pymodule_export]
     use super::scheduler::Scheduler;
+    #[pymodule_export]
+    use super::space::BlockSpaceManager;
 
     #[pymodule_export]
     #[expect(non_upper_case_globals, reason = "the name that Python packages use")]

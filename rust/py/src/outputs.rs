@@ -1,9 +1,10 @@
 //! `SchedulerOutputs`: a frozen copy of one step's decisions.
 
-use numpy::{PyArray1, PyArray2, PyArrayMethods};
-use pagedserve_core::ids::BlockPair;
+use numpy::PyArray2;
 use pagedserve_core::outputs as core;
 use pyo3::prelude::*;
+
+use crate::arrays::pair_array;
 
 /// The decisions of one step.
 #[pyclass(frozen, module = "pagedserve._core")]
@@ -53,17 +54,17 @@ impl SchedulerOutputs {
 
     #[getter]
     fn blocks_to_swap_out<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray2<i64>>> {
-        pairs(py, &self.0.blocks_to_swap_out)
+        pair_array(py, &self.0.blocks_to_swap_out)
     }
 
     #[getter]
     fn blocks_to_swap_in<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray2<i64>>> {
-        pairs(py, &self.0.blocks_to_swap_in)
+        pair_array(py, &self.0.blocks_to_swap_in)
     }
 
     #[getter]
     fn blocks_to_copy<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray2<i64>>> {
-        pairs(py, &self.0.blocks_to_copy)
+        pair_array(py, &self.0.blocks_to_copy)
     }
 
     #[getter]
@@ -80,6 +81,21 @@ impl SchedulerOutputs {
     #[getter]
     fn preempted(&self) -> Vec<(i64, &'static str)> {
         self.0.preempted.iter().map(|(group, mode)| (group.to_bits(), mode.as_str())).collect()
+    }
+
+    #[getter]
+    fn refused(&self) -> Vec<(i64, &'static str)> {
+        self.0.refused.iter().map(|(group, reason)| (group.to_bits(), reason.as_str())).collect()
+    }
+
+    #[getter]
+    fn num_lookahead_slots(&self) -> usize {
+        self.0.num_lookahead_slots
+    }
+
+    #[getter]
+    fn num_prefill_rows(&self) -> usize {
+        self.0.num_prefill_rows
     }
 
     #[getter]
@@ -112,13 +128,6 @@ impl SchedulerOutputs {
     }
 }
 
-/// Block pairs as an int64 array of shape [n, 2].
-fn pairs<'py>(py: Python<'py>, pairs: &[BlockPair]) -> PyResult<Bound<'py, PyArray2<i64>>> {
-    let block = |index: usize| i64::try_from(index).unwrap_or(i64::MAX);
-    let flat = pairs.iter().flat_map(|(from, to)| [block(from.index()), block(to.index())]);
-    PyArray1::from_iter(py, flat).reshape([pairs.len(), 2])
-}
-
 /// One group in one step.
 #[pyclass(frozen, module = "pagedserve._core")]
 pub(crate) struct ScheduledSequenceGroup(core::ScheduledSequenceGroup);
@@ -138,6 +147,11 @@ impl ScheduledSequenceGroup {
     #[getter]
     fn is_prefill(&self) -> bool {
         self.0.is_prefill
+    }
+
+    #[getter]
+    fn is_sampled(&self) -> bool {
+        self.0.is_sampled
     }
 
     #[getter]

@@ -1,0 +1,85 @@
+"""``python -m pagedserve.replay``: run a scenario or a decision log again."""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from pagedserve.errors import PagedServeError
+from pagedserve.replay.compare import first_difference, load_golden
+from pagedserve.replay.driver import Row, ScenarioDriver
+from pagedserve.replay.log import replay_log
+from pagedserve.replay.scenario import load_scenario
+
+_DESCRIPTION = "Run a decision log again, or a scenario, and say where the decisions differ."
+
+_DIFFERS = 1
+_BAD_INPUT = 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Returns:
+        0 where all decisions are the same (or nothing was to be compared), 1 at the first
+        difference, 2 for input that cannot be read.
+    """
+    parser = _parser()
+    options = parser.parse_args(argv)
+    if options.log and (options.out or options.golden):
+        parser.error("--out and --golden belong to --scenario; a log is compared with itself")
+    try:
+        difference = _scenario(options) if options.scenario else _log(options.log)
+    except (PagedServeError, OSError) as error:
+        print(f"pagedserve.replay: error: {error}", file=sys.stderr)
+        return _BAD_INPUT
+    if difference:
+        print(f"differs: {difference}")
+        return _DIFFERS
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m pagedserve.replay", description=_DESCRIPTION)
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("log", nargs="?", type=Path, help="a log that Scheduler(log=...) wrote")
+    source.add_argument("--scenario", type=Path, help="a scenario file, .json or .json.gz")
+    parser.add_argument("--out", type=Path, help="write the scenario's rows here, one a line")
+    parser.add_argument("--golden", type=Path, help="compare the rows with this file")
+    return parser
+
+
+def _scenario(options: argparse.Namespace) -> str | None:
+    scenario = load_scenario(options.scenario)
+    golden = load_golden(options.golden) if options.golden else None
+    driver = ScenarioDriver(scenario)
+    rows = list(driver.rows())
+    if options.out:
+        _write(options.out, scenario.name, rows)
+    end = rows[-1]["end"]
+    print(
+        f"{scenario.name}: {end['steps']} steps, {end['finished']} finished, "
+        f"{end['ignored']} ignored, {end['recompute']} recomputed, {end['swap_out']} swapped out, "
+        f"end={end['end']}"
+    )
+    if golden is None:
+        return None
+    return first_difference(rows, golden, ignores_order=scenario.config.max_loras is not None)
+
+
+def _write(path: Path, name: str, rows: Iterable[Row]) -> None:
+    header: Row = {"golden": 1, "scenario": name}
+    with path.open("w", encoding="utf-8") as file:
+        for row in (header, *rows):
+            file.write(json.dumps(row, separators=(",", ":")) + "\n")
+
+
+def _log(path: Path) -> str | None:
+    num_steps, difference = replay_log(path)
+    print(f"{path}: {num_steps} steps run again")
+    return difference
+
+
+if __name__ == "__main__":
+    sys.exit(main())

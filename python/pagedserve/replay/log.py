@@ -1,0 +1,177 @@
+"""Decision logs run again: the same events on a new scheduler, its decisions compared."""
+
+import json
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pagedserve._core import CacheConfig, Scheduler, SchedulerConfig, SchedulerOutputs
+from pagedserve.errors import PagedServeError
+from pagedserve.replay.scenario import ScenarioError, read_text
+
+# What a line says of the step itself.
+_DECISIONS = ("step", "scheduled", "preempted", "swapped_in", "moves", "ignored", "refused", "free")
+
+# What working on a value of the wrong kind raises.
+_MALFORMED = (AttributeError, LookupError, OverflowError, TypeError, ValueError)
+
+
+def replay_log(path: Path) -> tuple[int, str | None]:
+    """Run a log again.
+
+    Args:
+        path: A file that ``Scheduler(log=...)`` wrote; gzipped if it ends in .gz.
+
+    Returns:
+        How many steps were the same, and the first difference if there is one.
+
+    Raises:
+        ScenarioError: Not a log, or one with a broken line.  A last line that is cut short is
+            what a crash leaves behind, and is passed over.
+    """
+    lines = _lines(path)
+    header = next(lines, {})
+    if header.get("log") != 1:
+        raise ScenarioError(f"{path} does not begin with a decision log's first line")
+    try:
+        player = _Player(header)
+    except (KeyError, TypeError) as error:
+        raise ScenarioError(f"{path} does not hold both configurations: {error!r}") from error
+    num_steps = 0
+    for number, line in enumerate(lines, start=2):
+        try:
+            difference = _difference(player, line)
+        except _MALFORMED as error:
+            raise ScenarioError(f"{path}, line {number} is not a step: {error!r}") from error
+        if difference:
+            return num_steps, difference
+        num_steps += "step" in line
+    return num_steps, None
+
+
+def _difference(player: "_Player", line: dict[str, Any]) -> str | None:
+    # A flushed log has lines of events alone.
+    events_alone = set(line) == {"events"}
+    where = "the end" if events_alone else f"step {line['step']}"
+    try:
+        player.tell(line["events"])
+    except PagedServeError as error:
+        return f"{where}, events: {error}"
+    if events_alone:
+        return None
+    ours = player.schedule(line["now"])
+    for key in _DECISIONS:
+        if ours[key] != line[key]:
+            return f"step {line['step']}, {key}: {ours[key]} now, {line[key]} in the log"
+    return None
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    lines = read_text(path).splitlines()
+    for number, text in enumerate(lines, start=1):
+        try:
+            line = json.loads(text)
+        except json.JSONDecodeError as error:
+            if number == len(lines):
+                return
+            raise ScenarioError(f"{path}, line {number} is not JSON: {error}") from error
+        if not isinstance(line, dict):
+            raise ScenarioError(f"{path}, line {number} is not a JSON object")
+        yield line
+
+
+class _Player:
+    """A scheduler that is told what the log says."""
+
+    def __init__(self, header: dict[str, Any]) -> None:
+        self._scheduler = Scheduler(
+            SchedulerConfig(**header["scheduler"]), CacheConfig(**header["cache"])
+        )
+        self._step: SchedulerOutputs | None = None
+        self._play: dict[str, Callable[..., None]] = {
+            "add": self._add,
+            "abort": self._abort,
+            "update": self._update,
+            "abandon": self._abandon,
+            "reset_prefix_cache": self._reset_prefix_cache,
+        }
+
+    def tell(self, events: list[list[Any]]) -> None:
+        """Does what was done to the logged scheduler."""
+        for kind, *arguments in events:
+            self._play[kind](*arguments)
+
+    def schedule(self, now: float) -> dict[str, Any]:
+        """Decides the next step and says what a line of the log would."""
+        self._step = step = self._scheduler.schedule(now)
+        return {
+            "step": step.step_id,
+            "scheduled": [
+                [one.group, one.token_chunk_size, one.is_prefill, one.num_rows]
+                for one in step.scheduled_seq_groups
+            ],
+            "preempted": [list(one) for one in step.preempted],
+            "swapped_in": step.swapped_in,
+            "moves": [
+                len(step.blocks_to_swap_out),
+                len(step.blocks_to_swap_in),
+                len(step.blocks_to_copy),
+            ],
+            "ignored": [list(one) for one in step.ignored_seq_groups],
+            "refused": [list(one) for one in step.refused],
+            "free": [self._scheduler.num_free_gpu_blocks, self._scheduler.num_free_cpu_blocks],
+        }
+
+    def _add(self, request: dict[str, Any]) -> None:
+        options = {
+            key: value for key, value in request.items() if key not in ("group", "token_ids")
+        }
+        token_ids = np.array(request["token_ids"], dtype=np.int32)
+        group, _ = self._scheduler.add_seq_group(token_ids, **options)
+        if group != request["group"]:
+            raise ScenarioError(f"the log names group {request['group']}; it became {group}")
+
+    def _abort(self, group: int) -> None:
+        if not self._scheduler.abort(group):
+            raise ScenarioError(f"the log aborts group {group}, which has ended")
+
+    def _update(
+        self,
+        tokens: list[int],
+        finished: list[int],
+        parent_rows: list[int] | None = None,
+        token_start: list[int] | None = None,
+    ) -> None:
+        if self._step is None:
+            raise ScenarioError("the log updates a step before the first")
+        if parent_rows is None or token_start is None:
+            parent_rows = self._sampled_rows(self._step)
+            token_start = list(range(len(tokens) + 1))
+        finish = np.zeros(len(parent_rows), dtype=np.uint8)
+        finish[finished] = 1
+        self._scheduler.update(
+            self._step.step_id,
+            np.array(parent_rows, dtype=np.int32),
+            np.array(token_start, dtype=np.int32),
+            np.array(tokens, dtype=np.int32),
+            finish,
+        )
+
+    @staticmethod
+    def _sampled_rows(step: SchedulerOutputs) -> list[int]:
+        groups = step.scheduled_seq_groups
+        starts = np.cumsum([0, *(one.num_rows for one in groups)]).tolist()
+        spans = zip(groups, pairwise(starts), strict=True)
+        return [row for one, span in spans if one.is_sampled for row in range(*span)]
+
+    def _abandon(self) -> None:
+        if self._step is None:
+            raise ScenarioError("the log abandons a step before the first")
+        self._scheduler.abandon(self._step.step_id)
+
+    def _reset_prefix_cache(self) -> None:
+        if not self._scheduler.reset_prefix_cache():
+            raise ScenarioError("the log resets the prefix cache, which is in use")

@@ -1,0 +1,242 @@
+//! Allocators and evictor as classes of their own, for block managers other than ours.
+//!
+//! The core's allocators trust their one caller; here every block number is checked first.
+
+use pagedserve_core::block as core;
+use pagedserve_core::error::Error;
+use pagedserve_core::hash::PrefixKey;
+use pagedserve_core::ids::{BlockId, TokenId};
+use pyo3::prelude::*;
+
+use crate::arrays::readonly;
+use crate::config::count;
+use crate::error::OrRaise;
+
+/// Blocks without memory of their contents.
+#[pyclass(module = "pagedserve._core")]
+pub(crate) struct UncachedBlockAllocator(core::UncachedBlockAllocator);
+
+#[pymethods]
+impl UncachedBlockAllocator {
+    #[new]
+    fn new(num_blocks: i64) -> PyResult<Self> {
+        Ok(Self(core::UncachedBlockAllocator::new(num_of_blocks(num_blocks)?)))
+    }
+
+    fn allocate(&mut self) -> Option<usize> {
+        self.0.allocate().map(BlockId::index)
+    }
+
+    fn fork(&mut self, block: i64) -> PyResult<()> {
+        self.0.fork(self.used(block)?);
+        Ok(())
+    }
+
+    fn free(&mut self, block: i64) -> PyResult<()> {
+        self.0.free(self.used(block)?);
+        Ok(())
+    }
+
+    fn ref_count(&self, block: i64) -> PyResult<u32> {
+        Ok(self.0.ref_count(block_of(block, self.0.num_total())?))
+    }
+
+    #[getter]
+    fn num_free(&self) -> usize {
+        self.0.num_free()
+    }
+
+    #[getter]
+    fn num_total(&self) -> usize {
+        self.0.num_total()
+    }
+}
+
+impl UncachedBlockAllocator {
+    fn used(&self, block: i64) -> PyResult<BlockId> {
+        let id = block_of(block, self.0.num_total())?;
+        expect(self.0.ref_count(id) > 0, || format!("block {block} is free; it must be used"))?;
+        Ok(id)
+    }
+}
+
+/// A prefix of whole blocks, as `CachedBlockAllocator` knows it.
+#[pyclass(frozen, module = "pagedserve._core")]
+pub(crate) struct Prefix(core::Prefix);
+
+#[pymethods]
+impl Prefix {
+    #[staticmethod]
+    #[pyo3(signature = (*, adapter = 0, salt = 0))]
+    fn root(adapter: u32, salt: u64) -> Self {
+        Self(core::Prefix::root(PrefixKey { adapter, salt }))
+    }
+}
+
+/// Blocks that keep their contents for the next who wants them.
+#[pyclass(module = "pagedserve._core")]
+pub(crate) struct CachedBlockAllocator {
+    core: core::CachedBlockAllocator,
+    block_size: usize,
+}
+
+#[pymethods]
+impl CachedBlockAllocator {
+    #[new]
+    fn new(num_blocks: i64, block_size: i64) -> PyResult<Self> {
+        let block_size = count("block_size", block_size)?;
+        expect(block_size > 0, || "block_size is 0; it must be at least 1".to_owned())?;
+        let core = core::CachedBlockAllocator::new(num_of_blocks(num_blocks)?, block_size, false);
+        Ok(Self { core, block_size })
+    }
+
+    #[pyo3(signature = (num_prefix_tokens = 0))]
+    fn allocate(&mut self, num_prefix_tokens: usize) -> Option<usize> {
+        self.core.allocate(num_prefix_tokens).map(BlockId::index)
+    }
+
+    fn find(&self, before: &Prefix, token_ids: &Bound<'_, PyAny>) -> PyResult<Option<usize>> {
+        let token_ids = readonly::<TokenId>(token_ids, "token_ids")?;
+        Ok(self.core.find(before.0, token_ids.as_slice()?).map(BlockId::index))
+    }
+
+    fn acquire(&mut self, block: i64) -> PyResult<()> {
+        let id = block_of(block, self.core.num_total())?;
+        let is_known = self.core.ref_count(id) > 0 || self.core.prefix_of(id).is_some();
+        expect(is_known, || format!("block {block} is free and holds nothing; allocate one"))?;
+        self.core.acquire_found(id);
+        Ok(())
+    }
+
+    fn register(
+        &mut self,
+        block: i64,
+        before: &Prefix,
+        token_ids: &Bound<'_, PyAny>,
+    ) -> PyResult<Prefix> {
+        let id = self.used(block)?;
+        let token_ids = readonly::<TokenId>(token_ids, "token_ids")?;
+        let token_ids = token_ids.as_slice()?;
+        expect((1..=self.block_size).contains(&token_ids.len()), || {
+            format!("{} tokens for a block of 1 to {}", token_ids.len(), self.block_size)
+        })?;
+        let known = self.core.find(before.0, token_ids);
+        expect(known.is_none_or(|known| known == id), || {
+            format!("block {} holds this prefix already", known.map_or(0, BlockId::index))
+        })?;
+        Ok(Prefix(self.core.register(id, before.0, token_ids)))
+    }
+
+    fn prefix_of(&self, block: i64) -> PyResult<Option<Prefix>> {
+        Ok(self.core.prefix_of(block_of(block, self.core.num_total())?).map(Prefix))
+    }
+
+    fn fork(&mut self, block: i64) -> PyResult<()> {
+        let id = self.used(block)?;
+        self.core.fork(id);
+        Ok(())
+    }
+
+    #[pyo3(signature = (block, *, last_access = 0))]
+    fn free(&mut self, block: i64, last_access: u64) -> PyResult<()> {
+        let id = self.used(block)?;
+        self.core.free(id, last_access);
+        Ok(())
+    }
+
+    fn mark_computed(&mut self, block: i64) -> PyResult<()> {
+        let id = self.used(block)?;
+        self.core.mark_computed(id);
+        Ok(())
+    }
+
+    fn is_computed(&self, block: i64) -> PyResult<bool> {
+        Ok(self.core.is_computed(block_of(block, self.core.num_total())?))
+    }
+
+    fn ref_count(&self, block: i64) -> PyResult<u32> {
+        Ok(self.core.ref_count(block_of(block, self.core.num_total())?))
+    }
+
+    fn reset(&mut self) -> bool {
+        self.core.reset()
+    }
+
+    #[getter]
+    fn num_free(&self) -> usize {
+        self.core.num_free()
+    }
+
+    #[getter]
+    fn num_cached(&self) -> usize {
+        self.core.num_cached()
+    }
+
+    #[getter]
+    fn num_total(&self) -> usize {
+        self.core.num_total()
+    }
+}
+
+impl CachedBlockAllocator {
+    fn used(&self, block: i64) -> PyResult<BlockId> {
+        let id = block_of(block, self.core.num_total())?;
+        expect(self.core.ref_count(id) > 0, || format!("block {block} is free; it must be used"))?;
+        Ok(id)
+    }
+}
+
+/// Which cached block to give up first.
+#[pyclass(module = "pagedserve._core")]
+pub(crate) struct LRUEvictor(core::LRUEvictor);
+
+#[pymethods]
+impl LRUEvictor {
+    #[new]
+    fn new() -> Self {
+        Self(core::LRUEvictor::default())
+    }
+
+    fn add(&mut self, block: i64, last_access: u64, num_hashed_tokens: usize) -> PyResult<()> {
+        let is_new = self.0.add(block_of(block, MAX_BLOCKS)?, last_access, num_hashed_tokens);
+        expect(is_new, || format!("block {block} is here already"))
+    }
+
+    fn remove(&mut self, block: i64) -> PyResult<()> {
+        let was_here = self.0.remove(block_of(block, MAX_BLOCKS)?);
+        expect(was_here, || format!("block {block} is not here"))
+    }
+
+    fn evict(&mut self) -> Option<usize> {
+        self.0.evict().map(BlockId::index)
+    }
+
+    fn __contains__(&self, block: i64) -> bool {
+        block_of(block, MAX_BLOCKS).is_ok_and(|block| self.0.contains(block))
+    }
+
+    fn __len__(&self) -> usize {
+        self.0.len()
+    }
+}
+
+const MAX_BLOCKS: usize = i32::MAX as usize;
+
+fn num_of_blocks(num_blocks: i64) -> PyResult<usize> {
+    let num_blocks = count("num_blocks", num_blocks)?;
+    expect(num_blocks <= MAX_BLOCKS, || {
+        format!("num_blocks is {num_blocks}; it must be at most {MAX_BLOCKS}")
+    })?;
+    Ok(num_blocks)
+}
+
+/// The block of a number from outside.
+fn block_of(block: i64, num_total: usize) -> PyResult<BlockId> {
+    let index = u32::try_from(block).ok().filter(|index| (*index as usize) < num_total);
+    let refusal = || Error::Request(format!("there is no block {block} among {num_total}"));
+    index.map(BlockId::new).ok_or_else(refusal).or_raise()
+}
+
+fn expect(holds: bool, refusal: impl FnOnce() -> String) -> PyResult<()> {
+    if holds { Ok(()) } else { Err(Error::Request(refusal())).or_raise() }
+}

@@ -1,0 +1,84 @@
+"""``InputBuffers``: arrays that do not do are refused by name, and then nothing is written."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from pagedserve import InputBuffers
+from pagedserve.errors import StepError
+
+
+def test_buffers_of_another_kind_are_refused_when_they_are_given(
+    arrays: dict[str, NDArray[Any]],
+) -> None:
+    for name, array in arrays.items():
+        frozen = array.copy()
+        frozen.flags.writeable = False
+        other = np.int64 if array.dtype == np.int32 else np.int32
+        others: list[Any] = [array.astype(other), np.repeat(array, 2)[::2], array.reshape(1, -1)]
+        for bad in [*others, [1], None]:
+            with pytest.raises(StepError, match=f"^{name} must be a one-dimensional contiguous"):
+                InputBuffers(**arrays | {name: bad})
+        with pytest.raises(StepError, match=f"^{name} cannot be written"):
+            InputBuffers(**arrays | {name: frozen})
+        with pytest.raises(TypeError, match=name):
+            InputBuffers(**{key: value for key, value in arrays.items() if key != name})
+
+
+def test_buffers_frozen_later_are_refused_and_none_is_written(
+    busy: Any, arrays: dict[str, NDArray[Any]]
+) -> None:
+    busy.schedule()
+    for name, array in arrays.items():
+        buffers = InputBuffers(**arrays)
+        array.flags.writeable = False
+        busy.refuses(StepError, name, busy.scheduler.prepare_inputs, buffers)
+        array.flags.writeable = True
+    assert all((array == -9).all() for array in arrays.values())
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [("token_ids", "seq_lens"), ("positions", "slot_mapping")]
+)
+def test_one_array_under_two_names_is_refused_and_not_written(
+    busy: Any, arrays: dict[str, NDArray[Any]], one: str, other: str
+) -> None:
+    busy.schedule()
+    for shared in (arrays[one], arrays[one][1:]):  # the array itself, and a part of it
+        with pytest.raises(StepError, match=f"({one}|{other}) cannot be written"):
+            busy.scheduler.prepare_inputs(InputBuffers(**arrays | {other: shared}))
+    assert all((array == -9).all() for array in arrays.values())
+
+
+def test_short_buffers_are_refused_and_none_is_written(
+    busy: Any, arrays: dict[str, NDArray[Any]]
+) -> None:
+    outputs = busy.schedule()
+    needed = {
+        **dict.fromkeys(["token_ids", "positions", "slot_mapping"], outputs.num_batched_tokens),
+        **dict.fromkeys(["sample_index", "sample_rows"], outputs.num_samples),
+        **dict.fromkeys(["seq_lens", "row_handles"], outputs.num_rows),
+        "query_start": outputs.num_rows + 1,
+        "block_tables": outputs.num_rows * outputs.max_num_blocks,
+    }
+    assert needed.keys() == arrays.keys()
+    for name, size in needed.items():
+        buffers = InputBuffers(**arrays | {name: arrays[name][: size - 1]})
+        message = f"{name} has room for {size - 1} elements; step 1 needs {size}"
+        busy.refuses(StepError, message, busy.scheduler.prepare_inputs, buffers)
+        assert all((array == -9).all() for array in arrays.values())
+    fitting = {name: arrays[name][:size] for name, size in needed.items()}
+    busy.scheduler.prepare_inputs(InputBuffers(**fitting))
+    assert not any((array == -9).any() for array in fitting.values())
+    assert all((arrays[name][size:] == -9).all() for name, size in needed.items())
+
+
+def test_unaligned_buffers_are_refused_by_name(arrays: dict[str, NDArray[Any]]) -> None:
+    for name, array in arrays.items():
+        memory = bytearray(array.nbytes + 1)
+        unaligned = np.frombuffer(memory, array.dtype, count=array.size, offset=1)
+        assert not unaligned.flags.aligned
+        with pytest.raises(StepError, match=f"^{name} must be"):
+            InputBuffers(**arrays | {name: unaligned})

@@ -1,0 +1,201 @@
+"""Configurations from Python: what is refused, by which name, and what the options become."""
+
+from typing import Any
+
+import pytest
+
+from pagedserve import CacheConfig, Scheduler, SchedulerConfig
+from pagedserve.errors import ConfigError
+
+CACHE: dict[str, Any] = {"block_size": 4, "num_gpu_blocks": 8}
+SCHEDULER: dict[str, Any] = {
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 32,
+    "max_model_len": 64,
+}
+NAN, INFINITY = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize("make", [CacheConfig, CacheConfig.classic])
+@pytest.mark.parametrize(
+    ("field", "value", "accepted"),
+    [
+        ("block_size", 0, "at least 1"),
+        ("block_size", -1, "not be negative"),
+        ("block_size", 2**31, "at most 2147483647"),
+        ("num_gpu_blocks", 0, "at least 1"),
+        ("num_gpu_blocks", -8, "not be negative"),
+        ("num_gpu_blocks", 2**31, "at most 2147483647"),
+        ("num_cpu_blocks", -1, "not be negative"),
+        ("num_cpu_blocks", 2**31, "at most 2147483647"),
+        ("sliding_window", 0, "at least 1"),
+        ("sliding_window", -4, "not be negative"),
+        ("watermark", -0.1, "at least 0 and below 1"),
+        ("watermark", 1.0, "at least 0 and below 1"),
+        ("watermark", NAN, "at least 0 and below 1"),
+        ("watermark", INFINITY, "at least 0 and below 1"),
+    ],
+)
+def test_a_cache_that_cannot_be_is_refused_by_field(
+    make: Any, field: str, value: Any, accepted: str
+) -> None:
+    given = rf"{value:g}" if isinstance(value, float) else str(value)
+    with pytest.raises(ConfigError, match=rf"(?i)^{field} is {given}; it must .*{accepted}"):
+        make(**CACHE | {field: value})
+
+
+@pytest.mark.parametrize("make", [SchedulerConfig, SchedulerConfig.classic])
+@pytest.mark.parametrize(
+    ("field", "value", "accepted"),
+    [
+        ("max_num_seqs", 0, "at least 1"),
+        ("max_num_seqs", -1, "not be negative"),
+        ("max_num_batched_tokens", -1, "not be negative"),
+        ("max_num_batched_tokens", 2**31, "at most 2147483647"),
+        ("max_model_len", 0, "at least 1"),
+        ("max_model_len", -5, "not be negative"),
+        ("max_model_len", 2**31, "at most 2147483647"),
+        ("num_lookahead_slots", -1, "not be negative"),
+        ("num_lookahead_slots", 2**31, "at most 2147483647"),
+        ("max_loras", 0, "at least 1 or None"),
+        ("max_loras", -1, "not be negative"),
+        ("delay_factor", -1.0, "finite and at least 0"),
+        ("delay_factor", NAN, "finite and at least 0"),
+        ("delay_factor", INFINITY, "finite and at least 0"),
+    ],
+)
+def test_limits_that_cannot_be_are_refused_by_field(
+    make: Any, field: str, value: Any, accepted: str
+) -> None:
+    given = rf"{value:g}" if isinstance(value, float) else str(value)
+    with pytest.raises(ConfigError, match=rf"(?i)^{field} is {given}; it must .*{accepted}"):
+        make(**SCHEDULER | {field: value})
+
+
+@pytest.mark.parametrize(
+    ("field", "names"),
+    [
+        ("policy", ["fcfs", "priority"]),
+        ("preemption_mode", ["recompute", "swap"]),
+        ("victim_policy", ["last", "least_work"]),
+    ],
+)
+def test_names_are_given_and_unknown_ones_answered_with_all_of_them(
+    field: str, names: list[str]
+) -> None:
+    for name in names:
+        assert getattr(SchedulerConfig(**SCHEDULER | {field: name}), field) == name
+    with pytest.raises(ConfigError, match=f'^{field} is "Fcfs"') as refusal:
+        SchedulerConfig(**SCHEDULER | {field: "Fcfs"})
+    assert all(f'"{name}"' in str(refusal.value) for name in names)
+
+
+def test_a_negative_number_of_bypasses_is_refused() -> None:
+    with pytest.raises(ConfigError, match="max_num_bypasses is -1"):
+        SchedulerConfig(**SCHEDULER, max_num_bypasses=-1)
+
+
+def test_a_window_excludes_prefix_caching() -> None:
+    for make in (CacheConfig, CacheConfig.classic):
+        with pytest.raises(ConfigError, match="sliding_window and enable_prefix_caching exclude"):
+            make(**CACHE, sliding_window=8, enable_prefix_caching=True)
+
+
+def test_a_step_has_room_for_a_token_of_every_sequence() -> None:
+    with pytest.raises(ConfigError, match="max_num_batched_tokens is 3, below max_num_seqs, 4"):
+        SchedulerConfig(**SCHEDULER | {"max_num_batched_tokens": 3})
+
+
+def test_whole_block_chunks_ask_for_a_budget_of_whole_blocks() -> None:
+    limits = SCHEDULER | {"max_num_batched_tokens": 34, "enable_chunked_prefill": True}
+    cache = CacheConfig.classic(**CACHE, enable_prefix_caching=True)
+    with pytest.raises(ConfigError, match=r"is 34; .*multiple of block_size, 4"):
+        Scheduler(SchedulerConfig.classic(**limits), cache)
+    Scheduler(SchedulerConfig(**limits), cache)
+    Scheduler(SchedulerConfig.classic(**limits), CacheConfig.classic(**CACHE))
+
+
+@pytest.mark.parametrize(
+    ("make", "arguments"),
+    [
+        (CacheConfig, CACHE | {"block_size": "4"}),
+        (CacheConfig, CACHE | {"block_size": 4.0}),
+        (CacheConfig, CACHE | {"enable_prefix_caching": 1}),
+        (CacheConfig, CACHE | {"speed": 1}),
+        (CacheConfig, {"block_size": 4}),
+        (SchedulerConfig, SCHEDULER | {"policy": None}),
+        (SchedulerConfig, SCHEDULER | {"max_loras": "2"}),
+        (SchedulerConfig, SCHEDULER | {"speed": 1}),
+        (SchedulerConfig, {}),
+    ],
+)
+def test_other_types_and_names_are_a_type_error(make: Any, arguments: dict[str, Any]) -> None:
+    with pytest.raises(TypeError):
+        make(**arguments)
+
+
+def test_positions_are_no_way_to_give_a_limit() -> None:
+    with pytest.raises(TypeError, match="positional"):
+        SchedulerConfig(4, 32, 64)  # type: ignore[call-arg]
+
+
+def test_every_field_reads_back() -> None:
+    scheduler: dict[str, Any] = SCHEDULER | {
+        "preemption_mode": "swap",
+        "enable_chunked_prefill": True,
+        "policy": "priority",
+        "delay_factor": 0.25,
+        "num_lookahead_slots": 3,
+        "max_loras": 2,
+        "max_num_bypasses": 7,
+        "victim_policy": "least_work",
+        "admit_after_preemption": True,
+        "reverse_swapped_order": True,
+        "whole_block_chunks": True,
+        "limit_chunked_prompts": False,
+    }
+    cache: dict[str, Any] = CACHE | {
+        "num_cpu_blocks": 5,
+        "watermark": 0.125,
+        "enable_prefix_caching": True,
+        "sliding_window": None,
+        "count_cached_blocks": False,
+        "charge_cached_tokens": True,
+        "share_partial_blocks": True,
+        "share_generated_blocks": False,
+        "swap_in_cached_blocks": True,
+        "evict_blank_blocks_in_order": True,
+        "exact_append_demand": False,
+    }
+    made: list[tuple[Any, dict[str, Any]]] = [
+        (SchedulerConfig(**scheduler), scheduler),
+        (CacheConfig(**cache), cache),
+        (CacheConfig(**CACHE, sliding_window=12), CACHE | {"sliding_window": 12}),
+    ]
+    for config, values in made:
+        for field, value in values.items():
+            assert getattr(config, field) == value, field
+            with pytest.raises(AttributeError):
+                setattr(config, field, value)
+    public = {name for name in dir(SchedulerConfig) if not name.startswith("_")} - {"classic"}
+    assert public == scheduler.keys(), "a new option is to be read back here"
+    assert {name for name in dir(CacheConfig) if not name.startswith("_")} == {*cache, "classic"}
+
+
+def test_the_classic_configuration_turns_every_improvement_off() -> None:
+    scheduler = SchedulerConfig.classic(**SCHEDULER)
+    assert (scheduler.max_num_bypasses, scheduler.victim_policy) == (0, "last")
+    assert scheduler.admit_after_preemption
+    assert scheduler.reverse_swapped_order
+    assert scheduler.whole_block_chunks
+    assert not scheduler.limit_chunked_prompts
+    cache = CacheConfig.classic(**CACHE, enable_prefix_caching=True)
+    assert not cache.count_cached_blocks
+    assert cache.charge_cached_tokens
+    assert cache.share_partial_blocks
+    assert not cache.share_generated_blocks
+    assert not cache.exact_append_demand
+    for make in (SchedulerConfig, SchedulerConfig.classic):
+        made = make(**SCHEDULER)
+        assert (made.policy, made.preemption_mode, made.max_loras) == ("fcfs", None, None)
+        assert (made.delay_factor, made.num_lookahead_slots) == (0.0, 0)
