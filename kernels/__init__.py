@@ -2,10 +2,8 @@
 
 Shipped as ``pagedserve.kernels``.  Nothing in here imports pagedserve, and importing this
 package imports neither torch nor triton.
-"""
 
-if __name__ == "kernels":
-    raise ImportError(
-        "import this package as pagedserve.kernels: found it as top-level 'kernels', "
-        "which happens when the repository root is on sys.path"
-    )
+Run from the repository root, Python also finds this folder as a top-level ``kernels``.  That
+name stays importable, because transformers looks for a package of that name and takes an error
+for a broken installation; the modules in here refuse it, so no function exists twice.
+"""

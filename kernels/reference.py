@@ -17,6 +17,9 @@ Invariants:
 import torch
 from torch import Tensor
 
+if __name__.startswith("kernels."):
+    raise ImportError(f"import this module as pagedserve.{__name__}: {__name__} is a second copy")
+
 
 def write_cache(
     key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor

@@ -1,7 +1,9 @@
 """The real model behind an executor, and the shortest engine loop around it."""
 
 import importlib.util
+import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,14 +26,20 @@ def executor() -> Executor:
     return Executor(ModelConfig(model="smollm2", dtype="float32", max_model_len=MAX_MODEL_LEN))
 
 
-@pytest.fixture
-def make_scheduler(executor: Executor) -> Callable[[int], _core.Scheduler]:
+@pytest.fixture(scope="session")
+def make_scheduler(executor: Executor) -> Callable[..., _core.Scheduler]:
     """A scheduler over so many blocks, the executor's pools made to fit and poisoned."""
 
-    def make(num_gpu_blocks: int) -> _core.Scheduler:
+    def make(
+        num_gpu_blocks: int,
+        *,
+        num_cpu_blocks: int = 0,
+        enable_prefix_caching: bool = False,
+        **options: Any,
+    ) -> _core.Scheduler:
         executor.init_cache(
             num_gpu_blocks=num_gpu_blocks,
-            num_cpu_blocks=0,
+            num_cpu_blocks=num_cpu_blocks,
             block_size=BLOCK_SIZE,
             max_num_tokens=MAX_MODEL_LEN,
             max_num_rows=16,
@@ -39,19 +47,21 @@ def make_scheduler(executor: Executor) -> Callable[[int], _core.Scheduler]:
         )
         for pool in executor._worker._cache.gpu_pools:
             pool.fill_(torch.nan)
+        limits = {"max_num_seqs": 16, "max_num_batched_tokens": MAX_MODEL_LEN}
         return _core.Scheduler(
-            _core.SchedulerConfig(
-                max_num_seqs=16,
-                max_num_batched_tokens=MAX_MODEL_LEN,
-                max_model_len=MAX_MODEL_LEN,
+            _core.SchedulerConfig(max_model_len=MAX_MODEL_LEN, **(limits | options)),
+            _core.CacheConfig(
+                block_size=BLOCK_SIZE,
+                num_gpu_blocks=num_gpu_blocks,
+                num_cpu_blocks=num_cpu_blocks,
+                enable_prefix_caching=enable_prefix_caching,
             ),
-            _core.CacheConfig(block_size=BLOCK_SIZE, num_gpu_blocks=num_gpu_blocks),
         )
 
     return make
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def run(executor: Executor) -> Callable[[_core.Scheduler, list[list[int]], int], list[list[int]]]:
     """Generates greedily with a scheduler until nothing is left."""
 
@@ -63,10 +73,8 @@ def run(executor: Executor) -> Callable[[_core.Scheduler, list[list[int]], int],
             ids = np.array(prompt, dtype=np.int32)
             handles.append(scheduler.add_seq_group(ids, arrival_time=float(index))[1])
         texts: dict[int, list[int]] = {handle: [] for handle in handles}
-        now = 0.0
         while scheduler.has_unfinished:
-            now += 1.0
-            outputs = scheduler.schedule(now)
+            outputs = scheduler.schedule(time.monotonic())
             if outputs.is_empty:
                 continue
             scheduler.prepare_inputs(executor.buffers.core)

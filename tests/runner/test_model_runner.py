@@ -12,7 +12,7 @@ from pagedserve.errors import StepError
 from pagedserve.executor.executor import Executor
 from pagedserve.sampling.batch import RowSampling
 
-MakeScheduler = Callable[[int], _core.Scheduler]
+MakeScheduler = Callable[..., _core.Scheduler]
 Run = Callable[[_core.Scheduler, list[list[int]], int], list[list[int]]]
 NUM_TOKENS = 8
 
