@@ -13,7 +13,7 @@ unexport CONDA_PREFIX
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help build demo test test-rust test-py lint fmt bench wheel
+.PHONY: help build demo test test-rust test-py soak lint fmt bench wheel
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +40,13 @@ test-rust: ## cargo test
 
 test-py: build ## pytest
 	PAGEDSERVE_REQUIRE_MODEL=1 $(BIN)/pytest
+
+# Operations of random scheduler lives and hostile cases: 100 million take about 10 minutes here.
+SOAK_OPS ?= 100000000
+
+soak: ## random scheduler lives and hostile calls for a long time (SOAK_OPS=...)
+	PAGEDSERVE_PROPTEST_OPS=$(SOAK_OPS) PAGEDSERVE_FUZZ_CASES=$$(($(SOAK_OPS) / 1000)) \
+		cargo test --locked --release -p pagedserve-core --test lives --test hostile
 
 lint: build ## formatting, clippy, ruff, mypy, the stub against the built module
 	cargo fmt --all --check
