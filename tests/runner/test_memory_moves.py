@@ -34,7 +34,7 @@ def expected(make_scheduler: MakeScheduler, run: Run, prompts: list[list[int]]) 
 
 
 @pytest.mark.parametrize(
-    ("num_blocks", "options"),
+    "memory",
     [
         (NUM_BLOCKS, CACHED),
         (NUM_BLOCKS, CHUNKED),
@@ -50,9 +50,9 @@ def test_the_tokens_are_the_same_whatever_the_memory_does(
     run: Run,
     prompts: list[list[int]],
     expected: list[list[int]],
-    num_blocks: int,
-    options: dict[str, Any],
+    memory: tuple[int, dict[str, Any]],
 ) -> None:
+    num_blocks, options = memory
     scheduler = make_scheduler(num_blocks, **options)
     assert run(scheduler, prompts, NUM_TOKENS) == expected
     assert run(scheduler, prompts, NUM_TOKENS) == expected  # the cache is warm now
