@@ -10,11 +10,18 @@ from pagedserve._core import __version__
 
 if TYPE_CHECKING:
     from pagedserve._core import (
+        BlockSpaceManager,
         CacheConfig,
+        CachedBlockAllocator,
         InputBuffers,
+        LRUEvictor,
+        Prefix,
+        ScheduledSequenceGroup,
         Scheduler,
         SchedulerConfig,
         SchedulerOutputs,
+        SequenceGroupMetadata,
+        UncachedBlockAllocator,
     )
     from pagedserve.engine.args import EngineArgs
     from pagedserve.engine.llm_engine import LLMEngine
@@ -34,23 +41,30 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LLM",
+    "BlockSpaceManager",
     "CacheConfig",
+    "CachedBlockAllocator",
     "CompletionOutput",
     "ConfigError",
     "EngineArgs",
     "InputBuffers",
     "InvariantError",
     "LLMEngine",
+    "LRUEvictor",
     "ModelLoadError",
     "PagedServeError",
+    "Prefix",
     "RequestError",
     "RequestOutput",
     "SamplingParams",
+    "ScheduledSequenceGroup",
     "Scheduler",
     "SchedulerConfig",
     "SchedulerOutputs",
+    "SequenceGroupMetadata",
     "StaleHandleError",
     "StepError",
+    "UncachedBlockAllocator",
     "UnsupportedModelError",
     "__version__",
 ]
@@ -62,7 +76,20 @@ _HOME = {
     "SamplingParams": "pagedserve.sampling_params",
     **dict.fromkeys(["CompletionOutput", "RequestOutput"], "pagedserve.outputs"),
     **dict.fromkeys(
-        ["CacheConfig", "InputBuffers", "Scheduler", "SchedulerConfig", "SchedulerOutputs"],
+        [
+            "BlockSpaceManager",
+            "CacheConfig",
+            "CachedBlockAllocator",
+            "InputBuffers",
+            "LRUEvictor",
+            "Prefix",
+            "ScheduledSequenceGroup",
+            "Scheduler",
+            "SchedulerConfig",
+            "SchedulerOutputs",
+            "SequenceGroupMetadata",
+            "UncachedBlockAllocator",
+        ],
         "pagedserve._core",
     ),
     **dict.fromkeys(
