@@ -74,7 +74,7 @@ pub struct CacheConfig {
     /// of the next turn of a conversation do; else only with requests whose prompt ends at the
     /// same place.
     pub share_generated_blocks: bool,
-    /// Move all blocks of a group that is swapped in, also those that the device still has.
+    /// Move all blocks of a group that is swapped, also those that the other tier still has.
     pub swap_in_cached_blocks: bool,
     /// Evict free blocks without contents in turn with the cached ones, instead of first.
     pub evict_blank_blocks_in_order: bool,

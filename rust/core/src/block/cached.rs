@@ -61,6 +61,10 @@ struct Meta {
     num_prefix_tokens: usize,
     num_tokens: usize,
     last_access: u64,
+    /// Which allocation of the block this is; a later one has other contents.
+    stamp: u64,
+    /// The block of the other tier whose contents were moved here, and its stamp then.
+    origin: Option<(BlockId, u64)>,
     is_computed: bool,
     /// The step in which somebody computes the block, or did.
     pending_step: Option<u64>,
@@ -87,6 +91,7 @@ pub struct CachedBlockAllocator {
     blank: Vec<BlockId>,
     num_ever_used: usize,
     next_identity: u64,
+    next_stamp: u64,
     is_classic: bool,
 }
 
@@ -106,6 +111,7 @@ impl CachedBlockAllocator {
             blank: Vec::new(),
             num_ever_used: 0,
             next_identity: 0,
+            next_stamp: 0,
             is_classic,
         }
     }
@@ -118,7 +124,9 @@ impl CachedBlockAllocator {
     pub fn allocate(&mut self, num_prefix_tokens: usize) -> Option<BlockId> {
         let block = self.take_free()?;
         self.pool.acquire(block);
-        self.metas[block.index()] = Meta { num_prefix_tokens, ..Meta::default() };
+        let stamp = self.next_stamp;
+        self.next_stamp += 1;
+        self.metas[block.index()] = Meta { num_prefix_tokens, stamp, ..Meta::default() };
         Some(block)
     }
 
@@ -168,6 +176,31 @@ impl CachedBlockAllocator {
             self.evictor.remove(block);
             self.pool.acquire(block);
         }
+    }
+
+    /// The block as it is now, to be recognised by [`retake`](Self::retake).
+    pub(crate) fn stamped(&self, block: BlockId) -> (BlockId, u64) {
+        (block, self.metas[block.index()].stamp)
+    }
+
+    /// Notes which block of the other tier was moved to `block`.
+    pub(crate) fn set_origin(&mut self, block: BlockId, origin: (BlockId, u64)) {
+        self.metas[block.index()].origin = Some(origin);
+    }
+
+    /// What [`set_origin`](Self::set_origin) noted since the block was allocated.
+    pub(crate) fn origin(&self, block: BlockId) -> Option<(BlockId, u64)> {
+        self.metas[block.index()].origin
+    }
+
+    /// Takes a freed block back whose contents are still those of `stamped`.
+    pub(crate) fn retake(&mut self, stamped: (BlockId, u64)) -> Option<BlockId> {
+        let (block, stamp) = stamped;
+        let is_unchanged = self.metas[block.index()].stamp == stamp && self.evictor.contains(block);
+        is_unchanged.then(|| {
+            self.acquire_found(block);
+            block
+        })
     }
 
     /// Registers a used block under `before` followed by `tokens`, at most a block of them,

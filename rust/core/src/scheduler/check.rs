@@ -155,14 +155,19 @@ impl Scheduler {
         Ok(())
     }
 
-    /// No block is the destination of two moves of a step, nor copied onto itself.
+    /// No block is the destination of two moves of a step, nor copied onto itself.  Where all
+    /// blocks are swapped in, two groups may bring the same contents to one cached block.
     fn check_moves(&self) -> Result<()> {
         let outputs = &self.outputs;
+        let moves_all = self.space.config().swap_in_cached_blocks;
         let device = outputs.blocks_to_swap_in.iter().chain(&outputs.blocks_to_copy);
         let host = outputs.blocks_to_swap_out.iter();
         for pairs in [device.collect::<Vec<&BlockPair>>(), host.collect()] {
             let destinations: BTreeSet<BlockId> = pairs.iter().map(|(_, to)| *to).collect();
-            ensure!(destinations.len() == pairs.len(), "two moves have one destination");
+            ensure!(
+                moves_all || destinations.len() == pairs.len(),
+                "two moves have one destination"
+            );
         }
         let is_idle = |(from, to): &BlockPair| from == to;
         ensure!(!outputs.blocks_to_copy.iter().any(is_idle), "a block is copied onto itself");

@@ -73,7 +73,7 @@ impl Scheduler {
         self.check_rows(&results)?;
         self.is_step_open = false;
         self.output_handles.clear();
-        self.mark_swapped_in_computed();
+        self.mark_moved();
         let mut output = 0;
         let mut first_row = 0;
         let mut any_group_ended = false;
@@ -98,11 +98,16 @@ impl Scheduler {
         Ok(&self.output_handles)
     }
 
-    /// What came back from the host was computed before it left.
-    fn mark_swapped_in_computed(&mut self) {
-        for group in &self.outputs.swapped_in {
-            for seq in self.store.seqs_of(*group) {
-                self.space.mark_computed(seq, 0);
+    /// The moves of the step are made: their targets hold what was computed before.
+    fn mark_moved(&mut self) {
+        let by_swap = |(group, mode): &(GroupHandle, PreemptionMode)| {
+            (*mode == PreemptionMode::Swap).then_some((*group, false))
+        };
+        let left = self.outputs.preempted.iter().filter_map(by_swap);
+        let returned = self.outputs.swapped_in.iter().map(|group| (*group, true));
+        for (group, is_on_device) in left.chain(returned) {
+            for seq in self.store.seqs_of(group) {
+                self.space.mark_moved(seq, is_on_device);
             }
         }
     }

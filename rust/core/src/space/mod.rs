@@ -48,7 +48,7 @@ pub struct BlockSpaceManager {
     /// Physical blocks of a sequence at most, under a sliding window.
     ring: Option<usize>,
     gpu: Allocator,
-    cpu: UncachedBlockAllocator,
+    cpu: Allocator,
     /// The step being decided: rows of one step may share what one of them computes.
     step_id: u64,
 }
@@ -59,12 +59,14 @@ impl BlockSpaceManager {
     /// All blocks of both tiers, free; every decoding sequence gets `num_lookahead_slots` beyond
     /// its next token.  `config` is valid.
     pub fn new(config: &CacheConfig, num_lookahead_slots: usize) -> Self {
-        let (num_gpu_blocks, block_size) = (config.num_gpu_blocks, config.block_size);
-        let gpu = if config.enable_prefix_caching {
-            let is_classic = config.evict_blank_blocks_in_order;
-            Allocator::Cached(CachedBlockAllocator::new(num_gpu_blocks, block_size, is_classic))
-        } else {
-            Allocator::Uncached(UncachedBlockAllocator::new(num_gpu_blocks))
+        let block_size = config.block_size;
+        let tier = |num_blocks| {
+            if config.enable_prefix_caching {
+                let is_classic = config.evict_blank_blocks_in_order;
+                Allocator::Cached(CachedBlockAllocator::new(num_blocks, block_size, is_classic))
+            } else {
+                Allocator::Uncached(UncachedBlockAllocator::new(num_blocks))
+            }
         };
         Self {
             watermark_blocks: config.watermark_blocks(),
@@ -73,8 +75,8 @@ impl BlockSpaceManager {
                 .sliding_window
                 .map(|window| num_blocks_for(window + num_lookahead_slots, block_size)),
             num_lookahead_slots,
-            gpu,
-            cpu: UncachedBlockAllocator::new(config.num_cpu_blocks),
+            gpu: tier(config.num_gpu_blocks),
+            cpu: tier(config.num_cpu_blocks),
             step_id: 0,
             config: config.clone(),
         }
@@ -86,7 +88,7 @@ impl BlockSpaceManager {
     }
 
     /// The host blocks.
-    pub fn cpu(&self) -> &UncachedBlockAllocator {
+    pub fn cpu(&self) -> &Allocator {
         &self.cpu
     }
 
@@ -155,7 +157,8 @@ impl BlockSpaceManager {
             }
             store.seq_mut(seq).table = table;
             self.fill_from_cache(store, seq, shared.num_blocks);
-            self.grow_table(store, seq, store.seq(seq).len());
+            let num_blocks = num_blocks_for(store.seq(seq).len(), self.config.block_size);
+            self.grow_table(store, seq, num_blocks);
         }
         let num_cross_tokens = store.group(group).num_encoder_tokens;
         let mut cross_table = BlockTable::default();
@@ -165,11 +168,11 @@ impl BlockSpaceManager {
         store.group_mut(group).cross_table = cross_table;
     }
 
-    /// Maps logical blocks until `num_tokens` tokens have room, and registers the full ones.
-    fn grow_table(&mut self, store: &mut SequenceStore, seq: SeqHandle, num_tokens: usize) {
+    /// Maps logical blocks until there are `num_blocks`, and registers the full ones.
+    fn grow_table(&mut self, store: &mut SequenceStore, seq: SeqHandle, num_blocks: usize) {
         let block_size = self.config.block_size;
         let table = &mut store.seq_mut(seq).table;
-        for index in table.len()..num_blocks_for(num_tokens, block_size) {
+        for index in table.len()..num_blocks {
             if table.is_ring_full() {
                 table.reuse_oldest();
             } else {
@@ -177,7 +180,9 @@ impl BlockSpaceManager {
                 table.push(self.gpu.allocate(num_prefix_tokens).expect(PROMISED));
             }
         }
-        self.register_full_blocks(store, seq);
+        if self.gpu.cached().is_some() {
+            self.register_full_blocks(store, seq);
+        }
     }
 
     /// Whether every sequence of a running group can have the slots of its next token and of
@@ -208,6 +213,7 @@ impl BlockSpaceManager {
         let num_slots = entry.len() + self.num_lookahead_slots;
         let num_kept = entry.num_computed_tokens.max(entry.num_cached_tokens);
         let written = num_kept / block_size..num_blocks_for(num_slots, block_size);
+        let num_blocks = written.end;
         for (place, index) in entry.table.places(written.clone()).zip(written) {
             let Some(&shared) = entry.table.blocks().get(place) else { break };
             if self.gpu.is_shared(shared) {
@@ -217,7 +223,7 @@ impl BlockSpaceManager {
                 copies.push((shared, own));
             }
         }
-        self.grow_table(store, seq, num_slots);
+        self.grow_table(store, seq, num_blocks);
     }
 
     /// A second table over the blocks of a running sequence.
@@ -250,7 +256,7 @@ impl BlockSpaceManager {
 
     fn free_block(&mut self, block: BlockId, is_swapped: bool, last_step: u64) {
         if is_swapped {
-            self.cpu.free(block);
+            self.cpu.free(block, last_step);
         } else {
             self.gpu.free(block, last_step);
         }
@@ -258,6 +264,8 @@ impl BlockSpaceManager {
 
     /// Forgets every cached prefix.  False, and nothing done, while a block is used.
     pub(crate) fn reset_prefix_cache(&mut self) -> bool {
-        self.gpu.cached_mut().is_none_or(CachedBlockAllocator::reset)
+        let [gpu, cpu] = [&mut self.gpu, &mut self.cpu];
+        gpu.cached_mut().is_none_or(CachedBlockAllocator::reset)
+            && cpu.cached_mut().is_none_or(CachedBlockAllocator::reset)
     }
 }

@@ -174,22 +174,29 @@ impl BlockSpaceManager {
 
     /// Says that the row of `seq` in this step computes its tokens up to `num_tokens`.
     pub(crate) fn mark_pending(&mut self, seq: &Sequence, num_tokens: usize) {
-        let blocks = seq.num_computed_tokens / self.config.block_size;
-        let end = num_tokens / self.config.block_size;
-        let step_id = self.step_id;
-        if let Some(cache) = self.gpu.cached_mut() {
-            for index in blocks..end {
-                cache.mark_pending(seq.table.block(index), step_id);
-            }
+        // Asked first: a division for nothing would cost as much as the rest of a decode row.
+        let Some(cache) = self.gpu.cached_mut() else { return };
+        let block_size = self.config.block_size;
+        for index in seq.num_computed_tokens / block_size..num_tokens / block_size {
+            cache.mark_pending(seq.table.block(index), self.step_id);
         }
     }
 
     /// Says that the tokens of `seq` from `first` to its computed count have been computed.
     pub(crate) fn mark_computed(&mut self, seq: &Sequence, first: usize) {
-        let (start, end) =
-            (first / self.config.block_size, seq.num_computed_tokens / self.config.block_size);
-        if let Some(cache) = self.gpu.cached_mut() {
-            for index in start..end {
+        let Some(cache) = self.gpu.cached_mut() else { return };
+        let block_size = self.config.block_size;
+        for index in first / block_size..seq.num_computed_tokens / block_size {
+            cache.mark_computed(seq.table.block(index));
+        }
+    }
+
+    /// Says that the moves of the step have been made: what a sequence left on the host, or
+    /// brought back from it, was computed before.
+    pub(crate) fn mark_moved(&mut self, seq: &Sequence, is_on_device: bool) {
+        let tier = if is_on_device { &mut self.gpu } else { &mut self.cpu };
+        if let Some(cache) = tier.cached_mut() {
+            for index in 0..seq.num_computed_tokens / self.config.block_size {
                 cache.mark_computed(seq.table.block(index));
             }
         }

@@ -1,14 +1,22 @@
 //! Swap: blocks of a group between the tiers.
 //!
-//! On the way out every block goes to the host, shared as it was.  On the way in, blocks that
-//! the prefix cache still has on the device are taken from there and not moved.
+//! Every block gets a twin in the other tier, shared as it was.  With prefix caching both tiers
+//! remember contents: what the other tier still has of a group's full blocks is taken from
+//! there and not moved.
 
 use std::collections::BTreeMap;
 
-use crate::block::Prefix;
+use crate::block::{Allocator, Prefix};
 use crate::ids::{BlockId, BlockPair, TokenId};
 use crate::sequence::{Chain, GroupHandle, SeqHandle, SequenceStore};
 use crate::space::{AllocStatus, BlockSpaceManager, PROMISED};
+
+/// Where the blocks of a group go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Direction {
+    Out,
+    In,
+}
 
 impl BlockSpaceManager {
     /// Whether the host has room for a running group, and the device enough to have it back.
@@ -24,34 +32,11 @@ impl BlockSpaceManager {
         group: GroupHandle,
         pairs: &mut Vec<BlockPair>,
     ) {
-        let mut twins: BTreeMap<BlockId, BlockId> = BTreeMap::new();
-        let mut twin_of = |space: &mut Self, block: BlockId, last_step: u64| {
-            let twin = if let Some(twin) = twins.get(&block) {
-                space.cpu.fork(*twin);
-                *twin
-            } else {
-                let twin = space.cpu.allocate().expect(PROMISED);
-                twins.insert(block, twin);
-                pairs.push((block, twin));
-                twin
-            };
-            space.gpu.free(block, last_step);
-            twin
-        };
+        self.move_group(store, group, Direction::Out, pairs);
         store.for_each_seq(group, |seq| {
-            for place in 0..seq.table.blocks().len() {
-                let twin = twin_of(self, seq.table.blocks()[place], seq.last_step);
-                seq.table.replace(place, twin);
-            }
             seq.num_cached_tokens = 0;
             seq.chain = Chain::default();
         });
-        let step_id = self.step_id;
-        let cross_table = &mut store.group_mut(group).cross_table;
-        for place in 0..cross_table.blocks().len() {
-            let twin = twin_of(self, cross_table.blocks()[place], step_id);
-            cross_table.replace(place, twin);
-        }
     }
 
     /// Whether a swapped group can have its blocks back on the device.  Never is no answer:
@@ -68,24 +53,37 @@ impl BlockSpaceManager {
         group: GroupHandle,
         pairs: &mut Vec<BlockPair>,
     ) {
+        self.move_group(store, group, Direction::In, pairs);
+    }
+
+    fn move_group(
+        &mut self,
+        store: &mut SequenceStore,
+        group: GroupHandle,
+        direction: Direction,
+        pairs: &mut Vec<BlockPair>,
+    ) {
         let mut twins: BTreeMap<BlockId, BlockId> = BTreeMap::new();
         for position in 0..store.group(group).seqs.len() {
             let seq = store.group(group).seqs[position];
-            self.swap_seq_in(store, seq, &mut twins, pairs);
+            self.move_seq(store, seq, direction, &mut twins, pairs);
         }
+        let step_id = self.step_id;
+        let (from, to) = self.tiers(direction);
         let cross_table = &mut store.group_mut(group).cross_table;
         for place in 0..cross_table.blocks().len() {
-            let twin = self.gpu.allocate(0).expect(PROMISED);
+            let twin = to.allocate(0).expect(PROMISED);
             let block = cross_table.replace(place, twin);
             pairs.push((block, twin));
-            self.cpu.free(block);
+            from.free(block, step_id);
         }
     }
 
-    fn swap_seq_in(
+    fn move_seq(
         &mut self,
         store: &mut SequenceStore,
         seq: SeqHandle,
+        direction: Direction,
         twins: &mut BTreeMap<BlockId, BlockId>,
         pairs: &mut Vec<BlockPair>,
     ) {
@@ -93,54 +91,94 @@ impl BlockSpaceManager {
         let block_size = self.config.block_size;
         for place in 0..store.seq(seq).table.blocks().len() {
             let entry = store.seq(seq);
-            let host = entry.table.blocks()[place];
+            let block = entry.table.blocks()[place];
             let end = (place + 1) * block_size;
             let is_full = end <= entry.num_computed_tokens;
             let before = chain.prefix.filter(|_| is_full);
-            let lookup = before.and_then(|before| self.lookup(store.seq(seq), place, before));
-            let twin = if let Some(twin) = twins.get(&host) {
-                self.gpu.fork(*twin);
+            let lookup = before.and_then(|before| self.lookup(entry, place, before));
+            let twin = if let Some(twin) = twins.get(&block) {
+                self.tiers(direction).1.fork(*twin);
                 *twin
             } else {
-                let (twin, is_moved) = self.device_twin(lookup, end);
-                let is_target = || pairs.iter().any(|(_, target)| *target == twin);
-                if is_moved || (self.config.swap_in_cached_blocks && !is_target()) {
-                    pairs.push((host, twin));
+                let (twin, is_moved) = match self.blank_twin(direction, block, lookup.is_some()) {
+                    Some(twin) => (twin, true),
+                    None => self.twin(direction, lookup, end),
+                };
+                self.note_origin(direction, block, twin);
+                if is_moved {
+                    pairs.push((block, twin));
                 }
-                twins.insert(host, twin);
+                twins.insert(block, twin);
                 twin
             };
+            let last_step = entry.last_step;
             store.seq_mut(seq).table.replace(place, twin);
-            self.cpu.free(host);
-            if let (Some(cache), true) = (self.gpu.cached(), is_full) {
+            let (from, to) = self.tiers(direction);
+            from.free(block, last_step);
+            if let (Some(cache), true) = (to.cached(), is_full) {
                 chain = Chain { num_blocks: place + 1, prefix: cache.prefix_of(twin) };
             }
         }
         store.seq_mut(seq).chain = chain;
     }
 
-    /// A device block for what the host holds, and whether it must be moved there.  `lookup` is
-    /// what a full block would be found by.
-    fn device_twin(
+    /// The device block that a partly filled host block came from, if nothing else is in it yet.
+    /// Found only where blocks without full contents wait for eviction too.
+    fn blank_twin(
         &mut self,
+        direction: Direction,
+        host: BlockId,
+        is_full: bool,
+    ) -> Option<BlockId> {
+        if direction == Direction::Out || is_full {
+            return None;
+        }
+        let origin = self.cpu.cached()?.origin(host)?;
+        self.gpu.cached_mut()?.retake(origin)
+    }
+
+    fn note_origin(&mut self, direction: Direction, block: BlockId, twin: BlockId) {
+        if let (Direction::Out, Some(gpu), Some(cpu)) =
+            (direction, self.gpu.cached(), self.cpu.cached_mut())
+        {
+            cpu.set_origin(twin, gpu.stamped(block));
+        }
+    }
+
+    /// A block of the other tier for a block of a group, and whether the contents must be moved
+    /// there.  `lookup` is what a full block would be found by.
+    fn twin(
+        &mut self,
+        direction: Direction,
         lookup: Option<(Prefix, &[TokenId])>,
         num_prefix_tokens: usize,
     ) -> (BlockId, bool) {
+        let (step_id, moves_all) = (self.step_id, self.config.swap_in_cached_blocks);
+        let (_, to) = self.tiers(direction);
         let Some((prefix, tokens)) = lookup else {
-            return (self.gpu.allocate(num_prefix_tokens).expect(PROMISED), true);
+            return (to.allocate(num_prefix_tokens).expect(PROMISED), true);
         };
-        let known = self.gpu.cached().and_then(|cache| cache.find(prefix, tokens));
-        if let (Some(cache), Some(known)) = (self.gpu.cached_mut(), known)
-            && cache.is_computed(known)
+        let known = to.cached().and_then(|cache| cache.find(prefix, tokens));
+        if let (Some(cache), Some(known)) = (to.cached_mut(), known)
+            && (moves_all || cache.is_usable(known, step_id))
         {
             cache.acquire_found(known);
-            return (known, false);
+            cache.mark_pending(known, step_id);
+            return (known, moves_all);
         }
-        let twin = self.gpu.allocate(num_prefix_tokens).expect(PROMISED);
-        if let (Some(cache), None) = (self.gpu.cached_mut(), known) {
+        let twin = to.allocate(num_prefix_tokens).expect(PROMISED);
+        if let (Some(cache), None) = (to.cached_mut(), known) {
             cache.register(twin, prefix, tokens);
-            cache.mark_pending(twin, self.step_id);
+            cache.mark_pending(twin, step_id);
         }
         (twin, true)
+    }
+
+    /// The tier that blocks leave, and the one they go to.
+    fn tiers(&mut self, direction: Direction) -> (&mut Allocator, &mut Allocator) {
+        match direction {
+            Direction::Out => (&mut self.gpu, &mut self.cpu),
+            Direction::In => (&mut self.cpu, &mut self.gpu),
+        }
     }
 }
