@@ -193,11 +193,13 @@ impl CachedBlockAllocator {
         self.metas[block.index()].origin
     }
 
-    /// Takes a freed block back whose contents are still those of `stamped`.
+    /// Takes a freed block back whose contents are still those of `stamped`.  Not one that
+    /// somebody has computed since: what is moved there would undo that.
     pub(crate) fn retake(&mut self, stamped: (BlockId, u64)) -> Option<BlockId> {
         let (block, stamp) = stamped;
-        let is_unchanged = self.metas[block.index()].stamp == stamp && self.evictor.contains(block);
-        is_unchanged.then(|| {
+        let meta = &self.metas[block.index()];
+        let is_unchanged = meta.stamp == stamp && !meta.is_computed;
+        (is_unchanged && self.evictor.contains(block)).then(|| {
             self.acquire_found(block);
             block
         })
@@ -345,6 +347,18 @@ mod tests {
         let impostor = Prefix { last: Contents::Registered(99), ..prefix };
         assert_eq!(allocator.find(prefix, &[1, 2]), Some(child));
         assert_eq!(allocator.find(impostor, &[1, 2]), None);
+    }
+
+    #[test]
+    fn a_block_that_was_computed_since_is_not_taken_back_to_be_overwritten() {
+        let mut allocator = CachedBlockAllocator::new(4, 2, true);
+        let block = allocator.allocate(2).unwrap();
+        let stamped = allocator.stamped(block);
+        allocator.free(block, 1);
+        assert_eq!(allocator.retake(stamped), Some(block));
+        allocator.mark_computed(block);
+        allocator.free(block, 2);
+        assert_eq!(allocator.retake(stamped), None);
     }
 
     #[test]
