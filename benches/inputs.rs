@@ -2,48 +2,13 @@
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
+mod arrays;
+
+use arrays::{Arrays, BLOCK_SIZE};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use pagedserve_core::config::{CacheConfig, SchedulerConfig};
-use pagedserve_core::inputs::InputBuffers;
 use pagedserve_core::scheduler::{Scheduler, StepResults};
 use pagedserve_core::sequence::Request;
-
-const BLOCK_SIZE: usize = 16;
-
-/// The arrays of a caller, long enough for every bench here.
-struct Arrays {
-    int32: [Vec<i32>; 5],
-    int64: [Vec<i64>; 3],
-    block_tables: Vec<i32>,
-}
-
-impl Arrays {
-    fn new(num_seqs: usize, context: usize) -> Self {
-        let num_tokens = num_seqs * context + 1;
-        Self {
-            int32: std::array::from_fn(|_| vec![0; num_tokens]),
-            int64: std::array::from_fn(|_| vec![0; num_tokens]),
-            block_tables: vec![0; num_seqs * (context / BLOCK_SIZE + 2)],
-        }
-    }
-
-    fn fill(&mut self, scheduler: &Scheduler) {
-        let [token_ids, query_start, seq_lens, sample_index, sample_rows] = &mut self.int32;
-        let [positions, slot_mapping, row_handles] = &mut self.int64;
-        let mut buffers = InputBuffers {
-            token_ids,
-            positions,
-            slot_mapping,
-            query_start,
-            seq_lens,
-            block_tables: &mut self.block_tables,
-            sample_index,
-            sample_rows,
-            row_handles,
-        };
-        scheduler.prepare_inputs(&mut buffers).unwrap();
-    }
-}
 
 /// A scheduler with a step open in which every sequence computes its whole prompt.
 fn prefilling(num_seqs: usize, context: usize) -> Scheduler {

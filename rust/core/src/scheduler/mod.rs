@@ -121,23 +121,14 @@ impl Scheduler {
     }
 
     fn check_request(&self, request: &Request<'_>) -> Result<()> {
-        let Request { prompt, arrival_time, max_num_running_seqs: num_seqs, key, .. } = *request;
-        let refusal = if prompt.is_empty() {
-            "the prompt is empty; at least one token is needed".to_owned()
-        } else if let Some(token) = prompt.iter().find(|token| **token < 0) {
-            format!("the prompt holds the token id {token}; ids are at least 0")
-        } else if !arrival_time.is_finite() {
+        request.check()?;
+        let Request { arrival_time, max_num_running_seqs: num_seqs, key, .. } = *request;
+        let refusal = if !arrival_time.is_finite() {
             format!("arrival_time is {arrival_time}; it must be finite")
         } else if num_seqs == 0 || num_seqs > self.config.max_num_seqs {
             format!(
                 "max_num_running_seqs is {num_seqs}; it must be from 1 to max_num_seqs, {}",
                 self.config.max_num_seqs
-            )
-        } else if i32::try_from(request.num_encoder_tokens).is_err() {
-            format!(
-                "num_encoder_tokens is {}; it must be at most {}",
-                request.num_encoder_tokens,
-                i32::MAX
             )
         } else if key.adapter != 0 && self.config.max_loras.is_none() {
             format!("the request names adapter {}; max_loras is None, no adapters", key.adapter)

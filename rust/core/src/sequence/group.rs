@@ -2,6 +2,7 @@
 
 use smallvec::SmallVec;
 
+use crate::error::{Error, Result};
 use crate::hash::PrefixKey;
 use crate::ids::TokenId;
 use crate::sequence::SeqHandle;
@@ -35,6 +36,25 @@ impl<'a> Request<'a> {
             key: PrefixKey::default(),
             num_encoder_tokens: 0,
         }
+    }
+
+    /// What holds whoever schedules the request.
+    ///
+    /// # Errors
+    /// [`Error::Request`] for an empty prompt, a negative token, or more encoder tokens than an
+    /// int32 counts.
+    pub(crate) fn check(&self) -> Result<()> {
+        let refusal = if self.prompt.is_empty() {
+            "the prompt is empty; at least one token is needed".to_owned()
+        } else if let Some(token) = self.prompt.iter().find(|token| **token < 0) {
+            format!("the prompt holds the token id {token}; ids are at least 0")
+        } else if i32::try_from(self.num_encoder_tokens).is_err() {
+            let number = self.num_encoder_tokens;
+            format!("num_encoder_tokens is {number}; it must be at most {}", i32::MAX)
+        } else {
+            return Ok(());
+        };
+        Err(Error::Request(refusal))
     }
 }
 

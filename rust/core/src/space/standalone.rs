@@ -56,18 +56,7 @@ impl StandaloneSpace {
     /// [`Error::Request`] for an empty prompt, a negative token, or more encoder tokens than can
     /// be counted.
     pub fn add_group(&mut self, request: &Request<'_>) -> Result<(GroupHandle, SeqHandle)> {
-        if request.prompt.is_empty() || request.prompt.iter().any(|token| *token < 0) {
-            return Err(Error::Request(
-                "the prompt must hold at least one token, and no negative one".to_owned(),
-            ));
-        }
-        if i32::try_from(request.num_encoder_tokens).is_err() {
-            return Err(Error::Request(format!(
-                "num_encoder_tokens is {}; it must be at most {}",
-                request.num_encoder_tokens,
-                i32::MAX
-            )));
-        }
+        request.check()?;
         Ok(self.store.add_group(request))
     }
 
