@@ -1,6 +1,5 @@
 """Tokenizers of the three kinds of decoder, made on the spot, and the real one."""
 
-
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast

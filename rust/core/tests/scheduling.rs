@@ -5,7 +5,7 @@
 mod common;
 
 use common::{Limits, Output, add, add_wide, assert_all_returned, one_each, step, update};
-use pagedserve_core::config::PreemptionMode;
+use pagedserve_core::config::{Policy, PreemptionMode};
 use pagedserve_core::error::Error;
 use pagedserve_core::outputs::IgnoredReason;
 use pagedserve_core::scheduler::Scheduler;
@@ -350,4 +350,39 @@ fn a_group_that_gets_no_row_gets_no_copy_either() {
     assert_eq!(scheduler.outputs().num_batched_tokens, 8);
     assert_eq!(scheduler.outputs().scheduled_seq_groups.len(), 1);
     assert_eq!(scheduler.outputs().blocks_to_copy, []);
+}
+
+#[test]
+fn a_swap_makes_no_block_computed_that_a_sibling_has_still_to_compute() {
+    let mut scheduler = Limits::with(|cache, scheduler| {
+        (cache.num_gpu_blocks, cache.num_cpu_blocks) = (10, 10);
+        cache.enable_prefix_caching = true;
+        scheduler.enable_chunked_prefill = true;
+        scheduler.max_num_batched_tokens = 8;
+        scheduler.policy = Policy::Priority;
+        scheduler.preemption_mode = Some(PreemptionMode::Swap);
+    })
+    .scheduler();
+    let (pair, _) = add_wide(&mut scheduler, 0, 24, 2);
+    step(&mut scheduler, 1);
+    step(&mut scheduler, 1);
+    let step_id = scheduler.schedule(0.0).unwrap().step_id;
+    let outputs = [1, 2].map(|token| Output { row: 0, token, finish: false });
+    update(&mut scheduler, step_id, &outputs).unwrap();
+
+    // Both start again, and the cache has nothing: the second counts the first's six blocks.
+    let step_id = scheduler.schedule(0.0).unwrap().step_id;
+    scheduler.abandon(step_id).unwrap();
+    assert!(scheduler.reset_prefix_cache());
+    step(&mut scheduler, 3);
+    let urgent: Vec<i32> = (100..112).collect();
+    let urgent = Request { priority: -1, ..Request::new(&urgent, 0.0) };
+    let (urgent, _) = scheduler.add_seq_group(&urgent).unwrap();
+    step(&mut scheduler, 3);
+    assert_eq!(scheduler.outputs().preempted, [(pair, PreemptionMode::Swap)]);
+    assert!(scheduler.abort(urgent));
+    step(&mut scheduler, 3);
+    assert_eq!(scheduler.outputs().swapped_in, [pair]);
+    let computed = scheduler.space().common_computed_blocks(scheduler.store(), pair);
+    assert_eq!(computed.len(), 4, "8 tokens before the swap and 8 after it");
 }

@@ -192,12 +192,16 @@ impl BlockSpaceManager {
     }
 
     /// Says that the moves of the step have been made: what a sequence left on the host, or
-    /// brought back from it, was computed before.
+    /// brought back from it, was computed before.  Not all that the sequence counts, though: it
+    /// may count blocks of a sibling that has still to compute them.
     pub(crate) fn mark_moved(&mut self, seq: &Sequence, is_on_device: bool) {
         let tier = if is_on_device { &mut self.gpu } else { &mut self.cpu };
         if let Some(cache) = tier.cached_mut() {
             for index in 0..seq.num_computed_tokens / self.config.block_size {
-                cache.mark_computed(seq.table.block(index));
+                let block = seq.table.block(index);
+                if cache.is_usable(block, self.step_id) {
+                    cache.mark_computed(block);
+                }
             }
         }
     }

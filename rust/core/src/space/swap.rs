@@ -108,6 +108,10 @@ impl BlockSpaceManager {
                 if is_moved {
                     pairs.push((block, twin));
                 }
+                let step_id = self.step_id;
+                if let (Some(cache), true) = (self.tiers(direction).1.cached_mut(), is_full) {
+                    cache.mark_pending(twin, step_id);
+                }
                 twins.insert(block, twin);
                 twin
             };
@@ -163,13 +167,11 @@ impl BlockSpaceManager {
             && (moves_all || cache.is_usable(known, step_id))
         {
             cache.acquire_found(known);
-            cache.mark_pending(known, step_id);
             return (known, moves_all);
         }
         let twin = to.allocate(num_prefix_tokens).expect(PROMISED);
         if let (Some(cache), None) = (to.cached_mut(), known) {
             cache.register(twin, prefix, tokens);
-            cache.mark_pending(twin, step_id);
         }
         (twin, true)
     }
