@@ -110,8 +110,8 @@ def test_acts_out_of_turn_are_refused_and_change_nothing() -> None:
     for act in (space.append_slots, space.swap_out, space.swap_in, space.can_append_slots):
         with pytest.raises(StepError, match="is Waiting; it must be"):
             act(group)
-    for tokens in ([], [-1]):
-        with pytest.raises(RequestError, match="at least one token"):
+    for tokens, message in (([], "at least one token"), ([-1], "token id -1; ids are at")):
+        with pytest.raises(RequestError, match=message):
             space.add_seq_group(np.array(tokens, dtype=np.int32))
     space.allocate(group)
     with pytest.raises(StepError, match="is Running; it must be Waiting"):
