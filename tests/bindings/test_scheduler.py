@@ -12,7 +12,7 @@ from pagedserve.errors import PagedServeError, RequestError, StaleHandleError, S
 
 NAN, INFINITY = float("nan"), float("inf")
 GOOD_PROMPT = np.arange(3, dtype=np.int32)
-GROUP_CALLS = ("seqs_of", "cross_block_table", "common_computed_blocks")
+GROUP_CALLS = ("seqs_of", "cross_block_table", "common_computed_blocks", "preemptions_of")
 SEQ_CALLS = ("token_ids", "block_table")
 
 

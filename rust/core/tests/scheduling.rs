@@ -107,6 +107,8 @@ fn the_youngest_is_preempted_and_comes_back_in_front_with_all_its_tokens() {
     assert_eq!(*preempted, [(young, PreemptionMode::Recompute)]);
     assert_eq!(scheduler.queues().waiting, [young, later]);
     assert_eq!(scheduler.stats().num_recomputed_tokens, 8);
+    let group = scheduler.store().find_group(young).unwrap();
+    assert_eq!((group.num_preemptions, group.num_recomputed_tokens), (1, 8));
     assert_eq!(scheduler.sequence(young_seq).unwrap().len(), 9, "no token is lost");
     assert_eq!(scheduler.sequence(old_seq).unwrap().len(), 9);
 }
@@ -385,4 +387,15 @@ fn a_swap_makes_no_block_computed_that_a_sibling_has_still_to_compute() {
     assert_eq!(scheduler.outputs().swapped_in, [pair]);
     let computed = scheduler.space().common_computed_blocks(scheduler.store(), pair);
     assert_eq!(computed.len(), 4, "8 tokens before the swap and 8 after it");
+}
+
+#[test]
+fn prefix_hits_are_counted_at_each_admission() {
+    let mut scheduler = Limits::with(|cache, _| cache.enable_prefix_caching = true).scheduler();
+    add(&mut scheduler, 0, 11);
+    step(&mut scheduler, 1);
+    add(&mut scheduler, 0, 14);
+    step(&mut scheduler, 1);
+    let stats = scheduler.stats();
+    assert_eq!((stats.num_looked_up_tokens, stats.num_cached_tokens), (25, 8));
 }

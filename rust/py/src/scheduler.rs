@@ -193,6 +193,11 @@ impl Scheduler {
         Ok(PyArray1::from_iter(py, group.seqs.iter().map(|seq| seq.to_bits())))
     }
 
+    fn preemptions_of(&self, group: i64) -> PyResult<(usize, usize)> {
+        let group = self.core.store().find_group(Handle::from_bits(group)).or_raise()?;
+        Ok((group.num_preemptions, group.num_recomputed_tokens))
+    }
+
     fn reset_prefix_cache(&mut self) -> bool {
         let is_reset = self.core.reset_prefix_cache();
         if let (Some(log), true) = (&mut self.log, is_reset) {
@@ -259,6 +264,16 @@ impl Scheduler {
     #[getter]
     fn num_recomputed_tokens(&self) -> usize {
         self.core.stats().num_recomputed_tokens
+    }
+
+    #[getter]
+    fn num_looked_up_tokens(&self) -> usize {
+        self.core.stats().num_looked_up_tokens
+    }
+
+    #[getter]
+    fn num_cached_tokens(&self) -> usize {
+        self.core.stats().num_cached_tokens
     }
 
     #[getter]

@@ -151,9 +151,19 @@ impl Scheduler {
 
     fn admit(&mut self, group: GroupHandle, budget: &mut SchedulingBudget) {
         self.space.allocate(&mut self.store, group);
+        self.count_cache_hits(group);
         self.mark_running(group, budget);
         self.delay.note_prompt();
         self.schedule_rows(group, budget, Phase::New);
+    }
+
+    /// Siblings share with the first sequence, which is not the cache's doing.
+    fn count_cache_hits(&mut self, group: GroupHandle) {
+        if self.space.gpu().cached().is_some() {
+            let first = self.store.seq(self.store.group(group).seqs[0]);
+            self.stats.num_looked_up_tokens += first.len();
+            self.stats.num_cached_tokens += first.num_cached_tokens;
+        }
     }
 
     pub(super) fn mark_running(&mut self, group: GroupHandle, budget: &mut SchedulingBudget) {

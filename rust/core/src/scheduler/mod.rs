@@ -44,6 +44,10 @@ pub struct Stats {
     pub num_swap_preemptions: usize,
     /// Tokens that had been computed and were given up by recompute or `abandon`.
     pub num_recomputed_tokens: usize,
+    /// Tokens of the sequences admitted with prefix caching on, each admission counted.
+    pub num_looked_up_tokens: usize,
+    /// Those of them that the cache had.
+    pub num_cached_tokens: usize,
     /// Seconds that groups waited from arrival to their first step, summed.
     pub queue_seconds: f64,
 }

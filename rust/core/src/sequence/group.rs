@@ -93,6 +93,10 @@ pub struct SequenceGroup {
     pub cross_table: BlockTable,
     /// How often a later group was admitted while this one waited at the head.
     pub num_times_bypassed: usize,
+    /// How often the group was preempted, by recompute or by swap.
+    pub num_preemptions: usize,
+    /// Tokens that were computed and given up, by recompute or by a step that failed.
+    pub num_recomputed_tokens: usize,
     max_num_running_seqs: usize,
     /// Sequences ever made.
     num_seqs_made: usize,
@@ -111,6 +115,8 @@ impl SequenceGroup {
             num_encoder_tokens: request.num_encoder_tokens,
             cross_table: BlockTable::default(),
             num_times_bypassed: 0,
+            num_preemptions: 0,
+            num_recomputed_tokens: 0,
             max_num_running_seqs: request.max_num_running_seqs,
             num_seqs_made: 0,
         }
