@@ -60,8 +60,10 @@ def test_json_is_one_object_a_line_and_nothing_else(
     captured = capsys.readouterr()
     objects = [json.loads(line) for line in captured.out.splitlines()]
     assert [one["prompt"] for one in objects] == ["The capital of France is", "日本の首都は"]
-    assert set(objects[0]) == {"prompt", "text", "token_ids", "finish_reason"}
-    assert objects[0]["text"].startswith(" Paris")
+    assert set(objects[0]) == {"prompt", "outputs"}
+    (output,) = objects[0]["outputs"]
+    assert set(output) == {"text", "token_ids", "finish_reason", "stop_reason"}
+    assert output["text"].startswith(" Paris")
     assert (len(objects[0]["token_ids"]), objects[0]["finish_reason"]) == (5, "length")
     assert all(words in captured.err for words in CLOSING_WORDS)
 
@@ -72,7 +74,7 @@ def test_chat_applies_the_models_template(capsys: pytest.CaptureFixture[str]) ->
     assert main([*argv, "--max-tokens", "40"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["prompt"] == "What is the capital of France?"
-    assert "Paris" in answer["text"]
+    assert "Paris" in answer["outputs"][0]["text"]
     assert answer["finish_reason"] == "stop"
 
 

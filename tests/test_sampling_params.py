@@ -1,5 +1,7 @@
+import copy
 import dataclasses
 import math
+import pickle
 from typing import Any
 
 import numpy as np
@@ -7,85 +9,348 @@ import pytest
 
 from pagedserve import RequestError, SamplingParams
 
+DEFAULTS = {
+    "n": 1,
+    "best_of": 1,  # n, where it is not given
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "seed": None,
+    "use_beam_search": False,
+    "length_penalty": 1.0,
+    "early_stopping": False,
+    "stop": (),
+    "stop_token_ids": (),
+    "bad_words": (),
+    "include_stop_str_in_output": False,
+    "ignore_eos": False,
+    "max_tokens": 16,
+    "min_tokens": 0,
+    "logprobs": None,
+    "prompt_logprobs": None,
+    "detokenize": True,
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": True,
+    "logit_bias": (),
+    "allowed_token_ids": None,
+    "logits_processors": (),
+    "truncate_prompt_tokens": None,
+}
+BEAMS: dict[str, Any] = {"use_beam_search": True, "n": 2, "temperature": 0}
 
-def test_defaults_are_those_of_the_field() -> None:
-    params = SamplingParams()
-    assert (params.temperature, params.top_p, params.top_k, params.min_p) == (1.0, 1.0, -1, 0.0)
-    assert (params.max_tokens, params.min_tokens, params.seed) == (16, 0, None)
-    assert (params.ignore_eos, params.stop_token_ids) == (False, ())
+
+def processor(token_ids: list[int], logits: Any) -> Any:
+    return logits
 
 
-@pytest.mark.parametrize(
-    ("given", "accepted"),
-    [
-        ({"temperature": -1}, "at least 0"),
-        ({"temperature": math.nan}, "finite"),
-        ({"temperature": math.inf}, "finite"),
-        ({"temperature": "hot"}, "a finite number"),
-        ({"temperature": True}, "a finite number"),
-        ({"temperature": None}, "a finite number"),
-        ({"top_p": 0}, "above 0 and at most 1"),
-        ({"top_p": 2}, "above 0 and at most 1"),
-        ({"top_p": math.nan}, "above 0 and at most 1"),
-        ({"top_k": -2}, "-1 or 0"),
-        ({"top_k": 1.5}, "an integer"),
-        ({"min_p": -0.1}, "from 0 to 1"),
-        ({"min_p": 1.1}, "from 0 to 1"),
-        ({"seed": -1}, "None or at least 0"),
-        ({"seed": "x"}, "an integer"),
-        ({"max_tokens": 0}, "at least 1"),
-        ({"max_tokens": 2.0}, "an integer"),
-        ({"max_tokens": None}, "an integer"),
-        ({"min_tokens": -1}, "from 0 to max_tokens"),
-        ({"min_tokens": 17}, "from 0 to max_tokens, 16"),
-        ({"ignore_eos": 1}, "True or False"),
-        ({"stop_token_ids": 5}, "a list of token ids"),
-        ({"stop_token_ids": "ab"}, "a list of token ids"),
-        ({"stop_token_ids": [3, -1]}, "at least 0"),
-        ({"stop_token_ids": [3.0]}, "an integer"),
-    ],
-)
-def test_a_bad_value_is_named_with_what_is_accepted(given: dict[str, Any], accepted: str) -> None:
-    (name, value) = next(iter(given.items()))
+# Every parameter with another value than its default, none contradicting another.
+SAMPLED: dict[str, Any] = {
+    "n": 2,
+    "best_of": 3,
+    "presence_penalty": -0.5,
+    "frequency_penalty": 0.5,
+    "repetition_penalty": 1.2,
+    "temperature": 0.7,
+    "top_p": 0.9,
+    "top_k": 40,
+    "min_p": 0.1,
+    "seed": 7,
+    "stop": ("\n", "end"),
+    "stop_token_ids": (3, 4),
+    "bad_words": ("no",),
+    "include_stop_str_in_output": True,
+    "ignore_eos": True,
+    "max_tokens": 20,
+    "min_tokens": 20,
+    "logprobs": 0,
+    "prompt_logprobs": 5,
+    "skip_special_tokens": False,
+    "spaces_between_special_tokens": False,
+    "logit_bias": ((2, -1.0), (9, 0.5)),
+    "allowed_token_ids": (2, 9),
+    "logits_processors": (processor,),
+    "truncate_prompt_tokens": 100,
+}
+
+
+def refusal(**given: Any) -> str:
     with pytest.raises(RequestError) as caught:
         SamplingParams(**given)
-    assert name in str(caught.value)
-    assert accepted in str(caught.value)
-    assert repr(value) in str(caught.value) or name == "stop_token_ids"
+    return str(caught.value)
+
+
+def test_defaults_are_those_of_the_field() -> None:
+    assert dataclasses.asdict(SamplingParams()) == DEFAULTS
+
+
+def test_what_is_given_is_held() -> None:
+    params = SamplingParams(**SAMPLED)
+    assert {name: getattr(params, name) for name in SAMPLED} == SAMPLED
+    assert SAMPLED.items().isdisjoint(DEFAULTS.items())
+
+
+@pytest.mark.parametrize("early_stopping", [True, False, "never"])
+@pytest.mark.parametrize("length_penalty", [-1, 0, 2.5])
+def test_a_beam_search_is_held(early_stopping: Any, length_penalty: float) -> None:
+    params = SamplingParams(
+        **BEAMS, early_stopping=early_stopping, length_penalty=length_penalty, seed=1, top_k=0
+    )
+    assert (params.early_stopping, params.length_penalty) == (early_stopping, length_penalty)
+    assert params.max_num_running_seqs == 2
+    assert not params.is_greedy
+
+
+PENALTY = "from -2 to 2"
+TRUTH = "True or False"
+IDS = "a list of token ids"
 
 
 @pytest.mark.parametrize(
-    "later",
-    [{"n": 2}, {"best_of": 3}, {"stop": ["\n"]}, {"logprobs": 5}, {"presence_penalty": 0.5}],
+    ("name", "value", "accepted"),
+    [
+        ("n", 0, "an integer, at least 1"),
+        ("n", None, "an integer, at least 1"),
+        ("n", 2.0, "an integer"),
+        ("n", True, "an integer"),
+        ("best_of", 0, "an integer, at least 1, or None"),
+        ("best_of", "2", "an integer"),
+        ("presence_penalty", -2.1, PENALTY),
+        ("presence_penalty", 2.1, PENALTY),
+        ("presence_penalty", None, PENALTY),
+        ("frequency_penalty", -2.1, PENALTY),
+        ("frequency_penalty", math.nan, PENALTY),
+        ("repetition_penalty", 0, "a finite number above 0"),
+        ("repetition_penalty", -1, "a finite number above 0"),
+        ("repetition_penalty", math.inf, "a finite number above 0"),
+        ("temperature", -1, "at least 0"),
+        ("temperature", math.nan, "finite"),
+        ("temperature", math.inf, "finite"),
+        ("temperature", 10**400, "finite"),
+        ("temperature", "hot", "a finite number"),
+        ("temperature", True, "a finite number"),
+        ("temperature", None, "a finite number"),
+        ("temperature", np.array([0.5, 0.5]), "a finite number"),
+        ("top_p", 0, "above 0 and at most 1"),
+        ("top_p", 2, "above 0 and at most 1"),
+        ("top_p", math.nan, "above 0 and at most 1"),
+        ("top_k", -2, "-1 or 0"),
+        ("top_k", 1.5, "an integer"),
+        ("top_k", np.array([1, 2]), "an integer"),
+        ("min_p", -0.1, "from 0 to 1"),
+        ("min_p", 1.1, "from 0 to 1"),
+        ("seed", -1, "at least 0, or None"),
+        ("seed", "x", "an integer"),
+        ("use_beam_search", 1, TRUTH),
+        ("length_penalty", 11, "from -10 to 10"),
+        ("length_penalty", "long", "from -10 to 10"),
+        ("early_stopping", "always", 'True, False or "never"'),
+        ("early_stopping", 1, 'True, False or "never"'),
+        ("early_stopping", None, 'True, False or "never"'),
+        ("stop", 5, "a string or a list of strings"),
+        ("stop", b"ab", "a string or a list of strings"),
+        ("stop", {"a": 1}, "a string or a list of strings"),
+        ("stop_token_ids", 5, IDS),
+        ("stop_token_ids", "ab", IDS),
+        ("stop_token_ids", np.array(3), IDS),
+        ("bad_words", "ab", "a list of strings"),
+        ("bad_words", 5, "a list of strings"),
+        ("include_stop_str_in_output", None, TRUTH),
+        ("ignore_eos", 1, TRUTH),
+        ("max_tokens", 0, "at least 1"),
+        ("max_tokens", 2.0, "an integer"),
+        ("max_tokens", None, "an integer"),
+        ("min_tokens", -1, "from 0 to max_tokens"),
+        ("logprobs", -1, "an integer, at least 0, or None"),
+        ("logprobs", True, "an integer, at least 0, or None"),
+        ("prompt_logprobs", -1, "an integer, at least 0, or None"),
+        ("prompt_logprobs", 1.0, "an integer, at least 0, or None"),
+        ("detokenize", 0, TRUTH),
+        ("skip_special_tokens", "no", TRUTH),
+        ("spaces_between_special_tokens", None, TRUTH),
+        ("logit_bias", 5, "a mapping of token ids to numbers"),
+        ("logit_bias", 0, "a mapping of token ids to numbers"),
+        ("logit_bias", [5], "a mapping of token ids to numbers"),
+        ("allowed_token_ids", [], "None or a list of token ids, at least one"),
+        ("allowed_token_ids", 5, "None or a list of token ids, at least one"),
+        ("logits_processors", processor, "a list of callables"),
+        ("truncate_prompt_tokens", 0, "an integer, at least 1, or None"),
+        ("truncate_prompt_tokens", -1, "an integer, at least 1, or None"),
+    ],
 )
-def test_a_later_parameter_is_refused_by_name(later: dict[str, Any]) -> None:
-    (name, value) = next(iter(later.items()))
-    with pytest.raises(RequestError, match="not supported yet") as caught:
-        SamplingParams(**later)
-    assert f"{name}={value!r}" in str(caught.value)
+def test_a_bad_value_is_named_with_what_is_accepted(name: str, value: Any, accepted: str) -> None:
+    message = refusal(**{name: value})
+    assert message.startswith(f"{name} is {value!r}; it must be ")
+    assert accepted in message
 
 
-def test_a_later_parameter_that_asks_for_nothing_is_accepted() -> None:
-    asked = SamplingParams(n=1, stop=None, logprobs=None, repetition_penalty=1.0)
-    assert asked == SamplingParams()
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"stop": ""}, "stop[0] is ''; it must be a non-empty string"),
+        ({"stop": ["a", ""]}, "stop[1] is ''; it must be a non-empty string"),
+        ({"stop": ["a", 5]}, "stop[1] is 5; it must be a non-empty string"),
+        ({"stop": ["\ud800"]}, r"stop[0] is '\ud800'; it must be a non-empty string of valid"),
+        ({"stop_token_ids": [3, -1]}, "stop_token_ids[1] is -1; it must be an integer, at least 0"),
+        ({"stop_token_ids": [3.0]}, "stop_token_ids[0] is 3.0; it must be an integer"),
+        ({"bad_words": [""]}, "bad_words[0] is ''; it must be a non-empty string"),
+        ({"bad_words": [["a"]]}, "bad_words[0] is ['a']; it must be a non-empty string"),
+        ({"allowed_token_ids": [-1]}, "allowed_token_ids[0] is -1; it must be an integer"),
+        ({"logits_processors": [None]}, "logits_processors[0] is None; it must be callable"),
+        (
+            {"logit_bias": {"5": 1.0}},
+            "a key of logit_bias is '5'; it must be an integer, at least 0; a string of digits",
+        ),
+        ({"logit_bias": {-5: 1.0}}, "a key of logit_bias is -5; it must be an integer"),
+        ({"logit_bias": {5: math.inf}}, "logit_bias[5] is inf; it must be a finite number"),
+        ({"logit_bias": {5: None}}, "logit_bias[5] is None; it must be a finite number"),
+    ],
+)
+def test_a_bad_element_is_named_with_its_place(given: dict[str, Any], message: str) -> None:
+    assert refusal(**given).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"n": 3, "best_of": 2}, r"best_of is 2; it must be at least n, 3"),
+        ({"min_tokens": 17}, "min_tokens is 17; it must be from 0 to max_tokens, 16"),
+        ({"stop": "a", "detokenize": False}, r"stop is ['a'] with detokenize=False"),
+        ({"n": 2, "temperature": 0}, "n=2 and best_of=2 with greedy sampling"),
+        ({"best_of": 2, "temperature": 1e-6}, "n=1 and best_of=2 with greedy sampling"),
+        ({"best_of": 2, "top_k": 1}, "n=1 and best_of=2 with greedy sampling"),
+        ({"early_stopping": True}, "early_stopping is True without use_beam_search"),
+        ({"early_stopping": "never"}, "early_stopping is 'never' without use_beam_search"),
+        ({"length_penalty": 0.5}, "length_penalty is 0.5 without use_beam_search"),
+        ({"use_beam_search": True, "temperature": 0}, "best_of is 1 with use_beam_search"),
+        ({"use_beam_search": True, "n": 2}, "temperature is 1.0 with use_beam_search"),
+        (BEAMS | {"top_p": 0.9}, "top_p is 0.9 with use_beam_search"),
+        (BEAMS | {"top_k": 1}, "top_k is 1 with use_beam_search"),
+        (BEAMS | {"min_p": 0.1}, "min_p is 0.1 with use_beam_search"),
+    ],
+)
+def test_a_contradiction_is_named(given: dict[str, Any], message: str) -> None:
+    assert refusal(**given).startswith(message)
+
+
+def test_a_beam_search_says_which_temperature_it_takes() -> None:
+    message = refusal(use_beam_search=True, best_of=4)
+    assert message.endswith("beam search chooses by log-probability; give temperature=0")
+
+
+@pytest.mark.parametrize(
+    "harmless",
+    [
+        {"include_stop_str_in_output": True},
+        {"stop_token_ids": [1], "detokenize": False},
+        {"bad_words": ["no"], "detokenize": False},
+        BEAMS | {"prompt_logprobs": 1, "bad_words": ["no"], "best_of": 4},
+    ],
+)
+def test_what_does_not_contradict_is_taken(harmless: dict[str, Any]) -> None:
+    SamplingParams(**harmless)
+
+
+@pytest.mark.parametrize(
+    "name", ["guided_decoding", "structured_outputs", "output_kind", "extra_args"]
+)
+def test_a_later_parameter_is_refused_by_name_unless_it_asks_for_nothing(name: str) -> None:
+    assert refusal(**{name: {"a": 1}}) == f"not supported yet: {name}={{'a': 1}}; leave it out"
+    nothing: dict[str, Any] = {name: None}
+    assert SamplingParams(**nothing) == SamplingParams()
 
 
 def test_a_misspelt_parameter_is_named_with_the_known_ones() -> None:
-    with pytest.raises(RequestError, match=r"tempature=0\.5.*temperature, top_p"):
-        SamplingParams(tempature=0.5)
+    message = refusal(tempature=0.5)
+    assert message.startswith("unknown sampling parameter: tempature=0.5; accepted: ")
+    assert message.split("accepted: ")[1].split(", ") == list(DEFAULTS)
+
+
+def test_best_of_is_n_where_it_is_not_given() -> None:
+    assert SamplingParams(n=3).best_of == 3
+    assert SamplingParams(n=3, best_of=None).max_num_running_seqs == 3
+    assert SamplingParams(n=3, best_of=5).max_num_running_seqs == 5
+
+
+@pytest.mark.parametrize(
+    ("given", "is_greedy"),
+    [
+        ({}, False),
+        ({"temperature": 0}, True),
+        ({"temperature": 0.99e-5}, True),
+        ({"temperature": 1e-5}, False),
+        ({"top_k": 1}, True),
+        ({"top_k": 0}, False),
+        (BEAMS, False),
+    ],
+)
+def test_greedy_has_one_definition(given: dict[str, Any], is_greedy: bool) -> None:
+    assert SamplingParams(**given).is_greedy is is_greedy
+
+
+def test_a_temperature_that_is_as_good_as_0_is_0() -> None:
+    assert str(SamplingParams(temperature=-0.0).temperature) == "0.0"
+    assert SamplingParams(temperature=1e-9) == SamplingParams(temperature=0)
+
+
+def test_one_stop_string_is_a_list_of_it() -> None:
+    assert SamplingParams(stop="ab").stop == ("ab",)
+    assert SamplingParams(stop=["ab", "c"]).stop == ("ab", "c")
+
+
+def test_the_order_of_biases_does_not_matter() -> None:
+    one, other = SamplingParams(logit_bias={9: 1, 2: -1}), SamplingParams(logit_bias={2: -1, 9: 1})
+    assert one == other
+    assert one.logit_bias == ((2, -1.0), (9, 1.0))
 
 
 def test_numpy_numbers_become_pythons_own() -> None:
+    bias: Any = {np.int64(4): np.float32(0.5)}
     params = SamplingParams(
         temperature=np.float32(0.5),
         max_tokens=np.int64(3),
         stop_token_ids=np.array([1, 2]),
+        allowed_token_ids=np.array([3]),
+        logit_bias=bias,
     )
     assert params.stop_token_ids == (1, 2)
-    assert [type(one) for one in dataclasses.astuple(params)[:3]] == [float, float, int]
-    assert type(params.max_tokens) is int
+    assert params.logit_bias == ((4, 0.5),)
+    numbers = (params.max_tokens, *params.stop_token_ids, *(params.allowed_token_ids or ()))
+    assert {type(one) for one in (*numbers, params.logit_bias[0][0])} == {int}
+    assert {type(one) for one in (params.temperature, params.logit_bias[0][1])} == {float}
 
 
-def test_params_are_frozen() -> None:
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_params_are_frozen(name: str) -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
-        SamplingParams().max_tokens = 3  # type: ignore[misc]  # what is being shown
+        setattr(SamplingParams(), name, 3)
+
+
+def test_changing_what_was_given_changes_nothing() -> None:
+    stop, bias = ["a"], {1: 1.0}
+    params = SamplingParams(stop=stop, logit_bias=bias)
+    stop.append("b")
+    bias[2] = 2.0
+    assert params == SamplingParams(stop="a", logit_bias={1: 1.0})
+
+
+@pytest.mark.parametrize("given", [{}, SAMPLED, BEAMS])
+def test_equal_params_are_one_key_and_every_copy_is_equal(given: dict[str, Any]) -> None:
+    params = SamplingParams(**given)
+    copies = [
+        SamplingParams(**given),
+        dataclasses.replace(params),
+        copy.deepcopy(params),
+        pickle.loads(pickle.dumps(params)),  # noqa: S301  # made on the line itself
+    ]
+    assert {params, *copies} == {params}
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+def test_params_that_differ_in_one_value_differ(name: str) -> None:
+    # What the one value contradicts otherwise.
+    needed: dict[str, Any] = {"n": {"best_of": 2}, "min_tokens": {"max_tokens": 20}}.get(name, {})
+    assert SamplingParams(**needed, **{name: SAMPLED[name]}) != SamplingParams(**needed)

@@ -8,14 +8,15 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, cast
 
 from pagedserve import __version__
 from pagedserve.engine.args import EngineArgs
+from pagedserve.engine.stats import hit_rate
 from pagedserve.errors import ConfigError, ModelLoadError, RequestError
-from pagedserve.outputs import RequestOutput
+from pagedserve.outputs import CompletionOutput, RequestOutput
 from pagedserve.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -75,26 +76,59 @@ def _parser() -> argparse.ArgumentParser:
     prompts.add_argument("--prompt", action="append", help="a prompt; may be given again")
     prompts.add_argument("--prompts-file", type=Path, help="a file with one prompt a line")
     prompts.add_argument("--chat", action="store_true", help="put it in the model's chat template")
-    sampling = generate.add_argument_group("sampling")
-    sampling.add_argument("--max-tokens", type=int, default=128, help="new tokens (%(default)s)")
-    sampling.add_argument(
-        "--temperature", type=float, default=0.0, help="0 is greedy (%(default)s)"
-    )
-    sampling.add_argument("--top-p", type=float, default=1.0, help="above 0, to 1 (%(default)s)")
-    sampling.add_argument("--top-k", type=int, default=-1, help="-1 is all (%(default)s)")
+    _add_sampling(generate.add_argument_group("sampling"))
     generate.add_argument("--json", action="store_true", help="write one JSON object a prompt")
     EngineArgs.add_cli_args(generate)
     return parser
 
 
+def _add_sampling(group: argparse._ArgumentGroup) -> None:
+    def add(name: str, kind: type, text: str, default: object = None) -> None:
+        shown = text if default is None else f"{text} (%(default)s)"
+        group.add_argument(f"--{name}", type=kind, default=default, help=shown)
+
+    add("max-tokens", int, "new tokens", 128)
+    add("temperature", float, "0 is greedy (0; 1 where several outputs are sampled)")
+    add("top-p", float, "above 0, to 1", 1.0)
+    add("top-k", int, "-1 is all", -1)
+    add("min-p", float, "0 to 1", 0.0)
+    add("n", int, "outputs a prompt", 1)
+    add("best-of", int, "sampled sequences, of which the likeliest --n are kept (--n)")
+    add("beam-width", int, "search with so many beams, of which the best --n are kept")
+    add("length-penalty", float, "a beam's score is its log-probability / length ** this", 1.0)
+    add("presence-penalty", float, "-2 to 2", 0.0)
+    add("frequency-penalty", float, "-2 to 2", 0.0)
+    add("repetition-penalty", float, "above 0", 1.0)
+    add("logprobs", int, "show so many likeliest tokens of each position")
+    group.add_argument("--stop", action="append", help="a text that ends it; may be given again")
+
+
+def _sampling_params(options: argparse.Namespace) -> SamplingParams:
+    """What the options say.
+
+    Raises:
+        RequestError: Options that contradict each other, in the terms of ``SamplingParams``.
+    """
+    same_names = (
+        "top_p top_k min_p n max_tokens length_penalty presence_penalty frequency_penalty "
+        "repetition_penalty logprobs stop"
+    )
+    given = {name: getattr(options, name) for name in same_names.split()}
+    has_beams = options.beam_width is not None
+    if has_beams and options.best_of is not None:
+        raise RequestError("--beam-width and --best-of are both given; give one of them")
+    best_of = options.beam_width if has_beams else options.best_of
+    temperature = options.temperature
+    if temperature is None:
+        temperature = 1.0 if max(options.n, best_of or 1) > 1 and not has_beams else 0.0
+    return SamplingParams(
+        **given, best_of=best_of, use_beam_search=has_beams, temperature=temperature
+    )
+
+
 def _generate(options: argparse.Namespace) -> None:
     args = EngineArgs.from_cli_args(options)
-    params = SamplingParams(
-        temperature=options.temperature,
-        top_p=options.top_p,
-        top_k=options.top_k,
-        max_tokens=options.max_tokens,
-    )
+    params = _sampling_params(options)
     texts = _prompt_texts(options.prompt, options.prompts_file)
 
     from pagedserve import LLM
@@ -148,28 +182,51 @@ def _chat_prompt(llm: "LLM", text: str) -> "Prompt":
 
 
 def _json_line(prompt: str, output: RequestOutput) -> str:
-    completion = output.outputs[0]
-    return json.dumps(
-        {
-            "prompt": prompt,
-            "text": completion.text,
-            "token_ids": completion.token_ids,
-            "finish_reason": completion.finish_reason,
-        }
-    )
+    return json.dumps({"prompt": prompt, "outputs": [_json_output(one) for one in output.outputs]})
+
+
+def _json_output(completion: CompletionOutput) -> dict[str, object]:
+    shown: dict[str, object] = {
+        "text": completion.text,
+        "token_ids": completion.token_ids,
+        "finish_reason": completion.finish_reason,
+        "stop_reason": completion.stop_reason,
+    }
+    if completion.cumulative_logprob is not None:
+        shown["cumulative_logprob"] = completion.cumulative_logprob
+    if completion.logprobs is not None:
+        shown["logprobs"] = [
+            {str(token): dataclasses.asdict(one) for token, one in entry.items()}
+            for entry in completion.logprobs
+        ]
+    return shown
 
 
 def _readable(prompt: str, output: RequestOutput) -> str:
-    completion = output.outputs[0]
-    note = f" [{completion.stop_reason}]" if completion.finish_reason == "ignored" else ""
-    return f"prompt: {prompt}\ntext:   {completion.text.strip()}{note}\n"
+    lines = [f"prompt: {prompt}"]
+    for completion in output.outputs:
+        label = "text: " if len(output.outputs) == 1 else f"text {completion.index + 1}:"
+        failed = completion.finish_reason in ("ignored", "error")
+        note = f" [{completion.stop_reason}]" if failed else ""
+        lines.append(f"{label:<8}{completion.text.strip()}{note}")
+        if completion.logprobs is not None:
+            lines += _readable_logprobs(completion)
+    return "\n".join(lines) + "\n"
+
+
+def _readable_logprobs(completion: CompletionOutput) -> Iterator[str]:
+    """A line a token: its log-probability and text, then the likeliest of its position."""
+    for token_id, entry in zip(completion.token_ids, completion.logprobs or (), strict=True):
+        chosen = entry[token_id]
+        others = "  ".join(f"{one.logprob:.3f} {one.decoded_token!r}" for one in entry.values())
+        yield f"  {chosen.logprob:8.3f}  {chosen.decoded_token!r:<16} | {others}"
 
 
 def _closing_line(engine: "LLMEngine", seconds: float) -> str:
-    stats = engine.stats
+    stats, scheduler = engine.stats, engine.scheduler
     return (
         f"prompt {stats.num_prompt_tokens / seconds:.1f} tokens/s, "
         f"generation {stats.num_generation_tokens / seconds:.1f} tokens/s, "
         f"{stats.peak_used_blocks} of {engine.memory.num_gpu_blocks} KV blocks at the peak, "
-        f"{engine.scheduler.num_preemptions} preemptions"
+        f"{scheduler.num_preemptions} preemptions{hit_rate(scheduler)}"
     )

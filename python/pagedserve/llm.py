@@ -2,18 +2,21 @@
 
 import sys
 from collections.abc import Sequence
-from typing import Any, SupportsIndex
+from typing import Any, Final, SupportsIndex
 
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from pagedserve.config import ModelDtype
 from pagedserve.engine.admission import CheckedRequest
-from pagedserve.engine.args import EngineArgs
+from pagedserve.engine.args import EngineArgs, PreemptionMode
 from pagedserve.engine.llm_engine import LLMEngine
 from pagedserve.inputs import Prompt, match_params, parse_prompts
 from pagedserve.outputs import RequestOutput
 from pagedserve.sampling_params import SamplingParams
+
+# Seconds between two looks at the engine's statistics.
+_STATS_INTERVAL: Final = 2.0
 
 
 class LLM:
@@ -35,6 +38,11 @@ class LLM:
         max_num_batched_tokens: int | None = None,
         seed: int = 0,
         kv_cache_memory: int | None = None,
+        enable_prefix_caching: bool = False,
+        enable_chunked_prefill: bool = False,
+        swap_space: float | None = None,
+        preemption_mode: PreemptionMode | None = None,
+        num_lookahead_slots: int = 0,
     ) -> None:
         """Load a model and make its KV cache; says on stderr where the memory went.
 
@@ -45,9 +53,17 @@ class LLM:
             num_gpu_blocks: KV blocks; None takes what ``kv_cache_memory`` holds.
             block_size: Tokens of a KV block.
             max_num_seqs: Sequences of a step.
-            max_num_batched_tokens: Tokens of a step; None is 2048, or ``max_model_len`` if more.
+            max_num_batched_tokens: Tokens of a step; None is 2048, or ``max_model_len`` if more;
+                512 with chunked prefill.
             seed: For the random numbers of requests that have no seed of their own.
             kv_cache_memory: Bytes of the KV cache; None is 1 GiB, less where less is free.
+            enable_prefix_caching: Keep the KV blocks of what was computed, for later prompts that
+                begin with the same tokens.
+            enable_chunked_prefill: Compute long prompts in parts, beside the tokens of others.
+            swap_space: GiB of host memory for the KV blocks of preempted requests; None is as
+                much as the KV cache holds, at most 4.
+            preemption_mode: "recompute", "swap" or None: by the number of a request's sequences.
+            num_lookahead_slots: KV slots kept free behind each running sequence.
 
         Raises:
             ConfigError: Arguments that contradict each other, the model or the memory.
@@ -63,6 +79,11 @@ class LLM:
             max_num_batched_tokens=max_num_batched_tokens,
             seed=seed,
             kv_cache_memory=kv_cache_memory,
+            enable_prefix_caching=enable_prefix_caching,
+            enable_chunked_prefill=enable_chunked_prefill,
+            swap_space=swap_space,
+            preemption_mode=preemption_mode,
+            num_lookahead_slots=num_lookahead_slots,
         )
         self.llm_engine = LLMEngine(args)
         self._num_calls = 0
@@ -71,6 +92,14 @@ class LLM:
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
         """The model's tokenizer."""
         return self.llm_engine.tokenizer
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget every cached prefix, as if nothing had been computed yet.
+
+        Returns:
+            Whether it was done; between two ``generate`` calls it always is.
+        """
+        return self.llm_engine.reset_prefix_cache()
 
     def generate(
         self,
@@ -88,7 +117,8 @@ class LLM:
             prompts: One prompt or several: strings or ``{"prompt_token_ids": [...]}``.
             sampling_params: One for all or one a prompt; None is ``SamplingParams()``.
             prompt_token_ids: Instead of ``prompts``: token ids of one prompt or of several.
-            use_tqdm: Show a progress bar on stderr.
+            use_tqdm: Show a progress bar on stderr, every few seconds with the engine's
+                statistics.
 
         Returns:
             The finished outputs in the order of the prompts.
@@ -122,6 +152,8 @@ class LLM:
                 if outputs:
                     finished |= {one.request_id: one for one in outputs}
                     progress.update(len(outputs))
+                if use_tqdm and self.llm_engine.seconds_since_stats > _STATS_INTERVAL:
+                    progress.set_postfix_str(self.llm_engine.stats_line())
         return [finished[request_id] for request_id in requests]
 
 

@@ -1,9 +1,31 @@
 """What a caller gets back."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-FinishReason: TypeAlias = Literal["stop", "length", "abort", "ignored"]
+FinishReason: TypeAlias = Literal["stop", "length", "abort", "ignored", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """How likely the model found a token, before penalties, biases, temperature and filters.
+
+    Of beams: how likely it was to the search, after penalties and biases.
+
+    Attributes:
+        logprob: Natural logarithm of its probability.
+        rank: Its place among all tokens, 1 for the likeliest.
+        decoded_token: Its text alone; None where nothing is detokenised.
+    """
+
+    logprob: float
+    rank: int
+    decoded_token: str | None
+
+
+# One entry a token: the likeliest tokens of its position and the token itself, by id.
+Logprobs: TypeAlias = Sequence[dict[int, Logprob]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,18 +34,25 @@ class CompletionOutput:
 
     Attributes:
         index: Its place among the continuations of the request.
-        text: What ``token_ids`` say, special tokens left out.
+        text: What ``token_ids`` say, cut at a stop string; empty where nothing is detokenised.
         token_ids: Every new token, the one that ended it included.
-        finish_reason: None while it goes on; "stop" (end-of-sequence or a stop token),
-            "length" (``max_tokens`` or ``max_model_len``), "abort" (by the caller) or "ignored"
-            (the scheduler can never run it, or run it on).
-        stop_reason: The stop token's id; None for the end-of-sequence token; the scheduler's
-            reason where ``finish_reason`` is "ignored".
+        cumulative_logprob: Sum of the log-probabilities of ``token_ids``; None unless
+            ``logprobs``, ``best_of`` above ``n`` or beams made them known.  Beams sum what they
+            search by: the log-probabilities after penalties and biases.
+        logprobs: One entry a token; None unless asked for.
+        finish_reason: None while it goes on; "stop" (end-of-sequence, a stop token or a stop
+            string), "length" (``max_tokens`` or ``max_model_len``), "abort" (by the caller),
+            "ignored" (the scheduler can never run it, or run it on) or "error" (the request's own
+            doing, such as a logits processor that raised).
+        stop_reason: The stop token's id or the stop string; None for the end-of-sequence token;
+            the reason in words where ``finish_reason`` is "ignored" or "error".
     """
 
     index: int
     text: str
     token_ids: list[int]
+    cumulative_logprob: float | None = None
+    logprobs: Logprobs | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
 
@@ -33,12 +62,25 @@ class RequestMetrics:
     """When things happened to a request, in seconds of the engine's clock (monotonic).
 
     A request that is computed again after a preemption keeps its first times.
+
+    Attributes:
+        arrival_time: When it was added.
+        first_scheduled_time: When a step first computed something of it.
+        first_token_time: When its first new token was there.
+        finished_time: When it ended.
+        scheduler_time: Seconds that the scheduler took for the steps between arrival and end.
+        num_preemptions: How often it gave its place to others, by recompute or by swap.
+        num_recomputed_tokens: Tokens that had been computed and were computed again, summed over
+            its sequences.
     """
 
     arrival_time: float
     first_scheduled_time: float | None = None
     first_token_time: float | None = None
     finished_time: float | None = None
+    scheduler_time: float = 0.0
+    num_preemptions: int = 0
+    num_recomputed_tokens: int = 0
 
     @property
     def time_in_queue(self) -> float | None:
@@ -58,10 +100,13 @@ class RequestOutput:
     Attributes:
         request_id: As given to ``add_request``.
         prompt: Its text, or None where token ids were given.
-        prompt_token_ids: The prompt's tokens.
-        outputs: Its continuations.
+        prompt_token_ids: The prompt's tokens, as computed (``truncate_prompt_tokens`` obeyed).
+        outputs: Its continuations: the best first with ``best_of`` above ``n`` and with beams,
+            otherwise in the order of their indices.
         finished: Whether this is the last output of the request.
         metrics: When what happened.
+        prompt_logprobs: One entry a prompt token, None for the first, which nothing foretells;
+            None unless asked for.
     """
 
     request_id: str
@@ -70,6 +115,7 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool
     metrics: RequestMetrics
+    prompt_logprobs: Sequence[dict[int, Logprob] | None] | None = None
 
 
 def _between(start: float, end: float | None) -> float | None:

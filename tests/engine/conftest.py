@@ -1,27 +1,31 @@
 """An engine whose model is a formula: everything but the model's arithmetic is real."""
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from pagedserve import EngineArgs, LLMEngine, RequestOutput, SchedulerOutputs
 from pagedserve.config import ModelConfig
 from pagedserve.engine import llm_engine
+from pagedserve.executor.worker import StepResults
 from pagedserve.runner.buffers import StepBuffers
 from pagedserve.sampling.batch import RowSampling
+from pagedserve.sampling.logprobs import PromptTargets
+from pagedserve.sampling.sampler import SampledRows, Sampler
 
 EOS = 256
 VOCAB_SIZE = 257
 MAX_MODEL_LEN = 128
 
 
+@cache
 def byte_tokenizer() -> PreTrainedTokenizerFast:
     """A token for each byte, in the order of the byte-level alphabet, and one special token."""
     alphabet = {one: index for index, one in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
@@ -35,6 +39,13 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 def next_token(token: int, position: int) -> int:
     """What the model says comes after ``token`` at ``position``; never the end."""
     return (token * 31 + position * 7 + 11) % EOS
+
+
+def formula_logits(tokens: Tensor, positions: Tensor) -> Tensor:
+    """Likeliest is ``next_token``, then the token after it, and so on around; float32 [N, V]."""
+    likeliest = (tokens * 31 + positions * 7 + 11) % EOS
+    distance = (torch.arange(VOCAB_SIZE) - likeliest[:, None]) % VOCAB_SIZE
+    return -distance.float() / 2
 
 
 class FormulaExecutor:
@@ -52,6 +63,7 @@ class FormulaExecutor:
         )
         self.before_sampling: Callable[[], None] = lambda: None
         self.num_rows: list[int] = []
+        self._sampler = Sampler()
 
     def kv_bytes_per_block(self, block_size: int) -> int:
         return 1024 * block_size
@@ -67,7 +79,7 @@ class FormulaExecutor:
         max_model_len: int,
     ) -> None:
         assert num_gpu_blocks > 0
-        assert num_cpu_blocks == 0
+        assert num_cpu_blocks >= 0
         self.buffers = StepBuffers(
             max_num_tokens=max_num_tokens,
             max_num_rows=max_num_rows,
@@ -76,25 +88,22 @@ class FormulaExecutor:
         )
         self._block_size = block_size
 
-    def execute(self, outputs: SchedulerOutputs, rows: Sequence[RowSampling]) -> NDArray[np.int32]:
+    def execute(
+        self,
+        outputs: SchedulerOutputs,
+        rows: Sequence[RowSampling],
+        prompts: PromptTargets | None = None,
+    ) -> StepResults:
         inputs = self.buffers.inputs(outputs, self._block_size)
         self.num_rows.append(outputs.num_rows)
         self.before_sampling()
-        tokens = inputs.token_ids[0, inputs.sample_index].tolist()
-        positions = inputs.positions[0, inputs.sample_index].tolist()
-        return np.array(
-            [
-                self._choose(next_token(token, position), row)
-                for token, position, row in zip(tokens, positions, rows, strict=True)
-            ],
-            dtype=np.int32,
-        )
-
-    def _choose(self, likeliest: int, row: RowSampling) -> int:
-        token = likeliest if row.is_greedy else int(row.uniform * VOCAB_SIZE)
-        while token in row.banned_token_ids:
-            token = (token + 1) % VOCAB_SIZE
-        return token
+        index = inputs.sample_index
+        if prompts is not None:
+            index = torch.cat((index, torch.from_numpy(prompts.index)))
+        logits = formula_logits(inputs.token_ids[0, index], inputs.positions[0, index])
+        sampled = self._sampler.sample(logits[: len(rows)], rows) if rows else SampledRows.none()
+        scored = None if prompts is None else prompts.score(logits[len(rows) :])
+        return StepResults(sampled, scored)
 
 
 class FormulaModel:

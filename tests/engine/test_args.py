@@ -23,6 +23,13 @@ from pagedserve.errors import ConfigError
         ({"max_num_seqs": True}, "max_num_seqs is True"),
         ({"max_model_len": -3}, "max_model_len is -3"),
         ({"kv_cache_memory": "1GiB"}, "kv_cache_memory is '1GiB'"),
+        ({"enable_prefix_caching": 1}, "enable_prefix_caching is 1; it must be True or False"),
+        ({"swap_space": -0.5}, r"swap_space is -0\.5; it must be a number of GiB, at least 0"),
+        ({"swap_space": float("nan")}, "swap_space is nan"),
+        ({"swap_space": "4"}, "swap_space is '4'"),
+        ({"preemption_mode": "drop"}, "preemption_mode is 'drop'; it must be recompute, swap or"),
+        ({"preemption_mode": 1}, "preemption_mode is 1; it must be a string, or None"),
+        ({"num_lookahead_slots": -1}, "num_lookahead_slots is -1; it must be an integer, at least"),
         ({"seed": -1}, "seed is -1; it must be an integer, at least 0"),
     ],
 )
@@ -52,10 +59,16 @@ def test_every_field_can_be_given_on_the_command_line() -> None:
         max_num_batched_tokens=200,
         seed=3,
         kv_cache_memory=1 << 20,
+        enable_prefix_caching=True,
+        enable_chunked_prefill=True,
+        swap_space=0.5,
+        preemption_mode="swap",
+        num_lookahead_slots=2,
     )
     argv = []
     for name, value in dataclasses.asdict(given).items():
-        argv += [f"--{name.replace('_', '-')}", str(value)]
+        option = f"--{name.replace('_', '-')}"
+        argv += [option] if value is True else [option, str(value)]
     assert parse(*argv) == given
 
 

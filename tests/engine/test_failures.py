@@ -1,40 +1,49 @@
 """Whatever breaks in the middle of a step, requests and scheduler stay together."""
 
 import linecache
+import re
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
 import pytest
 
 from pagedserve import LLMEngine, RequestOutput, SamplingParams, StepError
+from pagedserve.executor.worker import StepResults
 from pagedserve.inputs import TokensPrompt
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
-RANDOM = SamplingParams(temperature=1, max_tokens=6, ignore_eos=True, seed=3)
+STATEFUL = re.compile(r"/pagedserve/(engine|output)/")
+SEVERAL = SamplingParams(n=2, max_tokens=6, ignore_eos=True, seed=3, logprobs=2, stop="zz")
+BEAMS = SamplingParams(
+    n=2, best_of=3, use_beam_search=True, temperature=0, max_tokens=6, prompt_logprobs=1
+)
+PARAMS = (GREEDY, SEVERAL, BEAMS)
+NAMES = [str(number) for number in range(4)]
 
 
 def add_requests(engine: LLMEngine) -> None:
-    for number in range(4):
-        params = RANDOM if number % 2 else GREEDY
+    for number, name in enumerate(NAMES):
         prompt: TokensPrompt = {"prompt_token_ids": list(range(number + 1))}
-        engine.add_request(str(number), prompt, params, final_only=number < 2)
+        engine.add_request(name, prompt, PARAMS[number % 3], final_only=number < 1)
 
 
 def last_outputs(engine: LLMEngine) -> dict[str, RequestOutput]:
     return {output.request_id: output for output in engine.step()}
 
 
-def token_ids(outputs: dict[str, RequestOutput]) -> dict[str, list[int]]:
-    return {request_id: output.outputs[0].token_ids for request_id, output in outputs.items()}
+def answers(outputs: dict[str, RequestOutput]) -> dict[str, tuple[object, object]]:
+    """All that a caller is told, but for times."""
+    return {name: (one.outputs, one.prompt_logprobs) for name, one in outputs.items()}
 
 
 @pytest.fixture
-def undisturbed(formula: Any) -> dict[str, list[int]]:
+def undisturbed(formula: Any) -> dict[str, tuple[object, object]]:
     engine = formula.engine()
     add_requests(engine)
-    return token_ids(formula.finish(engine))
+    return answers(formula.finish(engine))
 
 
 class FailOnce:
@@ -52,7 +61,7 @@ class FailOnce:
 @pytest.mark.parametrize("error", [RuntimeError("out of order"), KeyboardInterrupt()])
 @pytest.mark.parametrize("step", [0, 2, 5])
 def test_a_step_that_failed_is_done_again(
-    formula: Any, undisturbed: dict[str, list[int]], error: BaseException, step: int
+    formula: Any, undisturbed: dict[str, tuple[object, object]], error: BaseException, step: int
 ) -> None:
     engine = formula.engine()
     add_requests(engine)
@@ -64,22 +73,29 @@ def test_a_step_that_failed_is_done_again(
         engine.step()
     engine.scheduler.check()
     outputs |= formula.finish(engine)
-    assert token_ids(outputs) == undisturbed
+    assert answers(outputs) == undisturbed
     formula.check_idle(engine)
 
 
 def test_a_model_that_breaks_the_step_protocol_leaves_the_engine_usable(
-    formula: Any, undisturbed: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch
+    formula: Any, undisturbed: dict[str, tuple[object, object]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = formula.engine()
     add_requests(engine)
     executor = formula.executor(engine)
     with monkeypatch.context() as patch:
         execute = executor.execute
-        patch.setattr(executor, "execute", lambda *given: execute(*given) - 1000)
-        with pytest.raises(StepError):
+
+        def broken(*given: Any) -> StepResults:
+            results: StepResults = execute(*given)
+            sampled = replace(results.sampled, tokens=results.sampled.tokens - 1000)
+            return results._replace(sampled=sampled)
+
+        patch.setattr(executor, "execute", broken)
+        # No token is negative: the detokenizer notices, or the scheduler.
+        with pytest.raises((OverflowError, StepError)):
             engine.step()
-    assert token_ids(formula.finish(engine)) == undisturbed
+    assert answers(formula.finish(engine)) == undisturbed
 
 
 def test_requests_aborted_after_a_failure_leave_nothing(formula: Any) -> None:
@@ -88,15 +104,16 @@ def test_requests_aborted_after_a_failure_leave_nothing(formula: Any) -> None:
     formula.executor(engine).before_sampling = FailOnce(2, RuntimeError("no"))
     with pytest.raises(RuntimeError, match="no"):
         formula.finish(engine)
-    assert len(engine.abort_request([str(number) for number in range(4)])) == 4
+    assert len(engine.abort_request(NAMES)) == 4
     formula.check_idle(engine)
 
 
 def interrupt_at(num_lines: int, call: Callable[[], object]) -> bool:
-    """Call with an interrupt at the n-th line that the package's own code runs.
+    """Call with an interrupt at the n-th line that engine and output processing run.
 
-    The line that gives the outputs of a step away is left out: Python looks for signals after
-    calls, and there is none between forgetting them and returning.
+    What they call is left out: it gives results or none.  So is the line that gives the outputs
+    of a step away: Python looks for signals after calls, and there is none between forgetting
+    them and returning.
 
     Returns:
         Whether the call ran that many lines.
@@ -105,7 +122,7 @@ def interrupt_at(num_lines: int, call: Callable[[], object]) -> bool:
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
         nonlocal left
-        if "/pagedserve/" not in frame.f_code.co_filename:
+        if not STATEFUL.search(frame.f_code.co_filename):
             return None
         line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
         if event == "line" and line.strip() != "return outputs":
@@ -128,7 +145,7 @@ def interrupt_at(num_lines: int, call: Callable[[], object]) -> bool:
 
 @pytest.mark.parametrize("step", [0, 1, 5])
 def test_an_interrupt_at_any_line_of_a_step_loses_nothing(
-    formula: Any, undisturbed: dict[str, list[int]], step: int
+    formula: Any, undisturbed: dict[str, tuple[object, object]], step: int
 ) -> None:
     num_lines = 1
     while True:
@@ -142,13 +159,7 @@ def test_an_interrupt_at_any_line_of_a_step_loses_nothing(
             break
         engine.scheduler.check()
         outputs |= formula.finish(engine)
-        assert token_ids(outputs) == undisturbed, f"interrupted at line {num_lines}"
-        texts = {one.request_id: one.outputs[0].text for one in outputs.values()}
-        decode = engine.tokenizer.decode
-        assert texts == {
-            request_id: decode(token_ids, skip_special_tokens=True)
-            for request_id, token_ids in undisturbed.items()
-        }
+        assert answers(outputs) == undisturbed, f"interrupted at line {num_lines}"
         formula.check_idle(engine)
         num_lines += 1
     assert num_lines > 50

@@ -8,7 +8,13 @@ from pagedserve.engine.memory import GIB, free_host_bytes, plan_memory, shown_by
 from pagedserve.errors import ConfigError
 
 MIB = 1 << 20
-SIZES = {"block_bytes": MIB, "block_size": 16, "weight_bytes": 5 * MIB, "free_bytes": 100 * GIB}
+SIZES = {
+    "block_bytes": MIB,
+    "block_size": 16,
+    "weight_bytes": 5 * MIB,
+    "free_bytes": 100 * GIB,
+    "free_host_bytes": 50 * GIB,
+}
 
 
 def plan(**options: Any) -> memory.MemoryPlan:
@@ -34,6 +40,19 @@ def test_given_bytes_are_rounded_down_to_blocks() -> None:
 
 def test_given_blocks_win_and_may_be_few() -> None:
     assert plan(num_gpu_blocks=3, kv_cache_memory=GIB, max_model_len=1000).num_gpu_blocks == 3
+
+
+def test_swap_space_is_as_large_as_the_pool_within_reason() -> None:
+    assert plan(num_gpu_blocks=100).num_cpu_blocks == 100
+    assert plan(num_gpu_blocks=9000).num_cpu_blocks == 4096
+    assert plan(num_gpu_blocks=100, free_host_bytes=60 * MIB).num_cpu_blocks == 30
+    assert plan(num_gpu_blocks=100, swap_space=0).num_cpu_blocks == 0
+    assert plan(num_gpu_blocks=100, swap_space=0.5).num_cpu_blocks == 512
+
+
+def test_more_swap_space_than_the_host_has_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"swap_space asks for 60\.00 GiB.*50\.00 GiB are free"):
+        plan(swap_space=60)
 
 
 @pytest.mark.parametrize("option", ["kv_cache_memory", "num_gpu_blocks"])

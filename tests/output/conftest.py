@@ -20,8 +20,16 @@ def byte_level() -> Tokenizer:
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken("<|end|>", special=True)])
+    # Added tokens are written as they are, but for those that read as bytes: "é" is byte 0xE9.
+    tokenizer.add_special_tokens(["<|end|>", "<fin de▁texte>", "é"])
     tokenizer.add_tokens([AddedToken("日本", special=False), AddedToken("<tool>", special=False)])
+    return tokenizer
+
+
+def byte_level_in_a_sequence() -> Tokenizer:
+    """The same behind a decoder whose kind does not show."""
+    tokenizer = byte_level()
+    tokenizer.decoder = decoders.Sequence([decoders.ByteLevel()])
     return tokenizer
 
 
@@ -41,7 +49,8 @@ def byte_fallback() -> Tokenizer:
             decoders.Strip(" ", 1, 0),
         ]
     )
-    tokenizer.add_special_tokens(["<s>", "</s>"])
+    tokenizer.add_special_tokens(["<s>", "</s>", "▁<end> "])
+    tokenizer.add_tokens([AddedToken("<tool>", special=False)])
     return tokenizer
 
 
@@ -51,10 +60,14 @@ def word_pieces() -> Tokenizer:
     vocabulary = {token: index for index, token in enumerate(tokens)}
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
     tokenizer.decoder = decoders.WordPiece(cleanup=False)
+    tokenizer.add_special_tokens(["[SEP]", "##[end]"])
     return tokenizer
 
 
-@pytest.fixture(scope="session", params=[byte_level, byte_fallback, word_pieces])
+TOYS = [byte_level, byte_level_in_a_sequence, byte_fallback, word_pieces]
+
+
+@pytest.fixture(scope="session", params=TOYS)
 def toy_tokenizer(request: pytest.FixtureRequest) -> PreTrainedTokenizerBase:
     return PreTrainedTokenizerFast(tokenizer_object=request.param())
 

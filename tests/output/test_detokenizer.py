@@ -15,18 +15,31 @@ PROPERTY = settings(
 REPLACEMENT = "\ufffd"
 
 
-def whole(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> str:
+def whole(
+    tokenizer: PreTrainedTokenizerBase,
+    token_ids: Sequence[int],
+    *,
+    skip_special_tokens: bool = True,
+) -> str:
     text = tokenizer.decode(
-        list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+        list(token_ids),
+        skip_special_tokens=skip_special_tokens,
+        clean_up_tokenization_spaces=False,
     )
     assert isinstance(text, str)
     return text
 
 
 def pieces_of(stream: TextStream, token_ids: Sequence[int], *, at_once: int = 1) -> list[str]:
-    """What comes out when the sequence grows by ``at_once`` tokens, and the rest."""
-    ends = [*range(at_once, len(token_ids), at_once), len(token_ids)]
-    return [*(stream.advance(token_ids[:end]) for end in ends), stream.rest()]
+    """What comes when the sequence grows by ``at_once`` tokens, and the rest."""
+    pieces = []
+    for end in [*range(at_once, len(token_ids), at_once), len(token_ids)]:
+        grown = stream.advanced(token_ids[:end])
+        assert grown.num_tokens == end
+        assert grown.text.startswith(stream.text)
+        pieces.append(grown.text[len(stream.text) :])
+        stream = grown
+    return [*pieces, stream.rest()]
 
 
 def token_ids_of(tokenizer: PreTrainedTokenizerBase) -> st.SearchStrategy[list[int]]:
@@ -41,10 +54,11 @@ def test_pieces_of_random_ids_join_to_the_whole(
 ) -> None:
     token_ids = data.draw(token_ids_of(toy_tokenizer))
     at_once = data.draw(st.integers(1, 4))
-    stream = Detokenizer(toy_tokenizer).stream()
-    pieces = pieces_of(stream, token_ids, at_once=at_once)
-    assert "".join(pieces) == whole(toy_tokenizer, token_ids)
-    assert stream.text + stream.rest() == "".join(pieces)
+    skip = data.draw(st.booleans())
+    detokenizer = Detokenizer(toy_tokenizer, skip_special_tokens=skip)
+    pieces = pieces_of(detokenizer.stream(), token_ids, at_once=at_once)
+    expected = whole(toy_tokenizer, token_ids, skip_special_tokens=skip)
+    assert "".join(pieces) == detokenizer.decode(token_ids) == expected
 
 
 @PROPERTY
@@ -68,8 +82,10 @@ def test_pieces_of_the_real_vocabulary_join_to_the_whole(
     # The first few hundred hold the special tokens and the single bytes.
     some_id = st.one_of(st.integers(0, 300), st.integers(0, len(real_tokenizer) + 3))
     token_ids = data.draw(st.lists(some_id, max_size=40))
-    pieces = pieces_of(Detokenizer(real_tokenizer).stream(), token_ids)
-    assert "".join(pieces) == whole(real_tokenizer, token_ids)
+    skip = data.draw(st.booleans())
+    detokenizer = Detokenizer(real_tokenizer, skip_special_tokens=skip)
+    pieces = pieces_of(detokenizer.stream(), token_ids)
+    assert "".join(pieces) == whole(real_tokenizer, token_ids, skip_special_tokens=skip)
 
 
 @pytest.mark.parametrize("text", ["👩‍👩‍👧‍👦 ok", "日本語を話す", "naïve — café", "🏳️‍🌈", "ẞ𐍈"])
@@ -91,8 +107,8 @@ def test_an_incomplete_character_at_the_end_is_what_decode_says(
     real_tokenizer: PreTrainedTokenizerBase,
 ) -> None:
     token_ids = real_tokenizer("ok 𐍈").input_ids[:-1]
-    stream = Detokenizer(real_tokenizer).stream()
-    assert stream.advance(token_ids) == "ok "
+    stream = Detokenizer(real_tokenizer).stream().advanced(token_ids)
+    assert stream.text == "ok "
     assert stream.rest() == REPLACEMENT
     assert whole(real_tokenizer, token_ids) == "ok " + REPLACEMENT
 
@@ -104,25 +120,78 @@ def test_special_tokens_have_no_text(real_tokenizer: PreTrainedTokenizerBase) ->
     assert pieces_of(Detokenizer(real_tokenizer).stream(), token_ids) == ["Hello", "", ""]
 
 
-def test_advancing_twice_gives_nothing_twice(toy_tokenizer: PreTrainedTokenizerBase) -> None:
-    stream = Detokenizer(toy_tokenizer).stream()
-    token_ids = [5, 9, 4]
-    stream.advance(token_ids)
-    text = stream.text
-    assert stream.advance(token_ids) == ""
-    assert stream.text == text
+def test_special_tokens_are_shown_where_they_are_not_skipped(
+    real_tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    first_byte, eos = real_tokenizer("𐍈").input_ids[0], real_tokenizer.eos_token_id
+    detokenizer = Detokenizer(real_tokenizer, skip_special_tokens=False)
+    pieces = pieces_of(detokenizer.stream(), [first_byte, eos])
+    assert pieces == ["", REPLACEMENT + "<|im_end|>", ""]
+    assert "".join(pieces) == detokenizer.decode([first_byte, eos])
+
+
+def test_advancing_twice_changes_nothing(toy_tokenizer: PreTrainedTokenizerBase) -> None:
+    stream = Detokenizer(toy_tokenizer).stream().advanced([5, 9, 4])
+    assert stream.advanced([5, 9, 4]) == stream
+
+
+@PROPERTY
+@given(data=st.data())
+def test_forks_share_what_they_had_and_go_their_own_ways(
+    toy_tokenizer: PreTrainedTokenizerBase, data: st.DataObject
+) -> None:
+    shared, *ends = (data.draw(token_ids_of(toy_tokenizer)) for _ in range(3))
+    parent = Detokenizer(toy_tokenizer).stream().advanced(shared)
+    text = parent.text
+    for end in ends:
+        child = parent.advanced(shared + end)
+        assert child.text.startswith(text)
+        assert child.text + child.rest() == whole(toy_tokenizer, shared + end)
+    assert parent.text == text
+
+
+@pytest.mark.parametrize(
+    ("token", "text"), [("<|im_end|>",) * 2, ("Ġthe", " the"), ("¨", "\ufffd")]
+)
+def test_the_text_of_one_token_alone(
+    real_tokenizer: PreTrainedTokenizerBase, token: str, text: str
+) -> None:
+    token_id = real_tokenizer.get_vocab()[token]
+    assert Detokenizer(real_tokenizer).token_text(token_id) == text
+
+
+def test_each_token_has_a_text_of_its_own(toy_tokenizer: PreTrainedTokenizerBase) -> None:
+    detokenizer = Detokenizer(toy_tokenizer)
+    token_ids = range(len(toy_tokenizer) + 3)
+    expected = [whole(toy_tokenizer, [one], skip_special_tokens=False) for one in token_ids]
+    for _ in range(2):
+        assert [detokenizer.token_text(one) for one in token_ids] == expected
+
+
+def seconds_of(stream: TextStream, token_id: int, num_tokens: int) -> tuple[float, str]:
+    """How long a sequence of one token over and over takes, and its text."""
+    grown: list[int] = []
+    started = time.process_time()
+    for _ in range(num_tokens):
+        grown.append(token_id)
+        stream = stream.advanced(grown)
+    return time.process_time() - started, stream.text + stream.rest()
 
 
 def test_bytes_that_never_complete_a_character_cost_no_more_than_others(
     real_tokenizer: PreTrainedTokenizerBase,
 ) -> None:
     lone_byte = real_tokenizer.get_vocab()["¨"]  # 0xA8
-    stream = Detokenizer(real_tokenizer).stream()
-    num_tokens = 4000
-    grown: list[int] = []
-    started = time.process_time()
-    for _ in range(num_tokens):
-        grown.append(lone_byte)
-        stream.advance(grown)
-    assert time.process_time() - started < 1
-    assert stream.text + stream.rest() == REPLACEMENT * num_tokens
+    seconds, text = seconds_of(Detokenizer(real_tokenizer).stream(), lone_byte, 4000)
+    assert seconds < 1
+    assert text == REPLACEMENT * 4000
+
+
+def test_tokens_without_text_cost_no_more_than_others(
+    toy_tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    added = toy_tokenizer.added_tokens_decoder
+    special = next(token_id for token_id, token in added.items() if token.special)
+    seconds, text = seconds_of(Detokenizer(toy_tokenizer).stream(), special, 4000)
+    assert seconds < 1
+    assert text == ""

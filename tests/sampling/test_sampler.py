@@ -10,7 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pagedserve.sampling import logprobs
 from pagedserve.sampling.batch import RowSampling
+from pagedserve.sampling.edits import LogitsEdits
 from pagedserve.sampling.sampler import Sampler
 
 
@@ -42,13 +44,16 @@ def naive_token(logits: list[float], row: RowSampling) -> int:
     probabilities = naive_distribution(logits, row)
     for token, probability in enumerate(probabilities):
         mass += probability
-        if row.uniform < mass:
+        if row.uniforms[0] < mass:
             return token
     return max(token for token, probability in enumerate(probabilities) if probability > 0)
 
 
 def sample(logits: Any, rows: list[RowSampling]) -> list[int]:
-    tokens: list[int] = Sampler().sample(torch.as_tensor(logits), rows).tolist()
+    """The tokens of rows that all can be sampled."""
+    sampled = Sampler().sample(torch.as_tensor(logits), rows)
+    assert not sampled.errors
+    tokens: list[int] = sampled.tokens.tolist()
     return tokens
 
 
@@ -60,7 +65,7 @@ samplings = st.builds(
     top_k=st.sampled_from([-1, 0, 2, 3, 10, 1000]),
     top_p=st.sampled_from([1e-9, 0.113, 0.5117, 0.913, 1.0]),
     min_p=st.sampled_from([0.0, 0.0123, 0.317, 1.0]),
-    uniform=st.floats(0, 1, exclude_max=True),
+    uniforms=st.tuples(st.floats(0, 1, exclude_max=True)),
 )
 
 
@@ -68,8 +73,11 @@ samplings = st.builds(
 @given(logits=logits_of_a_row, row=samplings)
 def test_the_support_equals_the_naive_one(logits: list[float], row: RowSampling) -> None:
     expected = naive_distribution(logits, row)
-    rows = [replace(row, uniform=u) for u in np.linspace(0, 1, 200, endpoint=False).tolist()]
-    got = set(sample([logits] * len(rows), rows))
+    uniforms = tuple(np.linspace(0, 1, 200, endpoint=False).tolist())
+    got = set(sample([logits], [replace(row, uniforms=uniforms)]))
+    if row.is_greedy:
+        assert got == {logits.index(max(logits))}
+        return
     assert got <= {token for token, probability in enumerate(expected) if probability > 0}
     assert got >= {token for token, probability in enumerate(expected) if probability > 0.0051}
 
@@ -79,8 +87,29 @@ def test_the_support_equals_the_naive_one(logits: list[float], row: RowSampling)
 def test_a_draw_equals_the_naive_one(logits: list[float], row: RowSampling) -> None:
     token = sample([logits], [row])[0]
     edges = np.cumsum(naive_distribution(logits, row))
-    if np.abs(edges - row.uniform).min() > 1e-9:
+    if np.abs(edges - row.uniforms[0]).min() > 1e-9:
         assert token == naive_token(logits, row)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    spread=st.sampled_from([0.0, 1e-30, 0.01, 1.0]),
+    top_k=st.sampled_from([-1, 257, 300, 1000]),
+    top_p=st.sampled_from([0.3117, 0.913, 1.0]),
+)
+def test_flat_rows_keep_hundreds_of_tokens_as_naively(
+    seed: int, spread: float, top_k: int, top_p: float
+) -> None:
+    generator = np.random.default_rng(seed)
+    logits = (generator.normal(size=600) * spread).astype(np.float32)
+    logits[::7] = logits[0]
+    logits[1] = -math.inf
+    row = RowSampling(top_k=top_k, top_p=top_p, uniforms=tuple(generator.random(20).tolist()))
+    expected = np.cumsum(naive_distribution(logits.tolist(), row))
+    for uniform, token in zip(row.uniforms, sample(logits[None], [row]), strict=True):
+        if np.abs(expected - uniform).min() > 1e-9:
+            assert token == np.searchsorted(expected, uniform, side="right")
 
 
 @pytest.mark.parametrize(
@@ -94,71 +123,142 @@ def test_a_draw_equals_the_naive_one(logits: list[float], row: RowSampling) -> N
     ],
 )
 def test_frequencies_pass_a_chi_squared_test(row: RowSampling) -> None:
-    logits = torch.randn(30, generator=torch.Generator().manual_seed(3)) * 1.5
+    logits = torch.randn(1, 30, generator=torch.Generator().manual_seed(3)) * 1.5
     num_draws = 20_000
-    uniforms = np.random.default_rng(5).random(num_draws).tolist()
-    rows = [replace(row, uniform=uniform) for uniform in uniforms]
-    counts = np.bincount(sample(logits.expand(num_draws, -1), rows), minlength=30)
-    expected = np.array(naive_distribution(logits.double().tolist(), row)) * num_draws
+    uniforms = tuple(np.random.default_rng(5).random(num_draws).tolist())
+    counts = np.bincount(sample(logits, [replace(row, uniforms=uniforms)]), minlength=30)
+    expected = np.array(naive_distribution(logits[0].double().tolist(), row)) * num_draws
     assert counts[expected == 0].sum() == 0
     likely = expected >= 5
     statistic = ((counts - expected)[likely] ** 2 / expected[likely]).sum()
     freedom = int(likely.sum()) - 1
-    # Wilson and Hilferty's approximation of the 99.9 % quantile.
-    quantile = freedom * (1 - 2 / (9 * freedom) + 3.09 * math.sqrt(2 / (9 * freedom))) ** 3
+    # Wilson and Hilferty's approximation of the quantile 1 - 1e-7.
+    quantile = freedom * (1 - 2 / (9 * freedom) + 5.2 * math.sqrt(2 / (9 * freedom))) ** 3
     assert statistic < quantile
 
 
 def test_temperature_0_and_top_k_1_are_the_same_and_take_the_first_of_equals() -> None:
     logits = torch.randn(64, 50).mul(2).round()
-    cold = sample(logits, [RowSampling(temperature=0.0, uniform=0.9)] * 64)
-    single = sample(logits, [RowSampling(temperature=5.0, top_k=1, uniform=0.9)] * 64)
+    cold = sample(logits, [RowSampling(temperature=0.0, uniforms=(0.9, 0.1))] * 64)
+    single = sample(logits, [RowSampling(temperature=5.0, top_k=1, uniforms=(0.9,))] * 64)
+    # A random row in the batch takes it off the path of plain greedy batches.
+    mixed = [RowSampling(temperature=0.0)] * 63 + [RowSampling(min_p=1.0)]
     first = [row.index(max(row)) for row in logits.tolist()]
     assert cold == single == first
+    assert sample(logits, mixed) == first
 
 
-def test_rows_are_independent_of_their_batch() -> None:
+def random_row(generator: np.random.Generator, vocab_size: int) -> RowSampling:
+    """Parameters of all kinds, in all combinations."""
+
+    def ids(num: int) -> tuple[int, ...]:
+        return tuple(generator.integers(0, vocab_size, num).tolist())
+
+    edits = LogitsEdits(
+        prompt_token_ids=ids(20),
+        output_token_ids=ids(20),
+        presence_penalty=float(generator.choice([0.0, 0.7])),
+        frequency_penalty=float(generator.choice([0.0, 0.3])),
+        repetition_penalty=float(generator.choice([1.0, 1.3])),
+        bias=tuple((token, 2.5) for token in ids(3)),
+        allowed_token_ids=ids(50) if generator.random() < 0.3 else None,
+        banned_token_ids=ids(3),
+    )
+    return RowSampling(
+        temperature=float(generator.choice([0.0, 0.5, 1.0, 3.0])),
+        top_k=int(generator.choice([-1, 1, 5, 400])),
+        top_p=float(generator.choice([0.2, 0.9, 0.999, 1.0])),
+        min_p=float(generator.choice([0.0, 0.05])),
+        uniforms=tuple(generator.random(int(generator.integers(1, 5))).tolist()),
+        edits=edits if generator.random() < 0.5 else None,
+        num_logprobs=(None, 0, 3)[int(generator.integers(3))],
+        num_candidates=int(generator.choice([0, 0, 0, 4])),
+    )
+
+
+def test_rows_are_independent_of_their_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logprobs, "_MAX_ELEMENTS_CPU", 700 * 7)
     generator = np.random.default_rng(2)
-    logits = torch.randn(48, 700, generator=torch.Generator().manual_seed(2)) * 2
-    rows = [
-        RowSampling(
-            temperature=float(generator.choice([0.0, 0.5, 1.0, 3.0])),
-            top_k=int(generator.choice([-1, 1, 5, 400])),
-            top_p=float(generator.choice([0.2, 0.9, 0.999, 1.0])),
-            min_p=float(generator.choice([0.0, 0.05])),
-            uniform=float(generator.random()),
-            banned_token_ids=tuple(generator.integers(0, 700, 3).tolist()) if index % 3 else (),
-        )
-        for index in range(48)
-    ]
-    together = sample(logits, rows)
-    assert together == [sample(logits[i : i + 1], [row])[0] for i, row in enumerate(rows)]
+    logits = torch.randn(96, 700, generator=torch.Generator().manual_seed(2)) * 2
+    given = logits.clone()
+    rows = [random_row(generator, 700) for _ in range(96)]
+    together = Sampler().sample(logits, rows)
+    assert torch.equal(logits, given)
+    assert together.candidates is not None
+    for index, row in enumerate(rows):
+        alone = Sampler().sample(logits[index : index + 1], [row])
+        start, end = together.draw_start[index : index + 2]
+        assert end - start == row.num_draws
+        assert together.tokens[start:end].tolist() == alone.tokens.tolist()
+        if alone.candidates is not None:
+            assert (
+                together.candidates.token_ids[index].tolist()
+                == alone.candidates.token_ids[0].tolist()
+            )
+            assert together.candidates.logprobs[index] == pytest.approx(
+                alone.candidates.logprobs[0]
+            )
+
+
+@settings(max_examples=50, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_draws_from_one_row_equal_draws_one_by_one(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    logits = generator.normal(size=(1, 300)).astype(np.float32)
+    row = replace(random_row(generator, 300), temperature=0.8, top_k=-1, num_candidates=0)
+    together = Sampler().sample(torch.from_numpy(logits), [row]).tokens.tolist()
+    rows = [replace(row, uniforms=(uniform,)) for uniform in row.uniforms]
+    assert together == [sample(logits, [one])[0] for one in rows]
 
 
 def test_top_p_reaches_beyond_the_first_candidates() -> None:
     logits = [0.001 * token for token in range(5000)]
-    row = RowSampling(top_p=0.93, uniform=0.0)
+    row = RowSampling(top_p=0.93, uniforms=(0.0,))
     assert sample([logits], [row])[0] == naive_token(logits, row)
-
-
-def test_banned_tokens_never_come_and_the_logits_are_left_alone() -> None:
-    logits = torch.tensor([[5.0, 1.0, 4.0]] * 3)
-    rows = [
-        RowSampling(temperature=0.0, banned_token_ids=(0,)),
-        RowSampling(uniform=0.0, banned_token_ids=(0, 2)),
-        RowSampling(temperature=0.0),
-    ]
-    assert sample(logits, rows) == [2, 1, 0]
-    assert logits.tolist() == [[5.0, 1.0, 4.0]] * 3
 
 
 def test_the_largest_uniform_takes_the_last_kept_token() -> None:
     uniform = math.nextafter(1.0, 0.0)
     logits = torch.zeros(1, 49_152)
     logits[0, 49_000:] = -1e9
-    assert sample(logits, [RowSampling(uniform=uniform)]) == [48_999]
+    assert sample(logits, [RowSampling(uniforms=(uniform,))]) == [48_999]
 
 
-def test_tiny_temperatures_do_not_overflow() -> None:
+@pytest.mark.parametrize("temperature", [1e-6, 5e-324])
+def test_tiny_temperatures_do_not_overflow(temperature: float) -> None:
     logits = torch.tensor([[1000.0, 999.0, -1000.0]])
-    assert sample(logits, [RowSampling(temperature=1e-6, uniform=0.99)]) == [0]
+    row = RowSampling(temperature=temperature, top_p=0.9, uniforms=(0.99,))
+    assert sample(logits, [row]) == [0]
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (math.nan, "the logits hold NaN"),
+        (math.inf, "the logits hold infinity"),
+        (-math.inf, "no token is left to sample: the logits are all -inf"),
+    ],
+)
+@pytest.mark.parametrize(
+    "row",
+    [
+        RowSampling(temperature=0.0),
+        RowSampling(top_p=0.9, uniforms=(0.3, 0.6), num_logprobs=2),
+        RowSampling(num_candidates=2),
+        RowSampling(edits=LogitsEdits(allowed_token_ids=(1,))),
+    ],
+)
+def test_unusable_logits_fail_their_row_alone(value: float, reason: str, row: RowSampling) -> None:
+    logits = torch.tensor([[0.0, 1.0, 2.0]] * 3)
+    logits[1, 0 if value > 0 else slice(None)] = value
+    others = RowSampling(temperature=0.0), RowSampling(uniforms=(0.999,))
+    sampled = Sampler().sample(logits, [others[0], row, others[1]])
+    assert sampled.errors == {1: reason}
+    assert sampled.tokens.tolist() == [2, *([0] * row.num_draws), 2]
+
+
+def test_a_step_without_rows_gives_nothing() -> None:
+    sampled = Sampler().sample(torch.zeros(0, 5), [])
+    assert sampled.tokens.tolist() == []
+    assert sampled.draw_start.tolist() == [0]
+    assert (sampled.logprobs, sampled.candidates, sampled.errors) == (None, None, {})

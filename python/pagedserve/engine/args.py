@@ -2,14 +2,18 @@
 
 import argparse
 import dataclasses
+import math
 from dataclasses import dataclass, field
-from typing import Any, Final, Self, get_args
+from typing import Any, Final, Literal, Self, TypeAlias, get_args
 
 from pagedserve.config import ModelConfig, ModelDtype
 from pagedserve.errors import ConfigError
 
-# Fields of these types are names; all others are counts.
-_NAMES: Final = (str, ModelDtype)
+PreemptionMode: TypeAlias = Literal["recompute", "swap"]
+
+# Fields of these types are names; of the others all that are no flags are counts, but for
+# ``swap_space``.
+_NAMES: Final = (str, ModelDtype, PreemptionMode | None)
 
 _UNITS: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
@@ -43,10 +47,20 @@ class EngineArgs:
         num_gpu_blocks: KV blocks; None takes what ``kv_cache_memory`` holds.
         block_size: Tokens of a KV block.
         max_num_seqs: Sequences of a step.
-        max_num_batched_tokens: Tokens of a step; None is 2048 or ``max_model_len`` if more, since
-            a prompt is computed in one step.
+        max_num_batched_tokens: Tokens of a step; None is 512 with chunked prefill, otherwise 2048
+            or ``max_model_len`` if more, since a prompt is computed in one step then.
         seed: For the random numbers of requests that have no seed of their own.
         kv_cache_memory: Bytes of the KV cache; None is 1 GiB, less where less is free.
+        enable_prefix_caching: Keep the KV blocks of what was computed, for later prompts that
+            begin with the same tokens.
+        enable_chunked_prefill: Compute long prompts in parts, beside the tokens of others.
+        swap_space: GiB of host memory for the KV blocks of preempted requests; None is as much as
+            the KV cache holds, at most 4 and at most half of what is free beside it.
+        preemption_mode: What happens to the KV blocks of a request that must give its place to
+            others: "recompute" drops them, "swap" moves them to the host.  None recomputes
+            requests of one sequence and swaps those of several.
+        num_lookahead_slots: KV slots kept free behind each running sequence, for several tokens
+            in one step.
 
     Raises:
         ConfigError: A value that cannot be; the message says what is accepted.
@@ -79,15 +93,46 @@ class EngineArgs:
             type=parse_bytes,
         ),
     )
+    enable_prefix_caching: bool = field(
+        default=False, metadata=_option("keep KV blocks for prompts that begin alike")
+    )
+    enable_chunked_prefill: bool = field(
+        default=False, metadata=_option("compute long prompts in parts")
+    )
+    swap_space: float | None = field(
+        default=None,
+        metadata=_option(
+            "GiB of host memory for preempted requests (default: as the KV cache, at most 4)",
+            type=float,
+        ),
+    )
+    preemption_mode: PreemptionMode | None = field(
+        default=None,
+        metadata=_option(
+            "what becomes of the KV blocks of preempted requests (default: by their sequences)",
+            choices=get_args(PreemptionMode),
+        ),
+    )
+    num_lookahead_slots: int = field(
+        default=0, metadata=_option("KV slots kept free behind each running sequence")
+    )
 
     def __post_init__(self) -> None:
         for one in dataclasses.fields(self):
             value = getattr(self, one.name)
-            if one.type in _NAMES:
-                _check_name(one.name, value)
+            if one.type is bool:
+                _check_flag(one.name, value)
+            elif one.name == "swap_space":
+                _check_size(one.name, value)
+            elif one.type in _NAMES:
+                _check_name(one.name, value, optional=one.default is None)
             else:
-                low = 0 if one.name == "seed" else 1
+                low = 0 if one.name in ("seed", "num_lookahead_slots") else 1
                 _check_integer(one.name, value, low=low, optional=one.default is None)
+        if self.preemption_mode not in (None, *get_args(PreemptionMode)):
+            raise ConfigError(
+                f"preemption_mode is {self.preemption_mode!r}; it must be recompute, swap or None"
+            )
         _ = self.model_config  # looks at what the names say
 
     @property
@@ -103,12 +148,14 @@ class EngineArgs:
         group = parser.add_argument_group("engine")
         for one in dataclasses.fields(cls):
             argument: dict[str, Any] = {"type": str if one.type in _NAMES else int}
+            if one.type is bool:
+                argument = {"action": argparse.BooleanOptionalAction}
             argument |= one.metadata
             if one.default is dataclasses.MISSING:
                 argument["required"] = True
             else:
                 argument["default"] = one.default
-            if one.default not in (None, dataclasses.MISSING):
+            if one.default not in (None, False, dataclasses.MISSING):
                 argument["help"] += " (default: %(default)s)"
             group.add_argument(f"--{one.name.replace('_', '-')}", **argument)
 
@@ -118,9 +165,21 @@ class EngineArgs:
         return cls(**{one.name: getattr(namespace, one.name) for one in dataclasses.fields(cls)})
 
 
-def _check_name(name: str, value: object) -> None:
-    if not isinstance(value, str):
-        raise ConfigError(f"{name} is {value!r}; it must be a string")
+def _check_name(name: str, value: object, *, optional: bool) -> None:
+    if not isinstance(value, str) and not (optional and value is None):
+        accepted = "a string" + (", or None" if optional else "")
+        raise ConfigError(f"{name} is {value!r}; it must be {accepted}")
+
+
+def _check_flag(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} is {value!r}; it must be True or False")
+
+
+def _check_size(name: str, value: object) -> None:
+    is_size = isinstance(value, int | float) and 0 <= value < math.inf
+    if value is not None and (not is_size or isinstance(value, bool)):
+        raise ConfigError(f"{name} is {value!r}; it must be a number of GiB, at least 0, or None")
 
 
 def _check_integer(name: str, value: object, *, low: int, optional: bool) -> None:

@@ -8,60 +8,44 @@ Owns the scheduler, the executor and the requests.  Invariants:
    Where the failure came after the scheduler had taken the tokens, the requests have them too.
 3. An output is returned once, by the step that made it or, if that one failed, by the next.
 
-Costs: outside the executor a step is three border calls and about two microseconds a row.
+Costs: outside the executor a step is three border calls and about five microseconds a row.
 """
 
 import logging
-import operator
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
 from functools import partial
-from typing import TypeVar
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
-from pagedserve._core import CacheConfig, Scheduler, SchedulerConfig, SchedulerOutputs
+from pagedserve._core import Scheduler, SchedulerOutputs
 from pagedserve.engine.admission import Admission, CheckedRequest
 from pagedserve.engine.args import EngineArgs
-from pagedserve.engine.memory import MemoryPlan, default_kv_cache_bytes, free_bytes, plan_memory
-from pagedserve.engine.requests import Request, RequestTable, RowSource
+from pagedserve.engine.prompts import ScoredRow, prompt_logprobs, prompt_targets, scored_rows
+from pagedserve.engine.requests import Request, RequestTable
+from pagedserve.engine.setup import cache_config, memory_plan, scheduler_config
+from pagedserve.engine.stats import EngineStats, StatsLine, step_line
+from pagedserve.engine.step import OpenStep, call_into
 from pagedserve.errors import InvariantError, RequestError, StepError
 from pagedserve.executor.executor import Executor
 from pagedserve.inputs import ParsedPrompt, Prompt, parse_prompt
-from pagedserve.output.detokenizer import Detokenizer
-from pagedserve.output.processor import JudgedStep, OutputProcessor, OutputState
-from pagedserve.output.stop import Finish, StopRule
-from pagedserve.outputs import RequestMetrics, RequestOutput
+from pagedserve.output.judge import JudgedStep, Living, RequestStep, judge
+from pagedserve.output.processor import OutputProcessor
+from pagedserve.output.stop import Finish
+from pagedserve.outputs import RequestOutput
 from pagedserve.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
-_MIN_DEFAULT_BATCHED_TOKENS = 2048
-_ABORTED = Finish("abort")
+_ABORTED: Final = Finish("abort")
+# Seconds between two lines of statistics.
+_STATS_INTERVAL: Final = 10.0
 
 # The engine's clock; the scheduler sees no other.
 _now = time.monotonic
-
-
-@dataclass(slots=True)
-class EngineStats:
-    """Sums over the life of an engine.
-
-    Attributes:
-        num_steps: Steps that ran the model.
-        num_prompt_tokens: Prompt tokens of the requests taken up.
-        num_generation_tokens: New tokens.
-        peak_used_blocks: KV blocks in use at the fullest moment.
-    """
-
-    num_steps: int = 0
-    num_prompt_tokens: int = 0
-    num_generation_tokens: int = 0
-    peak_used_blocks: int = 0
 
 
 class LLMEngine:
@@ -86,15 +70,10 @@ class LLMEngine:
         loaded = self._executor.loaded
         self.tokenizer: PreTrainedTokenizerBase = loaded.tokenizer
         self._eos_token_ids = loaded.eos_token_ids
-        config = SchedulerConfig(
-            max_num_seqs=args.max_num_seqs,
-            max_num_batched_tokens=args.max_num_batched_tokens
-            or max(_MIN_DEFAULT_BATCHED_TOKENS, loaded.max_model_len, args.max_num_seqs),
-            max_model_len=loaded.max_model_len,
-        )
-        self.memory = self._plan_memory(args)
+        config = scheduler_config(args, loaded.max_model_len)
+        self.memory = memory_plan(args, self._executor)
         logger.info("%s", self.memory.describe())
-        cache = CacheConfig(block_size=args.block_size, num_gpu_blocks=self.memory.num_gpu_blocks)
+        cache = cache_config(args, self.memory)
         self._scheduler = Scheduler(config, cache)
         self._executor.init_cache(
             num_gpu_blocks=cache.num_gpu_blocks,
@@ -102,23 +81,25 @@ class LLMEngine:
             block_size=cache.block_size,
             max_num_tokens=config.max_num_batched_tokens,
             max_num_rows=config.max_num_seqs,
-            max_model_len=config.max_model_len,
+            max_model_len=config.max_model_len + config.num_lookahead_slots,
         )
+        self._processor = OutputProcessor(loaded.tokenizer)
         self._admission = Admission(
             tokenizer=loaded.tokenizer,
             vocab_size=loaded.vocab_size,
-            max_model_len=config.max_model_len,
-            max_num_batched_tokens=config.max_num_batched_tokens,
+            eos_token_ids=tuple(loaded.eos_token_ids),
+            scheduler=config,
             cache=cache,
+            processor=self._processor,
+            seed=args.seed,
         )
         self._buffers = self._executor.buffers
         self._token_start = np.arange(args.max_num_seqs + 1, dtype=np.int32)
-        self._processor = OutputProcessor(Detokenizer(loaded.tokenizer))
-        self._seed = args.seed
         self._num_added = 0
         self._requests = RequestTable()
         self._ready: dict[str, RequestOutput] = {}
         self.stats = EngineStats()
+        self._stats_line = StatsLine(_now())
 
     @classmethod
     def from_engine_args(cls, args: EngineArgs) -> "LLMEngine":
@@ -133,7 +114,7 @@ class LLMEngine:
     @property
     def max_model_len(self) -> int:
         """Tokens of a sequence, prompt and output together."""
-        return self._admission.max_model_len
+        return self._admission.scheduler.max_model_len
 
     @property
     def num_unfinished_requests(self) -> int:
@@ -143,6 +124,24 @@ class LLMEngine:
     def has_unfinished_requests(self) -> bool:
         """Whether another ``step`` is wanted."""
         return len(self._requests) > 0 or len(self._ready) > 0
+
+    def stats_line(self) -> str:
+        """One line for people: queues, KV cache, prefix hits, tokens/s since the last line."""
+        num_blocks = self.memory.num_gpu_blocks
+        return self._stats_line.write(self.stats, self._scheduler, num_blocks, _now())
+
+    @property
+    def seconds_since_stats(self) -> float:
+        """Seconds since the last line of statistics."""
+        return self._stats_line.age(_now())
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget every cached prefix.
+
+        Returns:
+            Whether it was done; False, and nothing is forgotten, while a request holds blocks.
+        """
+        return self._scheduler.reset_prefix_cache()
 
     def check_request(
         self, prompt: ParsedPrompt, params: SamplingParams, *, name: str = "the prompt"
@@ -173,7 +172,8 @@ class LLMEngine:
             request_id: The caller's name for it, of no other unfinished request.
             prompt: Text, token ids, or what ``check_request`` made (with its own parameters).
             sampling_params: How to continue it; None is ``SamplingParams()``.
-            final_only: Leave out the outputs before the last; spares their text.
+            final_only: Leave out the outputs before the last; spares their text.  Beam searches,
+                and requests for the best of several, have the last output alone in any case.
 
         Raises:
             RequestError: A request that cannot be run; nothing was taken up.
@@ -182,27 +182,35 @@ class LLMEngine:
         if not isinstance(prompt, CheckedRequest):
             params = sampling_params or SamplingParams()
             prompt = self.check_request(parse_prompt(prompt, "the prompt"), params)
-        output = self._open_output(request_id, prompt, final_only=final_only)
-        rows = RowSource(
-            prompt.params,
-            banned_at_first=output.rule.banned_at_first,
-            key=self._random_key(prompt.params),
+        new = self._admission.open(
+            request_id,
+            prompt,
+            number=self._num_added,
+            arrival_time=_now(),
+            is_followed=not final_only,
         )
-        token_ids = np.array(prompt.prompt.token_ids, dtype=np.int32)
-        arrival = output.metrics.arrival_time
+        add = partial(
+            self._scheduler.add_seq_group,
+            new.token_ids,
+            arrival_time=new.output.metrics.arrival_time,
+            max_num_running_seqs=prompt.params.best_of,
+            salt=new.salt,
+        )
         handles: list[tuple[int, int]] = []
         try:
-            _call_into(
-                handles, partial(self._scheduler.add_seq_group, token_ids, arrival_time=arrival)
+            call_into(handles, add)
+            group, seq = handles[0]
+            number = prompt.params.prompt_logprobs
+            self._requests.add(
+                Request(group, new.output, new.rows, number, self.stats.scheduler_seconds), seq
             )
-            self._requests.add(Request(*handles[0], output, rows))
         except BaseException:
             for group, _ in handles:
                 self._scheduler.abort(group)
                 self._discard(request_id)
             raise
         self._num_added += 1
-        self.stats.num_prompt_tokens += len(token_ids)
+        self.stats.num_prompt_tokens += len(new.token_ids)
 
     def abort_request(self, request_id: str | Iterable[str]) -> list[RequestOutput]:
         """End requests now; their blocks are free when this returns.
@@ -219,6 +227,7 @@ class LLMEngine:
             self._ready.pop(one, None)
             request = self._requests.by_id(one)
             if request is not None:
+                self._note_scheduling(request)
                 self._scheduler.abort(request.group)
                 self._requests.discard(request)
                 outputs.append(self._processor.conclude(request.output, _ABORTED, _now()))
@@ -234,40 +243,22 @@ class LLMEngine:
             InvariantError: The scheduler has nothing to do though requests wait: a bug.
         """
         started = _now()
-        scheduled: list[SchedulerOutputs] = []
-        judged: list[JudgedStep] = []
+        step = OpenStep()
         try:
-            _call_into(scheduled, partial(self._scheduler.schedule, started))
-            self._end_ignored(scheduled[0], started)
-            if not scheduled[0].is_empty:
-                self._run(scheduled[0], judged)
+            call_into(step.scheduled, partial(self._scheduler.schedule, started))
+            self.stats.scheduler_seconds += _now() - started
+            self._end_ignored(step.scheduled[0], started)
+            if not step.scheduled[0].is_empty:
+                self._run(step)
         except BaseException:
-            self._recover(scheduled, judged)
+            self._recover(step)
             raise
-        if len(self._requests) and not self._ready and _did_nothing(scheduled[0]):
+        if len(self._requests) and not self._ready and _did_nothing(step.scheduled[0]):
             raise InvariantError(
                 f"the scheduler has nothing to do though {len(self._requests)} requests wait"
             )
         outputs, self._ready = list(self._ready.values()), {}
         return outputs
-
-    def _open_output(
-        self, request_id: str, checked: CheckedRequest, *, final_only: bool
-    ) -> OutputState:
-        prompt = checked.prompt
-        rule = StopRule.from_params(
-            checked.params,
-            eos_token_ids=self._eos_token_ids,
-            max_new_tokens=self.max_model_len - len(prompt.token_ids),
-        )
-        return OutputState(
-            request_id=request_id,
-            prompt=prompt.text,
-            prompt_token_ids=prompt.token_ids,
-            rule=rule,
-            metrics=RequestMetrics(_now()),
-            text_stream=None if final_only else self._processor.open_stream(),
-        )
 
     def _discard(self, request_id: str) -> None:
         request = self._requests.by_id(request_id)
@@ -281,69 +272,79 @@ class LLMEngine:
                 "request has"
             )
 
-    def _random_key(self, params: SamplingParams) -> tuple[int, ...]:
-        """Names a request's random numbers; the first number keeps the two kinds apart."""
-        if params.seed is None:
-            return (1, self._seed, self._num_added)
-        return (0, params.seed)
-
-    def _plan_memory(self, args: EngineArgs) -> MemoryPlan:
-        return plan_memory(
-            block_bytes=self._executor.kv_bytes_per_block(args.block_size),
-            block_size=args.block_size,
-            weight_bytes=self._executor.loaded.weight_bytes,
-            free_bytes=free_bytes(self._executor.loaded.device),
-            default_bytes=default_kv_cache_bytes(self._executor.loaded.device),
-            num_gpu_blocks=args.num_gpu_blocks,
-            kv_cache_memory=args.kv_cache_memory,
-            max_model_len=args.max_model_len,
-        )
-
-    def _run(self, scheduled: SchedulerOutputs, judged: list[JudgedStep]) -> None:
-        """Execute one step and take its tokens; ``judged`` keeps them for ``_recover``."""
-        buffers = self._buffers
+    def _run(self, step: OpenStep) -> None:
+        """Execute a step and take its tokens."""
+        scheduled, buffers = step.scheduled[0], self._buffers
         self._scheduler.prepare_inputs(buffers.core)
         self._note_scheduled(scheduled)
         parent_rows = buffers.sample_rows[: scheduled.num_samples]
-        requests = self._requests.by_seqs(buffers.row_handles[parent_rows].tolist())
-        rows = [one.rows.row(len(one.output.token_ids)) for one in requests]
-        tokens = self._executor.execute(scheduled, rows)
-        step = self._processor.judge([one.output for one in requests], tokens)
-        judged.append(step)
-        self._scheduler.update(
-            scheduled.step_id,
-            parent_rows,
-            self._token_start[: len(rows) + 1],
-            tokens,
-            step.finish_flags,
+        living = self._requests.by_seqs(buffers.row_handles[parent_rows].tolist())
+        scored = self._scored_rows(scheduled)
+        results = self._executor.execute(
+            scheduled, [one.row for one in living], prompt_targets(scored)
         )
+        step.prompts = prompt_logprobs(scored, results.prompts)
+        rows = [Living(one.request.output, one.sequence) for one in living]
+        step.judged = judge(rows, parent_rows, results.sampled)
+        self._note_endings(step.judged)
+        update = partial(
+            self._scheduler.update,
+            scheduled.step_id,
+            step.judged.parent_rows,
+            self._starts(len(step.judged.tokens)),
+            step.judged.tokens,
+            step.judged.finish_flags,
+        )
+        call_into(step.handles, update)
         self._take(step)
 
-    def _take(self, step: JudgedStep) -> None:
-        """Record an updated step and make its outputs; may be called again for the same step."""
-        now = _now()
-        self._processor.apply(step, now)
-        for state, finish in zip(step.states, step.finishes, strict=True):
-            if finish is not None:
-                self._end(self._requests.by_id(state.request_id), finish, now)
-            elif state.text_stream is not None:
-                self._ready[state.request_id] = self._processor.follow(state)
-        self.stats.num_generation_tokens += len(step.tokens)
+    def _starts(self, num_outputs: int) -> NDArray[np.int32]:
+        """Where the tokens of each output begin: one token each."""
+        if num_outputs >= len(self._token_start):
+            self._token_start = np.arange(2 * num_outputs, dtype=np.int32)
+        return self._token_start[: num_outputs + 1]
 
-    def _recover(self, scheduled: list[SchedulerOutputs], judged: list[JudgedStep]) -> None:
-        """Bring requests and scheduler together after a step that did not come to its end."""
-        if not scheduled:
+    def _take(self, step: OpenStep) -> None:
+        """Record an updated step and make its outputs; may be called again for the same step."""
+        if step.judged is None:
             return
-        self._end_ignored(scheduled[0], _now())
-        if scheduled[0].is_empty:
+        now = _now()
+        self._processor.apply(step.judged.requests, step.prompts, now)
+        handles: list[int] = step.handles[0].tolist()
+        first = 0
+        for one in step.judged.requests:
+            num_outputs = len(one.outputs)
+            request = self._requests.by_id(one.state.request_id)
+            if request is not None:
+                self._take_request(request, one, handles[first : first + num_outputs], now)
+            first += num_outputs
+        self.stats.num_generation_tokens += len(handles)
+
+    def _take_request(
+        self, request: Request, step: RequestStep, handles: list[int], now: float
+    ) -> None:
+        if step.is_done:
+            self._end(request, step.failure, now)
+            return
+        if request.output.max_num_seqs > 1:
+            self._requests.spread(request, step.living(handles))
+        if request.output.is_followed:
+            self._ready[request.output.request_id] = self._processor.follow(request.output)
+
+    def _recover(self, step: OpenStep) -> None:
+        """Bring requests and scheduler together after a step that did not come to its end."""
+        if not step.scheduled:
+            return
+        self._end_ignored(step.scheduled[0], _now())
+        if step.scheduled[0].is_empty:
             return
         try:
-            self._scheduler.abandon(scheduled[0].step_id)
+            self._scheduler.abandon(step.scheduled[0].step_id)
         except StepError:
             # Closed already: the interrupt came after the scheduler had taken the tokens.
-            self._take(judged[0])
+            self._take(step)
 
-    def _end(self, request: Request | None, finish: Finish, now: float) -> None:
+    def _end(self, request: Request | None, finish: Finish | None, now: float) -> None:
         """Make the last output of a request; one that has ended already may be named again."""
         if request is not None:
             output = self._processor.conclude(request.output, finish, now)
@@ -354,41 +355,45 @@ class LLMEngine:
         for group, reason in scheduled.ignored_seq_groups:
             self._end(self._requests.by_group(group), Finish("ignored", reason), now)
 
+    def _scored_rows(self, scheduled: SchedulerOutputs) -> list[ScoredRow]:
+        """Rows of prompts whose log-probabilities somebody wants."""
+        if not self._requests.has_scored:
+            return []
+        buffers = self._buffers
+        seqs = buffers.row_handles[: scheduled.num_prefill_rows].tolist()
+        return scored_rows(self._requests.by_seqs(seqs), buffers.query_start, buffers.positions)
+
     def _note_scheduled(self, scheduled: SchedulerOutputs) -> None:
         """Times and counts of a step about to run."""
-        self.stats.num_steps += 1
-        used = self._admission.cache.num_gpu_blocks - self._scheduler.num_free_gpu_blocks
-        self.stats.peak_used_blocks = max(self.stats.peak_used_blocks, used)
-        # Prompts come first, and a request with one sequence has one row.
-        num_prompts = scheduled.num_prefill_groups
-        if num_prompts:
-            now = _now()
-            seqs = self._buffers.row_handles[:num_prompts].tolist()
-            for request in self._requests.by_seqs(seqs):
-                metrics = request.output.metrics
+        used = self.memory.num_gpu_blocks - self._scheduler.num_free_gpu_blocks
+        self.stats.note_step(scheduled, used)
+        now = _now()
+        if scheduled.num_prefill_rows:
+            seqs = self._buffers.row_handles[: scheduled.num_prefill_rows].tolist()
+            for living in self._requests.by_seqs(seqs):
+                metrics = living.request.output.metrics
                 if metrics.first_scheduled_time is None:
                     metrics.first_scheduled_time = now
+        if self._stats_line.age(now) >= _STATS_INTERVAL and logger.isEnabledFor(logging.INFO):
+            logger.info("%s", self.stats_line())
         if logger.isEnabledFor(logging.DEBUG):
-            logger.debug(
-                "step %d: %d prompts, %d rows, %d tokens, %d blocks used, %d waiting",
-                scheduled.step_id,
-                num_prompts,
-                scheduled.num_rows,
-                scheduled.num_batched_tokens,
-                used,
-                self._scheduler.num_waiting,
-            )
+            num_waiting = self._scheduler.num_waiting
+            logger.debug("%s, %d waiting", step_line(scheduled, used), num_waiting)
+
+    def _note_endings(self, judged: JudgedStep) -> None:
+        """Ask the scheduler about requests that it is about to forget."""
+        for step in judged.requests:
+            request = self._requests.by_id(step.state.request_id) if step.is_done else None
+            if request is not None:
+                self._note_scheduling(request)
+
+    def _note_scheduling(self, request: Request) -> None:
+        metrics = request.output.metrics
+        seconds = self.stats.scheduler_seconds - request.scheduler_seconds
+        counts = self._scheduler.preemptions_of(request.group)
+        metrics.scheduler_time = seconds
+        metrics.num_preemptions, metrics.num_recomputed_tokens = counts
 
 
 def _did_nothing(scheduled: SchedulerOutputs) -> bool:
     return scheduled.is_empty and not scheduled.preempted
-
-
-def _call_into(results: list[T], call: Callable[[], T]) -> None:
-    """Call and keep the result in one: no interrupt can come between the two.
-
-    Python looks for signals after each call that its own code makes; here the only such call is
-    ``extend``, which returns when the result is in the list.  ``call`` must be a ``partial`` of
-    something not written in Python.
-    """
-    results.extend(map(operator.call, (call,)))

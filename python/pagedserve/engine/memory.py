@@ -15,6 +15,7 @@ from pagedserve.errors import ConfigError
 
 GIB: Final = 1 << 30
 DEFAULT_KV_CACHE_BYTES: Final = GIB
+_DEFAULT_SWAP_BYTES: Final = 4 * GIB
 
 # Activations, the tokenizer and the interpreter live beside the pool.
 _FREE_SHARE: Final = 0.9
@@ -38,6 +39,7 @@ class MemoryPlan:
         block_bytes: One KV block over all layers, keys and values.
         block_size: Tokens a block holds.
         num_gpu_blocks: Blocks of the pool.
+        num_cpu_blocks: Blocks for preempted requests, in host memory.
         free_bytes: Free once the model is loaded, before the pool is made.
     """
 
@@ -45,12 +47,18 @@ class MemoryPlan:
     block_bytes: int
     block_size: int
     num_gpu_blocks: int
+    num_cpu_blocks: int
     free_bytes: int
 
     @property
     def pool_bytes(self) -> int:
         """The whole KV pool."""
         return self.num_gpu_blocks * self.block_bytes
+
+    @property
+    def swap_bytes(self) -> int:
+        """The whole swap space; used memory only once something is swapped out."""
+        return self.num_cpu_blocks * self.block_bytes
 
     def describe(self) -> str:
         """The sum, for people: a line each for weights, pool and what is left."""
@@ -62,6 +70,7 @@ class MemoryPlan:
             ("weights", self.weight_bytes, ""),
             ("KV cache", self.pool_bytes, pool),
             ("left free", self.free_bytes - self.pool_bytes, ""),
+            ("swap space", self.swap_bytes, "taken when requests are swapped out"),
         ]
         rows = [
             f"  {name:<10}{shown_bytes(size):>12}  {note}".rstrip() for name, size, note in lines
@@ -79,6 +88,8 @@ def plan_memory(
     num_gpu_blocks: int | None = None,
     kv_cache_memory: int | None = None,
     max_model_len: int | None = None,
+    swap_space: float | None = None,
+    free_host_bytes: int,
 ) -> MemoryPlan:
     """Decide how many KV blocks there are.
 
@@ -92,6 +103,8 @@ def plan_memory(
         kv_cache_memory: Bytes wished for; None is ``default_bytes``, less where less is free.
         max_model_len: A sequence length that the caller asked for by name: one such sequence
             must fit.
+        swap_space: GiB for preempted requests; None is as much as the pool, at most 4.
+        free_host_bytes: What is free on the host, the pool included where it is there too.
 
     Raises:
         ConfigError: More than is free, or too little for one block or one such sequence.
@@ -118,7 +131,23 @@ def plan_memory(
             f"tokens ({shown_bytes(block_bytes)} each); {what} needs {needed} blocks, "
             f"{shown_bytes(needed * block_bytes)}: raise kv_cache_memory or lower max_model_len"
         )
-    return MemoryPlan(weight_bytes, block_bytes, block_size, num_blocks, free_bytes)
+    num_cpu_blocks = _num_swap_blocks(swap_space, num_blocks, block_bytes, free_host_bytes)
+    return MemoryPlan(weight_bytes, block_bytes, block_size, num_blocks, num_cpu_blocks, free_bytes)
+
+
+def _num_swap_blocks(
+    swap_space: float | None, num_gpu_blocks: int, block_bytes: int, free_bytes: int
+) -> int:
+    if swap_space is None:
+        most = min(_DEFAULT_SWAP_BYTES, free_bytes // 2)
+        return min(num_gpu_blocks, max(0, most) // block_bytes)
+    num_bytes = int(swap_space * GIB)
+    if num_bytes > free_bytes:
+        raise ConfigError(
+            f"swap_space asks for {shown_bytes(num_bytes)} of host memory, of which "
+            f"{shown_bytes(free_bytes)} are free"
+        )
+    return num_bytes // block_bytes
 
 
 def default_kv_cache_bytes(device: torch.device) -> int | None:

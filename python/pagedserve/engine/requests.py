@@ -1,112 +1,62 @@
-"""The requests of an engine, by each of their names, and the random numbers of each."""
+"""The requests of an engine, by each of their names."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
-import numpy as np
-
-from pagedserve.output.processor import OutputState
+from pagedserve.engine.rows import RowSource
+from pagedserve.output.beam import Beam
+from pagedserve.output.state import OutputState, SequenceState
 from pagedserve.sampling.batch import RowSampling
-from pagedserve.sampling_params import SamplingParams
-
-# Below this a temperature only makes logits overflow; the likeliest token has all the mass.
-_GREEDY_BELOW: Final = 1e-5
-_DRAWN_AT_ONCE: Final = 64
 
 
-class UniformStream:
-    """The random numbers of one request: number i belongs to its i-th new token.
-
-    They depend on the key alone, not on what else runs, on preemptions, or on steps that failed
-    and were done again.
-    """
-
-    __slots__ = ("_block", "_generator", "_start")
-
-    def __init__(self, *key: int) -> None:
-        """Start the stream that ``key``, non-negative integers, names."""
-        self._generator = np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
-        self._start = 0
-        self._block: list[float] = []
-
-    def at(self, index: int) -> float:
-        """Number ``index``, a float64 in [0, 1); never one before a block already passed."""
-        while index - self._start >= len(self._block):
-            start = self._start + len(self._block)
-            self._block = self._generator.random(_DRAWN_AT_ONCE).tolist()
-            self._start = start
-        return self._block[index - self._start]
-
-
-class RowSource:
-    """What the sampler is told about each new token of one request."""
-
-    __slots__ = ("_banned", "_min_tokens", "_params", "_row", "_uniforms")
-
-    def __init__(
-        self, params: SamplingParams, *, banned_at_first: tuple[int, ...], key: Sequence[int]
-    ) -> None:
-        """Prepare the rows of a request.
-
-        Args:
-            params: Its sampling parameters.
-            banned_at_first: Tokens not to be sampled before ``params.min_tokens`` new ones.
-            key: Names its random numbers.
-        """
-        self._params = params
-        self._min_tokens = params.min_tokens
-        self._banned = banned_at_first
-        # What a greedy request says about every token past min_tokens.
-        self._row = self._make(0.0, ())
-        self._uniforms = None if self._row.is_greedy else UniformStream(*key)
-
-    def row(self, index: int) -> RowSampling:
-        """The row for new token ``index``, counted from 0."""
-        if self._uniforms is None and index >= self._min_tokens:
-            return self._row
-        uniform = 0.0 if self._uniforms is None else self._uniforms.at(index)
-        return self._make(uniform, self._banned if index < self._min_tokens else ())
-
-    def _make(self, uniform: float, banned: tuple[int, ...]) -> RowSampling:
-        params = self._params
-        return RowSampling(
-            temperature=params.temperature if params.temperature >= _GREEDY_BELOW else 0.0,
-            top_p=params.top_p,
-            top_k=params.top_k,
-            min_p=params.min_p,
-            uniform=uniform,
-            banned_token_ids=banned,
-        )
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Request:
     """A request the scheduler knows.
 
     Attributes:
         group: Handle of its sequence group.
-        seq: Handle of its sequence.
         output: What its caller is told.
         rows: What the sampler is told.
+        num_prompt_logprobs: How many log-probabilities the caller wants of each prompt token
+            besides the token's own; None for none at all.
+        scheduler_seconds: What the engine's scheduler had taken when the request came.
+        seqs: Handles of its living sequences.
     """
 
     group: int
-    seq: int
     output: OutputState
     rows: RowSource
+    num_prompt_logprobs: int | None
+    scheduler_seconds: float
+    seqs: list[int] = field(default_factory=list)
+
+
+class LivingSequence(NamedTuple):
+    """A sequence that the scheduler knows."""
+
+    request: Request
+    sequence: SequenceState | Beam
+
+    @property
+    def row(self) -> RowSampling:
+        """What the sampler is told about its next token."""
+        index = 0 if isinstance(self.sequence, Beam) else self.sequence.index
+        return self.request.rows.row(self.sequence.token_ids, index)
 
 
 class RequestTable:
     """All requests, found by the caller's id and by the scheduler's handles.
 
-    Invariant: what has an entry by sequence has one by id, also if an interrupt comes in the
+    Invariant: what has an entry by a handle has one by id, also if an interrupt comes in the
     middle of a method; so ``discard`` can always be called again.
     """
 
     def __init__(self) -> None:
         self._by_id: dict[str, Request] = {}
-        self._by_seq: dict[int, Request] = {}
+        self._by_group: dict[int, Request] = {}
+        self._by_seq: dict[int, LivingSequence] = {}
+        self._scored: set[str] = set()
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -114,14 +64,37 @@ class RequestTable:
     def __contains__(self, request_id: object) -> bool:
         return request_id in self._by_id
 
-    def add(self, request: Request) -> None:
-        """Take up a request; its id is new."""
+    @property
+    def has_scored(self) -> bool:
+        """Whether some request wants log-probabilities of its prompt."""
+        return bool(self._scored)
+
+    def add(self, request: Request, seq: int) -> None:
+        """Take up a request whose only sequence is ``seq``; its id is new."""
         self._by_id[request.output.request_id] = request
-        self._by_seq[request.seq] = request
+        self._by_group[request.group] = request
+        if request.num_prompt_logprobs is not None:
+            self._scored.add(request.output.request_id)
+        search = request.output.search
+        first = search.beams[0] if search is not None else request.output.sequences[0]
+        self.spread(request, [(seq, first)])
+
+    def spread(self, request: Request, living: Iterable[tuple[int, SequenceState | Beam]]) -> None:
+        """Note all living sequences of a request, which may have forked; may be called again."""
+        fresh = {seq: LivingSequence(request, sequence) for seq, sequence in living}
+        before, request.seqs = request.seqs, [*request.seqs, *fresh]
+        self._by_seq |= fresh
+        for seq in before:
+            if seq not in fresh:
+                self._by_seq.pop(seq, None)
+        request.seqs = list(fresh)
 
     def discard(self, request: Request) -> None:
         """Forget a request; one already forgotten may be named again."""
-        self._by_seq.pop(request.seq, None)
+        for seq in request.seqs:
+            self._by_seq.pop(seq, None)
+        self._by_group.pop(request.group, None)
+        self._scored.discard(request.output.request_id)
         self._by_id.pop(request.output.request_id, None)
 
     def by_id(self, request_id: str) -> Request | None:
@@ -129,10 +102,10 @@ class RequestTable:
         return self._by_id.get(request_id)
 
     def by_group(self, group: int) -> Request | None:
-        """The request of that sequence group, if it is still here; looks at all of them."""
-        return next((one for one in self._by_id.values() if one.group == group), None)
+        """The request of that sequence group, if it is still here."""
+        return self._by_group.get(group)
 
-    def by_seqs(self, seqs: Sequence[int]) -> list[Request]:
-        """The requests of those sequences, all of which are here."""
+    def by_seqs(self, seqs: Sequence[int]) -> list[LivingSequence]:
+        """Those sequences, all of which are here."""
         by_seq = self._by_seq
         return [by_seq[seq] for seq in seqs]

@@ -2,16 +2,14 @@
 
 from collections.abc import Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
 from pagedserve.cache.engine import kv_bytes_per_block
 from pagedserve.config import ModelConfig
 from pagedserve.errors import StepError
-from pagedserve.executor.worker import StepOutputs, Worker
+from pagedserve.executor.worker import StepOutputs, StepResults, Worker
 from pagedserve.models.loader import LoadedModel
 from pagedserve.runner.buffers import StepBuffers
 from pagedserve.sampling.batch import RowSampling
+from pagedserve.sampling.logprobs import PromptTargets
 
 
 class Executor:
@@ -63,19 +61,25 @@ class Executor:
             max_model_len=max_model_len,
         )
 
-    def execute(self, outputs: StepOutputs, rows: Sequence[RowSampling]) -> NDArray[np.int32]:
+    def execute(
+        self,
+        outputs: StepOutputs,
+        rows: Sequence[RowSampling],
+        prompts: PromptTargets | None = None,
+    ) -> StepResults:
         """Carry out one step, whose inputs the core has written to the buffers.
 
         Args:
             outputs: the step's decisions.
             rows: parameters of its samples, S of them.
+            prompts: positions whose log-probabilities are wanted besides.
 
         Returns:
-            int32 ``[S]`` sampled tokens.
+            The samples, in the order of ``rows``, and what ``prompts`` asks for.
 
         Raises:
             StepError: if rows are not as many as the step's samples.
         """
         if outputs.num_rows and len(rows) != outputs.num_samples:
             raise StepError(f"{len(rows)} sampling parameters for {outputs.num_samples} samples")
-        return self._worker.execute(outputs, rows)
+        return self._worker.execute(outputs, rows, prompts)

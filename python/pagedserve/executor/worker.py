@@ -1,10 +1,9 @@
 """One device: its model, its KV pools, and the steps they carry out."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
+import torch
 
 from pagedserve.cache.engine import BlockMoves, CacheEngine
 from pagedserve.config import ModelConfig
@@ -12,7 +11,15 @@ from pagedserve.models.loader import load_model
 from pagedserve.runner.buffers import StepBuffers, StepSizes
 from pagedserve.runner.model_runner import ModelRunner
 from pagedserve.sampling.batch import RowSampling
-from pagedserve.sampling.sampler import Sampler
+from pagedserve.sampling.logprobs import PositionLogprobs, PromptTargets
+from pagedserve.sampling.sampler import SampledRows, Sampler
+
+
+class StepResults(NamedTuple):
+    """What a step gave: samples, and what was asked about prompts."""
+
+    sampled: SampledRows
+    prompts: PositionLogprobs | None
 
 
 class StepOutputs(StepSizes, BlockMoves, Protocol):
@@ -67,12 +74,18 @@ class Worker:
         self._runner = ModelRunner(self.loaded, buffers, self._cache)
         return buffers
 
-    def execute(self, outputs: StepOutputs, rows: Sequence[RowSampling]) -> NDArray[np.int32]:
+    def execute(
+        self, outputs: StepOutputs, rows: Sequence[RowSampling], prompts: PromptTargets | None
+    ) -> StepResults:
         """Moves, forward, sampling."""
         self._cache.move(outputs)
-        if outputs.num_rows == 0:
-            return np.zeros(0, dtype=np.int32)
-        logits = self._runner.execute(outputs)
-        if not rows:
-            return np.zeros(0, dtype=np.int32)
-        return self._sampler.sample(logits, rows)
+        if outputs.num_rows == 0 or not (rows or prompts):
+            if outputs.num_rows:
+                self._runner.execute(outputs)
+            return StepResults(SampledRows.none(), None)
+        index = None if prompts is None else torch.from_numpy(prompts.index)
+        logits = self._runner.execute(outputs, index)
+        sampled = self._sampler.sample(logits[: len(rows)], rows) if rows else SampledRows.none()
+        if prompts is None:
+            return StepResults(sampled, None)
+        return StepResults(sampled, prompts.score(logits[len(rows) :]))

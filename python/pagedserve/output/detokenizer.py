@@ -1,12 +1,18 @@
 """Text from token ids, at once or as the tokens come.
 
-Invariant: the pieces of a ``TextStream``, joined, equal ``Detokenizer.decode`` of all its tokens,
-and no piece ends within a character.
+Invariants:
+
+1. The text of a ``TextStream`` and its rest, joined, equal ``Detokenizer.decode`` of all its
+   tokens, however they were split over calls.
+2. What a stream gives as text stays: no later token changes it, and it ends within no character.
+3. A stream is a value: taking tokens makes a new one, so a forked sequence shares its parent's
+   stream and a step can be looked at before it is recorded.
 
 Two streams, chosen by the tokenizer's decoder:
 
 - Byte-level BPE (GPT-2, Llama 3, Qwen, SmolLM, ...): a token is a string of bytes, so text comes
-  from UTF-8 decoding the bytes, at most three of them held back.  Constant cost a token.
+  from UTF-8 decoding the bytes, at most three of them held back.  Constant cost a token, but for
+  the copy of the text so far: a microsecond for ten thousand characters.
 - Any other: decode the tokens not yet settled behind those settled last, and take what is new.
   Byte-fallback tokens (``<0xE2>``) settle only when their run ends, for one invalid byte turns the
   *whole* run into replacement characters.
@@ -20,7 +26,8 @@ import codecs
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Final, Protocol, Self
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel
@@ -34,7 +41,7 @@ class TextTokenizer(Protocol):
 
     @property
     def added_tokens_decoder(self) -> Mapping[int, Any]:
-        """Tokens added to the vocabulary; the special ones have no text."""
+        """Tokens added to the vocabulary, each with a flag ``special``."""
 
     def decode(self, token_ids: list[int], **options: Any) -> Any:
         """The text of all ids."""
@@ -43,27 +50,24 @@ class TextTokenizer(Protocol):
         """The vocabulary's string of each id."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TextStream(ABC):
-    """The text of one sequence as its tokens come.
+    """The text of one sequence as its tokens come; immutable.
 
-    The state of a stream changes in one assignment, so an interrupt leaves it as it was before a
-    call or as it is after.
+    Attributes:
+        text: What is certain so far.
+        num_tokens: Tokens taken.
     """
 
-    @property
-    @abstractmethod
-    def text(self) -> str:
-        """What has been given out."""
+    text: str = ""
+    num_tokens: int = 0
 
     @abstractmethod
-    def advance(self, token_ids: Sequence[int]) -> str:
-        """Take what is new.
+    def advanced(self, token_ids: Sequence[int]) -> Self:
+        """The stream with what is new taken in.
 
         Args:
             token_ids: All tokens of the sequence so far; those taken before are passed over.
-
-        Returns:
-            The text that is now certain and was not before, often one word.
         """
 
     @abstractmethod
@@ -72,34 +76,72 @@ class TextStream(ABC):
 
 
 class Detokenizer:
-    """Text from token ids, special tokens left out; one for each tokenizer."""
+    """Text from token ids; one for each tokenizer and choice of options.
 
-    def __init__(self, tokenizer: TextTokenizer) -> None:
-        self._tokenizer = tokenizer
-        added = tokenizer.added_tokens_decoder.items()
-        self._silent = frozenset(token_id for token_id, token in added if token.special)
+    ``spaces_between_special_tokens`` is no option here: transformers 5 ignores it.
+    """
+
+    def __init__(self, tokenizer: TextTokenizer, *, skip_special_tokens: bool = True) -> None:
+        self._vocabulary = _Vocabulary(tokenizer, skip_special_tokens=skip_special_tokens)
+        self._names = _Vocabulary(tokenizer, skip_special_tokens=False)
+        self._token_texts: dict[int, str] = {}
+        self._empty: TextStream = _WindowStream(vocabulary=self._vocabulary)
         backend = getattr(tokenizer, "backend_tokenizer", None)
-        self._token_bytes: _TokenBytes | None = None
         if isinstance(backend, Tokenizer) and isinstance(backend.decoder, ByteLevel):
-            self._token_bytes = _TokenBytes(backend, self._silent)
+            self._empty = _ByteStream(token_bytes=_TokenBytes(backend, self._vocabulary.silent))
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of a whole sequence.
+        """The text of a whole sequence."""
+        return self._vocabulary.decode(token_ids)
+
+    def token_text(self, token_id: int) -> str:
+        """The text of one token alone, for reports; looked up once a token.
+
+        A special token is shown by its name whatever the options say, incomplete bytes as U+FFFD.
+        """
+        text = self._token_texts.get(token_id)
+        if text is None:
+            text = self._token_texts[token_id] = self._names.decode([token_id])
+        return text
+
+    def stream(self) -> TextStream:
+        """The stream of a sequence without tokens."""
+        return self._empty
+
+
+class _Vocabulary:
+    """What tokens mean to the tokenizer; those in ``silent`` have no text."""
+
+    def __init__(self, tokenizer: TextTokenizer, *, skip_special_tokens: bool) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special_tokens = skip_special_tokens
+        added = tokenizer.added_tokens_decoder.items() if skip_special_tokens else ()
+        self.silent = frozenset(token_id for token_id, token in added if token.special)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of all ids.
 
         ``clean_up_tokenization_spaces`` is off whatever the tokenizer's configuration says: it
         would take back spaces already given out.
         """
         text = self._tokenizer.decode(
-            list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+            list(token_ids),
+            skip_special_tokens=self._skip_special_tokens,
+            clean_up_tokenization_spaces=False,
         )
         assert isinstance(text, str)  # noqa: S101  # a list of ids gives one string
         return text
 
-    def stream(self) -> TextStream:
-        """A stream for one new sequence."""
-        if self._token_bytes is not None:
-            return _ByteStream(self._token_bytes)
-        return _WindowStream(self, self._tokenizer, self._silent)
+    def audible(self, token_ids: Sequence[int]) -> list[int]:
+        """The ids that have text: models pad their vocabulary with ids that have no token."""
+        names = self._tokenizer.convert_ids_to_tokens(list(token_ids))
+        pairs = zip(token_ids, names, strict=True)
+        return [one for one, name in pairs if name is not None and one not in self.silent]
+
+    def is_byte(self, token_id: int) -> bool:
+        """Whether an audible id stands for one byte of a character."""
+        name = self._tokenizer.convert_ids_to_tokens([token_id])[0]
+        return _BYTE_TOKEN.fullmatch(name) is not None
 
 
 class _TokenBytes:
@@ -124,91 +166,54 @@ class _TokenBytes:
         return found
 
 
-class _ByteState(NamedTuple):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ByteStream(TextStream):
     """``held`` is the start of one character, at most three bytes."""
 
-    num_tokens: int = 0
-    text: str = ""
+    token_bytes: _TokenBytes
     held: bytes = b""
 
-
-class _ByteStream(TextStream):
-    __slots__ = ("_state", "_token_bytes")
-
-    def __init__(self, token_bytes: _TokenBytes) -> None:
-        self._token_bytes = token_bytes
-        self._state = _ByteState()
-
-    @property
-    def text(self) -> str:
-        return self._state.text
-
-    def advance(self, token_ids: Sequence[int]) -> str:
-        num_tokens, text, held = self._state
-        data = held + self._token_bytes.of(token_ids[num_tokens:])
+    def advanced(self, token_ids: Sequence[int]) -> Self:
+        data = self.held + self.token_bytes.of(token_ids[self.num_tokens :])
         piece, num_bytes = codecs.utf_8_decode(data, "replace", False)  # not final
-        self._state = _ByteState(len(token_ids), text + piece, data[num_bytes:])
-        return piece
+        return replace(
+            self, text=self.text + piece, num_tokens=len(token_ids), held=data[num_bytes:]
+        )
 
     def rest(self) -> str:
-        return self._state.held.decode("utf-8", "replace")
+        return self.held.decode("utf-8", "replace")
 
 
-class _WindowState(NamedTuple):
-    """``settled`` ends in a token that later ones cannot change, and made a visible piece.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _WindowStream(TextStream):
+    """Decodes ``settled + pending`` and takes what lies behind the text of ``settled``.
 
-    Visible, because decoders strip the space that opens a text.
+    ``settled`` ends in a token that later ones cannot change, and made a visible piece: visible,
+    because decoders strip the space that opens a text.  Neither holds a token without text: such
+    a one ends no run of bytes, and any number of them costs nothing.
     """
 
-    num_tokens: int = 0
-    text: str = ""
+    vocabulary: _Vocabulary
     settled: tuple[int, ...] = ()
-    open: tuple[int, ...] = ()
+    pending: tuple[int, ...] = ()
 
-
-class _WindowStream(TextStream):
-    """Decodes ``settled + open`` and takes what lies behind the text of ``settled``."""
-
-    __slots__ = ("_detokenizer", "_silent", "_state", "_tokenizer")
-
-    def __init__(
-        self, detokenizer: Detokenizer, tokenizer: TextTokenizer, silent: frozenset[int]
-    ) -> None:
-        self._detokenizer = detokenizer
-        self._tokenizer = tokenizer
-        self._silent = silent
-        self._state = _WindowState()
-
-    @property
-    def text(self) -> str:
-        return self._state.text
-
-    def advance(self, token_ids: Sequence[int]) -> str:
-        num_tokens, text, settled, open_ = self._state
-        tokens = (*open_, *token_ids[num_tokens:])
-        piece = "" if self._in_byte_run(tokens) else self._behind(settled, tokens)
+    def advanced(self, token_ids: Sequence[int]) -> Self:
+        new = self.vocabulary.audible(token_ids[self.num_tokens :])
+        taken = replace(self, num_tokens=len(token_ids), pending=(*self.pending, *new))
+        piece = "" if taken.ends_in_byte() else taken.rest()
         if not piece or piece.endswith(_REPLACEMENT):
-            self._state = _WindowState(len(token_ids), text, settled, tokens)
-            return ""
-        self._state = _WindowState(len(token_ids), text + piece, tokens)
-        return piece
+            return taken
+        return replace(taken, text=self.text + piece, settled=taken.pending, pending=())
 
     def rest(self) -> str:
-        return self._behind(self._state.settled, self._state.open)
-
-    def _behind(self, settled: tuple[int, ...], tokens: tuple[int, ...]) -> str:
-        if not tokens:
+        if not self.pending:
             return ""
-        start = len(self._detokenizer.decode(settled)) if settled else 0
-        return self._detokenizer.decode(settled + tokens)[start:]
+        start = len(self.vocabulary.decode(self.settled)) if self.settled else 0
+        return self.vocabulary.decode(self.settled + self.pending)[start:]
 
-    def _in_byte_run(self, tokens: tuple[int, ...]) -> bool:
-        """Whether the last token that has text is a byte; those without do not end a run."""
-        for token in reversed(tokens):
-            name = self._tokenizer.convert_ids_to_tokens([token])[0]
-            if name is not None and token not in self._silent:
-                return _BYTE_TOKEN.fullmatch(name) is not None
-        return False
+    def ends_in_byte(self) -> bool:
+        """Whether the run of bytes that is pending may go on."""
+        return bool(self.pending) and self.vocabulary.is_byte(self.pending[-1])
 
 
 def _byte_of_character() -> dict[str, int]:

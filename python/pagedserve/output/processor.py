@@ -1,141 +1,267 @@
-"""Sampled tokens become ends of sequences and request outputs.
+"""The outputs of requests: recorded when a step is done, shown when a caller wants them.
 
-Owns what the caller of a request sees: tokens, text, reasons, times.  A step goes through here
-twice: ``judge`` only looks, so that a step whose update is refused leaves no trace; ``apply``
-records, and may be called again for the same step (an interrupt may come in the middle).
+Owns what the caller of a request sees: tokens, text, log-probabilities, reasons, times.  What a
+step means is found out in ``judge``; ``apply`` records it and may be called again for the same
+step (an interrupt may come in the middle).
 
 Costs: about a microsecond a token; text is made only for outputs that somebody gets.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, cast
 
-import numpy as np
-from numpy.typing import NDArray
-
-from pagedserve.output.detokenizer import Detokenizer, TextStream
+from pagedserve.output.beam import Beam, BeamSearch
+from pagedserve.output.detokenizer import Detokenizer, TextTokenizer
+from pagedserve.output.judge import JudgedToken, RequestStep, find_stop
+from pagedserve.output.logprobs import LogprobsView, TokenLogprob
+from pagedserve.output.state import OutputState, SequenceState
 from pagedserve.output.stop import Finish, StopRule
-from pagedserve.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from pagedserve.outputs import CompletionOutput, Logprobs, RequestMetrics, RequestOutput
+from pagedserve.sampling_params import SamplingParams
 
 
-@dataclass(slots=True)
-class OutputState:
-    """What the caller of one request is told, so far.
+class NewPromptLogprobs(NamedTuple):
+    """What a step found out about a prompt: of its tokens from ``first`` on, counted from 0."""
 
-    Attributes:
-        request_id: The caller's name for it.
-        prompt: Its text, or None where token ids were given.
-        prompt_token_ids: The prompt's tokens.
-        rule: When it ends.
-        metrics: When what happened.
-        text_stream: Text as it comes; None where only the final output is wanted.
-        token_ids: New tokens.
-    """
-
-    request_id: str
-    prompt: str | None
-    prompt_token_ids: list[int]
-    rule: StopRule
-    metrics: RequestMetrics
-    text_stream: TextStream | None
-    token_ids: list[int] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class JudgedStep:
-    """The tokens of one step and what each means to its sequence; nothing recorded yet.
-
-    Attributes:
-        states: One for each sampled row.
-        counts: How many new tokens each had before the step.
-        tokens: The new token of each.
-        finishes: Why each ends, or None.
-    """
-
-    states: Sequence[OutputState]
-    counts: list[int]
-    tokens: list[int]
-    finishes: list[Finish | None]
-
-    @property
-    def finish_flags(self) -> NDArray[np.uint8]:
-        """[S], 1 where the sequence ends: what ``Scheduler.update`` takes."""
-        return np.array([finish is not None for finish in self.finishes], dtype=np.uint8)
+    state: OutputState
+    first: int
+    entries: list[TokenLogprob]
 
 
 class OutputProcessor:
-    """From sampled tokens to request outputs."""
+    """Opens the state of a request, records what steps bring, and makes its outputs."""
 
-    def __init__(self, detokenizer: Detokenizer) -> None:
-        self._detokenizer = detokenizer
+    def __init__(self, tokenizer: TextTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._detokenizers: dict[bool, Detokenizer] = {}
 
-    def open_stream(self) -> TextStream:
-        """A text stream for a new request whose caller follows it."""
-        return self._detokenizer.stream()
-
-    def judge(self, states: Sequence[OutputState], tokens: NDArray[np.int32]) -> JudgedStep:
-        """Decide which sequences end with their new token; records nothing.
+    def open(
+        self,
+        *,
+        request_id: str,
+        prompt: str | None,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        rule: StopRule,
+        arrival_time: float,
+        is_followed: bool,
+    ) -> OutputState:
+        """The state of a request without tokens.
 
         Args:
-            states: One for each sampled row.
-            tokens: [S], the token of each.
+            request_id: The caller's name for it.
+            prompt: Its text, or None where token ids were given.
+            prompt_token_ids: The prompt's tokens.
+            params: Its sampling parameters.
+            rule: When its sequences end.
+            arrival_time: Seconds of the engine's clock.
+            is_followed: Whether the caller wants outputs before the last.  Beams, and the best of
+                several, are not known before the end: those have the last output alone.
         """
-        values: list[int] = tokens.tolist()
-        counts = [len(state.token_ids) for state in states]
-        finishes = [
-            state.rule.check(token, count + 1)
-            for state, token, count in zip(states, values, counts, strict=True)
-        ]
-        return JudgedStep(states, counts, values, finishes)
+        chooses_last = params.use_beam_search or params.best_of > params.n
+        state = OutputState(
+            request_id=request_id,
+            prompt=prompt,
+            prompt_token_ids=prompt_token_ids,
+            rule=rule,
+            metrics=RequestMetrics(arrival_time),
+            num_outputs=params.n,
+            max_num_seqs=params.best_of,
+            detokenizer=self._detokenizer(params) if params.detokenize else None,
+            is_followed=is_followed and not chooses_last,
+            num_logprobs=params.logprobs,
+            sequences=[],
+            search=_search(params, rule) if params.use_beam_search else None,
+            prompt_logprobs=None if params.prompt_logprobs is None else [],
+        )
+        if state.search is None:
+            state.sequences.append(state.new_sequence(0))
+        return state
 
-    def apply(self, step: JudgedStep, now: float) -> None:
-        """Record the tokens and times of a step; a second call changes nothing.
+    def _detokenizer(self, params: SamplingParams) -> Detokenizer:
+        skip = params.skip_special_tokens
+        if skip not in self._detokenizers:
+            self._detokenizers[skip] = Detokenizer(self._tokenizer, skip_special_tokens=skip)
+        return self._detokenizers[skip]
+
+    def apply(
+        self,
+        requests: Iterable[RequestStep],
+        prompts: Iterable[NewPromptLogprobs],
+        now: float,
+    ) -> None:
+        """Record a step; a second call changes nothing.
 
         Args:
-            step: What ``judge`` made.
+            requests: What ``judge`` found.
+            prompts: What was found out about prompts.
             now: Seconds of the engine's clock.
         """
-        for state, count, token in zip(step.states, step.counts, step.tokens, strict=True):
-            state.token_ids[count:] = (token,)
-            if not count:
-                state.metrics.first_token_time = now
+        for prompt in prompts:
+            if prompt.state.prompt_logprobs is not None:
+                prompt.state.prompt_logprobs[prompt.first :] = prompt.entries
+        for request in requests:
+            if request.state.metrics.first_token_time is None:
+                request.state.metrics.first_token_time = now
+            if request.search is not None:
+                request.state.search = request.search
+            drawn = [one for one in request.outputs if isinstance(one, JudgedToken)]
+            if len(drawn) > len(request.state.sequences):
+                request.state.sequences = [one.sequence for one in drawn]
+            for one in drawn:
+                _record(one)
 
     def follow(self, state: OutputState) -> RequestOutput:
         """The output of a request that goes on, for a caller who follows it."""
-        assert state.text_stream is not None  # noqa: S101  # only for callers who follow
-        state.text_stream.advance(state.token_ids)
-        return _request_output(state, state.text_stream.text, None)
+        completions = []
+        for place, sequence in enumerate(state.sequences):
+            text, finish = _visible(state, sequence), sequence.finish
+            if finish is not None:
+                text, finish = _ended(state, sequence, finish)
+            completions.append(_completion(state, place, sequence, text, finish))
+        return _output(state, completions, is_finished=False)
 
-    def conclude(self, state: OutputState, finish: Finish, now: float) -> RequestOutput:
+    def conclude(self, state: OutputState, finish: Finish | None, now: float) -> RequestOutput:
         """The last output of a request.
 
         Args:
             state: The request.
-            finish: Why it ended.
+            finish: Why it ended, for sequences that did not end by themselves.
             now: Seconds of the engine's clock.
         """
         state.metrics.finished_time = now
-        if state.text_stream is None:
-            text = self._detokenizer.decode(state.token_ids)
-        else:
-            state.text_stream.advance(state.token_ids)
-            text = state.text_stream.text + state.text_stream.rest()
-        return _request_output(state, text, finish)
+        if state.search is not None:
+            return _output(state, _beam_completions(state, state.search, finish), is_finished=True)
+        sequences = state.sequences
+        if state.max_num_seqs > state.num_outputs:
+            # Stable: of equals the one with the smaller index.
+            sequences = sorted(sequences, key=_sum_of_logprobs, reverse=True)[: state.num_outputs]
+        completions = [
+            _completion(state, place, one, *_ended(state, one, one.finish or finish))
+            for place, one in enumerate(sequences)
+        ]
+        return _output(state, completions, is_finished=True)
 
 
-def _request_output(state: OutputState, text: str, finish: Finish | None) -> RequestOutput:
-    completion = CompletionOutput(
-        index=0,
+def _search(params: SamplingParams, rule: StopRule) -> BeamSearch:
+    return BeamSearch.start(
+        width=params.best_of,
+        length_penalty=params.length_penalty,
+        early_stopping=params.early_stopping,
+        max_tokens=rule.max_tokens,
+        num_ending_tokens=len(rule.endings),
+    )
+
+
+def _record(token: JudgedToken) -> None:
+    sequence = token.sequence
+    sequence.token_ids[token.num_before :] = (token.token,)
+    if token.logprob is not None and sequence.logprobs is not None:
+        sequence.logprobs[token.num_before :] = (token.logprob,)
+    if token.text is not None:
+        sequence.text = token.text
+    sequence.match = token.match
+    sequence.finish = token.finish
+
+
+def _sum_of_logprobs(sequence: SequenceState) -> float:
+    return sequence.cumulative_logprob or 0.0
+
+
+def _visible(state: OutputState, sequence: SequenceState) -> str:
+    """The text that nothing to come can take back."""
+    if sequence.text is None:
+        return ""
+    sequence.text = sequence.text.advanced(sequence.token_ids)
+    text, strings = sequence.text.text, state.rule.strings
+    return text if strings is None else strings.visible(text)
+
+
+def _ended(
+    state: OutputState, sequence: SequenceState, finish: Finish | None
+) -> tuple[str, Finish | None]:
+    """The text of a sequence that has ended, cut at its stop string, and why it ended."""
+    if state.detokenizer is None:
+        return "", finish
+    if sequence.text is None:
+        return state.detokenizer.decode(sequence.token_ids), finish
+    stream = sequence.text.advanced(sequence.token_ids)
+    text, strings, match = stream.text + stream.rest(), state.rule.strings, sequence.match
+    if strings is None:
+        return text, finish
+    if match is None and len(sequence.token_ids) > state.rule.min_tokens:
+        match = strings.find(text, len(stream.text))  # what was held back may complete one
+    if match is None:
+        return text, finish
+    return strings.cut(text, match), Finish("stop", match.string)
+
+
+def _completion(
+    state: OutputState, place: int, sequence: SequenceState, text: str, finish: Finish | None
+) -> CompletionOutput:
+    return CompletionOutput(
+        index=place,
         text=text,
-        token_ids=list(state.token_ids),
+        token_ids=list(sequence.token_ids),
+        cumulative_logprob=sequence.cumulative_logprob,
+        logprobs=_shown_logprobs(state, sequence.token_ids, sequence.logprobs),
         finish_reason=finish and finish.reason,
         stop_reason=finish and finish.stop_reason,
     )
+
+
+def _beam_completions(
+    state: OutputState, search: BeamSearch, finish: Finish | None
+) -> list[CompletionOutput]:
+    best = search.best(state.num_outputs, finish or Finish("length"))
+    return [
+        CompletionOutput(
+            index=place,
+            text=_beam_text(state, one.beam),
+            token_ids=list(one.beam.token_ids),
+            cumulative_logprob=one.beam.cumulative_logprob,
+            logprobs=_shown_logprobs(state, one.beam.token_ids, one.beam.logprobs),
+            finish_reason=one.finish.reason,
+            stop_reason=one.finish.stop_reason,
+        )
+        for place, one in enumerate(best)
+    ]
+
+
+def _beam_text(state: OutputState, beam: Beam) -> str:
+    if state.detokenizer is None:
+        return ""
+    text = state.detokenizer.decode(beam.token_ids)
+    match = find_stop(state, beam.token_ids)
+    if match is None or state.rule.strings is None:
+        return text
+    return state.rule.strings.cut(text, match)
+
+
+def _shown_logprobs(
+    state: OutputState, token_ids: Sequence[int], entries: Sequence[TokenLogprob] | None
+) -> Logprobs | None:
+    if state.num_logprobs is None:
+        return None
+    token_text = None if state.detokenizer is None else state.detokenizer.token_text
+    view = LogprobsView(list(token_ids), list(entries or ()), token_text)
+    return cast("Logprobs", view)  # every entry is there
+
+
+def _output(
+    state: OutputState, completions: list[CompletionOutput], *, is_finished: bool
+) -> RequestOutput:
+    prompt_logprobs = None
+    if state.prompt_logprobs is not None:
+        token_text = None if state.detokenizer is None else state.detokenizer.token_text
+        entries = [None, *state.prompt_logprobs]
+        prompt_logprobs = LogprobsView(state.prompt_token_ids, entries, token_text)
     return RequestOutput(
         request_id=state.request_id,
         prompt=state.prompt,
         prompt_token_ids=state.prompt_token_ids,
-        outputs=[completion],
-        finished=finish is not None,
+        outputs=completions,
+        finished=is_finished,
         metrics=state.metrics,
+        prompt_logprobs=prompt_logprobs,
     )

@@ -1,9 +1,10 @@
-"""When a sequence ends: end-of-sequence and stop tokens, and lengths."""
+"""When a sequence ends: end-of-sequence and stop tokens, stop strings, and lengths."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from pagedserve.output.stop_strings import StopStrings
 from pagedserve.outputs import FinishReason
 from pagedserve.sampling_params import SamplingParams
 
@@ -20,17 +21,20 @@ _LENGTH = Finish("length")
 
 @dataclass(frozen=True, slots=True)
 class StopRule:
-    """The rule of one request; one set lookup and one comparison a token.
+    """The rule of one request; without stop strings one lookup and one comparison a token.
 
     Attributes:
         endings: What each ending token means.
-        min_tokens: Ending tokens before this many new tokens are not to be sampled at all.
+        min_tokens: Ending tokens before this many new tokens are not to be sampled at all, and
+            stop strings that end among them do not count.
         max_tokens: New tokens at most, the model's length counted in.
+        strings: Texts that end a sequence; None for none.
     """
 
     endings: dict[int, Finish]
     min_tokens: int
     max_tokens: int
+    strings: StopStrings | None = None
 
     @classmethod
     def from_params(
@@ -46,7 +50,13 @@ class StopRule:
         endings = {token: Finish("stop", token) for token in params.stop_token_ids}
         if not params.ignore_eos:
             endings |= dict.fromkeys(eos_token_ids, Finish("stop"))
-        return cls(endings, params.min_tokens, min(params.max_tokens, max_new_tokens))
+        strings = StopStrings(params.stop, params.include_stop_str_in_output)
+        return cls(
+            endings,
+            params.min_tokens,
+            min(params.max_tokens, max_new_tokens),
+            strings if params.stop else None,
+        )
 
     @property
     def banned_at_first(self) -> tuple[int, ...]:

@@ -84,18 +84,19 @@ class StepBuffers:
         self._positions = array(max_num_tokens, torch.int64)
         self._slot_mapping = array(max_num_tokens, torch.int64)
         self._sample_index = array(max_num_rows, torch.int32)
-        self._query_start: NDArray[np.int32] = np.zeros(max_num_rows + 1, dtype=np.int32)
+        self.query_start: NDArray[np.int32] = np.zeros(max_num_rows + 1, dtype=np.int32)
         self._seq_lens: NDArray[np.int32] = np.zeros(max_num_rows, dtype=np.int32)
         self._block_tables: NDArray[np.int32] = np.zeros(
             max_num_rows * max_blocks_per_row, dtype=np.int32
         )
+        self.positions: NDArray[np.int64] = self._positions.numpy()
         self.sample_rows: NDArray[np.int32] = np.zeros(max_num_rows, dtype=np.int32)
         self.row_handles: NDArray[np.int64] = np.zeros(max_num_rows, dtype=np.int64)
         self.core = _core.InputBuffers(
             token_ids=self._token_ids.numpy(),
-            positions=self._positions.numpy(),
+            positions=self.positions,
             slot_mapping=self._slot_mapping.numpy(),
-            query_start=self._query_start,
+            query_start=self.query_start,
             seq_lens=self._seq_lens,
             block_tables=self._block_tables,
             sample_index=self._sample_index.numpy(),
@@ -125,7 +126,7 @@ class StepBuffers:
         num_rows, num_blocks = sizes.num_rows, sizes.max_num_blocks
         tables = self._block_tables[: num_rows * num_blocks].reshape(num_rows, num_blocks)
         layout = StepLayout(
-            query_start=self._query_start[: num_rows + 1],
+            query_start=self.query_start[: num_rows + 1],
             seq_lens=self._seq_lens[:num_rows],
             block_tables=tables,
             block_size=block_size,

@@ -23,26 +23,31 @@ class ModelRunner:
         self._cache = cache
 
     @torch.inference_mode()
-    def execute(self, sizes: StepSizes) -> Tensor:
+    def execute(self, sizes: StepSizes, more_index: Tensor | None = None) -> Tensor:
         """Run the step whose inputs are in the buffers.
 
         Args:
             sizes: of the step.
+            more_index: int32 ``[P]``, positions in T whose logits are wanted besides those of
+                the samples.
 
         Returns:
-            Logits, float32 ``[S, V]``, of the sampled positions only.
+            Logits, float32 ``[S + P, V]``.
 
         Raises:
             StepError: if not every layer attended over the pools.
         """
         inputs = self._buffers.inputs(sizes, self._cache.block_size)
+        index = inputs.sample_index
+        if more_index is not None:
+            index = torch.cat((index, more_index.to(index.device)))
         attention = StepAttention(inputs.metadata, self._cache.gpu_pools, self._windows)
         with answering(attention):
             output = self._model(
                 input_ids=inputs.token_ids,
                 position_ids=inputs.positions,
                 use_cache=False,
-                logits_to_keep=inputs.sample_index,
+                logits_to_keep=index,
             )
         if attention.num_calls != len(self._windows):
             raise StepError(

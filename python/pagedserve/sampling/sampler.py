@@ -1,17 +1,19 @@
-"""Draws one token a row, all rows at once, each with parameters of its own.
+"""Turns a step's logits into tokens, all rows at once, each as its request wants it.
 
-A row is filtered by thresholds on its logits: temperature, then top_k, top_p (of what top_k
-kept), min_p.  Tokens equal to a threshold are all kept.  The draw inverts the cumulative
-distribution of the kept tokens in the order of their ids, in float64.
+The largest logit of every row is found first: it is the token of plain greedy rows, and tells
+whether the logits are usable.  The other rows are copied, a chunk at a time, edited
+(`pagedserve.sampling.edits`), and drawn from (`pagedserve.sampling.draw`) or searched for
+candidates.  What is reported about drawn tokens is looked up in the untouched logits afterwards.
 
 Invariants:
 
-1. A row's token depends on its logits, parameters and `uniform`, never on other rows.
-2. Tiny differences of logits move a token only at the edges of its interval: the order of
-   the intervals is that of ids, not that of probabilities, which nearly equal tokens swap.
+1. A row's tokens depend on its logits and parameters, never on other rows.
+2. A row that cannot be sampled becomes an entry of `SampledRows.errors`; the others do not notice.
+3. Beyond the logits no more than a few chunks of memory are used (`rows_per_chunk`).
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -19,94 +21,118 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pagedserve.sampling.batch import RandomRows, RowSampling
+from pagedserve.sampling.draw import draw
+from pagedserve.sampling.edits import edit_logits
+from pagedserve.sampling.logprobs import Candidates, SampledLogprobs, rows_per_chunk
 
-# Most likely tokens that top_k and top_p look at, first and second; rows that need more are
-# sorted whole, which for 64 rows of 49,152 costs several times a step's other work.
-_NUM_CANDIDATES = (256, 4096)
-# Most float64 elements of an intermediate array (32 MB).
-_MAX_ELEMENTS = 1 << 22
+
+@dataclass(frozen=True, slots=True)
+class SampledRows:
+    """What a step's S rows gave; D is the number of tokens drawn.
+
+    Attributes:
+        tokens: int32 ``[D]``, row by row; rows with candidates draw none.
+        draw_start: int64 ``[S + 1]``; row i drew ``tokens[draw_start[i]:draw_start[i + 1]]``.
+        logprobs: of the drawn tokens; None if no row asked.
+        candidates: None if no row asked.
+        errors: why rows could not be sampled, in one line.  Their tokens are 0 and mean nothing.
+    """
+
+    tokens: NDArray[np.int32]
+    draw_start: NDArray[np.int64]
+    logprobs: SampledLogprobs | None
+    candidates: Candidates | None
+    errors: dict[int, str]
+
+    @classmethod
+    def none(cls) -> "SampledRows":
+        """Of a step that samples nothing."""
+        return cls(np.zeros(0, np.int32), np.zeros(1, np.int64), None, None, {})
 
 
 class Sampler:
     """Logits to tokens."""
 
     @torch.inference_mode()
-    def sample(self, logits: Tensor, rows: Sequence[RowSampling]) -> NDArray[np.int32]:
-        """Sample one token a row.
+    def sample(self, logits: Tensor, rows: Sequence[RowSampling]) -> SampledRows:
+        """Sample the rows of a step.
 
         Args:
-            logits: float ``[S, V]``; not changed.
+            logits: float32 ``[S, V]``; not changed.
             rows: S parameters.
 
-        Returns:
-            int32 ``[S]`` token ids.
+        Raises:
+            IndexError: An edit names a token id that is not below V.
         """
-        if any(row.banned_token_ids for row in rows):
-            logits = _ban(logits, rows)
-        tokens = logits.argmax(dim=-1)
-        if not all(row.is_greedy for row in rows):
-            random = RandomRows.of(rows, vocab_size=logits.shape[1], device=logits.device)
-            chunk = max(1, _MAX_ELEMENTS // logits.shape[1])
-            for start in range(0, len(random), chunk):
-                part = random.pick(slice(start, start + chunk))
-                tokens[part.index] = _draw(logits[part.index], part)
-        sampled: NDArray[np.int32] = tokens.to(torch.int32).cpu().numpy()
-        return sampled
+        peaks, likeliest = logits.max(dim=-1)
+        step = _Step(rows, likeliest, logits.shape[1])
+        step.errors.update(_unusable(peaks, "the logits"))
+        busy = [i for i, row in enumerate(rows) if not row.is_plain and i not in step.errors]
+        size = rows_per_chunk(logits)
+        for start in range(0, len(busy), size):
+            index = np.array(busy[start : start + size])
+            step.sample(index, _pick(logits, index))
+        return step.finish(logits)
 
 
-def _ban(logits: Tensor, rows: Sequence[RowSampling]) -> Tensor:
-    pairs = [(index, token) for index, row in enumerate(rows) for token in row.banned_token_ids]
-    index, token = torch.tensor(pairs, device=logits.device).unbind(1)
-    return logits.index_put((index, token), logits.new_tensor(-torch.inf))
+class _Step:
+    """The results of one step while they are collected."""
 
+    def __init__(self, rows: Sequence[RowSampling], likeliest: Tensor, vocab_size: int) -> None:
+        num_draws = [row.num_draws for row in rows]
+        self._rows = rows
+        self._draw_start = np.cumsum([0, *num_draws], dtype=np.int64)
+        self._row_of_draw = np.repeat(np.arange(len(rows)), num_draws)
+        self._tokens = likeliest.int().cpu().numpy()[self._row_of_draw]
+        self._candidates = Candidates.of(rows, vocab_size=vocab_size)
+        self.errors: dict[int, str] = {}
 
-def _draw(logits: Tensor, rows: RandomRows) -> Tensor:
-    """Logits [N, V] of the rows -> int64 [N]."""
-    scaled = logits.double() / rows.temperature[:, None]
-    scaled -= scaled.amax(dim=-1, keepdim=True)
-    # The likeliest token now has 0, so min_p is a threshold as it stands.
-    threshold = torch.maximum(rows.min_p.log(), _top_threshold(scaled, rows))
-    weights = scaled.exp().masked_fill_(scaled < threshold[:, None], 0.0)
-    cumulative = weights.cumsum(dim=-1)
-    total = cumulative[:, -1]
-    # Rounding must not push the target past the last kept token.
-    target = torch.minimum(rows.uniform * total, total.nextafter(torch.zeros_like(total)))
-    return torch.searchsorted(cumulative, target[:, None], right=True)[:, 0]
+    def sample(self, index: NDArray[np.int64], logits: Tensor) -> None:
+        """Edit and sample the rows `index` from a copy of their logits, one chunk."""
+        rows = [self._rows[i] for i in index]
+        failed = edit_logits(logits, [row.edits for row in rows])
+        peaks, likeliest = logits.max(dim=-1)
+        failed = _unusable(peaks, "the edited logits") | failed
+        self.errors.update({int(index[n]): why for n, why in failed.items()})
+        usable = [(n, row) for n, row in enumerate(rows) if n not in failed]
+        searched = np.array([n for n, row in usable if row.num_candidates], dtype=np.int64)
+        drawn = np.array([n for n, row in usable if row.num_draws], dtype=np.int64)
+        is_greedy = np.array([rows[n].is_greedy for n in drawn], dtype=np.bool_)
+        greedy, random = drawn[is_greedy], drawn[~is_greedy]
+        if self._candidates and searched.size:
+            self._candidates.fill(index[searched], _pick(logits, searched))
+        if greedy.size:
+            self._put(index[greedy], _pick(likeliest, greedy))
+        if random.size:
+            parameters = RandomRows.of(
+                [rows[n] for n in random], vocab_size=logits.shape[1], device=logits.device
+            )
+            self._put(index[random], draw(_pick(logits, random), parameters))
 
+    def _put(self, index: NDArray[np.int64], tokens: Tensor) -> None:
+        """Set all draws of the rows, which are in ascending order."""
+        self._tokens[np.isin(self._row_of_draw, index)] = tokens.cpu().numpy()
 
-def _top_threshold(scaled: Tensor, rows: RandomRows) -> Tensor:
-    """float64 [N]: the smallest logit that top_k and top_p keep; -inf keeps all."""
-    vocab_size = scaled.shape[1]
-    threshold = scaled.new_full((len(rows),), -torch.inf)
-    filtered = ((rows.top_k < vocab_size) | (rows.top_p < 1)).nonzero()[:, 0]
-    if filtered.numel() == 0:
-        return threshold
-    for num_candidates in (*_NUM_CANDIDATES, vocab_size):
-        found, is_final = _search(
-            scaled[filtered], rows.pick(filtered), min(num_candidates, vocab_size)
+    def finish(self, logits: Tensor) -> SampledRows:
+        """Look up what is reported."""
+        self._tokens[np.isin(self._row_of_draw, list(self.errors))] = 0
+        logprobs = SampledLogprobs.of(
+            logits, self._rows, tokens=self._tokens, row_of_draw=self._row_of_draw
         )
-        threshold[filtered] = found
-        filtered = filtered[~is_final]
-        if filtered.numel() == 0:
-            break
-    return threshold
+        return SampledRows(self._tokens, self._draw_start, logprobs, self._candidates, self.errors)
 
 
-def _search(scaled: Tensor, rows: RandomRows, num_candidates: int) -> tuple[Tensor, Tensor]:
-    """Thresholds [N] as far as the likeliest candidates tell, and whether they tell, [N]."""
-    ordered = scaled.topk(num_candidates, dim=-1).values
-    has_top_k = rows.top_k < scaled.shape[1]
-    last = (rows.top_k.clamp(max=num_candidates) - 1)[:, None]
-    kth = torch.where(has_top_k, ordered.gather(1, last)[:, 0], -torch.inf)
-    knows_k = ~has_top_k | (rows.top_k <= num_candidates)
-    # Candidates below the k-th weigh nothing; ties with it do.
-    total = scaled.exp().masked_fill_(scaled < kth[:, None], 0.0).sum(dim=-1)
-    weights = ordered.exp().masked_fill_(ordered < kth[:, None], 0.0)
-    share = weights.cumsum(dim=-1) / total[:, None]
-    # The first candidate whose share reaches top_p is the last that is kept.
-    reached = share >= rows.top_p[:, None]
-    first = reached.long().argmax(dim=-1, keepdim=True)
-    nucleus = torch.where(reached.any(dim=-1), ordered.gather(1, first)[:, 0], -torch.inf)
-    nucleus = torch.where(rows.top_p < 1, nucleus, -torch.inf)
-    knows_p = (rows.top_p >= 1) | reached.any(dim=-1) | (num_candidates == scaled.shape[1])
-    return torch.maximum(kth, nucleus), knows_k & knows_p
+def _pick(values: Tensor, index: NDArray[np.int64]) -> Tensor:
+    return values.index_select(0, torch.from_numpy(index).to(values.device))
+
+
+def _unusable(peaks: Tensor, what: str) -> dict[int, str]:
+    """Why rows with these largest logits [N] cannot be sampled; without those that can."""
+    largest = peaks.cpu().numpy()
+    errors = {}
+    for row in np.flatnonzero(~np.isfinite(largest)).tolist():
+        if np.isneginf(largest[row]):
+            errors[row] = f"no token is left to sample: {what} are all -inf"
+        else:
+            errors[row] = f"{what} hold {'NaN' if np.isnan(largest[row]) else 'infinity'}"
+    return errors

@@ -1,13 +1,21 @@
 import numpy as np
 
-from pagedserve.engine.requests import RowSource, UniformStream
+from pagedserve.engine.rows import RowSource, UniformStream
 from pagedserve.sampling_params import SamplingParams
 
 BANNED = (2, 9)
 
 
 def source(params: SamplingParams, *key: int) -> RowSource:
-    return RowSource(params, banned_at_first=BANNED if params.min_tokens else (), key=key or (0,))
+    return RowSource(
+        params,
+        prompt_token_ids=[7],
+        bad_words=None,
+        banned_at_first=BANNED if params.min_tokens else (),
+        num_candidates=0,
+        keeps_logprobs=False,
+        key=key or (0,),
+    )
 
 
 def test_uniforms_depend_on_key_and_index_alone() -> None:
@@ -37,20 +45,36 @@ def test_a_greedy_row_is_made_once() -> None:
         SamplingParams(temperature=1e-9),
     ):
         rows = source(params)
-        assert rows.row(0) is rows.row(1)
-        assert rows.row(0).is_greedy
+        assert rows.row([], 0) is rows.row([4], 0)
+        assert rows.row([], 0).is_greedy
 
 
 def test_a_random_row_has_the_parameters_and_its_number() -> None:
     params = SamplingParams(temperature=0.7, top_p=0.9, top_k=40, min_p=0.1, seed=8)
-    row = source(params, 0, 8).row(3)
+    row = source(params, 0, 8).row([4, 5, 6], 0)
     assert (row.temperature, row.top_p, row.top_k, row.min_p) == (0.7, 0.9, 40, 0.1)
-    assert row.uniform == UniformStream(0, 8).at(3)
+    assert row.uniforms == (UniformStream(0, 8, 0).at(3),)
     assert not row.is_greedy
+
+
+def test_the_first_row_draws_for_every_sequence_and_later_ones_for_their_own() -> None:
+    rows = source(SamplingParams(n=2, best_of=3, seed=8), 0, 8)
+    streams = [UniformStream(0, 8, index) for index in range(3)]
+    assert rows.row([], 0).uniforms == tuple(stream.at(0) for stream in streams)
+    assert rows.row([4, 5], 2).uniforms == (streams[2].at(2),)
 
 
 def test_ending_tokens_are_banned_before_min_tokens_only() -> None:
     for params in (SamplingParams(min_tokens=2), SamplingParams(min_tokens=2, temperature=0)):
         rows = source(params)
-        banned = [rows.row(index).banned_token_ids for index in range(3)]
-        assert banned == [BANNED, BANNED, ()]
+        edits = [rows.row([4] * count, 0).edits for count in range(3)]
+        assert [one and one.banned_token_ids for one in edits] == [BANNED, BANNED, None]
+
+
+def test_edits_have_what_the_request_says_and_has() -> None:
+    params = SamplingParams(presence_penalty=0.5, logit_bias={3: 1.5}, allowed_token_ids=[3, 4])
+    edits = source(params).row([4, 3], 0).edits
+    assert edits is not None
+    assert (edits.prompt_token_ids, edits.output_token_ids) == ([7], [4, 3])
+    assert (edits.presence_penalty, edits.bias) == (0.5, ((3, 1.5),))
+    assert edits.allowed_token_ids == (3, 4)

@@ -1,0 +1,111 @@
+"""Checks of one value that a caller gave.
+
+A check is called with the parameter's name and the value; it returns the value in Python's own
+type or raises ``RequestError`` with the name, the value and what is accepted.  Most are made by a
+function that takes the limits, so that a table of checks reads like the documentation.
+"""
+
+import math
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn, SupportsFloat, SupportsIndex, TypeAlias, TypeVar
+
+from pagedserve.errors import RequestError
+
+T = TypeVar("T")
+Check: TypeAlias = Callable[[str, Any], T]
+
+
+def refuse(name: str, value: object, accepted: str) -> NoReturn:
+    """Raise the ``RequestError`` of a value that is not among those accepted."""
+    raise RequestError(f"{name} is {value!r}; it must be {accepted}")
+
+
+def real(
+    accepted: str, *, low: float = -math.inf, high: float = math.inf, open_low: bool = False
+) -> Check[float]:
+    """A finite number from ``low`` (or above it) to ``high``."""
+
+    def check(name: str, value: object) -> float:
+        number = _float(value)
+        if not (math.isfinite(number) and low <= number <= high) or (open_low and number == low):
+            refuse(name, value, accepted)
+        return number
+
+    return check
+
+
+def integer(accepted: str, *, low: int) -> Check[int]:
+    """An integer of at least ``low``; the error says "an integer, ``accepted``"."""
+
+    def check(name: str, value: object) -> int:
+        number = _int(value)
+        if number is None or number < low:
+            refuse(name, value, f"an integer, {accepted}")
+        return number
+
+    return check
+
+
+def optional(check: Check[T]) -> Check[T | None]:
+    """None, or what ``check`` accepts; its text has to mention None."""
+    return lambda name, value: None if value is None else check(name, value)
+
+
+def flag(name: str, value: object) -> bool:
+    """True or False; no number stands for either."""
+    if not isinstance(value, bool):
+        refuse(name, value, "True or False")
+    return value
+
+
+def text(name: str, value: object) -> str:
+    """Text that a tokenizer can take, at least one character."""
+    if not isinstance(value, str) or not value or any("\ud800" <= c <= "\udfff" for c in value):
+        refuse(name, value, "a non-empty string of valid Unicode")
+    return value
+
+
+def function(name: str, value: T) -> T:
+    """Anything that can be called."""
+    if not callable(value):
+        refuse(name, value, "callable")
+    return value
+
+
+def each(check: Check[T], accepted: str) -> Check[tuple[T, ...]]:
+    """A list, or another iterable, of what ``check`` accepts; None is the empty one."""
+
+    def check_each(name: str, value: Any) -> tuple[T, ...]:
+        if value is None:
+            return ()
+        # These would be taken apart into characters, bytes and keys.
+        if isinstance(value, (str, bytes, Mapping)):
+            refuse(name, value, accepted)
+        try:
+            items = tuple(value)
+        except TypeError:
+            refuse(name, value, accepted)
+        return tuple(check(f"{name}[{index}]", item) for index, item in enumerate(items))
+
+    return check_each
+
+
+def _float(value: object) -> float:
+    """As a float; not-a-number for what is no real number, an array or too large an integer."""
+    if isinstance(value, bool) or not isinstance(value, SupportsFloat):
+        return math.nan
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
+
+
+def _int(value: object) -> int | None:
+    """As an integer; None for what is none: True and False are integers to Python, not to us."""
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:  # an array of several
+        return None

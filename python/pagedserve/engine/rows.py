@@ -1,0 +1,143 @@
+"""What the sampler is told about each new token of one request."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from pagedserve.sampling.bad_words import BadWords
+from pagedserve.sampling.batch import RowSampling
+from pagedserve.sampling.edits import LogitsEdits
+from pagedserve.sampling_params import SamplingParams
+
+_DRAWN_AT_ONCE: Final = 64
+
+
+class UniformStream:
+    """The random numbers of one sequence: number i belongs to its i-th new token.
+
+    They depend on the key alone, not on what else runs, on preemptions, or on steps that failed
+    and were done again.
+    """
+
+    __slots__ = ("_block", "_generator", "_start")
+
+    def __init__(self, *key: int) -> None:
+        """Start the stream that ``key``, non-negative integers, names."""
+        self._generator = np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
+        self._start = 0
+        self._block: list[float] = []
+
+    def at(self, index: int) -> float:
+        """Number ``index``, a float64 in [0, 1); never one before a block already passed."""
+        while index - self._start >= len(self._block):
+            start = self._start + len(self._block)
+            self._block = self._generator.random(_DRAWN_AT_ONCE).tolist()
+            self._start = start
+        return self._block[index - self._start]
+
+
+class RowSource:
+    """Makes the rows of a request; those of a greedy one without edits are all the same."""
+
+    __slots__ = (
+        "_bad_words",
+        "_banned",
+        "_has_edits",
+        "_num_candidates",
+        "_num_logprobs",
+        "_params",
+        "_plain",
+        "_prompt",
+        "_uniforms",
+    )
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        *,
+        prompt_token_ids: Sequence[int],
+        bad_words: BadWords | None,
+        banned_at_first: tuple[int, ...],
+        num_candidates: int,
+        keeps_logprobs: bool,
+        key: Sequence[int],
+    ) -> None:
+        """Prepare the rows of a request.
+
+        Args:
+            params: Its sampling parameters.
+            prompt_token_ids: What the repetition penalty counts besides new tokens.
+            bad_words: Token sequences that must not come.
+            banned_at_first: Tokens not to be sampled before ``params.min_tokens`` new ones.
+            num_candidates: Of each beam; 0 where there is no beam search.
+            keeps_logprobs: Whether log-probabilities of drawn tokens are wanted.
+            key: Names its random numbers; each sequence adds its index.
+        """
+        self._params = params
+        self._prompt = prompt_token_ids
+        self._bad_words = bad_words
+        self._banned = banned_at_first
+        self._num_candidates = num_candidates
+        # Beams have theirs from the candidates.
+        self._num_logprobs = (params.logprobs or 0) if keeps_logprobs else None
+        self._has_edits = bad_words is not None or _edits_logits(params)
+        needs_numbers = not (params.is_greedy or params.use_beam_search)
+        num_streams = params.best_of if needs_numbers else 0
+        self._uniforms = [UniformStream(*key, index) for index in range(num_streams)]
+        self._plain = self._make((0.0,), None)
+
+    def row(self, token_ids: Sequence[int], index: int) -> RowSampling:
+        """The row for what follows ``token_ids``, the new tokens of sequence ``index``.
+
+        The first row of a request draws a token for each of its sequences.
+        """
+        count = len(token_ids)
+        uniforms: tuple[float, ...] = (0.0,)
+        if self._uniforms:
+            streams = self._uniforms if count == 0 else [self._uniforms[index]]
+            uniforms = tuple(stream.at(count) for stream in streams)
+        is_banned = bool(self._banned) and count < self._params.min_tokens
+        if not (self._has_edits or is_banned):
+            return self._make(uniforms, None) if self._uniforms else self._plain
+        return self._make(uniforms, self._edits(token_ids, self._banned if is_banned else ()))
+
+    def _make(self, uniforms: tuple[float, ...], edits: LogitsEdits | None) -> RowSampling:
+        params = self._params
+        return RowSampling(
+            temperature=params.temperature,
+            top_p=params.top_p,
+            top_k=params.top_k,
+            min_p=params.min_p,
+            uniforms=uniforms,
+            edits=edits,
+            num_logprobs=self._num_logprobs,
+            num_candidates=self._num_candidates,
+        )
+
+    def _edits(self, token_ids: Sequence[int], banned: tuple[int, ...]) -> LogitsEdits:
+        params = self._params
+        if self._bad_words is not None:
+            banned = (*banned, *self._bad_words.banned_after(token_ids))
+        return LogitsEdits(
+            prompt_token_ids=self._prompt,
+            output_token_ids=token_ids,
+            presence_penalty=params.presence_penalty,
+            frequency_penalty=params.frequency_penalty,
+            repetition_penalty=params.repetition_penalty,
+            bias=params.logit_bias,
+            allowed_token_ids=params.allowed_token_ids,
+            banned_token_ids=banned,
+            processors=params.logits_processors,
+        )
+
+
+def _edits_logits(params: SamplingParams) -> bool:
+    return bool(
+        params.presence_penalty
+        or params.frequency_penalty
+        or params.repetition_penalty != 1
+        or params.logit_bias
+        or params.allowed_token_ids is not None
+        or params.logits_processors
+    )

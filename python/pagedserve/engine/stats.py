@@ -1,0 +1,97 @@
+"""Counts of an engine, and the line that tells people how it is doing."""
+
+from dataclasses import dataclass
+
+from pagedserve._core import Scheduler, SchedulerOutputs
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """Sums over the life of an engine.
+
+    Attributes:
+        num_steps: Steps that ran the model.
+        num_prompt_tokens: Prompt tokens of the requests taken up.
+        num_generation_tokens: New tokens.
+        num_computed_prompt_tokens: Prompt tokens that the model ran on, again ones included.
+        num_swapped_blocks: Blocks moved between the device and the host, both ways.
+        num_copied_blocks: Blocks copied because sequences that shared them went apart.
+        peak_used_blocks: KV blocks in use at the fullest moment.
+        scheduler_seconds: What the scheduler took to decide.
+    """
+
+    num_steps: int = 0
+    num_prompt_tokens: int = 0
+    num_generation_tokens: int = 0
+    num_computed_prompt_tokens: int = 0
+    num_swapped_blocks: int = 0
+    num_copied_blocks: int = 0
+    peak_used_blocks: int = 0
+    scheduler_seconds: float = 0.0
+
+    def note_step(self, scheduled: SchedulerOutputs, num_used_blocks: int) -> None:
+        """Count a step about to run.
+
+        Args:
+            scheduled: Its decisions.
+            num_used_blocks: KV blocks in use in it.
+        """
+        self.num_steps += 1
+        self.num_computed_prompt_tokens += scheduled.num_prefill_tokens
+        self.peak_used_blocks = max(self.peak_used_blocks, num_used_blocks)
+        if scheduled.has_moves:
+            self.num_swapped_blocks += len(scheduled.blocks_to_swap_out)
+            self.num_swapped_blocks += len(scheduled.blocks_to_swap_in)
+            self.num_copied_blocks += len(scheduled.blocks_to_copy)
+
+
+class StatsLine:
+    """One readable line about an engine; its rates are those since the line before."""
+
+    def __init__(self, now: float) -> None:
+        """Begin to measure at ``now``, seconds of the engine's clock."""
+        self._then = now
+        self._counts = (0, 0)
+
+    def age(self, now: float) -> float:
+        """Seconds since the last line."""
+        return now - self._then
+
+    def write(
+        self, stats: EngineStats, scheduler: Scheduler, num_gpu_blocks: int, now: float
+    ) -> str:
+        """The line at ``now``.
+
+        Args:
+            stats: The engine's counts.
+            scheduler: Its scheduler.
+            num_gpu_blocks: Its KV blocks.
+            now: Seconds of the engine's clock.
+        """
+        seconds = max(self.age(now), 1e-9)
+        counts = (stats.num_computed_prompt_tokens, stats.num_generation_tokens)
+        prompt, generation = (
+            (count - before) / seconds for count, before in zip(counts, self._counts, strict=True)
+        )
+        self._then, self._counts = now, counts
+        used = 1 - scheduler.num_free_gpu_blocks / num_gpu_blocks
+        return (
+            f"running {scheduler.num_running}, waiting {scheduler.num_waiting}, "
+            f"swapped {scheduler.num_swapped}; KV cache {used:.1%}{hit_rate(scheduler)}; "
+            f"prompt {prompt:.1f}, generation {generation:.1f} tokens/s"
+        )
+
+
+def hit_rate(scheduler: Scheduler) -> str:
+    """The share of looked up tokens that the prefix cache had; "" where nothing was looked up."""
+    looked_up = scheduler.num_looked_up_tokens
+    return f", prefix hits {scheduler.num_cached_tokens / looked_up:.1%}" if looked_up else ""
+
+
+def step_line(scheduled: SchedulerOutputs, num_used_blocks: int) -> str:
+    """One step in one line."""
+    return (
+        f"step {scheduled.step_id}: {scheduled.num_prefill_groups} prompts, "
+        f"{scheduled.num_rows} rows, {scheduled.num_batched_tokens} tokens, "
+        f"{num_used_blocks} blocks used"
+    )

@@ -1,0 +1,247 @@
+"""Beam search of one request: which continuations live on, which have ended, when it is over.
+
+The search is that of transformers' ``generate(num_beams=W, do_sample=False)``, version 5.23: equal
+log-probabilities give equal sequences and scores.  In its terms, with W beams and n the tokens
+that a beam has after the step, its last one included:
+
+1. Candidates are the K = W * max(2, 1 + number of ending tokens) best continuations of all beams
+   together, by the sum of their log-probabilities: enough to find W that go on, since each beam
+   can give at most one candidate for each ending token.  The first step knows one beam only.
+2. The best W candidates that do not end are the next beams, wherever they stand among the K.
+3. A candidate that ends becomes a hypothesis only from among the first W of the K.  One that ends
+   further down is lost: it neither goes on nor counts.
+4. A hypothesis' score is its sum / n ** length_penalty.  n counts new tokens, the ending token
+   included and the prompt not.  The best W are kept; of equal scores the older.
+5. At ``max_tokens`` every candidate ends, so the best W of that step become hypotheses and are
+   measured with the others.  Beams that go on are never part of the answer otherwise.
+6. The search is over when no candidate goes on, or when there are W hypotheses and
+   ``early_stopping`` is
+   - True: at once;
+   - False: if the best beam, scored at its present length, is not above the worst hypothesis: a
+     guess where the penalty is positive, since a longer sequence may score higher;
+   - "never": if it is not above it even at the length that flatters it most: ``max_tokens``
+     where the penalty is positive, its present length elsewhere.
+7. Sums are rounded to float32 after each token, as there.  Scores are divided in float64.
+
+It differs in one point.  There, fixed shapes are filled up with beams and hypotheses of about
+-1e9, which can come out as answers where a vocabulary, bans or stop strings leave fewer than W
+continuations.  Here a candidate of -inf or nan does not exist: a search may have fewer than W
+beams, and one with no candidate left is over with the hypotheses it has, perhaps none.
+
+Everything is immutable: a step gives a new search and may be judged any number of times.
+
+Costs: a sort of [B * M] numbers and copies of at most K token lists a step.  ``finish_of`` is
+asked from the best candidate on, no further than needed; 2 W times where few candidates end.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagedserve.output.logprobs import TokenLogprob, TopLogprobs
+from pagedserve.output.stop import Finish
+
+_LENGTH = Finish("length")
+
+
+class BeamRow(NamedTuple):
+    """What the model says of the token after one beam.
+
+    Attributes:
+        token_ids: [M] int32, the likeliest tokens, likeliest first.
+        logprobs: [M] float32, their log-softmax values; -inf where a token is banned.
+        top: The likeliest tokens to report; None where nobody asked.
+    """
+
+    token_ids: NDArray[np.int32]
+    logprobs: NDArray[np.float32]
+    top: TopLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Beam:
+    """A sequence of new tokens.
+
+    Attributes:
+        token_ids: All of them; the ending token too, once there is one.
+        cumulative_logprob: Sum of their log-probabilities, a float32 value.
+        logprobs: One for each token; None where nobody asked, and before the first token.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    cumulative_logprob: float = 0.0
+    logprobs: tuple[TokenLogprob, ...] | None = None
+
+    def score(self, length_penalty: float) -> float:
+        """Sum / tokens ** ``length_penalty``; 0 where there is no token yet."""
+        length = float(max(1, len(self.token_ids)))
+        return self.cumulative_logprob / math.pow(length, length_penalty)
+
+    def extended(self, row: BeamRow, column: int, cumulative_logprob: float) -> "Beam":
+        """This beam and the token in ``column`` of ``row``, whose sum is ``cumulative_logprob``."""
+        logprobs = None
+        if row.top is not None:
+            token = TokenLogprob(float(row.logprobs[column]), column + 1, row.top)
+            logprobs = (*(self.logprobs or ()), token)
+        token_ids = (*self.token_ids, int(row.token_ids[column]))
+        return Beam(token_ids, cumulative_logprob, logprobs)
+
+
+class Hypothesis(NamedTuple):
+    """A beam that has ended, what it scores and why it ended."""
+
+    beam: Beam
+    score: float
+    finish: Finish
+
+
+class BeamStep(NamedTuple):
+    """What a step made of a search.
+
+    Attributes:
+        search: The next state; without beams where the search is over.
+        parents: The row that each beam of ``search.beams`` continues, not decreasing.
+        is_done: Whether the search is over.
+    """
+
+    search: "BeamSearch"
+    parents: list[int]
+    is_done: bool
+
+
+class _Candidate(NamedTuple):
+    beam: Beam
+    parent: int
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSearch:
+    """The state of one request's search between two steps; made by ``start``.
+
+    Attributes:
+        width: W, the number of beams.
+        length_penalty: Above 0 favours longer sequences, below 0 shorter ones; ``max_tokens`` to
+            this power must be a positive float.
+        early_stopping: When W hypotheses are enough, see the module's point 6.
+        max_tokens: New tokens at most, at least 1.
+        num_candidates: K, how many candidates to pass of each beam: fewer only where the
+            vocabulary is smaller.  More do no harm.
+        beams: Those that go on, ordered by the row of their parent; of one parent the best first.
+        hypotheses: At most W that have ended, best score first.
+    """
+
+    width: int
+    length_penalty: float
+    early_stopping: bool | Literal["never"]
+    max_tokens: int
+    num_candidates: int
+    beams: tuple[Beam, ...] = (Beam(),)
+    hypotheses: tuple[Hypothesis, ...] = ()
+
+    @classmethod
+    def start(
+        cls,
+        width: int,
+        *,
+        length_penalty: float,
+        early_stopping: bool | Literal["never"],
+        max_tokens: int,
+        num_ending_tokens: int,
+    ) -> "BeamSearch":
+        """Make a search of one beam with no token, to be followed by a step of one row.
+
+        Args:
+            width: See the class, as for the next three.
+            length_penalty: See there.
+            early_stopping: See there.
+            max_tokens: See there.
+            num_ending_tokens: How many different tokens end a sequence: end-of-sequence and stop
+                tokens, 0 where they are ignored.
+        """
+        num_candidates = width * max(2, 1 + num_ending_tokens)
+        return cls(width, length_penalty, early_stopping, max_tokens, num_candidates)
+
+    def step(self, rows: Sequence[BeamRow], finish_of: Callable[[Beam], Finish | None]) -> BeamStep:
+        """Continue each beam by one token; changes nothing, this search included.
+
+        Args:
+            rows: One for each of ``beams``, in their order, all of one length M.
+            finish_of: Why a beam ends with its last token, or None.  ``max_tokens`` is none of
+                its concern.
+
+        Raises:
+            ValueError: Another number of rows than of beams, rows of several lengths, or a search
+                that is over.
+        """
+        going, ended = self._divide(self._ranked(rows), finish_of)
+        hypotheses = sorted([*self.hypotheses, *ended], key=lambda one: one.score, reverse=True)
+        going.sort(key=lambda candidate: candidate.parent)
+        beams = tuple(candidate.beam for candidate in going)
+        search = replace(self, beams=beams, hypotheses=tuple(hypotheses[: self.width]))
+        if search.is_over():
+            return BeamStep(replace(search, beams=()), [], is_done=True)
+        return BeamStep(search, [candidate.parent for candidate in going], is_done=False)
+
+    def best(self, n: int, unfinished: Finish | None = None) -> list[Hypothesis]:
+        """The answer: at most ``n`` hypotheses, best score first.
+
+        Args:
+            n: At most ``width``.  Fewer come where the search ran out of candidates.
+            unfinished: Where a search is cut short, the finish of beams that go on: they then
+                count as they stand.  None leaves them out.
+        """
+        answer = list(self.hypotheses)
+        if unfinished is not None:
+            answer += (self._hypothesis(beam, unfinished) for beam in self.beams)
+        return sorted(answer, key=lambda one: one.score, reverse=True)[:n]
+
+    def _ranked(self, rows: Sequence[BeamRow]) -> Iterator[_Candidate]:
+        """The candidates of a step, best first; of equal ones the first row's, as it ranks them."""
+        pairs = list(zip(self.beams, rows, strict=True))
+        before = np.array([[beam.cumulative_logprob] for beam in self.beams], dtype=np.float32)
+        sums = before + np.stack([row.logprobs for row in rows])
+        # nan would sort first or last by chance of its sign; as -inf it is left out below.
+        flat = np.nan_to_num(sums.ravel(), nan=-np.inf, neginf=-np.inf)
+        for index in np.argsort(-flat, kind="stable")[: self.num_candidates].tolist():
+            if flat[index] == -np.inf:
+                return
+            parent, column = divmod(index, sums.shape[1])
+            beam, row = pairs[parent]
+            yield _Candidate(beam.extended(row, column, float(flat[index])), parent)
+
+    def _divide(
+        self, ranked: Iterator[_Candidate], finish_of: Callable[[Beam], Finish | None]
+    ) -> tuple[list[_Candidate], list[Hypothesis]]:
+        """The candidates that go on, at most W, and those of the first W that end."""
+        going: list[_Candidate] = []
+        ended: list[Hypothesis] = []
+        for rank, candidate in enumerate(ranked):
+            is_last = len(candidate.beam.token_ids) >= self.max_tokens
+            if rank >= self.width and (is_last or len(going) == self.width):
+                break
+            finish = finish_of(candidate.beam) or (_LENGTH if is_last else None)
+            if finish is None:
+                going.append(candidate)
+            elif rank < self.width:
+                ended.append(self._hypothesis(candidate.beam, finish))
+        return going, ended
+
+    def _hypothesis(self, beam: Beam, finish: Finish) -> Hypothesis:
+        return Hypothesis(beam, beam.score(self.length_penalty), finish)
+
+    def is_over(self) -> bool:
+        """Whether nothing goes on, or what goes on is taken to be no better than what ended."""
+        if not self.beams:
+            return True
+        if len(self.hypotheses) < self.width:
+            return False
+        if self.early_stopping is True:
+            return True
+        looks_ahead = self.early_stopping == "never" and self.length_penalty > 0
+        length = self.max_tokens if looks_ahead else len(self.beams[0].token_ids)
+        best_sum = max(beam.cumulative_logprob for beam in self.beams)
+        return best_sum / math.pow(length, self.length_penalty) <= self.hypotheses[-1].score

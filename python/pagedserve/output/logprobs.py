@@ -1,0 +1,87 @@
+"""Log-probabilities as the sampler gives them, and as a caller reads them."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagedserve.outputs import Logprob
+
+
+class TopLogprobs(NamedTuple):
+    """The likeliest tokens of a position, likeliest first: int32 and float32, [k] each."""
+
+    token_ids: NDArray[np.int32]
+    logprobs: NDArray[np.float32]
+
+
+class TokenLogprob(NamedTuple):
+    """How likely one token was after the tokens before it.
+
+    Attributes:
+        logprob: Natural logarithm of its probability.
+        rank: Its place among the vocabulary; 1 is the likeliest.
+        top: The likeliest tokens of its position.
+    """
+
+    logprob: float
+    rank: int
+    top: TopLogprobs
+
+
+class LogprobsView(Sequence[dict[int, Logprob] | None]):
+    """Entries for callers; each is made when it is read, and most never are."""
+
+    __slots__ = ("_entries", "_token_ids", "_token_text")
+
+    def __init__(
+        self,
+        token_ids: Sequence[int],
+        entries: Sequence[TokenLogprob | None],
+        token_text: Callable[[int], str] | None,
+    ) -> None:
+        """Show ``entries``.
+
+        Args:
+            token_ids: A token for each entry, perhaps more.
+            entries: What is known of each; None where nothing is.
+            token_text: The text of a token alone; None where nothing is detokenised.
+        """
+        self._token_ids = token_ids
+        self._entries = entries
+        self._token_text = token_text
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @overload
+    def __getitem__(self, index: int) -> dict[int, Logprob] | None: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[dict[int, Logprob] | None]: ...
+    def __getitem__(
+        self, index: int | slice
+    ) -> dict[int, Logprob] | list[dict[int, Logprob] | None] | None:
+        """The entry of a token: the likeliest first, and the token itself."""
+        if isinstance(index, slice):
+            return [self[one] for one in range(*index.indices(len(self)))]
+        entry = self._entries[index]
+        if entry is None:
+            return None
+        ranked = enumerate(zip(entry.top.token_ids, entry.top.logprobs, strict=True), 1)
+        shown = {int(token): self._logprob(token, value, rank) for rank, (token, value) in ranked}
+        token = self._token_ids[range(len(self))[index]]
+        shown[token] = self._logprob(token, entry.logprob, entry.rank)
+        return shown
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]  # as of a list
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+    def _logprob(self, token: int, value: float, rank: int) -> Logprob:
+        text = None if self._token_text is None else self._token_text(int(token))
+        return Logprob(float(value), rank, text)

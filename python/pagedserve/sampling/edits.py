@@ -1,0 +1,178 @@
+"""What requests change about their rows' logits before a token is drawn.
+
+The order, and why:
+
+1. Processors, so that they see the model's logits and nothing that depends on our formulas.
+2. Bias, then the penalties: a penalty scales what is preferred, and a bias is a preference.
+   Repetition comes before presence and frequency: it tells by the sign of a logit what to do,
+   and they would change signs.
+3. Allowed and banned tokens last, so that nothing undoes them.
+
+Temperature and filters follow when the token is drawn (`pagedserve.sampling.draw`).
+
+Costs: each edit is a few operations over flat (row, token) pairs, whatever the number of rows, and
+touches no other logits.  Distinct pairs and their counts come from sorting the pairs, not from
+arrays of the vocabulary's size.  Processors are called one by one.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+LogitsProcessor = Callable[[list[int], Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogitsEdits:
+    """Edits of one row's logits; all token ids are below the vocabulary's size V.
+
+    Attributes:
+        prompt_token_ids: the prompt, a list or an int32 array; read for `repetition_penalty`.
+        output_token_ids: the tokens generated so far, alike.
+        presence_penalty: subtracted once from each token in the output.
+        frequency_penalty: subtracted from each token as often as it is in the output.
+        repetition_penalty: above 0; divides positive and multiplies negative logits of the tokens
+            in prompt or output (Keskar et al. 2019, "CTRL", section 4.1).
+        bias: pairs of token and what is added to its logit.
+        allowed_token_ids: only these may come; None allows all.
+        banned_token_ids: these must not come, allowed or not.
+        processors: called in turn with the output's token ids and float32 logits ``[V]``, both
+            copies to do with as they like; each gives the logits ``[V]`` that the next one gets.
+    """
+
+    prompt_token_ids: Sequence[int] | NDArray[np.int32] = ()
+    output_token_ids: Sequence[int] | NDArray[np.int32] = ()
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    banned_token_ids: tuple[int, ...] = ()
+    processors: tuple[LogitsProcessor, ...] = ()
+
+
+# Rows by their index, and their edits.
+_EditedRows = Sequence[tuple[int, LogitsEdits]]
+
+
+def edit_logits(logits: Tensor, edits: Sequence[LogitsEdits | None]) -> dict[int, str]:
+    """Edit rows in place.
+
+    Args:
+        logits: float32 ``[N, V]``, contiguous; holds no NaN.
+        edits: N of them, None for rows to leave alone.
+
+    Returns:
+        Why rows failed, in one line; their logits mean nothing.
+
+    Raises:
+        IndexError: A token id is not below V.
+    """
+    rows = [(row, edit) for row, edit in enumerate(edits) if edit is not None]
+    errors = _run_processors(logits, rows)
+    _add_bias(logits, rows)
+    _penalise_repetition(logits, rows)
+    _penalise_output(logits, rows)
+    _restrict(logits, rows)
+    return errors
+
+
+def _run_processors(logits: Tensor, rows: _EditedRows) -> dict[int, str]:
+    errors = {}
+    for row, edit in rows:
+        try:
+            for processor in edit.processors:
+                logits[row] = _run(processor, edit.output_token_ids, logits[row].clone())
+        except _ProcessorError as error:
+            errors[row] = " ".join(str(error).split())
+    return errors
+
+
+class _ProcessorError(Exception):
+    """What a processor did wrong."""
+
+
+def _run(
+    processor: LogitsProcessor, token_ids: Sequence[int] | NDArray[np.int32], logits: Tensor
+) -> Tensor:
+    name = f"logits processor {getattr(processor, '__name__', type(processor).__name__)}"
+    shape = logits.shape
+    try:
+        result: object = processor(np.asarray(token_ids, dtype=np.int64).tolist(), logits)
+    except Exception as error:  # the caller's code may raise anything, and only its row fails
+        raise _ProcessorError(f"{name} raised {type(error).__name__}: {error}") from error
+    wanted = f"expected a float tensor of shape [{shape[0]}]"
+    if not isinstance(result, Tensor):
+        raise _ProcessorError(f"{name} returned {type(result).__name__}, {wanted}")
+    if result.shape != shape or not result.is_floating_point():
+        kind = str(result.dtype).removeprefix("torch.")
+        raise _ProcessorError(f"{name} returned {kind} {list(result.shape)}, {wanted}")
+    if result.isnan().any():
+        raise _ProcessorError(f"{name} returned NaN")
+    return result
+
+
+def _add_bias(logits: Tensor, rows: _EditedRows) -> None:
+    cells = _cells(((row, [token for token, _ in edit.bias]) for row, edit in rows), logits)
+    values = [value for _, edit in rows for _, value in edit.bias]
+    logits.view(-1).index_add_(0, _on_device(cells, logits), logits.new_tensor(values))
+
+
+def _penalise_repetition(logits: Tensor, rows: _EditedRows) -> None:
+    rows = [(row, edit) for row, edit in rows if edit.repetition_penalty != 1]
+    seen = ((r, ids) for r, edit in rows for ids in (edit.prompt_token_ids, edit.output_token_ids))
+    cells = np.unique(_cells(seen, logits))
+    penalty = _by_cell(cells, {row: edit.repetition_penalty for row, edit in rows}, logits)
+    index = _on_device(cells, logits)
+    values = logits.view(-1)[index]
+    logits.view(-1)[index] = torch.where(values > 0, values / penalty, values * penalty)
+
+
+def _penalise_output(logits: Tensor, rows: _EditedRows) -> None:
+    rows = [(row, edit) for row, edit in rows if edit.presence_penalty or edit.frequency_penalty]
+    output = ((row, edit.output_token_ids) for row, edit in rows)
+    cells, counts = np.unique(_cells(output, logits), return_counts=True)
+    presence = _by_cell(cells, {row: edit.presence_penalty for row, edit in rows}, logits)
+    frequency = _by_cell(cells, {row: edit.frequency_penalty for row, edit in rows}, logits)
+    penalty = presence + frequency * _on_device(counts, logits)
+    logits.view(-1)[_on_device(cells, logits)] -= penalty
+
+
+def _restrict(logits: Tensor, rows: _EditedRows) -> None:
+    allowed = {r: edit.allowed_token_ids for r, edit in rows if edit.allowed_token_ids is not None}
+    index = _on_device(_cells(allowed.items(), logits), logits)
+    values = logits.view(-1)[index]
+    logits[list(allowed)] = -torch.inf
+    logits.view(-1)[index] = values
+    banned = _cells(((row, edit.banned_token_ids) for row, edit in rows), logits)
+    logits.view(-1)[_on_device(banned, logits)] = -torch.inf
+
+
+def _cells(
+    pairs: Iterable[tuple[int, Sequence[int] | NDArray[np.int32]]], logits: Tensor
+) -> NDArray[np.int64]:
+    """Places of (row, token) pairs in the flat logits, int64, from rows and their tokens."""
+    vocab_size = logits.shape[1]
+    parts = [(row, np.asarray(tokens, dtype=np.int64)) for row, tokens in pairs]
+    row_of = np.repeat([row for row, _ in parts], [len(tokens) for _, tokens in parts])
+    tokens = np.concatenate([np.zeros(0, dtype=np.int64), *(tokens for _, tokens in parts)])
+    # In a flat array such a token would be one of another row.
+    if np.any((tokens < 0) | (tokens >= vocab_size)):
+        raise IndexError(f"token ids must be in [0, {vocab_size})")
+    cells: NDArray[np.int64] = row_of.astype(np.int64) * vocab_size + tokens
+    return cells
+
+
+def _by_cell(cells: NDArray[np.int64], values: dict[int, float], logits: Tensor) -> Tensor:
+    """The values of the cells' rows, float32."""
+    by_row = np.zeros(logits.shape[0], dtype=np.float32)
+    by_row[list(values)] = list(values.values())
+    return _on_device(by_row[cells // logits.shape[1]], logits)
+
+
+def _on_device(values: NDArray[np.generic], logits: Tensor) -> Tensor:
+    return torch.from_numpy(values).to(logits.device)

@@ -1,0 +1,238 @@
+"""Log-probabilities that are reported: of drawn or given tokens, and of the likeliest.
+
+Invariants:
+
+1. Log-probabilities are logits less their log-sum-exp; no array of them all is made.
+2. Of equal logits the smaller id comes first, on every device, as it does in a greedy draw.
+3. Intermediate arrays hold one chunk of rows.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pagedserve.sampling.batch import RowSampling
+
+# Most elements of an intermediate array.  On a CPU a few float64 arrays of it (4 MB each) stay in
+# the cache, and cost half of what arrays of 32 MB do; elsewhere fewer, larger operations are
+# faster.
+_MAX_ELEMENTS_CPU = 1 << 19
+_MAX_ELEMENTS = 1 << 22
+
+
+def rows_per_chunk(logits: Tensor) -> int:
+    """Number of rows of logits ``[N, V]`` that are worked on at a time."""
+    most = _MAX_ELEMENTS_CPU if logits.device.type == "cpu" else _MAX_ELEMENTS
+    return max(1, most // logits.shape[1])
+
+
+@dataclass(frozen=True, slots=True)
+class SampledLogprobs:
+    """Log-probabilities of the model: of its logits before any edit, temperature or filter.
+
+    Arrays are dense: ids and ranks are 0 and log-probabilities NaN where a row did not ask; those
+    of failed rows mean nothing.  K is the most that a row asked for, V at most; rows that asked
+    for fewer have K too.
+
+    Attributes:
+        token_logprobs: float32 ``[D]``, of the drawn tokens.
+        token_ranks: int32 ``[D]``, 1 more than the number of strictly likelier tokens.
+        top_token_ids: int32 ``[S, K]``, likeliest first, of equals the smaller id first.
+        top_logprobs: float32 ``[S, K]``.
+    """
+
+    token_logprobs: NDArray[np.float32]
+    token_ranks: NDArray[np.int32]
+    top_token_ids: NDArray[np.int32]
+    top_logprobs: NDArray[np.float32]
+
+    @classmethod
+    def of(
+        cls,
+        logits: Tensor,
+        rows: Sequence[RowSampling],
+        *,
+        tokens: NDArray[np.int32],
+        row_of_draw: NDArray[np.int64],
+    ) -> "SampledLogprobs | None":
+        """Look up drawn tokens.
+
+        Args:
+            logits: float32 ``[S, V]``, the model's.
+            rows: S parameters.
+            tokens: ``[D]``, the draws.
+            row_of_draw: ``[D]``, their rows.
+
+        Returns:
+            None if no row asks.
+        """
+        asked = np.array([-1 if row.num_logprobs is None else row.num_logprobs for row in rows])
+        draws = (asked[row_of_draw] >= 0).nonzero()[0]
+        if not draws.size:
+            return None
+        num_top = min(int(asked.max()), logits.shape[1])
+        found = cls(
+            np.full(len(tokens), np.nan, dtype=np.float32),
+            np.zeros(len(tokens), dtype=np.int32),
+            np.zeros((len(rows), num_top), dtype=np.int32),
+            np.full((len(rows), num_top), np.nan, dtype=np.float32),
+        )
+        size = rows_per_chunk(logits)
+        for start in range(0, len(draws), size):
+            found._look_up(draws[start : start + size], logits, tokens, row_of_draw)
+        return found
+
+    def _look_up(
+        self,
+        draws: NDArray[np.int64],
+        logits: Tensor,
+        tokens: NDArray[np.int32],
+        row_of_draw: NDArray[np.int64],
+    ) -> None:
+        rows = row_of_draw[draws]
+        targets = torch.from_numpy(tokens[draws]).to(logits.device, torch.int64)
+        chunk = logits.index_select(0, torch.from_numpy(rows).to(logits.device))
+        looked_up = top_logprobs(chunk, targets, self.top_logprobs.shape[1])
+        arrays = [array.cpu().numpy() for array in looked_up]
+        self.token_logprobs[draws], self.token_ranks[draws] = arrays[:2]
+        self.top_token_ids[rows], self.top_logprobs[rows] = arrays[2:]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """The likeliest next tokens of rows that draw none.
+
+    Log-probabilities are those of the edited logits, before temperature and filters: a beam search
+    with penalties searches what they leave.  Arrays are dense: 0 and NaN where a row did not ask,
+    or failed.  M is the most that a row asked for, V at most; rows that asked for fewer have M too.
+
+    Attributes:
+        token_ids: int32 ``[S, M]``, likeliest first, of equals the smaller id first.
+        logprobs: float32 ``[S, M]``; -inf for tokens that must not come.
+    """
+
+    token_ids: NDArray[np.int32]
+    logprobs: NDArray[np.float32]
+
+    @classmethod
+    def of(cls, rows: Sequence[RowSampling], *, vocab_size: int) -> "Candidates | None":
+        """Arrays to fill, None if no row asks."""
+        most = min(max((row.num_candidates for row in rows), default=0), vocab_size)
+        if most == 0:
+            return None
+        shape = (len(rows), most)
+        return cls(np.zeros(shape, dtype=np.int32), np.full(shape, np.nan, dtype=np.float32))
+
+    def fill(self, rows: NDArray[np.int64], logits: Tensor) -> None:
+        """Fill in these rows from their edited logits, float32 ``[len(rows), V]``, one chunk."""
+        values, ids = likeliest(logits, self.logprobs.shape[1])
+        values -= logits.logsumexp(dim=-1, keepdim=True)
+        self.token_ids[rows] = ids.cpu().numpy()
+        self.logprobs[rows] = values.cpu().numpy()
+
+
+class PositionLogprobs(NamedTuple):
+    """What the model said of given tokens at P positions; K is the most asked for.
+
+    Attributes:
+        logprobs: float32 ``[P]``.
+        ranks: int32 ``[P]``.
+        top_token_ids: int32 ``[P, K]``, likeliest first.
+        top_logprobs: float32 ``[P, K]``.
+    """
+
+    logprobs: NDArray[np.float32]
+    ranks: NDArray[np.int32]
+    top_token_ids: NDArray[np.int32]
+    top_logprobs: NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTargets:
+    """Positions of a step whose next tokens are known, to be asked how likely those are.
+
+    Attributes:
+        index: int32 ``[P]``, places in the step's tokens.
+        token_ids: int64 ``[P]``, the token that follows each.
+        num_top: Likeliest tokens wanted of each.
+    """
+
+    index: NDArray[np.int32]
+    token_ids: NDArray[np.int64]
+    num_top: int
+
+    def score(self, logits: Tensor) -> PositionLogprobs:
+        """Look the tokens up in the model's logits, float32 ``[P, V]``."""
+        targets = torch.from_numpy(self.token_ids).to(logits.device)
+        found = top_logprobs(logits, targets, self.num_top)
+        return PositionLogprobs(*(array.cpu().numpy() for array in found))
+
+
+def top_logprobs(
+    logits: Tensor, targets: Tensor, num_top: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Log-probabilities and ranks of one token a row, and the likeliest tokens.
+
+    Args:
+        logits: float32 ``[N, V]``; not changed.
+        targets: int64 ``[N]``, token ids.
+        num_top: number of likeliest tokens; K is this, or V if that is less.
+
+    Returns:
+        float32 ``[N]`` log-probabilities of the targets, int32 ``[N]`` ranks (1 more than the
+        number of strictly likelier tokens), int32 ``[N, K]`` likeliest token ids and float32
+        ``[N, K]`` their log-probabilities.
+    """
+    size = rows_per_chunk(logits)
+    num_top = min(num_top, logits.shape[1])
+    chunks = zip(logits.split(size), targets.split(size), strict=True)
+    parts = [_top_of_chunk(*chunk, num_top) for chunk in chunks]
+    logprobs, ranks, top_ids, top = (torch.cat(column) for column in zip(*parts, strict=True))
+    return logprobs, ranks, top_ids, top
+
+
+def _top_of_chunk(
+    logits: Tensor, targets: Tensor, num_top: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    total = logits.logsumexp(dim=-1, keepdim=True)
+    value = logits.gather(1, targets[:, None])
+    ranks = 1 + (logits > value).sum(dim=-1)
+    top_values, top_ids = likeliest(logits, num_top)
+    return (value - total)[:, 0], ranks.int(), top_ids.int(), top_values - total
+
+
+def likeliest(logits: Tensor, num: int) -> tuple[Tensor, Tensor]:
+    """The largest logits, largest first, of equals the smaller id first.
+
+    Args:
+        logits: float32 ``[N, V]``.
+        num: 0 to V.
+
+    Returns:
+        The logits and int64 ids, both ``[N, num]``.
+    """
+    vocab_size = logits.shape[1]
+    values, ids = logits.topk(min(num + 1, vocab_size), dim=-1)
+    # topk chooses any of equals: where the next one equals the last, choose again.
+    if 0 < num < vocab_size:
+        tied = (values[:, num - 1] == values[:, num]).nonzero()[:, 0]
+        if tied.numel():
+            last = values[tied, num - 1 : num]
+            ids[tied, :num] = _first_of_equals(logits[tied], last, num)
+    ids = ids[:, :num].sort(dim=-1).values
+    values = logits.gather(1, ids)
+    order = values.argsort(dim=-1, descending=True, stable=True)
+    return values.gather(1, order), ids.gather(1, order)
+
+
+def _first_of_equals(logits: Tensor, last: Tensor, num: int) -> Tensor:
+    """Ids of all logits above `last` [N, 1] and of the first that equal it, int64 [N, num]."""
+    # Exact: vocabularies are far smaller than 2 ** 24.
+    first = -torch.arange(logits.shape[1], dtype=torch.float32, device=logits.device)
+    preference = torch.where(logits > last, 1.0, -torch.inf)
+    return torch.where(logits == last, first, preference).topk(num, dim=-1).indices
