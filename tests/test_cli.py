@@ -64,7 +64,7 @@ def test_json_is_one_object_a_line_and_nothing_else(
     (output,) = objects[0]["outputs"]
     assert set(output) == {"text", "token_ids", "finish_reason", "stop_reason"}
     assert output["text"].startswith(" Paris")
-    assert (len(objects[0]["token_ids"]), objects[0]["finish_reason"]) == (5, "length")
+    assert (len(output["token_ids"]), output["finish_reason"]) == (5, "length")
     assert all(words in captured.err for words in CLOSING_WORDS)
 
 
@@ -75,7 +75,7 @@ def test_chat_applies_the_models_template(capsys: pytest.CaptureFixture[str]) ->
     answer = json.loads(capsys.readouterr().out)
     assert answer["prompt"] == "What is the capital of France?"
     assert "Paris" in answer["outputs"][0]["text"]
-    assert answer["finish_reason"] == "stop"
+    assert answer["outputs"][0]["finish_reason"] == "stop"
 
 
 def test_options_reach_the_engine(loaded: dict[str, Any]) -> None:
