@@ -13,7 +13,7 @@ that a beam has after the step, its last one included:
 4. A hypothesis' score is its sum / n ** length_penalty.  n counts new tokens, the ending token
    included and the prompt not.  The best W are kept; of equal scores the older.
 5. At ``max_tokens`` every candidate ends, so the best W of that step become hypotheses and are
-   measured with the others.  Beams that go on are never part of the answer otherwise.
+   measured with the others.  Beams that still go on are never part of the answer.
 6. The search is over when no candidate goes on, or when there are W hypotheses and
    ``early_stopping`` is
    - True: at once;
@@ -31,7 +31,7 @@ beams, and one with no candidate left is over with the hypotheses it has, perhap
 Everything is immutable: a step gives a new search and may be judged any number of times.
 
 Costs: a sort of [B * M] numbers and copies of at most K token lists a step.  ``finish_of`` is
-asked from the best candidate on, no further than needed; 2 W times where few candidates end.
+asked from the best candidate on, no further than needed: W times where none ends.
 """
 
 import math
@@ -75,11 +75,6 @@ class Beam:
     token_ids: tuple[int, ...] = ()
     cumulative_logprob: float = 0.0
     logprobs: tuple[TokenLogprob, ...] | None = None
-
-    def score(self, length_penalty: float) -> float:
-        """Sum / tokens ** ``length_penalty``; 0 where there is no token yet."""
-        length = float(max(1, len(self.token_ids)))
-        return self.cumulative_logprob / math.pow(length, length_penalty)
 
     def extended(self, row: BeamRow, column: int, cumulative_logprob: float) -> "Beam":
         """This beam and the token in ``column`` of ``row``, whose sum is ``cumulative_logprob``."""
@@ -165,6 +160,20 @@ class BeamSearch:
         num_candidates = width * max(2, 1 + num_ending_tokens)
         return cls(width, length_penalty, early_stopping, max_tokens, num_candidates)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing goes on, or what goes on is taken to be no better than what ended."""
+        if not self.beams:
+            return True
+        if len(self.hypotheses) < self.width:
+            return False
+        if self.early_stopping is True:
+            return True
+        looks_ahead = self.early_stopping == "never" and self.length_penalty > 0
+        best = max(self.beams, key=lambda beam: beam.cumulative_logprob)
+        num_tokens = self.max_tokens if looks_ahead else len(best.token_ids)
+        return self._score(best, num_tokens) <= self.hypotheses[-1].score
+
     def step(self, rows: Sequence[BeamRow], finish_of: Callable[[Beam], Finish | None]) -> BeamStep:
         """Continue each beam by one token; changes nothing, this search included.
 
@@ -182,7 +191,7 @@ class BeamSearch:
         going.sort(key=lambda candidate: candidate.parent)
         beams = tuple(candidate.beam for candidate in going)
         search = replace(self, beams=beams, hypotheses=tuple(hypotheses[: self.width]))
-        if search.is_over():
+        if search.is_over:
             return BeamStep(replace(search, beams=()), [], is_done=True)
         return BeamStep(search, [candidate.parent for candidate in going], is_done=False)
 
@@ -204,14 +213,14 @@ class BeamSearch:
         pairs = list(zip(self.beams, rows, strict=True))
         before = np.array([[beam.cumulative_logprob] for beam in self.beams], dtype=np.float32)
         sums = before + np.stack([row.logprobs for row in rows])
-        # nan would sort first or last by chance of its sign; as -inf it is left out below.
-        flat = np.nan_to_num(sums.ravel(), nan=-np.inf, neginf=-np.inf)
-        for index in np.argsort(-flat, kind="stable")[: self.num_candidates].tolist():
-            if flat[index] == -np.inf:
-                return
+        order = np.argsort(-sums, axis=None, kind="stable")  # nan comes last, after -inf
+        for index in order[: self.num_candidates].tolist():
             parent, column = divmod(index, sums.shape[1])
+            cumulative_logprob = float(sums[parent, column])
+            if not cumulative_logprob > -math.inf:
+                return
             beam, row = pairs[parent]
-            yield _Candidate(beam.extended(row, column, float(flat[index])), parent)
+            yield _Candidate(beam.extended(row, column, cumulative_logprob), parent)
 
     def _divide(
         self, ranked: Iterator[_Candidate], finish_of: Callable[[Beam], Finish | None]
@@ -231,17 +240,8 @@ class BeamSearch:
         return going, ended
 
     def _hypothesis(self, beam: Beam, finish: Finish) -> Hypothesis:
-        return Hypothesis(beam, beam.score(self.length_penalty), finish)
+        return Hypothesis(beam, self._score(beam, len(beam.token_ids)), finish)
 
-    def is_over(self) -> bool:
-        """Whether nothing goes on, or what goes on is taken to be no better than what ended."""
-        if not self.beams:
-            return True
-        if len(self.hypotheses) < self.width:
-            return False
-        if self.early_stopping is True:
-            return True
-        looks_ahead = self.early_stopping == "never" and self.length_penalty > 0
-        length = self.max_tokens if looks_ahead else len(self.beams[0].token_ids)
-        best_sum = max(beam.cumulative_logprob for beam in self.beams)
-        return best_sum / math.pow(length, self.length_penalty) <= self.hypotheses[-1].score
+    def _score(self, beam: Beam, num_tokens: int) -> float:
+        """Score of ``beam`` if its sum were that of ``num_tokens`` tokens; 0 for no tokens."""
+        return beam.cumulative_logprob / math.pow(max(1, num_tokens), self.length_penalty)
