@@ -136,11 +136,24 @@ def stopwatches(llm: LLM) -> Iterator[tuple[Stopwatch, Stopwatch]]:
         yield steps, forwards
 
 
-def generate(llm: LLM, requests: Sequence[Request]) -> list[RequestOutput]:
-    """Run all requests to exactly the length that each asks for."""
+# What the requests of --sampling mixed ask for, in turn.
+MIXED: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.0},
+    {"temperature": 0.8, "top_p": 0.9},
+    {"temperature": 1.0, "top_k": 50, "min_p": 0.05},
+    {"temperature": 0.0, "presence_penalty": 0.5, "repetition_penalty": 1.1, "logprobs": 5},
+    {"temperature": 0.7, "frequency_penalty": 0.3, "logit_bias": {5: -10.0}, "stop": "<never>"},
+)
+GREEDY: tuple[dict[str, Any], ...] = ({"temperature": 0.0},)
+
+
+def generate(
+    llm: LLM, requests: Sequence[Request], kinds: Sequence[dict[str, Any]] = GREEDY
+) -> list[RequestOutput]:
+    """Run all requests to exactly the length that each asks for, sampled in these ways in turn."""
     params = [
-        SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=request["out"])
-        for request in requests
+        SamplingParams(ignore_eos=True, max_tokens=request["out"], **kinds[number % len(kinds)])
+        for number, request in enumerate(requests)
     ]
     prompts = [request["prompt"] for request in requests]
     outputs = llm.generate(prompt_token_ids=prompts, sampling_params=params, use_tqdm=False)
@@ -150,11 +163,13 @@ def generate(llm: LLM, requests: Sequence[Request]) -> list[RequestOutput]:
     return outputs
 
 
-def measure(llm: LLM, requests: Sequence[Request]) -> Result:
+def measure(
+    llm: LLM, requests: Sequence[Request], kinds: Sequence[dict[str, Any]] = GREEDY
+) -> Result:
     """One timed run."""
     with stopwatches(llm) as (steps, forwards), PeakMemory() as memory:
         busy, own, started = busy_seconds(), process_time(), perf_counter()
-        outputs = generate(llm, requests)
+        outputs = generate(llm, requests, kinds)
         seconds = perf_counter() - started
         own, busy = process_time() - own, busy_seconds() - busy
     first_token, per_token = [], []
@@ -245,6 +260,14 @@ def options_from(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--num-gpu-blocks", type=int, help="default: what fits kv_cache_memory")
+    parser.add_argument("--enable-prefix-caching", action="store_true")
+    parser.add_argument("--enable-chunked-prefill", action="store_true")
+    parser.add_argument(
+        "--sampling",
+        choices=("greedy", "mixed"),
+        default="greedy",
+        help="mixed: each fifth request greedy, top-p, top-k, with penalties, with a bias",
+    )
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--repeat", type=int, default=1, help="runs; the median is printed too")
     parser.add_argument("--peer", type=Path, metavar="E2E_TF", help="e2e_tf.py to run in turn")
@@ -258,7 +281,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(options.threads)
     requests: list[Request] = json.loads(options.workload.read_text())[options.load]
     requests = requests[: options.num_requests]
-    llm = LLM(model=options.model, dtype=options.dtype, num_gpu_blocks=options.num_gpu_blocks)
+    llm = LLM(
+        model=options.model,
+        dtype=options.dtype,
+        num_gpu_blocks=options.num_gpu_blocks,
+        enable_prefix_caching=options.enable_prefix_caching,
+        enable_chunked_prefill=options.enable_chunked_prefill,
+    )
+    kinds = MIXED if options.sampling == "mixed" else GREEDY
     generate(llm, [{**request, "out": 4} for request in requests[:PEER_BATCH_SIZE]])  # warm up
     results, peer_rates = [], []
     with tempfile.TemporaryDirectory() as folder:
@@ -266,7 +296,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             options.peer, workload=options.workload, model=options.model, folder=Path(folder)
         )
         for run in range(options.repeat):
-            results.append(measure(llm, requests))
+            results.append(measure(llm, requests, kinds))
             about = {"load": options.load, "dtype": options.dtype, "run": run + 1}
             report("run", {**about, **asdict(results[-1])}, as_json=options.json)
             if peer:
