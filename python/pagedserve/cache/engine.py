@@ -92,6 +92,8 @@ class CacheEngine:
         self.block_size = block_size
 
         def pools(num_blocks: int, where: torch.device) -> list[Tensor]:
+            # A GPU reads and writes pinned memory without a stop.
+            is_pinned = device.type == "cuda" and where.type == "cpu" and num_blocks > 0
             return [
                 torch.empty(
                     num_blocks,
@@ -100,6 +102,7 @@ class CacheEngine:
                     layer.key_size + layer.value_size,
                     dtype=dtype,
                     device=where,
+                    pin_memory=is_pinned,
                 )
                 for layer in layers
             ]
