@@ -68,6 +68,44 @@ def test_json_is_one_object_a_line_and_nothing_else(
     assert all(words in captured.err for words in CLOSING_WORDS)
 
 
+def generated(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
+    assert main([*MODEL, "--prompt", "The capital of France is", "--json", *argv]) == 0
+    answer: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return answer
+
+
+@pytest.mark.usefixtures("loaded")
+def test_several_outputs_are_sampled_without_a_word_about_temperature(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    outputs = generated(capsys, "--n", "3", "--max-tokens", "6")["outputs"]
+    assert len(outputs) == 3
+    assert len({tuple(one["token_ids"]) for one in outputs}) > 1
+
+
+@pytest.mark.usefixtures("loaded")
+def test_a_beam_width_searches_and_the_best_comes_first(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    outputs = generated(capsys, "--beam-width", "3", "--n", "2", "--max-tokens", "4")["outputs"]
+    sums = [one["cumulative_logprob"] for one in outputs]
+    assert len(sums) == 2
+    assert sums == sorted(sums, reverse=True)
+
+
+@pytest.mark.usefixtures("loaded")
+def test_logprobs_and_stops_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    (output,) = generated(capsys, "--logprobs", "2", "--stop", ".")["outputs"]
+    assert (output["text"], output["stop_reason"]) == (" Paris", ".")
+    (first, _) = output["logprobs"]
+    assert {one["decoded_token"] for one in first.values()} >= {" Paris"}
+    argv = [*MODEL, "--prompt", "The capital of France is", "--logprobs", "2", "--stop", "."]
+    assert main(argv) == 0
+    shown = capsys.readouterr().out
+    assert "' Paris'" in shown
+    assert shown.count(" | ") == 2  # a line a token
+
+
 @pytest.mark.usefixtures("loaded")
 def test_chat_applies_the_models_template(capsys: pytest.CaptureFixture[str]) -> None:
     argv = [*MODEL, "--chat", "--json", "--prompt", "What is the capital of France?"]
@@ -107,6 +145,13 @@ def test_options_reach_the_engine(loaded: dict[str, Any]) -> None:
         ([*MODEL, "--prompt", "a", "--temperature", "warm"], "invalid float value: 'warm'"),
         ([*MODEL, "--prompt", "a", "--top-p", "2"], "top_p is 2.0"),
         ([*MODEL, "--prompt", "a", "--max-tokens", "0"], "max_tokens is 0"),
+        ([*MODEL, "--prompt", "a", "--n", "2", "--temperature", "0"], "all would be equal"),
+        ([*MODEL, "--prompt", "a", "--beam-width", "2", "--best-of", "2"], "are both given"),
+        ([*MODEL, "--prompt", "a", "--beam-width", "1"], "best_of is 1 with use_beam_search"),
+        ([*MODEL, "--prompt", "a", "--beam-width", "2", "--top-k", "3"], "top_k is 3 with use_b"),
+        ([*MODEL, "--prompt", "a", "--stop", ""], "stop"),
+        ([*MODEL, "--prompt", "a", "--swap-space", "-1"], "swap_space is -1.0"),
+        ([*MODEL, "--prompt", "a", "--preemption-mode", "drop"], "invalid choice: 'drop'"),
         ([*MODEL, "--prompt", "a", "--num-gpu-blocks", "0"], "num_gpu_blocks is 0"),
         ([*MODEL, "--prompt", "a", "--dtype", "int8"], "invalid choice: 'int8'"),
         ([*MODEL, "--prompt", "a", "--kv-cache-memory", "much"], "no number of bytes"),
