@@ -24,6 +24,7 @@ from pagedserve.config import ModelConfig
 from pagedserve.errors import ModelLoadError, PagedServeError, UnsupportedModelError
 from pagedserve.models.convert import converted_directory
 from pagedserve.models.limits import check_max_model_len, derive_max_model_len, eos_token_ids
+from pagedserve.models.linears import PackedLinear, pack_linears
 from pagedserve.models.probe import (
     AttentionProfile,
     architecture,
@@ -67,8 +68,10 @@ class LoadedModel:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the weights, shared ones once."""
-        return sum(parameter.nbytes for parameter in self.model.parameters())
+        """Bytes of the weights; shared ones count once, unless one of the two is packed."""
+        packed = [one for one in self.model.modules() if isinstance(one, PackedLinear)]
+        own = sum(parameter.nbytes for parameter in self.model.parameters())
+        return own + sum(one.nbytes for one in packed)
 
 
 def default_device() -> torch.device:
@@ -100,6 +103,7 @@ def load_model(config: ModelConfig, device: torch.device | None = None) -> Loade
         dtype = _dtype(config, text_config, device)
         model = _load_weights(source.name, directory, hf_config, dtype)
         cast(nn.Module, model).to(device).eval()
+        pack_linears(model)
         profile = _checked_profile(model, max_model_len)
     return LoadedModel(
         model=model,
