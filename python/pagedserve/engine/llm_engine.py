@@ -200,10 +200,8 @@ class LLMEngine:
         try:
             call_into(handles, add)
             group, seq = handles[0]
-            number = prompt.params.prompt_logprobs
-            self._requests.add(
-                Request(group, new.output, new.rows, number, self.stats.scheduler_seconds), seq
-            )
+            seconds = self.stats.scheduler_seconds
+            self._requests.add(Request(group, new.output, new.rows, seconds), seq)
         except BaseException:
             for group, _ in handles:
                 self._scheduler.abort(group)

@@ -23,17 +23,20 @@ class ScoredRow(NamedTuple):
 
     Attributes:
         state: Whose prompt it is.
-        num_top: Likeliest tokens wanted of each position.
         first: The first position in the prompt.
         place: Where that lies in the step's tokens.
         num_positions: How many of them.
     """
 
     state: OutputState
-    num_top: int
     first: int
     place: int
     num_positions: int
+
+    @property
+    def num_top(self) -> int:
+        """Likeliest tokens wanted of each position."""
+        return self.state.num_prompt_logprobs or 0
 
 
 def scored_rows(
@@ -50,8 +53,8 @@ def scored_rows(
     """
     scored = []
     for row, (request, _) in enumerate(rows):
-        state, num_top = request.output, request.num_prompt_logprobs
-        if num_top is None or state.prompt_logprobs is None:
+        state = request.output
+        if state.prompt_logprobs is None:
             continue
         start, end = query_start[row : row + 2].tolist()
         position = int(positions[start])
@@ -59,7 +62,7 @@ def scored_rows(
         last = min(position + end - start, len(state.prompt_token_ids) - 1)
         if first < last:
             place = start + first - position
-            scored.append(ScoredRow(state, num_top, first, place, last - first))
+            scored.append(ScoredRow(state, first, place, last - first))
     return scored
 
 

@@ -18,8 +18,6 @@ class Request:
         group: Handle of its sequence group.
         output: What its caller is told.
         rows: What the sampler is told.
-        num_prompt_logprobs: How many log-probabilities the caller wants of each prompt token
-            besides the token's own; None for none at all.
         scheduler_seconds: What the engine's scheduler had taken when the request came.
         seqs: Handles of its living sequences.
     """
@@ -27,7 +25,6 @@ class Request:
     group: int
     output: OutputState
     rows: RowSource
-    num_prompt_logprobs: int | None
     scheduler_seconds: float
     seqs: list[int] = field(default_factory=list)
 
@@ -73,7 +70,7 @@ class RequestTable:
         """Take up a request whose only sequence is ``seq``; its id is new."""
         self._by_id[request.output.request_id] = request
         self._by_group[request.group] = request
-        if request.num_prompt_logprobs is not None:
+        if request.output.prompt_logprobs is not None:
             self._scored.add(request.output.request_id)
         search = request.output.search
         first = search.beams[0] if search is not None else request.output.sequences[0]

@@ -70,6 +70,7 @@ class OutputProcessor:
             detokenizer=self._detokenizer(params) if params.detokenize else None,
             is_followed=is_followed and not chooses_last,
             num_logprobs=params.logprobs,
+            num_prompt_logprobs=params.prompt_logprobs,
             sequences=[],
             search=_search(params, rule) if params.use_beam_search else None,
             prompt_logprobs=None if params.prompt_logprobs is None else [],

@@ -52,6 +52,7 @@ class OutputState:
         is_followed: Whether the caller wants outputs before the last.
         num_logprobs: How many log-probabilities of each new token's position the caller wants
             besides the token's own; None for none at all.
+        num_prompt_logprobs: The same for the prompt's tokens.
         sequences: Its continuations, in the order of their indices; beams are in ``search``.
         search: The beam search, if it is one.
         prompt_logprobs: Of the prompt's tokens but the first, so far; None where nobody asked.
@@ -67,6 +68,7 @@ class OutputState:
     detokenizer: Detokenizer | None
     is_followed: bool
     num_logprobs: int | None
+    num_prompt_logprobs: int | None
     sequences: list[SequenceState]
     search: BeamSearch | None
     prompt_logprobs: list[TokenLogprob] | None
