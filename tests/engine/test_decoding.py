@@ -1,0 +1,408 @@
+"""What users notice of every way of decoding, on a model that is a formula."""
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from pagedserve import LLMEngine, RequestError, RequestOutput, SamplingParams
+from pagedserve.inputs import TokensPrompt
+
+GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+RANDOM: dict[str, Any] = {"max_tokens": 8, "ignore_eos": True, "seed": 11}
+BEAMS: dict[str, Any] = {"use_beam_search": True, "temperature": 0, "max_tokens": 8}
+
+
+def ids(*token_ids: int) -> TokensPrompt:
+    return {"prompt_token_ids": list(token_ids)}
+
+
+def token_of(character: str) -> int:
+    """The formula's token for a printable character."""
+    return ord(character) - ord("!")
+
+
+def writes(text: str) -> Callable[[list[int], Tensor], Tensor]:
+    """A logits processor that leaves nothing but ``text``, again and again."""
+
+    def process(token_ids: list[int], logits: Tensor) -> Tensor:
+        forced = torch.full_like(logits, -math.inf)
+        forced[token_of(text[len(token_ids) % len(text)])] = 0
+        return forced
+
+    return process
+
+
+def follow(engine: LLMEngine) -> dict[str, list[RequestOutput]]:
+    """Step until nothing is left; all outputs of each request, in order."""
+    seen: dict[str, list[RequestOutput]] = {}
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            seen.setdefault(output.request_id, []).append(output)
+    return seen
+
+
+def answer(formula: Any, prompt: Any, params: SamplingParams) -> RequestOutput:
+    """The last output of a request that has an engine for itself."""
+    engine = formula.engine()
+    engine.add_request("a", prompt, params)
+    output: RequestOutput = formula.finish(engine)["a"]
+    formula.check_idle(engine)
+    return output
+
+
+def test_all_outputs_of_a_followed_request_grow_and_end(formula: Any) -> None:
+    engine = formula.engine()
+    engine.add_request("a", ids(1, 2, 3), SamplingParams(**RANDOM, n=3))
+    outputs = follow(engine)["a"]
+    assert [one.finished for one in outputs] == [False] * 7 + [True]
+    for count, output in enumerate(outputs, 1):
+        assert [one.index for one in output.outputs] == [0, 1, 2]
+        assert [len(one.token_ids) for one in output.outputs] == [count] * 3
+    last = [one.token_ids for one in outputs[-1].outputs]
+    assert len({tuple(one) for one in last}) == 3
+    for output in outputs:
+        for one, whole in zip(output.outputs, last, strict=True):
+            assert one.token_ids == whole[: len(one.token_ids)]
+    assert [one.finish_reason for one in outputs[-1].outputs] == ["length"] * 3
+    formula.check_idle(engine)
+
+
+def test_an_output_that_has_ended_stays_while_others_go_on(formula: Any) -> None:
+    engine = formula.engine()
+    params = SamplingParams(n=4, seed=5, max_tokens=30, stop_token_ids=range(0, 256, 12))
+    engine.add_request("a", ids(1), params)
+    outputs = follow(engine)["a"]
+    lengths = {len(one.token_ids) for one in outputs[-1].outputs}
+    assert len(lengths) > 1
+    for before, after in pairwise(outputs):
+        for one, other in zip(before.outputs, after.outputs, strict=True):
+            if one.finish_reason is None:
+                assert len(other.token_ids) == len(one.token_ids) + 1
+            else:
+                assert other == one
+    formula.check_idle(engine)
+
+
+def test_outputs_do_not_depend_on_company(formula: Any) -> None:
+    wishes = [
+        SamplingParams(**RANDOM, n=3),
+        SamplingParams(**BEAMS, n=2, best_of=3),
+        SamplingParams(**RANDOM, n=1, best_of=4, presence_penalty=1),
+        GREEDY,
+    ]
+    alone = [answer(formula, ids(1, 2), params).outputs for params in wishes]
+    engine = formula.engine()
+    for number, params in enumerate(wishes):
+        engine.add_request(str(number), ids(1, 2), params)
+    together = formula.finish(engine)
+    assert [together[str(number)].outputs for number in range(len(wishes))] == alone
+    formula.check_idle(engine)
+
+
+def raises(token_ids: list[int], logits: Tensor) -> Tensor:
+    if len(token_ids) == 2:
+        raise LookupError("no third token")
+    return logits
+
+
+GARBAGE: dict[str, tuple[Callable[[list[int], Tensor], Any], str]] = {
+    "raises": (raises, "logits processor raises raised LookupError: no third token"),
+    "nothing": (lambda _, __: None, "returned NoneType, expected a float tensor of shape [257]"),
+    "short": (lambda _, __: torch.zeros(3), "returned float32 [3], expected"),
+    "integers": (lambda _, logits: logits.long(), "returned int64 [257], expected"),
+    "nan": (lambda _, logits: logits * math.nan, "returned NaN"),
+    "nothing left": (lambda _, logits: logits - math.inf, "no token is left to sample"),
+    "infinity": (lambda _, logits: logits + math.inf, "hold infinity"),
+}
+
+
+@pytest.mark.parametrize("ways", [{"temperature": 0}, RANDOM | {"n": 3}, BEAMS | {"best_of": 3}])
+@pytest.mark.parametrize("name", GARBAGE)
+def test_a_bad_logits_processor_fails_its_request_alone(
+    formula: Any, name: str, ways: dict[str, Any]
+) -> None:
+    processor, reason = GARBAGE[name]
+    others = {"greedy": GREEDY, "random": SamplingParams(**RANDOM, n=2)}
+    alone = {name: answer(formula, ids(7), params).outputs for name, params in others.items()}
+    engine = formula.engine()
+    engine.add_request("greedy", ids(7), others["greedy"])
+    engine.add_request("bad", ids(1, 2), SamplingParams(**ways, logits_processors=[processor]))
+    engine.add_request("random", ids(7), others["random"])
+    outputs = formula.finish(engine)
+    for one in outputs["bad"].outputs:
+        assert one.finish_reason == "error"
+        assert reason in str(one.stop_reason)
+        assert len(one.token_ids) == (2 if processor is raises else 0)
+    assert len(outputs["bad"].outputs) >= 1
+    assert {name: outputs[name].outputs for name in others} == alone
+    formula.check_idle(engine)
+    engine.add_request("bad", ids(7), GREEDY)
+    assert formula.finish(engine)["bad"].outputs[0].token_ids == formula.greedy([7], 8)
+
+
+def test_a_request_whose_every_token_is_banned_fails_by_name(formula: Any) -> None:
+    params = SamplingParams(temperature=0, min_tokens=1, allowed_token_ids=[formula.eos])
+    (output,) = answer(formula, ids(1), params).outputs
+    assert (output.finish_reason, output.token_ids) == ("error", [])
+    assert "no token is left to sample" in str(output.stop_reason)
+
+
+def test_a_large_bias_forces_a_token(formula: Any) -> None:
+    params = SamplingParams(**RANDOM, n=2, logit_bias={77: 300})  # the formula's span 128
+    outputs = answer(formula, ids(1), params).outputs
+    assert [one.token_ids for one in outputs] == [[77] * 8] * 2
+
+
+def test_only_allowed_tokens_come(formula: Any) -> None:
+    allowed = [3, 40, 200]
+    params = SamplingParams(**RANDOM, n=4, allowed_token_ids=allowed)
+    outputs = answer(formula, ids(1), params).outputs
+    assert {token for one in outputs for token in one.token_ids} <= set(allowed)
+
+
+def test_bad_words_never_come(formula: Any) -> None:
+    letters = [token_of(one) for one in "abc"]
+    ways: dict[str, Any] = {"n": 4, "temperature": 50, "max_tokens": 60, "seed": 1}
+    free = SamplingParams(**ways, allowed_token_ids=letters)
+    assert all("ab" in one.text for one in answer(formula, ids(1), free).outputs)
+    bad = SamplingParams(**ways, allowed_token_ids=letters, bad_words=["ab", "cca"])
+    for one in answer(formula, ids(1), bad).outputs:
+        assert len(one.text) == 60
+        assert "ab" not in one.text
+        assert "cca" not in one.text
+
+
+@pytest.mark.parametrize("include", [False, True])
+def test_a_stop_string_across_tokens_cuts_the_text(formula: Any, include: bool) -> None:
+    engine = formula.engine()
+    params = SamplingParams(
+        temperature=0,
+        max_tokens=20,
+        stop=["no", "halt"],
+        include_stop_str_in_output=include,
+        logits_processors=[writes("gohahalthere")],
+    )
+    engine.add_request("a", ids(1), params)
+    outputs = follow(engine)["a"]
+    (last,) = outputs[-1].outputs
+    assert last.text == ("gohahalt" if include else "goha")
+    assert last.token_ids == [token_of(one) for one in "gohahalt"]
+    assert (last.finish_reason, last.stop_reason) == ("stop", "halt")
+    texts = [output.outputs[0].text for output in outputs]
+    if include:
+        assert texts == ["gohahalt"[:count] for count in range(1, 9)]
+    else:  # what may be the start of a stop string is held back
+        assert texts == ["g", "go", "go", "go", "goha", "goha", "goha", "goha"]
+    for before, after in pairwise(texts):
+        assert after.startswith(before)
+    assert len(outputs) == 8
+    formula.check_idle(engine)
+
+
+def test_stop_strings_end_each_output_by_itself(formula: Any) -> None:
+    letters = [token_of(one) for one in "abcd"]
+    ways: dict[str, Any] = {"n": 4, "temperature": 50, "max_tokens": 40, "seed": 2}
+    params = SamplingParams(**ways, allowed_token_ids=letters, stop="da")
+    free = SamplingParams(**ways, allowed_token_ids=letters)
+    engine = formula.engine()
+    engine.add_request("a", ids(1), params)
+    outputs = follow(engine)["a"]
+    whole = [one.text for one in answer(formula, ids(1), free).outputs]
+    for place, text in enumerate(whole):
+        shown = [output.outputs[place].text for output in outputs]
+        assert shown[-1] == text.partition("da")[0]
+        for before, after in pairwise(shown):
+            assert after.startswith(before)
+        last = outputs[-1].outputs[place]
+        expected = ("stop", "da") if "da" in text else ("length", None)
+        assert (last.finish_reason, last.stop_reason) == expected
+    formula.check_idle(engine)
+
+
+def test_beams_stop_at_strings(formula: Any) -> None:
+    letters = [token_of(one) for one in "abcd"]
+    params = SamplingParams(
+        **BEAMS | {"max_tokens": 20}, n=3, best_of=3, allowed_token_ids=letters, stop="da"
+    )
+    for one in answer(formula, ids(1), params).outputs:
+        assert "da" not in one.text
+        assert (one.finish_reason == "stop") == (one.stop_reason == "da")
+
+
+def test_truncation_keeps_the_last_tokens(formula: Any) -> None:
+    params = SamplingParams(temperature=0, max_tokens=4, truncate_prompt_tokens=3)
+    output = answer(formula, ids(*range(10)), params)
+    assert output.prompt_token_ids == [7, 8, 9]
+    assert output.outputs[0].token_ids == formula.greedy([7, 8, 9], 4)
+    assert answer(formula, ids(1, 2), params).prompt_token_ids == [1, 2]
+
+
+@pytest.mark.parametrize("ways", [{"temperature": 0}, {"n": 2, "seed": 1}])
+def test_no_end_before_min_tokens(formula: Any, ways: dict[str, Any]) -> None:
+    params = SamplingParams(
+        **ways, max_tokens=10, min_tokens=3, logit_bias={formula.eos: 500, 50: 300}
+    )
+    for one in answer(formula, ids(1), params).outputs:
+        assert one.token_ids == [50, 50, 50, formula.eos]
+        assert (one.finish_reason, one.stop_reason) == ("stop", None)
+        assert "<|end|>" not in one.text
+
+
+@pytest.mark.parametrize(
+    "ways", [RANDOM | {"best_of": 5}, BEAMS | {"best_of": 5}], ids=["best of", "beams"]
+)
+def test_who_is_chosen_at_the_end_has_one_output(formula: Any, ways: dict[str, Any]) -> None:
+    engine = formula.engine()
+    engine.add_request("a", ids(1, 2), SamplingParams(**ways, n=2))
+    (output,) = follow(engine)["a"]
+    assert output.finished
+    assert [one.index for one in output.outputs] == [0, 1]
+    assert [one.finish_reason for one in output.outputs] == ["length"] * 2
+    first, second = (one.cumulative_logprob for one in output.outputs)
+    assert first is not None
+    assert second is not None
+    assert first >= second
+    formula.check_idle(engine)
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 4])
+@pytest.mark.parametrize(
+    "ways", [RANDOM | {"n": 4}, RANDOM | {"n": 3, "best_of": 5}, BEAMS | {"n": 3, "best_of": 4}]
+)
+def test_aborted_in_the_middle(formula: Any, ways: dict[str, Any], num_steps: int) -> None:
+    params = SamplingParams(**ways)
+    engine = formula.engine()
+    engine.add_request("a", ids(1, 2), params)
+    engine.add_request("b", ids(3), GREEDY)
+    for _ in range(num_steps):
+        engine.step()
+    (aborted,) = engine.abort_request("a")
+    assert aborted.finished
+    # Before its first token a request is one sequence.
+    assert len(aborted.outputs) == (params.n if num_steps else 1)
+    for one in aborted.outputs:
+        assert one.finish_reason == "abort"
+        assert len(one.token_ids) == num_steps
+    outputs = formula.finish(engine)
+    assert set(outputs) == {"b"}
+    assert outputs["b"].outputs[0].token_ids == formula.greedy([3], 8)
+    formula.check_idle(engine)
+
+
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+def test_metrics_tell_of_preemptions(formula: Any, mode: str) -> None:
+    # Host memory for all: else some that should be swapped are recomputed.
+    engine = formula.engine(num_gpu_blocks=24, preemption_mode=mode, swap_space=0.01)
+    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    for number in range(8):
+        engine.add_request(str(number), ids(*range(number, number + 10)), params)
+    metrics = [output.metrics for output in formula.finish(engine).values()]
+    assert sum(one.num_preemptions for one in metrics) == engine.scheduler.num_preemptions > 0
+    for one in metrics:
+        recomputes = one.num_preemptions > 0 and mode == "recompute"
+        assert (one.num_recomputed_tokens > 0) == recomputes
+        assert one.scheduler_time > 0
+        times = (
+            one.arrival_time,
+            one.first_scheduled_time,
+            one.first_token_time,
+            one.finished_time,
+        )
+        assert list(times) == sorted(times)
+    assert any(one.num_preemptions == 0 for one in metrics)
+    formula.check_idle(engine)
+
+
+def test_metrics_without_preemptions(formula: Any) -> None:
+    metrics = answer(formula, ids(1, 2), SamplingParams(**RANDOM, n=4)).metrics
+    assert (metrics.num_preemptions, metrics.num_recomputed_tokens) == (0, 0)
+    assert metrics.scheduler_time > 0
+
+
+def test_the_line_of_statistics_has_the_figures(formula: Any) -> None:
+    engine = formula.engine(max_num_seqs=2, enable_prefix_caching=True)
+    for number in range(3):
+        engine.add_request(str(number), ids(*range(8)), GREEDY)
+    engine.step()
+    line = engine.stats_line()
+    assert "running 2, waiting 1, swapped 0" in line
+    used = 1 - engine.scheduler.num_free_gpu_blocks / 64
+    assert f"KV cache {used:.1%}" in line
+    assert "prefix hits" in line
+    _, _, rates = line.partition("prompt ")
+    prompt, generation = (float(one.split()[-1]) for one in rates.split(" tokens/s")[0].split(","))
+    assert prompt > 0
+    assert generation > 0
+    formula.finish(engine)
+    engine.stats_line()
+    assert "running 0, waiting 0, swapped 0" in engine.stats_line()
+    assert "prompt 0.0, generation 0.0 tokens/s" in engine.stats_line()
+
+
+def test_forgotten_prefixes_are_not_hit(formula: Any) -> None:
+    engine: LLMEngine = formula.engine(enable_prefix_caching=True)
+    scheduler = engine.scheduler
+
+    def num_hits() -> int:
+        before = scheduler.num_cached_tokens
+        engine.add_request("a", ids(*range(16)), GREEDY)
+        assert formula.finish(engine)["a"].outputs[0].token_ids == formula.greedy(range(16), 8)
+        return scheduler.num_cached_tokens - before
+
+    assert num_hits() == 0
+    assert num_hits() > 0
+    engine.add_request("b", ids(*range(16)), GREEDY)
+    engine.step()
+    assert not engine.reset_prefix_cache()
+    formula.finish(engine)
+    assert num_hits() > 0
+    assert engine.reset_prefix_cache()
+    assert num_hits() == 0
+    assert num_hits() > 0
+    formula.check_idle(engine)
+
+
+REFUSALS: dict[str, tuple[dict[str, Any], Sequence[str]]] = {
+    "best_of": ({"n": 33}, ["best_of is 33", "max_num_seqs is 32"]),
+    "beams": (BEAMS | {"best_of": 33}, ["best_of is 33", "max_num_seqs is 32"]),
+    "logprobs": ({"logprobs": 258}, ["logprobs is 258", "at most 257"]),
+    "prompt_logprobs": ({"prompt_logprobs": 258}, ["prompt_logprobs is 258", "at most 257"]),
+    "logit_bias": ({"logit_bias": {257: 1}}, ["logit_bias has 257", "from 0 to 256"]),
+    "allowed": ({"allowed_token_ids": [1, 999]}, ["allowed_token_ids has 999", "from 0 to 256"]),
+    "stop": ({"stop_token_ids": [257]}, ["stop_token_ids has 257", "from 0 to 256"]),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_what_cannot_be_done_is_refused_by_name(formula: Any, name: str) -> None:
+    given, reasons = REFUSALS[name]
+    engine = formula.engine()
+    with pytest.raises(RequestError) as caught:
+        engine.add_request("a", ids(1), SamplingParams(**given))
+    assert all(reason in str(caught.value) for reason in reasons)
+    formula.check_idle(engine)
+    engine.add_request("a", ids(1), GREEDY)
+    assert formula.finish(engine)["a"].outputs[0].token_ids == formula.greedy([1], 8)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"n": 32},
+        {"logprobs": 257, "prompt_logprobs": 257},
+        {"logit_bias": {256: 1}, "allowed_token_ids": [256, 3], "stop_token_ids": [256]},
+    ],
+)
+def test_the_most_that_is_accepted_runs(formula: Any, given: dict[str, Any]) -> None:
+    output = answer(formula, ids(1, 2), SamplingParams(seed=1, max_tokens=4, **given))
+    assert len(output.outputs) == given.get("n", 1)
+    if "logprobs" in given:
+        assert output.outputs[0].logprobs is not None
+        assert output.prompt_logprobs is not None
+        assert [len(one) for one in output.outputs[0].logprobs] == [257] * 4
+        assert [one and len(one) for one in output.prompt_logprobs] == [None, 257]
