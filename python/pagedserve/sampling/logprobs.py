@@ -2,7 +2,9 @@
 
 Invariants:
 
-1. Log-probabilities are logits less their log-sum-exp; no array of them all is made.
+1. Log-probabilities are logits less their log-sum-exp; no array of them all is made.  Only those
+   of candidates are torch's log-softmax: in float32 over a large vocabulary it is some 6e-6 too
+   high, but its sums are then those of transformers' beam search.
 2. Of equal logits the smaller id comes first, on every device, as it does in a greedy draw.
 3. Intermediate arrays hold one chunk of rows.
 """
@@ -130,8 +132,8 @@ class Candidates:
 
     def fill(self, rows: NDArray[np.int64], logits: Tensor) -> None:
         """Fill in these rows from their edited logits, float32 ``[len(rows), V]``, one chunk."""
-        values, ids = likeliest(logits, self.logprobs.shape[1])
-        values -= logits.logsumexp(dim=-1, keepdim=True)
+        _, ids = likeliest(logits, self.logprobs.shape[1])
+        values = logits.log_softmax(dim=-1).gather(1, ids)
         self.token_ids[rows] = ids.cpu().numpy()
         self.logprobs[rows] = values.cpu().numpy()
 
