@@ -25,6 +25,9 @@ __all__ = [
     "SequenceGroupMetadata",
     "UncachedBlockAllocator",
     "__version__",
+    "cpu_instruction_sets",
+    "has_torch_threads",
+    "paged_attention_cpu",
 ]
 
 __version__: Final[str]
@@ -37,6 +40,9 @@ _Refusal: TypeAlias = Literal[
 ]
 
 _AllocStatus: TypeAlias = Literal["ok", "later", "never"]
+
+_DType: TypeAlias = Literal["float32", "bfloat16"]
+_InstructionSet: TypeAlias = Literal["portable", "avx2", "avx512", "avx512_bf16"]
 
 @final
 class CacheConfig:
@@ -450,3 +456,80 @@ class BlockSpaceManager:
     def num_free_cpu_blocks(self) -> int: ...
     @property
     def watermark_blocks(self) -> int: ...
+
+def cpu_instruction_sets() -> list[_InstructionSet]:
+    """The vector instructions that this CPU has and `paged_attention_cpu` uses, the best last."""
+
+def has_torch_threads() -> bool:
+    """Whether torch is loaded and `paged_attention_cpu` can use its OpenMP threads."""
+
+def paged_attention_cpu(
+    *,
+    dtype: _DType,  # of queries, keys, values, pool and output
+    query: int,
+    query_strides: tuple[int, int],
+    key: int,
+    key_strides: tuple[int, int],
+    value: int,
+    value_strides: tuple[int, int],
+    pool: int,
+    output: int,
+    num_heads: int,
+    num_kv_heads: int,
+    key_size: int,
+    value_size: int,
+    num_blocks: int,
+    block_size: int,
+    block_tables: NDArray[np.int32],  # [R * B], of shape [R, B] flattened
+    query_start: NDArray[np.int32],  # [R + 1]
+    seq_lens: NDArray[np.int32],  # [R]
+    slot_mapping: NDArray[np.int64],  # [T]
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: NDArray[np.float32] | None = None,  # [H]
+    num_threads: int = 1,
+    instructions: _InstructionSet | None = None,
+) -> None:
+    """Write one step's keys and values into a pool, then attend: one layer, a whole flat batch.
+
+    What is computed is ``write_cache`` and ``paged_attention`` of pagedserve.kernels.reference,
+    but the pool has a layout of its own: a contiguous tensor of ``num_blocks`` blocks, each of
+    ``block_size * num_kv_heads * (key_size + value_size)`` elements, that only this function
+    reads and writes.  Whole blocks may be copied between pools.
+
+    The tensors come as addresses (``Tensor.data_ptr()``), which nothing can check: a wrong one
+    ends the process.  The lock of the interpreter is held.
+
+    Args:
+        dtype: how numbers are stored; they are computed in float32.
+        query: ``[T, H, D]``; the last dimension is contiguous here and below.
+        query_strides: elements from a token to the next, and from a head to the next.
+        key: ``[T, Hkv, D]``.
+        key_strides: as those of the query.
+        value: ``[T, Hkv, Dv]``.
+        value_strides: as those of the query.
+        pool: written in place.
+        output: ``[T, H, Dv]``, contiguous; every element is written.
+        num_heads: H.
+        num_kv_heads: Hkv.
+        key_size: D.
+        value_size: Dv.
+        num_blocks: blocks of the pool.
+        block_size: tokens of a block; multiples of 16 are fast.
+        block_tables: block ids; entries past a row's last block, or before its window, mean
+            nothing.
+        query_start: row boundaries in T.
+        seq_lens: keys of each row, its queries' own included.
+        slot_mapping: where each token's key and value go; -1 means that they are not written.
+        scale: factor of the scores.
+        window: a query sees only keys with position > its own - window.
+        softcap: scores become ``softcap * tanh(scores / softcap)``, before the mask.
+        sinks: one more score a head, which takes weight and has no value.
+        num_threads: of torch's threads, where `has_torch_threads`; else one is used.
+        instructions: None for the best that the CPU has.
+
+    Raises:
+        StepError: for arguments that do not fit each other or an id outside of the pool;
+            nothing was read or written.
+    """

@@ -6,6 +6,7 @@ from typing import Literal, get_args
 from pagedserve.errors import ConfigError
 
 ModelDtype = Literal["auto", "float32", "bfloat16", "float16"]
+AttentionBackend = Literal["rust", "torch"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +19,8 @@ class ModelConfig:
         max_model_len: most tokens of a sequence, prompt and output together; None takes what
             the model was made for.
         seed: seeds the random numbers of requests that bring no seed.
+        attention_backend: ``"rust"`` (CPU, float32 and bfloat16) or ``"torch"`` (anywhere); None
+            takes rust where it can.
 
     Raises:
         ConfigError: for a value that no model could be loaded with.
@@ -27,6 +30,7 @@ class ModelConfig:
     dtype: ModelDtype = "auto"
     max_model_len: int | None = None
     seed: int = 0
+    attention_backend: AttentionBackend | None = None
 
     def __post_init__(self) -> None:
         if not self.model:
@@ -36,5 +40,9 @@ class ModelConfig:
         if self.dtype not in get_args(ModelDtype):
             accepted = ", ".join(get_args(ModelDtype))
             raise ConfigError(f"dtype is {self.dtype!r}: accepted are {accepted}")
+        if self.attention_backend not in (None, *get_args(AttentionBackend)):
+            raise ConfigError(
+                f"attention_backend is {self.attention_backend!r}: accepted are rust, torch, None"
+            )
         if self.max_model_len is not None and self.max_model_len < 1:
             raise ConfigError(f"max_model_len is {self.max_model_len}: must be at least 1, or None")

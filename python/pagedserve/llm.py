@@ -7,7 +7,7 @@ from typing import Any, Final, SupportsIndex
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from pagedserve.config import ModelDtype
+from pagedserve.config import AttentionBackend, ModelDtype
 from pagedserve.engine.admission import CheckedRequest
 from pagedserve.engine.args import EngineArgs, PreemptionMode
 from pagedserve.engine.llm_engine import LLMEngine
@@ -43,6 +43,7 @@ class LLM:
         swap_space: float | None = None,
         preemption_mode: PreemptionMode | None = None,
         num_lookahead_slots: int = 0,
+        attention_backend: AttentionBackend | None = None,
     ) -> None:
         """Load a model and make its KV cache; says on stderr where the memory went.
 
@@ -64,6 +65,7 @@ class LLM:
                 much as the KV cache holds, at most 4.
             preemption_mode: "recompute", "swap" or None: by the number of a request's sequences.
             num_lookahead_slots: KV slots kept free behind each running sequence.
+            attention_backend: "rust" (on the CPU) or "torch"; None takes rust where it can.
 
         Raises:
             ConfigError: Arguments that contradict each other, the model or the memory.
@@ -84,6 +86,7 @@ class LLM:
             swap_space=swap_space,
             preemption_mode=preemption_mode,
             num_lookahead_slots=num_lookahead_slots,
+            attention_backend=attention_backend,
         )
         self.llm_engine = LLMEngine(args)
         self._num_calls = 0

@@ -29,6 +29,7 @@ from pagedserve.errors import ConfigError
         ({"swap_space": "4"}, "swap_space is '4'"),
         ({"preemption_mode": "drop"}, "preemption_mode is 'drop'; it must be recompute, swap or"),
         ({"preemption_mode": 1}, "preemption_mode is 1; it must be a string, or None"),
+        ({"attention_backend": "flash"}, "attention_backend is 'flash': accepted are rust, torch"),
         ({"num_lookahead_slots": -1}, "num_lookahead_slots is -1; it must be an integer, at least"),
         ({"seed": -1}, "seed is -1; it must be an integer, at least 0"),
     ],
@@ -64,6 +65,7 @@ def test_every_field_can_be_given_on_the_command_line() -> None:
         swap_space=0.5,
         preemption_mode="swap",
         num_lookahead_slots=2,
+        attention_backend="torch",
     )
     argv = []
     for name, value in dataclasses.asdict(given).items():

@@ -37,8 +37,7 @@ KINDS: list[dict[str, Any]] = [
     for length_penalty in (0.0, 0.6, 1.0, 2.0, -1.0)
     for early_stopping in (True, False, "never")
 ]
-STOP = Finish("stop")
-ABORT = Finish("abort")
+STOP, ABORT = Finish("stop"), Finish("abort")
 
 
 def ends_with(*tokens: int) -> FinishOf:

@@ -28,7 +28,7 @@ PYTHON_LAYERS: dict[str, set[str]] = {
 
 # The modules that may name the Rust core.
 CORE_USERS = re.compile(
-    r"pagedserve(\.engine(\..*)?|\.replay(\..*)?|\.output\.processor|\.runner\.buffers|\.errors|\.config)?"
+    r"pagedserve(\.engine(\..*)?|\.replay(\..*)?|\.output\.processor|\.runner\.buffers|\.errors|\.config|\.attention\.cpu)?"
 )
 
 # The core's modules from low to high; those of one line may name each other.

@@ -9,14 +9,16 @@ because some models number their layers twice or not at all.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from pagedserve.attention import cpu
 from pagedserve.attention.metadata import AttentionMetadata
 from pagedserve.attention.paged import AttentionOptions, attend
+from pagedserve.config import AttentionBackend
 from pagedserve.errors import StepError, UnsupportedModelError
 from pagedserve.kernels.reference import write_cache
 
@@ -75,14 +77,18 @@ class StepAttention:
         metadata: AttentionMetadata,
         pools: Sequence[Tensor],
         windows: Sequence[int | None],
+        backend: AttentionBackend,
     ) -> None:
         """Take a step.
 
         Args:
             metadata: the step.
-            pools: of each layer, ``[num_blocks, block_size, Hkv, D + Dv]``.
+            pools: of each layer, ``[num_blocks, block_size, Hkv, D + Dv]``; the layout of a block
+                is the backend's own.
             windows: of each layer, as found at load.
+            backend: who writes and attends; the same for all steps over one set of pools.
         """
+        self._backend = backend
         self._metadata = metadata
         self._pools = pools
         self._windows = windows
@@ -94,25 +100,39 @@ class StepAttention:
         if layer == len(self._pools):
             raise StepError(f"the model made more attention calls than its {layer} layers")
         self.num_calls += 1
-        pool, key_size = self._pools[layer], call.key.shape[-1]
-        write_cache(
-            call.key[0].transpose(0, 1),
-            call.value[0].transpose(0, 1),
-            pool[..., :key_size],
-            pool[..., key_size:],
-            self._metadata.slot_mapping,
-        )
         options = call.options
         if options.window != self._windows[layer]:
-            options = AttentionOptions(
-                scale=options.scale,
-                window=self._windows[layer],
-                softcap=options.softcap,
-                sinks=options.sinks,
-            )
-        return attend(
-            call.query, call.key, call.value, pool, metadata=self._metadata, options=options
+            options = replace(options, window=self._windows[layer])
+        answer = cpu.write_and_attend if self._backend == "rust" else _write_and_attend
+        return answer(
+            call.query,
+            call.key,
+            call.value,
+            self._pools[layer],
+            metadata=self._metadata,
+            options=options,
         )
+
+
+def _write_and_attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    pool: Tensor,
+    *,
+    metadata: AttentionMetadata,
+    options: AttentionOptions,
+) -> Tensor:
+    """The same as ``cpu.write_and_attend``, in torch's operations on any device."""
+    key_size = key.shape[-1]
+    write_cache(
+        key[0].transpose(0, 1),
+        value[0].transpose(0, 1),
+        pool[..., :key_size],
+        pool[..., key_size:],
+        metadata.slot_mapping,
+    )
+    return attend(query, key, value, pool, metadata=metadata, options=options)
 
 
 def paged_attention_forward(

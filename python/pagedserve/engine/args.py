@@ -6,14 +6,14 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Self, TypeAlias, get_args
 
-from pagedserve.config import ModelConfig, ModelDtype
+from pagedserve.config import AttentionBackend, ModelConfig, ModelDtype
 from pagedserve.errors import ConfigError
 
 PreemptionMode: TypeAlias = Literal["recompute", "swap"]
 
 # Fields of these types are names; of the others all that are no flags are counts, but for
 # ``swap_space``.
-_NAMES: Final = (str, ModelDtype, PreemptionMode | None)
+_NAMES: Final = (str, ModelDtype, PreemptionMode | None, AttentionBackend | None)
 
 _UNITS: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
@@ -61,6 +61,8 @@ class EngineArgs:
             requests of one sequence and swaps those of several.
         num_lookahead_slots: KV slots kept free behind each running sequence, for several tokens
             in one step.
+        attention_backend: "rust" (on the CPU, in float32 and bfloat16) or "torch"; None takes
+            rust where it can.
 
     Raises:
         ConfigError: A value that cannot be; the message says what is accepted.
@@ -116,6 +118,12 @@ class EngineArgs:
     num_lookahead_slots: int = field(
         default=0, metadata=_option("KV slots kept free behind each running sequence")
     )
+    attention_backend: AttentionBackend | None = field(
+        default=None,
+        metadata=_option(
+            "who computes attention (default: rust on the CPU)", choices=get_args(AttentionBackend)
+        ),
+    )
 
     def __post_init__(self) -> None:
         for one in dataclasses.fields(self):
@@ -139,7 +147,11 @@ class EngineArgs:
     def model_config(self) -> ModelConfig:
         """The part of the executor."""
         return ModelConfig(
-            model=self.model, dtype=self.dtype, max_model_len=self.max_model_len, seed=self.seed
+            model=self.model,
+            dtype=self.dtype,
+            max_model_len=self.max_model_len,
+            seed=self.seed,
+            attention_backend=self.attention_backend,
         )
 
     @classmethod

@@ -18,10 +18,11 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from pagedserve.attention.cpu import can_attend
 from pagedserve.attention.interface import ATTENTION_NAME, register
 from pagedserve.cache.engine import LayerShape
-from pagedserve.config import ModelConfig
-from pagedserve.errors import ModelLoadError, PagedServeError, UnsupportedModelError
+from pagedserve.config import AttentionBackend, ModelConfig
+from pagedserve.errors import ConfigError, ModelLoadError, PagedServeError, UnsupportedModelError
 from pagedserve.models.convert import converted_directory
 from pagedserve.models.limits import check_max_model_len, derive_max_model_len, eos_token_ids
 from pagedserve.models.linears import PackedLinear, pack_linears
@@ -49,6 +50,7 @@ class LoadedModel:
         eos_token_ids: tokens that end a sequence.
         dtype: of the weights, and of keys and values.
         device: of the model.
+        attention_backend: who computes attention.
     """
 
     model: PreTrainedModel
@@ -60,6 +62,7 @@ class LoadedModel:
     eos_token_ids: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
+    attention_backend: AttentionBackend
 
     @property
     def num_layers(self) -> int:
@@ -104,7 +107,8 @@ def load_model(config: ModelConfig, device: torch.device | None = None) -> Loade
         model = _load_weights(source.name, directory, hf_config, dtype)
         cast(nn.Module, model).to(device).eval()
         pack_linears(model)
-        profile = _checked_profile(model, max_model_len)
+        backend = _attention_backend(config, device, dtype)
+        profile = _checked_profile(model, max_model_len, backend)
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
@@ -119,13 +123,28 @@ def load_model(config: ModelConfig, device: torch.device | None = None) -> Loade
         eos_token_ids=eos_token_ids(model.generation_config, text_config),
         dtype=dtype,
         device=device,
+        attention_backend=backend,
     )
 
 
-def _checked_profile(model: PreTrainedModel, max_model_len: int) -> AttentionProfile:
+def _attention_backend(
+    config: ModelConfig, device: torch.device, dtype: torch.dtype
+) -> AttentionBackend:
+    if config.attention_backend == "rust" and not can_attend(device, dtype):
+        raise ConfigError(
+            f"attention_backend is 'rust', which computes in float32 and bfloat16 on the CPU; the "
+            f"model is in {dtype} on {device}: give 'torch' or leave it out"
+        )
+    return config.attention_backend or ("rust" if can_attend(device, dtype) else "torch")
+
+
+def _checked_profile(
+    model: PreTrainedModel, max_model_len: int, backend: AttentionBackend
+) -> AttentionProfile:
     try:
         profile = profile_attention(model, max_model_len=max_model_len)
-        check_logits(model, profile.layers, min(max_model_len, profile.max_exact_len))
+        length = min(max_model_len, profile.max_exact_len)
+        check_logits(model, profile.layers, length, backend)
     except PagedServeError:
         raise
     except Exception as error:  # whatever a foreign model does with a flat batch

@@ -9,6 +9,7 @@ with the model's own attention.  An architecture that fails one of them is refus
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -26,6 +27,7 @@ from pagedserve.attention.interface import (
 )
 from pagedserve.attention.metadata import AttentionMetadata
 from pagedserve.cache.engine import CacheEngine, LayerShape
+from pagedserve.config import AttentionBackend
 from pagedserve.errors import UnsupportedModelError
 
 _PROBE_NAME = "pagedserve_probe"
@@ -153,7 +155,12 @@ def profile_attention(model: PreTrainedModel, *, max_model_len: int) -> Attentio
     return AttentionProfile(tuple(layers), masks.max_exact_len)
 
 
-def check_logits(model: PreTrainedModel, layers: tuple[LayerShape, ...], max_len: int) -> None:
+def check_logits(
+    model: PreTrainedModel,
+    layers: tuple[LayerShape, ...],
+    max_len: int,
+    backend: AttentionBackend,
+) -> None:
     """Compare logits over paged KV with those of the model's own attention.
 
     Two sequences, one in two chunks and one that decodes a token, from pools full of NaN.
@@ -166,7 +173,7 @@ def check_logits(model: PreTrainedModel, layers: tuple[LayerShape, ...], max_len
     with _using_attention(model, "eager"):
         expected = [_forward(model, prompt) for prompt in prompts]
     first = [max(1, lengths[0] - 3), max(1, lengths[1] - 1)]
-    got = _paged_logits(model, layers, prompts, first)
+    got = _paged_logits(model, layers, prompts, first, backend)
     for ours, theirs in zip(got, expected, strict=True):
         error = float((ours - theirs).abs().max() / theirs.abs().max())
         if not error <= _TOLERANCE[model.dtype]:
@@ -192,6 +199,7 @@ def _paged_logits(
     layers: tuple[LayerShape, ...],
     prompts: list[Tensor],
     first: list[int],
+    backend: AttentionBackend,
 ) -> list[Tensor]:
     """Each prompt's logits [tokens, V], from two steps that cut it after `first` tokens."""
     num_blocks = -(-max(len(prompt) for prompt in prompts) // _BLOCK_SIZE)
@@ -209,8 +217,9 @@ def _paged_logits(
     parts: list[list[Tensor]] = [[] for _ in prompts]
     steps = [[(0, end) for end in first]]
     steps.append([(end, len(prompt)) for end, prompt in zip(first, prompts, strict=True)])
+    step = partial(_paged_step, model, layers, cache, backend, tables=tables, prompts=prompts)
     for spans in steps:
-        logits = _paged_step(model, layers, cache, tables=tables, prompts=prompts, spans=spans)
+        logits = step(spans=spans)
         sizes = [end - start for start, end in spans]
         for part, piece in zip(parts, logits.split(sizes), strict=True):
             part.append(piece)
@@ -221,6 +230,7 @@ def _paged_step(
     model: PreTrainedModel,
     layers: tuple[LayerShape, ...],
     cache: CacheEngine,
+    backend: AttentionBackend,
     *,
     tables: np.ndarray[Any, np.dtype[np.int32]],
     prompts: list[Tensor],
@@ -239,7 +249,8 @@ def _paged_step(
         block_size=_BLOCK_SIZE,
     )
     metadata = AttentionMetadata(layout, torch.from_numpy(np.concatenate(slots)).to(model.device))
-    step = StepAttention(metadata, cache.gpu_pools, [layer.window for layer in layers])
+    windows = [layer.window for layer in layers]
+    step = StepAttention(metadata, cache.gpu_pools, windows, backend)
     tokens = torch.cat([prompts[row][slice(*spans[row])] for row in rows])
     with answering(step):
         return _forward(model, tokens, torch.from_numpy(np.concatenate(positions)))

@@ -18,6 +18,7 @@ class ModelRunner:
     def __init__(self, loaded: LoadedModel, buffers: StepBuffers, cache: CacheEngine) -> None:
         """Put the parts together; nothing is copied."""
         self._model = loaded.model
+        self._backend = loaded.attention_backend
         self._windows = [layer.window for layer in loaded.layers]
         self._buffers = buffers
         self._cache = cache
@@ -41,7 +42,9 @@ class ModelRunner:
         index = inputs.sample_index
         if more_index is not None:
             index = torch.cat((index, more_index.to(index.device)))
-        attention = StepAttention(inputs.metadata, self._cache.gpu_pools, self._windows)
+        attention = StepAttention(
+            inputs.metadata, self._cache.gpu_pools, self._windows, self._backend
+        )
         with answering(attention):
             output = self._model(
                 input_ids=inputs.token_ids,

@@ -2,6 +2,7 @@
 //! checks its arguments, calls the core, maps the error.
 
 mod arrays;
+mod attention;
 mod blocks;
 mod config;
 mod error;
@@ -17,6 +18,8 @@ use pyo3::prelude::*;
 mod _core {
     #[pymodule_export]
     use super::arrays::InputBuffers;
+    #[pymodule_export]
+    use super::attention::{cpu_instruction_sets, has_torch_threads, paged_attention_cpu};
     #[pymodule_export]
     use super::blocks::{CachedBlockAllocator, LRUEvictor, Prefix, UncachedBlockAllocator};
     #[pymodule_export]

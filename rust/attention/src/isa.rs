@@ -1,0 +1,127 @@
+//! Instruction sets, and what the kernels need of one.
+
+use crate::number::{BFloat16, Element, PANEL};
+use crate::shape::DType;
+use crate::tile::Attend;
+
+/// The vector instructions that a call uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InstructionSet {
+    /// What every CPU of the target has.
+    Portable,
+    /// AVX2 and FMA.
+    Avx2,
+    /// AVX-512 with the F, BW, DQ and VL parts.
+    Avx512,
+    /// AVX-512 with dot products of bfloat16.
+    Avx512BFloat16,
+}
+
+impl InstructionSet {
+    /// All of them, the best last.
+    pub const ALL: [Self; 4] = [Self::Portable, Self::Avx2, Self::Avx512, Self::Avx512BFloat16];
+
+    /// The best that this CPU has.
+    pub fn detect() -> Self {
+        Self::ALL.into_iter().rfind(|set| set.is_available()).unwrap_or(Self::Portable)
+    }
+
+    /// Whether this CPU has it.
+    pub fn is_available(self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        {
+            let has_avx2 = || {
+                std::arch::is_x86_feature_detected!("avx2")
+                    && std::arch::is_x86_feature_detected!("fma")
+            };
+            let has_avx512 = || {
+                has_avx2()
+                    && std::arch::is_x86_feature_detected!("avx512f")
+                    && std::arch::is_x86_feature_detected!("avx512bw")
+                    && std::arch::is_x86_feature_detected!("avx512dq")
+                    && std::arch::is_x86_feature_detected!("avx512vl")
+            };
+            match self {
+                Self::Portable => true,
+                Self::Avx2 => has_avx2(),
+                Self::Avx512 => has_avx512(),
+                Self::Avx512BFloat16 => {
+                    has_avx512() && std::arch::is_x86_feature_detected!("avx512bf16")
+                }
+            }
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        {
+            self == Self::Portable
+        }
+    }
+
+    /// The kernel for this set, which must be available.
+    pub(crate) fn kernel(self, dtype: DType) -> Attend {
+        match dtype {
+            DType::Float32 => self.typed_kernel::<f32>(),
+            DType::BFloat16 => self.typed_kernel::<BFloat16>(),
+        }
+    }
+
+    fn typed_kernel<E: Element>(self) -> Attend {
+        #[cfg(target_arch = "x86_64")]
+        match self {
+            Self::Portable => {}
+            Self::Avx2 => return crate::x86::attend_avx2::<E>,
+            Self::Avx512 => return crate::x86::attend_avx512::<E>,
+            Self::Avx512BFloat16 => return crate::x86::attend_avx512_bf16::<E>,
+        }
+        crate::portable::attend_portable::<E>
+    }
+}
+
+/// Sixteen float32 side by side.
+///
+/// # Safety
+/// Every function may be called only where the CPU has the instructions; pointers need no
+/// alignment beyond that of their type, and must be valid for 16 numbers unless said otherwise.
+/// They are inlined into a function that enables the instructions, and only there are they fast.
+pub(crate) trait Vectors {
+    /// Sixteen float32, or sixteen units whose bits are not looked at.
+    type V: Copy;
+    /// Rows of the largest register tile.
+    const MAX_ROWS: usize;
+    /// Vectors of the largest register tile.
+    const MAX_VECTORS: usize;
+
+    unsafe fn splat(number: f32) -> Self::V;
+    unsafe fn load(from: *const f32) -> Self::V;
+    unsafe fn store(numbers: Self::V, to: *mut f32);
+    unsafe fn add(a: Self::V, b: Self::V) -> Self::V;
+    unsafe fn mul(a: Self::V, b: Self::V) -> Self::V;
+    unsafe fn div(a: Self::V, b: Self::V) -> Self::V;
+    /// `a * b + c`.
+    unsafe fn multiply_add(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    /// The smaller; `b` if one is NaN.
+    unsafe fn min(a: Self::V, b: Self::V) -> Self::V;
+    /// The larger; `b` if one is NaN.
+    unsafe fn max(a: Self::V, b: Self::V) -> Self::V;
+    /// The nearest whole number, of numbers between -127 and 127.
+    unsafe fn round(a: Self::V) -> Self::V;
+    /// Two to the power of whole numbers from -127 to 127; zero for -127.
+    unsafe fn power_of_two(whole: Self::V) -> Self::V;
+    /// Adds the dot product of the pair at `pair` with each lane's pair.
+    unsafe fn dot_pairs(sum: Self::V, pair: *const u32, pairs: Self::V) -> Self::V;
+    /// Asks for the line at `at` ahead of its use; any address will do.
+    #[inline(always)]
+    unsafe fn prefetch(_at: *const u32) {}
+    /// Stores eight pairs.
+    #[inline(always)]
+    unsafe fn store_pairs(numbers: Self::V, to: *mut u32) {
+        let mut buffer = [0.0; PANEL];
+        // SAFETY: the buffer has 16 numbers; the caller has room for 16 halves of a unit.
+        unsafe {
+            Self::store(numbers, buffer.as_mut_ptr());
+            let to = to.cast::<BFloat16>();
+            for (index, number) in buffer.into_iter().enumerate() {
+                to.add(index).write(BFloat16::from_f32(number));
+            }
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! The two register tiles: scores of queries with keys, sums of values by weight.
+//!
+//! Both walk units down their operands, broadcast one unit of a row and meet whole vectors; the
+//! sums stay in registers.  Every sum is made in the order of its units, whatever the tile's
+//! shape, so that a row's numbers do not depend on the rows beside it.
+#![expect(unsafe_code, reason = "pointers that walk panels, without bounds checks between loads")]
+#![expect(clippy::inline_always, reason = "must become part of a function with the instructions")]
+#![expect(clippy::needless_range_loop, reason = "constant bounds over several arrays at once")]
+
+use crate::isa::Vectors;
+use crate::number::{Element, PANEL};
+
+/// Rows of one operand and of the result.
+#[derive(Clone, Copy)]
+pub(crate) struct Rows {
+    /// Units to broadcast, a row after the other.
+    pub(crate) units: *const u32,
+    /// Units from a row to the next.
+    pub(crate) unit_stride: usize,
+    /// The results, 16 times the number of vectors a row.
+    pub(crate) result: *mut f32,
+    /// Results from a row to the next.
+    pub(crate) result_stride: usize,
+}
+
+impl Rows {
+    /// These rows without the first ones.
+    #[inline(always)]
+    unsafe fn skip(self, rows: usize) -> Self {
+        // SAFETY: the caller has more rows than that.
+        unsafe {
+            Self {
+                units: self.units.add(rows * self.unit_stride),
+                result: self.result.add(rows * self.result_stride),
+                ..self
+            }
+        }
+    }
+}
+
+/// Consecutive rows of values in one panel.
+#[derive(Clone, Copy)]
+pub(crate) struct Segment {
+    /// The first unit of the first row.
+    pub(crate) values: *const u32,
+    /// The first row's place among a row's weights.
+    pub(crate) weight: usize,
+    /// Rows.
+    pub(crate) len: usize,
+    /// What will be read next, as much as the rows take.
+    pub(crate) ahead: *const u32,
+}
+
+/// Up to so many rows, as when decoding, reading takes longer than computing.
+const PREFETCH_ROWS: usize = 4;
+
+/// The most vectors of a tile that are no more than `left`.
+#[inline(always)]
+pub(crate) fn tile_vectors<I: Vectors>(left: usize) -> usize {
+    match left.min(I::MAX_VECTORS) {
+        4.. => 4,
+        2 | 3 => 2,
+        _ => 1,
+    }
+}
+
+/// Calls a tile of the right size for each group of rows, groups as equal as can be.
+macro_rules! for_groups {
+    ($rows:ident, $num_rows:ident, $kernel:ident, $vectors:literal, $($argument:expr),*) => {{
+        let (mut rows, mut left) = ($rows, $num_rows);
+        let mut groups = left.div_ceil(I::MAX_ROWS);
+        while groups > 0 {
+            let size = left.div_ceil(groups);
+            match size {
+                1 => $kernel::<I, E, 1, $vectors>(rows, $($argument),*),
+                2 => $kernel::<I, E, 2, $vectors>(rows, $($argument),*),
+                3 if I::MAX_ROWS >= 3 => $kernel::<I, E, 3, $vectors>(rows, $($argument),*),
+                4 if I::MAX_ROWS >= 4 => $kernel::<I, E, 4, $vectors>(rows, $($argument),*),
+                5 if I::MAX_ROWS >= 5 => $kernel::<I, E, 5, $vectors>(rows, $($argument),*),
+                _ if I::MAX_ROWS >= 6 => $kernel::<I, E, 6, $vectors>(rows, $($argument),*),
+                _ => unreachable!("a group has no more rows than the largest tile"),
+            }
+            (left, groups) = (left - size, groups - 1);
+            if groups > 0 {
+                rows = rows.skip(size);
+            }
+        }
+    }};
+}
+
+/// Scores of all rows with the keys of some panels, times `factor`.
+///
+/// # Safety
+/// The CPU has the instructions; rows have `depth` units, panels `depth * 16`, results room for
+/// 16 numbers a panel; there are 1, 2 or 4 panels, as [`tile_vectors`] says.
+#[inline(always)]
+pub(crate) unsafe fn scores<I: Vectors, E: Element>(
+    rows: Rows,
+    num_rows: usize,
+    panels: &[*const u32],
+    depth: usize,
+    factor: f32,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match *panels {
+            [a, b, c, d] if I::MAX_VECTORS >= 4 => {
+                for_groups!(rows, num_rows, scores_tile, 4, [a, b, c, d], depth, factor);
+            }
+            [a, b] if I::MAX_VECTORS >= 2 => {
+                for_groups!(rows, num_rows, scores_tile, 2, [a, b], depth, factor);
+            }
+            [a] => for_groups!(rows, num_rows, scores_tile, 1, [a], depth, factor),
+            _ => unreachable!("a tile has 1, 2 or 4 vectors"),
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn scores_tile<I: Vectors, E: Element, const R: usize, const N: usize>(
+    rows: Rows,
+    panels: [*const u32; N],
+    depth: usize,
+    factor: f32,
+) {
+    // SAFETY: the promise of `scores`.
+    unsafe {
+        let mut sums = [[I::splat(0.0); N]; R];
+        let mut starts = [rows.units; R];
+        for row in 1..R {
+            starts[row] = starts[row - 1].add(rows.unit_stride);
+        }
+        for unit in 0..depth {
+            let mut keys = [I::splat(0.0); N];
+            for vector in 0..N {
+                let line = panels[vector].cast::<[u32; PANEL]>().wrapping_add(unit);
+                keys[vector] = I::load(line.cast());
+                if R <= PREFETCH_ROWS {
+                    // The values of the same tokens.
+                    I::prefetch(line.wrapping_add(depth).cast());
+                }
+            }
+            for row in 0..R {
+                for vector in 0..N {
+                    sums[row][vector] =
+                        E::accumulate::<I>(sums[row][vector], starts[row].add(unit), keys[vector]);
+                }
+            }
+        }
+        let factor = I::splat(factor);
+        let mut result = rows.result;
+        for row in 0..R {
+            for vector in 0..N {
+                I::store(I::mul(sums[row][vector], factor), result.add(vector * PANEL));
+            }
+            result = result.wrapping_add(rows.result_stride);
+        }
+    }
+}
+
+/// Sums of values by weight, for all rows and some vectors of columns.
+///
+/// # Safety
+/// The CPU has the instructions; rows have the weights that the segments name; `columns` is
+/// the distance of rows of values, and from `first` on 16 columns a vector exist.
+#[inline(always)]
+pub(crate) unsafe fn values<I: Vectors, E: Element>(
+    rows: Rows,
+    num_rows: usize,
+    segments: &[Segment],
+    columns: usize,
+    first: usize,
+    num_vectors: usize,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match num_vectors {
+            4 if I::MAX_VECTORS >= 4 => {
+                for_groups!(rows, num_rows, values_tile, 4, segments, columns, first);
+            }
+            2 if I::MAX_VECTORS >= 2 => {
+                for_groups!(rows, num_rows, values_tile, 2, segments, columns, first);
+            }
+            1 => for_groups!(rows, num_rows, values_tile, 1, segments, columns, first),
+            _ => unreachable!("a tile has 1, 2 or 4 vectors"),
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn values_tile<I: Vectors, E: Element, const R: usize, const N: usize>(
+    rows: Rows,
+    segments: &[Segment],
+    columns: usize,
+    first: usize,
+) {
+    // SAFETY: the promise of `values`.
+    unsafe {
+        let mut sums = [[I::splat(0.0); N]; R];
+        let mut starts = [rows.units; R];
+        for row in 1..R {
+            starts[row] = starts[row - 1].add(rows.unit_stride);
+        }
+        for segment in segments {
+            let mut from = segment.values.add(first);
+            let mut ahead = segment.ahead.wrapping_add(first);
+            for weight in segment.weight..segment.weight + segment.len {
+                let mut numbers = [I::splat(0.0); N];
+                for vector in 0..N {
+                    numbers[vector] = I::load(from.cast::<[f32; PANEL]>().add(vector).cast());
+                    if R <= PREFETCH_ROWS {
+                        I::prefetch(ahead.wrapping_add(vector * PANEL));
+                    }
+                }
+                for row in 0..R {
+                    for vector in 0..N {
+                        sums[row][vector] = E::accumulate::<I>(
+                            sums[row][vector],
+                            starts[row].add(weight),
+                            numbers[vector],
+                        );
+                    }
+                }
+                from = from.wrapping_add(columns);
+                ahead = ahead.wrapping_add(columns);
+            }
+        }
+        let mut result = rows.result;
+        for row in 0..R {
+            for vector in 0..N {
+                I::store(sums[row][vector], result.add(vector * PANEL));
+            }
+            result = result.wrapping_add(rows.result_stride);
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! Where tokens lie in a pool, and writing them there.
+#![expect(unsafe_code, reason = "writes through the caller's pointers")]
+
+use crate::number::{Element, PANEL};
+use crate::shape::{Memory, Rows, Shape, Tokens};
+
+/// Where one KV head of a slot lies, in elements from the start of the pool.
+#[derive(Clone, Copy, Debug)]
+pub struct Place {
+    /// The key's first element.
+    key: usize,
+    /// From one unit of the key to the next.
+    key_stride: usize,
+    /// Elements of the key that lie side by side.
+    key_unit: usize,
+    /// The value's first element.
+    value: usize,
+    /// From one element of the value to the next.
+    value_stride: usize,
+}
+
+impl Place {
+    /// Of a slot and KV head that exist.
+    pub fn new(shape: &Shape, slot: usize, kv_head: usize) -> Self {
+        let (key_size, value_size) = (shape.key_size, shape.value_size);
+        let key_unit = shape.dtype.per_unit();
+        if !shape.has_panels() {
+            let key = (slot * shape.num_kv_heads + kv_head) * (key_size + value_size);
+            let value = key + key_size;
+            return Self { key, key_stride: key_unit, key_unit, value, value_stride: 1 };
+        }
+        let panel = panel_start(shape, slot, kv_head);
+        let token = slot % PANEL;
+        Self {
+            key: panel + token * key_unit,
+            key_stride: PANEL * key_unit,
+            key_unit,
+            value: panel
+                + key_size * PANEL
+                + token / key_unit * value_size * key_unit
+                + token % key_unit,
+            value_stride: key_unit,
+        }
+    }
+
+    /// Of an element of the key.
+    pub fn key(&self, index: usize) -> usize {
+        self.key + index / self.key_unit * self.key_stride + index % self.key_unit
+    }
+
+    /// Of an element of the value.
+    pub fn value(&self, index: usize) -> usize {
+        self.value + index * self.value_stride
+    }
+}
+
+/// The first element of the panel of a slot, keys before values.
+#[inline]
+pub(crate) fn panel_start(shape: &Shape, slot: usize, kv_head: usize) -> usize {
+    let (block, offset) = (slot / shape.block_size, slot % shape.block_size);
+    let panels = shape.block_size / PANEL;
+    let panel = (block * shape.num_kv_heads + kv_head) * panels + offset / PANEL;
+    panel * PANEL * (shape.key_size + shape.value_size)
+}
+
+/// Writes the new tokens of one of `parts` shares: those whose block falls to it, in order.
+///
+/// # Safety
+/// The arguments are checked; nobody else has this part or reads the pool meanwhile.
+pub(crate) unsafe fn write_tokens<E: Element>(
+    shape: &Shape,
+    memory: &Memory,
+    rows: &Rows<'_>,
+    part: usize,
+    parts: usize,
+) {
+    let pool = memory.pool.cast::<E>();
+    for (token, &slot) in rows.slot_mapping.iter().enumerate() {
+        let Ok(slot) = usize::try_from(slot) else { continue };
+        if slot / shape.block_size % parts != part {
+            continue;
+        }
+        for kv_head in 0..shape.num_kv_heads {
+            let place = Place::new(shape, slot, kv_head);
+            let (key_stride, value_stride) = (place.key_stride, place.value_stride);
+            // SAFETY: places of a checked slot lie in the pool, those of a token in the tensors.
+            unsafe {
+                let key = head_of::<E>(&memory.key, token, kv_head);
+                let mut to = pool.add(place.key);
+                for unit in 0..shape.key_size / E::PER_UNIT {
+                    for index in 0..E::PER_UNIT {
+                        to.add(index).write(key.add(unit * E::PER_UNIT + index).read());
+                    }
+                    to = to.wrapping_add(key_stride);
+                }
+                for index in 0..shape.key_size % E::PER_UNIT {
+                    let last = shape.key_size / E::PER_UNIT * E::PER_UNIT + index;
+                    to.add(index).write(key.add(last).read());
+                }
+                let value = head_of::<E>(&memory.value, token, kv_head);
+                let mut to = pool.add(place.value);
+                for index in 0..shape.value_size {
+                    to.write(value.add(index).read());
+                    to = to.wrapping_add(value_stride);
+                }
+            }
+        }
+    }
+}
+
+/// The first element of a head of a token.
+///
+/// # Safety
+/// Both exist.
+#[inline]
+pub(crate) unsafe fn head_of<E>(tokens: &Tokens, token: usize, head: usize) -> *const E {
+    let offset = token * tokens.token_stride + head * tokens.head_stride;
+    // SAFETY: the caller's promise.
+    unsafe { tokens.pointer.cast::<E>().add(offset) }
+}
+
+/// Makes a panel of keys and values of tokens that are stored otherwise.
+///
+/// Tokens of the panel that are not among `slots` become zero.
+///
+/// # Safety
+/// The slots exist; `panel` has room for `units` of keys, `[depth][16]`, then of values,
+/// `[16 / PER_UNIT][columns]`, all zero up to `columns` and `depth`.
+pub(crate) unsafe fn gather_token<E: Element>(
+    shape: &Shape,
+    pool: *const E,
+    (slot, kv_head): (usize, usize),
+    (keys, values): (*mut E, *mut E),
+    (token, columns): (usize, usize),
+) {
+    let place = Place::new(shape, slot, kv_head);
+    // SAFETY: the caller's promise.
+    unsafe {
+        for index in 0..shape.key_size {
+            let (unit, half) = (index / E::PER_UNIT, index % E::PER_UNIT);
+            keys.add((unit * PANEL + token) * E::PER_UNIT + half)
+                .write(pool.add(place.key + index).read());
+        }
+        let (pair, half) = (token / E::PER_UNIT, token % E::PER_UNIT);
+        for index in 0..shape.value_size {
+            values
+                .add((pair * columns + index) * E::PER_UNIT + half)
+                .write(pool.add(place.value + index).read());
+        }
+    }
+}

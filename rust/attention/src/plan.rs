@@ -1,0 +1,111 @@
+//! The work items of a call.
+
+use std::ops::Range;
+use std::sync::atomic::AtomicUsize;
+
+use crate::number::{CHUNK, PANEL};
+use crate::shape::{Options, Rows, Shape};
+
+/// Queries of a tile, each of one token and one head.
+pub(crate) const TILE: usize = 48;
+/// Chunks of an item where the keys of a tile are split.
+const SPLIT_CHUNKS: usize = 2;
+
+/// Some queries of one row that read the same KV head, and the chunks of keys to read.
+#[derive(Clone, Debug)]
+pub(crate) struct Item {
+    pub(crate) row: usize,
+    pub(crate) kv_head: usize,
+    /// Queries of the row, numbered `token * group + head`.
+    pub(crate) queries: Range<usize>,
+    /// The keys that any of them sees.
+    pub(crate) keys: Range<usize>,
+    /// Chunks of the row's keys.
+    pub(crate) chunks: Range<usize>,
+    /// The tile's split, if other items have the rest of its chunks.
+    pub(crate) split: Option<usize>,
+}
+
+/// A tile whose chunks are spread over items.
+#[derive(Debug)]
+pub(crate) struct Split {
+    /// Items that are not done.
+    pub(crate) pending: AtomicUsize,
+    /// All chunks.
+    pub(crate) chunks: Range<usize>,
+    /// Where their results lie among the partial results.
+    pub(crate) start: usize,
+}
+
+/// All work of a call but the writing.
+#[derive(Debug, Default)]
+pub(crate) struct Plan {
+    pub(crate) items: Vec<Item>,
+    pub(crate) splits: Vec<Split>,
+    /// Numbers that the partial results take.
+    pub(crate) num_partials: usize,
+}
+
+impl Plan {
+    /// Prompts before decode rows, their last tiles first: long items come early.
+    ///
+    /// Keys are split only if there are too few tiles for the threads.  Results are the same
+    /// either way.
+    pub(crate) fn new(
+        shape: &Shape,
+        rows: &Rows<'_>,
+        options: &Options<'_>,
+        num_threads: usize,
+    ) -> Self {
+        let mut plan = Self::default();
+        for is_prompt in [true, false] {
+            for row in 0..rows.len() {
+                if (rows.queries(row).len() > 1) == is_prompt {
+                    plan.add_row(shape, rows, options, row);
+                }
+            }
+        }
+        if num_threads > 1 && plan.items.len() < 4 * num_threads {
+            plan.split(shape);
+        }
+        plan
+    }
+
+    fn add_row(&mut self, shape: &Shape, rows: &Rows<'_>, options: &Options<'_>, row: usize) {
+        let group = shape.group();
+        let num_tokens = rows.queries(row).len();
+        let num_cached = rows.seq_len(row) - num_tokens;
+        let num_queries = num_tokens * group;
+        for kv_head in 0..shape.num_kv_heads {
+            for tile in (0..num_queries.div_ceil(TILE)).rev() {
+                let queries = tile * TILE..((tile + 1) * TILE).min(num_queries);
+                let first = options.first_key(num_cached + queries.start / group);
+                let keys = first..num_cached + (queries.end - 1) / group + 1;
+                let chunks = keys.start / CHUNK..keys.end.div_ceil(CHUNK);
+                self.items.push(Item { row, kv_head, queries, keys, chunks, split: None });
+            }
+        }
+    }
+
+    fn split(&mut self, shape: &Shape) {
+        let columns = shape.value_size.next_multiple_of(PANEL);
+        for item in std::mem::take(&mut self.items) {
+            if item.chunks.len() <= SPLIT_CHUNKS {
+                self.items.push(item);
+                continue;
+            }
+            let split = Some(self.splits.len());
+            let starts = item.chunks.clone().step_by(SPLIT_CHUNKS);
+            self.splits.push(Split {
+                pending: AtomicUsize::new(starts.len()),
+                chunks: item.chunks.clone(),
+                start: self.num_partials,
+            });
+            self.num_partials += item.chunks.len() * item.queries.len() * (columns + 2);
+            for start in starts {
+                let chunks = start..(start + SPLIT_CHUNKS).min(item.chunks.end);
+                self.items.push(Item { chunks, split, ..item.clone() });
+            }
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! What a call is about: sizes, memory, rows, options.
+
+use crate::number::PANEL;
+
+/// How numbers are stored.  They are computed in float32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DType {
+    /// 32 bits.
+    Float32,
+    /// The upper 16 bits of a float32.  Weights are rounded to it before they meet the values.
+    BFloat16,
+}
+
+impl DType {
+    /// Bytes of an element.
+    pub const fn size(self) -> usize {
+        match self {
+            Self::Float32 => 4,
+            Self::BFloat16 => 2,
+        }
+    }
+
+    /// Elements in 32 bits.
+    pub(crate) const fn per_unit(self) -> usize {
+        4 / self.size()
+    }
+}
+
+/// The sizes of one layer.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    /// Of queries, keys, values, pool and output.
+    pub dtype: DType,
+    /// Query heads, H.
+    pub num_heads: usize,
+    /// Heads of keys and values, Hkv; query head h reads KV head h / (H / Hkv).
+    pub num_kv_heads: usize,
+    /// Elements of a key, D.
+    pub key_size: usize,
+    /// Elements of a value, Dv.
+    pub value_size: usize,
+    /// Blocks of the pool.
+    pub num_blocks: usize,
+    /// Tokens of a block.
+    pub block_size: usize,
+}
+
+impl Shape {
+    /// Query heads of a KV head.
+    pub(crate) fn group(&self) -> usize {
+        self.num_heads / self.num_kv_heads
+    }
+
+    /// Elements that a block takes.
+    pub fn block_elements(&self) -> usize {
+        self.block_size * self.num_kv_heads * (self.key_size + self.value_size)
+    }
+
+    /// Whether blocks are stored as panels, the fast way: `block_size` and Dv are multiples of
+    /// 16, and keys of bfloat16 have an even size.
+    pub fn has_panels(&self) -> bool {
+        self.block_size.is_multiple_of(PANEL)
+            && self.value_size.is_multiple_of(PANEL)
+            && self.key_size.is_multiple_of(self.dtype.per_unit())
+    }
+}
+
+/// `[T, heads, size]` in memory: the elements of a head are contiguous.
+#[derive(Clone, Copy, Debug)]
+pub struct Tokens {
+    /// The first element.
+    pub pointer: *const u8,
+    /// Elements from a token to the next.
+    pub token_stride: usize,
+    /// Elements from a head to the next.
+    pub head_stride: usize,
+}
+
+/// The memory of a call.  Pool and output overlap nothing else.
+#[derive(Clone, Copy, Debug)]
+pub struct Memory {
+    /// `[T, H, D]`.
+    pub query: Tokens,
+    /// `[T, Hkv, D]`, the step's keys.
+    pub key: Tokens,
+    /// `[T, Hkv, Dv]`, the step's values.
+    pub value: Tokens,
+    /// `num_blocks * block_elements()` elements, contiguous.
+    pub pool: *mut u8,
+    /// `[T, H, Dv]`, contiguous.
+    pub output: *mut u8,
+}
+
+/// The rows of a step, row-major; R rows, T tokens.
+#[derive(Clone, Copy, Debug)]
+pub struct Rows<'a> {
+    /// `[R, B]` block ids; entries past a row's last block, or before its window, mean nothing.
+    pub block_tables: &'a [i32],
+    /// `[R + 1]`, from 0 to T.
+    pub query_start: &'a [i32],
+    /// `[R]`: the keys of each row, its queries' own included.
+    pub seq_lens: &'a [i32],
+    /// `[T]`: where each token's key and value go; -1 means that they are not written.
+    pub slot_mapping: &'a [i64],
+}
+
+/// How scores are made.
+#[derive(Clone, Copy, Debug)]
+pub struct Options<'a> {
+    /// Factor of the scores.
+    pub scale: f32,
+    /// A query sees only keys with position > its own - window.
+    pub window: Option<usize>,
+    /// Scores become `softcap * tanh(scores / softcap)`, before the mask.
+    pub softcap: Option<f32>,
+    /// `[H]`: one more score a head, which takes weight and has no value.
+    pub sinks: Option<&'a [f32]>,
+}
+
+impl Options<'_> {
+    /// The first key that a query at `position` sees.
+    pub(crate) fn first_key(&self, position: usize) -> usize {
+        self.window.map_or(0, |window| (position + 1).saturating_sub(window))
+    }
+}
+
+/// A count that is known to be none below zero; what is wrong is refused by the checks.
+fn count(number: i32) -> usize {
+    usize::try_from(number).unwrap_or(0)
+}
+
+impl Rows<'_> {
+    /// R.
+    pub(crate) fn len(&self) -> usize {
+        self.seq_lens.len()
+    }
+
+    /// B.
+    pub(crate) fn width(&self) -> usize {
+        self.block_tables.len() / self.len().max(1)
+    }
+
+    /// The tokens of a row.
+    pub(crate) fn queries(&self, row: usize) -> std::ops::Range<usize> {
+        count(self.query_start[row])..count(self.query_start[row + 1])
+    }
+
+    /// The keys of a row.
+    pub(crate) fn seq_len(&self, row: usize) -> usize {
+        count(self.seq_lens[row])
+    }
+
+    /// A row's block at an index of its table.
+    pub(crate) fn block(&self, row: usize, index: usize) -> usize {
+        count(self.block_tables[row * self.width() + index])
+    }
+}

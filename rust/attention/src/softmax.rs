@@ -1,0 +1,123 @@
+//! Scores to weights.
+#![expect(unsafe_code, reason = "vectors")]
+#![expect(clippy::inline_always, reason = "must become part of a function with the instructions")]
+
+use std::f32::consts::LOG2_E;
+use std::ops::Range;
+
+use crate::isa::Vectors;
+use crate::number::{Element, PANEL};
+use crate::shape::Options;
+
+/// What scores are multiplied with so that powers of two make weights of them.
+#[derive(Clone, Copy)]
+pub(crate) struct Cap {
+    /// Of the products of query and key.
+    pub(crate) factor: f32,
+    /// The largest score, with a cap.
+    limit: Option<f32>,
+}
+
+impl Cap {
+    #[inline(always)]
+    pub(crate) fn new(options: &Options<'_>) -> Self {
+        match options.softcap {
+            None => Self { factor: options.scale * LOG2_E, limit: None },
+            // tanh(x) = (e - 1) / (e + 1) with e = exp(2 x).
+            Some(cap) => {
+                Self { factor: options.scale / cap * (2.0 * LOG2_E), limit: Some(cap * LOG2_E) }
+            }
+        }
+    }
+}
+
+/// Makes the weights of one query's scores; returns the largest score and the weights' sum.
+///
+/// Scores of panels in `used` are read; those of keys outside of `seen` have no weight.
+///
+/// # Safety
+/// The CPU has the instructions; `weights` has room for the units of all scores.
+#[inline(always)]
+pub(crate) unsafe fn take_weights<I: Vectors, E: Element>(
+    scores: &mut [f32],
+    weights: *mut u32,
+    used: &Range<usize>,
+    seen: &Range<usize>,
+    cap: Cap,
+) -> (f32, f32) {
+    let keys = used.start * PANEL..used.end * PANEL;
+    // SAFETY: `used` are panels of `scores`.
+    unsafe {
+        if let Some(limit) = cap.limit {
+            for first in keys.clone().step_by(PANEL) {
+                let score = scores.as_mut_ptr().add(first);
+                I::store(capped::<I>(I::load(score), limit), score);
+            }
+        }
+        scores[keys.start..seen.start.clamp(keys.start, keys.end)].fill(f32::NEG_INFINITY);
+        scores[seen.end.clamp(keys.start, keys.end)..keys.end].fill(f32::NEG_INFINITY);
+        // Above minus infinity, so that a query that sees nothing here has weights of zero.
+        let mut maxima = I::splat(f32::MIN);
+        for first in keys.clone().step_by(PANEL) {
+            maxima = I::max(maxima, I::load(scores.as_ptr().add(first)));
+        }
+        let maximum = across::<I>(maxima, f32::max);
+        let shift = I::splat(-maximum);
+        let mut sums = I::splat(0.0);
+        for first in keys.step_by(PANEL) {
+            let weight = exp2::<I>(I::add(I::load(scores.as_ptr().add(first)), shift));
+            sums = I::add(sums, weight);
+            E::store::<I>(weight, weights.add(first / E::PER_UNIT));
+        }
+        (maximum, across::<I>(sums, |a, b| a + b))
+    }
+}
+
+/// All lanes in one, pairs first.
+#[inline(always)]
+unsafe fn across<I: Vectors>(numbers: I::V, f: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut lanes = [0.0; PANEL];
+    // SAFETY: there is room for 16.
+    unsafe { I::store(numbers, lanes.as_mut_ptr()) };
+    let mut width = PANEL / 2;
+    while width > 0 {
+        for lane in 0..width {
+            lanes[lane] = f(lanes[lane], lanes[lane + width]);
+        }
+        width /= 2;
+    }
+    lanes[0]
+}
+
+/// `limit * tanh(x)` of numbers `2 x log2(e)`.
+#[inline(always)]
+unsafe fn capped<I: Vectors>(numbers: I::V, limit: f32) -> I::V {
+    // SAFETY: the caller has the instructions.
+    unsafe {
+        // From here on tanh is 1 in float32.
+        let bounded = I::max(I::splat(-26.0), I::min(I::splat(26.0), numbers));
+        let power = exp2::<I>(bounded);
+        let one = I::splat(1.0);
+        let ratio = I::div(I::add(power, I::splat(-1.0)), I::add(power, one));
+        I::mul(ratio, I::splat(limit))
+    }
+}
+
+/// Two to the power of numbers up to 127; zero from -126.5 down.
+#[inline(always)]
+unsafe fn exp2<I: Vectors>(numbers: I::V) -> I::V {
+    // SAFETY: the caller has the instructions.
+    unsafe {
+        let bounded = I::max(I::splat(-127.0), numbers);
+        let whole = I::round(bounded);
+        let rest = I::multiply_add(whole, I::splat(-1.0), bounded);
+        // The series of exp(x ln 2), which is exact to float32 between -1/2 and 1/2.
+        let mut power = I::splat(1.540_353e-4);
+        for factor in
+            [1.333_355_8e-3, 9.618_129e-3, 5.550_410_9e-2, 2.402_265_1e-1, 6.931_472e-1, 1.0]
+        {
+            power = I::multiply_add(power, rest, I::splat(factor));
+        }
+        I::mul(power, I::power_of_two(whole))
+    }
+}

@@ -1,0 +1,442 @@
+//! One work item: a tile of queries against its keys, chunk by chunk.
+//!
+//! Scores are kept as powers of two (times log2 e).  A chunk's result is its own: its largest
+//! score, the sum of its weights relative to that, and the values summed by weight.  Chunks are
+//! then merged in order, which is the online softmax with one rescaling a chunk.
+#![expect(unsafe_code, reason = "reads and writes through the caller's pointers, and kernels")]
+#![expect(clippy::inline_always, reason = "must become part of a function with the instructions")]
+
+use std::f32::consts::LOG2_E;
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+
+use crate::isa::Vectors;
+use crate::kernel::{self, Segment, tile_vectors};
+use crate::layout::{gather_token, head_of, panel_start};
+use crate::number::{CHUNK, CHUNK_PANELS, Element, PANEL};
+use crate::plan::{Item, Plan, TILE};
+use crate::shape::{Memory, Options, Rows, Shape};
+use crate::softmax::{Cap, take_weights};
+
+/// A checked call.
+pub(crate) struct Call<'a> {
+    pub(crate) shape: &'a Shape,
+    pub(crate) memory: &'a Memory,
+    pub(crate) rows: &'a Rows<'a>,
+    pub(crate) options: &'a Options<'a>,
+    pub(crate) plan: &'a Plan,
+    /// Room for the plan's partial results.
+    pub(crate) partials: *mut f32,
+}
+
+/// The kernel of an instruction set.
+pub(crate) type Attend = unsafe fn(&Call<'_>, &Item, &mut Scratch);
+
+impl Call<'_> {
+    /// Units of a key.
+    fn depth(&self) -> usize {
+        self.shape.key_size.div_ceil(self.shape.dtype.per_unit())
+    }
+
+    /// Columns of values, whole vectors.
+    fn columns(&self) -> usize {
+        self.shape.value_size.next_multiple_of(PANEL)
+    }
+}
+
+/// A thread's memory between items; it only grows.
+#[derive(Default)]
+pub(crate) struct Scratch {
+    units: Vec<u32>,
+    numbers: Vec<f32>,
+}
+
+/// Where everything lies in the scratch memory, aligned to 64 bytes.
+struct Buffers {
+    /// `[TILE][depth]`.
+    queries: *mut u32,
+    /// `[TILE][CHUNK / PER_UNIT]`.
+    weights: *mut u32,
+    /// Two rows of values with one half removed, `[2][columns]`.
+    halves: *mut u32,
+    /// Panels of other layouts, each keys, then values.
+    panels: *mut u32,
+    /// `[TILE][CHUNK]`.
+    scores: *mut f32,
+    /// The result of a chunk.
+    part: Part,
+    /// The result so far.
+    total: Part,
+}
+
+/// Results of a tile: `[queries][columns]`, `[queries]`, `[queries]`.
+#[derive(Clone, Copy)]
+struct Part {
+    values: *mut f32,
+    maxima: *mut f32,
+    sums: *mut f32,
+}
+
+impl Part {
+    /// Of `rows` queries, at `start`.
+    fn at(start: *mut f32, rows: usize, columns: usize) -> Self {
+        let maxima = start.wrapping_add(rows * columns);
+        Self { values: start, maxima, sums: maxima.wrapping_add(rows) }
+    }
+}
+
+/// Cuts memory into pieces that start at multiples of 64 bytes.
+struct Cutter<T>(*mut T);
+
+impl<T> Cutter<T> {
+    /// Memory for pieces of these lengths.
+    fn new<const N: usize>(memory: &mut Vec<T>, lens: [usize; N]) -> (Self, [usize; N])
+    where
+        T: Default + Clone,
+    {
+        let lens = lens.map(|len| len.next_multiple_of(PANEL));
+        let len = lens.iter().sum::<usize>() + PANEL;
+        if memory.len() < len {
+            memory.resize(len, T::default());
+        }
+        let start = memory.as_mut_ptr();
+        (Self(start.wrapping_add(start.align_offset(64).min(PANEL))), lens)
+    }
+
+    fn cut(&mut self, len: usize) -> *mut T {
+        let start = self.0;
+        self.0 = start.wrapping_add(len);
+        start
+    }
+}
+
+impl Scratch {
+    fn buffers(&mut self, call: &Call<'_>) -> Buffers {
+        let (depth, columns) = (call.depth(), call.columns());
+        let per_unit = call.shape.dtype.per_unit();
+        let panels = if call.shape.has_panels() { 0 } else { CHUNK_PANELS };
+        let (mut units, lens) = Cutter::new(
+            &mut self.units,
+            [
+                TILE * depth,
+                TILE * CHUNK / per_unit,
+                2 * columns,
+                panels * PANEL * (depth + columns / per_unit),
+            ],
+        );
+        let [queries, weights, halves, panels] = lens.map(|len| units.cut(len));
+        let part = TILE * (columns + 2);
+        let (mut numbers, lens) = Cutter::new(&mut self.numbers, [TILE * CHUNK, part, part]);
+        let [scores, part, total] = lens.map(|len| numbers.cut(len));
+        let [part, total] = [part, total].map(|start| Part::at(start, TILE, columns));
+        Buffers { queries, weights, halves, panels, scores, part, total }
+    }
+}
+
+/// Does an item.
+///
+/// # Safety
+/// The CPU has the instructions; the call is checked, its plan made for it, `partials` has room
+/// for it, new tokens are written, and nobody else does this item.
+#[inline(always)]
+pub(crate) unsafe fn attend<I: Vectors, E: Element>(
+    call: &Call<'_>,
+    item: &Item,
+    scratch: &mut Scratch,
+) {
+    let buffers = scratch.buffers(call);
+    // SAFETY: the caller's promise; buffers have the sizes that their fields name.
+    unsafe {
+        load_queries::<E>(call, item, buffers.queries);
+        let Some(split) = item.split.map(|index| &call.plan.splits[index]) else {
+            start_total(call, item, buffers.total);
+            for chunk in item.chunks.clone() {
+                attend_chunk::<I, E>(call, item, chunk, &buffers, buffers.part);
+                merge::<I>(call, item, buffers.part, buffers.total);
+            }
+            finish::<I, E>(call, item, buffers.total);
+            return;
+        };
+        let (rows, columns) = (item.queries.len(), call.columns());
+        let part_of = |chunk: usize| {
+            let offset = split.start + (chunk - split.chunks.start) * rows * (columns + 2);
+            Part::at(call.partials.wrapping_add(offset), rows, columns)
+        };
+        for chunk in item.chunks.clone() {
+            attend_chunk::<I, E>(call, item, chunk, &buffers, part_of(chunk));
+        }
+        // The last one to finish sees what all others wrote.
+        if split.pending.fetch_sub(1, Ordering::AcqRel) == 1 {
+            start_total(call, item, buffers.total);
+            for chunk in split.chunks.clone() {
+                merge::<I>(call, item, part_of(chunk), buffers.total);
+            }
+            finish::<I, E>(call, item, buffers.total);
+        }
+    }
+}
+
+/// Copies the tile's queries, each to whole units.
+#[inline(always)]
+unsafe fn load_queries<E: Element>(call: &Call<'_>, item: &Item, queries: *mut u32) {
+    let (group, depth, key_size) = (call.shape.group(), call.depth(), call.shape.key_size);
+    let first_token = call.rows.queries(item.row).start;
+    for (row, query) in item.queries.clone().enumerate() {
+        let head = item.kv_head * group + query % group;
+        // SAFETY: token and head exist; the buffer has `depth` units a row.
+        unsafe {
+            let from = head_of::<E>(&call.memory.query, first_token + query / group, head);
+            let to = queries.add(row * depth).cast::<E>();
+            to.copy_from_nonoverlapping(from, key_size);
+            for index in key_size..depth * E::PER_UNIT {
+                to.add(index).write(E::ZERO);
+            }
+        }
+    }
+}
+
+/// The largest score and the sum before any key: nothing, or the sink.
+#[inline(always)]
+unsafe fn start_total(call: &Call<'_>, item: &Item, total: Part) {
+    let group = call.shape.group();
+    for (row, query) in item.queries.clone().enumerate() {
+        let head = item.kv_head * group + query % group;
+        let (maximum, sum) =
+            call.options.sinks.map_or((f32::MIN, 0.0), |sinks| (sinks[head] * LOG2_E, 1.0));
+        // SAFETY: the buffer has room for the tile.
+        unsafe {
+            total.maxima.add(row).write(maximum);
+            total.sums.add(row).write(sum);
+            total.values.add(row * call.columns()).write_bytes(0, call.columns());
+        }
+    }
+}
+
+/// Adds a chunk's result to the total.
+#[inline(always)]
+unsafe fn merge<I: Vectors>(call: &Call<'_>, item: &Item, part: Part, total: Part) {
+    let columns = call.columns();
+    for row in 0..item.queries.len() {
+        // SAFETY: both have the tile's rows.
+        unsafe {
+            let (old, new) = (total.maxima.add(row), *part.maxima.add(row));
+            let maximum = old.read().max(new);
+            let (keep, take) = ((old.read() - maximum).exp2(), (new - maximum).exp2());
+            old.write(maximum);
+            let sum = total.sums.add(row);
+            sum.write(sum.read() * keep + *part.sums.add(row) * take);
+            let (keep, take) = (I::splat(keep), I::splat(take));
+            for column in (row * columns..(row + 1) * columns).step_by(PANEL) {
+                let to = total.values.add(column);
+                let added = I::mul(I::load(part.values.add(column)), take);
+                I::store(I::multiply_add(I::load(to), keep, added), to);
+            }
+        }
+    }
+}
+
+/// Writes the answers.
+#[inline(always)]
+unsafe fn finish<I: Vectors, E: Element>(call: &Call<'_>, item: &Item, total: Part) {
+    let Shape { num_heads, value_size, .. } = *call.shape;
+    let group = call.shape.group();
+    let first_token = call.rows.queries(item.row).start;
+    for (row, query) in item.queries.clone().enumerate() {
+        let (token, head) = (first_token + query / group, item.kv_head * group + query % group);
+        // SAFETY: token and head exist in the output; the buffer has whole vectors a row.
+        unsafe {
+            let from = total.values.add(row * call.columns());
+            let sum = I::splat(*total.sums.add(row));
+            for column in (0..call.columns()).step_by(PANEL) {
+                I::store(I::div(I::load(from.add(column)), sum), from.add(column));
+            }
+            let to = call.memory.output.cast::<E>().add((token * num_heads + head) * value_size);
+            for column in 0..value_size {
+                to.add(column).write(E::from_f32(*from.add(column)));
+            }
+        }
+    }
+}
+
+/// The part of `range` that lies in a chunk, counted from the chunk's first key.
+fn within(range: &Range<usize>, chunk: usize) -> Range<usize> {
+    let start = chunk * CHUNK;
+    let clamp = |key: usize| key.clamp(start, start + CHUNK) - start;
+    clamp(range.start)..clamp(range.end)
+}
+
+/// The result of one chunk of keys.
+#[inline(always)]
+unsafe fn attend_chunk<I: Vectors, E: Element>(
+    call: &Call<'_>,
+    item: &Item,
+    chunk: usize,
+    buffers: &Buffers,
+    part: Part,
+) {
+    let (depth, columns, num_rows) = (call.depth(), call.columns(), item.queries.len());
+    let keys = within(&item.keys, chunk);
+    let used = keys.start / PANEL..keys.end.div_ceil(PANEL);
+    // SAFETY: the promise of `attend`.
+    unsafe {
+        let panels = panels::<E>(call, item, chunk, &keys, buffers.panels);
+        let cap = Cap::new(call.options);
+        let mut panel = used.start;
+        while panel < used.end {
+            let count = tile_vectors::<I>(used.end - panel);
+            let rows = kernel::Rows {
+                units: buffers.queries,
+                unit_stride: depth,
+                result: buffers.scores.add(panel * PANEL),
+                result_stride: CHUNK,
+            };
+            kernel::scores::<I, E>(
+                rows,
+                num_rows,
+                &panels[panel..panel + count],
+                depth,
+                cap.factor,
+            );
+            panel += count;
+        }
+        weigh::<I, E>(call, item, chunk, (&used, cap), buffers, part);
+
+        let value_panels = panels.map(|panel| panel.wrapping_add(depth * PANEL));
+        let next = within(&item.keys, chunk + 1);
+        let ahead = if call.shape.has_panels() && !next.is_empty() {
+            self::panels::<E>(call, item, chunk + 1, &next, buffers.panels)
+        } else {
+            panels
+        };
+        let (segments, len) =
+            segments::<E>(&keys, (&value_panels, &ahead), columns, buffers.halves);
+        let mut first = 0;
+        while first < columns {
+            let count = tile_vectors::<I>((columns - first) / PANEL);
+            let rows = kernel::Rows {
+                units: buffers.weights,
+                unit_stride: CHUNK / E::PER_UNIT,
+                result: part.values.add(first),
+                result_stride: columns,
+            };
+            kernel::values::<I, E>(rows, num_rows, &segments[..len], columns, first, count);
+            first += count * PANEL;
+        }
+    }
+}
+
+/// Makes weights of scores, each query's with its own mask.
+#[inline(always)]
+unsafe fn weigh<I: Vectors, E: Element>(
+    call: &Call<'_>,
+    item: &Item,
+    chunk: usize,
+    (used, cap): (&Range<usize>, Cap),
+    buffers: &Buffers,
+    part: Part,
+) {
+    let group = call.shape.group();
+    let num_cached = call.rows.seq_len(item.row) - call.rows.queries(item.row).len();
+    for (row, query) in item.queries.clone().enumerate() {
+        let position = num_cached + query / group;
+        let seen = within(&(call.options.first_key(position)..position + 1), chunk);
+        // SAFETY: the buffers have the tile's rows.
+        unsafe {
+            let scores = std::slice::from_raw_parts_mut(buffers.scores.add(row * CHUNK), CHUNK);
+            let weights = buffers.weights.add(row * CHUNK / E::PER_UNIT);
+            let (maximum, sum) = take_weights::<I, E>(scores, weights, used, &seen, cap);
+            part.maxima.add(row).write(maximum);
+            part.sums.add(row).write(sum);
+        }
+    }
+}
+
+/// The panels of a chunk that hold any of `keys`; made here if blocks are stored otherwise.
+#[inline(always)]
+unsafe fn panels<E: Element>(
+    call: &Call<'_>,
+    item: &Item,
+    chunk: usize,
+    keys: &Range<usize>,
+    made: *mut u32,
+) -> [*const u32; CHUNK_PANELS] {
+    let (shape, pool) = (call.shape, call.memory.pool.cast::<E>().cast_const());
+    let slot_of = |key: usize| {
+        let position = chunk * CHUNK + key;
+        let block = call.rows.block(item.row, position / shape.block_size);
+        block * shape.block_size + position % shape.block_size
+    };
+    let mut panels = [std::ptr::null(); CHUNK_PANELS];
+    let used = keys.start / PANEL..keys.end.div_ceil(PANEL);
+    for panel in used {
+        if shape.has_panels() {
+            // SAFETY: the panel has a visible key, whose block is checked.
+            panels[panel] =
+                unsafe { pool.add(panel_start(shape, slot_of(panel * PANEL), item.kv_head)) }
+                    .cast();
+            continue;
+        }
+        let (depth, columns) = (call.depth(), call.columns());
+        let len = PANEL * (depth + columns / E::PER_UNIT);
+        // SAFETY: the buffer has room for the chunk; each key is visible, its block is checked.
+        unsafe {
+            let start = made.add(panel * len);
+            start.write_bytes(0, len);
+            let values = start.add(depth * PANEL);
+            for key in keys.start.max(panel * PANEL)..keys.end.min((panel + 1) * PANEL) {
+                gather_token::<E>(
+                    shape,
+                    pool,
+                    (slot_of(key), item.kv_head),
+                    (start.cast(), values.cast()),
+                    (key % PANEL, columns),
+                );
+            }
+            panels[panel] = start;
+        }
+    }
+    panels
+}
+
+/// The rows of values of visible keys.  Of a pair with one visible token, the other may hold
+/// NaN, which no weight removes: such a row is copied without it.
+#[inline(always)]
+unsafe fn segments<E: Element>(
+    keys: &Range<usize>,
+    (panels, ahead): (&[*const u32; CHUNK_PANELS], &[*const u32; CHUNK_PANELS]),
+    columns: usize,
+    halves: *mut u32,
+) -> ([Segment; CHUNK_PANELS + 2], usize) {
+    let none = Segment { values: std::ptr::null(), weight: 0, len: 0, ahead: std::ptr::null() };
+    let mut segments = [none; CHUNK_PANELS + 2];
+    let mut count = 0;
+    let per_panel = PANEL / E::PER_UNIT;
+    let mut push = |values: *const u32, weight: usize, len: usize| {
+        segments[count] = Segment { values, weight, len, ahead: ahead[weight / per_panel] };
+        count += 1;
+    };
+    let row_of = |unit: usize| panels[unit / per_panel].wrapping_add(unit % per_panel * columns);
+    let half = |unit: usize, mask: u32, to: *mut u32| {
+        for column in 0..columns {
+            // SAFETY: the row has a visible token and `columns` units, as has the copy.
+            unsafe { to.add(column).write(row_of(unit).add(column).read() & mask) };
+        }
+    };
+    let whole = keys.start.div_ceil(E::PER_UNIT)..keys.end / E::PER_UNIT;
+    if whole.start * E::PER_UNIT > keys.start {
+        half(whole.start - 1, 0xffff_0000, halves);
+        push(halves, whole.start - 1, 1);
+    }
+    let mut unit = whole.start;
+    while unit < whole.end {
+        let end = whole.end.min((unit / per_panel + 1) * per_panel);
+        push(row_of(unit), unit, end - unit);
+        unit = end;
+    }
+    if whole.end * E::PER_UNIT < keys.end {
+        let last = halves.wrapping_add(columns);
+        half(whole.end, 0x0000_ffff, last);
+        push(last, whole.end, 1);
+    }
+    (segments, count)
+}

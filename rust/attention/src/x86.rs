@@ -1,0 +1,268 @@
+//! AVX2 and AVX-512.
+//!
+//! The only use of intrinsics.  Each is sound under the promise of [`Vectors`]: the CPU has the
+//! instruction, the pointer is valid.
+#![expect(unsafe_code, reason = "intrinsics")]
+#![expect(clippy::inline_always, reason = "must become part of a function with the instructions")]
+
+use std::arch::x86_64::*;
+
+use crate::isa::Vectors;
+use crate::number::Element;
+use crate::plan::Item;
+use crate::tile::{Call, Scratch, attend};
+
+/// The kernel with AVX2 and FMA.
+///
+/// # Safety
+/// As [`attend`]; the CPU has both.
+#[target_feature(enable = "avx2,fma")]
+pub(crate) unsafe fn attend_avx2<E: Element>(call: &Call<'_>, item: &Item, scratch: &mut Scratch) {
+    // SAFETY: the caller's promise.
+    unsafe { attend::<Avx2, E>(call, item, scratch) }
+}
+
+/// The kernel with AVX-512.
+///
+/// # Safety
+/// As [`attend`]; the CPU has the instructions.
+#[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")]
+pub(crate) unsafe fn attend_avx512<E: Element>(
+    call: &Call<'_>,
+    item: &Item,
+    scratch: &mut Scratch,
+) {
+    // SAFETY: the caller's promise.
+    unsafe { attend::<Avx512<false>, E>(call, item, scratch) }
+}
+
+/// The kernel with AVX-512 and its dot products of bfloat16.
+///
+/// # Safety
+/// As [`attend`]; the CPU has the instructions.
+#[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+pub(crate) unsafe fn attend_avx512_bf16<E: Element>(
+    call: &Call<'_>,
+    item: &Item,
+    scratch: &mut Scratch,
+) {
+    // SAFETY: the caller's promise.
+    unsafe { attend::<Avx512<true>, E>(call, item, scratch) }
+}
+
+/// One register for sixteen numbers; whether it has dot products of bfloat16.
+pub(crate) struct Avx512<const HAS_DOT: bool>;
+
+/// The first of a pair lies in the lower half of its word.
+const SECOND: u32 = 0xffff_0000;
+
+// SAFETY of all blocks below: the promise of `Vectors`.
+impl<const HAS_DOT: bool> Vectors for Avx512<HAS_DOT> {
+    type V = __m512;
+    const MAX_ROWS: usize = 6;
+    const MAX_VECTORS: usize = 4;
+
+    #[inline(always)]
+    unsafe fn splat(number: f32) -> __m512 {
+        unsafe { _mm512_set1_ps(number) }
+    }
+
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> __m512 {
+        unsafe { _mm512_loadu_ps(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(numbers: __m512, to: *mut f32) {
+        unsafe { _mm512_storeu_ps(to, numbers) }
+    }
+
+    #[inline(always)]
+    unsafe fn add(a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_add_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn mul(a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_mul_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn div(a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_div_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn multiply_add(a: __m512, b: __m512, c: __m512) -> __m512 {
+        unsafe { _mm512_fmadd_ps(a, b, c) }
+    }
+
+    #[inline(always)]
+    unsafe fn min(a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_min_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn max(a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_max_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn round(a: __m512) -> __m512 {
+        unsafe { _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT }>(a) }
+    }
+
+    #[inline(always)]
+    unsafe fn power_of_two(whole: __m512) -> __m512 {
+        unsafe {
+            let biased = _mm512_add_epi32(_mm512_cvtps_epi32(whole), _mm512_set1_epi32(127));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<23>(biased))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch(at: *const u32) {
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn dot_pairs(sum: __m512, pair: *const u32, pairs: __m512) -> __m512 {
+        unsafe {
+            let pair = _mm512_set1_epi32(pair.cast::<i32>().read_unaligned());
+            let pairs = _mm512_castps_si512(pairs);
+            if HAS_DOT {
+                return _mm512_dpbf16_ps(
+                    sum,
+                    std::mem::transmute::<__m512i, __m512bh>(pair),
+                    std::mem::transmute::<__m512i, __m512bh>(pairs),
+                );
+            }
+            let second = _mm512_set1_epi32(SECOND.cast_signed());
+            let low = _mm512_fmadd_ps(
+                _mm512_castsi512_ps(_mm512_slli_epi32::<16>(pair)),
+                _mm512_castsi512_ps(_mm512_slli_epi32::<16>(pairs)),
+                sum,
+            );
+            _mm512_fmadd_ps(
+                _mm512_castsi512_ps(_mm512_and_si512(pair, second)),
+                _mm512_castsi512_ps(_mm512_and_si512(pairs, second)),
+                low,
+            )
+        }
+    }
+}
+
+/// Two registers for sixteen numbers.
+pub(crate) struct Avx2;
+
+/// Applies an intrinsic to both halves.
+macro_rules! halves {
+    ($function:expr, $($vector:expr),+) => {
+        ($function($($vector.0),+), $function($($vector.1),+))
+    };
+}
+
+// SAFETY of all blocks below: the promise of `Vectors`.
+impl Vectors for Avx2 {
+    type V = (__m256, __m256);
+    const MAX_ROWS: usize = 6;
+    const MAX_VECTORS: usize = 1;
+
+    #[inline(always)]
+    unsafe fn splat(number: f32) -> Self::V {
+        let half = unsafe { _mm256_set1_ps(number) };
+        (half, half)
+    }
+
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Self::V {
+        unsafe { (_mm256_loadu_ps(from), _mm256_loadu_ps(from.add(8))) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(numbers: Self::V, to: *mut f32) {
+        unsafe {
+            _mm256_storeu_ps(to, numbers.0);
+            _mm256_storeu_ps(to.add(8), numbers.1);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn add(a: Self::V, b: Self::V) -> Self::V {
+        unsafe { halves!(_mm256_add_ps, a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn mul(a: Self::V, b: Self::V) -> Self::V {
+        unsafe { halves!(_mm256_mul_ps, a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn div(a: Self::V, b: Self::V) -> Self::V {
+        unsafe { halves!(_mm256_div_ps, a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn multiply_add(a: Self::V, b: Self::V, c: Self::V) -> Self::V {
+        unsafe { halves!(_mm256_fmadd_ps, a, b, c) }
+    }
+
+    #[inline(always)]
+    unsafe fn min(a: Self::V, b: Self::V) -> Self::V {
+        unsafe { halves!(_mm256_min_ps, a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn max(a: Self::V, b: Self::V) -> Self::V {
+        unsafe { halves!(_mm256_max_ps, a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn round(a: Self::V) -> Self::V {
+        unsafe { halves!(_mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>, a) }
+    }
+
+    #[inline(always)]
+    unsafe fn power_of_two(whole: Self::V) -> Self::V {
+        unsafe {
+            let bias = _mm256_set1_epi32(127);
+            let low = _mm256_add_epi32(_mm256_cvtps_epi32(whole.0), bias);
+            let high = _mm256_add_epi32(_mm256_cvtps_epi32(whole.1), bias);
+            (
+                _mm256_castsi256_ps(_mm256_slli_epi32::<23>(low)),
+                _mm256_castsi256_ps(_mm256_slli_epi32::<23>(high)),
+            )
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch(at: *const u32) {
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn dot_pairs(sum: Self::V, pair: *const u32, pairs: Self::V) -> Self::V {
+        unsafe {
+            let pair = _mm256_set1_epi32(pair.cast::<i32>().read_unaligned());
+            (dot_half(sum.0, pair, pairs.0), dot_half(sum.1, pair, pairs.1))
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn dot_half(sum: __m256, pair: __m256i, pairs: __m256) -> __m256 {
+    unsafe {
+        let second = _mm256_set1_epi32(SECOND.cast_signed());
+        let pairs = _mm256_castps_si256(pairs);
+        let low = _mm256_fmadd_ps(
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(pair)),
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(pairs)),
+            sum,
+        );
+        _mm256_fmadd_ps(
+            _mm256_castsi256_ps(_mm256_and_si256(pair, second)),
+            _mm256_castsi256_ps(_mm256_and_si256(pairs, second)),
+            low,
+        )
+    }
+}

@@ -1,0 +1,447 @@
+//! Steps over poisoned memory, and a naive model in float64 that says what they answer.
+#![allow(dead_code, unreachable_pub, reason = "each test binary uses its part")]
+#![allow(unsafe_code, reason = "the call under test takes pointers")]
+
+use pagedserve_attention::{
+    DType, Execution, InstructionSet, Memory, Options, Place, Result, Rows, Shape, Team, Tokens,
+    paged_attention,
+};
+
+/// Threads that are started for each call.
+pub struct Threads;
+
+impl Team for Threads {
+    fn run(&self, num_threads: usize, work: &(dyn Fn() + Sync)) {
+        std::thread::scope(|scope| {
+            for _ in 1..num_threads {
+                scope.spawn(work);
+            }
+            work();
+        });
+    }
+}
+
+/// A row of a case: cached keys, queries.
+pub type Row = (usize, usize);
+
+/// What a step is made of.
+#[derive(Clone, Debug)]
+pub struct Case {
+    pub dtype: DType,
+    pub num_kv_heads: usize,
+    pub group: usize,
+    pub key_size: usize,
+    pub value_size: usize,
+    pub block_size: usize,
+    pub rows: Vec<Row>,
+    pub scale: f32,
+    pub window: Option<usize>,
+    pub softcap: Option<f32>,
+    pub sinks: Option<f32>,
+    /// Whole cached blocks of the first row that the others have too.
+    pub shares_prefix: bool,
+    /// Elements between heads and tokens that belong to nobody.
+    pub gap: usize,
+    pub seed: u64,
+}
+
+impl Case {
+    /// Something ordinary.
+    pub fn plain(rows: &[Row]) -> Self {
+        Self {
+            dtype: DType::Float32,
+            num_kv_heads: 2,
+            group: 3,
+            key_size: 32,
+            value_size: 32,
+            block_size: 16,
+            rows: rows.to_vec(),
+            scale: 0.2,
+            window: None,
+            softcap: None,
+            sinks: None,
+            shares_prefix: false,
+            gap: 0,
+            seed: 1,
+        }
+    }
+}
+
+/// Numbers between -1 and 1, and a shuffle.
+pub struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 >> 24
+    }
+
+    pub fn number(&mut self) -> f32 {
+        (self.next() % 65_536) as f32 / 32_768.0 - 1.0
+    }
+
+    pub fn below(&mut self, count: usize) -> usize {
+        usize::try_from(self.next()).expect("40 bits") % count
+    }
+}
+
+/// Stored numbers of either kind.
+pub struct Numbers {
+    pub dtype: DType,
+    pub bytes: Vec<u8>,
+}
+
+impl Numbers {
+    pub fn poisoned(dtype: DType, len: usize) -> Self {
+        let mut numbers = Self { dtype, bytes: vec![0; len * dtype.size()] };
+        for index in 0..len {
+            numbers.set(index, f32::NAN);
+        }
+        numbers
+    }
+
+    /// Stores a number and returns what is stored.
+    pub fn set(&mut self, index: usize, number: f32) -> f32 {
+        let at = index * self.dtype.size();
+        match self.dtype {
+            DType::Float32 => self.bytes[at..at + 4].copy_from_slice(&number.to_le_bytes()),
+            DType::BFloat16 => {
+                self.bytes[at..at + 2].copy_from_slice(&number.to_le_bytes()[2..]);
+            }
+        }
+        self.get(index)
+    }
+
+    pub fn get(&self, index: usize) -> f32 {
+        let at = index * self.dtype.size();
+        let mut word = [0; 4];
+        match self.dtype {
+            DType::Float32 => word.copy_from_slice(&self.bytes[at..at + 4]),
+            DType::BFloat16 => word[2..].copy_from_slice(&self.bytes[at..at + 2]),
+        }
+        f32::from_le_bytes(word)
+    }
+}
+
+/// `[T, heads, size]` with gaps, tokens within heads as transformers has them.
+pub struct Tensor {
+    pub numbers: Numbers,
+    pub token_stride: usize,
+    pub head_stride: usize,
+}
+
+impl Tensor {
+    fn new(case: &Case, num_tokens: usize, heads: usize, size: usize) -> Self {
+        let token_stride = size + case.gap;
+        let head_stride = token_stride * num_tokens + case.gap;
+        let len = head_stride * (heads - 1) + token_stride * (num_tokens.max(1) - 1) + size;
+        Self { numbers: Numbers::poisoned(case.dtype, len), token_stride, head_stride }
+    }
+
+    fn index(&self, token: usize, head: usize) -> usize {
+        token * self.token_stride + head * self.head_stride
+    }
+
+    fn tokens(&self) -> Tokens {
+        Tokens {
+            pointer: self.numbers.bytes.as_ptr(),
+            token_stride: self.token_stride,
+            head_stride: self.head_stride,
+        }
+    }
+}
+
+/// A step, and each row's keys and values as the model knows them.
+pub struct Step {
+    pub case: Case,
+    pub shape: Shape,
+    pub query: Tensor,
+    pub key: Tensor,
+    pub value: Tensor,
+    pub pool: Numbers,
+    pub output: Numbers,
+    pub block_tables: Vec<i32>,
+    pub query_start: Vec<i32>,
+    pub seq_lens: Vec<i32>,
+    pub slot_mapping: Vec<i64>,
+    pub sinks: Option<Vec<f32>>,
+    /// `[row][position][kv_head]`: key, then value.
+    known: Vec<Vec<Vec<Vec<f32>>>>,
+}
+
+fn int(number: usize) -> i32 {
+    i32::try_from(number).expect("a small number")
+}
+
+impl Step {
+    pub fn new(case: &Case) -> Self {
+        let mut random = Random::new(case.seed);
+        let lens: Vec<usize> = case.rows.iter().map(|(cached, queries)| cached + queries).collect();
+        let counts: Vec<usize> = lens.iter().map(|len| len.div_ceil(case.block_size)).collect();
+        let num_blocks = counts.iter().sum::<usize>() + 2;
+        let mut ids: Vec<usize> = (0..num_blocks).collect();
+        for index in (1..num_blocks).rev() {
+            ids.swap(index, random.below(index + 1));
+        }
+        let width = counts.iter().copied().max().unwrap_or(0) + 1;
+        let num_tokens: usize = case.rows.iter().map(|row| row.1).sum();
+        let num_heads = case.num_kv_heads * case.group;
+        let shape = Shape {
+            dtype: case.dtype,
+            num_heads,
+            num_kv_heads: case.num_kv_heads,
+            key_size: case.key_size,
+            value_size: case.value_size,
+            num_blocks,
+            block_size: case.block_size,
+        };
+        let mut step = Self {
+            query: Tensor::new(case, num_tokens, num_heads, case.key_size),
+            key: Tensor::new(case, num_tokens, case.num_kv_heads, case.key_size),
+            value: Tensor::new(case, num_tokens, case.num_kv_heads, case.value_size),
+            pool: Numbers::poisoned(case.dtype, num_blocks * shape.block_elements()),
+            output: Numbers::poisoned(case.dtype, num_tokens * num_heads * case.value_size),
+            block_tables: vec![-7; case.rows.len() * width],
+            query_start: vec![0],
+            seq_lens: lens.iter().map(|&len| int(len)).collect(),
+            slot_mapping: Vec::new(),
+            sinks: case.sinks.map(|sink| (0..num_heads).map(|_| sink * random.number()).collect()),
+            known: Vec::new(),
+            shape,
+            case: case.clone(),
+        };
+        for row in 0..case.rows.len() {
+            let own = ids.split_off(ids.len() - counts[row]);
+            step.add_row(&mut random, row, &own, width);
+        }
+        step
+    }
+
+    fn add_row(&mut self, random: &mut Random, row: usize, own: &[usize], width: usize) {
+        let Case { block_size, num_kv_heads, rows, window, shares_prefix, .. } = self.case.clone();
+        let (cached, queries) = rows[row];
+        let shared = if shares_prefix && row > 0 { cached.min(rows[0].0) / block_size } else { 0 };
+        let first_token = self.slot_mapping.len();
+        let first_key = window.map_or(0, |window| (cached + 1).saturating_sub(window));
+        let mut known: Vec<Vec<Vec<f32>>> = Vec::new();
+        for position in 0..cached + queries {
+            let index = position / block_size;
+            let block = if index < shared {
+                usize::try_from(self.block_tables[index].max(0)).expect("not negative")
+            } else {
+                own[index]
+            };
+            if (index + 1) * block_size > first_key {
+                self.block_tables[row * width + index] = int(block);
+            }
+            let slot = block * block_size + position % block_size;
+            // Some queries' keys are there already, as those of a prefix that two rows compute.
+            let is_written = position < cached || random.below(8) == 0;
+            if position >= cached {
+                let slot = i64::try_from(slot).expect("a small number");
+                self.slot_mapping.push(if is_written { -1 } else { slot });
+            }
+            let heads = (0..num_kv_heads)
+                .map(|kv_head| {
+                    if index < shared {
+                        return self.known[0][position][kv_head].clone();
+                    }
+                    let token = (position >= cached).then(|| first_token + position - cached);
+                    // A key that nobody sees is never written.
+                    let place = (is_written && position >= first_key)
+                        .then(|| Place::new(&self.shape, slot, kv_head));
+                    self.fill(random, token, place, kv_head)
+                })
+                .collect();
+            known.push(heads);
+        }
+        self.known.push(known);
+        for token in first_token..first_token + queries {
+            for head in 0..self.shape.num_heads {
+                let start = self.query.index(token, head);
+                for index in start..start + self.shape.key_size {
+                    self.query.numbers.set(index, random.number());
+                }
+            }
+        }
+        self.query_start.push(int(first_token + queries));
+    }
+
+    /// Makes a key and a value, for the step's tensors, for the pool, or for both.
+    fn fill(
+        &mut self,
+        random: &mut Random,
+        token: Option<usize>,
+        place: Option<Place>,
+        kv_head: usize,
+    ) -> Vec<f32> {
+        let (key_size, value_size) = (self.shape.key_size, self.shape.value_size);
+        let mut rounded = Numbers::poisoned(self.case.dtype, 1);
+        let numbers: Vec<f32> =
+            (0..key_size + value_size).map(|_| rounded.set(0, random.number())).collect();
+        for (index, &number) in numbers.iter().enumerate() {
+            let is_key = index < key_size;
+            let index = if is_key { index } else { index - key_size };
+            if let Some(token) = token {
+                let tensor = if is_key { &mut self.key } else { &mut self.value };
+                let start = tensor.index(token, kv_head);
+                tensor.numbers.set(start + index, number);
+            }
+            if let Some(place) = place {
+                let at = if is_key { place.key(index) } else { place.value(index) };
+                self.pool.set(at, number);
+            }
+        }
+        numbers
+    }
+
+    pub fn memory(&mut self) -> Memory {
+        Memory {
+            query: self.query.tokens(),
+            key: self.key.tokens(),
+            value: self.value.tokens(),
+            pool: self.pool.bytes.as_mut_ptr(),
+            output: self.output.bytes.as_mut_ptr(),
+        }
+    }
+
+    pub fn rows(&self) -> Rows<'_> {
+        Rows {
+            block_tables: &self.block_tables,
+            query_start: &self.query_start,
+            seq_lens: &self.seq_lens,
+            slot_mapping: &self.slot_mapping,
+        }
+    }
+
+    pub fn options(&self) -> Options<'_> {
+        Options {
+            scale: self.case.scale,
+            window: self.case.window,
+            softcap: self.case.softcap,
+            sinks: self.sinks.as_deref(),
+        }
+    }
+
+    /// The answer of the call under test.
+    pub fn run(&mut self, instructions: InstructionSet, num_threads: usize) -> Result<Vec<f32>> {
+        let memory = self.memory();
+        let execution = Execution { instructions, team: &Threads, num_threads };
+        // SAFETY: the memory belongs to this step and has the sizes of its shape.
+        unsafe {
+            paged_attention(&self.shape, &memory, &self.rows(), &self.options(), &execution)?;
+        }
+        let len = self.output.bytes.len() / self.case.dtype.size();
+        Ok((0..len).map(|index| self.output.get(index)).collect())
+    }
+
+    /// The answer of a step of one row whose queries before `first` were answered before.
+    pub fn run_tail(&mut self, first: usize, num_threads: usize) -> Vec<f32> {
+        let mut memory = self.memory();
+        let size = self.case.dtype.size();
+        for (tokens, tensor) in [
+            (&mut memory.query, &self.query),
+            (&mut memory.key, &self.key),
+            (&mut memory.value, &self.value),
+        ] {
+            tokens.pointer = tokens.pointer.wrapping_add(first * tensor.token_stride * size);
+        }
+        let num_tokens = self.slot_mapping.len() - first;
+        let rows = Rows {
+            query_start: &[0, int(num_tokens)],
+            slot_mapping: &self.slot_mapping[first..],
+            ..self.rows()
+        };
+        let instructions = InstructionSet::detect();
+        let execution = Execution { instructions, team: &Threads, num_threads };
+        // SAFETY: the memory belongs to this step; fewer tokens of the same strides are used.
+        unsafe { paged_attention(&self.shape, &memory, &rows, &self.options(), &execution) }
+            .expect("a correct step");
+        let len = num_tokens * self.shape.num_heads * self.shape.value_size;
+        (0..len).map(|index| self.output.get(index)).collect()
+    }
+
+    /// The answer, in the plainest way.
+    pub fn expected(&self) -> Vec<f64> {
+        let mut answer = Vec::new();
+        for (row, &(cached, queries)) in self.case.rows.iter().enumerate() {
+            let first_token = usize::try_from(self.query_start[row]).expect("not negative");
+            for query in 0..queries {
+                for head in 0..self.shape.num_heads {
+                    answer.extend(self.expected_query(
+                        row,
+                        first_token + query,
+                        cached + query,
+                        head,
+                    ));
+                }
+            }
+        }
+        answer
+    }
+
+    fn expected_query(&self, row: usize, token: usize, position: usize, head: usize) -> Vec<f64> {
+        let (key_size, value_size) = (self.shape.key_size, self.shape.value_size);
+        let start = self.query.index(token, head);
+        let first = self.case.window.map_or(0, |window| (position + 1).saturating_sub(window));
+        let mut weights: Vec<f64> = self.known[row][first..=position]
+            .iter()
+            .map(|heads| {
+                let key = &heads[head / self.case.group][..key_size];
+                let product: f64 = key
+                    .iter()
+                    .enumerate()
+                    .map(|(index, &k)| {
+                        f64::from(self.query.numbers.get(start + index)) * f64::from(k)
+                    })
+                    .sum();
+                let score = product * f64::from(self.case.scale);
+                let capped = |cap: f32| f64::from(cap) * (score / f64::from(cap)).tanh();
+                self.case.softcap.map_or(score, capped)
+            })
+            .collect();
+        let sink = self.sinks.as_ref().map(|sinks| f64::from(sinks[head]));
+        let largest = weights.iter().copied().chain(sink).fold(f64::NEG_INFINITY, f64::max);
+        let mut sum = sink.map_or(0.0, |sink| (sink - largest).exp());
+        for weight in &mut weights {
+            *weight = (*weight - largest).exp();
+            sum += *weight;
+        }
+        let mut answer = vec![0.0; value_size];
+        for (heads, weight) in self.known[row][first..=position].iter().zip(weights) {
+            for (to, &number) in answer.iter_mut().zip(&heads[head / self.case.group][key_size..]) {
+                *to += weight / sum * f64::from(number);
+            }
+        }
+        answer
+    }
+
+    /// Asserts that the answer is right.
+    pub fn check(&mut self, instructions: InstructionSet, num_threads: usize) {
+        let expected = self.expected();
+        let answer = self.run(instructions, num_threads).expect("a correct step");
+        let tolerance = match self.case.dtype {
+            DType::Float32 => 5e-6,
+            DType::BFloat16 => 8e-3,
+        };
+        assert_eq!(answer.len(), expected.len());
+        for (index, (&got, &wanted)) in answer.iter().zip(&expected).enumerate() {
+            let difference = (f64::from(got) - wanted).abs();
+            assert!(
+                difference <= tolerance,
+                "{instructions:?}, element {index}: {got} is not {wanted}"
+            );
+        }
+    }
+}
+
+/// The instruction sets that this CPU has.
+pub fn available() -> impl Iterator<Item = InstructionSet> {
+    InstructionSet::ALL.into_iter().filter(|set| set.is_available())
+}

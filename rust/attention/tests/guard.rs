@@ -1,0 +1,111 @@
+//! Tensors that end right before memory that must not be touched: no kernel reads or writes
+//! past what it is given.
+#![cfg(unix)]
+#![allow(unsafe_code, reason = "maps memory, and the call under test takes pointers")]
+
+mod common;
+
+use common::{Case, Step, Threads, available};
+use pagedserve_attention::{DType, Execution, paged_attention};
+
+/// Bytes whose last one is the last before a page that cannot be touched.
+struct Guarded {
+    map: *mut libc::c_void,
+    map_len: usize,
+    start: *mut u8,
+    len: usize,
+}
+
+const PAGE: usize = 1 << 16; // a multiple of every page size
+
+impl Guarded {
+    fn new(bytes: &[u8]) -> Self {
+        let data_len = bytes.len().next_multiple_of(PAGE);
+        let map_len = data_len + PAGE;
+        // SAFETY: a new private mapping; the copy fits before its last page.
+        unsafe {
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            let access = libc::PROT_READ | libc::PROT_WRITE;
+            let map = libc::mmap(std::ptr::null_mut(), map_len, access, flags, -1, 0);
+            assert_ne!(map, libc::MAP_FAILED);
+            let end = map.cast::<u8>().add(data_len);
+            assert_eq!(libc::mprotect(end.cast(), PAGE, libc::PROT_NONE), 0);
+            let start = end.sub(bytes.len());
+            start.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
+            Self { map, map_len, start, len: bytes.len() }
+        }
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        // SAFETY: initialised by `new`, and nobody writes now.
+        unsafe { std::slice::from_raw_parts(self.start, self.len).to_vec() }
+    }
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `new` with this length.
+        unsafe { libc::munmap(self.map, self.map_len) };
+    }
+}
+
+#[test]
+fn nothing_past_the_end_is_touched() {
+    for (key_size, value_size) in [(64, 64), (80, 96), (7, 5), (33, 16), (16, 20)] {
+        for block_size in [16, 5] {
+            for dtype in [DType::Float32, DType::BFloat16] {
+                let rows = [(45, 1), (3, 20)];
+                let case = Case { dtype, key_size, value_size, block_size, ..Case::plain(&rows) };
+                for instructions in available() {
+                    let mut step = Step::new(&case);
+                    // The row whose last block is the pool's last: every block comes to be it.
+                    for shift in 0..step.shape.num_blocks {
+                        rotate(&mut step, shift.min(1));
+                        guarded_run(&mut step, instructions);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Renames all blocks, and moves what is in them.
+fn rotate(step: &mut Step, by: usize) {
+    let num_blocks = step.shape.num_blocks;
+    let block_bytes = step.shape.block_elements() * step.shape.dtype.size();
+    step.pool.bytes.rotate_right(by * block_bytes);
+    for block in step.block_tables.iter_mut().filter(|block| **block >= 0) {
+        let id = usize::try_from(*block).expect("not negative");
+        *block = i32::try_from((id + by) % num_blocks).expect("a small number");
+    }
+    for slot in step.slot_mapping.iter_mut().filter(|slot| **slot >= 0) {
+        let num_slots = i64::try_from(num_blocks * step.shape.block_size).expect("small");
+        let shift = i64::try_from(by * step.shape.block_size).expect("small");
+        *slot = (*slot + shift) % num_slots;
+    }
+}
+
+fn guarded_run(step: &mut Step, instructions: pagedserve_attention::InstructionSet) {
+    let wanted = step.expected();
+    let query = Guarded::new(&step.query.numbers.bytes);
+    let key = Guarded::new(&step.key.numbers.bytes);
+    let value = Guarded::new(&step.value.numbers.bytes);
+    let pool = Guarded::new(&step.pool.bytes);
+    let output = Guarded::new(&step.output.bytes);
+    let mut memory = step.memory();
+    memory.query.pointer = query.start;
+    memory.key.pointer = key.start;
+    memory.value.pointer = value.start;
+    memory.pool = pool.start;
+    memory.output = output.start;
+    let execution = Execution { instructions, team: &Threads, num_threads: 1 };
+    // SAFETY: copies of the step's memory, of the same sizes.
+    unsafe {
+        paged_attention(&step.shape, &memory, &step.rows(), &step.options(), &execution)
+            .expect("a correct step");
+    }
+    step.output.bytes = output.bytes();
+    for (index, wanted) in wanted.iter().enumerate() {
+        assert!((f64::from(step.output.get(index)) - wanted).abs() < 1e-2, "{instructions:?}");
+    }
+}

@@ -1,0 +1,107 @@
+//! Every instruction set against the naive model, over pools poisoned with NaN.
+#![allow(clippy::cast_precision_loss, reason = "small numbers of tests")]
+
+mod common;
+
+use common::{Case, Step, available};
+use pagedserve_attention::{DType, InstructionSet};
+use proptest::prelude::*;
+
+prop_compose! {
+    fn sizes()(
+        num_kv_heads in 1_usize..4,
+        group in prop::sample::select(vec![1_usize, 2, 3, 4, 7, 8, 60]),
+        (key_size, value_size) in prop::sample::select(vec![
+            (64, 64), (80, 80), (96, 96), (128, 128), (16, 48), (20, 16), (1, 1), (7, 5), (32, 20),
+            (33, 16),
+        ]),
+        block_size in prop::sample::select(vec![16_usize, 16, 32, 48, 1, 3, 8, 20]),
+    ) -> (usize, usize, usize, usize, usize) {
+        (num_kv_heads, group, key_size, value_size, block_size)
+    }
+}
+
+fn rows() -> impl Strategy<Value = Vec<(usize, usize)>> {
+    let row = prop_oneof![
+        3 => (0_usize..300, Just(1_usize)),
+        1 => (0_usize..150, 0_usize..40),
+        1 => (Just(0_usize), 1_usize..150),
+        1 => (400_usize..700, Just(1_usize)),
+    ];
+    prop::collection::vec(row, 1..5)
+}
+
+prop_compose! {
+    fn cases()(
+        (num_kv_heads, group, key_size, value_size, block_size) in sizes(),
+        rows in rows(),
+        is_bfloat16 in any::<bool>(),
+        scale in prop_oneof![Just(0.125_f32), Just(1.0), Just(-0.3), Just(0.0)],
+        window in prop::option::weighted(0.3, 1_usize..200),
+        softcap in prop::option::weighted(0.3, prop_oneof![Just(0.5_f32), Just(30.0)]),
+        sinks in prop::option::weighted(0.3, Just(4.0_f32)),
+        shares_prefix in any::<bool>(),
+        gap in 0_usize..3,
+        seed in any::<u64>(),
+    ) -> Case {
+        let dtype = if is_bfloat16 { DType::BFloat16 } else { DType::Float32 };
+        Case {
+            dtype, num_kv_heads, group, key_size, value_size, block_size, rows, scale, window,
+            softcap, sinks,
+            // Under a window the first row may not have what the others see.
+            shares_prefix: shares_prefix && window.is_none(),
+            gap, seed,
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+
+    #[test]
+    fn answers_are_those_of_the_model(case in cases(), num_threads in 1_usize..4) {
+        for instructions in available() {
+            Step::new(&case).check(instructions, num_threads);
+        }
+    }
+}
+
+#[test]
+fn every_fast_size_is_right() {
+    for size in [64, 80, 96, 128, 256] {
+        for dtype in [DType::Float32, DType::BFloat16] {
+            for instructions in available() {
+                let case = Case {
+                    key_size: size,
+                    value_size: size,
+                    dtype,
+                    ..Case::plain(&[(150, 1), (17, 30)])
+                };
+                Step::new(&case).check(instructions, 2);
+            }
+        }
+    }
+}
+
+/// Invariant 3: neither threads, nor the batch, nor how the prompt is cut.
+#[test]
+fn the_answer_of_a_query_depends_on_its_row_alone() {
+    for dtype in [DType::Float32, DType::BFloat16] {
+        let case = Case { dtype, ..Case::plain(&[(0, 700)]) };
+        let whole = Step::new(&case).run(InstructionSet::detect(), 1).expect("a correct step");
+        let per_token = whole.len() / 700;
+        // The keys of the case's last token as a decode row: the same numbers, cached.
+        let mut cut = Step::new(&case);
+        cut.run(InstructionSet::detect(), 1).expect("a correct step");
+        for (first, num_threads) in [(699, 1), (699, 3), (650, 2), (131, 1)] {
+            let answer = cut.run_tail(first, num_threads);
+            assert_eq!(answer, whole[first * per_token..], "from {first}, {num_threads} threads");
+        }
+    }
+}
+
+#[test]
+fn a_step_without_tokens_is_answered() {
+    let mut step = Step::new(&Case::plain(&[]));
+    assert_eq!(step.run(InstructionSet::detect(), 2), Ok(vec![]));
+}

@@ -1,0 +1,86 @@
+//! What does not fit is refused by name, before anything is touched.
+#![allow(unsafe_code, reason = "the call under test takes pointers")]
+
+mod common;
+
+use common::{Case, Step};
+use pagedserve_attention::{InstructionSet, Options, Result};
+
+/// The refusal of a step that a change has spoilt, whose pool and output must be as before.
+fn refusal(change: impl FnOnce(&mut Step)) -> String {
+    let mut step = Step::new(&Case::plain(&[(20, 1), (0, 3)]));
+    change(&mut step);
+    let before = (step.pool.bytes.clone(), step.output.bytes.clone());
+    let answer: Result<Vec<f32>> = step.run(InstructionSet::detect(), 2);
+    assert_eq!(before, (step.pool.bytes, step.output.bytes));
+    answer.expect_err("a spoilt step").to_string()
+}
+
+macro_rules! refusals {
+    ($($name:ident: $change:expr => $text:literal;)*) => {$(
+        #[test]
+        fn $name() {
+            let text = refusal($change);
+            assert!(text.contains($text), "{text}");
+        }
+    )*};
+}
+
+refusals! {
+    no_heads: |step| step.shape.num_heads = 0 => "num_heads must be at least 1";
+    no_block_size: |step| step.shape.block_size = 0 => "block_size must be at least 1";
+    uneven_groups: |step| step.shape.num_heads = 5 => "num_heads must be a multiple";
+    a_huge_pool: |step| step.shape.num_blocks = usize::MAX / 8 => "more bytes than";
+    a_scale_of_nan: |step| step.case.scale = f32::NAN => "scale must be finite";
+    an_empty_window: |step| step.case.window = Some(0) => "window must be at least 1";
+    a_negative_cap: |step| step.case.softcap = Some(-1.0) => "softcap must be positive";
+    too_few_sinks: |step| step.sinks = Some(vec![0.0]) => "sinks must hold one score";
+    huge_strides: |step| step.key.token_stride = usize::MAX => "the strides of key";
+    no_query_start: |step| step.query_start.clear() => "query_start must have one entry more";
+    a_late_first_row: |step| step.query_start[0] = 1 => "query_start must go from 0";
+    an_early_end: |step| step.query_start[2] = 3 => "query_start must go from 0 to 4";
+    a_falling_start: |step| step.query_start[1] = 5 => "query_start must not fall; row 1";
+    more_queries_than_keys: |step| step.seq_lens[1] = 2 => "row 1 has 3 queries and only 2 keys";
+    negative_keys: |step| step.seq_lens[0] = -1 => "row 0 has 1 queries and only -1";
+    uneven_tables: |step| step.block_tables.push(0) => "block_tables must hold equally many";
+    more_keys_than_blocks: |step| step.seq_lens[0] = 90 => "seq_lens asks for 90";
+    no_blocks: |step| step.block_tables.clear() => "has 0 blocks";
+    a_block_too_high: |step| step.block_tables[1] = 5 => "block_tables[0, 1] must be one of";
+    a_negative_block: |step| step.block_tables[0] = -1 => "block_tables[0, 0] must be one of";
+    a_slot_too_high: |step| step.slot_mapping[2] = 5 * 16 => "slot_mapping[2] must be -1 or";
+    a_slot_below_none: |step| step.slot_mapping[0] = -2 => "slot_mapping[0] must be -1 or";
+}
+
+#[test]
+fn addresses_that_cannot_be_are_refused() {
+    let mut step = Step::new(&Case::plain(&[(20, 1)]));
+    let memory = step.memory();
+    let spoilt: [(&str, fn(&mut pagedserve_attention::Memory)); 4] = [
+        ("pool", |memory| memory.pool = std::ptr::null_mut()),
+        ("output", |memory| memory.output = memory.output.wrapping_add(1)),
+        ("query", |memory| memory.query.pointer = std::ptr::null()),
+        ("value", |memory| memory.value.pointer = memory.value.pointer.wrapping_add(2)),
+    ];
+    for (name, spoil) in spoilt {
+        let mut memory = memory;
+        spoil(&mut memory);
+        let options: Options<'_> = step.options();
+        let execution = pagedserve_attention::Execution {
+            instructions: InstructionSet::Portable,
+            team: &pagedserve_attention::Sequential,
+            num_threads: 1,
+        };
+        // SAFETY: refused before any memory is touched, which is the point.
+        let answer = unsafe {
+            pagedserve_attention::paged_attention(
+                &step.shape,
+                &memory,
+                &step.rows(),
+                &options,
+                &execution,
+            )
+        };
+        let text = answer.expect_err("a spoilt address").to_string();
+        assert!(text.starts_with(&format!("{name} must be the address")), "{text}");
+    }
+}

@@ -1,0 +1,159 @@
+//! Paged attention on the CPU, over the memory of torch tensors.
+//!
+//! torch is not linked: a tensor comes as its address, sizes and strides.
+#![expect(unsafe_code, reason = "addresses from Python become pointers")]
+
+use pagedserve_attention::{
+    DType, Execution, InstructionSet, Memory, Options, Rows, Sequential, Shape, Team, Tokens,
+    paged_attention,
+};
+use pagedserve_core::error::Error;
+use pyo3::prelude::*;
+
+use crate::arrays::readonly;
+use crate::error::{OrRaise, to_py};
+
+const DTYPES: [(&str, DType); 2] = [("float32", DType::Float32), ("bfloat16", DType::BFloat16)];
+
+const INSTRUCTION_SETS: [(&str, InstructionSet); 4] = [
+    ("portable", InstructionSet::Portable),
+    ("avx2", InstructionSet::Avx2),
+    ("avx512", InstructionSet::Avx512),
+    ("avx512_bf16", InstructionSet::Avx512BFloat16),
+];
+
+fn choice<T: Copy>(name: &str, given: &str, choices: &[(&str, T)]) -> PyResult<T> {
+    let found = choices.iter().find(|(choice, _)| *choice == given);
+    let refusal = || {
+        let names: Vec<&str> = choices.iter().map(|(choice, _)| *choice).collect();
+        Error::Arrays(format!("{name} is {given:?}; it must be one of {names:?}"))
+    };
+    found.map(|(_, value)| *value).ok_or_else(refusal).or_raise()
+}
+
+/// A size, stride or count.
+fn size(name: &str, value: i64) -> PyResult<usize> {
+    let refusal = |_| Error::Arrays(format!("{name} is {value}; it must not be negative"));
+    usize::try_from(value).map_err(refusal).or_raise()
+}
+
+/// `[T, heads, size]` from its address and the strides of tokens and heads.
+fn tokens(name: &str, address: usize, (token, head): (i64, i64)) -> PyResult<Tokens> {
+    Ok(Tokens {
+        pointer: std::ptr::with_exposed_provenance(address),
+        token_stride: size(&format!("{name}_strides[0]"), token)?,
+        head_stride: size(&format!("{name}_strides[1]"), head)?,
+    })
+}
+
+/// torch's threads, or the caller's alone.
+fn team() -> Option<impl Team> {
+    #[cfg(target_os = "linux")]
+    {
+        pagedserve_attention::OpenMp::find()
+    }
+    #[cfg(not(target_os = "linux"))]
+    {
+        None::<Sequential>
+    }
+}
+
+/// The instruction sets that this CPU has, the best last.
+#[pyfunction]
+pub(crate) fn cpu_instruction_sets() -> Vec<&'static str> {
+    let available = INSTRUCTION_SETS.iter().filter(|(_, set)| set.is_available());
+    available.map(|(name, _)| *name).collect()
+}
+
+/// Whether the threads of a loaded torch can be used.
+#[pyfunction]
+pub(crate) fn has_torch_threads() -> bool {
+    team().is_some()
+}
+
+#[pyfunction]
+#[pyo3(signature = (
+    *, dtype, query, query_strides, key, key_strides, value, value_strides, pool, output,
+    num_heads, num_kv_heads, key_size, value_size, num_blocks, block_size, block_tables,
+    query_start, seq_lens, slot_mapping, scale, window = None, softcap = None, sinks = None,
+    num_threads = 1, instructions = None
+))]
+#[expect(clippy::too_many_arguments, reason = "tensors without torch: addresses and sizes")]
+pub(crate) fn paged_attention_cpu(
+    dtype: &str,
+    query: usize,
+    query_strides: (i64, i64),
+    key: usize,
+    key_strides: (i64, i64),
+    value: usize,
+    value_strides: (i64, i64),
+    pool: usize,
+    output: usize,
+    num_heads: i64,
+    num_kv_heads: i64,
+    key_size: i64,
+    value_size: i64,
+    num_blocks: i64,
+    block_size: i64,
+    block_tables: &Bound<'_, PyAny>,
+    query_start: &Bound<'_, PyAny>,
+    seq_lens: &Bound<'_, PyAny>,
+    slot_mapping: &Bound<'_, PyAny>,
+    scale: f32,
+    window: Option<i64>,
+    softcap: Option<f32>,
+    sinks: Option<&Bound<'_, PyAny>>,
+    num_threads: i64,
+    instructions: Option<&str>,
+) -> PyResult<()> {
+    let shape = Shape {
+        dtype: choice("dtype", dtype, &DTYPES)?,
+        num_heads: size("num_heads", num_heads)?,
+        num_kv_heads: size("num_kv_heads", num_kv_heads)?,
+        key_size: size("key_size", key_size)?,
+        value_size: size("value_size", value_size)?,
+        num_blocks: size("num_blocks", num_blocks)?,
+        block_size: size("block_size", block_size)?,
+    };
+    let memory = Memory {
+        query: tokens("query", query, query_strides)?,
+        key: tokens("key", key, key_strides)?,
+        value: tokens("value", value, value_strides)?,
+        pool: std::ptr::with_exposed_provenance_mut(pool),
+        output: std::ptr::with_exposed_provenance_mut(output),
+    };
+    let block_tables = readonly::<i32>(block_tables, "block_tables")?;
+    let query_start = readonly::<i32>(query_start, "query_start")?;
+    let seq_lens = readonly::<i32>(seq_lens, "seq_lens")?;
+    let slot_mapping = readonly::<i64>(slot_mapping, "slot_mapping")?;
+    let sinks = sinks.map(|sinks| readonly::<f32>(sinks, "sinks")).transpose()?;
+    let rows = Rows {
+        block_tables: block_tables.as_slice()?,
+        query_start: query_start.as_slice()?,
+        seq_lens: seq_lens.as_slice()?,
+        slot_mapping: slot_mapping.as_slice()?,
+    };
+    let options = Options {
+        scale,
+        window: window.map(|window| size("window", window)).transpose()?,
+        softcap,
+        sinks: sinks.as_ref().map(|sinks| sinks.as_slice()).transpose()?,
+    };
+    let instructions = match instructions {
+        Some(name) => choice("instructions", name, &INSTRUCTION_SETS)?,
+        None => InstructionSet::detect(),
+    };
+    let num_threads = size("num_threads", num_threads)?;
+    let found = team();
+    let (team, num_threads): (&dyn Team, usize) = match &found {
+        Some(team) => (team, num_threads),
+        None => (&Sequential, 1),
+    };
+    let execution = Execution { instructions, team, num_threads };
+    // The interpreter's lock stays: a call takes microseconds, and threads that work here never
+    // ask for it.
+    // SAFETY: that the addresses are those of live tensors of these sizes is the caller's
+    // promise, as the stub says; everything else is checked.
+    unsafe { paged_attention(&shape, &memory, &rows, &options, &execution) }
+        .map_err(|error| to_py(&Error::Arrays(error.to_string())))
+}
