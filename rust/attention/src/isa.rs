@@ -1,4 +1,6 @@
 //! Instruction sets, and what the kernels need of one.
+#![expect(unsafe_code, reason = "declares what kernels call; one default has a body")]
+#![expect(clippy::inline_always, reason = "must become part of a function with the instructions")]
 
 use crate::number::{BFloat16, Element, PANEL};
 use crate::shape::DType;

@@ -30,6 +30,8 @@
 //! A KV head is read once for all query heads of its group.  A call allocates its list of work
 //! items; each thread keeps its scratch memory, about 100 KiB, for the next call.
 
+#![deny(unsafe_code)] // the modules with pointers and intrinsics say so and why
+
 #[cfg(target_endian = "big")]
 compile_error!("pairs of bfloat16 are read as little-endian words");
 

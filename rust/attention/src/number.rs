@@ -2,6 +2,8 @@
 //!
 //! A *unit* is 32 bits of stored numbers: one float32 or a pair of bfloat16.  Kernels walk
 //! units, whatever is in them.
+#![expect(unsafe_code, reason = "loads and stores of a kernel, by kind of number")]
+#![expect(clippy::inline_always, reason = "must become part of a function with the instructions")]
 
 use crate::isa::Vectors;
 
@@ -67,7 +69,6 @@ impl Element for BFloat16 {
     const ZERO: Self = Self(0);
 
     #[inline(always)]
-    #[expect(clippy::cast_possible_truncation, reason = "a word shifted by 16 has 16 bits")]
     fn from_f32(number: f32) -> Self {
         let bits = number.to_bits();
         let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1));

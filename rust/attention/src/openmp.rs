@@ -51,7 +51,7 @@ unsafe extern "C" fn region(data: *mut c_void) {
     work();
 }
 
-/// `GOMP_parallel` among the libraries that libtorch_cpu was linked to.
+/// `GOMP_parallel` among the libraries that `libtorch_cpu` was linked to.
 fn entry_point() -> Option<Parallel> {
     let mut path: Vec<u8> = Vec::new();
     // SAFETY: `remember_torch` is called with each loaded object while this call lasts.
@@ -76,7 +76,7 @@ fn entry_point() -> Option<Parallel> {
     Some(unsafe { std::mem::transmute::<*mut c_void, Parallel>(symbol) })
 }
 
-/// Keeps the path of libtorch_cpu, its final NUL included.
+/// Keeps the path of `libtorch_cpu`, its final NUL included.
 unsafe extern "C" fn remember_torch(
     info: *mut libc::dl_phdr_info,
     _size: libc::size_t,

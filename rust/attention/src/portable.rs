@@ -1,7 +1,6 @@
 //! Vectors as arrays: any CPU, as fast as the compiler makes it.
 #![expect(unsafe_code, reason = "implements a trait whose other implementations need it")]
 #![expect(clippy::inline_always, reason = "a call for each vector would cost more than its work")]
-#![expect(clippy::needless_range_loop, reason = "the form that becomes vector instructions")]
 
 use crate::isa::Vectors;
 use crate::number::{Element, PANEL};

@@ -113,8 +113,7 @@ unsafe fn exp2<I: Vectors>(numbers: I::V) -> I::V {
         let rest = I::multiply_add(whole, I::splat(-1.0), bounded);
         // The series of exp(x ln 2), which is exact to float32 between -1/2 and 1/2.
         let mut power = I::splat(1.540_353e-4);
-        for factor in
-            [1.333_355_8e-3, 9.618_129e-3, 5.550_410_9e-2, 2.402_265_1e-1, 6.931_472e-1, 1.0]
+        for factor in [1.333_355_8e-3, 9.618_129e-3, 5.550_411e-2, 2.402_265e-1, 6.931_472e-1, 1.0]
         {
             power = I::multiply_add(power, rest, I::splat(factor));
         }

@@ -5,6 +5,7 @@
 #![expect(unsafe_code, reason = "intrinsics")]
 #![expect(clippy::inline_always, reason = "must become part of a function with the instructions")]
 
+#[allow(clippy::wildcard_imports, reason = "every second word of this file is an intrinsic")]
 use std::arch::x86_64::*;
 
 use crate::isa::Vectors;

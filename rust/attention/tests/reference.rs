@@ -1,5 +1,5 @@
 //! Every instruction set against the naive model, over pools poisoned with NaN.
-#![allow(clippy::cast_precision_loss, reason = "small numbers of tests")]
+#![allow(clippy::disallowed_types, reason = "proptest's macros name them")]
 
 mod common;
 

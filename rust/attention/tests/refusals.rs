@@ -51,11 +51,13 @@ refusals! {
     a_slot_below_none: |step| step.slot_mapping[0] = -2 => "slot_mapping[0] must be -1 or";
 }
 
+type Spoil = fn(&mut pagedserve_attention::Memory);
+
 #[test]
 fn addresses_that_cannot_be_are_refused() {
     let mut step = Step::new(&Case::plain(&[(20, 1)]));
     let memory = step.memory();
-    let spoilt: [(&str, fn(&mut pagedserve_attention::Memory)); 4] = [
+    let spoilt: [(&str, Spoil); 4] = [
         ("pool", |memory| memory.pool = std::ptr::null_mut()),
         ("output", |memory| memory.output = memory.output.wrapping_add(1)),
         ("query", |memory| memory.query.pointer = std::ptr::null()),

@@ -83,7 +83,8 @@ impl Random {
     }
 
     pub fn number(&mut self) -> f32 {
-        (self.next() % 65_536) as f32 / 32_768.0 - 1.0
+        let bits = u16::try_from(self.next() % 65_536).expect("16 bits");
+        f32::from(bits) / 32_768.0 - 1.0
     }
 
     pub fn below(&mut self, count: usize) -> usize {
@@ -216,8 +217,8 @@ impl Step {
             shape,
             case: case.clone(),
         };
-        for row in 0..case.rows.len() {
-            let own = ids.split_off(ids.len() - counts[row]);
+        for (row, count) in counts.into_iter().enumerate() {
+            let own = ids.split_off(ids.len() - count);
             step.add_row(&mut random, row, &own, width);
         }
         step
