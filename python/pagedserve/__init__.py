@@ -36,7 +36,7 @@ if TYPE_CHECKING:
         UnsupportedModelError,
     )
     from pagedserve.llm import LLM
-    from pagedserve.outputs import CompletionOutput, RequestOutput
+    from pagedserve.outputs import CompletionOutput, Logprob, RequestOutput
     from pagedserve.sampling_params import SamplingParams
 
 __all__ = [
@@ -51,6 +51,7 @@ __all__ = [
     "InvariantError",
     "LLMEngine",
     "LRUEvictor",
+    "Logprob",
     "ModelLoadError",
     "PagedServeError",
     "Prefix",
@@ -74,7 +75,7 @@ _HOME = {
     "LLMEngine": "pagedserve.engine.llm_engine",
     "EngineArgs": "pagedserve.engine.args",
     "SamplingParams": "pagedserve.sampling_params",
-    **dict.fromkeys(["CompletionOutput", "RequestOutput"], "pagedserve.outputs"),
+    **dict.fromkeys(["CompletionOutput", "Logprob", "RequestOutput"], "pagedserve.outputs"),
     **dict.fromkeys(
         [
             "BlockSpaceManager",

@@ -45,7 +45,7 @@ class LLM:
         num_lookahead_slots: int = 0,
         attention_backend: AttentionBackend | None = None,
     ) -> None:
-        """Load a model and make its KV cache; says on stderr where the memory went.
+        """Load a model and make its KV cache; says on stderr what was chosen.
 
         Args:
             model: "smollm2", a local directory in Hugging Face format, a .gguf file or a hub id.
@@ -90,7 +90,8 @@ class LLM:
         )
         self.llm_engine = LLMEngine(args)
         self._num_calls = 0
-        print(self.llm_engine.memory.describe(), file=sys.stderr)  # noqa: T201  # for the user
+        for line in (self.llm_engine.memory.describe(), self.llm_engine.describe_backends()):
+            print(line, file=sys.stderr)  # noqa: T201  # for the user
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
         """The model's tokenizer."""

@@ -70,8 +70,8 @@ class RequestMetrics:
         finished_time: When it ended.
         scheduler_time: Seconds that the scheduler took for the steps between arrival and end.
         num_preemptions: How often it gave its place to others, by recompute or by swap.
-        num_recomputed_tokens: Tokens that had been computed and were computed again, summed over
-            its sequences.
+        num_recomputed_tokens: Tokens that had been computed and were given up, by preemption or a
+            step that failed, summed over its sequences.
     """
 
     arrival_time: float

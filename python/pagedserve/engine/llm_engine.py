@@ -125,6 +125,10 @@ class LLMEngine:
         """Whether another ``step`` is wanted."""
         return len(self._requests) > 0 or len(self._ready) > 0
 
+    def describe_backends(self) -> str:
+        """One line for people: who computes attention and linear layers."""
+        return self._executor.loaded.describe_backends()
+
     def stats_line(self) -> str:
         """One line for people: queues, KV cache, prefix hits, tokens/s since the last line."""
         num_blocks = self.memory.num_gpu_blocks
@@ -365,14 +369,13 @@ class LLMEngine:
         """Times and counts of a step about to run."""
         used = self.memory.num_gpu_blocks - self._scheduler.num_free_gpu_blocks
         self.stats.note_step(scheduled, used)
-        now = _now()
         if scheduled.num_prefill_rows:
             seqs = self._buffers.row_handles[: scheduled.num_prefill_rows].tolist()
             for living in self._requests.by_seqs(seqs):
                 metrics = living.request.output.metrics
                 if metrics.first_scheduled_time is None:
-                    metrics.first_scheduled_time = now
-        if self._stats_line.age(now) >= _STATS_INTERVAL and logger.isEnabledFor(logging.INFO):
+                    metrics.first_scheduled_time = _now()
+        if self.seconds_since_stats >= _STATS_INTERVAL and logger.isEnabledFor(logging.INFO):
             logger.info("%s", self.stats_line())
         if logger.isEnabledFor(logging.DEBUG):
             num_waiting = self._scheduler.num_waiting

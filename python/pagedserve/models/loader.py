@@ -18,7 +18,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from pagedserve.attention.cpu import can_attend
+from pagedserve.attention import cpu
 from pagedserve.attention.interface import ATTENTION_NAME, register
 from pagedserve.cache.engine import LayerShape
 from pagedserve.config import AttentionBackend, ModelConfig
@@ -76,6 +76,12 @@ class LoadedModel:
         own = sum(parameter.nbytes for parameter in self.model.parameters())
         return own + sum(one.nbytes for one in packed)
 
+    def describe_backends(self) -> str:
+        """One line for people: who computes attention and linear layers."""
+        attention = "torch" if self.attention_backend == "torch" else cpu.describe()
+        num_packed = sum(isinstance(one, PackedLinear) for one in self.model.modules())
+        return f"attention: {attention}; linear layers: {num_packed} packed for oneDNN"
+
 
 def default_device() -> torch.device:
     """The GPU if torch sees one, else the CPU."""
@@ -130,12 +136,12 @@ def load_model(config: ModelConfig, device: torch.device | None = None) -> Loade
 def _attention_backend(
     config: ModelConfig, device: torch.device, dtype: torch.dtype
 ) -> AttentionBackend:
-    if config.attention_backend == "rust" and not can_attend(device, dtype):
+    if config.attention_backend == "rust" and not cpu.can_attend(device, dtype):
         raise ConfigError(
             f"attention_backend is 'rust', which computes in float32 and bfloat16 on the CPU; the "
             f"model is in {dtype} on {device}: give 'torch' or leave it out"
         )
-    return config.attention_backend or ("rust" if can_attend(device, dtype) else "torch")
+    return config.attention_backend or ("rust" if cpu.can_attend(device, dtype) else "torch")
 
 
 def _checked_profile(
