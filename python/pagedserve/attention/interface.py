@@ -15,12 +15,11 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from pagedserve.attention import cpu
+from pagedserve.attention import cpu, paged
 from pagedserve.attention.metadata import AttentionMetadata
-from pagedserve.attention.paged import AttentionOptions, attend
+from pagedserve.attention.paged import AttentionOptions
 from pagedserve.config import AttentionBackend
 from pagedserve.errors import StepError, UnsupportedModelError
-from pagedserve.kernels.reference import write_cache
 
 ATTENTION_NAME = "pagedserve"
 
@@ -103,7 +102,7 @@ class StepAttention:
         options = call.options
         if options.window != self._windows[layer]:
             options = replace(options, window=self._windows[layer])
-        answer = cpu.write_and_attend if self._backend == "rust" else _write_and_attend
+        answer = cpu.write_and_attend if self._backend == "rust" else paged.write_and_attend
         return answer(
             call.query,
             call.key,
@@ -112,27 +111,6 @@ class StepAttention:
             metadata=self._metadata,
             options=options,
         )
-
-
-def _write_and_attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    pool: Tensor,
-    *,
-    metadata: AttentionMetadata,
-    options: AttentionOptions,
-) -> Tensor:
-    """The same as ``cpu.write_and_attend``, in torch's operations on any device."""
-    key_size = key.shape[-1]
-    write_cache(
-        key[0].transpose(0, 1),
-        value[0].transpose(0, 1),
-        pool[..., :key_size],
-        pool[..., key_size:],
-        metadata.slot_mapping,
-    )
-    return attend(query, key, value, pool, metadata=metadata, options=options)
 
 
 def paged_attention_forward(

@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from pagedserve.attention.buckets import FreshBucket, PagedBucket
 from pagedserve.attention.metadata import AttentionMetadata
+from pagedserve.kernels.reference import write_cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,27 @@ class AttentionOptions:
     def is_plain(self) -> bool:
         """Whether torch's attention call computes it."""
         return self.softcap is None and self.sinks is None
+
+
+def write_and_attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    pool: Tensor,
+    *,
+    metadata: AttentionMetadata,
+    options: AttentionOptions,
+) -> Tensor:
+    """Write the step's keys and values into the pool, then ``attend``, which has the arguments."""
+    key_size = key.shape[-1]
+    write_cache(
+        key[0].transpose(0, 1),
+        value[0].transpose(0, 1),
+        pool[..., :key_size],
+        pool[..., key_size:],
+        metadata.slot_mapping,
+    )
+    return attend(query, key, value, pool, metadata=metadata, options=options)
 
 
 def attend(

@@ -18,7 +18,6 @@ from functools import partial
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from pagedserve._core import Scheduler, SchedulerOutputs
@@ -197,7 +196,7 @@ class LLMEngine:
             self._scheduler.add_seq_group,
             new.token_ids,
             arrival_time=new.output.metrics.arrival_time,
-            max_num_running_seqs=prompt.params.best_of,
+            max_num_running_seqs=prompt.params.max_num_running_seqs,
             salt=new.salt,
         )
         handles: list[tuple[int, int]] = []
@@ -293,18 +292,12 @@ class LLMEngine:
             self._scheduler.update,
             scheduled.step_id,
             step.judged.parent_rows,
-            self._starts(len(step.judged.tokens)),
+            self._token_start[: len(step.judged.tokens) + 1],
             step.judged.tokens,
             step.judged.finish_flags,
         )
         call_into(step.handles, update)
         self._take(step)
-
-    def _starts(self, num_outputs: int) -> NDArray[np.int32]:
-        """Where the tokens of each output begin: one token each."""
-        if num_outputs >= len(self._token_start):
-            self._token_start = np.arange(2 * num_outputs, dtype=np.int32)
-        return self._token_start[: num_outputs + 1]
 
     def _take(self, step: OpenStep) -> None:
         """Record an updated step and make its outputs; may be called again for the same step."""

@@ -79,9 +79,7 @@ class Worker:
     ) -> StepResults:
         """Moves, forward, sampling."""
         self._cache.move(outputs)
-        if outputs.num_rows == 0 or not (rows or prompts):
-            if outputs.num_rows:
-                self._runner.execute(outputs)
+        if outputs.num_rows == 0:
             return StepResults(SampledRows.none(), None)
         index = None if prompts is None else torch.from_numpy(prompts.index)
         logits = self._runner.execute(outputs, index)

@@ -11,7 +11,8 @@ use pagedserve_core::error::Error;
 use pyo3::prelude::*;
 
 use crate::arrays::readonly;
-use crate::error::{OrRaise, to_py};
+use crate::config::{choice_or, count_or};
+use crate::error::to_py;
 
 const DTYPES: [(&str, DType); 2] = [("float32", DType::Float32), ("bfloat16", DType::BFloat16)];
 
@@ -23,18 +24,12 @@ const INSTRUCTION_SETS: [(&str, InstructionSet); 4] = [
 ];
 
 fn choice<T: Copy>(name: &str, given: &str, choices: &[(&str, T)]) -> PyResult<T> {
-    let found = choices.iter().find(|(choice, _)| *choice == given);
-    let refusal = || {
-        let names: Vec<&str> = choices.iter().map(|(choice, _)| *choice).collect();
-        Error::Arrays(format!("{name} is {given:?}; it must be one of {names:?}"))
-    };
-    found.map(|(_, value)| *value).ok_or_else(refusal).or_raise()
+    choice_or(Error::Arrays, name, given, choices)
 }
 
 /// A size, stride or count.
 fn size(name: &str, value: i64) -> PyResult<usize> {
-    let refusal = |_| Error::Arrays(format!("{name} is {value}; it must not be negative"));
-    usize::try_from(value).map_err(refusal).or_raise()
+    count_or(Error::Arrays, name, value)
 }
 
 /// `[T, heads, size]` from its address and the strides of tokens and heads.

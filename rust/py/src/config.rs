@@ -267,7 +267,12 @@ const MODES: [(&str, core::PreemptionMode); 2] = [
 
 /// A count from Python; a negative one is named instead of overflowing.
 pub(crate) fn count(name: &str, value: i64) -> PyResult<usize> {
-    let refusal = |_| Error::Config(format!("{name} is {value}; it must not be negative"));
+    count_or(Error::Config, name, value)
+}
+
+/// The same, refused with an error of another kind.
+pub(crate) fn count_or(kind: fn(String) -> Error, name: &str, value: i64) -> PyResult<usize> {
+    let refusal = |_| kind(format!("{name} is {value}; it must not be negative"));
     usize::try_from(value).map_err(refusal).or_raise()
 }
 
@@ -276,10 +281,20 @@ fn mode(given: &str) -> PyResult<core::PreemptionMode> {
 }
 
 fn choice<T: Copy>(name: &str, given: &str, choices: &[(&str, T)]) -> PyResult<T> {
+    choice_or(Error::Config, name, given, choices)
+}
+
+/// What `given` names, refused with an error of this kind where it names nothing.
+pub(crate) fn choice_or<T: Copy>(
+    kind: fn(String) -> Error,
+    name: &str,
+    given: &str,
+    choices: &[(&str, T)],
+) -> PyResult<T> {
     let found = choices.iter().find(|(choice, _)| *choice == given);
     let refusal = || {
         let names: Vec<&str> = choices.iter().map(|(choice, _)| *choice).collect();
-        Error::Config(format!("{name} is {given:?}; it must be one of {names:?}"))
+        kind(format!("{name} is {given:?}; it must be one of {names:?}"))
     };
     found.map(|(_, value)| *value).ok_or_else(refusal).or_raise()
 }
