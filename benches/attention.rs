@@ -11,9 +11,8 @@
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use pagedserve_attention::{
-    DType, Execution, InstructionSet, Memory, Options, Rows, Shape, Team, Tokens, paged_attention,
-};
+use pagedserve_cpu::attention::{Memory, Options, Rows, Shape, Tokens, paged_attention};
+use pagedserve_cpu::{DType, Execution, InstructionSet, Team};
 
 /// Threads started for each call.
 struct Started;

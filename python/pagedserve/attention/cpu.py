@@ -1,6 +1,6 @@
 """Paged attention on the CPU in Rust: a layer is one call that writes and attends.
 
-The layout of the pool is the kernel's own (``rust/attention``); whole blocks may be copied and
+The layout of the pool is the kernel's own (``rust/cpu``); whole blocks may be copied and
 swapped, nothing else may read it.
 """
 

@@ -3,11 +3,9 @@
 //! torch is not linked: a tensor comes as its address, sizes and strides.
 #![expect(unsafe_code, reason = "addresses from Python become pointers")]
 
-use pagedserve_attention::{
-    DType, Execution, InstructionSet, Memory, Options, Rows, Sequential, Shape, Team, Tokens,
-    paged_attention,
-};
 use pagedserve_core::error::Error;
+use pagedserve_cpu::attention::{Memory, Options, Rows, Shape, Tokens, paged_attention};
+use pagedserve_cpu::{DType, Execution, InstructionSet, Sequential, Team};
 use pyo3::prelude::*;
 
 use crate::arrays::readonly;
@@ -45,7 +43,7 @@ fn tokens(name: &str, address: usize, (token, head): (i64, i64)) -> PyResult<Tok
 fn team() -> Option<impl Team> {
     #[cfg(target_os = "linux")]
     {
-        pagedserve_attention::OpenMp::find()
+        pagedserve_cpu::OpenMp::find()
     }
     #[cfg(not(target_os = "linux"))]
     {

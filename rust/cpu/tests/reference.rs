@@ -4,7 +4,7 @@
 mod common;
 
 use common::{Case, Step, available};
-use pagedserve_attention::{DType, InstructionSet};
+use pagedserve_cpu::{DType, InstructionSet};
 use proptest::prelude::*;
 
 prop_compose! {

@@ -3,26 +3,10 @@
 #![expect(clippy::inline_always, reason = "a call for each vector would cost more than its work")]
 
 use crate::isa::Vectors;
-use crate::number::{Element, PANEL};
-use crate::plan::Item;
-use crate::tile::Scratch;
-use crate::tile::{Call, attend};
+use crate::number::PANEL;
 
 /// Sixteen numbers in an array.
 pub(crate) struct Portable;
-
-/// The kernel.
-///
-/// # Safety
-/// As [`attend`].
-pub(crate) unsafe fn attend_portable<E: Element>(
-    call: &Call<'_>,
-    item: &Item,
-    scratch: &mut Scratch,
-) {
-    // SAFETY: the caller's promise; these instructions are always there.
-    unsafe { attend::<Portable, E>(call, item, scratch) }
-}
 
 type V = [f32; PANEL];
 

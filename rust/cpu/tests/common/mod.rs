@@ -2,10 +2,8 @@
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses its part")]
 #![allow(unsafe_code, reason = "the call under test takes pointers")]
 
-use pagedserve_attention::{
-    DType, Execution, InstructionSet, Memory, Options, Place, Result, Rows, Shape, Team, Tokens,
-    paged_attention,
-};
+use pagedserve_cpu::attention::{Memory, Options, Place, Rows, Shape, Tokens, paged_attention};
+use pagedserve_cpu::{DType, Execution, InstructionSet, Result, Team};
 
 /// Threads that are started for each call.
 pub struct Threads;

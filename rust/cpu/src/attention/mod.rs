@@ -1,33 +1,62 @@
-//! A call: checks, plan, and what each thread does.
+//! Paged attention on the CPU: one call answers one layer for a whole flat batch.
+//!
+//! A call first writes the step's new keys and values into the pool, then attends, decode rows
+//! and ragged prefill rows alike.  What is computed is what `kernels/reference.py` says.
+//!
+//! # Layout of a pool
+//!
+//! A block takes `block_size * Hkv * (D + Dv)` elements in any layout, so whole blocks can be
+//! copied and swapped without knowing it.  Where the shape allows it (see [`Shape::has_panels`])
+//! a block holds `[Hkv][block_size / 16]` *panels* of 16 tokens, each the keys transposed,
+//! `[D][16]`, then the values, `[16][Dv]`.  So 16 scores are made side by side without a
+//! horizontal sum, a weight meets whole vectors of values, and what one work item reads of a
+//! block is one contiguous piece.  In bfloat16 the unit is a pair that lies side by side: two
+//! dimensions of a key, `[D / 2][16][2]`, and two tokens of a value, `[8][Dv][2]`: this is what
+//! a dot-product instruction takes, and without one a shift and a mask make two float32
+//! vectors of it.  Any other shape is stored `[block_size][Hkv][D + Dv]`, and 16 tokens at a
+//! time are made into panels when they are read.
+//!
+//! # Invariants
+//!
+//! 1. All arguments are checked before the first byte is read or written.
+//! 2. A slot that no visible key lives in is never used: it may hold NaN.
+//! 3. The answer of a query depends on its row alone, to the last bit: not on the batch, on how
+//!    the prompt was cut, on the number of threads or their timing.  Keys are taken in chunks
+//!    at fixed positions, each with its own maximum, and chunks are merged in order.
+//! 4. No two threads write the same byte: new tokens are dealt by block, answers by work item.
+//!
+//! # Costs
+//!
+//! A KV head is read once for all query heads of its group.  A call allocates its list of work
+//! items; each thread keeps its scratch memory, about 100 KiB, for the next call.
 #![expect(unsafe_code, reason = "the entry that takes pointers")]
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::check::check;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::isa::InstructionSet;
-use crate::layout::write_tokens;
-use crate::number::BFloat16;
-use crate::plan::Plan;
-use crate::shape::{DType, Memory, Options, Rows, Shape};
-use crate::team::Team;
-use crate::tile::{Attend, Call, Scratch};
+use crate::number::{BFloat16, DType};
+use crate::team::Execution;
+
+mod check;
+mod layout;
+mod plan;
+mod shape;
+mod softmax;
+mod tile;
+
+use check::check;
+use layout::write_tokens;
+use plan::Plan;
+use tile::{Attend, Call, Scratch};
+
+pub use layout::Place;
+pub use shape::{Memory, Options, Rows, Shape, Tokens};
 
 thread_local! {
     /// Taken while a thread works; a thread of the team outlives the call.
     static SCRATCH: Cell<Scratch> = Cell::default();
-}
-
-/// Where and how a call is computed.
-#[derive(Clone, Copy)]
-pub struct Execution<'a> {
-    /// Instructions to use.
-    pub instructions: InstructionSet,
-    /// Threads to use.
-    pub team: &'a dyn Team,
-    /// How many of them.
-    pub num_threads: usize,
 }
 
 /// Writes the step's keys and values into the pool, then answers every query.
@@ -51,10 +80,8 @@ pub unsafe fn paged_attention(
     execution: &Execution<'_>,
 ) -> Result<()> {
     check(shape, memory, rows, options)?;
+    execution.check()?;
     let Execution { instructions, team, num_threads } = *execution;
-    if !instructions.is_available() {
-        return Err(Error(format!("this CPU does not have the instructions {instructions:?}")));
-    }
     if rows.slot_mapping.is_empty() {
         return Ok(());
     }
@@ -63,7 +90,7 @@ pub unsafe fn paged_attention(
     let call = Call { shape, memory, rows, options, plan: &plan, partials: partials.as_mut_ptr() };
     let work = Work {
         call,
-        attend: instructions.kernel(shape.dtype),
+        instructions,
         write_parts: if num_threads > 1 { 4 * num_threads } else { 1 },
         next_part: AtomicUsize::new(0),
         written_parts: AtomicUsize::new(0),
@@ -81,7 +108,7 @@ pub unsafe fn paged_attention(
 /// What the threads of a call share.
 struct Work<'a> {
     call: Call<'a>,
-    attend: Attend,
+    instructions: InstructionSet,
     write_parts: usize,
     next_part: AtomicUsize,
     written_parts: AtomicUsize,
@@ -102,7 +129,10 @@ impl Work<'_> {
         {
             // SAFETY: `paged_attention` has checked the call and the instructions; each item is
             // taken once, after all parts are written.
-            unsafe { (self.attend)(&self.call, item, &mut scratch) };
+            unsafe {
+                let kernel = Attend { call: &self.call, item, scratch: &mut scratch };
+                self.instructions.run(kernel);
+            };
         }
         SCRATCH.set(scratch);
     }

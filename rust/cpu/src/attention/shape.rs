@@ -1,30 +1,6 @@
 //! What a call is about: sizes, memory, rows, options.
 
-use crate::number::PANEL;
-
-/// How numbers are stored.  They are computed in float32.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DType {
-    /// 32 bits.
-    Float32,
-    /// The upper 16 bits of a float32.  Weights are rounded to it before they meet the values.
-    BFloat16,
-}
-
-impl DType {
-    /// Bytes of an element.
-    pub const fn size(self) -> usize {
-        match self {
-            Self::Float32 => 4,
-            Self::BFloat16 => 2,
-        }
-    }
-
-    /// Elements in 32 bits.
-    pub(crate) const fn per_unit(self) -> usize {
-        4 / self.size()
-    }
-}
+use crate::number::{DType, PANEL};
 
 /// The sizes of one layer.
 #[derive(Clone, Copy, Debug)]

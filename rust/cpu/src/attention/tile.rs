@@ -10,13 +10,13 @@ use std::f32::consts::LOG2_E;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-use crate::isa::Vectors;
+use crate::attention::layout::{gather_token, head_of, panel_start};
+use crate::attention::plan::{Item, Plan, TILE};
+use crate::attention::shape::{Memory, Options, Rows, Shape};
+use crate::attention::softmax::{Cap, take_weights};
+use crate::isa::{Kernel, Vectors};
 use crate::kernel::{self, Segment, tile_vectors};
-use crate::layout::{gather_token, head_of, panel_start};
-use crate::number::{CHUNK, CHUNK_PANELS, Element, PANEL};
-use crate::plan::{Item, Plan, TILE};
-use crate::shape::{Memory, Options, Rows, Shape};
-use crate::softmax::{Cap, take_weights};
+use crate::number::{BFloat16, CHUNK, CHUNK_PANELS, DType, Element, PANEL};
 
 /// A checked call.
 pub(crate) struct Call<'a> {
@@ -29,8 +29,30 @@ pub(crate) struct Call<'a> {
     pub(crate) partials: *mut f32,
 }
 
-/// The kernel of an instruction set.
-pub(crate) type Attend = unsafe fn(&Call<'_>, &Item, &mut Scratch);
+/// An item to be done.
+///
+/// # Safety
+/// To run it, the call is checked, its plan made for it, `partials` has room for it, new tokens
+/// are written, and nobody else does this item.
+pub(crate) struct Attend<'a> {
+    pub(crate) call: &'a Call<'a>,
+    pub(crate) item: &'a Item,
+    pub(crate) scratch: &'a mut Scratch,
+}
+
+impl Kernel for Attend<'_> {
+    #[inline(always)]
+    unsafe fn run<I: Vectors>(self) {
+        let Self { call, item, scratch } = self;
+        // SAFETY: the caller's promise.
+        unsafe {
+            match call.shape.dtype {
+                DType::Float32 => attend::<I, f32>(call, item, scratch),
+                DType::BFloat16 => attend::<I, BFloat16>(call, item, scratch),
+            }
+        }
+    }
+}
 
 impl Call<'_> {
     /// Units of a key.
@@ -136,14 +158,9 @@ impl Scratch {
 /// Does an item.
 ///
 /// # Safety
-/// The CPU has the instructions; the call is checked, its plan made for it, `partials` has room
-/// for it, new tokens are written, and nobody else does this item.
+/// As [`Attend`]; the CPU has the instructions.
 #[inline(always)]
-pub(crate) unsafe fn attend<I: Vectors, E: Element>(
-    call: &Call<'_>,
-    item: &Item,
-    scratch: &mut Scratch,
-) {
+unsafe fn attend<I: Vectors, E: Element>(call: &Call<'_>, item: &Item, scratch: &mut Scratch) {
     let buffers = scratch.buffers(call);
     // SAFETY: the caller's promise; buffers have the sizes that their fields name.
     unsafe {

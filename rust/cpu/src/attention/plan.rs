@@ -3,8 +3,8 @@
 use std::ops::Range;
 use std::sync::atomic::AtomicUsize;
 
+use crate::attention::shape::{Options, Rows, Shape};
 use crate::number::{CHUNK, PANEL};
-use crate::shape::{Options, Rows, Shape};
 
 /// Queries of a tile, each of one token and one head.
 pub(crate) const TILE: usize = 48;

@@ -1,7 +1,7 @@
 //! What a call's arguments must fulfil, checked before any memory is touched.
 
+use crate::attention::shape::{Memory, Options, Rows, Shape, Tokens};
 use crate::error::{Error, Result};
-use crate::shape::{Memory, Options, Rows, Shape, Tokens};
 
 fn refuse<T>(text: String) -> Result<T> {
     Err(Error(text))

@@ -8,47 +8,36 @@
 #[allow(clippy::wildcard_imports, reason = "every second word of this file is an intrinsic")]
 use std::arch::x86_64::*;
 
-use crate::isa::Vectors;
-use crate::number::Element;
-use crate::plan::Item;
-use crate::tile::{Call, Scratch, attend};
+use crate::isa::{Kernel, Vectors};
 
-/// The kernel with AVX2 and FMA.
+/// Runs a kernel with AVX2 and FMA.
 ///
 /// # Safety
-/// As [`attend`]; the CPU has both.
+/// As the kernel's; the CPU has both.
 #[target_feature(enable = "avx2,fma")]
-pub(crate) unsafe fn attend_avx2<E: Element>(call: &Call<'_>, item: &Item, scratch: &mut Scratch) {
+pub(crate) unsafe fn run_avx2<K: Kernel>(kernel: K) {
     // SAFETY: the caller's promise.
-    unsafe { attend::<Avx2, E>(call, item, scratch) }
+    unsafe { kernel.run::<Avx2>() }
 }
 
-/// The kernel with AVX-512.
+/// Runs a kernel with AVX-512.
 ///
 /// # Safety
-/// As [`attend`]; the CPU has the instructions.
+/// As the kernel's; the CPU has the instructions.
 #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")]
-pub(crate) unsafe fn attend_avx512<E: Element>(
-    call: &Call<'_>,
-    item: &Item,
-    scratch: &mut Scratch,
-) {
+pub(crate) unsafe fn run_avx512<K: Kernel>(kernel: K) {
     // SAFETY: the caller's promise.
-    unsafe { attend::<Avx512<false>, E>(call, item, scratch) }
+    unsafe { kernel.run::<Avx512<false>>() }
 }
 
-/// The kernel with AVX-512 and its dot products of bfloat16.
+/// Runs a kernel with AVX-512 and its dot products of bfloat16.
 ///
 /// # Safety
-/// As [`attend`]; the CPU has the instructions.
+/// As the kernel's; the CPU has the instructions.
 #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-pub(crate) unsafe fn attend_avx512_bf16<E: Element>(
-    call: &Call<'_>,
-    item: &Item,
-    scratch: &mut Scratch,
-) {
+pub(crate) unsafe fn run_avx512_bf16<K: Kernel>(kernel: K) {
     // SAFETY: the caller's promise.
-    unsafe { attend::<Avx512<true>, E>(call, item, scratch) }
+    unsafe { kernel.run::<Avx512<true>>() }
 }
 
 /// One register for sixteen numbers; whether it has dot products of bfloat16.

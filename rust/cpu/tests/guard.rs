@@ -6,7 +6,8 @@
 mod common;
 
 use common::{Case, Step, Threads, available};
-use pagedserve_attention::{DType, Execution, paged_attention};
+use pagedserve_cpu::attention::paged_attention;
+use pagedserve_cpu::{DType, Execution};
 
 /// Bytes whose last one is the last before a page that cannot be touched.
 struct Guarded {
@@ -85,7 +86,7 @@ fn rotate(step: &mut Step, by: usize) {
     }
 }
 
-fn guarded_run(step: &mut Step, instructions: pagedserve_attention::InstructionSet) {
+fn guarded_run(step: &mut Step, instructions: pagedserve_cpu::InstructionSet) {
     let wanted = step.expected();
     let query = Guarded::new(&step.query.numbers.bytes);
     let key = Guarded::new(&step.key.numbers.bytes);

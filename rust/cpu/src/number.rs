@@ -14,6 +14,30 @@ pub(crate) const CHUNK_PANELS: usize = 8;
 /// Keys of a chunk.
 pub(crate) const CHUNK: usize = CHUNK_PANELS * PANEL;
 
+/// How numbers are stored.  They are computed in float32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DType {
+    /// 32 bits.
+    Float32,
+    /// The upper 16 bits of a float32.
+    BFloat16,
+}
+
+impl DType {
+    /// Bytes of an element.
+    pub const fn size(self) -> usize {
+        match self {
+            Self::Float32 => 4,
+            Self::BFloat16 => 2,
+        }
+    }
+
+    /// Elements in 32 bits.
+    pub(crate) const fn per_unit(self) -> usize {
+        4 / self.size()
+    }
+}
+
 /// A stored number.
 pub(crate) trait Element: Copy {
     /// Numbers in 32 bits.

@@ -1,5 +1,8 @@
 //! Who runs the work: threads that exist already.
 
+use crate::error::{Error, Result};
+use crate::isa::InstructionSet;
+
 /// A group of threads that can run one function at once.
 ///
 /// This crate starts no threads: a second pool beside the one of torch, whose idle threads
@@ -17,5 +20,27 @@ pub struct Sequential;
 impl Team for Sequential {
     fn run(&self, _num_threads: usize, work: &(dyn Fn() + Sync)) {
         work();
+    }
+}
+
+/// Where and how a call is computed.
+#[derive(Clone, Copy)]
+pub struct Execution<'a> {
+    /// Instructions to use.
+    pub instructions: InstructionSet,
+    /// Threads to use.
+    pub team: &'a dyn Team,
+    /// How many of them.
+    pub num_threads: usize,
+}
+
+impl Execution<'_> {
+    /// Refuses instructions that the CPU lacks.
+    pub(crate) fn check(&self) -> Result<()> {
+        if self.instructions.is_available() {
+            return Ok(());
+        }
+        let instructions = self.instructions;
+        Err(Error(format!("this CPU does not have the instructions {instructions:?}")))
     }
 }

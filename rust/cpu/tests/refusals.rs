@@ -4,7 +4,8 @@
 mod common;
 
 use common::{Case, Step};
-use pagedserve_attention::{InstructionSet, Options, Result};
+use pagedserve_cpu::attention::Options;
+use pagedserve_cpu::{InstructionSet, Result};
 
 /// The refusal of a step that a change has spoilt, whose pool and output must be as before.
 fn refusal(change: impl FnOnce(&mut Step)) -> String {
@@ -51,7 +52,7 @@ refusals! {
     a_slot_below_none: |step| step.slot_mapping[0] = -2 => "slot_mapping[0] must be -1 or";
 }
 
-type Spoil = fn(&mut pagedserve_attention::Memory);
+type Spoil = fn(&mut pagedserve_cpu::attention::Memory);
 
 #[test]
 fn addresses_that_cannot_be_are_refused() {
@@ -67,14 +68,14 @@ fn addresses_that_cannot_be_are_refused() {
         let mut memory = memory;
         spoil(&mut memory);
         let options: Options<'_> = step.options();
-        let execution = pagedserve_attention::Execution {
+        let execution = pagedserve_cpu::Execution {
             instructions: InstructionSet::Portable,
-            team: &pagedserve_attention::Sequential,
+            team: &pagedserve_cpu::Sequential,
             num_threads: 1,
         };
         // SAFETY: refused before any memory is touched, which is the point.
         let answer = unsafe {
-            pagedserve_attention::paged_attention(
+            pagedserve_cpu::attention::paged_attention(
                 &step.shape,
                 &memory,
                 &step.rows(),

@@ -1,8 +1,8 @@
 //! Where tokens lie in a pool, and writing them there.
 #![expect(unsafe_code, reason = "writes through the caller's pointers")]
 
+use crate::attention::shape::{Memory, Rows, Shape, Tokens};
 use crate::number::{Element, PANEL};
-use crate::shape::{Memory, Rows, Shape, Tokens};
 
 /// Where one KV head of a slot lies, in elements from the start of the pool.
 #[derive(Clone, Copy, Debug)]

@@ -1,10 +1,8 @@
-//! Instruction sets, and what the kernels need of one.
+//! Instruction sets, what the kernels need of one, and how a kernel is run with one.
 #![expect(unsafe_code, reason = "declares what kernels call; one default has a body")]
 #![expect(clippy::inline_always, reason = "must become part of a function with the instructions")]
 
 use crate::number::{BFloat16, Element, PANEL};
-use crate::shape::DType;
-use crate::tile::Attend;
 
 /// The vector instructions that a call uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,24 +56,34 @@ impl InstructionSet {
         }
     }
 
-    /// The kernel for this set, which must be available.
-    pub(crate) fn kernel(self, dtype: DType) -> Attend {
-        match dtype {
-            DType::Float32 => self.typed_kernel::<f32>(),
-            DType::BFloat16 => self.typed_kernel::<BFloat16>(),
+    /// Runs a kernel with these instructions.
+    ///
+    /// # Safety
+    /// The CPU has them; besides, what the kernel asks for.
+    pub(crate) unsafe fn run<K: Kernel>(self, kernel: K) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            #[cfg(target_arch = "x86_64")]
+            match self {
+                Self::Portable => kernel.run::<crate::portable::Portable>(),
+                Self::Avx2 => crate::x86::run_avx2(kernel),
+                Self::Avx512 => crate::x86::run_avx512(kernel),
+                Self::Avx512BFloat16 => crate::x86::run_avx512_bf16(kernel),
+            }
+            #[cfg(not(target_arch = "x86_64"))]
+            kernel.run::<crate::portable::Portable>();
         }
     }
+}
 
-    fn typed_kernel<E: Element>(self) -> Attend {
-        #[cfg(target_arch = "x86_64")]
-        match self {
-            Self::Portable => {}
-            Self::Avx2 => return crate::x86::attend_avx2::<E>,
-            Self::Avx512 => return crate::x86::attend_avx512::<E>,
-            Self::Avx512BFloat16 => return crate::x86::attend_avx512_bf16::<E>,
-        }
-        crate::portable::attend_portable::<E>
-    }
+/// Work that is compiled once for each instruction set.
+pub(crate) trait Kernel {
+    /// Does it.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `I`; besides, what the kernel asks for.  Implementations
+    /// are inlined, so that they become part of a function with the instructions.
+    unsafe fn run<I: Vectors>(self);
 }
 
 /// Sixteen float32 side by side.

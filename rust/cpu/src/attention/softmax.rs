@@ -5,9 +5,9 @@
 use std::f32::consts::LOG2_E;
 use std::ops::Range;
 
+use crate::attention::shape::Options;
 use crate::isa::Vectors;
 use crate::number::{Element, PANEL};
-use crate::shape::Options;
 
 /// What scores are multiplied with so that powers of two make weights of them.
 #[derive(Clone, Copy)]

@@ -1,0 +1,36 @@
+//! What a model computes on the CPU: paged attention and the layers around it.
+//!
+//! # Invariants
+//!
+//! 1. All arguments are checked before the first byte is read or written.
+//! 2. The result of a token depends on its row alone, to the last bit: not on the batch, on the
+//!    number of threads or their timing.  Every sum is made in one order.
+//! 3. No two threads write the same byte.
+//!
+//! # Costs
+//!
+//! No call starts a thread: work runs on the threads that torch has (see [`Team`]).
+
+#![deny(unsafe_code)] // the modules with pointers and intrinsics say so and why
+
+#[cfg(target_endian = "big")]
+compile_error!("pairs of bfloat16 are read as little-endian words");
+
+pub mod attention;
+mod error;
+mod isa;
+mod kernel;
+mod number;
+#[cfg(target_os = "linux")]
+mod openmp;
+mod portable;
+mod team;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+pub use error::{Error, Result};
+pub use isa::InstructionSet;
+pub use number::DType;
+#[cfg(target_os = "linux")]
+pub use openmp::OpenMp;
+pub use team::{Execution, Sequential, Team};
