@@ -15,8 +15,10 @@ __all__ = [
     "BlockSpaceManager",
     "CacheConfig",
     "CachedBlockAllocator",
+    "DecoderLayer",
     "InputBuffers",
     "LRUEvictor",
+    "PackedWeights",
     "Prefix",
     "ScheduledSequenceGroup",
     "Scheduler",
@@ -28,6 +30,7 @@ __all__ = [
     "cpu_instruction_sets",
     "has_torch_threads",
     "paged_attention_cpu",
+    "rms_norm_cpu",
 ]
 
 __version__: Final[str]
@@ -42,6 +45,7 @@ _Refusal: TypeAlias = Literal[
 _AllocStatus: TypeAlias = Literal["ok", "later", "never"]
 
 _DType: TypeAlias = Literal["float32", "bfloat16"]
+_Gate: TypeAlias = Literal["silu", "gelu_tanh"]
 _InstructionSet: TypeAlias = Literal["portable", "avx2", "avx512", "avx512_bf16"]
 
 @final
@@ -456,6 +460,110 @@ class BlockSpaceManager:
     def num_free_cpu_blocks(self) -> int: ...
     @property
     def watermark_blocks(self) -> int: ...
+
+@final
+class PackedWeights:
+    """The weights of a linear layer in the layout of `rust/cpu/src/linear.rs`.
+
+    The array must not be written any more.
+    """
+
+    def __new__(
+        cls,
+        units: NDArray[np.uint32],  # [ceil(N / 64) * units of K * 64]
+        *,
+        dtype: _DType,
+        in_features: int,  # K
+        out_features: int,  # N
+        bias: NDArray[np.float32] | None = None,  # [N]
+        gate: _Gate | None = None,
+    ) -> PackedWeights: ...
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the packed weights."""
+    def multiply(
+        self,
+        *,
+        num_rows: int,
+        x: int,  # address of [rows, K]
+        x_stride: int,  # elements from a row to the next
+        output: int,  # address of [rows, N], or [rows, N / 2] of a gated layer
+        output_stride: int,
+        output_dtype: _DType,
+        adds: bool = False,  # adds to the output instead of writing it
+        num_threads: int = 1,
+        instructions: _InstructionSet | None = None,
+    ) -> None:
+        """Multiply rows with the weights; addresses and strides must be those of live memory.
+
+        Raises:
+            StepError: for arguments that do not fit each other.
+        """
+
+@final
+class DecoderLayer:
+    """A decoder layer of Llama's kind; `rust/cpu/src/layer.rs` says what it computes."""
+
+    def __new__(
+        cls,
+        *,
+        dtype: _DType,
+        num_heads: int,
+        num_kv_heads: int,
+        head_size: int,
+        epsilon: float,  # of all norms
+        scale: float,  # of the scores
+        attention_norm: NDArray[np.float32],
+        mlp_norm: NDArray[np.float32],
+        qkv: PackedWeights,
+        output: PackedWeights,
+        gate_up: PackedWeights,
+        down: PackedWeights,
+        softcap: float | None = None,
+        attention_output_norm: NDArray[np.float32] | None = None,
+        mlp_output_norm: NDArray[np.float32] | None = None,
+        query_norm: NDArray[np.float32] | None = None,  # [head_size]
+        key_norm: NDArray[np.float32] | None = None,  # [head_size]
+    ) -> DecoderLayer: ...
+    def forward(
+        self,
+        hidden: int,  # address of [T, F], changed in place
+        cosines: int,  # address of [T, rotary_size]
+        sines: int,
+        rotary_size: int,
+        pool: int,
+        num_blocks: int,
+        block_size: int,
+        block_tables: NDArray[np.int32],  # [R * B]
+        query_start: NDArray[np.int32],  # [R + 1]
+        seq_lens: NDArray[np.int32],  # [R]
+        slot_mapping: NDArray[np.int64],  # [T]
+        window: int | None = None,
+        num_threads: int = 1,
+        instructions: _InstructionSet | None = None,
+    ) -> None:
+        """Compute the layer for a step; addresses must be those of live, contiguous tensors.
+
+        Raises:
+            StepError: for arguments that do not fit each other.
+        """
+
+def rms_norm_cpu(
+    *,
+    dtype: _DType,
+    num_rows: int,
+    x: int,  # address of [rows, features]
+    output: int,
+    weight: NDArray[np.float32],  # [features]
+    epsilon: float,
+    num_threads: int = 1,
+    instructions: _InstructionSet | None = None,
+) -> None:
+    """Divide rows by the root of their mean square and multiply them with a weight.
+
+    Raises:
+        StepError: for arguments that do not fit each other.
+    """
 
 def cpu_instruction_sets() -> list[_InstructionSet]:
     """The vector instructions that this CPU has and `paged_attention_cpu` uses, the best last."""

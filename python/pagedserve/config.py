@@ -7,6 +7,7 @@ from pagedserve.errors import ConfigError
 
 ModelDtype = Literal["auto", "float32", "bfloat16", "float16"]
 AttentionBackend = Literal["rust", "torch"]
+CpuTier = Literal["fused", "modules", "generic"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +22,10 @@ class ModelConfig:
         seed: seeds the random numbers of requests that bring no seed.
         attention_backend: ``"rust"`` (CPU, float32 and bfloat16) or ``"torch"`` (anywhere); None
             takes rust where it can.
+        cpu_tier: how much of the model's own code is exchanged for Rust kernels on the CPU:
+            ``"fused"`` whole decoder layers where their family is known, else modules;
+            ``"modules"`` gated layers, linear layers and norms; ``"generic"`` nothing. None takes
+            the first that there is.
 
     Raises:
         ConfigError: for a value that no model could be loaded with.
@@ -31,6 +36,7 @@ class ModelConfig:
     max_model_len: int | None = None
     seed: int = 0
     attention_backend: AttentionBackend | None = None
+    cpu_tier: CpuTier | None = None
 
     def __post_init__(self) -> None:
         if not self.model:
@@ -43,6 +49,14 @@ class ModelConfig:
         if self.attention_backend not in (None, *get_args(AttentionBackend)):
             raise ConfigError(
                 f"attention_backend is {self.attention_backend!r}: accepted are rust, torch, None"
+            )
+        if self.cpu_tier not in (None, *get_args(CpuTier)):
+            accepted = ", ".join(get_args(CpuTier))
+            raise ConfigError(f"cpu_tier is {self.cpu_tier!r}: accepted are {accepted}, None")
+        if self.cpu_tier == "fused" and self.attention_backend == "torch":
+            raise ConfigError(
+                "cpu_tier is 'fused', whose layers attend in Rust, and attention_backend is "
+                "'torch': give 'modules' or 'generic', or leave one of the two out"
             )
         if self.max_model_len is not None and self.max_model_len < 1:
             raise ConfigError(f"max_model_len is {self.max_model_len}: must be at least 1, or None")

@@ -7,7 +7,7 @@ from typing import Any, Final, SupportsIndex
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from pagedserve.config import AttentionBackend, ModelDtype
+from pagedserve.config import AttentionBackend, CpuTier, ModelDtype
 from pagedserve.engine.admission import CheckedRequest
 from pagedserve.engine.args import EngineArgs, PreemptionMode
 from pagedserve.engine.llm_engine import LLMEngine
@@ -44,6 +44,7 @@ class LLM:
         preemption_mode: PreemptionMode | None = None,
         num_lookahead_slots: int = 0,
         attention_backend: AttentionBackend | None = None,
+        cpu_tier: CpuTier | None = None,
     ) -> None:
         """Load a model and make its KV cache; says on stderr what was chosen.
 
@@ -66,6 +67,8 @@ class LLM:
             preemption_mode: "recompute", "swap" or None: by the number of a request's sequences.
             num_lookahead_slots: KV slots kept free behind each running sequence.
             attention_backend: "rust" (on the CPU) or "torch"; None takes rust where it can.
+            cpu_tier: "fused", "modules" or "generic": how much of the model's own code is
+                exchanged for Rust kernels on the CPU; None is as much as can be.
 
         Raises:
             ConfigError: Arguments that contradict each other, the model or the memory.
@@ -87,6 +90,7 @@ class LLM:
             preemption_mode=preemption_mode,
             num_lookahead_slots=num_lookahead_slots,
             attention_backend=attention_backend,
+            cpu_tier=cpu_tier,
         )
         self.llm_engine = LLMEngine(args)
         self._num_calls = 0

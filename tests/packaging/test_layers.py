@@ -15,7 +15,8 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     **{leaf: set() for leaf in SHARED},
     "attention": {"kernels"},
     "cache": {"kernels"},
-    "models": {"attention", "cache"},
+    "cpu": {"attention"},
+    "models": {"attention", "cache", "cpu"},
     "sampling": set(),
     "runner": {"attention", "cache", "models", "sampling"},
     "executor": {"attention", "cache", "models", "runner", "sampling"},
@@ -28,7 +29,7 @@ PYTHON_LAYERS: dict[str, set[str]] = {
 
 # The modules that may name the Rust core.
 CORE_USERS = re.compile(
-    r"pagedserve(\.engine(\..*)?|\.replay(\..*)?|\.output\.processor|\.runner\.buffers|\.errors|\.config|\.attention\.cpu)?"
+    r"pagedserve(\.engine(\..*)?|\.replay(\..*)?|\.output\.processor|\.runner\.buffers|\.errors|\.config|\.attention\.cpu|\.cpu(\..*)?)?"
 )
 
 # The core's modules from low to high; those of one line may name each other.

@@ -87,30 +87,51 @@ class StepAttention:
             windows: of each layer, as found at load.
             backend: who writes and attends; the same for all steps over one set of pools.
         """
+        self.metadata = metadata
         self._backend = backend
-        self._metadata = metadata
         self._pools = pools
         self._windows = windows
         self.num_calls = 0
 
-    def answer(self, call: AttentionCall) -> Tensor:
-        """Write the call's keys and values, then attend."""
+    def next_layer(self) -> tuple[Tensor, int | None]:
+        """The pool and the window of the layer that attends next.
+
+        Raises:
+            StepError: if all layers have attended.
+        """
         layer = self.num_calls
         if layer == len(self._pools):
             raise StepError(f"the model made more attention calls than its {layer} layers")
         self.num_calls += 1
+        return self._pools[layer], self._windows[layer]
+
+    def answer(self, call: AttentionCall) -> Tensor:
+        """Write the call's keys and values, then attend."""
+        pool, window = self.next_layer()
         options = call.options
-        if options.window != self._windows[layer]:
-            options = replace(options, window=self._windows[layer])
+        if options.window != window:
+            options = replace(options, window=window)
         answer = cpu.write_and_attend if self._backend == "rust" else paged.write_and_attend
         return answer(
             call.query,
             call.key,
             call.value,
-            self._pools[layer],
-            metadata=self._metadata,
+            pool,
+            metadata=self.metadata,
             options=options,
         )
+
+
+def current_step() -> StepAttention:
+    """The step in progress, for layers that write and attend by themselves.
+
+    Raises:
+        StepError: outside of `answering`, or where no pools are.
+    """
+    handler = _handler.get(None)
+    if not isinstance(handler, StepAttention):
+        raise StepError("a fused layer was called outside of a step of the model runner")
+    return handler
 
 
 def paged_attention_forward(

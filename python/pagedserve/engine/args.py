@@ -6,14 +6,20 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Self, TypeAlias, get_args
 
-from pagedserve.config import AttentionBackend, ModelConfig, ModelDtype
+from pagedserve.config import AttentionBackend, CpuTier, ModelConfig, ModelDtype
 from pagedserve.errors import ConfigError
 
 PreemptionMode: TypeAlias = Literal["recompute", "swap"]
 
 # Fields of these types are names; of the others all that are no flags are counts, but for
 # ``swap_space``.
-_NAMES: Final = (str, ModelDtype, PreemptionMode | None, AttentionBackend | None)
+_NAMES: Final = (
+    str,
+    ModelDtype,
+    PreemptionMode | None,
+    AttentionBackend | None,
+    CpuTier | None,
+)
 
 _UNITS: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
@@ -63,6 +69,9 @@ class EngineArgs:
             in one step.
         attention_backend: "rust" (on the CPU, in float32 and bfloat16) or "torch"; None takes
             rust where it can.
+        cpu_tier: How much of the model's own code is exchanged for Rust kernels on the CPU:
+            "fused" is whole decoder layers where their family is known, "modules" is gated layers,
+            linear layers and norms, "generic" is nothing; None takes the first that there is.
 
     Raises:
         ConfigError: A value that cannot be; the message says what is accepted.
@@ -124,6 +133,13 @@ class EngineArgs:
             "who computes attention (default: rust on the CPU)", choices=get_args(AttentionBackend)
         ),
     )
+    cpu_tier: CpuTier | None = field(
+        default=None,
+        metadata=_option(
+            "how much of the model is exchanged for Rust kernels (default: as much as can be)",
+            choices=get_args(CpuTier),
+        ),
+    )
 
     def __post_init__(self) -> None:
         for one in dataclasses.fields(self):
@@ -152,6 +168,7 @@ class EngineArgs:
             max_model_len=self.max_model_len,
             seed=self.seed,
             attention_backend=self.attention_backend,
+            cpu_tier=self.cpu_tier,
         )
 
     @classmethod

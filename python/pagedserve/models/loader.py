@@ -18,14 +18,15 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from pagedserve.attention import cpu
+from pagedserve.attention.cpu import can_attend
+from pagedserve.attention.cpu import describe as describe_kernel
 from pagedserve.attention.interface import ATTENTION_NAME, register
 from pagedserve.cache.engine import LayerShape
-from pagedserve.config import AttentionBackend, ModelConfig
+from pagedserve.config import AttentionBackend, CpuTier, ModelConfig
+from pagedserve.cpu.swap import exchange, weight_bytes
 from pagedserve.errors import ConfigError, ModelLoadError, PagedServeError, UnsupportedModelError
 from pagedserve.models.convert import converted_directory
 from pagedserve.models.limits import check_max_model_len, derive_max_model_len, eos_token_ids
-from pagedserve.models.linears import PackedLinear, pack_linears
 from pagedserve.models.probe import (
     AttentionProfile,
     architecture,
@@ -51,6 +52,8 @@ class LoadedModel:
         dtype: of the weights, and of keys and values.
         device: of the model.
         attention_backend: who computes attention.
+        weight_bytes: bytes of the weights; shared ones count once, unless one of them is packed.
+        modules: how many of the model's modules are exchanged for Rust, for people.
     """
 
     model: PreTrainedModel
@@ -63,24 +66,18 @@ class LoadedModel:
     dtype: torch.dtype
     device: torch.device
     attention_backend: AttentionBackend
+    weight_bytes: int
+    modules: str
 
     @property
     def num_layers(self) -> int:
         """Attention layers."""
         return len(self.layers)
 
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of the weights; shared ones count once, unless one of the two is packed."""
-        packed = [one for one in self.model.modules() if isinstance(one, PackedLinear)]
-        own = sum(parameter.nbytes for parameter in self.model.parameters())
-        return own + sum(one.nbytes for one in packed)
-
     def describe_backends(self) -> str:
-        """One line for people: who computes attention and linear layers."""
-        attention = "torch" if self.attention_backend == "torch" else cpu.describe()
-        num_packed = sum(isinstance(one, PackedLinear) for one in self.model.modules())
-        return f"attention: {attention}; linear layers: {num_packed} packed for oneDNN"
+        """One line for people: who computes attention and everything else."""
+        attention = "torch" if self.attention_backend == "torch" else describe_kernel()
+        return f"attention: {attention}; modules in Rust: {self.modules}"
 
 
 def default_device() -> torch.device:
@@ -112,9 +109,9 @@ def load_model(config: ModelConfig, device: torch.device | None = None) -> Loade
         dtype = _dtype(config, text_config, device)
         model = _load_weights(source.name, directory, hf_config, dtype)
         cast(nn.Module, model).to(device).eval()
-        pack_linears(model)
         backend = _attention_backend(config, device, dtype)
         profile = _checked_profile(model, max_model_len, backend)
+        modules = exchange(model, _cpu_tier(config, device, backend))
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
@@ -130,18 +127,26 @@ def load_model(config: ModelConfig, device: torch.device | None = None) -> Loade
         dtype=dtype,
         device=device,
         attention_backend=backend,
+        weight_bytes=weight_bytes(model),
+        modules=modules,
     )
 
 
 def _attention_backend(
     config: ModelConfig, device: torch.device, dtype: torch.dtype
 ) -> AttentionBackend:
-    if config.attention_backend == "rust" and not cpu.can_attend(device, dtype):
+    if config.attention_backend == "rust" and not can_attend(device, dtype):
         raise ConfigError(
             f"attention_backend is 'rust', which computes in float32 and bfloat16 on the CPU; the "
             f"model is in {dtype} on {device}: give 'torch' or leave it out"
         )
-    return config.attention_backend or ("rust" if cpu.can_attend(device, dtype) else "torch")
+    return config.attention_backend or ("rust" if can_attend(device, dtype) else "torch")
+
+
+def _cpu_tier(config: ModelConfig, device: torch.device, backend: AttentionBackend) -> CpuTier:
+    if device.type != "cpu":
+        return "generic"
+    return config.cpu_tier or ("fused" if backend == "rust" else "modules")
 
 
 def _checked_profile(

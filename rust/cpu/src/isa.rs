@@ -118,6 +118,17 @@ pub(crate) trait Vectors {
     unsafe fn power_of_two(whole: Self::V) -> Self::V;
     /// Adds the dot product of the pair at `pair` with each lane's pair.
     unsafe fn dot_pairs(sum: Self::V, pair: *const u32, pairs: Self::V) -> Self::V;
+    /// Sixteen bfloat16.
+    #[inline(always)]
+    unsafe fn load_bfloat16(from: *const BFloat16) -> Self::V {
+        let mut buffer = [0.0; PANEL];
+        for (index, number) in buffer.iter_mut().enumerate() {
+            // SAFETY: the caller's promise.
+            *number = unsafe { from.add(index).read() }.to_f32();
+        }
+        // SAFETY: the buffer has 16 numbers.
+        unsafe { Self::load(buffer.as_ptr()) }
+    }
     /// Asks for the line at `at` ahead of its use; any address will do.
     #[inline(always)]
     unsafe fn prefetch(_at: *const u32) {}

@@ -1,4 +1,5 @@
-//! The two register tiles: scores of queries with keys, sums of values by weight.
+//! The two register tiles: scores of queries with keys, sums of values by weight; the second
+//! is also the product of rows with a panel of a linear layer.
 //!
 //! Both walk units down their operands, broadcast one unit of a row and meet whole vectors; the
 //! sums stay in registers.  Every sum is made in the order of its units, whatever the tile's
@@ -21,6 +22,8 @@ pub(crate) struct Rows {
     pub(crate) result: *mut f32,
     /// Results from a row to the next.
     pub(crate) result_stride: usize,
+    /// Whether sums go on from the results that are there, instead of zero.
+    pub(crate) goes_on: bool,
 }
 
 impl Rows {
@@ -197,6 +200,15 @@ unsafe fn values_tile<I: Vectors, E: Element, const R: usize, const N: usize>(
     // SAFETY: the promise of `values`.
     unsafe {
         let mut sums = [[I::splat(0.0); N]; R];
+        if rows.goes_on {
+            let mut result = rows.result;
+            for row in 0..R {
+                for vector in 0..N {
+                    sums[row][vector] = I::load(result.add(vector * PANEL));
+                }
+                result = result.wrapping_add(rows.result_stride);
+            }
+        }
         let mut starts = [rows.units; R];
         for row in 1..R {
             starts[row] = starts[row - 1].add(rows.unit_stride);
@@ -208,7 +220,7 @@ unsafe fn values_tile<I: Vectors, E: Element, const R: usize, const N: usize>(
                 let mut numbers = [I::splat(0.0); N];
                 for vector in 0..N {
                     numbers[vector] = I::load(from.cast::<[f32; PANEL]>().add(vector).cast());
-                    if R <= PREFETCH_ROWS {
+                    if true {
                         I::prefetch(ahead.wrapping_add(vector * PANEL));
                     }
                 }

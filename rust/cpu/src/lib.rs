@@ -17,9 +17,13 @@
 compile_error!("pairs of bfloat16 are read as little-endian words");
 
 pub mod attention;
+mod elementwise;
 mod error;
 mod isa;
 mod kernel;
+pub mod layer;
+pub mod linear;
+mod math;
 mod number;
 #[cfg(target_os = "linux")]
 mod openmp;
@@ -28,6 +32,7 @@ mod team;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
+pub use elementwise::{Norm, rms_norm};
 pub use error::{Error, Result};
 pub use isa::InstructionSet;
 pub use number::DType;

@@ -48,6 +48,15 @@ pub(crate) trait Element: Copy {
     /// The nearest stored number, ties to even; NaN stays NaN.
     fn from_f32(number: f32) -> Self;
 
+    /// The number itself.
+    fn to_f32(self) -> f32;
+
+    /// Loads 16 numbers.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `I`, and 16 numbers can be read.
+    unsafe fn load<I: Vectors>(from: *const Self) -> I::V;
+
     /// Adds the products of a unit with each lane's unit.
     ///
     /// # Safety
@@ -68,6 +77,17 @@ impl Element for f32 {
     #[inline(always)]
     fn from_f32(number: f32) -> Self {
         number
+    }
+
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        self
+    }
+
+    #[inline(always)]
+    unsafe fn load<I: Vectors>(from: *const Self) -> I::V {
+        // SAFETY: the caller's promise.
+        unsafe { I::load(from) }
     }
 
     #[inline(always)]
@@ -98,6 +118,17 @@ impl Element for BFloat16 {
         let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1));
         let kept = if number.is_nan() { bits | 0x0040_0000 } else { rounded };
         Self((kept >> 16) as u16)
+    }
+
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        f32::from_bits(u32::from(self.0) << 16)
+    }
+
+    #[inline(always)]
+    unsafe fn load<I: Vectors>(from: *const Self) -> I::V {
+        // SAFETY: the caller's promise.
+        unsafe { I::load_bfloat16(from) }
     }
 
     #[inline(always)]

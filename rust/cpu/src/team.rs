@@ -1,5 +1,7 @@
 //! Who runs the work: threads that exist already.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use crate::error::{Error, Result};
 use crate::isa::InstructionSet;
 
@@ -35,6 +37,34 @@ pub struct Execution<'a> {
 }
 
 impl Execution<'_> {
+    /// Calls `work` with each number below `num_items`, once.
+    ///
+    /// A thread takes its own share in order, then what is left of others': neighbours share
+    /// cached memory, and a thread that is held up holds up nobody.
+    pub(crate) fn for_each(&self, num_items: usize, work: &(dyn Fn(usize) + Sync)) {
+        let num_shares = self.num_threads.clamp(1, num_items.max(1));
+        if num_shares == 1 {
+            (0..num_items).for_each(work);
+            return;
+        }
+        let start_of = |share: usize| share * num_items / num_shares;
+        let next: Vec<AtomicUsize> =
+            (0..num_shares).map(|share| AtomicUsize::new(start_of(share))).collect();
+        let num_begun = AtomicUsize::new(0);
+        self.team.run(num_shares, &|| {
+            let own = num_begun.fetch_add(1, Ordering::Relaxed);
+            for share in (own..num_shares).chain(0..own.min(num_shares)) {
+                loop {
+                    let item = next[share].fetch_add(1, Ordering::Relaxed);
+                    if item >= start_of(share + 1) {
+                        break;
+                    }
+                    work(item);
+                }
+            }
+        });
+    }
+
     /// Refuses instructions that the CPU lacks.
     pub(crate) fn check(&self) -> Result<()> {
         if self.instructions.is_available() {

@@ -9,6 +9,7 @@
 use std::arch::x86_64::*;
 
 use crate::isa::{Kernel, Vectors};
+use crate::number::BFloat16;
 
 /// Runs a kernel with AVX2 and FMA.
 ///
@@ -113,6 +114,14 @@ impl<const HAS_DOT: bool> Vectors for Avx512<HAS_DOT> {
     #[inline(always)]
     unsafe fn prefetch(at: *const u32) {
         unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bfloat16(from: *const BFloat16) -> __m512 {
+        unsafe {
+            let words = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(words))
+        }
     }
 
     #[inline(always)]
@@ -228,6 +237,17 @@ impl Vectors for Avx2 {
     #[inline(always)]
     unsafe fn prefetch(at: *const u32) {
         unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bfloat16(from: *const BFloat16) -> Self::V {
+        unsafe {
+            let half = |at: *const BFloat16| {
+                let words = _mm256_cvtepu16_epi32(_mm_loadu_si128(at.cast()));
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(words))
+            };
+            (half(from), half(from.add(8)))
+        }
     }
 
     #[inline(always)]

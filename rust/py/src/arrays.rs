@@ -12,7 +12,7 @@ use pyo3::prelude::*;
 use crate::error::{OrRaise, to_py};
 
 /// `array` as one-dimensional, C-contiguous, of exactly `T`.
-fn checked<'py, T: Element>(
+pub(crate) fn checked<'py, T: Element>(
     array: &Bound<'py, PyAny>,
     name: &str,
 ) -> PyResult<Bound<'py, PyArray1<T>>> {

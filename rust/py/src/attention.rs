@@ -3,32 +3,11 @@
 //! torch is not linked: a tensor comes as its address, sizes and strides.
 #![expect(unsafe_code, reason = "addresses from Python become pointers")]
 
-use pagedserve_core::error::Error;
 use pagedserve_cpu::attention::{Memory, Options, Rows, Shape, Tokens, paged_attention};
-use pagedserve_cpu::{DType, Execution, InstructionSet, Sequential, Team};
 use pyo3::prelude::*;
 
 use crate::arrays::readonly;
-use crate::config::{choice_or, count_or};
-use crate::error::to_py;
-
-const DTYPES: [(&str, DType); 2] = [("float32", DType::Float32), ("bfloat16", DType::BFloat16)];
-
-const INSTRUCTION_SETS: [(&str, InstructionSet); 4] = [
-    ("portable", InstructionSet::Portable),
-    ("avx2", InstructionSet::Avx2),
-    ("avx512", InstructionSet::Avx512),
-    ("avx512_bf16", InstructionSet::Avx512BFloat16),
-];
-
-fn choice<T: Copy>(name: &str, given: &str, choices: &[(&str, T)]) -> PyResult<T> {
-    choice_or(Error::Arrays, name, given, choices)
-}
-
-/// A size, stride or count.
-fn size(name: &str, value: i64) -> PyResult<usize> {
-    count_or(Error::Arrays, name, value)
-}
+use crate::cpu::{dtype_of, on_torch_threads, size};
 
 /// `[T, heads, size]` from its address and the strides of tokens and heads.
 fn tokens(name: &str, address: usize, (token, head): (i64, i64)) -> PyResult<Tokens> {
@@ -37,31 +16,6 @@ fn tokens(name: &str, address: usize, (token, head): (i64, i64)) -> PyResult<Tok
         token_stride: size(&format!("{name}_strides[0]"), token)?,
         head_stride: size(&format!("{name}_strides[1]"), head)?,
     })
-}
-
-/// torch's threads, or the caller's alone.
-fn team() -> Option<impl Team> {
-    #[cfg(target_os = "linux")]
-    {
-        pagedserve_cpu::OpenMp::find()
-    }
-    #[cfg(not(target_os = "linux"))]
-    {
-        None::<Sequential>
-    }
-}
-
-/// The instruction sets that this CPU has, the best last.
-#[pyfunction]
-pub(crate) fn cpu_instruction_sets() -> Vec<&'static str> {
-    let available = INSTRUCTION_SETS.iter().filter(|(_, set)| set.is_available());
-    available.map(|(name, _)| *name).collect()
-}
-
-/// Whether the threads of a loaded torch can be used.
-#[pyfunction]
-pub(crate) fn has_torch_threads() -> bool {
-    team().is_some()
 }
 
 #[pyfunction]
@@ -100,7 +54,7 @@ pub(crate) fn paged_attention_cpu(
     instructions: Option<&str>,
 ) -> PyResult<()> {
     let shape = Shape {
-        dtype: choice("dtype", dtype, &DTYPES)?,
+        dtype: dtype_of("dtype", dtype)?,
         num_heads: size("num_heads", num_heads)?,
         num_kv_heads: size("num_kv_heads", num_kv_heads)?,
         key_size: size("key_size", key_size)?,
@@ -132,21 +86,9 @@ pub(crate) fn paged_attention_cpu(
         softcap,
         sinks: sinks.as_ref().map(|sinks| sinks.as_slice()).transpose()?,
     };
-    let instructions = match instructions {
-        Some(name) => choice("instructions", name, &INSTRUCTION_SETS)?,
-        None => InstructionSet::detect(),
-    };
-    let num_threads = size("num_threads", num_threads)?;
-    let found = team();
-    let (team, num_threads): (&dyn Team, usize) = match &found {
-        Some(team) => (team, num_threads),
-        None => (&Sequential, 1),
-    };
-    let execution = Execution { instructions, team, num_threads };
-    // The interpreter's lock stays: a call takes microseconds, and threads that work here never
-    // ask for it.
-    // SAFETY: that the addresses are those of live tensors of these sizes is the caller's
-    // promise, as the stub says; everything else is checked.
-    unsafe { paged_attention(&shape, &memory, &rows, &options, &execution) }
-        .map_err(|error| to_py(&Error::Arrays(error.to_string())))
+    on_torch_threads(num_threads, instructions, |execution| {
+        // SAFETY: that the addresses are those of live tensors of these sizes is the caller's
+        // promise, as the stub says; everything else is checked.
+        unsafe { paged_attention(&shape, &memory, &rows, &options, execution) }
+    })
 }

@@ -5,7 +5,10 @@ mod arrays;
 mod attention;
 mod blocks;
 mod config;
+mod cpu;
 mod error;
+mod layer;
+mod linear;
 mod metadata;
 mod outputs;
 mod scheduler;
@@ -19,11 +22,17 @@ mod _core {
     #[pymodule_export]
     use super::arrays::InputBuffers;
     #[pymodule_export]
-    use super::attention::{cpu_instruction_sets, has_torch_threads, paged_attention_cpu};
+    use super::attention::paged_attention_cpu;
     #[pymodule_export]
     use super::blocks::{CachedBlockAllocator, LRUEvictor, Prefix, UncachedBlockAllocator};
     #[pymodule_export]
     use super::config::{CacheConfig, SchedulerConfig};
+    #[pymodule_export]
+    use super::cpu::{cpu_instruction_sets, has_torch_threads};
+    #[pymodule_export]
+    use super::layer::{DecoderLayer, rms_norm_cpu};
+    #[pymodule_export]
+    use super::linear::PackedWeights;
     #[pymodule_export]
     use super::metadata::SequenceGroupMetadata;
     #[pymodule_export]

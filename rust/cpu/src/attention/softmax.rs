@@ -7,6 +7,7 @@ use std::ops::Range;
 
 use crate::attention::shape::Options;
 use crate::isa::Vectors;
+use crate::math::{across, exp2, tanh_of_exponent};
 use crate::number::{Element, PANEL};
 
 /// What scores are multiplied with so that powers of two make weights of them.
@@ -51,7 +52,8 @@ pub(crate) unsafe fn take_weights<I: Vectors, E: Element>(
         if let Some(limit) = cap.limit {
             for first in keys.clone().step_by(PANEL) {
                 let score = scores.as_mut_ptr().add(first);
-                I::store(capped::<I>(I::load(score), limit), score);
+                let share = tanh_of_exponent::<I>(I::load(score));
+                I::store(I::mul(share, I::splat(limit)), score);
             }
         }
         scores[keys.start..seen.start.clamp(keys.start, keys.end)].fill(f32::NEG_INFINITY);
@@ -70,53 +72,5 @@ pub(crate) unsafe fn take_weights<I: Vectors, E: Element>(
             E::store::<I>(weight, weights.add(first / E::PER_UNIT));
         }
         (maximum, across::<I>(sums, |a, b| a + b))
-    }
-}
-
-/// All lanes in one, pairs first.
-#[inline(always)]
-unsafe fn across<I: Vectors>(numbers: I::V, f: impl Fn(f32, f32) -> f32) -> f32 {
-    let mut lanes = [0.0; PANEL];
-    // SAFETY: there is room for 16.
-    unsafe { I::store(numbers, lanes.as_mut_ptr()) };
-    let mut width = PANEL / 2;
-    while width > 0 {
-        for lane in 0..width {
-            lanes[lane] = f(lanes[lane], lanes[lane + width]);
-        }
-        width /= 2;
-    }
-    lanes[0]
-}
-
-/// `limit * tanh(x)` of numbers `2 x log2(e)`.
-#[inline(always)]
-unsafe fn capped<I: Vectors>(numbers: I::V, limit: f32) -> I::V {
-    // SAFETY: the caller has the instructions.
-    unsafe {
-        // From here on tanh is 1 in float32.
-        let bounded = I::max(I::splat(-26.0), I::min(I::splat(26.0), numbers));
-        let power = exp2::<I>(bounded);
-        let one = I::splat(1.0);
-        let ratio = I::div(I::add(power, I::splat(-1.0)), I::add(power, one));
-        I::mul(ratio, I::splat(limit))
-    }
-}
-
-/// Two to the power of numbers up to 127; zero from -126.5 down.
-#[inline(always)]
-unsafe fn exp2<I: Vectors>(numbers: I::V) -> I::V {
-    // SAFETY: the caller has the instructions.
-    unsafe {
-        let bounded = I::max(I::splat(-127.0), numbers);
-        let whole = I::round(bounded);
-        let rest = I::multiply_add(whole, I::splat(-1.0), bounded);
-        // The series of exp(x ln 2), which is exact to float32 between -1/2 and 1/2.
-        let mut power = I::splat(1.540_353e-4);
-        for factor in [1.333_355_8e-3, 9.618_129e-3, 5.550_411e-2, 2.402_265e-1, 6.931_472e-1, 1.0]
-        {
-            power = I::multiply_add(power, rest, I::splat(factor));
-        }
-        I::mul(power, I::power_of_two(whole))
     }
 }

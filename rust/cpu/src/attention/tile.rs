@@ -306,6 +306,7 @@ unsafe fn attend_chunk<I: Vectors, E: Element>(
                 unit_stride: depth,
                 result: buffers.scores.add(panel * PANEL),
                 result_stride: CHUNK,
+                goes_on: false,
             };
             kernel::scores::<I, E>(
                 rows,
@@ -335,6 +336,7 @@ unsafe fn attend_chunk<I: Vectors, E: Element>(
                 unit_stride: CHUNK / E::PER_UNIT,
                 result: part.values.add(first),
                 result_stride: columns,
+                goes_on: false,
             };
             kernel::values::<I, E>(rows, num_rows, &segments[..len], columns, first, count);
             first += count * PANEL;

@@ -1,0 +1,129 @@
+"""Whole decoder layers in one call, for the families whose layers are built alike.
+
+A layer is recognised by its class and the classes of its parts; whether the fused layer computes
+the same is then seen by running both (`pagedserve.cpu.swap`).
+"""
+
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from pagedserve import _core
+from pagedserve.attention.interface import current_step
+from pagedserve.cpu.linears import DTYPE_NAMES, can_pack, pack, pack_gated
+from pagedserve.cpu.mlps import gate_of
+from pagedserve.cpu.norms import norm_epsilon, norm_weight
+
+# The norms of a layer: before attention, of its result, before the gated layers, of their result.
+_Norms = tuple[str, str | None, str, str | None]
+_PLAIN: Final[_Norms] = ("input_layernorm", None, "post_attention_layernorm", None)
+_FOUR: Final[_Norms] = (
+    "input_layernorm",
+    "post_attention_layernorm",
+    "pre_feedforward_layernorm",
+    "post_feedforward_layernorm",
+)
+_FAMILIES: Final[dict[str, _Norms]] = {
+    "LlamaDecoderLayer": _PLAIN,
+    "MistralDecoderLayer": _PLAIN,
+    "Qwen2DecoderLayer": _PLAIN,
+    "Qwen3DecoderLayer": _PLAIN,
+    "SmolLM3DecoderLayer": _PLAIN,
+    "GemmaDecoderLayer": _PLAIN,
+    "Gemma2DecoderLayer": _FOUR,
+    "Gemma3DecoderLayer": _FOUR,
+}
+
+
+def can_fuse(layer: Any) -> bool:
+    """Whether a module is a decoder layer of a known family, with parts that can be packed."""
+    if not type(layer).__module__.startswith("transformers.models."):
+        return False
+    if type(layer).__name__ not in _FAMILIES or gate_of(layer.mlp) is None:
+        return False
+    attention = layer.self_attn
+    linears = [getattr(attention, f"{name}_proj") for name in "qkvo"]
+    return all(type(one) is nn.Linear and can_pack(one.weight) for one in linears) and (
+        attention.head_dim * attention.q_proj.weight.element_size() % 4 == 0
+    )
+
+
+class FusedLayer(nn.Module):
+    """Computes what a decoder layer computes, over the KV pool of the step in progress.
+
+    Hidden states are changed in place.
+    """
+
+    def __init__(self, layer: Any) -> None:
+        """Pack the weights of a layer that `can_fuse`."""
+        super().__init__()
+        attention, mlp = layer.self_attn, layer.mlp
+        before, after, mlp_before, mlp_after = _FAMILIES[type(layer).__name__]
+        qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
+        has_bias = qkv[0].bias is not None
+        self._head_size = int(attention.head_dim)
+        self._rotates = bool(getattr(attention, "use_rope", True))
+        gate = gate_of(mlp)
+        if gate is None:
+            raise TypeError(f"{type(mlp).__name__} has no known gate")
+        self.packed = (
+            pack(
+                torch.cat([one.weight for one in qkv]),
+                torch.cat([one.bias for one in qkv]) if has_bias else None,
+            ),
+            pack(attention.o_proj.weight, attention.o_proj.bias),
+            pack_gated(mlp.gate_proj.weight, mlp.up_proj.weight, gate),
+            pack(mlp.down_proj.weight, mlp.down_proj.bias),
+        )
+        self._core = _core.DecoderLayer(
+            dtype=DTYPE_NAMES[qkv[0].weight.dtype],
+            num_heads=attention.q_proj.out_features // self._head_size,
+            num_kv_heads=attention.k_proj.out_features // self._head_size,
+            head_size=self._head_size,
+            epsilon=norm_epsilon(getattr(layer, before)),
+            scale=float(attention.scaling),
+            softcap=getattr(attention, "attn_logit_softcapping", None),
+            attention_norm=norm_weight(getattr(layer, before)),
+            attention_output_norm=_weight_of(layer, after),
+            mlp_norm=norm_weight(getattr(layer, mlp_before)),
+            mlp_output_norm=_weight_of(layer, mlp_after),
+            query_norm=_weight_of(attention, "q_norm"),
+            key_norm=_weight_of(attention, "k_norm"),
+            **dict(zip(("qkv", "output", "gate_up", "down"), self.packed, strict=True)),
+        )
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor],
+        **_: object,
+    ) -> Tensor:
+        """Hidden states ``[1, T, F]``; cosines and sines ``[1, T, rotary size]``."""
+        step = current_step()
+        pool, window = step.next_layer()
+        layout = step.metadata.layout
+        cosines, sines = (angles.contiguous() for angles in position_embeddings)
+        hidden_states = hidden_states.contiguous()
+        self._core.forward(
+            hidden_states.data_ptr(),
+            cosines.data_ptr(),
+            sines.data_ptr(),
+            cosines.shape[-1] if self._rotates else 0,
+            pool.data_ptr(),
+            pool.shape[0],
+            pool.shape[1],
+            layout.block_tables.reshape(-1),
+            layout.query_start,
+            layout.seq_lens,
+            step.metadata.slot_mapping.numpy(),
+            window,
+            torch.get_num_threads(),
+        )
+        return hidden_states
+
+
+def _weight_of(module: nn.Module, name: str | None) -> Any:
+    """The weight of a norm that not every family has."""
+    norm = None if name is None else getattr(module, name, None)
+    return None if norm is None else norm_weight(norm)

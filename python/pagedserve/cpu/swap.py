@@ -1,0 +1,158 @@
+"""Exchanges modules of one loaded model, each after a comparison with what it replaces."""
+
+import inspect
+from collections import Counter
+from typing import Any, Final, NamedTuple, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pagedserve import _core
+from pagedserve.attention.buckets import StepLayout
+from pagedserve.attention.interface import StepAttention, answering
+from pagedserve.attention.metadata import AttentionMetadata
+from pagedserve.config import CpuTier
+from pagedserve.cpu.layers import FusedLayer, can_fuse
+from pagedserve.cpu.linears import DTYPE_NAMES, PackedLinear, can_pack
+from pagedserve.cpu.mlps import GatedMLP, gate_of
+from pagedserve.cpu.norms import FastNorm
+
+_KINDS: Final[dict[type, str]] = {
+    GatedMLP: "gated layers",
+    PackedLinear: "linear layers",
+    FastNorm: "norms",
+}
+_TRIAL_TOKENS: Final = 5
+_TRIAL_BLOCK_SIZE: Final = 16
+
+
+class _Replacement(NamedTuple):
+    """What may take a module's place, and the features of its input."""
+
+    module: nn.Module
+    num_features: int
+
+
+@torch.inference_mode()
+def exchange(model: Any, tier: CpuTier) -> str:
+    """Exchange what a tier allows of a model on the CPU, in place.
+
+    Args:
+        model: of transformers, with its own modules.
+        tier: see `pagedserve.config.ModelConfig`.
+
+    Returns:
+        How many modules of which kind were exchanged, for people.
+    """
+    swapped: Counter[str] = Counter()
+    if tier == "generic" or _core.cpu_instruction_sets() == ["portable"]:
+        return "none"  # torch's own vectors are better than none
+    if tier == "fused":
+        swapped["decoder layers"] = _fuse_layers(model)
+    _swap_children(model, model.get_output_embeddings(), swapped)
+    return ", ".join(f"{kind} {count}" for kind, count in swapped.items() if count) or "none"
+
+
+def weight_bytes(model: nn.Module) -> int:
+    """Bytes of a model's weights, packed ones and others."""
+    packed = (one for module in model.modules() for one in getattr(module, "packed", ()))
+    own = sum(parameter.nbytes for parameter in model.parameters())
+    return own + sum(int(one.nbytes) for one in packed)
+
+
+def _fuse_layers(model: nn.Module) -> int:
+    num_fused = 0
+    for parent in list(model.modules()):
+        for name, layer in list(parent.named_children()):
+            if can_fuse(layer):
+                fused = FusedLayer(layer)
+                if _layers_agree(layer, fused):
+                    setattr(parent, name, fused)
+                    num_fused += 1
+    return num_fused
+
+
+def _swap_children(parent: nn.Module, head: nn.Module | None, swapped: Counter[str]) -> None:
+    for name, child in list(parent.named_children()):
+        made = _replacement(child, is_head=child is head)
+        if made is not None and _agree(child, made):
+            setattr(parent, name, made.module)
+            swapped[_KINDS[type(made.module)]] += 1
+        else:
+            _swap_children(child, head, swapped)
+
+
+def _replacement(module: Any, *, is_head: bool) -> _Replacement | None:
+    if (gate := gate_of(module)) is not None:
+        return _Replacement(GatedMLP(module, gate), module.down_proj.out_features)
+    if type(module) is nn.Linear and can_pack(module.weight):
+        # Sampling is in float32: rounding logits to fewer bits on the way only makes ties.
+        packed = PackedLinear(module, torch.float32 if is_head else None)
+        return _Replacement(packed, module.in_features)
+    if type(module).__name__.endswith("RMSNorm") and _is_plain_norm(module):
+        return _Replacement(FastNorm(module), module.weight.numel())
+    return None
+
+
+def _is_plain_norm(module: Any) -> bool:
+    weight = getattr(module, "weight", None)
+    if not isinstance(weight, Tensor) or weight.device.type != "cpu":
+        return False
+    epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    takes_one = len(inspect.signature(module.forward).parameters) == 1
+    return weight.dtype in DTYPE_NAMES and isinstance(epsilon, float) and takes_one
+
+
+def _agree(module: nn.Module, made: _Replacement) -> bool:
+    """Whether both give the same, but for roundings."""
+    dtype = next(module.parameters()).dtype
+    x = _random(8, made.num_features).to(dtype)
+    return _is_close(made.module(x), module(x), num_terms=made.num_features, num_parts=1)
+
+
+def _layers_agree(layer: Any, fused: FusedLayer) -> bool:
+    """The same for two decoder layers, which attend over a pool of one block."""
+    attention = layer.self_attn
+    dtype, head_size = attention.q_proj.weight.dtype, attention.head_dim
+    num_features = attention.q_proj.in_features
+    hidden = _random(1, _TRIAL_TOKENS, num_features).to(dtype)
+    angles = _random(1, _TRIAL_TOKENS, head_size // 2).repeat(1, 1, 2)
+    pool = hidden.new_zeros(
+        1, _TRIAL_BLOCK_SIZE, attention.k_proj.out_features // head_size, 2 * head_size
+    )
+
+    def run(module: nn.Module) -> Tensor:
+        with answering(StepAttention(_trial_metadata(), [pool], [None], "rust")):
+            output = module(
+                hidden.clone(),
+                attention_mask=None,
+                position_embeddings=(angles.cos().to(dtype), angles.sin().to(dtype)),
+            )
+        return cast(Tensor, output[0] if isinstance(output, tuple) else output)
+
+    return _is_close(run(fused), run(layer), num_terms=num_features, num_parts=4)
+
+
+def _trial_metadata() -> AttentionMetadata:
+    layout = StepLayout(
+        query_start=np.array([0, _TRIAL_TOKENS], dtype=np.int32),
+        seq_lens=np.array([_TRIAL_TOKENS], dtype=np.int32),
+        block_tables=np.zeros((1, 1), dtype=np.int32),
+        block_size=_TRIAL_BLOCK_SIZE,
+    )
+    return AttentionMetadata(layout, torch.arange(_TRIAL_TOKENS))
+
+
+def _random(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
+def _is_close(found: Tensor, expected: Tensor, *, num_terms: int, num_parts: int) -> bool:
+    """Whether results differ by roundings: of sums in float32, and of what each part stores."""
+    error = torch.finfo(torch.float32).eps * num_terms**0.5
+    if expected.dtype != torch.float32:
+        error += torch.finfo(expected.dtype).eps
+    largest = float(expected.float().abs().max())
+    difference = float((found.float() - expected.float()).abs().max())
+    return bool(difference <= 4 * num_parts * error * max(largest, 1e-3))

@@ -1,0 +1,381 @@
+//! A whole decoder layer in one call: what Llama and its relatives compute for a flat batch.
+//!
+//! `h += output(attention(rotate(qkv(norm(h)))))`, then `h += down(gate_up(norm(h)))`, with norms
+//! of heads, and of what is added, where a family has them.
+//!
+//! # Costs
+//!
+//! Eight meetings of the threads.  Memory of the caller's thread, kept for the next call: queries,
+//! keys, values and answers of all tokens, and the rest for [`CHUNK_TOKENS`] tokens at a time, which
+//! keeps it in the caches.
+#![expect(unsafe_code, reason = "hidden states and pools are addresses of tensors")]
+
+use std::cell::Cell;
+
+use crate::attention::{Memory, Options, Rows, Shape, Tokens, paged_attention};
+use crate::elementwise::{Norm, Rotation, Rowwise, for_rows};
+use crate::error::{Error, Result};
+use crate::linear::{Activation, Finish, Matrix, Weights, linear};
+use crate::number::DType;
+use crate::team::Execution;
+
+/// Tokens that all linear layers after attention are done for, before the next ones.
+const CHUNK_TOKENS: usize = 512;
+
+thread_local! {
+    static SCRATCH: Cell<Vec<u32>> = const { Cell::new(Vec::new()) };
+}
+
+/// What a layer is made of; F hidden features, H query heads and Hkv KV heads of size D.
+#[derive(Clone, Copy, Debug)]
+pub struct Layer<'a> {
+    /// Of hidden states, weights, keys and values.
+    pub dtype: DType,
+    /// H.
+    pub num_heads: usize,
+    /// Hkv.
+    pub num_kv_heads: usize,
+    /// D, of keys and values.
+    pub head_size: usize,
+    /// `[F]`, of what attention reads.
+    pub attention_norm: Norm<'a>,
+    /// `[F]`, of what attention adds.
+    pub attention_output_norm: Option<Norm<'a>>,
+    /// `[F]`, of what the gated layers read.
+    pub mlp_norm: Norm<'a>,
+    /// `[F]`, of what the gated layers add.
+    pub mlp_output_norm: Option<Norm<'a>>,
+    /// `[D]`, of each query head.
+    pub query_norm: Option<Norm<'a>>,
+    /// `[D]`, of each key head.
+    pub key_norm: Option<Norm<'a>>,
+    /// F to `(H + 2 Hkv) * D`.
+    pub qkv: Weights<'a>,
+    /// `H * D` to F.
+    pub output: Weights<'a>,
+    /// F to twice the inner features, half panels of each in turn.
+    pub gate_up: Weights<'a>,
+    /// Between gate and up.
+    pub activation: Activation,
+    /// The inner features to F.
+    pub down: Weights<'a>,
+}
+
+/// The memory of a call; T tokens.
+#[derive(Clone, Copy, Debug)]
+pub struct LayerMemory {
+    /// `[T, F]`, contiguous; changed in place.
+    pub hidden: *mut u8,
+    /// `[T, rotary_size]`, contiguous.
+    pub cosines: *const u8,
+    /// `[T, rotary_size]`, contiguous.
+    pub sines: *const u8,
+    /// Elements of a head that are rotated; even.
+    pub rotary_size: usize,
+    /// `num_blocks` blocks of `block_size` tokens in the layout of [`crate::attention`].
+    pub pool: *mut u8,
+    /// Blocks of the pool.
+    pub num_blocks: usize,
+    /// Tokens of a block.
+    pub block_size: usize,
+}
+
+impl Layer<'_> {
+    fn hidden_size(&self) -> usize {
+        self.attention_norm.weight.len()
+    }
+
+    /// Features of queries, keys and values.
+    fn qkv_size(&self) -> usize {
+        (self.num_heads + 2 * self.num_kv_heads) * self.head_size
+    }
+
+    /// Refuses parts that do not fit each other.
+    ///
+    /// # Errors
+    /// Names the part, what it has and what it must have.
+    pub fn check(&self) -> Result<()> {
+        let hidden = self.hidden_size();
+        let heads = self.num_heads * self.head_size;
+        let inner = self.down.in_features;
+        let linears = [
+            ("qkv", &self.qkv, hidden, self.qkv_size()),
+            ("output", &self.output, heads, hidden),
+            ("gate_up", &self.gate_up, hidden, 2 * inner),
+            ("down", &self.down, inner, hidden),
+        ];
+        for (name, weights, in_features, out_features) in linears {
+            weights.check()?;
+            let given = (weights.in_features, weights.out_features);
+            if given != (in_features, out_features) || weights.dtype != self.dtype {
+                return Err(Error(format!(
+                    "{name} must take {in_features} to {out_features} features of {:?}; it takes \
+                     {} to {} of {:?}",
+                    self.dtype, given.0, given.1, weights.dtype
+                )));
+            }
+        }
+        let norms = [
+            ("attention_output_norm", self.attention_output_norm, hidden),
+            ("mlp_norm", Some(self.mlp_norm), hidden),
+            ("mlp_output_norm", self.mlp_output_norm, hidden),
+            ("query_norm", self.query_norm, self.head_size),
+            ("key_norm", self.key_norm, self.head_size),
+        ];
+        for (name, norm, len) in norms {
+            if let Some(norm) = norm
+                && norm.weight.len() != len
+            {
+                return Err(Error(format!(
+                    "{name} must have {len} numbers; got {}",
+                    norm.weight.len()
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Where a call keeps what lies between its parts, each `[tokens, features]`.
+struct Buffers {
+    /// Of a chunk: normalised hidden states, or what is to be added.
+    normed: *mut u8,
+    /// Of all tokens.
+    qkv: *mut u8,
+    /// Of all tokens.
+    answers: *mut u8,
+    /// Of a chunk.
+    inner: *mut u8,
+}
+
+impl Buffers {
+    fn new(scratch: &mut Vec<u32>, layer: &Layer<'_>, num_tokens: usize) -> Self {
+        let chunk = num_tokens.min(CHUNK_TOKENS);
+        let per_unit = layer.dtype.per_unit();
+        let lens = [
+            chunk * layer.hidden_size(),
+            num_tokens * layer.qkv_size(),
+            num_tokens * layer.num_heads * layer.head_size,
+            chunk * layer.down.in_features,
+        ]
+        .map(|len| len.div_ceil(per_unit).next_multiple_of(16));
+        let needed = lens.iter().sum::<usize>() + 16;
+        if scratch.len() < needed {
+            scratch.resize(needed, 0);
+        }
+        let start = scratch.as_mut_ptr();
+        let mut start = start.wrapping_add(start.align_offset(64).min(16));
+        let [normed, qkv, answers, inner] = lens.map(|len| {
+            let buffer = start;
+            start = start.wrapping_add(len);
+            buffer.cast()
+        });
+        Self { normed, qkv, answers, inner }
+    }
+}
+
+/// Computes a layer for the tokens of a step, in place.
+///
+/// `rows` and `options` are those of [`paged_attention`].
+///
+/// # Errors
+/// Parts of the layer that do not fit each other, an odd address, and what [`paged_attention`]
+/// refuses.
+///
+/// # Safety
+/// The memory is what [`LayerMemory`] says for T = `rows.slot_mapping.len()`; nobody else writes
+/// any of it, or reads hidden states or pool, while the call lasts.
+pub unsafe fn forward(
+    layer: &Layer<'_>,
+    memory: &LayerMemory,
+    rows: &Rows<'_>,
+    options: &Options<'_>,
+    execution: &Execution<'_>,
+) -> Result<()> {
+    layer.check()?;
+    check_memory(layer, memory)?;
+    execution.check()?;
+    let num_tokens = rows.slot_mapping.len();
+    let mut scratch = SCRATCH.take();
+    let buffers = Buffers::new(&mut scratch, layer, num_tokens);
+    let call = Call { layer, memory, buffers: &buffers, execution };
+    let chunks = || (0..num_tokens).step_by(CHUNK_TOKENS);
+    // SAFETY: the caller's promise; buffers have room for the tokens.
+    let result = unsafe {
+        chunks()
+            .try_for_each(|first| call.make_qkv(first, CHUNK_TOKENS.min(num_tokens - first)))
+            .and_then(|()| call.attend(rows, options))
+            .and_then(|()| {
+                chunks().try_for_each(|first| {
+                    call.add_to_hidden(first, CHUNK_TOKENS.min(num_tokens - first))
+                })
+            })
+    };
+    SCRATCH.set(scratch);
+    result
+}
+
+fn check_memory(layer: &Layer<'_>, memory: &LayerMemory) -> Result<()> {
+    let addresses = [
+        ("hidden", memory.hidden.cast_const()),
+        ("cosines", memory.cosines),
+        ("sines", memory.sines),
+    ];
+    for (name, address) in addresses {
+        if address.is_null() || !address.addr().is_multiple_of(4) {
+            return Err(Error(format!(
+                "{name} must be an address, a multiple of 4; got {address:?}"
+            )));
+        }
+    }
+    let rotary = memory.rotary_size;
+    if rotary > layer.head_size || !rotary.is_multiple_of(2) {
+        return Err(Error(format!(
+            "rotary_size must be even and at most the size of a head, {}; got {rotary}",
+            layer.head_size
+        )));
+    }
+    Ok(())
+}
+
+/// A checked call.
+struct Call<'a> {
+    layer: &'a Layer<'a>,
+    memory: &'a LayerMemory,
+    buffers: &'a Buffers,
+    execution: &'a Execution<'a>,
+}
+
+impl Call<'_> {
+    /// Bytes of some numbers.
+    fn bytes(&self, numbers: usize) -> usize {
+        numbers * self.layer.dtype.size()
+    }
+
+    /// The hidden states from a token on.
+    fn hidden(&self, token: usize) -> *mut u8 {
+        self.memory.hidden.wrapping_add(self.bytes(token * self.layer.hidden_size()))
+    }
+
+    /// A product whose rows lie side by side.
+    unsafe fn linear(
+        &self,
+        weights: &Weights<'_>,
+        finish: Finish,
+        num_rows: usize,
+        input: *mut u8,
+        output: *mut u8,
+    ) -> Result<()> {
+        let out_features = match finish {
+            Finish::Gate(_) => weights.out_features / 2,
+            _ => weights.out_features,
+        };
+        let input = Matrix { pointer: input, stride: weights.in_features };
+        let output = (Matrix { pointer: output, stride: out_features }, self.layer.dtype);
+        // SAFETY: the caller's promise.
+        unsafe { linear(weights, finish, num_rows, input, output, self.execution) }
+    }
+
+    unsafe fn rowwise(&self, work: Rowwise<'_>, num_rows: usize, row_len: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { for_rows(work, self.layer.dtype, num_rows, row_len, self.execution) };
+    }
+
+    unsafe fn make_qkv(&self, first: usize, num_tokens: usize) -> Result<()> {
+        let Layer { num_heads, num_kv_heads, head_size, query_norm, key_norm, .. } = *self.layer;
+        let (hidden_size, qkv_size) = (self.layer.hidden_size(), self.layer.qkv_size());
+        let LayerMemory { cosines, sines, rotary_size, .. } = *self.memory;
+        let normed = self.buffers.normed;
+        let qkv = self.buffers.qkv.wrapping_add(self.bytes(first * qkv_size));
+        let norm =
+            Rowwise::Norm { norm: self.layer.attention_norm, from: self.hidden(first), to: normed };
+        let angles = self.bytes(first * rotary_size);
+        let rotation = Rowwise::Rotate(Rotation {
+            heads: qkv,
+            stride: qkv_size,
+            num_heads,
+            num_kv_heads,
+            head_size,
+            cosines: cosines.wrapping_add(angles),
+            sines: sines.wrapping_add(angles),
+            rotary_size,
+            query_norm,
+            key_norm,
+        });
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.rowwise(norm, num_tokens, hidden_size);
+            self.linear(&self.layer.qkv, Finish::Store, num_tokens, normed, qkv)?;
+            self.rowwise(rotation, num_tokens, qkv_size);
+        }
+        Ok(())
+    }
+
+    unsafe fn attend(&self, rows: &Rows<'_>, options: &Options<'_>) -> Result<()> {
+        let Layer { dtype, num_heads, num_kv_heads, head_size, .. } = *self.layer;
+        let LayerMemory { pool, num_blocks, block_size, .. } = *self.memory;
+        let shape = Shape {
+            dtype,
+            num_heads,
+            num_kv_heads,
+            key_size: head_size,
+            value_size: head_size,
+            num_blocks,
+            block_size,
+        };
+        let tokens = |first_head: usize| Tokens {
+            pointer: self.buffers.qkv.wrapping_add(self.bytes(first_head * head_size)),
+            token_stride: self.layer.qkv_size(),
+            head_stride: head_size,
+        };
+        let memory = Memory {
+            query: tokens(0),
+            key: tokens(num_heads),
+            value: tokens(num_heads + num_kv_heads),
+            pool,
+            output: self.buffers.answers,
+        };
+        // SAFETY: the caller's promise.
+        unsafe { paged_attention(&shape, &memory, rows, options, self.execution) }
+    }
+
+    unsafe fn add_to_hidden(&self, first: usize, num_tokens: usize) -> Result<()> {
+        let layer = self.layer;
+        let answers = first * layer.num_heads * layer.head_size;
+        let answers = self.buffers.answers.wrapping_add(self.bytes(answers));
+        let Buffers { normed, inner, .. } = *self.buffers;
+        let norm = Rowwise::Norm { norm: layer.mlp_norm, from: self.hidden(first), to: normed };
+        let gate = Finish::Gate(layer.activation);
+        // SAFETY: the caller's promise.
+        unsafe {
+            let output_norm = layer.attention_output_norm;
+            self.add(&layer.output, output_norm, answers, first, num_tokens)?;
+            self.rowwise(norm, num_tokens, layer.hidden_size());
+            self.linear(&layer.gate_up, gate, num_tokens, normed, inner)?;
+            self.add(&layer.down, layer.mlp_output_norm, inner, first, num_tokens)
+        }
+    }
+
+    /// Adds a product to the hidden states, normalised first where a norm is given.
+    unsafe fn add(
+        &self,
+        weights: &Weights<'_>,
+        norm: Option<Norm<'_>>,
+        input: *mut u8,
+        first: usize,
+        num_tokens: usize,
+    ) -> Result<()> {
+        let hidden = self.hidden(first);
+        // SAFETY: the caller's promise.
+        unsafe {
+            let Some(norm) = norm else {
+                return self.linear(weights, Finish::Add, num_tokens, input, hidden);
+            };
+            let product = self.buffers.normed;
+            self.linear(weights, Finish::Store, num_tokens, input, product)?;
+            let work = Rowwise::NormAdd { norm, from: product, to: hidden };
+            self.rowwise(work, num_tokens, self.layer.hidden_size());
+        }
+        Ok(())
+    }
+}

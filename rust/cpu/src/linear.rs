@@ -1,0 +1,367 @@
+//! Linear layers: rows of numbers times weights that were packed once.
+//!
+//! # Layout of packed weights
+//!
+//! `[N / 64][units of K][64]` units: the weights of 64 output features, a *panel*, lie side by side
+//! for each input feature (for each pair of bfloat16 input features).  N is rounded up to whole
+//! panels, the rest is zero.  A kernel walks down a panel and meets each unit of up to six rows
+//! with four vectors of weights; the 24 sums stay in registers.  (The blocking is that of Goto and
+//! van de Geijn, "Anatomy of High-Performance Matrix Multiplication", section 4, without the
+//! packing of the rows, which are few.)
+//!
+//! # Invariants
+//!
+//! 1. Each sum is made in the order of the input features, then the bias is added, then the
+//!    [`Finish`]: the result of a row is the same in any batch, to the last bit.
+//! 2. Columns beyond N are not written.
+//!
+//! # Costs
+//!
+//! With few rows the time is that of reading the weights, once; with many it is arithmetic.
+#![expect(unsafe_code, reason = "rows and weights are addresses of tensors")]
+#![expect(clippy::inline_always, reason = "must become part of a function with the instructions")]
+
+use std::mem::MaybeUninit;
+
+use crate::error::{Error, Result};
+use crate::isa::{Kernel, Vectors};
+use crate::kernel::{self, Segment, tile_vectors};
+use crate::math::{gelu_tanh, silu};
+use crate::number::{BFloat16, DType, Element, PANEL};
+use crate::team::Execution;
+
+/// Output features of a panel.
+pub const PANEL_FEATURES: usize = 64;
+/// Units of a panel that are met with all rows of an item before the next ones: they take half of
+/// a usual second-level cache.
+const BLOCK_UNITS: usize = 1024;
+/// Rows of an item, whole register tiles.  Few, so that two threads share a few panels evenly;
+/// more where rows are many, as each item reads its panel anew.
+const FEW_ROWS: usize = 24;
+const MANY_ROWS: usize = 48;
+
+/// What lies between two halves of a gated layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// `x * sigmoid(x)`.
+    Silu,
+    /// The approximation of GELU by tanh.
+    GeluTanh,
+}
+
+/// What becomes of a product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Finish {
+    /// It is the output.
+    Store,
+    /// It is added to the output.
+    Add,
+    /// The first 32 features of each panel, activated, times the last 32 are 32 output features.
+    Gate(Activation),
+}
+
+/// The packed weights of a layer.
+#[derive(Clone, Copy, Debug)]
+pub struct Weights<'a> {
+    /// Of weights and input.
+    pub dtype: DType,
+    /// K; a multiple of the elements in 32 bits.
+    pub in_features: usize,
+    /// N.
+    pub out_features: usize,
+    /// The panels.
+    pub units: &'a [u32],
+    /// `[N]`.
+    pub bias: Option<&'a [f32]>,
+}
+
+/// `[rows, features]` in memory; the features of a row are contiguous.
+#[derive(Clone, Copy, Debug)]
+pub struct Matrix {
+    /// The first element.
+    pub pointer: *mut u8,
+    /// Elements from a row to the next.
+    pub stride: usize,
+}
+
+impl Weights<'_> {
+    fn depth(&self) -> usize {
+        self.in_features / self.dtype.per_unit()
+    }
+
+    fn num_panels(&self) -> usize {
+        self.out_features.div_ceil(PANEL_FEATURES)
+    }
+
+    /// Refuses weights that are not as their fields say.
+    ///
+    /// # Errors
+    /// Names what is wrong.
+    pub fn check(&self) -> Result<()> {
+        if self.in_features == 0 || self.out_features == 0 {
+            return Err(Error(format!(
+                "a linear layer must have features; got {} in, {} out",
+                self.in_features, self.out_features
+            )));
+        }
+        if !self.in_features.is_multiple_of(self.dtype.per_unit()) {
+            return Err(Error(format!(
+                "in_features must be a multiple of {} for {:?}; got {}",
+                self.dtype.per_unit(),
+                self.dtype,
+                self.in_features
+            )));
+        }
+        let expected = self.num_panels() * self.depth() * PANEL_FEATURES;
+        if self.units.len() != expected {
+            return Err(Error(format!(
+                "packed weights of {} in {} features must have {expected} units; got {}",
+                self.out_features,
+                self.in_features,
+                self.units.len()
+            )));
+        }
+        if let Some(bias) = self.bias
+            && bias.len() != self.out_features
+        {
+            return Err(Error(format!(
+                "bias must have {} numbers; got {}",
+                self.out_features,
+                bias.len()
+            )));
+        }
+        Ok(())
+    }
+}
+
+/// Multiplies `num_rows` rows with the weights.
+///
+/// The output has `output_dtype`, N features a row (N / 2 with [`Finish::Gate`]).
+///
+/// # Errors
+/// Weights that are not as their fields say, strides below the features, an odd address, an
+/// instruction set that the CPU lacks.
+///
+/// # Safety
+/// Input and output are what [`Matrix`] says for `num_rows` rows of this layer, and do not
+/// overlap; nobody else writes the input, or touches the output, while the call lasts.
+pub unsafe fn linear(
+    weights: &Weights<'_>,
+    finish: Finish,
+    num_rows: usize,
+    input: Matrix,
+    (output, output_dtype): (Matrix, DType),
+    execution: &Execution<'_>,
+) -> Result<()> {
+    weights.check()?;
+    execution.check()?;
+    if num_rows == 0 {
+        return Ok(());
+    }
+    let out_features = match finish {
+        Finish::Gate(_) => weights.out_features / 2,
+        _ => weights.out_features,
+    };
+    if matches!(finish, Finish::Gate(_)) && !weights.out_features.is_multiple_of(PANEL_FEATURES) {
+        return Err(Error(format!(
+            "a gated layer must have whole panels of {PANEL_FEATURES} features; got {}",
+            weights.out_features
+        )));
+    }
+    check_matrix("input", input, weights.dtype, weights.in_features)?;
+    check_matrix("output", output, output_dtype, out_features)?;
+    let many = num_rows >= 4 * MANY_ROWS;
+    let product = Product {
+        weights,
+        finish,
+        num_rows,
+        input,
+        output,
+        output_dtype,
+        rows_per_item: if many { MANY_ROWS } else { FEW_ROWS },
+    };
+    execution.for_each(product.num_items(), &|item| {
+        // SAFETY: the caller's promise; each item is done once.
+        unsafe { execution.instructions.run(Item { product: &product, item }) };
+    });
+    Ok(())
+}
+
+fn check_matrix(name: &str, matrix: Matrix, dtype: DType, features: usize) -> Result<()> {
+    let unit = dtype.per_unit();
+    if matrix.pointer.is_null() || !matrix.pointer.addr().is_multiple_of(4) {
+        return Err(Error(format!(
+            "{name} must be an address, a multiple of 4; got {:?}",
+            matrix.pointer
+        )));
+    }
+    if matrix.stride < features || !matrix.stride.is_multiple_of(unit) {
+        return Err(Error(format!(
+            "rows of {name} must be at least {features} elements apart, a multiple of {unit}; \
+             got {}",
+            matrix.stride
+        )));
+    }
+    Ok(())
+}
+
+/// A checked call.
+struct Product<'a> {
+    weights: &'a Weights<'a>,
+    finish: Finish,
+    num_rows: usize,
+    input: Matrix,
+    output: Matrix,
+    output_dtype: DType,
+    rows_per_item: usize,
+}
+
+// SAFETY: the pointers are shared for reading, and each item writes features of its own.
+unsafe impl Sync for Product<'_> {}
+
+impl Product<'_> {
+    fn row_blocks(&self) -> usize {
+        self.num_rows.div_ceil(self.rows_per_item)
+    }
+
+    fn num_items(&self) -> usize {
+        self.weights.num_panels() * self.row_blocks()
+    }
+}
+
+/// One panel with some rows.
+struct Item<'a> {
+    product: &'a Product<'a>,
+    item: usize,
+}
+
+/// The sums of an item, `[rows][64]`.
+#[repr(align(64))]
+struct Sums([MaybeUninit<f32>; MANY_ROWS * PANEL_FEATURES]);
+
+impl Kernel for Item<'_> {
+    #[inline(always)]
+    unsafe fn run<I: Vectors>(self) {
+        let Self { product, item } = self;
+        // SAFETY: the caller's promise.
+        unsafe {
+            match (product.weights.dtype, product.output_dtype) {
+                (DType::Float32, DType::Float32) => product.multiply::<I, f32, f32>(item),
+                (DType::Float32, DType::BFloat16) => product.multiply::<I, f32, BFloat16>(item),
+                (DType::BFloat16, DType::Float32) => product.multiply::<I, BFloat16, f32>(item),
+                (DType::BFloat16, DType::BFloat16) => {
+                    product.multiply::<I, BFloat16, BFloat16>(item);
+                }
+            }
+        }
+    }
+}
+
+impl Product<'_> {
+    #[inline(always)]
+    unsafe fn multiply<I: Vectors, E: Element, O: Element>(&self, item: usize) {
+        let (panel, block) = (item / self.row_blocks(), item % self.row_blocks());
+        let first_row = block * self.rows_per_item;
+        let num_rows = self.rows_per_item.min(self.num_rows - first_row);
+        let mut sums = Sums([MaybeUninit::uninit(); MANY_ROWS * PANEL_FEATURES]);
+        let sums = sums.0.as_mut_ptr().cast::<f32>();
+        // SAFETY: panel and rows exist; `sums` has room for the item's rows.
+        unsafe {
+            self.sum::<I, E>(panel, first_row, num_rows, sums);
+            for row in 0..num_rows {
+                let sums = sums.add(row * PANEL_FEATURES);
+                self.finish::<I, O>(panel, first_row + row, sums);
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn sum<I: Vectors, E: Element>(
+        &self,
+        panel: usize,
+        first_row: usize,
+        num_rows: usize,
+        sums: *mut f32,
+    ) {
+        let depth = self.weights.depth();
+        let unit_stride = self.input.stride / E::PER_UNIT;
+        let panel = self.weights.units.as_ptr().wrapping_add(panel * depth * PANEL_FEATURES);
+        #[expect(clippy::cast_ptr_alignment, reason = "checked: a multiple of 4")]
+        let units = self.input.pointer.cast::<u32>().wrapping_add(first_row * unit_stride);
+        let mut start = 0;
+        while start < depth {
+            let len = BLOCK_UNITS.min(depth - start);
+            let values = panel.wrapping_add(start * PANEL_FEATURES);
+            let ahead = values.wrapping_add(depth * PANEL_FEATURES);
+            let segment = Segment { values, weight: start, len, ahead };
+            let mut first = 0;
+            while first < PANEL_FEATURES {
+                let count = tile_vectors::<I>((PANEL_FEATURES - first) / PANEL);
+                let rows = kernel::Rows {
+                    units,
+                    unit_stride,
+                    result: sums.wrapping_add(first),
+                    result_stride: PANEL_FEATURES,
+                    goes_on: start > 0,
+                };
+                // SAFETY: rows and panel have `depth` units.
+                unsafe {
+                    kernel::values::<I, E>(
+                        rows,
+                        num_rows,
+                        &[segment],
+                        PANEL_FEATURES,
+                        first,
+                        count,
+                    );
+                }
+                first += count * PANEL;
+            }
+            start += len;
+        }
+    }
+
+    /// Writes what becomes of a row's sums.
+    #[inline(always)]
+    unsafe fn finish<I: Vectors, O: Element>(&self, panel: usize, row: usize, sums: *mut f32) {
+        let row = self.output.pointer.cast::<O>().wrapping_add(row * self.output.stride);
+        // SAFETY: the row has these features, and `sums` 64 numbers.
+        unsafe {
+            if let Some(bias) = self.weights.bias {
+                let first = panel * PANEL_FEATURES;
+                for (index, bias) in bias[first..].iter().take(PANEL_FEATURES).enumerate() {
+                    *sums.add(index) += bias;
+                }
+            }
+            if let Finish::Gate(activation) = self.finish {
+                const HALF: usize = PANEL_FEATURES / 2;
+                for index in (0..HALF).step_by(PANEL) {
+                    let gate = I::load(sums.add(index));
+                    let gate = match activation {
+                        Activation::Silu => silu::<I>(gate),
+                        Activation::GeluTanh => gelu_tanh::<I>(gate),
+                    };
+                    let numbers = I::mul(gate, I::load(sums.add(HALF + index)));
+                    O::store::<I>(numbers, row.add(panel * HALF + index).cast());
+                }
+                return;
+            }
+            let first = panel * PANEL_FEATURES;
+            let len = PANEL_FEATURES.min(self.weights.out_features - first);
+            let adds = self.finish == Finish::Add;
+            for index in (0..len).step_by(PANEL) {
+                let (sums, to) = (sums.add(index), row.add(first + index));
+                if index + PANEL <= len {
+                    let numbers = I::load(sums);
+                    let numbers = if adds { I::add(numbers, O::load::<I>(to)) } else { numbers };
+                    O::store::<I>(numbers, to.cast());
+                } else {
+                    for index in 0..len - index {
+                        let there = if adds { to.add(index).read().to_f32() } else { 0.0 };
+                        to.add(index).write(O::from_f32(*sums.add(index) + there));
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! What the functions of the CPU share: names of types and instructions, torch's threads.
+//!
+//! torch is not linked: a tensor comes as its address, sizes and strides.
+
+use pagedserve_core::error::Error;
+#[cfg(target_os = "linux")]
+use pagedserve_cpu::OpenMp;
+use pagedserve_cpu::{DType, Execution, InstructionSet, Sequential, Team};
+use pyo3::prelude::*;
+
+use crate::config::{choice_or, count_or};
+use crate::error::to_py;
+
+const DTYPES: [(&str, DType); 2] = [("float32", DType::Float32), ("bfloat16", DType::BFloat16)];
+
+const INSTRUCTION_SETS: [(&str, InstructionSet); 4] = [
+    ("portable", InstructionSet::Portable),
+    ("avx2", InstructionSet::Avx2),
+    ("avx512", InstructionSet::Avx512),
+    ("avx512_bf16", InstructionSet::Avx512BFloat16),
+];
+
+/// One of some names.
+pub(crate) fn choice<T: Copy>(name: &str, given: &str, choices: &[(&str, T)]) -> PyResult<T> {
+    choice_or(Error::Arrays, name, given, choices)
+}
+
+/// A number type by its name.
+pub(crate) fn dtype_of(name: &str, given: &str) -> PyResult<DType> {
+    choice(name, given, &DTYPES)
+}
+
+/// A size, stride or count.
+pub(crate) fn size(name: &str, value: i64) -> PyResult<usize> {
+    count_or(Error::Arrays, name, value)
+}
+
+/// torch's threads, or the caller's alone.
+fn team() -> Option<impl Team> {
+    #[cfg(target_os = "linux")]
+    {
+        OpenMp::find()
+    }
+    #[cfg(not(target_os = "linux"))]
+    {
+        None::<Sequential>
+    }
+}
+
+/// The instruction sets that this CPU has, the best last.
+#[pyfunction]
+pub(crate) fn cpu_instruction_sets() -> Vec<&'static str> {
+    let available = INSTRUCTION_SETS.iter().filter(|(_, set)| set.is_available());
+    available.map(|(name, _)| *name).collect()
+}
+
+/// Whether the threads of a loaded torch can be used.
+#[pyfunction]
+pub(crate) fn has_torch_threads() -> bool {
+    team().is_some()
+}
+
+/// Runs `work` with these threads and instructions (None: the best of this CPU).
+///
+/// The interpreter's lock stays: a call takes microseconds, and threads that work here never ask
+/// for it.
+pub(crate) fn on_torch_threads(
+    num_threads: i64,
+    instructions: Option<&str>,
+    work: impl FnOnce(&Execution<'_>) -> pagedserve_cpu::Result<()>,
+) -> PyResult<()> {
+    let instructions = match instructions {
+        Some(name) => choice("instructions", name, &INSTRUCTION_SETS)?,
+        None => InstructionSet::detect(),
+    };
+    let num_threads = size("num_threads", num_threads)?;
+    let found = team();
+    let (team, num_threads): (&dyn Team, usize) = match &found {
+        Some(team) => (team, num_threads),
+        None => (&Sequential, 1),
+    };
+    work(&Execution { instructions, team, num_threads }).map_err(|error| refused(&error))
+}
+
+/// What a function of the CPU refused, as Python sees it.
+pub(crate) fn refused(error: &pagedserve_cpu::Error) -> PyErr {
+    to_py(&Error::Arrays(error.to_string()))
+}

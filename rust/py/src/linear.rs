@@ -1,0 +1,117 @@
+//! Linear layers with packed weights, over the memory of torch tensors.
+#![expect(unsafe_code, reason = "addresses from Python become pointers")]
+
+use numpy::{PyArray1, PyArrayMethods};
+use pagedserve_cpu::DType;
+use pagedserve_cpu::linear::{Activation, Finish, Matrix, Weights, linear};
+use pyo3::prelude::*;
+
+use crate::arrays::{checked, readonly};
+use crate::cpu::{choice, dtype_of, on_torch_threads, refused, size};
+
+const ACTIVATIONS: [(&str, Activation); 2] =
+    [("silu", Activation::Silu), ("gelu_tanh", Activation::GeluTanh)];
+
+/// The packed weights of a linear layer, in an array that Python made.
+#[pyclass(frozen, module = "pagedserve._core")]
+pub(crate) struct PackedWeights {
+    dtype: DType,
+    in_features: usize,
+    out_features: usize,
+    gate: Option<Activation>,
+    units: Py<PyArray1<u32>>,
+    bias: Option<Vec<f32>>,
+}
+
+impl PackedWeights {
+    /// The weights as a kernel takes them.
+    pub(crate) fn weights<'a>(&'a self, py: Python<'a>) -> PyResult<Weights<'a>> {
+        // SAFETY: the array was checked, it lives as long as this object, and whoever made it
+        // does not write it any more, as the stub says.
+        let units = unsafe { self.units.bind(py).as_slice() }?;
+        Ok(Weights {
+            dtype: self.dtype,
+            in_features: self.in_features,
+            out_features: self.out_features,
+            units,
+            bias: self.bias.as_deref(),
+        })
+    }
+
+    /// What stands between its halves.
+    pub(crate) fn gate(&self) -> Option<Activation> {
+        self.gate
+    }
+}
+
+#[pymethods]
+impl PackedWeights {
+    #[new]
+    #[pyo3(signature = (units, *, dtype, in_features, out_features, bias = None, gate = None))]
+    fn new(
+        units: &Bound<'_, PyAny>,
+        dtype: &str,
+        in_features: i64,
+        out_features: i64,
+        bias: Option<&Bound<'_, PyAny>>,
+        gate: Option<&str>,
+    ) -> PyResult<Self> {
+        let bias = bias.map(|bias| readonly::<f32>(bias, "bias")).transpose()?;
+        let weights = Self {
+            dtype: dtype_of("dtype", dtype)?,
+            in_features: size("in_features", in_features)?,
+            out_features: size("out_features", out_features)?,
+            gate: gate.map(|gate| choice("gate", gate, &ACTIVATIONS)).transpose()?,
+            units: checked::<u32>(units, "units")?.unbind(),
+            bias: bias.map(|bias| bias.as_slice().map(<[f32]>::to_vec)).transpose()?,
+        };
+        weights.weights(units.py())?.check().map_err(|error| refused(&error))?;
+        Ok(weights)
+    }
+
+    #[getter]
+    fn nbytes(&self, py: Python<'_>) -> PyResult<usize> {
+        Ok(size_of_val(self.weights(py)?.units))
+    }
+
+    #[pyo3(signature = (
+        *, num_rows, x, x_stride, output, output_stride, output_dtype, adds = false,
+        num_threads = 1, instructions = None
+    ))]
+    #[expect(clippy::too_many_arguments, reason = "tensors without torch: addresses and sizes")]
+    fn multiply(
+        &self,
+        py: Python<'_>,
+        num_rows: i64,
+        x: usize,
+        x_stride: i64,
+        output: usize,
+        output_stride: i64,
+        output_dtype: &str,
+        adds: bool,
+        num_threads: i64,
+        instructions: Option<&str>,
+    ) -> PyResult<()> {
+        let matrix = |name: &str, address: usize, stride: i64| {
+            let pointer = std::ptr::with_exposed_provenance_mut(address);
+            Ok::<_, PyErr>(Matrix { pointer, stride: size(name, stride)? })
+        };
+        let x = matrix("x_stride", x, x_stride)?;
+        let output = (
+            matrix("output_stride", output, output_stride)?,
+            dtype_of("output_dtype", output_dtype)?,
+        );
+        let num_rows = size("num_rows", num_rows)?;
+        let finish = match self.gate {
+            Some(activation) => Finish::Gate(activation),
+            None if adds => Finish::Add,
+            None => Finish::Store,
+        };
+        let weights = self.weights(py)?;
+        on_torch_threads(num_threads, instructions, |execution| {
+            // SAFETY: that the addresses are those of live tensors of these sizes is the caller's
+            // promise, as the stub says; everything else is checked.
+            unsafe { linear(&weights, finish, num_rows, x, output, execution) }
+        })
+    }
+}

@@ -1,0 +1,206 @@
+"""Packed linear layers against float64, on every instruction set of this CPU."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pagedserve import _core
+from pagedserve.cpu.linears import DTYPE_NAMES, PackedLinear, can_pack, multiply, pack, pack_gated
+from pagedserve.errors import StepError
+
+INSTRUCTIONS = _core.cpu_instruction_sets()
+POISON = 7.0e7
+
+
+def bound(*dtypes: torch.dtype) -> float:
+    """Sums are made in float32; results are rounded to what stores them."""
+    return max(4e-6, *(torch.finfo(dtype).eps for dtype in dtypes))
+
+
+def is_near(found: Tensor, exact: Tensor, *dtypes: torch.dtype) -> bool:
+    scale = float(exact.abs().max()) + 1e-3
+    return bool(((found.double() - exact).abs() <= bound(*dtypes) * scale).all())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    num_rows: int
+    half_depth: int
+    num_features: int
+    dtype: torch.dtype
+    output_dtype: torch.dtype
+    has_bias: bool
+    adds: bool
+    gap: int
+    instructions: Any
+    num_threads: int
+
+
+CASES = st.builds(
+    Case,
+    num_rows=st.integers(1, 70) | st.just(200),
+    half_depth=st.integers(1, 40) | st.sampled_from([288, 1100]),
+    num_features=st.integers(1, 200),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    output_dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    has_bias=st.booleans(),
+    adds=st.booleans(),
+    gap=st.sampled_from([0, 6]),
+    instructions=st.sampled_from(INSTRUCTIONS),
+    num_threads=st.sampled_from([1, 2, 5]),
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(CASES)
+def test_products_are_right_and_nothing_else_is_written(case: Case) -> None:
+    torch.manual_seed(case.num_rows)
+    depth, num_features = 2 * case.half_depth, case.num_features
+    weight = torch.randn(num_features, depth).to(case.dtype)
+    bias = torch.randn(num_features) if case.has_bias else None
+    x = torch.full((case.num_rows, depth + case.gap), torch.nan, dtype=case.dtype)
+    x[:, :depth] = torch.randn(case.num_rows, depth)
+    stride = num_features + num_features % 2 + case.gap
+    output = torch.full((case.num_rows, stride), POISON, dtype=case.output_dtype)
+    before = torch.randn(case.num_rows, num_features).to(case.output_dtype)
+    if case.adds:
+        output[:, :num_features] = before
+    pack(weight, bias).multiply(
+        num_rows=case.num_rows,
+        x=x.data_ptr(),
+        x_stride=x.stride(0),
+        output=output.data_ptr(),
+        output_stride=stride,
+        output_dtype=DTYPE_NAMES[case.output_dtype],
+        adds=case.adds,
+        num_threads=case.num_threads,
+        instructions=case.instructions,
+    )
+    exact = x[:, :depth].double() @ weight.double().T
+    exact += 0.0 if bias is None else bias.double()
+    exact += before.double() if case.adds else 0.0
+    assert is_near(output[:, :num_features], exact, case.output_dtype)
+    assert (output[:, num_features:] == torch.tensor(POISON, dtype=case.output_dtype)).all()
+
+
+@pytest.mark.parametrize("instructions", INSTRUCTIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("gate", ["silu", "gelu_tanh"])
+def test_gated_layers(gate: Any, dtype: torch.dtype, instructions: Any) -> None:
+    torch.manual_seed(3)
+    gates, ups = (torch.randn(96, 64).to(dtype) for _ in range(2))
+    x = torch.randn(9, 64).to(dtype)
+    # Where the exponential would overflow, and where it vanishes.
+    x[0], x[1] = 80 * gates[0], -80 * gates[0]
+    output = torch.full((9, 96), POISON, dtype=dtype)
+    pack_gated(gates, ups, gate).multiply(
+        num_rows=9,
+        x=x.data_ptr(),
+        x_stride=64,
+        output=output.data_ptr(),
+        output_stride=96,
+        output_dtype=DTYPE_NAMES[dtype],
+        num_threads=2,
+        instructions=instructions,
+    )
+    gated, up = (x.double() @ weight.double().T for weight in (gates, ups))
+    activated = (
+        functional.silu(gated) if gate == "silu" else functional.gelu(gated, approximate="tanh")
+    )
+    assert is_near(output[2:], (activated * up)[2:], dtype)
+    assert is_near(output[:2], (activated * up)[:2], dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_is_the_same_in_any_batch_to_the_last_bit(dtype: torch.dtype) -> None:
+    torch.manual_seed(5)
+    weights = pack(torch.randn(130, 1500).to(dtype))
+    x = torch.randn(300, 1500).to(dtype)
+    whole = multiply(x, weights, torch.empty(300, 130, dtype=dtype))
+    for first, last in [(0, 1), (3, 10), (17, 64), (100, 300)]:
+        part = multiply(x[first:last], weights, torch.empty(last - first, 130, dtype=dtype))
+        assert part.equal(whole[first:last])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_module_computes_what_the_layer_does(dtype: torch.dtype, *, bias: bool) -> None:
+    linear = nn.Linear(64, 48, bias=bias).to(dtype)
+    packed = PackedLinear(linear)
+    for shape in [(0,), (1,), (9,), (2, 3), (1, 70)]:
+        x = torch.randn(*shape, 64).to(dtype)
+        with torch.inference_mode():
+            found, expected = packed(x), linear(x)
+        assert found.shape == expected.shape
+        assert found.dtype == dtype
+        if found.numel():
+            assert is_near(found, expected.double(), dtype)
+
+
+def test_a_view_with_gaps_is_read_right() -> None:
+    linear = nn.Linear(32, 16)
+    x = torch.randn(5, 64)[:, ::2]
+    with torch.inference_mode():
+        assert torch.allclose(PackedLinear(linear)(x), linear(x), atol=1e-5)
+
+
+def test_what_cannot_be_packed() -> None:
+    assert can_pack(torch.zeros(3, 4))
+    assert not can_pack(torch.zeros(3, 4, dtype=torch.float16))
+    assert not can_pack(torch.zeros(3, 5, dtype=torch.bfloat16))
+    assert not can_pack(torch.zeros(0, 4))
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"units": np.zeros(63, dtype=np.uint32)}, "64 in 2 .* must have 128 units; got 63"),
+        ({"units": np.zeros(128, dtype=np.int32)}, "units must be"),
+        ({"dtype": "int8"}, 'dtype is "int8"'),
+        ({"in_features": 0, "units": np.zeros(0, dtype=np.uint32)}, "must have features"),
+        ({"bias": np.zeros(3, dtype=np.float32)}, "bias must have 64 numbers; got 3"),
+        ({"gate": "relu"}, 'gate is "relu"'),
+        ({"dtype": "bfloat16", "in_features": 3}, "in_features must be a multiple of 2"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused(changes: dict[str, Any], text: str) -> None:
+    arguments: dict[str, Any] = {"dtype": "float32", "in_features": 2, "out_features": 64}
+    arguments |= {"units": np.zeros(128, dtype=np.uint32)} | changes
+    with pytest.raises(StepError, match=text):
+        _core.PackedWeights(arguments.pop("units"), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"x": 0}, "x must be|input must be"),
+        ({"output": 3}, "output must be an address"),
+        ({"x_stride": 1}, "input must be at least 2 elements apart"),
+        ({"output_stride": 63}, "output must be at least 64 elements apart"),
+        ({"num_rows": -1}, "num_rows is -1"),
+        ({"instructions": "mmx"}, 'instructions is "mmx"'),
+    ],
+)
+def test_calls_that_do_not_fit_are_refused(changes: dict[str, Any], text: str) -> None:
+    weights = pack(torch.zeros(64, 2))
+    x, output = torch.zeros(3, 2), torch.full((3, 64), POISON)
+    arguments: dict[str, Any] = {
+        "num_rows": 3,
+        "x": x.data_ptr(),
+        "x_stride": 2,
+        "output": output.data_ptr(),
+        "output_stride": 64,
+        "output_dtype": "float32",
+    }
+    with pytest.raises(StepError, match=text):
+        weights.multiply(**(arguments | changes))
+    assert (output == POISON).all()
+    weights.multiply(**arguments)
+    assert (output == 0).all()

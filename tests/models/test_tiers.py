@@ -1,0 +1,132 @@
+"""What is exchanged for Rust in a model of each family, and that its logits stay what they were."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+
+from pagedserve import _core
+from pagedserve.config import CpuTier, ModelConfig
+from pagedserve.cpu.layers import FusedLayer
+from pagedserve.cpu.linears import PackedLinear
+from pagedserve.cpu.mlps import GatedMLP
+from pagedserve.cpu.norms import FastNorm
+from pagedserve.errors import StepError
+from pagedserve.models.loader import LoadedModel, load_model
+from pagedserve.models.probe import _paged_logits, _prompt
+
+SaveTiny = Callable[..., Path]
+WIDE = {"intermediate_size": 64}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"attention_bias": True},
+    "mistral": {"sliding_window": 8},
+    "qwen2": {},
+    "qwen3": {"head_dim": 16},
+    "smollm3": {"no_rope_layers": [1, 0]},
+    "gemma": {"head_dim": 24},
+    "gemma2": {"sliding_window": 8, "head_dim": 32, "attn_logit_softcapping": 5.0},
+    "gemma3_text": {"sliding_window": 8, "head_dim": 16, "query_pre_attn_scalar": 24},
+}
+# Largest difference from float64, as a share of the largest logit.
+BOUNDS = {torch.float32: 2e-5, torch.bfloat16: 5e-2}
+
+
+def load(directory: Path, dtype: str, tier: CpuTier) -> LoadedModel:
+    config = ModelConfig(model=str(directory), dtype=dtype, cpu_tier=tier)  # type: ignore[arg-type]
+    return load_model(config, torch.device("cpu"))
+
+
+def logits(loaded: LoadedModel) -> list[Tensor]:
+    """Of two sequences, one in two chunks and one that decodes a token."""
+    prompts = [_prompt(loaded.model, 21), _prompt(loaded.model, 6)]
+    return _paged_logits(loaded.model, loaded.layers, prompts, [16, 5], loaded.attention_backend)
+
+
+@torch.inference_mode()
+def exact_logits(directory: Path, dtype: torch.dtype) -> list[Tensor]:
+    """The model's own, of weights rounded to a dtype and computed in float64."""
+    model = AutoModelForCausalLM.from_pretrained(
+        directory, dtype=dtype, attn_implementation="eager"
+    )
+    model = model.double()
+    prompts = [_prompt(model, 21), _prompt(model, 6)]
+    return [model(prompt[None]).logits[0] for prompt in prompts]
+
+
+def modules(loaded: LoadedModel, kind: type) -> int:
+    return sum(type(module) is kind for module in loaded.model.modules())
+
+
+@pytest.mark.parametrize("tier", ["fused", "modules", "generic"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_tier_gives_the_logits_of_float64(
+    save_tiny: SaveTiny, family: str, dtype: torch.dtype, tier: CpuTier
+) -> None:
+    directory = save_tiny(family, **(WIDE | FAMILIES[family]))
+    loaded = load(directory, str(dtype).removeprefix("torch."), tier)
+    assert modules(loaded, FusedLayer) == (2 if tier == "fused" else 0)
+    assert modules(loaded, GatedMLP) == (2 if tier == "modules" else 0)
+    assert (modules(loaded, nn.Linear) == 0) == (tier != "generic")
+    for ours, exact in zip(logits(loaded), exact_logits(directory, dtype), strict=True):
+        error = float((ours.double() - exact).abs().max() / exact.abs().max())
+        assert error <= BOUNDS[dtype]
+
+
+def test_a_family_that_is_not_known_keeps_its_layers(save_tiny: SaveTiny) -> None:
+    directory = save_tiny("olmo2", **WIDE)
+    loaded = load(directory, "float32", "fused")
+    assert modules(loaded, FusedLayer) == 0
+    assert modules(loaded, GatedMLP) == 2
+    assert modules(loaded, PackedLinear) == 9
+    assert modules(loaded, FastNorm) == 9
+    assert "decoder layers" not in loaded.modules
+    for ours, exact in zip(logits(loaded), exact_logits(directory, torch.float32), strict=True):
+        assert float((ours.double() - exact).abs().max() / exact.abs().max()) <= 2e-5
+
+
+def test_features_that_fill_no_panel_are_not_gated_together(save_tiny: SaveTiny) -> None:
+    loaded = load(save_tiny("llama", intermediate_size=48), "float32", "fused")
+    assert modules(loaded, FusedLayer) == modules(loaded, GatedMLP) == 0
+    assert modules(loaded, PackedLinear) == 15
+
+
+def test_a_module_that_gives_something_else_is_not_used(
+    save_tiny: SaveTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = FastNorm.forward
+    monkeypatch.setattr(FastNorm, "forward", lambda self, x: right(self, x) * 1.001)
+    fused = FusedLayer.forward
+    monkeypatch.setattr(
+        FusedLayer, "forward", lambda self, x, **others: fused(self, x, **others) * 1.001
+    )
+    loaded = load(save_tiny("llama", **WIDE), "float32", "fused")
+    assert modules(loaded, FusedLayer) == modules(loaded, FastNorm) == 0
+    assert loaded.modules == "linear layers 9, gated layers 2"
+
+
+def test_nothing_is_exchanged_where_the_cpu_has_no_vectors_worth_it(
+    save_tiny: SaveTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_core, "cpu_instruction_sets", lambda: ["portable"])
+    loaded = load(save_tiny("llama", **WIDE), "float32", "fused")
+    assert loaded.modules == "none"
+    assert modules(loaded, nn.Linear) == 15
+
+
+def test_a_fused_layer_outside_of_a_step(save_tiny: SaveTiny) -> None:
+    loaded = load(save_tiny("llama", **WIDE), "float32", "fused")
+    with pytest.raises(StepError, match="outside of a step"):
+        loaded.model(torch.tensor([[1, 2]]), use_cache=False)
+
+
+def test_weights_are_held_once(save_tiny: SaveTiny) -> None:
+    directory = save_tiny("llama", **WIDE, tie_word_embeddings=False, vocab_size=128)
+    generic, fused = (load(directory, "float32", tier) for tier in ("generic", "fused"))
+    # Whole panels of 64 features; norms go into the layers.
+    assert generic.weight_bytes <= fused.weight_bytes + 5 * 32 * 4
+    assert fused.weight_bytes <= 1.3 * generic.weight_bytes
