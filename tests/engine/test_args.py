@@ -30,6 +30,11 @@ from pagedserve.errors import ConfigError
         ({"preemption_mode": "drop"}, "preemption_mode is 'drop'; it must be recompute, swap or"),
         ({"preemption_mode": 1}, "preemption_mode is 1; it must be a string, or None"),
         ({"attention_backend": "flash"}, "attention_backend is 'flash': accepted are rust, torch"),
+        ({"cpu_tier": "fast"}, "cpu_tier is 'fast': accepted are fused, modules, generic"),
+        (
+            {"cpu_tier": "fused", "attention_backend": "torch"},
+            "cpu_tier is 'fused', whose layers attend in Rust, and attention_backend is 'torch'",
+        ),
         ({"num_lookahead_slots": -1}, "num_lookahead_slots is -1; it must be an integer, at least"),
         ({"seed": -1}, "seed is -1; it must be an integer, at least 0"),
     ],
@@ -66,6 +71,7 @@ def test_every_field_can_be_given_on_the_command_line() -> None:
         preemption_mode="swap",
         num_lookahead_slots=2,
         attention_backend="torch",
+        cpu_tier="modules",
     )
     argv = []
     for name, value in dataclasses.asdict(given).items():

@@ -1,15 +1,18 @@
 """The runner over the real core and the real model, from pools full of NaN."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from pagedserve import _core
-from pagedserve.attention.interface import ATTENTION_NAME
 from pagedserve.errors import StepError
 from pagedserve.executor.executor import Executor
+from pagedserve.models.convert import converted_directory
+from pagedserve.models.registry import resolve_model
 from pagedserve.sampling.batch import RowSampling
 
 MakeScheduler = Callable[..., _core.Scheduler]
@@ -24,14 +27,14 @@ def prompts() -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def expected(executor: Executor, prompts: list[list[int]]) -> list[list[int]]:
+def expected(model_package: None, prompts: list[list[int]]) -> list[list[int]]:
     """Greedy tokens of transformers, one prompt at a time, with its own attention."""
-    model = executor.loaded.model
-    model.set_attn_implementation("sdpa")
+    directory = converted_directory(resolve_model("smollm2").path)
+    model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     texts = []
     for prompt in prompts:
         ids = torch.tensor([prompt])
-        output = model.generate(  # type: ignore[operator] # typed as a module's attribute
+        output = model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=NUM_TOKENS,
@@ -40,7 +43,6 @@ def expected(executor: Executor, prompts: list[list[int]]) -> list[list[int]]:
             pad_token_id=0,
         )
         texts.append(output[0, len(prompt) :].tolist())
-    model.set_attn_implementation(ATTENTION_NAME)
     return texts
 
 
