@@ -1,6 +1,5 @@
 """The engine on a workload of token ids: all requests at time 0, greedy, forced lengths.
 
-A workload is a JSON object; each load in it is a list of {"id", "prompt": [ids], "out": tokens}.
 A step's share outside the model is what is left of `LLMEngine.step` when the model's forward pass
 is taken out: scheduling, moves, arrays, attention metadata, sampling, detokenisation.
 
@@ -16,33 +15,22 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
-from functools import wraps
 from pathlib import Path
-from time import perf_counter, process_time
-from typing import Any, Self, TypedDict
+from typing import Any
 from unittest.mock import patch
 
 import torch
+from loads import GREEDY, MIXED, Request, generate, read_load
+from measuring import Clock, PeakMemory, Stopwatch, quantile, report
 
-from pagedserve import LLM, SamplingParams
+from pagedserve import LLM
 from pagedserve.models.convert import converted_directory
 from pagedserve.models.registry import resolve_model
-from pagedserve.outputs import RequestOutput
 
-GIB = 2**30
 PEER_BATCH_SIZE = 16
-
-
-class Request(TypedDict):
-    """One request of a workload: its prompt and how many tokens to generate."""
-
-    id: int
-    prompt: list[int]
-    out: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,65 +52,6 @@ class Result:
     other_cores: float
 
 
-class Stopwatch:
-    """Seconds spent inside a function, measured from outside by wrapping it."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A function that does the same and is timed."""
-
-        @wraps(function)
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            started = perf_counter()
-            try:
-                return function(*args, **kwargs)
-            finally:
-                self.seconds += perf_counter() - started
-
-        return timed
-
-
-class PeakMemory:
-    """The largest resident memory of this process while the block runs."""
-
-    def __init__(self, interval: float = 0.2) -> None:
-        self._interval = interval
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self.gib = 0.0
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        page = os.sysconf("SC_PAGE_SIZE")
-        while True:
-            resident_pages = int(Path("/proc/self/statm").read_text().split()[1])
-            self.gib = max(self.gib, resident_pages * page / GIB)
-            if self._stop.wait(self._interval):
-                return
-
-
-def busy_seconds() -> float:
-    """Processor time that the whole machine has spent working, over all cores."""
-    first_line = Path("/proc/stat").read_text().split("\n", 1)[0]
-    user, nice, system, _idle, _iowait, irq, softirq = map(int, first_line.split()[1:8])
-    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    """The value below which a share of the values lies (nearest rank)."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
-
-
 @contextmanager
 def stopwatches(llm: LLM) -> Iterator[tuple[Stopwatch, Stopwatch]]:
     """Time every engine step and every forward pass of the model while the block runs."""
@@ -136,42 +65,12 @@ def stopwatches(llm: LLM) -> Iterator[tuple[Stopwatch, Stopwatch]]:
         yield steps, forwards
 
 
-# What the requests of --sampling mixed ask for, in turn.
-MIXED: tuple[dict[str, Any], ...] = (
-    {"temperature": 0.0},
-    {"temperature": 0.8, "top_p": 0.9},
-    {"temperature": 1.0, "top_k": 50, "min_p": 0.05},
-    {"temperature": 0.0, "presence_penalty": 0.5, "repetition_penalty": 1.1, "logprobs": 5},
-    {"temperature": 0.7, "frequency_penalty": 0.3, "logit_bias": {5: -10.0}, "stop": "<never>"},
-)
-GREEDY: tuple[dict[str, Any], ...] = ({"temperature": 0.0},)
-
-
-def generate(
-    llm: LLM, requests: Sequence[Request], kinds: Sequence[dict[str, Any]] = GREEDY
-) -> list[RequestOutput]:
-    """Run all requests to exactly the length that each asks for, sampled in these ways in turn."""
-    params = [
-        SamplingParams(ignore_eos=True, max_tokens=request["out"], **kinds[number % len(kinds)])
-        for number, request in enumerate(requests)
-    ]
-    prompts = [request["prompt"] for request in requests]
-    outputs = llm.generate(prompt_token_ids=prompts, sampling_params=params, use_tqdm=False)
-    for request, output in zip(requests, outputs, strict=True):
-        if (generated := len(output.outputs[0].token_ids)) != request["out"]:
-            raise RuntimeError(f"request {request['id']}: {generated} tokens, not {request['out']}")
-    return outputs
-
-
 def measure(
     llm: LLM, requests: Sequence[Request], kinds: Sequence[dict[str, Any]] = GREEDY
 ) -> Result:
     """One timed run."""
-    with stopwatches(llm) as (steps, forwards), PeakMemory() as memory:
-        busy, own, started = busy_seconds(), process_time(), perf_counter()
+    with stopwatches(llm) as (steps, forwards), PeakMemory() as memory, Clock() as clock:
         outputs = generate(llm, requests, kinds)
-        seconds = perf_counter() - started
-        own, busy = process_time() - own, busy_seconds() - busy
     first_token, per_token = [], []
     for output in outputs:
         times = output.metrics
@@ -183,19 +82,19 @@ def measure(
     generated = sum(request["out"] for request in requests)
     prompt = sum(len(request["prompt"]) for request in requests)
     return Result(
-        seconds=seconds,
+        seconds=clock.seconds,
         generated_tokens=generated,
         prompt_tokens=prompt,
-        generated_per_second=generated / seconds,
-        total_per_second=(generated + prompt) / seconds,
+        generated_per_second=generated / clock.seconds,
+        total_per_second=(generated + prompt) / clock.seconds,
         first_token_p50=quantile(first_token, 0.5),
         first_token_p99=quantile(first_token, 0.99),
         per_output_token_p50=quantile(per_token, 0.5),
         per_output_token_p99=quantile(per_token, 0.99),
         peak_rss_gib=memory.gib,
         outside_model=1 - forwards.seconds / steps.seconds,
-        own_cores=own / seconds,
-        other_cores=(busy - own) / seconds,
+        own_cores=clock.own_cores,
+        other_cores=clock.other_cores,
     )
 
 
@@ -227,20 +126,6 @@ class Peer:
             "own_cores": float(row["own_cores"]),
             "other_cores": float(row["other_cores"]),
         }
-
-
-def report(kind: str, result: dict[str, Any], *, as_json: bool) -> None:
-    """Print one object, as a line of JSON or as a small table."""
-    rounded = {
-        name: round(value, 4) if isinstance(value, float) else value
-        for name, value in result.items()
-    }
-    if as_json:
-        print(json.dumps({"kind": kind, **rounded}), flush=True)
-        return
-    print(kind)
-    for name, value in rounded.items():
-        print(f"  {name:<24}{value}", flush=True)
 
 
 def median(results: Sequence[Result]) -> dict[str, Any]:
@@ -279,8 +164,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the load and print what came out."""
     options = options_from(arguments)
     torch.set_num_threads(options.threads)
-    requests: list[Request] = json.loads(options.workload.read_text())[options.load]
-    requests = requests[: options.num_requests]
+    requests = read_load(options.workload, options.load, options.num_requests)
     llm = LLM(
         model=options.model,
         dtype=options.dtype,
