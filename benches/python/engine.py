@@ -2,7 +2,7 @@
 
 By itself it runs the load here. A step's share outside the model is what is left of
 `LLMEngine.step` when the model's forward pass is taken out: scheduling, moves, arrays, attention
-metadata, sampling, detokenisation.
+metadata, sampling, detokenisation. --profile says more: where the seconds of one run go.
 
 With --compare (the tiers of our engine) and --peers (transformers, vllm) every program is a process
 of its own, one after the other, round after round, until --repeat rounds were quiet; the others are
@@ -22,8 +22,9 @@ from unittest.mock import patch
 
 import torch
 from loads import GREEDY, MIXED, Request, generate, read_load
-from measuring import Clock, PeakMemory, Stopwatch, quantile, report
+from measuring import Clock, PeakMemory, Stopwatch, quantile, report, report_table
 from programs import PEER_THREADS, Peers, Program, compare, ours
+from stages import model_of, profile
 
 from pagedserve import LLM
 
@@ -74,8 +75,7 @@ class Result:
 def stopwatches(llm: LLM) -> Iterator[tuple[Stopwatch, Stopwatch]]:
     """Time every engine step and every forward pass of the model while the block runs."""
     steps, forwards = Stopwatch(), Stopwatch()
-    engine = llm.llm_engine
-    model = engine._executor.loaded.model  # noqa: SLF001  # measured from outside, on purpose
+    engine, model = llm.llm_engine, model_of(llm)
     with (
         patch.object(engine, "step", steps.wrap(engine.step)),
         patch.object(model, "forward", forwards.wrap(model.forward)),
@@ -125,7 +125,7 @@ def median(results: Sequence[Result]) -> dict[str, Any]:
 
 
 def run_load(options: argparse.Namespace) -> None:
-    """Run the load in this process, --repeat times."""
+    """Run the load in this process, --repeat times or once for a profile."""
     torch.set_num_threads(options.threads)
     requests = read_load(options.workload, options.load, options.num_requests)
     llm = LLM(
@@ -138,6 +138,9 @@ def run_load(options: argparse.Namespace) -> None:
     )
     kinds = MIXED if options.sampling == "mixed" else GREEDY
     generate(llm, [{**request, "out": 4} for request in requests[:NUM_WARMING]])
+    if options.profile:
+        print_profile(llm, requests, kinds, as_json=options.json)
+        return
     results = []
     for run in range(options.repeat):
         results.append(measure(llm, requests, kinds))
@@ -145,6 +148,16 @@ def run_load(options: argparse.Namespace) -> None:
         report("run", {**about, **asdict(results[-1])}, as_json=options.json)
     if options.repeat > 1:
         report("median", median(results), as_json=options.json)
+
+
+def print_profile(
+    llm: LLM, requests: Sequence[Request], kinds: Sequence[dict[str, Any]], *, as_json: bool
+) -> None:
+    """Where the seconds of one run go, beside what the machine allows."""
+    stages, rates, clock = profile(llm, requests, lambda: generate(llm, requests, kinds))
+    report_table("stage", [asdict(stage) for stage in stages], as_json=as_json)
+    about = {"threads": torch.get_num_threads(), "other_cores": clock.other_cores}
+    report("machine", {**asdict(rates), **about}, as_json=as_json)
 
 
 def programs(options: argparse.Namespace, work: Path) -> list[Program]:
@@ -194,6 +207,7 @@ def options_from(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--tier", choices=TIERS, default="best", help="how our engine computes")
     parser.add_argument("--repeat", type=int, default=1, help="runs, or quiet rounds of a contest")
     parser.add_argument("--json", action="store_true", help="one object a line")
+    parser.add_argument("--profile", action="store_true", help="one run, split into its stages")
     add_contest_options(parser)
     options = parser.parse_args(arguments)
     if refusal := contradiction(options):
@@ -230,7 +244,9 @@ def add_contest_options(parser: argparse.ArgumentParser) -> None:
 
 def contradiction(options: argparse.Namespace) -> str | None:
     """What is wrong with options that do not go together."""
+    is_contest = options.peers or options.compare
     rules = (
+        (options.profile and is_contest, "--profile is of one run: give --tier, not --compare"),
         (
             bool(options.peers) != bool(options.vllm_python or options.transformers),
             "--peers is where the scripts are, --vllm-python and --transformers say which to run",

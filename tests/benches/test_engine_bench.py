@@ -1,4 +1,4 @@
-"""The bench of the engine and its contests; their figures are not judged here."""
+"""The bench of the engine, its profile and its contests; their figures are not judged here."""
 
 import importlib
 import json
@@ -67,6 +67,41 @@ def test_engine_measures_a_load(engine: ModuleType, smollm2: "LLM") -> None:
     assert 0 < result.per_output_token_p50 <= result.per_output_token_p99
     assert 0 < result.outside_model < 1
     assert result.peak_rss_gib > 0
+
+
+def test_a_profile_adds_up(
+    engine: ModuleType, smollm2: "LLM", capsys: pytest.CaptureFixture[str]
+) -> None:
+    scheduler = smollm2.llm_engine.scheduler
+    engine.print_profile(smollm2, REQUESTS, engine.GREEDY, as_json=True)
+    *stages, machine = printed(capsys)
+    everything = stages.pop()
+    by_name = {stage["stage"]: stage for stage in stages}
+    assert everything["stage"] == "all"
+    assert all(stage["seconds"] > 0 for stage in stages)
+    assert sum(stage["share"] for stage in stages) == pytest.approx(1, abs=1e-3)
+    # One step of the prompts and five of one token; seven linear layers and one attention a layer.
+    assert by_name["head"]["calls"] == by_name["sampling"]["calls"] == 6
+    assert by_name["scheduling"]["calls"] == 3 * 6
+    assert by_name["attention"]["calls"] == 30 * 6
+    assert by_name["linear layers"]["calls"] == 7 * 30 * 6
+    limited = {name for name, stage in by_name.items() if stage["least_seconds"] is not None}
+    assert limited == {"attention", "linear layers", "head"}
+    assert min(machine["torch_mm_gflops"], machine["packed_gflops"], machine["read_gb_per_s"]) > 0
+    # Nothing is left wrapped.
+    assert smollm2.llm_engine.scheduler is scheduler
+    assert "forward" not in vars(engine.model_of(smollm2))
+
+
+def test_the_least_seconds_are_those_of_the_load(load: Any, smollm2: "LLM") -> None:
+    stages = load("stages")
+    rates = stages.Rates(torch_mm_gflops=1, packed_gflops=2, read_gb_per_s=4)
+    least = stages.least_seconds(smollm2, REQUESTS, rates)
+    num_weights = 30 * (2 * 576 * 576 + 2 * 576 * 192 + 3 * 576 * 1536)
+    assert least["linear layers"] == pytest.approx(num_weights * (60 + 3 * 5) / 1e9)
+    assert least["head"] == pytest.approx(576 * 49152 * 18 / 1e9)
+    num_read = sum(prompt + later for prompt in (3, 40, 17) for later in range(6))
+    assert least["attention"] == pytest.approx(num_read * 30 * 3 * 128 * 4 / 4e9)
 
 
 def test_a_contest_ends_when_enough_rounds_were_quiet(
@@ -159,6 +194,7 @@ def test_tiers_are_compared_in_processes_of_their_own(
 @pytest.mark.parametrize(
     ("words", "refusal"),
     [
+        (["--profile", "--compare"], "--profile is of one run"),
         (["--vllm-python", "python"], "--peers is where the scripts are"),
         (["--peers", "."], "--vllm-python and --transformers say which"),
         (["--peers", ".", "--vllm-python", "python", "--num-requests", "3"], "leave out --num-req"),
