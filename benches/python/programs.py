@@ -10,6 +10,7 @@ They take the weights as a Hugging Face directory and two threads.
 
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -121,13 +122,18 @@ class Contest:
         """Rounds until so many of each pair are quiet, or too many were not; prints each run."""
         for number in range(1, MOST_ROUNDS * num_rounds + 1):
             for program in self._programs:
-                for figures in program.measure():
-                    is_quiet = figures["other_cores"] <= self._max_other_cores
-                    run = Run(program.name, number, **figures, is_counted=is_quiet)
-                    self.runs.append(run)
-                    report("run", asdict(run), as_json=as_json)
+                self._measure(program, number, as_json=as_json)
+                if number not in self._rates(self._programs[0].name):
+                    break  # a round without the first gives no ratio: spare the others' minutes
             if all(len(self._ratios(one.name)) >= num_rounds for one in self._programs):
                 return
+
+    def _measure(self, program: Program, number: int, *, as_json: bool) -> None:
+        for figures in program.measure():
+            is_quiet = figures["other_cores"] <= self._max_other_cores
+            run = Run(program.name, number, **figures, is_counted=is_quiet)
+            self.runs.append(run)
+            report("run", asdict(run), as_json=as_json)
 
     def table(self) -> list[dict[str, Any]]:
         """Of each program: its median rate, and how many times as fast the first is."""
@@ -164,6 +170,8 @@ def compare(
     programs: Sequence[Program], *, num_rounds: int, max_other_cores: float, as_json: bool
 ) -> None:
     """Hold a contest and print its table."""
+    # As an exception, so that the program being measured ends with this one.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     contest = Contest(programs, max_other_cores=max_other_cores)
     contest.hold(num_rounds, as_json=as_json)
     report_table("median", contest.table(), as_json=as_json)

@@ -2,7 +2,9 @@
 
 import importlib
 import json
+import subprocess
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -131,6 +133,31 @@ def test_a_contest_gives_up_on_a_busy_machine(
     assert heads.split() == ["program", "quiet_rounds", "generated_per_second", "first", "/", "it"]
     assert first.split() == ["first", "3", "60", "1.0"]
     assert second.split() == ["second", "0"]
+
+
+def test_a_round_ends_with_a_disturbed_first_program(
+    load: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rivals = [program(load, "first", (60, 0.3)), program(load, "second", (30, 0.0))]
+    load("programs").compare(rivals, num_rounds=1, max_other_cores=0.05, as_json=True)
+    *runs, first, second = printed(capsys)
+    assert [run["program"] for run in runs] == ["first"] * 3
+    assert first["generated_per_second"] is second["generated_per_second"] is None
+
+
+def test_a_program_ends_with_its_contest(load: Any, tmp_path: Path) -> None:
+    endless = f"import os, time; print(os.getpid(), file=open({str(tmp_path / 'pid')!r}, 'w'))"
+    code = (
+        "import sys; from programs import Program, compare\n"
+        f"one = Program('one', [sys.executable, '-c', {endless + '; time.sleep(60)'!r}])\n"
+        "compare([one], num_rounds=1, max_other_cores=1, as_json=True)"
+    )
+    contest = subprocess.Popen([sys.executable, "-c", code], cwd=BENCHES)
+    while not (tmp_path / "pid").exists() or not (pid := (tmp_path / "pid").read_text().strip()):
+        time.sleep(0.05)
+    contest.terminate()
+    assert contest.wait() == 128 + 15
+    assert not Path(f"/proc/{pid}").exists()
 
 
 def test_a_program_without_runs_is_named(load: Any) -> None:
