@@ -14,11 +14,10 @@ import os
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from time import perf_counter, process_time
 from typing import Any
 
 import torch
-from engine import busy_seconds, report
+from measuring import Clock, report
 from transformers import AutoModelForCausalLM
 
 from pagedserve import LLM, SamplingParams
@@ -84,18 +83,16 @@ def prompts_of(llm: LLM, num_prompts: int) -> list[list[int]]:
 
 def timed(who: str, search: Callable[[], list[list[int]]]) -> tuple[Run, list[list[int]]]:
     """Run a search of all prompts."""
-    busy, own, started = busy_seconds(), process_time(), perf_counter()
-    sequences = search()
-    seconds = perf_counter() - started
-    own, busy = process_time() - own, busy_seconds() - busy
+    with Clock() as clock:
+        sequences = search()
     generated = sum(map(len, sequences))
     run = Run(
         who=who,
-        seconds=seconds,
+        seconds=clock.seconds,
         generated_tokens=generated,
-        generated_per_second=generated / seconds,
-        own_cores=own / seconds,
-        other_cores=(busy - own) / seconds,
+        generated_per_second=generated / clock.seconds,
+        own_cores=clock.own_cores,
+        other_cores=clock.other_cores,
     )
     return run, sequences
 

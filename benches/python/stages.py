@@ -1,0 +1,181 @@
+"""Where the seconds of a run go, and how many the machine cannot do without.
+
+Measured from outside by wrapping what is called: a stage whose module or method an engine does not
+call, because it computes it together with others, has no calls, and its seconds are in the rest.
+
+The least seconds of linear layers and head are the floating-point operations of the load by the
+best rate of a large matrix product in this process; those of attention are the bytes of the KV
+cache that the load reads, once a token, by the best rate of reading memory.  Both as if
+nothing were cached or computed twice.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import astuple, dataclass
+from time import perf_counter
+from typing import Any, cast
+from unittest.mock import patch
+
+import torch
+from loads import Request
+from measuring import GIB, Clock, Stopwatch
+from torch import Tensor, nn
+
+from pagedserve import LLM
+from pagedserve._core import Scheduler
+from pagedserve.attention.interface import StepAttention
+from pagedserve.models.linears import pack_linears
+
+PRODUCT_SIZE = 2048
+READ_BYTES = GIB // 2
+NUM_TRIALS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """The best that this process reached: two ways to multiply matrices, and reading memory."""
+
+    torch_mm_gflops: float
+    packed_gflops: float
+    read_gb_per_s: float
+
+    @property
+    def gflops(self) -> float:
+        """The faster of the two products."""
+        return max(self.torch_mm_gflops, self.packed_gflops)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A part of a run; ``least_seconds`` is None where nothing says how fast it could be."""
+
+    stage: str
+    calls: int | None
+    seconds: float
+    share: float
+    least_seconds: float | None
+
+
+class TimedScheduler:
+    """A scheduler whose calls of a step are timed; the class in Rust takes no wrapped methods."""
+
+    def __init__(self, scheduler: Scheduler, watch: Stopwatch) -> None:
+        self._scheduler = scheduler
+        self.schedule = watch.wrap(scheduler.schedule)
+        self.prepare_inputs = watch.wrap(scheduler.prepare_inputs)
+        self.update = watch.wrap(scheduler.update)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._scheduler, name)
+
+
+def model_of(llm: LLM) -> nn.Module:
+    """The model that an engine runs."""
+    return cast(nn.Module, llm.llm_engine._executor.loaded.model)  # noqa: SLF001  # from outside
+
+
+def split_linears(model: nn.Module) -> tuple[list[Any], Any]:
+    """The linear layers, whatever computes them, and the head."""
+    head = cast(Any, model).get_output_embeddings()
+    layers = [one for one in model.modules() if hasattr(one, "out_features") and one is not head]
+    return layers, head
+
+
+@contextmanager
+def watching(llm: LLM) -> Iterator[dict[str, Stopwatch]]:
+    """Time the calls of an engine by what they are for, while the block runs."""
+    engine = llm.llm_engine
+    worker = engine._executor._worker  # noqa: SLF001  # measured from outside, on purpose
+    model = model_of(llm)
+    layers, head = split_linears(model)
+    wrapped: dict[str, list[tuple[Any, str]]] = {
+        "forward": [(model, "forward")],
+        "attention": [(StepAttention, "answer")],
+        "linear layers": [(layer, "forward") for layer in layers],
+        "head": [(head, "forward")],
+        "sampling": [(worker._sampler, "sample")],  # noqa: SLF001
+    }
+    watches = {name: Stopwatch() for name in (*wrapped, "scheduling")}
+    scheduler = TimedScheduler(engine.scheduler, watches["scheduling"])
+    with ExitStack() as patches:
+        patches.enter_context(patch.object(engine, "_scheduler", scheduler))
+        for name, places in wrapped.items():
+            for owner, method in places:
+                timed = watches[name].wrap(getattr(owner, method))
+                patches.enter_context(patch.object(owner, method, timed))
+        yield watches
+
+
+def profile(
+    llm: LLM, requests: Sequence[Request], run: Callable[[], object]
+) -> tuple[list[Stage], Rates, Clock]:
+    """One run of the requests, split into stages that add up to it."""
+    dtype = next(model_of(llm).parameters()).dtype
+    before = measure_rates(dtype)
+    with watching(llm) as watches, Clock() as clock:
+        run()
+    after = measure_rates(dtype)
+    # The clock drifts within minutes: what was reached on either side was there to be reached.
+    rates = Rates(*map(max, astuple(before), astuple(after)))
+    least = least_seconds(llm, requests, rates)
+    taken = {name: watch.seconds for name, watch in watches.items()}
+    spent = {name: taken[name] for name in ("attention", "linear layers", "head")}
+    spent["rest of the forward"] = taken["forward"] - sum(spent.values())
+    spent |= {name: taken[name] for name in ("scheduling", "sampling")}
+    spent["rest outside"] = clock.seconds - sum(spent.values())
+    spent["all"] = clock.seconds
+    stages = [
+        Stage(
+            stage=name,
+            calls=watches[name].calls if name in watches else None,
+            seconds=seconds,
+            share=seconds / clock.seconds,
+            least_seconds=least.get(name),
+        )
+        for name, seconds in spent.items()
+    ]
+    return stages, rates, clock
+
+
+def least_seconds(llm: LLM, requests: Sequence[Request], rates: Rates) -> dict[str, float]:
+    """What the arithmetic and the memory of this machine allow, by stage."""
+    layers, head = split_linears(model_of(llm))
+    weights = sum(layer.in_features * layer.out_features for layer in layers)
+    lengths = [(len(request["prompt"]), request["out"]) for request in requests]
+    # The last token of a request is sampled and not computed.
+    num_tokens = sum(prompt + out - 1 for prompt, out in lengths)
+    num_sampled = sum(out for _, out in lengths)
+    # A prompt reads itself once, and each later token all that are before it and itself.
+    num_read = sum(prompt * out + out * (out - 1) // 2 for prompt, out in lengths)
+    token_bytes = llm.llm_engine._executor.kv_bytes_per_block(1)  # noqa: SLF001
+    return {
+        "attention": num_read * token_bytes / (rates.read_gb_per_s * 1e9),
+        "linear layers": 2 * weights * num_tokens / (rates.gflops * 1e9),
+        "head": 2 * head.in_features * head.out_features * num_sampled / (rates.gflops * 1e9),
+    }
+
+
+@torch.inference_mode()
+def measure_rates(dtype: torch.dtype) -> Rates:
+    """The best rates that torch reaches with its present number of threads."""
+    x = torch.randn(PRODUCT_SIZE, PRODUCT_SIZE).to(dtype)
+    packed = nn.Sequential(nn.Linear(PRODUCT_SIZE, PRODUCT_SIZE, bias=False, dtype=dtype))
+    pack_linears(packed)
+    source = torch.zeros(READ_BYTES // 4)
+    giga_operations = 2 * PRODUCT_SIZE**3 / 1e9
+    return Rates(
+        torch_mm_gflops=giga_operations / best_seconds(lambda: torch.mm(x, x)),
+        packed_gflops=giga_operations / best_seconds(lambda: packed(x)),
+        read_gb_per_s=READ_BYTES / 1e9 / best_seconds(source.sum),
+    )
+
+
+def best_seconds(call: Callable[[], Tensor]) -> float:
+    """The shortest of some calls; the first is not counted."""
+    call()
+    seconds = []
+    for _ in range(NUM_TRIALS):
+        started = perf_counter()
+        call()
+        seconds.append(perf_counter() - started)
+    return min(seconds)
