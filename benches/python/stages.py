@@ -24,11 +24,21 @@ from torch import Tensor, nn
 from pagedserve import LLM
 from pagedserve._core import Scheduler
 from pagedserve.attention.interface import StepAttention
-from pagedserve.models.linears import pack_linears
+from pagedserve.cpu.layers import FusedLayer
+from pagedserve.cpu.linears import PackedLinear
+from pagedserve.cpu.mlps import GatedMLP
+from pagedserve.cpu.norms import FastNorm
 
 PRODUCT_SIZE = 2048
 READ_BYTES = GIB // 2
 NUM_TRIALS = 5
+
+# Stages that are modules of the model; fused layers do the others' work in one call.
+STAGES: dict[str, tuple[type, ...]] = {
+    "decoder layers": (FusedLayer,),
+    "linear layers": (PackedLinear, GatedMLP, nn.Linear),
+    "norms": (FastNorm,),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +84,15 @@ def model_of(llm: LLM) -> nn.Module:
     return cast(nn.Module, llm.llm_engine._executor.loaded.model)  # noqa: SLF001  # from outside
 
 
-def split_linears(model: nn.Module) -> tuple[list[Any], Any]:
-    """The linear layers, whatever computes them, and the head."""
-    head = cast(Any, model).get_output_embeddings()
-    layers = [one for one in model.modules() if hasattr(one, "out_features") and one is not head]
-    return layers, head
+def head_of(model: nn.Module) -> nn.Module:
+    """The layer that makes logits."""
+    return cast(nn.Module, cast(Any, model).get_output_embeddings())
+
+
+def modules_of(model: nn.Module, *kinds: type) -> list[nn.Module]:
+    """The modules of some classes, without the head."""
+    head = head_of(model)
+    return [one for one in model.modules() if type(one) in kinds and one is not head]
 
 
 @contextmanager
@@ -87,12 +101,14 @@ def watching(llm: LLM) -> Iterator[dict[str, Stopwatch]]:
     engine = llm.llm_engine
     worker = engine._executor._worker  # noqa: SLF001  # measured from outside, on purpose
     model = model_of(llm)
-    layers, head = split_linears(model)
     wrapped: dict[str, list[tuple[Any, str]]] = {
         "forward": [(model, "forward")],
         "attention": [(StepAttention, "answer")],
-        "linear layers": [(layer, "forward") for layer in layers],
-        "head": [(head, "forward")],
+        **{
+            stage: [(module, "forward") for module in modules_of(model, *kinds)]
+            for stage, kinds in STAGES.items()
+        },
+        "head": [(head_of(model), "forward")],
         "sampling": [(worker._sampler, "sample")],  # noqa: SLF001
     }
     watches = {name: Stopwatch() for name in (*wrapped, "scheduling")}
@@ -119,7 +135,7 @@ def profile(
     rates = Rates(*map(max, astuple(before), astuple(after)))
     least = least_seconds(llm, requests, rates)
     taken = {name: watch.seconds for name, watch in watches.items()}
-    spent = {name: taken[name] for name in ("attention", "linear layers", "head")}
+    spent = {name: taken[name] for name in ("attention", *STAGES, "head")}
     spent["rest of the forward"] = taken["forward"] - sum(spent.values())
     spent |= {name: taken[name] for name in ("scheduling", "sampling")}
     spent["rest outside"] = clock.seconds - sum(spent.values())
@@ -139,8 +155,8 @@ def profile(
 
 def least_seconds(llm: LLM, requests: Sequence[Request], rates: Rates) -> dict[str, float]:
     """What the arithmetic and the memory of this machine allow, by stage."""
-    layers, head = split_linears(model_of(llm))
-    weights = sum(layer.in_features * layer.out_features for layer in layers)
+    head = head_of(model_of(llm))
+    weights = num_weights(model_of(llm))
     lengths = [(len(request["prompt"]), request["out"]) for request in requests]
     # The last token of a request is sampled and not computed.
     num_tokens = sum(prompt + out - 1 for prompt, out in lengths)
@@ -150,17 +166,23 @@ def least_seconds(llm: LLM, requests: Sequence[Request], rates: Rates) -> dict[s
     token_bytes = llm.llm_engine._executor.kv_bytes_per_block(1)  # noqa: SLF001
     return {
         "attention": num_read * token_bytes / (rates.read_gb_per_s * 1e9),
-        "linear layers": 2 * weights * num_tokens / (rates.gflops * 1e9),
-        "head": 2 * head.in_features * head.out_features * num_sampled / (rates.gflops * 1e9),
+        "linear layers": 2 * (weights - num_weights(head)) * num_tokens / (rates.gflops * 1e9),
+        "head": 2 * num_weights(head) * num_sampled / (rates.gflops * 1e9),
     }
+
+
+def num_weights(model: nn.Module) -> int:
+    """Weights of all linear layers in it, packed or not."""
+    packed = [one for module in model.modules() for one in getattr(module, "packed", ())]
+    plain = [module.weight.numel() for module in model.modules() if type(module) is nn.Linear]
+    return sum(plain) + sum(int(one.in_features * one.out_features) for one in packed)
 
 
 @torch.inference_mode()
 def measure_rates(dtype: torch.dtype) -> Rates:
     """The best rates that torch reaches with its present number of threads."""
     x = torch.randn(PRODUCT_SIZE, PRODUCT_SIZE).to(dtype)
-    packed = nn.Sequential(nn.Linear(PRODUCT_SIZE, PRODUCT_SIZE, bias=False, dtype=dtype))
-    pack_linears(packed)
+    packed = PackedLinear(nn.Linear(PRODUCT_SIZE, PRODUCT_SIZE, bias=False, dtype=dtype))
     source = torch.zeros(READ_BYTES // 4)
     giga_operations = 2 * PRODUCT_SIZE**3 / 1e9
     return Rates(

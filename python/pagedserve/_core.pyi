@@ -479,6 +479,10 @@ class PackedWeights:
         gate: _Gate | None = None,
     ) -> PackedWeights: ...
     @property
+    def in_features(self) -> int: ...
+    @property
+    def out_features(self) -> int: ...
+    @property
     def nbytes(self) -> int:
         """Bytes of the packed weights."""
     def multiply(

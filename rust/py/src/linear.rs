@@ -70,6 +70,16 @@ impl PackedWeights {
     }
 
     #[getter]
+    fn in_features(&self) -> usize {
+        self.in_features
+    }
+
+    #[getter]
+    fn out_features(&self) -> usize {
+        self.out_features
+    }
+
+    #[getter]
     fn nbytes(&self, py: Python<'_>) -> PyResult<usize> {
         Ok(size_of_val(self.weights(py)?.units))
     }
