@@ -5,9 +5,10 @@
 
 mod common;
 
-use common::{Case, Step, Threads, available};
+use common::{Case, Numbers, Random, Step, Threads, available};
 use pagedserve_cpu::attention::paged_attention;
-use pagedserve_cpu::{DType, Execution};
+use pagedserve_cpu::linear::{Finish, Matrix, Weights, linear};
+use pagedserve_cpu::{DType, Execution, Norm, rms_norm};
 
 /// Bytes whose last one is the last before a page that cannot be touched.
 struct Guarded {
@@ -108,5 +109,100 @@ fn guarded_run(step: &mut Step, instructions: pagedserve_cpu::InstructionSet) {
     step.output.bytes = output.bytes();
     for (index, wanted) in wanted.iter().enumerate() {
         assert!((f64::from(step.output.get(index)) - wanted).abs() < 1e-2, "{instructions:?}");
+    }
+}
+
+/// Small whole numbers, of which every sum is exact.
+fn small_numbers(random: &mut Random, dtype: DType, len: usize) -> Numbers {
+    let mut numbers = Numbers::poisoned(dtype, len);
+    for index in 0..len {
+        numbers.set(index, (random.number() * 4.0).round());
+    }
+    numbers
+}
+
+/// The layout that `linear.rs` says, of weights `[n, k]`.
+fn packed(weights: &Numbers, depth: usize, num_features: usize) -> Vec<u8> {
+    let (size, per_unit) = (weights.dtype.size(), 4 / weights.dtype.size());
+    let mut bytes = vec![0; num_features.next_multiple_of(64) * depth * size];
+    for feature in 0..num_features {
+        for index in 0..depth {
+            let unit = (feature / 64 * (depth / per_unit) + index / per_unit) * 64 + feature % 64;
+            let (to, from) = (unit * 4 + index % per_unit * size, (feature * depth + index) * size);
+            bytes[to..to + size].copy_from_slice(&weights.bytes[from..from + size]);
+        }
+    }
+    bytes
+}
+
+#[test]
+fn products_touch_nothing_past_the_end() {
+    let mut random = Random::new(7);
+    for dtype in [DType::Float32, DType::BFloat16] {
+        for (num_rows, depth, num_features) in
+            [(1, 2, 1), (7, 34, 64), (25, 18, 70), (3, 2100, 130)]
+        {
+            let weights = small_numbers(&mut random, dtype, num_features * depth);
+            let rows = small_numbers(&mut random, dtype, num_rows * depth);
+            let panels = Guarded::new(&packed(&weights, depth, num_features));
+            let input = Guarded::new(&rows.bytes);
+            for instructions in available() {
+                let output = Guarded::new(&vec![0xff; num_rows * num_features * 4]);
+                let execution = Execution { instructions, team: &Threads, num_threads: 2 };
+                // SAFETY: the mappings are as long as the sizes say.
+                unsafe {
+                    let len = panels.bytes().len() / 4;
+                    #[expect(
+                        clippy::cast_ptr_alignment,
+                        reason = "ends at a page and holds whole units"
+                    )]
+                    let units = std::slice::from_raw_parts(panels.start.cast::<u32>(), len);
+                    let weights = Weights {
+                        dtype,
+                        in_features: depth,
+                        out_features: num_features,
+                        units,
+                        bias: None,
+                    };
+                    let input = Matrix { pointer: input.start, stride: depth };
+                    let output = Matrix { pointer: output.start, stride: num_features };
+                    let output = (output, DType::Float32);
+                    linear(&weights, Finish::Store, num_rows, input, output, &execution)
+                        .expect("a correct call");
+                }
+                let found = Numbers { dtype: DType::Float32, bytes: output.bytes() };
+                for index in 0..num_rows * num_features {
+                    let (row, feature) = (index / num_features, index % num_features);
+                    let product =
+                        |at: usize| rows.get(row * depth + at) * weights.get(feature * depth + at);
+                    let wanted: f32 = (0..depth).map(product).sum();
+                    assert!((found.get(index) - wanted).abs() < 0.5, "{instructions:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn norms_touch_nothing_past_the_end() {
+    let mut random = Random::new(9);
+    for dtype in [DType::Float32, DType::BFloat16] {
+        for len in [1, 15, 16, 33] {
+            let rows = small_numbers(&mut random, dtype, 3 * len);
+            let weight = vec![1.0; len];
+            for instructions in available() {
+                let memory = Guarded::new(&rows.bytes);
+                let execution = Execution { instructions, team: &Threads, num_threads: 1 };
+                let norm = Norm { weight: &weight, epsilon: 1e-3 };
+                // SAFETY: the mapping holds three rows.
+                unsafe {
+                    rms_norm(norm, dtype, 3, (memory.start, memory.start), &execution)
+                        .expect("a correct call");
+                }
+                let found = Numbers { dtype, bytes: memory.bytes() };
+                let squares: f32 = (0..len).map(|at| found.get(at).powi(2)).sum();
+                assert!(squares <= 1.02 * f32::from(u8::try_from(len).expect("small")));
+            }
+        }
     }
 }
