@@ -504,6 +504,18 @@ class PackedWeights:
             StepError: for arguments that do not fit each other.
         """
 
+    def gather(
+        self,
+        features: NDArray[np.int32],  # [T], each below N
+        output: int,  # address of [T, K]
+        num_threads: int = 1,
+    ) -> None:
+        """Copy the weights of some features.
+
+        Raises:
+            StepError: for a feature that does not exist.
+        """
+
 @final
 class DecoderLayer:
     """A decoder layer of Llama's kind; `rust/cpu/src/layer.rs` says what it computes."""

@@ -12,7 +12,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pagedserve import _core
-from pagedserve.cpu.linears import DTYPE_NAMES, PackedLinear, can_pack, multiply, pack, pack_gated
+from pagedserve.cpu.linears import (
+    DTYPE_NAMES,
+    PackedEmbedding,
+    PackedLinear,
+    can_pack,
+    multiply,
+    pack,
+    pack_gated,
+)
 from pagedserve.errors import StepError
 
 INSTRUCTIONS = _core.cpu_instruction_sets()
@@ -204,3 +212,15 @@ def test_calls_that_do_not_fit_are_refused(changes: dict[str, Any], text: str) -
     assert (output == POISON).all()
     weights.multiply(**arguments)
     assert (output == 0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_embedding_reads_the_weights_of_its_head(dtype: torch.dtype) -> None:
+    head = nn.Linear(36, 130, bias=False, dtype=dtype)
+    embedding = PackedEmbedding(PackedLinear(head), dtype)
+    ids = torch.tensor([[0, 129, 64, 63, 64]], dtype=torch.int32)
+    assert embedding(ids).equal(head.weight[ids.long()])
+    assert PackedEmbedding(PackedLinear(head), dtype, 6.0)(ids).equal(6.0 * head.weight[ids.long()])
+    for wrong in (-1, 130):
+        with pytest.raises(StepError, match=f"one of 130 features; got {wrong}"):
+            embedding(torch.tensor([1, wrong]))

@@ -12,12 +12,12 @@ from transformers import AutoModelForCausalLM
 from pagedserve import _core
 from pagedserve.config import CpuTier, ModelConfig
 from pagedserve.cpu.layers import FusedLayer
-from pagedserve.cpu.linears import PackedLinear
+from pagedserve.cpu.linears import PackedEmbedding, PackedLinear
 from pagedserve.cpu.mlps import GatedMLP
 from pagedserve.cpu.norms import FastNorm
 from pagedserve.errors import StepError
 from pagedserve.models.loader import LoadedModel, load_model
-from pagedserve.models.probe import _paged_logits, _prompt
+from pagedserve.models.probe import _paged_logits
 
 SaveTiny = Callable[..., Path]
 WIDE = {"intermediate_size": 64}
@@ -31,6 +31,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma2": {"sliding_window": 8, "head_dim": 32, "attn_logit_softcapping": 5.0},
     "gemma3_text": {"sliding_window": 8, "head_dim": 16, "query_pre_attn_scalar": 24},
 }
+PROMPTS = [(torch.arange(length) * 31 + 11) % 97 for length in (21, 6)]
 # Largest difference from float64, as a share of the largest logit.
 BOUNDS = {torch.float32: 2e-5, torch.bfloat16: 5e-2}
 
@@ -42,8 +43,7 @@ def load(directory: Path, dtype: str, tier: CpuTier) -> LoadedModel:
 
 def logits(loaded: LoadedModel) -> list[Tensor]:
     """Of two sequences, one in two chunks and one that decodes a token."""
-    prompts = [_prompt(loaded.model, 21), _prompt(loaded.model, 6)]
-    return _paged_logits(loaded.model, loaded.layers, prompts, [16, 5], loaded.attention_backend)
+    return _paged_logits(loaded.model, loaded.layers, PROMPTS, [16, 5], loaded.attention_backend)
 
 
 @torch.inference_mode()
@@ -53,8 +53,7 @@ def exact_logits(directory: Path, dtype: torch.dtype) -> list[Tensor]:
         directory, dtype=dtype, attn_implementation="eager"
     )
     model = model.double()
-    prompts = [_prompt(model, 21), _prompt(model, 6)]
-    return [model(prompt[None]).logits[0] for prompt in prompts]
+    return [model(prompt[None]).logits[0] for prompt in PROMPTS]
 
 
 def modules(loaded: LoadedModel, kind: type) -> int:
@@ -124,9 +123,18 @@ def test_a_fused_layer_outside_of_a_step(save_tiny: SaveTiny) -> None:
         loaded.model(torch.tensor([[1, 2]]), use_cache=False)
 
 
-def test_weights_are_held_once(save_tiny: SaveTiny) -> None:
-    directory = save_tiny("llama", **WIDE, tie_word_embeddings=False, vocab_size=128)
-    generic, fused = (load(directory, "float32", tier) for tier in ("generic", "fused"))
-    # Whole panels of 64 features; norms go into the layers.
-    assert generic.weight_bytes <= fused.weight_bytes + 5 * 32 * 4
-    assert fused.weight_bytes <= 1.3 * generic.weight_bytes
+@pytest.mark.parametrize("family", ["llama", "gemma3_text"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_weights_are_held_once(
+    save_tiny: SaveTiny, family: str, dtype: torch.dtype, *, is_tied: bool
+) -> None:
+    options = WIDE | FAMILIES[family] | {"tie_word_embeddings": is_tied, "vocab_size": 128}
+    directory = save_tiny(family, **options)
+    name = str(dtype).removeprefix("torch.")
+    generic, fused = (load(directory, name, tier) for tier in ("generic", "fused"))
+    assert modules(fused, PackedEmbedding) == is_tied
+    # Small vectors go into the layers; panels are whole ones of 64 features.
+    assert 0.9 * generic.weight_bytes <= fused.weight_bytes <= 1.3 * generic.weight_bytes
+    for ours, exact in zip(logits(fused), exact_logits(directory, dtype), strict=True):
+        assert float((ours.double() - exact).abs().max() / exact.abs().max()) <= BOUNDS[dtype]

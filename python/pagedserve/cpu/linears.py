@@ -107,3 +107,28 @@ class PackedLinear(nn.Module):
         rows = x.reshape(-1, self.in_features)
         output = torch.empty(len(rows), self.out_features, dtype=self.output_dtype)
         return multiply(rows, self.packed[0], output).view(*x.shape[:-1], self.out_features)
+
+
+class PackedEmbedding(nn.Module):
+    """The embedding of a model whose head has the same weights: they are held once, packed."""
+
+    def __init__(self, head: PackedLinear, dtype: torch.dtype, scale: float = 1.0) -> None:
+        """Take the weights of ``head``.
+
+        Args:
+            head: made of the same weights.
+            dtype: of the weights.
+            scale: what embeddings are multiplied with.
+        """
+        super().__init__()
+        self._weights = head.packed[0]
+        # Holds nothing: a model asks its parameters for their dtype and device.
+        self.weight = nn.Parameter(torch.empty(0, head.in_features, dtype=dtype), False)
+        self._scale = scale
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        """``[...]`` to ``[..., features]``."""
+        ids = token_ids.reshape(-1).int().numpy()
+        output = self.weight.new_empty(*token_ids.shape, self.weight.shape[1])
+        self._weights.gather(ids, output.data_ptr(), torch.get_num_threads())
+        return output if self._scale == 1.0 else output.mul_(self._scale)

@@ -14,7 +14,7 @@ from pagedserve.attention.interface import StepAttention, answering
 from pagedserve.attention.metadata import AttentionMetadata
 from pagedserve.config import CpuTier
 from pagedserve.cpu.layers import FusedLayer, can_fuse
-from pagedserve.cpu.linears import DTYPE_NAMES, PackedLinear, can_pack
+from pagedserve.cpu.linears import DTYPE_NAMES, PackedEmbedding, PackedLinear, can_pack
 from pagedserve.cpu.mlps import GatedMLP, gate_of
 from pagedserve.cpu.norms import FastNorm
 
@@ -51,6 +51,7 @@ def exchange(model: Any, tier: CpuTier) -> str:
     if tier == "fused":
         swapped["decoder layers"] = _fuse_layers(model)
     _swap_children(model, model.get_output_embeddings(), swapped)
+    swapped["embeddings"] = _share_head(model)
     return ", ".join(f"{kind} {count}" for kind, count in swapped.items() if count) or "none"
 
 
@@ -71,6 +72,22 @@ def _fuse_layers(model: nn.Module) -> int:
                     setattr(parent, name, fused)
                     num_fused += 1
     return num_fused
+
+
+def _share_head(model: Any) -> int:
+    """Let an embedding whose weights the packed head has too read them there; whether it does."""
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    weight = getattr(embedding, "weight", None)
+    is_tied = getattr(model.config.get_text_config(), "tie_word_embeddings", False)
+    if not is_tied or not isinstance(head, PackedLinear) or not isinstance(weight, Tensor):
+        return 0
+    scale = getattr(embedding, "embed_scale", torch.tensor(1.0)).to(weight.dtype)
+    packed = PackedEmbedding(head, weight.dtype, float(scale))
+    ids = torch.arange(len(weight), device=weight.device)
+    if len(weight) != head.out_features or not packed(ids[:999]).equal(embedding(ids[:999])):
+        return 0
+    model.set_input_embeddings(packed)
+    return 1
 
 
 def _swap_children(parent: nn.Module, head: nn.Module | None, swapped: Counter[str]) -> None:

@@ -111,13 +111,14 @@ def load_model(config: ModelConfig, device: torch.device | None = None) -> Loade
         cast(nn.Module, model).to(device).eval()
         backend = _attention_backend(config, device, dtype)
         profile = _checked_profile(model, max_model_len, backend)
+        num_embeddings = vocab_size(model)
         modules = exchange(model, _cpu_tier(config, device, backend))
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
         hf_config=text_config,
         layers=profile.layers,
-        vocab_size=vocab_size(model),
+        vocab_size=num_embeddings,
         max_model_len=check_max_model_len(
             max_model_len if config.max_model_len else None,
             min(max_model_len, profile.max_exact_len),

@@ -187,6 +187,63 @@ pub unsafe fn linear(
     Ok(())
 }
 
+/// Copies the weights of some output features, as an embedding that shares them does.
+///
+/// # Errors
+/// Weights that are not as their fields say, a feature that does not exist.
+///
+/// # Safety
+/// `output` has room for K elements a feature, and nobody else touches it while the call lasts.
+pub unsafe fn gather(
+    weights: &Weights<'_>,
+    features: &[i32],
+    output: *mut u8,
+    execution: &Execution<'_>,
+) -> Result<()> {
+    weights.check()?;
+    let count = weights.out_features;
+    for (index, &feature) in features.iter().enumerate() {
+        if usize::try_from(feature).map_or(true, |feature| feature >= count) {
+            return Err(Error(format!(
+                "features[{index}] must be one of {count} features; got {feature}"
+            )));
+        }
+    }
+    let output = Matrix { pointer: output, stride: weights.in_features };
+    check_matrix("output", output, weights.dtype, weights.in_features)?;
+    let rows = Gathered { weights, features, output };
+    execution.for_each(features.len(), &|row| {
+        // SAFETY: the feature exists, and each row is written once.
+        unsafe { rows.copy(row) };
+    });
+    Ok(())
+}
+
+/// A checked call.
+struct Gathered<'a> {
+    weights: &'a Weights<'a>,
+    features: &'a [i32],
+    output: Matrix,
+}
+
+// SAFETY: each row is written by one thread.
+unsafe impl Sync for Gathered<'_> {}
+
+impl Gathered<'_> {
+    unsafe fn copy(&self, row: usize) {
+        let depth = self.weights.depth();
+        let feature = usize::try_from(self.features[row]).unwrap_or(0);
+        let first = feature / PANEL_FEATURES * depth * PANEL_FEATURES + feature % PANEL_FEATURES;
+        let units = self.weights.units[first..].iter().step_by(PANEL_FEATURES);
+        #[expect(clippy::cast_ptr_alignment, reason = "checked: a multiple of 4")]
+        let output = self.output.pointer.cast::<u32>().wrapping_add(row * depth);
+        for (index, unit) in units.take(depth).enumerate() {
+            // SAFETY: the row has `depth` units.
+            unsafe { output.add(index).write(*unit) };
+        }
+    }
+}
+
 fn check_matrix(name: &str, matrix: Matrix, dtype: DType, features: usize) -> Result<()> {
     let unit = dtype.per_unit();
     if matrix.pointer.is_null() || !matrix.pointer.addr().is_multiple_of(4) {

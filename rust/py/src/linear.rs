@@ -3,7 +3,7 @@
 
 use numpy::{PyArray1, PyArrayMethods};
 use pagedserve_cpu::DType;
-use pagedserve_cpu::linear::{Activation, Finish, Matrix, Weights, linear};
+use pagedserve_cpu::linear::{Activation, Finish, Matrix, Weights, gather, linear};
 use pyo3::prelude::*;
 
 use crate::arrays::{checked, readonly};
@@ -122,6 +122,24 @@ impl PackedWeights {
             // SAFETY: that the addresses are those of live tensors of these sizes is the caller's
             // promise, as the stub says; everything else is checked.
             unsafe { linear(&weights, finish, num_rows, x, output, execution) }
+        })
+    }
+
+    #[pyo3(signature = (features, output, num_threads = 1))]
+    fn gather(
+        &self,
+        py: Python<'_>,
+        features: &Bound<'_, PyAny>,
+        output: usize,
+        num_threads: i64,
+    ) -> PyResult<()> {
+        let features = readonly::<i32>(features, "features")?;
+        let (weights, features) = (self.weights(py)?, features.as_slice()?);
+        on_torch_threads(num_threads, None, |execution| {
+            // SAFETY: that the address is that of a live tensor of this size is the caller's
+            // promise, as the stub says; everything else is checked.
+            let output = std::ptr::with_exposed_provenance_mut(output);
+            unsafe { gather(&weights, features, output, execution) }
         })
     }
 }
