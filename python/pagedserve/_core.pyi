@@ -28,9 +28,11 @@ __all__ = [
     "UncachedBlockAllocator",
     "__version__",
     "cpu_instruction_sets",
+    "cpu_instructions",
     "has_torch_threads",
     "paged_attention_cpu",
     "rms_norm_cpu",
+    "use_cpu_instructions",
 ]
 
 __version__: Final[str]
@@ -583,6 +585,16 @@ def rms_norm_cpu(
 
 def cpu_instruction_sets() -> list[_InstructionSet]:
     """The vector instructions that this CPU has and `paged_attention_cpu` uses, the best last."""
+
+def cpu_instructions() -> _InstructionSet:
+    """The vector instructions that this process uses."""
+
+def use_cpu_instructions(name: str | None) -> None:
+    """Use these vector instructions in this process; None is the best of this CPU.
+
+    Raises:
+        ConfigError: if this CPU does not have them.
+    """
 
 def has_torch_threads() -> bool:
     """Whether torch is loaded and `paged_attention_cpu` can use its OpenMP threads."""

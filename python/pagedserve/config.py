@@ -26,6 +26,8 @@ class ModelConfig:
             ``"fused"`` whole decoder layers where their family is known, else modules;
             ``"modules"`` gated layers, linear layers and norms; ``"generic"`` nothing. None takes
             the first that there is.
+        cpu_instructions: vector instructions that Rust kernels use in this process, one of
+            ``pagedserve._core.cpu_instruction_sets()``; None is the best of this CPU.
 
     Raises:
         ConfigError: for a value that no model could be loaded with.
@@ -37,6 +39,7 @@ class ModelConfig:
     seed: int = 0
     attention_backend: AttentionBackend | None = None
     cpu_tier: CpuTier | None = None
+    cpu_instructions: str | None = None
 
     def __post_init__(self) -> None:
         if not self.model:

@@ -45,6 +45,7 @@ class LLM:
         num_lookahead_slots: int = 0,
         attention_backend: AttentionBackend | None = None,
         cpu_tier: CpuTier | None = None,
+        cpu_instructions: str | None = None,
     ) -> None:
         """Load a model and make its KV cache; says on stderr what was chosen.
 
@@ -69,6 +70,8 @@ class LLM:
             attention_backend: "rust" (on the CPU) or "torch"; None takes rust where it can.
             cpu_tier: "fused", "modules" or "generic": how much of the model's own code is
                 exchanged for Rust kernels on the CPU; None is as much as can be.
+            cpu_instructions: "portable", "avx2", "avx512" or "avx512_bf16", for all Rust kernels
+                of the process; None is the best of this CPU.
 
         Raises:
             ConfigError: Arguments that contradict each other, the model or the memory.
@@ -91,6 +94,7 @@ class LLM:
             num_lookahead_slots=num_lookahead_slots,
             attention_backend=attention_backend,
             cpu_tier=cpu_tier,
+            cpu_instructions=cpu_instructions,
         )
         self.llm_engine = LLMEngine(args)
         self._num_calls = 0

@@ -72,6 +72,7 @@ def test_every_field_can_be_given_on_the_command_line() -> None:
         num_lookahead_slots=2,
         attention_backend="torch",
         cpu_tier="modules",
+        cpu_instructions="avx2",
     )
     argv = []
     for name, value in dataclasses.asdict(given).items():

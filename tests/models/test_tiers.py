@@ -1,6 +1,6 @@
 """What is exchanged for Rust in a model of each family, and that its logits stay what they were."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from pagedserve.cpu.layers import FusedLayer
 from pagedserve.cpu.linears import PackedEmbedding, PackedLinear
 from pagedserve.cpu.mlps import GatedMLP
 from pagedserve.cpu.norms import FastNorm
-from pagedserve.errors import StepError
+from pagedserve.errors import ConfigError, StepError
 from pagedserve.models.loader import LoadedModel, load_model
 from pagedserve.models.probe import _paged_logits
 
@@ -54,6 +54,13 @@ def exact_logits(directory: Path, dtype: torch.dtype) -> list[Tensor]:
     )
     model = model.double()
     return [model(prompt[None]).logits[0] for prompt in PROMPTS]
+
+
+@pytest.fixture(autouse=True)
+def best_instructions() -> Iterator[None]:
+    """Whatever a test chose, the next one begins with the best."""
+    yield
+    _core.use_cpu_instructions(None)
 
 
 def modules(loaded: LoadedModel, kind: type) -> int:
@@ -108,13 +115,28 @@ def test_a_module_that_gives_something_else_is_not_used(
     assert loaded.modules == "linear layers 9, gated layers 2"
 
 
-def test_nothing_is_exchanged_where_the_cpu_has_no_vectors_worth_it(
-    save_tiny: SaveTiny, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_core, "cpu_instruction_sets", lambda: ["portable"])
-    loaded = load(save_tiny("llama", **WIDE), "float32", "fused")
+def test_nothing_is_exchanged_without_vector_instructions(save_tiny: SaveTiny) -> None:
+    config = ModelConfig(model=str(save_tiny("llama", **WIDE)), cpu_instructions="portable")
+    loaded = load_model(config, torch.device("cpu"))
     assert loaded.modules == "none"
     assert modules(loaded, nn.Linear) == 15
+    assert "rust (portable" in loaded.describe_backends()
+
+
+@pytest.mark.parametrize("instructions", _core.cpu_instruction_sets())
+def test_older_cpus_give_the_same_logits(save_tiny: SaveTiny, instructions: str) -> None:
+    directory = save_tiny("llama", **WIDE)
+    config = ModelConfig(model=str(directory), cpu_instructions=instructions)
+    loaded = load_model(config, torch.device("cpu"))
+    assert instructions in loaded.describe_backends()
+    for ours, exact in zip(logits(loaded), exact_logits(directory, torch.float32), strict=True):
+        assert float((ours.double() - exact).abs().max() / exact.abs().max()) <= 2e-5
+
+
+def test_instructions_that_no_cpu_has_are_refused(save_tiny: SaveTiny) -> None:
+    config = ModelConfig(model=str(save_tiny("llama")), cpu_instructions="mmx")
+    with pytest.raises(ConfigError, match=r'cpu_instructions is "mmx"; this CPU has \["portable"'):
+        load_model(config, torch.device("cpu"))
 
 
 def test_a_fused_layer_outside_of_a_step(save_tiny: SaveTiny) -> None:

@@ -26,9 +26,8 @@ def can_attend(device: torch.device, dtype: torch.dtype) -> bool:
 
 def describe() -> str:
     """What the kernel uses of this machine."""
-    instructions = _core.cpu_instruction_sets()[-1]
     num_threads = torch.get_num_threads() if _core.has_torch_threads() else 1
-    return f"rust ({instructions}, threads: {num_threads})"
+    return f"rust ({_core.cpu_instructions()}, threads: {num_threads})"
 
 
 def write_and_attend(

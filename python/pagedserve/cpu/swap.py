@@ -34,6 +34,15 @@ class _Replacement(NamedTuple):
     num_features: int
 
 
+def use_instructions(name: str | None) -> None:
+    """Use these vector instructions in this process; see `pagedserve.config.ModelConfig`.
+
+    Raises:
+        ConfigError: if this CPU does not have them.
+    """
+    _core.use_cpu_instructions(name)
+
+
 @torch.inference_mode()
 def exchange(model: Any, tier: CpuTier) -> str:
     """Exchange what a tier allows of a model on the CPU, in place.
@@ -46,7 +55,7 @@ def exchange(model: Any, tier: CpuTier) -> str:
         How many modules of which kind were exchanged, for people.
     """
     swapped: Counter[str] = Counter()
-    if tier == "generic" or _core.cpu_instruction_sets() == ["portable"]:
+    if tier == "generic" or _core.cpu_instructions() == "portable":
         return "none"  # torch's own vectors are better than none
     if tier == "fused":
         swapped["decoder layers"] = _fuse_layers(model)

@@ -19,6 +19,7 @@ _NAMES: Final = (
     PreemptionMode | None,
     AttentionBackend | None,
     CpuTier | None,
+    str | None,
 )
 
 _UNITS: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
@@ -72,6 +73,8 @@ class EngineArgs:
         cpu_tier: How much of the model's own code is exchanged for Rust kernels on the CPU:
             "fused" is whole decoder layers where their family is known, "modules" is gated layers,
             linear layers and norms, "generic" is nothing; None takes the first that there is.
+        cpu_instructions: Vector instructions of the Rust kernels: "portable", "avx2", "avx512" or
+            "avx512_bf16"; None is the best of this CPU.  It holds for the process.
 
     Raises:
         ConfigError: A value that cannot be; the message says what is accepted.
@@ -140,6 +143,10 @@ class EngineArgs:
             choices=get_args(CpuTier),
         ),
     )
+    cpu_instructions: str | None = field(
+        default=None,
+        metadata=_option("vector instructions of the Rust kernels (default: the best of this CPU)"),
+    )
 
     def __post_init__(self) -> None:
         for one in dataclasses.fields(self):
@@ -169,6 +176,7 @@ class EngineArgs:
             seed=self.seed,
             attention_backend=self.attention_backend,
             cpu_tier=self.cpu_tier,
+            cpu_instructions=self.cpu_instructions,
         )
 
     @classmethod

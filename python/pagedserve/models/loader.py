@@ -23,7 +23,7 @@ from pagedserve.attention.cpu import describe as describe_kernel
 from pagedserve.attention.interface import ATTENTION_NAME, register
 from pagedserve.cache.engine import LayerShape
 from pagedserve.config import AttentionBackend, CpuTier, ModelConfig
-from pagedserve.cpu.swap import exchange, weight_bytes
+from pagedserve.cpu.swap import exchange, use_instructions, weight_bytes
 from pagedserve.errors import ConfigError, ModelLoadError, PagedServeError, UnsupportedModelError
 from pagedserve.models.convert import converted_directory
 from pagedserve.models.limits import check_max_model_len, derive_max_model_len, eos_token_ids
@@ -95,9 +95,11 @@ def load_model(config: ModelConfig, device: torch.device | None = None) -> Loade
     Raises:
         ModelLoadError: if there is no such model, or its files are not whole.
         UnsupportedModelError: if its architecture cannot be run.
-        ConfigError: if max_model_len exceeds what the model can do.
+        ConfigError: if max_model_len exceeds what the model can do, or the CPU lacks the
+            instructions.
     """
     device = device or default_device()
+    use_instructions(config.cpu_instructions)
     source = resolve_model(config.model)
     register()
     with _quiet():

@@ -2,6 +2,8 @@
 //!
 //! torch is not linked: a tensor comes as its address, sizes and strides.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use pagedserve_core::error::Error;
 #[cfg(target_os = "linux")]
 use pagedserve_cpu::OpenMp;
@@ -54,13 +56,48 @@ pub(crate) fn cpu_instruction_sets() -> Vec<&'static str> {
     available.map(|(name, _)| *name).collect()
 }
 
+/// Which of `INSTRUCTION_SETS` this process uses; beyond the last means the best of this CPU.
+static IN_USE: AtomicUsize = AtomicUsize::new(INSTRUCTION_SETS.len());
+
+fn instructions_in_use() -> InstructionSet {
+    let chosen = INSTRUCTION_SETS.get(IN_USE.load(Ordering::Relaxed));
+    chosen.map_or_else(InstructionSet::detect, |(_, set)| *set)
+}
+
+/// The instruction set that this process uses.
+#[pyfunction]
+pub(crate) fn cpu_instructions() -> &'static str {
+    let in_use = instructions_in_use();
+    let found = INSTRUCTION_SETS.iter().find(|(_, set)| *set == in_use);
+    found.map_or("portable", |(name, _)| name)
+}
+
+#[pyfunction]
+#[pyo3(signature = (name))]
+pub(crate) fn use_cpu_instructions(name: Option<&str>) -> PyResult<()> {
+    let Some(name) = name else {
+        IN_USE.store(INSTRUCTION_SETS.len(), Ordering::Relaxed);
+        return Ok(());
+    };
+    let place =
+        INSTRUCTION_SETS.iter().position(|(other, set)| *other == name && set.is_available());
+    let Some(place) = place else {
+        let accepted = cpu_instruction_sets();
+        return Err(to_py(&Error::Config(format!(
+            "cpu_instructions is {name:?}; this CPU has {accepted:?}"
+        ))));
+    };
+    IN_USE.store(place, Ordering::Relaxed);
+    Ok(())
+}
+
 /// Whether the threads of a loaded torch can be used.
 #[pyfunction]
 pub(crate) fn has_torch_threads() -> bool {
     team().is_some()
 }
 
-/// Runs `work` with these threads and instructions (None: the best of this CPU).
+/// Runs `work` with these threads and instructions (None: those that the process uses).
 ///
 /// The interpreter's lock stays: a call takes microseconds, and threads that work here never ask
 /// for it.
@@ -71,7 +108,7 @@ pub(crate) fn on_torch_threads(
 ) -> PyResult<()> {
     let instructions = match instructions {
         Some(name) => choice("instructions", name, &INSTRUCTION_SETS)?,
-        None => InstructionSet::detect(),
+        None => instructions_in_use(),
     };
     let num_threads = size("num_threads", num_threads)?;
     let found = team();

@@ -28,7 +28,9 @@ mod _core {
     #[pymodule_export]
     use super::config::{CacheConfig, SchedulerConfig};
     #[pymodule_export]
-    use super::cpu::{cpu_instruction_sets, has_torch_threads};
+    use super::cpu::{
+        cpu_instruction_sets, cpu_instructions, has_torch_threads, use_cpu_instructions,
+    };
     #[pymodule_export]
     use super::layer::{DecoderLayer, rms_norm_cpu};
     #[pymodule_export]
