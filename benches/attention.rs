@@ -53,6 +53,7 @@ fn ones(dtype: DType, len: usize) -> Vec<u32> {
     let word = match dtype {
         DType::Float32 => 1.0_f32.to_bits(),
         DType::BFloat16 => 0x3f80_3f80,
+        DType::Float16 => 0x3c00_3c00,
     };
     vec![word; (len * dtype.size()).div_ceil(4)]
 }

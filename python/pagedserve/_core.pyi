@@ -41,7 +41,7 @@ _Refusal: TypeAlias = Literal[
 
 _AllocStatus: TypeAlias = Literal["ok", "later", "never"]
 
-_DType: TypeAlias = Literal["float32", "bfloat16"]
+_DType: TypeAlias = Literal["float32", "bfloat16", "float16"]
 _InstructionSet: TypeAlias = Literal["portable", "avx2", "avx512", "avx512_bf16"]
 
 @final

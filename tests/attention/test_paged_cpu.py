@@ -16,6 +16,9 @@ from pagedserve.kernels.reference import paged_attention, write_cache
 
 Row = tuple[int, int]  # cached keys, queries
 
+# Both round the answer; ours rounds the weights as well.
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
+
 
 @dataclass(frozen=True)
 class Case:
@@ -126,7 +129,7 @@ class Pools:
 
 def compare(case: Case) -> None:
     pools = Pools(case)
-    tolerance = 1e-5 if case.dtype == torch.float32 else 3e-2
+    tolerance = TOLERANCE[case.dtype]
     for rows in ([(0, cached) for cached, _ in case.rows], case.rows):
         output, expected = pools.step(rows)
         torch.testing.assert_close(output, expected, rtol=tolerance, atol=tolerance)
@@ -138,7 +141,7 @@ def cases(draw: st.DrawFn) -> Case:
     key_size, value_size = draw(st.sampled_from([(16, 16), (64, 64), (80, 32), (24, 16), (5, 3)]))
     return Case(
         rows=draw(st.lists(row, min_size=1, max_size=4)),
-        dtype=draw(st.sampled_from([torch.float32, torch.bfloat16])),
+        dtype=draw(st.sampled_from(list(TOLERANCE))),
         group=draw(st.integers(1, 4)),
         kv_heads=draw(st.integers(1, 3)),
         key_size=key_size,
@@ -158,7 +161,7 @@ def test_answers_equal_the_reference(case: Case) -> None:
     compare(case)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
 def test_long_rows_whose_keys_are_split_over_threads(dtype: torch.dtype) -> None:
     compare(Case([(1500, 1)], dtype=dtype, key_size=64, value_size=64, num_threads=2))
 

@@ -13,9 +13,10 @@ from pagedserve import _core
 from pagedserve.attention.metadata import AttentionMetadata
 from pagedserve.attention.paged import AttentionOptions
 
-_DTYPES: Final[dict[torch.dtype, Literal["float32", "bfloat16"]]] = {
+_DTYPES: Final[dict[torch.dtype, Literal["float32", "bfloat16", "float16"]]] = {
     torch.float32: "float32",
     torch.bfloat16: "bfloat16",
+    torch.float16: "float16",
 }
 
 

@@ -61,8 +61,8 @@ class EngineArgs:
             requests of one sequence and swaps those of several.
         num_lookahead_slots: KV slots kept free behind each running sequence, for several tokens
             in one step.
-        attention_backend: "rust" (on the CPU, in float32 and bfloat16) or "torch"; None takes
-            rust where it can.
+        attention_backend: "rust" (on the CPU, in float32, bfloat16 and float16) or "torch"; None
+            takes rust where it can.
 
     Raises:
         ConfigError: A value that cannot be; the message says what is accepted.

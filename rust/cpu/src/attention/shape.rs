@@ -33,7 +33,7 @@ impl Shape {
     }
 
     /// Whether blocks are stored as panels, the fast way: `block_size` and Dv are multiples of
-    /// 16, and keys of bfloat16 have an even size.
+    /// 16, and keys of 16-bit numbers have an even size.
     pub fn has_panels(&self) -> bool {
         self.block_size.is_multiple_of(PANEL)
             && self.value_size.is_multiple_of(PANEL)

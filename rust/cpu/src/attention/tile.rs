@@ -16,7 +16,7 @@ use crate::attention::shape::{Memory, Options, Rows, Shape};
 use crate::attention::softmax::{Cap, take_weights};
 use crate::isa::{Kernel, Vectors};
 use crate::kernel::{self, Segment, tile_vectors};
-use crate::number::{BFloat16, CHUNK, CHUNK_PANELS, DType, Element, PANEL};
+use crate::number::{BFloat16, CHUNK, CHUNK_PANELS, DType, Element, Float16, PANEL};
 
 /// A checked call.
 pub(crate) struct Call<'a> {
@@ -49,6 +49,7 @@ impl Kernel for Attend<'_> {
             match call.shape.dtype {
                 DType::Float32 => attend::<I, f32>(call, item, scratch),
                 DType::BFloat16 => attend::<I, BFloat16>(call, item, scratch),
+                DType::Float16 => attend::<I, Float16>(call, item, scratch),
             }
         }
     }
@@ -264,12 +265,17 @@ unsafe fn finish<I: Vectors, E: Element>(call: &Call<'_>, item: &Item, total: Pa
         unsafe {
             let from = total.values.add(row * call.columns());
             let sum = I::splat(*total.sums.add(row));
-            for column in (0..call.columns()).step_by(PANEL) {
-                I::store(I::div(I::load(from.add(column)), sum), from.add(column));
-            }
             let to = call.memory.output.cast::<E>().add((token * num_heads + head) * value_size);
-            for column in 0..value_size {
-                to.add(column).write(E::from_f32(*from.add(column)));
+            for column in (0..value_size).step_by(PANEL) {
+                let answer = I::div(I::load(from.add(column)), sum);
+                if column + PANEL <= value_size {
+                    E::store::<I>(answer, to.add(column).cast());
+                    continue;
+                }
+                I::store(answer, from.add(column));
+                for column in column..value_size {
+                    to.add(column).write(E::from_f32(*from.add(column)));
+                }
             }
         }
     }

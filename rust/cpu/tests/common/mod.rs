@@ -90,7 +90,7 @@ impl Random {
     }
 }
 
-/// Stored numbers of either kind.
+/// Stored numbers of any kind.
 pub struct Numbers {
     pub dtype: DType,
     pub bytes: Vec<u8>,
@@ -113,6 +113,9 @@ impl Numbers {
             DType::BFloat16 => {
                 self.bytes[at..at + 2].copy_from_slice(&number.to_le_bytes()[2..]);
             }
+            DType::Float16 => {
+                self.bytes[at..at + 2].copy_from_slice(&float16(number).to_le_bytes());
+            }
         }
         self.get(index)
     }
@@ -123,9 +126,35 @@ impl Numbers {
         match self.dtype {
             DType::Float32 => word.copy_from_slice(&self.bytes[at..at + 4]),
             DType::BFloat16 => word[2..].copy_from_slice(&self.bytes[at..at + 2]),
+            DType::Float16 => {
+                return of_float16(u16::from_le_bytes([self.bytes[at], self.bytes[at + 1]]));
+            }
         }
         f32::from_le_bytes(word)
     }
+}
+
+/// The nearest float16 of a number below 2^15, by the definition of the format.
+fn float16(number: f32) -> u16 {
+    if number.is_nan() {
+        return 0x7e00;
+    }
+    let exponent = number.abs().log2().floor().max(-14.0);
+    let fraction = f64::from(number.abs()) / f64::from(exponent).exp2() * 1024.0;
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "11 and 5 bits")]
+    let (fraction, exponent) = (fraction.round_ties_even() as u16, (exponent + 14.0) as u16);
+    // A fraction of a normal number has its bit 10, which is one of the exponent.
+    exponent * 1024 + fraction | u16::from(number.is_sign_negative()) << 15
+}
+
+fn of_float16(bits: u16) -> f32 {
+    let (exponent, fraction) = (i32::from(bits >> 10 & 31), f32::from(bits & 0x3ff) / 1024.0);
+    let magnitude = match exponent {
+        0 => fraction * 2_f32.powi(-14),
+        31 => f32::NAN,
+        _ => (1.0 + fraction) * 2_f32.powi(exponent - 15),
+    };
+    if bits >> 15 == 1 { -magnitude } else { magnitude }
 }
 
 /// `[T, heads, size]` with gaps, tokens within heads as transformers has them.
@@ -427,7 +456,10 @@ impl Step {
         let answer = self.run(instructions, num_threads).expect("a correct step");
         let tolerance = match self.case.dtype {
             DType::Float32 => 5e-6,
+            // Answers below 1 are rounded by 2^-9, weights by as much of each.
             DType::BFloat16 => 8e-3,
+            // The same with 2^-12.
+            DType::Float16 => 1e-3,
         };
         assert_eq!(answer.len(), expected.len());
         for (index, (&got, &wanted)) in answer.iter().zip(&expected).enumerate() {
@@ -439,6 +471,9 @@ impl Step {
         }
     }
 }
+
+/// All kinds of numbers.
+pub const DTYPES: [DType; 3] = [DType::Float32, DType::BFloat16, DType::Float16];
 
 /// The instruction sets that this CPU has.
 pub fn available() -> impl Iterator<Item = InstructionSet> {
