@@ -117,7 +117,7 @@ impl Step {
             seq_lens: &self.seq_lens,
             slot_mapping: &self.slot_mapping,
         };
-        let options = Options { scale: 0.1, window: None, softcap: None, sinks: None };
+        let options = Options { scale: 0.1, window: None, softcap: None, sinks: None, alibi: None };
         let execution = Execution { instructions, team: &Started, num_threads };
         // SAFETY: the memory is this step's and has the sizes of its shape.
         unsafe { paged_attention(&self.shape, &memory, &rows, &options, &execution) }

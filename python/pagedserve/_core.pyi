@@ -488,6 +488,7 @@ def paged_attention_cpu(
     window: int | None = None,
     softcap: float | None = None,
     sinks: NDArray[np.float32] | None = None,  # [H]
+    alibi: NDArray[np.float32] | None = None,  # [H]
     num_threads: int = 1,
     instructions: _InstructionSet | None = None,
 ) -> None:
@@ -526,6 +527,8 @@ def paged_attention_cpu(
         window: a query sees only keys with position > its own - window.
         softcap: scores become ``softcap * tanh(scores / softcap)``, before the mask.
         sinks: one more score a head, which takes weight and has no value.
+        alibi: slopes; a score gets its head's slope times (the key's position minus the query's),
+            after the cap.
         num_threads: of torch's threads, where `has_torch_threads`; else one is used.
         instructions: None for the best that the CPU has.
 

@@ -32,6 +32,7 @@ class Case:
     window: int | None = None
     softcap: float | None = None
     has_sinks: bool = False
+    has_alibi: bool = False
     num_threads: int = 1
     instructions: Any = None
 
@@ -55,6 +56,7 @@ class Pools:
         )
         self.packed = self.reference.clone()
         self.sinks = torch.randn(case.group * heads) if case.has_sinks else None
+        self.alibi = torch.rand(case.group * heads) if case.has_alibi else None
 
     def random(self, heads: int, num_tokens: int, size: int) -> Tensor:
         """[T, heads, size] as transformers has it: a view of [1, heads, T, size]."""
@@ -94,6 +96,7 @@ class Pools:
             window=case.window,
             softcap=case.softcap,
             sinks=self.sinks,
+            alibi=self.alibi,
         )
         output = torch.full_like(expected, torch.nan)
         arguments: dict[str, Any] = {
@@ -120,6 +123,7 @@ class Pools:
             "window": case.window,
             "softcap": case.softcap,
             "sinks": None if self.sinks is None else self.sinks.numpy(),
+            "alibi": None if self.alibi is None else self.alibi.numpy(),
             "num_threads": case.num_threads,
             "instructions": case.instructions,
         }
@@ -150,6 +154,7 @@ def cases(draw: st.DrawFn) -> Case:
         window=draw(st.none() | st.integers(1, 100)),
         softcap=draw(st.none() | st.just(2.0)),
         has_sinks=draw(st.booleans()),
+        has_alibi=draw(st.booleans()),
         num_threads=draw(st.integers(1, 3)),
         instructions=draw(st.none() | st.sampled_from(_core.cpu_instruction_sets())),
     )
@@ -193,6 +198,8 @@ def test_a_token_without_a_slot_is_not_written() -> None:
         ({"scale": float("nan")}, "scale"),
         ({"sinks": np.zeros(3, dtype=np.float32)}, "sinks"),
         ({"sinks": np.zeros(4)}, "sinks must be a one-dimensional contiguous float32"),
+        ({"alibi": np.zeros(5, dtype=np.float32)}, "alibi must hold one slope"),
+        ({"alibi": np.full(4, np.nan, dtype=np.float32)}, "alibi must hold finite slopes"),
         ({"query_start": np.array([0, 1], dtype=np.int32)}, "query_start must have"),
         ({"query_start": np.array([0, 3, 2], dtype=np.int32)}, "query_start must"),
         ({"seq_lens": np.array([20, 1], dtype=np.int32)}, "row 1 has 2 queries"),

@@ -70,7 +70,7 @@ pub(crate) fn has_torch_threads() -> bool {
     *, dtype, query, query_strides, key, key_strides, value, value_strides, pool, output,
     num_heads, num_kv_heads, key_size, value_size, num_blocks, block_size, block_tables,
     query_start, seq_lens, slot_mapping, scale, window = None, softcap = None, sinks = None,
-    num_threads = 1, instructions = None
+    alibi = None, num_threads = 1, instructions = None
 ))]
 #[expect(clippy::too_many_arguments, reason = "tensors without torch: addresses and sizes")]
 pub(crate) fn paged_attention_cpu(
@@ -97,6 +97,7 @@ pub(crate) fn paged_attention_cpu(
     window: Option<i64>,
     softcap: Option<f32>,
     sinks: Option<&Bound<'_, PyAny>>,
+    alibi: Option<&Bound<'_, PyAny>>,
     num_threads: i64,
     instructions: Option<&str>,
 ) -> PyResult<()> {
@@ -121,6 +122,7 @@ pub(crate) fn paged_attention_cpu(
     let seq_lens = readonly::<i32>(seq_lens, "seq_lens")?;
     let slot_mapping = readonly::<i64>(slot_mapping, "slot_mapping")?;
     let sinks = sinks.map(|sinks| readonly::<f32>(sinks, "sinks")).transpose()?;
+    let alibi = alibi.map(|alibi| readonly::<f32>(alibi, "alibi")).transpose()?;
     let rows = Rows {
         block_tables: block_tables.as_slice()?,
         query_start: query_start.as_slice()?,
@@ -132,6 +134,7 @@ pub(crate) fn paged_attention_cpu(
         window: window.map(|window| size("window", window)).transpose()?,
         softcap,
         sinks: sinks.as_ref().map(|sinks| sinks.as_slice()).transpose()?,
+        alibi: alibi.as_ref().map(|alibi| alibi.as_slice()).transpose()?,
     };
     let instructions = match instructions {
         Some(name) => choice("instructions", name, &INSTRUCTION_SETS)?,

@@ -91,6 +91,9 @@ pub struct Options<'a> {
     pub softcap: Option<f32>,
     /// `[H]`: one more score a head, which takes weight and has no value.
     pub sinks: Option<&'a [f32]>,
+    /// `[H]`: slopes; a score gets its head's slope times the key's position minus the query's,
+    /// after the cap.
+    pub alibi: Option<&'a [f32]>,
 }
 
 impl Options<'_> {

@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 use crate::attention::layout::{gather_token, head_of, panel_start};
 use crate::attention::plan::{Item, Plan, TILE};
 use crate::attention::shape::{Memory, Options, Rows, Shape};
-use crate::attention::softmax::{Cap, take_weights};
+use crate::attention::softmax::{Bias, Cap, take_weights};
 use crate::isa::{Kernel, Vectors};
 use crate::kernel::{self, Segment, tile_vectors};
 use crate::number::{BFloat16, CHUNK, CHUNK_PANELS, DType, Element, Float16, PANEL};
@@ -288,6 +288,12 @@ fn within(range: &Range<usize>, chunk: usize) -> Range<usize> {
     clamp(range.start)..clamp(range.end)
 }
 
+/// From one position to another; positions are `i32` where they come from.
+fn distance(to: usize, from: usize) -> i32 {
+    let int = |position: usize| i32::try_from(position).unwrap_or(i32::MAX);
+    int(to) - int(from)
+}
+
 /// The result of one chunk of keys.
 #[inline(always)]
 unsafe fn attend_chunk<I: Vectors, E: Element>(
@@ -363,11 +369,16 @@ unsafe fn weigh<I: Vectors, E: Element>(
     for (row, query) in item.queries.clone().enumerate() {
         let position = num_cached + query / group;
         let seen = within(&(call.options.first_key(position)..position + 1), chunk);
+        let head = item.kv_head * group + query % group;
+        let bias = call
+            .options
+            .alibi
+            .map(|slopes| Bias { slope: slopes[head], first: distance(chunk * CHUNK, position) });
         // SAFETY: the buffers have the tile's rows.
         unsafe {
             let scores = std::slice::from_raw_parts_mut(buffers.scores.add(row * CHUNK), CHUNK);
             let weights = buffers.weights.add(row * CHUNK / E::PER_UNIT);
-            let (maximum, sum) = take_weights::<I, E>(scores, weights, used, &seen, cap);
+            let (maximum, sum) = take_weights::<I, E>(scores, weights, used, &seen, (cap, bias));
             part.maxima.add(row).write(maximum);
             part.sums.add(row).write(sum);
         }

@@ -36,6 +36,8 @@ pub struct Case {
     pub window: Option<usize>,
     pub softcap: Option<f32>,
     pub sinks: Option<f32>,
+    /// The first head's slope; each further head's is half of the one before.
+    pub alibi: Option<f32>,
     /// Whole cached blocks of the first row that the others have too.
     pub shares_prefix: bool,
     /// Elements between heads and tokens that belong to nobody.
@@ -58,6 +60,7 @@ impl Case {
             window: None,
             softcap: None,
             sinks: None,
+            alibi: None,
             shares_prefix: false,
             gap: 0,
             seed: 1,
@@ -199,6 +202,7 @@ pub struct Step {
     pub seq_lens: Vec<i32>,
     pub slot_mapping: Vec<i64>,
     pub sinks: Option<Vec<f32>>,
+    pub alibi: Option<Vec<f32>>,
     /// `[row][position][kv_head]`: key, then value.
     known: Vec<Vec<Vec<Vec<f32>>>>,
 }
@@ -240,6 +244,9 @@ impl Step {
             seq_lens: lens.iter().map(|&len| int(len)).collect(),
             slot_mapping: Vec::new(),
             sinks: case.sinks.map(|sink| (0..num_heads).map(|_| sink * random.number()).collect()),
+            alibi: case
+                .alibi
+                .map(|slope| (0..num_heads).map(|head| slope * 0.5_f32.powi(int(head))).collect()),
             known: Vec::new(),
             shape,
             case: case.clone(),
@@ -354,6 +361,7 @@ impl Step {
             window: self.case.window,
             softcap: self.case.softcap,
             sinks: self.sinks.as_deref(),
+            alibi: self.alibi.as_deref(),
         }
     }
 
@@ -420,7 +428,8 @@ impl Step {
         let first = self.case.window.map_or(0, |window| (position + 1).saturating_sub(window));
         let mut weights: Vec<f64> = self.known[row][first..=position]
             .iter()
-            .map(|heads| {
+            .zip(first..)
+            .map(|(heads, key_position)| {
                 let key = &heads[head / self.case.group][..key_size];
                 let product: f64 = key
                     .iter()
@@ -431,7 +440,9 @@ impl Step {
                     .sum();
                 let score = product * f64::from(self.case.scale);
                 let capped = |cap: f32| f64::from(cap) * (score / f64::from(cap)).tanh();
-                self.case.softcap.map_or(score, capped)
+                let slope = self.alibi.as_ref().map_or(0.0, |slopes| f64::from(slopes[head]));
+                let distance = f64::from(int(position - key_position));
+                self.case.softcap.map_or(score, capped) - slope * distance
             })
             .collect();
         let sink = self.sinks.as_ref().map(|sinks| f64::from(sinks[head]));
