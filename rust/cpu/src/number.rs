@@ -222,14 +222,14 @@ mod tests {
                     let mut got = [0.0; PANEL];
                     // SAFETY: the arrays have 16 numbers; the runner has the instructions.
                     unsafe {
-                        // A sum that starts at -0 keeps the sign of zero.
                         let sum =
-                            Float16::accumulate::<I>(I::splat(-0.0), pair, I::load(units.as_ptr()));
+                            Float16::accumulate::<I>(I::splat(0.0), pair, I::load(units.as_ptr()));
                         I::store(sum, got.as_mut_ptr());
                     }
                     for got in got {
                         let got = f64::from(got);
-                        assert!(got == wanted || same(got, wanted), "{bits:#x} is read as {got}");
+                        // A sum of zeros loses their sign.
+                        assert!(same(got + 0.0, wanted + 0.0), "{bits:#x} is read as {got}");
                     }
                 }
             }
@@ -251,7 +251,7 @@ mod tests {
                 let mut stored = [0_u16; PANEL];
                 // SAFETY: 16 numbers, and room for eight units.
                 unsafe {
-                    Float16::store::<I>(I::load(numbers.as_ptr()), stored.as_mut_ptr().cast())
+                    Float16::store::<I>(I::load(numbers.as_ptr()), stored.as_mut_ptr().cast());
                 };
                 for index in 0..4 {
                     let number = given[index];

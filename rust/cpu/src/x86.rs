@@ -284,7 +284,7 @@ impl Vectors for Avx2 {
     unsafe fn store_pairs_f16(numbers: Self::V, to: *mut u32) {
         unsafe {
             _mm_storeu_si128(to.cast(), _mm256_cvtps_ph::<NEAREST>(numbers.0));
-            _mm_storeu_si128(to.cast::<__m128i>().add(1), _mm256_cvtps_ph::<NEAREST>(numbers.1));
+            _mm_storeu_si128(to.add(4).cast(), _mm256_cvtps_ph::<NEAREST>(numbers.1));
         }
     }
 }

@@ -104,7 +104,7 @@ impl Options<'_> {
 }
 
 /// A count that is known to be none below zero; what is wrong is refused by the checks.
-fn count(number: i32) -> usize {
+pub(crate) fn count(number: i32) -> usize {
     usize::try_from(number).unwrap_or(0)
 }
 
@@ -129,8 +129,9 @@ impl Rows<'_> {
         count(self.seq_lens[row])
     }
 
-    /// A row's block at an index of its table.
-    pub(crate) fn block(&self, row: usize, index: usize) -> usize {
-        count(self.block_tables[row * self.width() + index])
+    /// A row's block ids.
+    pub(crate) fn blocks(&self, row: usize) -> &[i32] {
+        let width = self.width();
+        &self.block_tables[row * width..(row + 1) * width]
     }
 }

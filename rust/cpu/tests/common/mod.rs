@@ -147,7 +147,7 @@ fn float16(number: f32) -> u16 {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "11 and 5 bits")]
     let (fraction, exponent) = (fraction.round_ties_even() as u16, (exponent + 14.0) as u16);
     // A fraction of a normal number has its bit 10, which is one of the exponent.
-    exponent * 1024 + fraction | u16::from(number.is_sign_negative()) << 15
+    (exponent * 1024 + fraction) | (u16::from(number.is_sign_negative()) << 15)
 }
 
 fn of_float16(bits: u16) -> f32 {
