@@ -1,43 +1,120 @@
-//! Paged attention on the CPU: bytes of keys and values read in a second, beside what the
-//! memory gives to a plain sum.
+//! Paged attention on the CPU beside what the machine can do in the same minute.
 //!
-//! The pools are larger than the caches, and rows' blocks are scattered.  Threads are started
-//! anew for each call here, as criterion has no torch: `PAGEDSERVE_BENCH_THREADS` (1) says how
-//! many, and with more than one, small cases measure the start of threads.
-#![allow(missing_docs, reason = "criterion's macros")]
-#![allow(unsafe_code, reason = "the call takes pointers")]
+//! Decoding is printed as a share of the bandwidth of reading, that of a plain sum of vectors over
+//! memory that no cache holds; prompts as a share of the rate of float32 multiply-adds, which
+//! bfloat16 can exceed.  Both are measured in turns on as many threads, and the lower decile of
+//! short times counts: other load only adds to them.
+//!
+//! The pools are larger than the caches, and rows' blocks are scattered.
+//! `PAGEDSERVE_BENCH_THREADS` (1) says how many threads work; they wait between calls as torch's
+//! do, spinning.  An argument chooses the cases whose names contain it:
+//! `cargo bench -p pagedserve-cpu --bench attention -- decode`.
+#![allow(unsafe_code, reason = "the call takes pointers, and multiply-adds are intrinsics")]
 #![allow(clippy::disallowed_methods, reason = "a bench's setting comes from its environment")]
+#![allow(clippy::print_stdout, clippy::disallowed_macros, reason = "a table is what it makes")]
+#![allow(clippy::disallowed_types, reason = "a team shares a board; the scheduler has no threads")]
+#![allow(clippy::cast_precision_loss, reason = "bytes and products become rates")]
 
 use std::hint::black_box;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{JoinHandle, Thread};
+use std::time::Instant;
 
-use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use pagedserve_cpu::attention::{Memory, Options, Rows, Shape, Tokens, paged_attention};
 use pagedserve_cpu::{DType, Execution, InstructionSet, Team};
 
-/// Threads started for each call.
-struct Started;
+type Work<'a> = &'a (dyn Fn() + Sync);
 
-impl Team for Started {
-    fn run(&self, num_threads: usize, work: &(dyn Fn() + Sync)) {
-        std::thread::scope(|scope| {
-            for _ in 1..num_threads {
-                scope.spawn(work);
+/// What the threads of a team share with their leader.
+#[derive(Default)]
+struct Board {
+    /// The work of a turn; only looked at between its start and its end.
+    work: Mutex<Option<Work<'static>>>,
+    /// Turns begun.
+    turn: AtomicUsize,
+    /// Members at work.
+    busy: AtomicUsize,
+    is_closed: AtomicBool,
+}
+
+/// Threads that wait for work, spinning for a while before they sleep.
+struct Parked {
+    board: Arc<Board>,
+    members: Vec<JoinHandle<()>>,
+}
+
+/// Looks before a waiting thread sleeps: some milliseconds.
+const SPINS: usize = 200_000;
+
+impl Board {
+    /// What each thread but the leader's does.
+    fn serve(&self) {
+        let mut seen = 0;
+        loop {
+            let mut num_looks = 0;
+            while self.turn.load(Ordering::Acquire) == seen {
+                if self.is_closed.load(Ordering::Acquire) {
+                    return;
+                }
+                num_looks += 1;
+                if num_looks < SPINS { std::hint::spin_loop() } else { std::thread::park() }
             }
-            work();
-        });
+            seen += 1;
+            let work = *self.work.lock().unwrap_or_else(PoisonError::into_inner);
+            work.expect("a turn has work")();
+            self.busy.fetch_sub(1, Ordering::Release);
+        }
     }
 }
 
-fn num_threads() -> usize {
-    std::env::var("PAGEDSERVE_BENCH_THREADS").map_or(1, |text| text.parse().expect("a number"))
+impl Parked {
+    fn new(num_threads: usize) -> Self {
+        let board = Arc::new(Board::default());
+        let member = || {
+            let board = Arc::clone(&board);
+            std::thread::spawn(move || board.serve())
+        };
+        Self { members: (1..num_threads).map(|_| member()).collect(), board }
+    }
+
+    fn threads(&self) -> impl Iterator<Item = &Thread> {
+        self.members.iter().map(JoinHandle::thread)
+    }
+}
+
+impl Team for Parked {
+    /// Runs `work` on all threads, whatever their number.
+    fn run(&self, _num_threads: usize, work: Work<'_>) {
+        // SAFETY: members look at it before this call returns, and not after.
+        let lent = unsafe { std::mem::transmute::<Work<'_>, Work<'static>>(work) };
+        *self.board.work.lock().unwrap_or_else(PoisonError::into_inner) = Some(lent);
+        self.board.busy.store(self.members.len(), Ordering::Relaxed);
+        self.board.turn.fetch_add(1, Ordering::Release);
+        self.threads().for_each(Thread::unpark);
+        work();
+        while self.board.busy.load(Ordering::Acquire) > 0 {
+            std::hint::spin_loop();
+        }
+    }
+}
+
+impl Drop for Parked {
+    fn drop(&mut self) {
+        self.board.is_closed.store(true, Ordering::Release);
+        self.threads().for_each(Thread::unpark);
+        for member in self.members.drain(..) {
+            assert!(member.join().is_ok(), "a member of the team panicked");
+        }
+    }
 }
 
 /// Elements of memory that a token of a step takes, and the step's rows.
 struct Step {
     shape: Shape,
-    pool: Vec<u32>,
-    tokens: Vec<u32>,
-    output: Vec<u32>,
+    pool: Vec<Line>,
+    tokens: Vec<Line>,
+    output: Vec<Line>,
     block_tables: Vec<i32>,
     query_start: Vec<i32>,
     seq_lens: Vec<i32>,
@@ -48,13 +125,21 @@ fn int(number: usize) -> i32 {
     i32::try_from(number).expect("a small number")
 }
 
-/// Words that hold `len` elements, all of value one or nearly so.
-fn ones(dtype: DType, len: usize) -> Vec<u32> {
+/// What a cache moves at once; torch's memory begins with one, too.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+struct Line {
+    _words: [u32; 16],
+}
+
+/// Memory of `len` elements, all of value one.
+fn ones(dtype: DType, len: usize) -> Vec<Line> {
     let word = match dtype {
         DType::Float32 => 1.0_f32.to_bits(),
         DType::BFloat16 => 0x3f80_3f80,
+        DType::Float16 => 0x3c00_3c00,
     };
-    vec![word; (len * dtype.size()).div_ceil(4)]
+    vec![Line { _words: [word; 16] }; (len * dtype.size()).div_ceil(64)]
 }
 
 impl Step {
@@ -96,7 +181,7 @@ impl Step {
         }
     }
 
-    fn run(&mut self, instructions: InstructionSet, num_threads: usize) {
+    fn run(&mut self, machine: &Machine) {
         let Shape { num_heads, num_kv_heads, key_size, .. } = self.shape;
         let tokens = |heads: usize| Tokens {
             pointer: self.tokens.as_ptr().cast(),
@@ -116,96 +201,225 @@ impl Step {
             seq_lens: &self.seq_lens,
             slot_mapping: &self.slot_mapping,
         };
-        let options = Options { scale: 0.1, window: None, softcap: None, sinks: None };
-        let execution = Execution { instructions, team: &Started, num_threads };
+        let options = Options { scale: 0.1, window: None, softcap: None, sinks: None, alibi: None };
+        let (instructions, num_threads) = (InstructionSet::detect(), machine.num_threads());
+        let execution = Execution { instructions, team: &machine.team, num_threads };
         // SAFETY: the memory is this step's and has the sizes of its shape.
         unsafe { paged_attention(&self.shape, &memory, &rows, &options, &execution) }
             .expect("a correct step");
     }
 }
 
-fn shapes() -> Vec<(&'static str, Shape)> {
-    let shape = |dtype, num_heads, num_kv_heads, size| Shape {
-        dtype,
-        num_heads,
-        num_kv_heads,
-        key_size: size,
-        value_size: size,
-        num_blocks: 0,
-        block_size: 16,
-    };
-    vec![
-        ("9x3x64-f32", shape(DType::Float32, 9, 3, 64)),
-        ("9x3x64-bf16", shape(DType::BFloat16, 9, 3, 64)),
-        ("32x8x128-f32", shape(DType::Float32, 32, 8, 128)),
-        ("32x8x128-bf16", shape(DType::BFloat16, 32, 8, 128)),
-    ]
+fn shapes() -> Vec<(String, Shape)> {
+    let mut shapes = Vec::new();
+    for (num_heads, num_kv_heads, size) in [(9, 3, 64), (32, 8, 128)] {
+        for (name, dtype) in [("f32", DType::Float32), ("bf16", DType::BFloat16)] {
+            shapes.push((
+                format!("{num_heads}x{num_kv_heads}x{size} {name}"),
+                Shape {
+                    dtype,
+                    num_heads,
+                    num_kv_heads,
+                    key_size: size,
+                    value_size: size,
+                    num_blocks: 0,
+                    block_size: 16,
+                },
+            ));
+        }
+    }
+    shapes
 }
 
-/// The sum of memory that no cache holds: what can be read in a second.
-fn read(criterion: &mut Criterion) {
-    let words = vec![1_u64; (256 << 20) / 8];
-    let mut group = criterion.benchmark_group("attention/read");
-    group.throughput(Throughput::Bytes(256 << 20)).sample_size(10);
-    group.bench_function("sum", |bencher| {
-        bencher.iter(|| {
-            let share = words.len().div_ceil(num_threads());
-            std::thread::scope(|scope| {
-                for part in words.chunks(share) {
-                    scope.spawn(move || {
-                        black_box(part.iter().fold(0_u64, |sum, &word| sum.wrapping_add(word)))
-                    });
-                }
+/// The threads, and what they can do.
+struct Machine {
+    team: Parked,
+    words: Vec<u64>,
+}
+
+/// Seconds that `work` takes.
+fn seconds(work: impl FnOnce()) -> f64 {
+    let start = Instant::now();
+    work();
+    start.elapsed().as_secs_f64()
+}
+
+impl Machine {
+    fn new(num_threads: usize) -> Self {
+        Self { team: Parked::new(num_threads), words: vec![1; (256 << 20) / 8] }
+    }
+
+    fn num_threads(&self) -> usize {
+        self.team.members.len() + 1
+    }
+
+    /// Bytes a second of a sum over memory that no cache holds, the `turn`-th part of it.
+    fn read_rate(&self, turn: usize) -> f64 {
+        const PARTS: usize = 16;
+        let words = self.words.chunks(self.words.len() / PARTS).nth(turn % PARTS);
+        let words = words.expect("one of the parts");
+        let share = words.len().div_ceil(self.num_threads());
+        let next = AtomicUsize::new(0);
+        let seconds = seconds(|| {
+            self.team.run(self.num_threads(), &|| {
+                let part = next.fetch_add(1, Ordering::Relaxed);
+                black_box(sum(words.chunks(share).nth(part).expect("a share a thread")));
             });
         });
-    });
-    group.finish();
+        (words.len() * 8) as f64 / seconds
+    }
+
+    /// Multiply-adds of float32 a second, each two operations.
+    fn multiply_rate(&self) -> f64 {
+        const ROUNDS: usize = 1 << 17;
+        let num_done = AtomicUsize::new(0);
+        let seconds = seconds(|| {
+            self.team.run(self.num_threads(), &|| {
+                num_done.fetch_add(multiply_adds(ROUNDS), Ordering::Relaxed);
+            });
+        });
+        2.0 * num_done.into_inner() as f64 / seconds
+    }
 }
 
-fn decode(criterion: &mut Criterion) {
-    let mut group = criterion.benchmark_group("attention/decode");
-    group.sample_size(10);
-    for (name, shape) in shapes() {
-        for context in [128, 1024, 4096, 8192] {
-            for num_rows in [1, 64] {
+fn sum(words: &[u64]) -> u64 {
+    #[cfg(target_arch = "x86_64")]
+    {
+        #[target_feature(enable = "avx2")]
+        fn with_avx2(words: &[u64]) -> u64 {
+            words.iter().fold(0, |sum, &word| sum.wrapping_add(word))
+        }
+        if InstructionSet::Avx2.is_available() {
+            // SAFETY: the CPU has it.
+            return unsafe { with_avx2(words) };
+        }
+    }
+    words.iter().fold(0, |sum, &word| sum.wrapping_add(word))
+}
+
+/// Makes products of float32 with the widest vectors; returns how many.
+fn multiply_adds(rounds: usize) -> usize {
+    const CHAINS: usize = 12; // more than latency times throughput
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_mm256_fmadd_ps, _mm256_set1_ps, _mm512_fmadd_ps, _mm512_set1_ps};
+
+        #[target_feature(enable = "avx512f")]
+        fn with_avx512(rounds: usize) {
+            let factor = _mm512_set1_ps(0.5);
+            let mut sums = [factor; CHAINS];
+            for _ in 0..rounds {
+                for sum in &mut sums {
+                    *sum = _mm512_fmadd_ps(*sum, factor, factor);
+                }
+            }
+            black_box(sums);
+        }
+        #[target_feature(enable = "avx2,fma")]
+        fn with_avx2(rounds: usize) {
+            let factor = _mm256_set1_ps(0.5);
+            let mut sums = [factor; CHAINS];
+            for _ in 0..rounds {
+                for sum in &mut sums {
+                    *sum = _mm256_fmadd_ps(*sum, factor, factor);
+                }
+            }
+            black_box(sums);
+        }
+        if InstructionSet::Avx512.is_available() {
+            // SAFETY: the CPU has it.
+            unsafe { with_avx512(rounds) };
+            return rounds * CHAINS * 16;
+        }
+        if InstructionSet::Avx2.is_available() {
+            // SAFETY: the CPU has it.
+            unsafe { with_avx2(rounds) };
+            return rounds * CHAINS * 8;
+        }
+    }
+    let mut sums = [[0.5_f32; 16]; CHAINS];
+    for _ in 0..rounds {
+        for number in sums.as_flattened_mut() {
+            *number = *number * 0.5 + 0.5;
+        }
+    }
+    black_box(sums);
+    rounds * CHAINS * 16
+}
+
+/// The number that a tenth of them lie below.
+fn lower_decile(mut numbers: Vec<f64>) -> f64 {
+    numbers.sort_by(f64::total_cmp);
+    numbers[numbers.len() / 10]
+}
+
+/// Prints a case: what a call takes, its rate, and the rate as a share of the machine's.
+fn report(name: &str, amount: f64, machine_rate: impl Fn(usize) -> f64, mut call: impl FnMut()) {
+    const SAMPLES: usize = 200;
+    const FEW_SAMPLES: usize = 11; // of what takes long
+    const SAMPLE_SECONDS: f64 = 5e-4; // short enough to find the machine idle now and then
+    let once = seconds(&mut call).min(seconds(&mut call));
+    let mut num_calls = 1;
+    while once * f64::from(num_calls) < SAMPLE_SECONDS {
+        num_calls += 1;
+    }
+    let (mut times, mut machine_times) = (Vec::new(), Vec::new());
+    let start = Instant::now();
+    for turn in 0..SAMPLES {
+        if turn >= FEW_SAMPLES && start.elapsed().as_secs_f64() > 1.0 {
+            break;
+        }
+        machine_times.push(1.0 / machine_rate(turn));
+        times.push(seconds(|| (0..num_calls).for_each(|_| call())) / f64::from(num_calls));
+    }
+    let (time, rate) = (lower_decile(times), 1.0 / lower_decile(machine_times));
+    println!(
+        "{name:36} {:10.1} us {:8.1} G/s of {:8.1}: {:5.1} %",
+        time * 1e6,
+        amount / time / 1e9,
+        rate / 1e9,
+        amount / time / rate * 100.0
+    );
+}
+
+fn main() {
+    let num_threads = std::env::var("PAGEDSERVE_BENCH_THREADS")
+        .map_or(1, |text| text.parse().expect("a number of threads"));
+    let chosen = std::env::args().skip(1).find(|argument| !argument.starts_with('-'));
+    let is_chosen = |name: &str| chosen.as_ref().is_none_or(|chosen| name.contains(chosen));
+    let machine = Machine::new(num_threads);
+    for (shape_name, shape) in shapes() {
+        for context in [128, 512, 2048, 4096, 8192] {
+            for num_rows in [1, 16] {
+                let name = format!("decode {shape_name} {num_rows}x{context}");
                 let bytes = num_rows * context / 16 * shape.block_elements() * shape.dtype.size();
-                if bytes > 1 << 30 {
+                if !is_chosen(&name) || bytes > 1 << 30 {
                     continue;
                 }
                 let mut step = Step::new(shape, num_rows, context, 1);
-                group.throughput(Throughput::Bytes(bytes as u64));
-                let id = BenchmarkId::new(name, format!("{num_rows}x{context}"));
                 let mut turn = 0;
-                group.bench_function(id, |bencher| {
-                    bencher.iter(|| {
+                report(
+                    &name,
+                    bytes as f64,
+                    |turn| machine.read_rate(turn),
+                    || {
                         turn += 1;
                         step.place(turn);
-                        step.run(InstructionSet::detect(), num_threads());
-                    });
-                });
+                        step.run(&machine);
+                    },
+                );
             }
         }
-    }
-    group.finish();
-}
-
-/// Queries of a prompt with the products they make: two of each visible pair of elements.
-fn prefill(criterion: &mut Criterion) {
-    let mut group = criterion.benchmark_group("attention/prefill");
-    group.sample_size(10);
-    for (name, shape) in shapes() {
         for context in [512, 2048] {
+            let name = format!("prefill {shape_name} {context}");
+            if !is_chosen(&name) {
+                continue;
+            }
             let mut step = Step::new(shape, 1, context, context);
+            // Two operations for each pair of elements that meet, of keys and of values.
             let pairs = context * (context + 1) / 2;
-            let flops = 4 * pairs * shape.num_heads * shape.key_size;
-            group.throughput(Throughput::Elements(flops as u64));
-            group.bench_function(BenchmarkId::new(name, context), |bencher| {
-                bencher.iter(|| step.run(InstructionSet::detect(), num_threads()));
-            });
+            let operations = 4 * pairs * shape.num_heads * shape.key_size;
+            report(&name, operations as f64, |_| machine.multiply_rate(), || step.run(&machine));
         }
     }
-    group.finish();
 }
-
-criterion_group!(benches, read, decode, prefill);
-criterion_main!(benches);

@@ -75,6 +75,7 @@ def paged_attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    alibi: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of a ragged batch of rows over paged keys and values.
 
@@ -92,6 +93,8 @@ def paged_attention(
         window: a query sees only keys with position > its own - window; None sees all.
         softcap: scores become ``softcap * tanh(scores / softcap)``, before the mask.
         sinks: ``[H]``, one more score a head, which takes weight and has no value.
+        alibi: ``[H]`` slopes; a score gets its head's slope times (the key's position minus the
+            query's), after the cap.
 
     Returns:
         ``[T, H, Dv]`` in the dtype of the query; computed in float32 at least.
@@ -110,6 +113,7 @@ def paged_attention(
             window=window,
             softcap=softcap,
             sinks=sinks,
+            alibi=alibi,
         )
     return output
 
@@ -123,6 +127,7 @@ def _attend_row(
     window: int | None,
     softcap: float | None,
     sinks: Tensor | None,
+    alibi: Tensor | None,
 ) -> Tensor:
     """Attention of one row: query [Q, H, D], key [L, Hkv, D], value [L, Hkv, Dv]."""
     dtype = torch.promote_types(query.dtype, torch.float32)
@@ -134,6 +139,8 @@ def _attend_row(
         scores = softcap * torch.tanh(scores / softcap)
     key_position = torch.arange(key.shape[0], device=query.device)
     position = key_position[-query.shape[0] :, None]
+    if alibi is not None:
+        scores = scores + alibi.to(dtype)[:, None, None] * (key_position - position)
     visible = key_position <= position
     if window is not None:
         visible &= key_position > position - window

@@ -46,7 +46,7 @@ _Refusal: TypeAlias = Literal[
 
 _AllocStatus: TypeAlias = Literal["ok", "later", "never"]
 
-_DType: TypeAlias = Literal["float32", "bfloat16"]
+_DType: TypeAlias = Literal["float32", "bfloat16", "float16"]
 _Gate: TypeAlias = Literal["silu", "gelu_tanh"]
 _InstructionSet: TypeAlias = Literal["portable", "avx2", "avx512", "avx512_bf16"]
 
@@ -624,6 +624,7 @@ def paged_attention_cpu(
     window: int | None = None,
     softcap: float | None = None,
     sinks: NDArray[np.float32] | None = None,  # [H]
+    alibi: NDArray[np.float32] | None = None,  # [H]
     num_threads: int = 1,
     instructions: _InstructionSet | None = None,
 ) -> None:
@@ -662,6 +663,8 @@ def paged_attention_cpu(
         window: a query sees only keys with position > its own - window.
         softcap: scores become ``softcap * tanh(scores / softcap)``, before the mask.
         sinks: one more score a head, which takes weight and has no value.
+        alibi: slopes; a score gets its head's slope times (the key's position minus the query's),
+            after the cap.
         num_threads: of torch's threads, where `has_torch_threads`; else one is used.
         instructions: None for the best that the CPU has.
 

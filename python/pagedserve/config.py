@@ -20,8 +20,8 @@ class ModelConfig:
         max_model_len: most tokens of a sequence, prompt and output together; None takes what
             the model was made for.
         seed: seeds the random numbers of requests that bring no seed.
-        attention_backend: ``"rust"`` (CPU, float32 and bfloat16) or ``"torch"`` (anywhere); None
-            takes rust where it can.
+        attention_backend: ``"rust"`` (CPU; float32, bfloat16 and float16) or ``"torch"``
+            (anywhere); None takes rust where it can.
         cpu_tier: how much of the model's own code is exchanged for Rust kernels on the CPU:
             ``"fused"`` whole decoder layers where their family is known, else modules;
             ``"modules"`` gated layers, linear layers and norms; ``"generic"`` nothing. None takes

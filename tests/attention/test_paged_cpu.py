@@ -16,6 +16,9 @@ from pagedserve.kernels.reference import paged_attention, write_cache
 
 Row = tuple[int, int]  # cached keys, queries
 
+# Both round the answer; ours rounds the weights as well.
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
+
 
 @dataclass(frozen=True)
 class Case:
@@ -29,6 +32,7 @@ class Case:
     window: int | None = None
     softcap: float | None = None
     has_sinks: bool = False
+    has_alibi: bool = False
     num_threads: int = 1
     instructions: Any = None
 
@@ -52,6 +56,7 @@ class Pools:
         )
         self.packed = self.reference.clone()
         self.sinks = torch.randn(case.group * heads) if case.has_sinks else None
+        self.alibi = torch.rand(case.group * heads) if case.has_alibi else None
 
     def random(self, heads: int, num_tokens: int, size: int) -> Tensor:
         """[T, heads, size] as transformers has it: a view of [1, heads, T, size]."""
@@ -91,6 +96,7 @@ class Pools:
             window=case.window,
             softcap=case.softcap,
             sinks=self.sinks,
+            alibi=self.alibi,
         )
         output = torch.full_like(expected, torch.nan)
         arguments: dict[str, Any] = {
@@ -117,6 +123,7 @@ class Pools:
             "window": case.window,
             "softcap": case.softcap,
             "sinks": None if self.sinks is None else self.sinks.numpy(),
+            "alibi": None if self.alibi is None else self.alibi.numpy(),
             "num_threads": case.num_threads,
             "instructions": case.instructions,
         }
@@ -126,7 +133,7 @@ class Pools:
 
 def compare(case: Case) -> None:
     pools = Pools(case)
-    tolerance = 1e-5 if case.dtype == torch.float32 else 3e-2
+    tolerance = TOLERANCE[case.dtype]
     for rows in ([(0, cached) for cached, _ in case.rows], case.rows):
         output, expected = pools.step(rows)
         torch.testing.assert_close(output, expected, rtol=tolerance, atol=tolerance)
@@ -138,7 +145,7 @@ def cases(draw: st.DrawFn) -> Case:
     key_size, value_size = draw(st.sampled_from([(16, 16), (64, 64), (80, 32), (24, 16), (5, 3)]))
     return Case(
         rows=draw(st.lists(row, min_size=1, max_size=4)),
-        dtype=draw(st.sampled_from([torch.float32, torch.bfloat16])),
+        dtype=draw(st.sampled_from(list(TOLERANCE))),
         group=draw(st.integers(1, 4)),
         kv_heads=draw(st.integers(1, 3)),
         key_size=key_size,
@@ -147,6 +154,7 @@ def cases(draw: st.DrawFn) -> Case:
         window=draw(st.none() | st.integers(1, 100)),
         softcap=draw(st.none() | st.just(2.0)),
         has_sinks=draw(st.booleans()),
+        has_alibi=draw(st.booleans()),
         num_threads=draw(st.integers(1, 3)),
         instructions=draw(st.none() | st.sampled_from(_core.cpu_instruction_sets())),
     )
@@ -158,7 +166,7 @@ def test_answers_equal_the_reference(case: Case) -> None:
     compare(case)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
 def test_long_rows_whose_keys_are_split_over_threads(dtype: torch.dtype) -> None:
     compare(Case([(1500, 1)], dtype=dtype, key_size=64, value_size=64, num_threads=2))
 
@@ -190,6 +198,8 @@ def test_a_token_without_a_slot_is_not_written() -> None:
         ({"scale": float("nan")}, "scale"),
         ({"sinks": np.zeros(3, dtype=np.float32)}, "sinks"),
         ({"sinks": np.zeros(4)}, "sinks must be a one-dimensional contiguous float32"),
+        ({"alibi": np.zeros(5, dtype=np.float32)}, "alibi must hold one slope"),
+        ({"alibi": np.full(4, np.nan, dtype=np.float32)}, "alibi must hold finite slopes"),
         ({"query_start": np.array([0, 1], dtype=np.int32)}, "query_start must have"),
         ({"query_start": np.array([0, 3, 2], dtype=np.int32)}, "query_start must"),
         ({"seq_lens": np.array([20, 1], dtype=np.int32)}, "row 1 has 2 queries"),

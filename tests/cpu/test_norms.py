@@ -9,13 +9,13 @@ from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from pagedserve import _core
-from pagedserve.cpu.linears import DTYPE_NAMES
+from pagedserve.attention.cpu import DTYPE_NAMES
 from pagedserve.cpu.norms import FastNorm
 from pagedserve.errors import StepError
 
 
 @pytest.mark.parametrize("instructions", _core.cpu_instruction_sets())
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", [(1, 1), (3, 16), (5, 37), (700, 64), (9, 576)])
 def test_rows_are_normalised(shape: tuple[int, int], dtype: torch.dtype, instructions: Any) -> None:
     torch.manual_seed(1)

@@ -34,8 +34,9 @@ def test_swap_copies_between_pools_of_different_sizes() -> None:
 @pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize("with_sinks", [False, True])
+@pytest.mark.parametrize("with_alibi", [False, True])
 def test_paged_attention_equals_scalar_loops(
-    window: int | None, softcap: float | None, with_sinks: bool
+    window: int | None, softcap: float | None, with_sinks: bool, with_alibi: bool
 ) -> None:
     torch.manual_seed(0)
     key_cache, value_cache = (
@@ -50,6 +51,7 @@ def test_paged_attention_equals_scalar_loops(
             value_cache[tables[row, position // 4], position % 4] = torch.randn(2, 3)
     query = torch.randn(4, 4, 5)
     sinks = torch.randn(4) if with_sinks else None
+    alibi = torch.tensor([0.5, 0.25, 0.125, 0.0625]) if with_alibi else None
     result = paged_attention(
         query,
         key_cache,
@@ -61,6 +63,7 @@ def test_paged_attention_equals_scalar_loops(
         window=window,
         softcap=softcap,
         sinks=sinks,
+        alibi=alibi,
     )
     for token, (row, position) in enumerate([(0, 4), (0, 5), (0, 6), (1, 1)]):
         for head in range(4):
@@ -72,6 +75,8 @@ def test_paged_attention_equals_scalar_loops(
                 score = 0.7 * float(query[token, head] @ key_cache[block, offset, head // 2])
                 if softcap is not None:
                     score = softcap * math.tanh(score / softcap)
+                if alibi is not None:
+                    score -= float(alibi[head]) * (position - key_position)
                 weights.append(math.exp(score))
                 values.append(value_cache[block, offset, head // 2])
             total = sum(weights) + (math.exp(float(sinks[head])) if sinks is not None else 0)

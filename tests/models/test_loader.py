@@ -137,8 +137,11 @@ def test_eos_of_the_generation_config_comes_first(save_tiny: SaveTiny) -> None:
     assert load(directory).eos_token_ids == (5, 6)
 
 
-def test_half_precision_on_request(save_tiny: SaveTiny) -> None:
-    assert load(save_tiny("llama"), dtype="bfloat16").dtype == torch.bfloat16
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_on_request(save_tiny: SaveTiny, dtype: torch.dtype) -> None:
+    name = str(dtype).removeprefix("torch.")
+    loaded = load(save_tiny("llama"), dtype=name, attention_backend="rust")
+    assert (loaded.dtype, loaded.attention_backend) == (dtype, "rust")
 
 
 def test_a_directory_without_weights(save_tiny: SaveTiny) -> None:

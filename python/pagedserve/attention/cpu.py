@@ -13,15 +13,16 @@ from pagedserve import _core
 from pagedserve.attention.metadata import AttentionMetadata
 from pagedserve.attention.paged import AttentionOptions
 
-_DTYPES: Final[dict[torch.dtype, Literal["float32", "bfloat16"]]] = {
+DTYPE_NAMES: Final[dict[torch.dtype, Literal["float32", "bfloat16", "float16"]]] = {
     torch.float32: "float32",
     torch.bfloat16: "bfloat16",
+    torch.float16: "float16",
 }
 
 
 def can_attend(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether the kernel computes on such tensors."""
-    return device.type == "cpu" and dtype in _DTYPES
+    return device.type == "cpu" and dtype in DTYPE_NAMES
 
 
 def describe() -> str:
@@ -59,7 +60,7 @@ def write_and_attend(
     layout = metadata.layout
     sinks = None if options.sinks is None else options.sinks.detach().float().contiguous().numpy()
     _core.paged_attention_cpu(
-        dtype=_DTYPES[query.dtype],
+        dtype=DTYPE_NAMES[query.dtype],
         query=query.data_ptr(),
         query_strides=_strides(query),
         key=key.data_ptr(),

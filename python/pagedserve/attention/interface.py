@@ -23,7 +23,8 @@ from pagedserve.errors import StepError, UnsupportedModelError
 
 ATTENTION_NAME = "pagedserve"
 
-# Arguments that change what a model attends to, and that paged attention does not know.
+# Arguments that change what a model attends to, and that paged attention does not know.  Of
+# "alibi" it knows slopes, but models have tensors of biases, and none hands them on here.
 _UNKNOWN_ARGUMENTS = ("position_bias", "indices", "block_indices", "head_mask", "alibi")
 
 

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from pagedserve import _core
+from pagedserve.attention.cpu import DTYPE_NAMES
 from pagedserve.attention.interface import current_step
-from pagedserve.cpu.linears import DTYPE_NAMES, can_pack, pack, pack_gated
+from pagedserve.cpu.linears import can_pack, pack, pack_gated
 from pagedserve.cpu.mlps import gate_of
 from pagedserve.cpu.norms import norm_epsilon, norm_weight
 

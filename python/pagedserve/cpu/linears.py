@@ -12,12 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pagedserve import _core
+from pagedserve.attention.cpu import DTYPE_NAMES
 
 PANEL_FEATURES: Final = 64  # of rust/cpu/src/linear.rs
-DTYPE_NAMES: Final[dict[torch.dtype, Literal["float32", "bfloat16"]]] = {
-    torch.float32: "float32",
-    torch.bfloat16: "bfloat16",
-}
 
 Gate = Literal["silu", "gelu_tanh"]
 

@@ -5,7 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from pagedserve import _core
-from pagedserve.cpu.linears import DTYPE_NAMES, numbers
+from pagedserve.attention.cpu import DTYPE_NAMES
+from pagedserve.cpu.linears import numbers
 
 
 def norm_weight(norm: nn.Module) -> np.ndarray[tuple[int], np.dtype[np.float32]]:

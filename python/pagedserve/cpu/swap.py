@@ -10,11 +10,12 @@ from torch import Tensor, nn
 
 from pagedserve import _core
 from pagedserve.attention.buckets import StepLayout
+from pagedserve.attention.cpu import DTYPE_NAMES
 from pagedserve.attention.interface import StepAttention, answering
 from pagedserve.attention.metadata import AttentionMetadata
 from pagedserve.config import CpuTier
 from pagedserve.cpu.layers import FusedLayer, can_fuse
-from pagedserve.cpu.linears import DTYPE_NAMES, PackedEmbedding, PackedLinear, can_pack
+from pagedserve.cpu.linears import PackedEmbedding, PackedLinear, can_pack
 from pagedserve.cpu.mlps import GatedMLP, gate_of
 from pagedserve.cpu.norms import FastNorm
 

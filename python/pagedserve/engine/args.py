@@ -68,8 +68,8 @@ class EngineArgs:
             requests of one sequence and swaps those of several.
         num_lookahead_slots: KV slots kept free behind each running sequence, for several tokens
             in one step.
-        attention_backend: "rust" (on the CPU, in float32 and bfloat16) or "torch"; None takes
-            rust where it can.
+        attention_backend: "rust" (on the CPU, in float32, bfloat16 and float16) or "torch"; None
+            takes rust where it can.
         cpu_tier: How much of the model's own code is exchanged for Rust kernels on the CPU:
             "fused" is whole decoder layers where their family is known, "modules" is gated layers,
             linear layers and norms, "generic" is nothing; None takes the first that there is.

@@ -140,8 +140,8 @@ def _attention_backend(
 ) -> AttentionBackend:
     if config.attention_backend == "rust" and not can_attend(device, dtype):
         raise ConfigError(
-            f"attention_backend is 'rust', which computes in float32 and bfloat16 on the CPU; the "
-            f"model is in {dtype} on {device}: give 'torch' or leave it out"
+            "attention_backend is 'rust', which takes float32, bfloat16 and float16 on the CPU; "
+            f"the model is in {dtype} on {device}: give 'torch' or leave it out"
         )
     return config.attention_backend or ("rust" if can_attend(device, dtype) else "torch")
 

@@ -8,7 +8,7 @@
 use crate::error::{Error, Result};
 use crate::isa::{Kernel, Vectors};
 use crate::math::across;
-use crate::number::{BFloat16, DType, Element, PANEL};
+use crate::number::{BFloat16, DType, Element, Float16, PANEL};
 use crate::team::Execution;
 
 /// A norm by the root of the mean square (Zhang and Sennrich, "Root Mean Square Layer
@@ -150,6 +150,7 @@ impl Kernel for Rows<'_> {
                 match dtype {
                     DType::Float32 => one_row::<I, f32>(&work, row),
                     DType::BFloat16 => one_row::<I, BFloat16>(&work, row),
+                    DType::Float16 => one_row::<I, Float16>(&work, row),
                 }
             }
         }

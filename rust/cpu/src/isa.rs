@@ -2,14 +2,14 @@
 #![expect(unsafe_code, reason = "declares what kernels call; one default has a body")]
 #![expect(clippy::inline_always, reason = "must become part of a function with the instructions")]
 
-use crate::number::{BFloat16, Element, PANEL};
+use crate::number::{BFloat16, Element, Float16, PANEL};
 
 /// The vector instructions that a call uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InstructionSet {
     /// What every CPU of the target has.
     Portable,
-    /// AVX2 and FMA.
+    /// AVX2, FMA and the conversions of float16.
     Avx2,
     /// AVX-512 with the F, BW, DQ and VL parts.
     Avx512,
@@ -33,6 +33,7 @@ impl InstructionSet {
             let has_avx2 = || {
                 std::arch::is_x86_feature_detected!("avx2")
                     && std::arch::is_x86_feature_detected!("fma")
+                    && std::arch::is_x86_feature_detected!("f16c")
             };
             let has_avx512 = || {
                 has_avx2()
@@ -116,33 +117,64 @@ pub(crate) trait Vectors {
     unsafe fn round(a: Self::V) -> Self::V;
     /// Two to the power of whole numbers from -127 to 127; zero for -127.
     unsafe fn power_of_two(whole: Self::V) -> Self::V;
-    /// Adds the dot product of the pair at `pair` with each lane's pair.
+    /// Adds the dot product of the pair of bfloat16 at `pair` with each lane's pair.
     unsafe fn dot_pairs(sum: Self::V, pair: *const u32, pairs: Self::V) -> Self::V;
+    /// The same with pairs of float16.
+    unsafe fn dot_pairs_f16(sum: Self::V, pair: *const u32, pairs: Self::V) -> Self::V;
     /// Sixteen bfloat16.
     #[inline(always)]
     unsafe fn load_bfloat16(from: *const BFloat16) -> Self::V {
-        let mut buffer = [0.0; PANEL];
-        for (index, number) in buffer.iter_mut().enumerate() {
-            // SAFETY: the caller's promise.
-            *number = unsafe { from.add(index).read() }.to_f32();
-        }
-        // SAFETY: the buffer has 16 numbers.
-        unsafe { Self::load(buffer.as_ptr()) }
+        // SAFETY: the caller's promise.
+        unsafe { load_each::<Self, BFloat16>(from) }
+    }
+    /// Sixteen float16.
+    #[inline(always)]
+    unsafe fn load_float16(from: *const Float16) -> Self::V {
+        // SAFETY: the caller's promise.
+        unsafe { load_each::<Self, Float16>(from) }
     }
     /// Asks for the line at `at` ahead of its use; any address will do.
     #[inline(always)]
     unsafe fn prefetch(_at: *const u32) {}
-    /// Stores eight pairs.
+    /// Stores eight pairs of bfloat16.
     #[inline(always)]
     unsafe fn store_pairs(numbers: Self::V, to: *mut u32) {
-        let mut buffer = [0.0; PANEL];
-        // SAFETY: the buffer has 16 numbers; the caller has room for 16 halves of a unit.
-        unsafe {
-            Self::store(numbers, buffer.as_mut_ptr());
-            let to = to.cast::<BFloat16>();
-            for (index, number) in buffer.into_iter().enumerate() {
-                to.add(index).write(BFloat16::from_f32(number));
-            }
+        // SAFETY: the caller's promise.
+        unsafe { store_each::<Self, BFloat16>(numbers, to) }
+    }
+    /// Stores eight pairs of float16.
+    #[inline(always)]
+    unsafe fn store_pairs_f16(numbers: Self::V, to: *mut u32) {
+        // SAFETY: the caller's promise.
+        unsafe { store_each::<Self, Float16>(numbers, to) }
+    }
+}
+
+/// Stores sixteen numbers, one after the other.
+///
+/// # Safety
+/// As [`Vectors`]; there is room for 16 elements.
+#[inline(always)]
+unsafe fn store_each<I: Vectors + ?Sized, E: Element>(numbers: I::V, to: *mut u32) {
+    let mut buffer = [0.0; PANEL];
+    // SAFETY: the buffer has 16 numbers; the caller has room for them.
+    unsafe {
+        I::store(numbers, buffer.as_mut_ptr());
+        let to = to.cast::<E>();
+        for (index, number) in buffer.into_iter().enumerate() {
+            to.add(index).write(E::from_f32(number));
         }
     }
+}
+
+/// Sixteen numbers, one after the other.
+#[inline(always)]
+unsafe fn load_each<I: Vectors + ?Sized, E: Element>(from: *const E) -> I::V {
+    let mut buffer = [0.0; PANEL];
+    for (index, number) in buffer.iter_mut().enumerate() {
+        // SAFETY: the caller's promise.
+        *number = unsafe { from.add(index).read() }.to_f32();
+    }
+    // SAFETY: the buffer has 16 numbers.
+    unsafe { I::load(buffer.as_ptr()) }
 }

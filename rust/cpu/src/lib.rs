@@ -14,7 +14,7 @@
 #![deny(unsafe_code)] // the modules with pointers and intrinsics say so and why
 
 #[cfg(target_endian = "big")]
-compile_error!("pairs of bfloat16 are read as little-endian words");
+compile_error!("pairs of 16-bit numbers are read as little-endian words");
 
 pub mod attention;
 mod elementwise;

@@ -27,7 +27,7 @@ use crate::error::{Error, Result};
 use crate::isa::{Kernel, Vectors};
 use crate::kernel::{self, Segment, tile_vectors};
 use crate::math::{gelu_tanh, silu};
-use crate::number::{BFloat16, DType, Element, PANEL};
+use crate::number::{BFloat16, DType, Element, Float16, PANEL};
 use crate::team::Execution;
 
 /// Output features of a panel.
@@ -136,7 +136,7 @@ impl Weights<'_> {
 
 /// Multiplies `num_rows` rows with the weights.
 ///
-/// The output has `output_dtype`, N features a row (N / 2 with [`Finish::Gate`]).
+/// The output has `output_dtype`, float32 or that of the weights, and N features a row (N / 2 with [`Finish::Gate`]).
 ///
 /// # Errors
 /// Weights that are not as their fields say, strides below the features, an odd address, an
@@ -166,6 +166,12 @@ pub unsafe fn linear(
         return Err(Error(format!(
             "a gated layer must have whole panels of {PANEL_FEATURES} features; got {}",
             weights.out_features
+        )));
+    }
+    if ![DType::Float32, weights.dtype].contains(&output_dtype) {
+        return Err(Error(format!(
+            "output_dtype must be Float32 or {:?}, that of the weights; got {output_dtype:?}",
+            weights.dtype
         )));
     }
     check_matrix("input", input, weights.dtype, weights.in_features)?;
@@ -303,12 +309,11 @@ impl Kernel for Item<'_> {
         // SAFETY: the caller's promise.
         unsafe {
             match (product.weights.dtype, product.output_dtype) {
-                (DType::Float32, DType::Float32) => product.multiply::<I, f32, f32>(item),
-                (DType::Float32, DType::BFloat16) => product.multiply::<I, f32, BFloat16>(item),
+                (DType::Float32, _) => product.multiply::<I, f32, f32>(item),
                 (DType::BFloat16, DType::Float32) => product.multiply::<I, BFloat16, f32>(item),
-                (DType::BFloat16, DType::BFloat16) => {
-                    product.multiply::<I, BFloat16, BFloat16>(item);
-                }
+                (DType::BFloat16, _) => product.multiply::<I, BFloat16, BFloat16>(item),
+                (DType::Float16, DType::Float32) => product.multiply::<I, Float16, f32>(item),
+                (DType::Float16, _) => product.multiply::<I, Float16, Float16>(item),
             }
         }
     }

@@ -3,7 +3,7 @@
 #![expect(clippy::inline_always, reason = "a call for each vector would cost more than its work")]
 
 use crate::isa::Vectors;
-use crate::number::PANEL;
+use crate::number::{Element, Float16, PANEL};
 
 /// Sixteen numbers in an array.
 pub(crate) struct Portable;
@@ -95,6 +95,22 @@ impl Vectors for Portable {
             let bits = pairs[lane].to_bits();
             result[lane] += f32::from_bits(bits << 16) * low;
             result[lane] += f32::from_bits(bits & 0xffff_0000) * high;
+        }
+        result
+    }
+    #[inline(always)]
+    unsafe fn dot_pairs_f16(sum: V, pair: *const u32, pairs: V) -> V {
+        // SAFETY: the caller's promise.
+        let pair = unsafe { pair.read() };
+        let halves = |bits: u32| {
+            (Float16::from_bits(bits).to_f32(), Float16::from_bits(bits >> 16).to_f32())
+        };
+        let (low, high) = halves(pair);
+        let mut result = sum;
+        for lane in 0..PANEL {
+            let (first, second) = halves(pairs[lane].to_bits());
+            result[lane] += first * low;
+            result[lane] += second * high;
         }
         result
     }

@@ -9,13 +9,13 @@
 use std::arch::x86_64::*;
 
 use crate::isa::{Kernel, Vectors};
-use crate::number::BFloat16;
+use crate::number::{BFloat16, Float16};
 
-/// Runs a kernel with AVX2 and FMA.
+/// Runs a kernel with AVX2, FMA and F16C.
 ///
 /// # Safety
-/// As the kernel's; the CPU has both.
-#[target_feature(enable = "avx2,fma")]
+/// As the kernel's; the CPU has all three.
+#[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) unsafe fn run_avx2<K: Kernel>(kernel: K) {
     // SAFETY: the caller's promise.
     unsafe { kernel.run::<Avx2>() }
@@ -25,7 +25,7 @@ pub(crate) unsafe fn run_avx2<K: Kernel>(kernel: K) {
 ///
 /// # Safety
 /// As the kernel's; the CPU has the instructions.
-#[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
 pub(crate) unsafe fn run_avx512<K: Kernel>(kernel: K) {
     // SAFETY: the caller's promise.
     unsafe { kernel.run::<Avx512<false>>() }
@@ -35,7 +35,7 @@ pub(crate) unsafe fn run_avx512<K: Kernel>(kernel: K) {
 ///
 /// # Safety
 /// As the kernel's; the CPU has the instructions.
-#[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 pub(crate) unsafe fn run_avx512_bf16<K: Kernel>(kernel: K) {
     // SAFETY: the caller's promise.
     unsafe { kernel.run::<Avx512<true>>() }
@@ -46,6 +46,13 @@ pub(crate) struct Avx512<const HAS_DOT: bool>;
 
 /// The first of a pair lies in the lower half of its word.
 const SECOND: u32 = 0xffff_0000;
+const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT;
+
+/// A pair of float16, in the first two lanes.
+#[inline(always)]
+unsafe fn pair_f16(pair: *const u32) -> __m128 {
+    unsafe { _mm_cvtph_ps(_mm_cvtsi32_si128(pair.cast::<i32>().read_unaligned())) }
+}
 
 // SAFETY of all blocks below: the promise of `Vectors`.
 impl<const HAS_DOT: bool> Vectors for Avx512<HAS_DOT> {
@@ -148,6 +155,33 @@ impl<const HAS_DOT: bool> Vectors for Avx512<HAS_DOT> {
                 low,
             )
         }
+    }
+
+    #[inline(always)]
+    unsafe fn load_float16(from: *const Float16) -> __m512 {
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn dot_pairs_f16(sum: __m512, pair: *const u32, pairs: __m512) -> __m512 {
+        unsafe {
+            let pair = pair_f16(pair);
+            // The first of all pairs, then the second.
+            let order = _mm512_set_epi16(
+                31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1, 30, 28, 26, 24, 22, 20,
+                18, 16, 14, 12, 10, 8, 6, 4, 2, 0,
+            );
+            let pairs = _mm512_permutexvar_epi16(order, _mm512_castps_si512(pairs));
+            let first = _mm512_cvtph_ps(_mm512_castsi512_si256(pairs));
+            let second = _mm512_cvtph_ps(_mm512_extracti64x4_epi64::<1>(pairs));
+            let low = _mm512_fmadd_ps(_mm512_broadcastss_ps(pair), first, sum);
+            _mm512_fmadd_ps(_mm512_broadcastss_ps(_mm_movehdup_ps(pair)), second, low)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store_pairs_f16(numbers: __m512, to: *mut u32) {
+        unsafe { _mm256_storeu_si256(to.cast(), _mm512_cvtps_ph::<NEAREST>(numbers)) }
     }
 }
 
@@ -257,6 +291,35 @@ impl Vectors for Avx2 {
             (dot_half(sum.0, pair, pairs.0), dot_half(sum.1, pair, pairs.1))
         }
     }
+
+    #[inline(always)]
+    unsafe fn load_float16(from: *const Float16) -> Self::V {
+        unsafe {
+            let half = |at: *const Float16| _mm256_cvtph_ps(_mm_loadu_si128(at.cast()));
+            (half(from), half(from.add(8)))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn dot_pairs_f16(sum: Self::V, pair: *const u32, pairs: Self::V) -> Self::V {
+        unsafe {
+            let pair = pair_f16(pair);
+            let first = _mm256_broadcastss_ps(pair);
+            let second = _mm256_broadcastss_ps(_mm_movehdup_ps(pair));
+            (
+                dot_half_f16(sum.0, (first, second), pairs.0),
+                dot_half_f16(sum.1, (first, second), pairs.1),
+            )
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store_pairs_f16(numbers: Self::V, to: *mut u32) {
+        unsafe {
+            _mm_storeu_si128(to.cast(), _mm256_cvtps_ph::<NEAREST>(numbers.0));
+            _mm_storeu_si128(to.add(4).cast(), _mm256_cvtps_ph::<NEAREST>(numbers.1));
+        }
+    }
 }
 
 #[inline(always)]
@@ -274,5 +337,19 @@ unsafe fn dot_half(sum: __m256, pair: __m256i, pairs: __m256) -> __m256 {
             _mm256_castsi256_ps(_mm256_and_si256(pairs, second)),
             low,
         )
+    }
+}
+
+#[inline(always)]
+unsafe fn dot_half_f16(sum: __m256, (first, second): (__m256, __m256), pairs: __m256) -> __m256 {
+    unsafe {
+        // In each half of the register the first of all pairs, then the second; then in the whole.
+        let order = _mm256_broadcastsi128_si256(_mm_set_epi8(
+            15, 14, 11, 10, 7, 6, 3, 2, 13, 12, 9, 8, 5, 4, 1, 0,
+        ));
+        let pairs = _mm256_shuffle_epi8(_mm256_castps_si256(pairs), order);
+        let pairs = _mm256_permute4x64_epi64::<0b11_01_10_00>(pairs);
+        let low = _mm256_fmadd_ps(first, _mm256_cvtph_ps(_mm256_castsi256_si128(pairs)), sum);
+        _mm256_fmadd_ps(second, _mm256_cvtph_ps(_mm256_extracti128_si256::<1>(pairs)), low)
     }
 }

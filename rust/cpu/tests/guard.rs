@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::{Case, Numbers, Random, Step, Threads, available};
+use common::{Case, DTYPES, Numbers, Random, Step, Threads, available};
 use pagedserve_cpu::attention::paged_attention;
 use pagedserve_cpu::linear::{Finish, Matrix, Weights, linear};
 use pagedserve_cpu::{DType, Execution, Norm, rms_norm};
@@ -55,7 +55,7 @@ impl Drop for Guarded {
 fn nothing_past_the_end_is_touched() {
     for (key_size, value_size) in [(64, 64), (80, 96), (7, 5), (33, 16), (16, 20)] {
         for block_size in [16, 5] {
-            for dtype in [DType::Float32, DType::BFloat16] {
+            for dtype in DTYPES {
                 let rows = [(45, 1), (3, 20)];
                 let case = Case { dtype, key_size, value_size, block_size, ..Case::plain(&rows) };
                 for instructions in available() {

@@ -3,8 +3,8 @@
 
 mod common;
 
-use common::{Case, Step, available};
-use pagedserve_cpu::{DType, InstructionSet};
+use common::{Case, DTYPES, Step, available};
+use pagedserve_cpu::InstructionSet;
 use proptest::prelude::*;
 
 prop_compose! {
@@ -35,19 +35,19 @@ prop_compose! {
     fn cases()(
         (num_kv_heads, group, key_size, value_size, block_size) in sizes(),
         rows in rows(),
-        is_bfloat16 in any::<bool>(),
+        dtype in prop::sample::select(DTYPES.to_vec()),
         scale in prop_oneof![Just(0.125_f32), Just(1.0), Just(-0.3), Just(0.0)],
         window in prop::option::weighted(0.3, 1_usize..200),
         softcap in prop::option::weighted(0.3, prop_oneof![Just(0.5_f32), Just(30.0)]),
         sinks in prop::option::weighted(0.3, Just(4.0_f32)),
+        alibi in prop::option::weighted(0.3, prop_oneof![Just(0.7_f32), Just(-0.01)]),
         shares_prefix in any::<bool>(),
         gap in 0_usize..3,
         seed in any::<u64>(),
     ) -> Case {
-        let dtype = if is_bfloat16 { DType::BFloat16 } else { DType::Float32 };
         Case {
             dtype, num_kv_heads, group, key_size, value_size, block_size, rows, scale, window,
-            softcap, sinks,
+            softcap, sinks, alibi,
             // Under a window the first row may not have what the others see.
             shares_prefix: shares_prefix && window.is_none(),
             gap, seed,
@@ -56,7 +56,7 @@ prop_compose! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 72, ..ProptestConfig::default() })]
 
     #[test]
     fn answers_are_those_of_the_model(case in cases(), num_threads in 1_usize..4) {
@@ -69,7 +69,7 @@ proptest! {
 #[test]
 fn every_fast_size_is_right() {
     for size in [64, 80, 96, 128, 256] {
-        for dtype in [DType::Float32, DType::BFloat16] {
+        for dtype in DTYPES {
             for instructions in available() {
                 let case = Case {
                     key_size: size,
@@ -86,8 +86,8 @@ fn every_fast_size_is_right() {
 /// Invariant 3: neither threads, nor the batch, nor how the prompt is cut.
 #[test]
 fn the_answer_of_a_query_depends_on_its_row_alone() {
-    for dtype in [DType::Float32, DType::BFloat16] {
-        let case = Case { dtype, ..Case::plain(&[(0, 700)]) };
+    for dtype in DTYPES {
+        let case = Case { dtype, alibi: Some(0.01), ..Case::plain(&[(0, 700)]) };
         let whole = Step::new(&case).run(InstructionSet::detect(), 1).expect("a correct step");
         let per_token = whole.len() / 700;
         // The keys of the case's last token as a decode row: the same numbers, cached.
@@ -104,4 +104,14 @@ fn the_answer_of_a_query_depends_on_its_row_alone() {
 fn a_step_without_tokens_is_answered() {
     let mut step = Step::new(&Case::plain(&[]));
     assert_eq!(step.run(InstructionSet::detect(), 2), Ok(vec![]));
+}
+
+#[test]
+fn a_steep_slope_leaves_each_query_its_own_key() {
+    for instructions in available() {
+        for dtype in DTYPES {
+            let case = Case { dtype, alibi: Some(f32::MAX), ..Case::plain(&[(200, 1), (0, 5)]) };
+            Step::new(&case).check(instructions, 2);
+        }
+    }
 }

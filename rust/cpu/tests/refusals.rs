@@ -36,6 +36,8 @@ refusals! {
     an_empty_window: |step| step.case.window = Some(0) => "window must be at least 1";
     a_negative_cap: |step| step.case.softcap = Some(-1.0) => "softcap must be positive";
     too_few_sinks: |step| step.sinks = Some(vec![0.0]) => "sinks must hold one score";
+    too_few_slopes: |step| step.alibi = Some(vec![0.5; 5]) => "alibi must hold one slope for each of 6";
+    an_infinite_slope: |step| step.alibi = Some([vec![0.5; 5], vec![f32::INFINITY]].concat()) => "alibi must hold finite slopes; got inf";
     huge_strides: |step| step.key.token_stride = usize::MAX => "the strides of key";
     no_query_start: |step| step.query_start.clear() => "query_start must have one entry more";
     a_late_first_row: |step| step.query_start[0] = 1 => "query_start must go from 0";

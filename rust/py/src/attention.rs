@@ -23,7 +23,7 @@ fn tokens(name: &str, address: usize, (token, head): (i64, i64)) -> PyResult<Tok
     *, dtype, query, query_strides, key, key_strides, value, value_strides, pool, output,
     num_heads, num_kv_heads, key_size, value_size, num_blocks, block_size, block_tables,
     query_start, seq_lens, slot_mapping, scale, window = None, softcap = None, sinks = None,
-    num_threads = 1, instructions = None
+    alibi = None, num_threads = 1, instructions = None
 ))]
 #[expect(clippy::too_many_arguments, reason = "tensors without torch: addresses and sizes")]
 pub(crate) fn paged_attention_cpu(
@@ -50,6 +50,7 @@ pub(crate) fn paged_attention_cpu(
     window: Option<i64>,
     softcap: Option<f32>,
     sinks: Option<&Bound<'_, PyAny>>,
+    alibi: Option<&Bound<'_, PyAny>>,
     num_threads: i64,
     instructions: Option<&str>,
 ) -> PyResult<()> {
@@ -74,6 +75,7 @@ pub(crate) fn paged_attention_cpu(
     let seq_lens = readonly::<i32>(seq_lens, "seq_lens")?;
     let slot_mapping = readonly::<i64>(slot_mapping, "slot_mapping")?;
     let sinks = sinks.map(|sinks| readonly::<f32>(sinks, "sinks")).transpose()?;
+    let alibi = alibi.map(|alibi| readonly::<f32>(alibi, "alibi")).transpose()?;
     let rows = Rows {
         block_tables: block_tables.as_slice()?,
         query_start: query_start.as_slice()?,
@@ -85,6 +87,7 @@ pub(crate) fn paged_attention_cpu(
         window: window.map(|window| size("window", window)).transpose()?,
         softcap,
         sinks: sinks.as_ref().map(|sinks| sinks.as_slice()).transpose()?,
+        alibi: alibi.as_ref().map(|alibi| alibi.as_slice()).transpose()?,
     };
     on_torch_threads(num_threads, instructions, |execution| {
         // SAFETY: that the addresses are those of live tensors of these sizes is the caller's

@@ -13,7 +13,8 @@ use pyo3::prelude::*;
 use crate::config::{choice_or, count_or};
 use crate::error::to_py;
 
-const DTYPES: [(&str, DType); 2] = [("float32", DType::Float32), ("bfloat16", DType::BFloat16)];
+const DTYPES: [(&str, DType); 3] =
+    [("float32", DType::Float32), ("bfloat16", DType::BFloat16), ("float16", DType::Float16)];
 
 const INSTRUCTION_SETS: [(&str, InstructionSet); 4] = [
     ("portable", InstructionSet::Portable),

@@ -171,6 +171,7 @@ impl DecoderLayer {
             window: window.map(|window| size("window", window)).transpose()?,
             softcap: self.softcap,
             sinks: None,
+            alibi: None,
         };
         let layer = self.layer(py)?;
         on_torch_threads(num_threads, instructions, |execution| {

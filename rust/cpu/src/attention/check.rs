@@ -73,6 +73,18 @@ fn check_options(shape: &Shape, options: &Options<'_>) -> Result<()> {
             sinks.len()
         ));
     }
+    if let Some(alibi) = options.alibi {
+        if alibi.len() != shape.num_heads {
+            return refuse(format!(
+                "alibi must hold one slope for each of {} heads; got {}",
+                shape.num_heads,
+                alibi.len()
+            ));
+        }
+        if let Some(slope) = alibi.iter().find(|slope| !slope.is_finite()) {
+            return refuse(format!("alibi must hold finite slopes; got {slope}"));
+        }
+    }
     Ok(())
 }
 

@@ -1,7 +1,9 @@
 //! Where tokens lie in a pool, and writing them there.
 #![expect(unsafe_code, reason = "writes through the caller's pointers")]
 
-use crate::attention::shape::{Memory, Rows, Shape, Tokens};
+use std::ops::Range;
+
+use crate::attention::shape::{Memory, Rows, Shape, Tokens, count};
 use crate::number::{Element, PANEL};
 
 /// Where one KV head of a slot lies, in elements from the start of the pool.
@@ -56,11 +58,34 @@ impl Place {
 
 /// The first element of the panel of a slot, keys before values.
 #[inline]
-pub(crate) fn panel_start(shape: &Shape, slot: usize, kv_head: usize) -> usize {
+fn panel_start(shape: &Shape, slot: usize, kv_head: usize) -> usize {
     let (block, offset) = (slot / shape.block_size, slot % shape.block_size);
     let panels = shape.block_size / PANEL;
     let panel = (block * shape.num_kv_heads + kv_head) * panels + offset / PANEL;
     panel * PANEL * (shape.key_size + shape.value_size)
+}
+
+/// The first elements of some of a row's panels, by the row's block ids.
+#[inline]
+pub(crate) fn panel_starts(
+    shape: &Shape,
+    blocks: &[i32],
+    kv_head: usize,
+    panels: Range<usize>,
+) -> impl Iterator<Item = usize> {
+    let per_block = shape.block_size / PANEL;
+    let panel_len = PANEL * (shape.key_size + shape.value_size);
+    // Divisions for each panel took a tenth of decoding from cached blocks.
+    let (mut index, mut within) = (panels.start / per_block, panels.start % per_block);
+    panels.map(move |_| {
+        let start = ((count(blocks[index]) * shape.num_kv_heads + kv_head) * per_block + within)
+            * panel_len;
+        within += 1;
+        if within == per_block {
+            (index, within) = (index + 1, 0);
+        }
+        start
+    })
 }
 
 /// Writes the new tokens of one of `parts` shares: those whose block falls to it, in order.

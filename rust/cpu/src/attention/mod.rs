@@ -10,10 +10,11 @@
 //! a block holds `[Hkv][block_size / 16]` *panels* of 16 tokens, each the keys transposed,
 //! `[D][16]`, then the values, `[16][Dv]`.  So 16 scores are made side by side without a
 //! horizontal sum, a weight meets whole vectors of values, and what one work item reads of a
-//! block is one contiguous piece.  In bfloat16 the unit is a pair that lies side by side: two
-//! dimensions of a key, `[D / 2][16][2]`, and two tokens of a value, `[8][Dv][2]`: this is what
-//! a dot-product instruction takes, and without one a shift and a mask make two float32
-//! vectors of it.  Any other shape is stored `[block_size][Hkv][D + Dv]`, and 16 tokens at a
+//! block is one contiguous piece.  In bfloat16 and float16 the unit is a pair that lies side by
+//! side: two dimensions of a key, `[D / 2][16][2]`, and two tokens of a value, `[8][Dv][2]`: this
+//! is what a dot-product instruction of bfloat16 takes, and without one a shift and a mask make
+//! two float32 vectors of it; float16 is converted.  Any other shape is stored
+//! `[block_size][Hkv][D + Dv]`, and 16 tokens at a
 //! time are made into panels when they are read.
 //!
 //! # Invariants
@@ -36,7 +37,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::error::Result;
 use crate::isa::InstructionSet;
-use crate::number::{BFloat16, DType};
+use crate::number::{BFloat16, DType, Float16};
 use crate::team::Execution;
 
 mod check;
@@ -124,13 +125,13 @@ impl Work<'_> {
     fn run(&self) {
         self.write();
         let mut scratch = SCRATCH.take();
-        while let Some(item) =
-            self.call.plan.items.get(self.next_item.fetch_add(1, Ordering::Relaxed))
-        {
+        let items = &self.call.plan.items;
+        while let Some(item) = items.get(self.next_item.fetch_add(1, Ordering::Relaxed)) {
+            let upcoming = items.get(self.next_item.load(Ordering::Relaxed));
             // SAFETY: `paged_attention` has checked the call and the instructions; each item is
             // taken once, after all parts are written.
             unsafe {
-                let kernel = Attend { call: &self.call, item, scratch: &mut scratch };
+                let kernel = Attend { call: &self.call, item, upcoming, scratch: &mut scratch };
                 self.instructions.run(kernel);
             };
         }
@@ -143,6 +144,7 @@ impl Work<'_> {
         let write = match shape.dtype {
             DType::Float32 => write_tokens::<f32>,
             DType::BFloat16 => write_tokens::<BFloat16>,
+            DType::Float16 => write_tokens::<Float16>,
         };
         loop {
             let part = self.next_part.fetch_add(1, Ordering::Relaxed);

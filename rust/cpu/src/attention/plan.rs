@@ -8,8 +8,10 @@ use crate::number::{CHUNK, PANEL};
 
 /// Queries of a tile, each of one token and one head.
 pub(crate) const TILE: usize = 48;
-/// Chunks of an item where the keys of a tile are split.
+/// The fewest chunks of an item where the keys of a tile are split.
 const SPLIT_CHUNKS: usize = 2;
+/// Items for each thread where keys are split: enough that nobody waits long for the last one.
+const ITEMS_PER_THREAD: usize = 8;
 
 /// Some queries of one row that read the same KV head, and the chunks of keys to read.
 #[derive(Clone, Debug)]
@@ -66,7 +68,7 @@ impl Plan {
             }
         }
         if num_threads > 1 && plan.items.len() < 4 * num_threads {
-            plan.split(shape);
+            plan.split(shape, num_threads);
         }
         plan
     }
@@ -87,15 +89,19 @@ impl Plan {
         }
     }
 
-    fn split(&mut self, shape: &Shape) {
+    /// Cuts tiles into few long pieces: who comes to the end of one reads ahead what another
+    /// thread may take.
+    fn split(&mut self, shape: &Shape, num_threads: usize) {
+        let pieces = (ITEMS_PER_THREAD * num_threads).div_ceil(self.items.len().max(1));
         let columns = shape.value_size.next_multiple_of(PANEL);
         for item in std::mem::take(&mut self.items) {
-            if item.chunks.len() <= SPLIT_CHUNKS {
+            let piece_chunks = item.chunks.len().div_ceil(pieces).max(SPLIT_CHUNKS);
+            if item.chunks.len() <= piece_chunks {
                 self.items.push(item);
                 continue;
             }
             let split = Some(self.splits.len());
-            let starts = item.chunks.clone().step_by(SPLIT_CHUNKS);
+            let starts = item.chunks.clone().step_by(piece_chunks);
             self.splits.push(Split {
                 pending: AtomicUsize::new(starts.len()),
                 chunks: item.chunks.clone(),
@@ -103,7 +109,7 @@ impl Plan {
             });
             self.num_partials += item.chunks.len() * item.queries.len() * (columns + 2);
             for start in starts {
-                let chunks = start..(start + SPLIT_CHUNKS).min(item.chunks.end);
+                let chunks = start..(start + piece_chunks).min(item.chunks.end);
                 self.items.push(Item { chunks, split, ..item.clone() });
             }
         }

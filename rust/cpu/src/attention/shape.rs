@@ -33,7 +33,7 @@ impl Shape {
     }
 
     /// Whether blocks are stored as panels, the fast way: `block_size` and Dv are multiples of
-    /// 16, and keys of bfloat16 have an even size.
+    /// 16, and keys of 16-bit numbers have an even size.
     pub fn has_panels(&self) -> bool {
         self.block_size.is_multiple_of(PANEL)
             && self.value_size.is_multiple_of(PANEL)
@@ -91,6 +91,9 @@ pub struct Options<'a> {
     pub softcap: Option<f32>,
     /// `[H]`: one more score a head, which takes weight and has no value.
     pub sinks: Option<&'a [f32]>,
+    /// `[H]`: slopes; a score gets its head's slope times the key's position minus the query's,
+    /// after the cap.
+    pub alibi: Option<&'a [f32]>,
 }
 
 impl Options<'_> {
@@ -101,7 +104,7 @@ impl Options<'_> {
 }
 
 /// A count that is known to be none below zero; what is wrong is refused by the checks.
-fn count(number: i32) -> usize {
+pub(crate) fn count(number: i32) -> usize {
     usize::try_from(number).unwrap_or(0)
 }
 
@@ -126,8 +129,9 @@ impl Rows<'_> {
         count(self.seq_lens[row])
     }
 
-    /// A row's block at an index of its table.
-    pub(crate) fn block(&self, row: usize, index: usize) -> usize {
-        count(self.block_tables[row * self.width() + index])
+    /// A row's block ids.
+    pub(crate) fn blocks(&self, row: usize) -> &[i32] {
+        let width = self.width();
+        &self.block_tables[row * width..(row + 1) * width]
     }
 }

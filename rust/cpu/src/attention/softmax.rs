@@ -32,6 +32,14 @@ impl Cap {
     }
 }
 
+/// What the distance of a key adds to its score.
+#[derive(Clone, Copy)]
+pub(crate) struct Bias {
+    pub(crate) slope: f32,
+    /// The position of the first score's key minus that of the query.
+    pub(crate) first: i32,
+}
+
 /// Makes the weights of one query's scores; returns the largest score and the weights' sum.
 ///
 /// Scores of panels in `used` are read; those of keys outside of `seen` have no weight.
@@ -44,7 +52,7 @@ pub(crate) unsafe fn take_weights<I: Vectors, E: Element>(
     weights: *mut u32,
     used: &Range<usize>,
     seen: &Range<usize>,
-    cap: Cap,
+    (cap, bias): (Cap, Option<Bias>),
 ) -> (f32, f32) {
     let keys = used.start * PANEL..used.end * PANEL;
     // SAFETY: `used` are panels of `scores`.
@@ -55,6 +63,9 @@ pub(crate) unsafe fn take_weights<I: Vectors, E: Element>(
                 let share = tanh_of_exponent::<I>(I::load(score));
                 I::store(I::mul(share, I::splat(limit)), score);
             }
+        }
+        if let Some(bias) = bias {
+            add_bias::<I>(scores, &keys, bias);
         }
         scores[keys.start..seen.start.clamp(keys.start, keys.end)].fill(f32::NEG_INFINITY);
         scores[seen.end.clamp(keys.start, keys.end)..keys.end].fill(f32::NEG_INFINITY);
@@ -72,5 +83,30 @@ pub(crate) unsafe fn take_weights<I: Vectors, E: Element>(
             E::store::<I>(weight, weights.add(first / E::PER_UNIT));
         }
         (maximum, across::<I>(sums, |a, b| a + b))
+    }
+}
+
+/// Adds what the distance of each key makes.
+#[inline(always)]
+unsafe fn add_bias<I: Vectors>(scores: &mut [f32], keys: &Range<usize>, bias: Bias) {
+    const LANES: [f32; PANEL] =
+        [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0];
+    // SAFETY: `keys` are whole vectors of `scores`.
+    unsafe {
+        let (slope, log2_e) = (I::splat(bias.slope), I::splat(LOG2_E));
+        for first in keys.clone().step_by(PANEL) {
+            #[expect(
+                clippy::cast_precision_loss,
+                clippy::cast_possible_truncation,
+                clippy::cast_possible_wrap,
+                reason = "a distance of tokens, and an index into a chunk"
+            )]
+            let distance = (bias.first + first as i32) as f32;
+            let distances = I::add(I::splat(distance), I::load(LANES.as_ptr()));
+            let score = scores.as_mut_ptr().add(first);
+            // The slope last: an infinite product of two others would make NaN of distance 0.
+            let added = I::multiply_add(slope, I::mul(distances, log2_e), I::load(score));
+            I::store(added, score);
+        }
     }
 }

@@ -10,13 +10,13 @@ use std::f32::consts::LOG2_E;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-use crate::attention::layout::{gather_token, head_of, panel_start};
+use crate::attention::layout::{gather_token, head_of, panel_starts};
 use crate::attention::plan::{Item, Plan, TILE};
-use crate::attention::shape::{Memory, Options, Rows, Shape};
-use crate::attention::softmax::{Cap, take_weights};
+use crate::attention::shape::{Memory, Options, Rows, Shape, count};
+use crate::attention::softmax::{Bias, Cap, take_weights};
 use crate::isa::{Kernel, Vectors};
 use crate::kernel::{self, Segment, tile_vectors};
-use crate::number::{BFloat16, CHUNK, CHUNK_PANELS, DType, Element, PANEL};
+use crate::number::{BFloat16, CHUNK, CHUNK_PANELS, DType, Element, Float16, PANEL};
 
 /// A checked call.
 pub(crate) struct Call<'a> {
@@ -37,18 +37,21 @@ pub(crate) struct Call<'a> {
 pub(crate) struct Attend<'a> {
     pub(crate) call: &'a Call<'a>,
     pub(crate) item: &'a Item,
+    /// What this thread does next, if no other takes it first: its keys are read ahead.
+    pub(crate) upcoming: Option<&'a Item>,
     pub(crate) scratch: &'a mut Scratch,
 }
 
 impl Kernel for Attend<'_> {
     #[inline(always)]
     unsafe fn run<I: Vectors>(self) {
-        let Self { call, item, scratch } = self;
+        let Self { call, item, upcoming, scratch } = self;
         // SAFETY: the caller's promise.
         unsafe {
             match call.shape.dtype {
-                DType::Float32 => attend::<I, f32>(call, item, scratch),
-                DType::BFloat16 => attend::<I, BFloat16>(call, item, scratch),
+                DType::Float32 => attend::<I, f32>(call, item, upcoming, scratch),
+                DType::BFloat16 => attend::<I, BFloat16>(call, item, upcoming, scratch),
+                DType::Float16 => attend::<I, Float16>(call, item, upcoming, scratch),
             }
         }
     }
@@ -160,7 +163,12 @@ impl Scratch {
 /// # Safety
 /// As [`Attend`]; the CPU has the instructions.
 #[inline(always)]
-unsafe fn attend<I: Vectors, E: Element>(call: &Call<'_>, item: &Item, scratch: &mut Scratch) {
+unsafe fn attend<I: Vectors, E: Element>(
+    call: &Call<'_>,
+    item: &Item,
+    upcoming: Option<&Item>,
+    scratch: &mut Scratch,
+) {
     let buffers = scratch.buffers(call);
     // SAFETY: the caller's promise; buffers have the sizes that their fields name.
     unsafe {
@@ -168,7 +176,7 @@ unsafe fn attend<I: Vectors, E: Element>(call: &Call<'_>, item: &Item, scratch: 
         let Some(split) = item.split.map(|index| &call.plan.splits[index]) else {
             start_total(call, item, buffers.total);
             for chunk in item.chunks.clone() {
-                attend_chunk::<I, E>(call, item, chunk, &buffers, buffers.part);
+                attend_chunk::<I, E>(call, item, upcoming, chunk, &buffers, buffers.part);
                 merge::<I>(call, item, buffers.part, buffers.total);
             }
             finish::<I, E>(call, item, buffers.total);
@@ -180,7 +188,7 @@ unsafe fn attend<I: Vectors, E: Element>(call: &Call<'_>, item: &Item, scratch: 
             Part::at(call.partials.wrapping_add(offset), rows, columns)
         };
         for chunk in item.chunks.clone() {
-            attend_chunk::<I, E>(call, item, chunk, &buffers, part_of(chunk));
+            attend_chunk::<I, E>(call, item, upcoming, chunk, &buffers, part_of(chunk));
         }
         // The last one to finish sees what all others wrote.
         if split.pending.fetch_sub(1, Ordering::AcqRel) == 1 {
@@ -264,12 +272,17 @@ unsafe fn finish<I: Vectors, E: Element>(call: &Call<'_>, item: &Item, total: Pa
         unsafe {
             let from = total.values.add(row * call.columns());
             let sum = I::splat(*total.sums.add(row));
-            for column in (0..call.columns()).step_by(PANEL) {
-                I::store(I::div(I::load(from.add(column)), sum), from.add(column));
-            }
             let to = call.memory.output.cast::<E>().add((token * num_heads + head) * value_size);
-            for column in 0..value_size {
-                to.add(column).write(E::from_f32(*from.add(column)));
+            for column in (0..value_size).step_by(PANEL) {
+                let answer = I::div(I::load(from.add(column)), sum);
+                if column + PANEL <= value_size {
+                    E::store::<I>(answer, to.add(column).cast());
+                    continue;
+                }
+                I::store(answer, from.add(column));
+                for column in column..value_size {
+                    to.add(column).write(E::from_f32(*from.add(column)));
+                }
             }
         }
     }
@@ -282,11 +295,18 @@ fn within(range: &Range<usize>, chunk: usize) -> Range<usize> {
     clamp(range.start)..clamp(range.end)
 }
 
+/// From one position to another; positions are `i32` where they come from.
+fn distance(to: usize, from: usize) -> i32 {
+    let int = |position: usize| i32::try_from(position).unwrap_or(i32::MAX);
+    int(to) - int(from)
+}
+
 /// The result of one chunk of keys.
 #[inline(always)]
 unsafe fn attend_chunk<I: Vectors, E: Element>(
     call: &Call<'_>,
     item: &Item,
+    upcoming: Option<&Item>,
     chunk: usize,
     buffers: &Buffers,
     part: Part,
@@ -320,12 +340,7 @@ unsafe fn attend_chunk<I: Vectors, E: Element>(
         weigh::<I, E>(call, item, chunk, (&used, cap), buffers, part);
 
         let value_panels = panels.map(|panel| panel.wrapping_add(depth * PANEL));
-        let next = within(&item.keys, chunk + 1);
-        let ahead = if call.shape.has_panels() && !next.is_empty() {
-            self::panels::<E>(call, item, chunk + 1, &next, buffers.panels)
-        } else {
-            panels
-        };
+        let ahead = panels_ahead::<E>(call, item, upcoming, chunk, &panels);
         let (segments, len) =
             segments::<E>(&keys, (&value_panels, &ahead), columns, buffers.halves);
         let mut first = 0;
@@ -344,6 +359,33 @@ unsafe fn attend_chunk<I: Vectors, E: Element>(
     }
 }
 
+/// What is read next, the next chunk's panels in place of a chunk's own: those themselves where
+/// there is none, since the way to no address at all is the longest.
+#[inline(always)]
+unsafe fn panels_ahead<E: Element>(
+    call: &Call<'_>,
+    item: &Item,
+    upcoming: Option<&Item>,
+    chunk: usize,
+    panels: &[*const u32; CHUNK_PANELS],
+) -> [*const u32; CHUNK_PANELS] {
+    let next = if chunk + 1 < item.chunks.end {
+        Some((item, chunk + 1))
+    } else {
+        upcoming.map(|item| (item, item.chunks.start))
+    };
+    let Some((item, chunk)) = next.filter(|_| call.shape.has_panels()) else { return *panels };
+    let keys = within(&item.keys, chunk);
+    // SAFETY: panels of this shape are not made.
+    let mut ahead = unsafe { self::panels::<E>(call, item, chunk, &keys, std::ptr::null_mut()) };
+    for (ahead, &panel) in ahead.iter_mut().zip(panels) {
+        if ahead.is_null() {
+            *ahead = panel;
+        }
+    }
+    ahead
+}
+
 /// Makes weights of scores, each query's with its own mask.
 #[inline(always)]
 unsafe fn weigh<I: Vectors, E: Element>(
@@ -359,11 +401,16 @@ unsafe fn weigh<I: Vectors, E: Element>(
     for (row, query) in item.queries.clone().enumerate() {
         let position = num_cached + query / group;
         let seen = within(&(call.options.first_key(position)..position + 1), chunk);
+        let head = item.kv_head * group + query % group;
+        let bias = call
+            .options
+            .alibi
+            .map(|slopes| Bias { slope: slopes[head], first: distance(chunk * CHUNK, position) });
         // SAFETY: the buffers have the tile's rows.
         unsafe {
             let scores = std::slice::from_raw_parts_mut(buffers.scores.add(row * CHUNK), CHUNK);
             let weights = buffers.weights.add(row * CHUNK / E::PER_UNIT);
-            let (maximum, sum) = take_weights::<I, E>(scores, weights, used, &seen, cap);
+            let (maximum, sum) = take_weights::<I, E>(scores, weights, used, &seen, (cap, bias));
             part.maxima.add(row).write(maximum);
             part.sums.add(row).write(sum);
         }
@@ -380,21 +427,25 @@ unsafe fn panels<E: Element>(
     made: *mut u32,
 ) -> [*const u32; CHUNK_PANELS] {
     let (shape, pool) = (call.shape, call.memory.pool.cast::<E>().cast_const());
-    let slot_of = |key: usize| {
-        let position = chunk * CHUNK + key;
-        let block = call.rows.block(item.row, position / shape.block_size);
-        block * shape.block_size + position % shape.block_size
-    };
+    let blocks = call.rows.blocks(item.row);
     let mut panels = [std::ptr::null(); CHUNK_PANELS];
     let used = keys.start / PANEL..keys.end.div_ceil(PANEL);
-    for panel in used {
-        if shape.has_panels() {
+    if shape.has_panels() {
+        let first = chunk * CHUNK_PANELS;
+        let starts =
+            panel_starts(shape, blocks, item.kv_head, first + used.start..first + used.end);
+        for (panel, start) in panels[used].iter_mut().zip(starts) {
             // SAFETY: the panel has a visible key, whose block is checked.
-            panels[panel] =
-                unsafe { pool.add(panel_start(shape, slot_of(panel * PANEL), item.kv_head)) }
-                    .cast();
-            continue;
+            *panel = unsafe { pool.add(start) }.cast();
         }
+        return panels;
+    }
+    let slot_of = |key: usize| {
+        let position = chunk * CHUNK + key;
+        let block = count(blocks[position / shape.block_size]);
+        block * shape.block_size + position % shape.block_size
+    };
+    for panel in used {
         let (depth, columns) = (call.depth(), call.columns());
         let len = PANEL * (depth + columns / E::PER_UNIT);
         // SAFETY: the buffer has room for the chunk; each key is visible, its block is checked.

@@ -36,6 +36,8 @@ pub struct Case {
     pub window: Option<usize>,
     pub softcap: Option<f32>,
     pub sinks: Option<f32>,
+    /// The first head's slope; each further head's is half of the one before.
+    pub alibi: Option<f32>,
     /// Whole cached blocks of the first row that the others have too.
     pub shares_prefix: bool,
     /// Elements between heads and tokens that belong to nobody.
@@ -58,6 +60,7 @@ impl Case {
             window: None,
             softcap: None,
             sinks: None,
+            alibi: None,
             shares_prefix: false,
             gap: 0,
             seed: 1,
@@ -90,7 +93,7 @@ impl Random {
     }
 }
 
-/// Stored numbers of either kind.
+/// Stored numbers of any kind.
 pub struct Numbers {
     pub dtype: DType,
     pub bytes: Vec<u8>,
@@ -113,6 +116,9 @@ impl Numbers {
             DType::BFloat16 => {
                 self.bytes[at..at + 2].copy_from_slice(&number.to_le_bytes()[2..]);
             }
+            DType::Float16 => {
+                self.bytes[at..at + 2].copy_from_slice(&float16(number).to_le_bytes());
+            }
         }
         self.get(index)
     }
@@ -123,9 +129,35 @@ impl Numbers {
         match self.dtype {
             DType::Float32 => word.copy_from_slice(&self.bytes[at..at + 4]),
             DType::BFloat16 => word[2..].copy_from_slice(&self.bytes[at..at + 2]),
+            DType::Float16 => {
+                return of_float16(u16::from_le_bytes([self.bytes[at], self.bytes[at + 1]]));
+            }
         }
         f32::from_le_bytes(word)
     }
+}
+
+/// The nearest float16 of a number below 2^15, by the definition of the format.
+fn float16(number: f32) -> u16 {
+    if number.is_nan() {
+        return 0x7e00;
+    }
+    let exponent = number.abs().log2().floor().max(-14.0);
+    let fraction = f64::from(number.abs()) / f64::from(exponent).exp2() * 1024.0;
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "11 and 5 bits")]
+    let (fraction, exponent) = (fraction.round_ties_even() as u16, (exponent + 14.0) as u16);
+    // A fraction of a normal number has its bit 10, which is one of the exponent.
+    (exponent * 1024 + fraction) | (u16::from(number.is_sign_negative()) << 15)
+}
+
+fn of_float16(bits: u16) -> f32 {
+    let (exponent, fraction) = (i32::from(bits >> 10 & 31), f32::from(bits & 0x3ff) / 1024.0);
+    let magnitude = match exponent {
+        0 => fraction * 2_f32.powi(-14),
+        31 => f32::NAN,
+        _ => (1.0 + fraction) * 2_f32.powi(exponent - 15),
+    };
+    if bits >> 15 == 1 { -magnitude } else { magnitude }
 }
 
 /// `[T, heads, size]` with gaps, tokens within heads as transformers has them.
@@ -170,6 +202,7 @@ pub struct Step {
     pub seq_lens: Vec<i32>,
     pub slot_mapping: Vec<i64>,
     pub sinks: Option<Vec<f32>>,
+    pub alibi: Option<Vec<f32>>,
     /// `[row][position][kv_head]`: key, then value.
     known: Vec<Vec<Vec<Vec<f32>>>>,
 }
@@ -211,6 +244,9 @@ impl Step {
             seq_lens: lens.iter().map(|&len| int(len)).collect(),
             slot_mapping: Vec::new(),
             sinks: case.sinks.map(|sink| (0..num_heads).map(|_| sink * random.number()).collect()),
+            alibi: case
+                .alibi
+                .map(|slope| (0..num_heads).map(|head| slope * 0.5_f32.powi(int(head))).collect()),
             known: Vec::new(),
             shape,
             case: case.clone(),
@@ -325,6 +361,7 @@ impl Step {
             window: self.case.window,
             softcap: self.case.softcap,
             sinks: self.sinks.as_deref(),
+            alibi: self.alibi.as_deref(),
         }
     }
 
@@ -391,7 +428,8 @@ impl Step {
         let first = self.case.window.map_or(0, |window| (position + 1).saturating_sub(window));
         let mut weights: Vec<f64> = self.known[row][first..=position]
             .iter()
-            .map(|heads| {
+            .zip(first..)
+            .map(|(heads, key_position)| {
                 let key = &heads[head / self.case.group][..key_size];
                 let product: f64 = key
                     .iter()
@@ -402,7 +440,9 @@ impl Step {
                     .sum();
                 let score = product * f64::from(self.case.scale);
                 let capped = |cap: f32| f64::from(cap) * (score / f64::from(cap)).tanh();
-                self.case.softcap.map_or(score, capped)
+                let slope = self.alibi.as_ref().map_or(0.0, |slopes| f64::from(slopes[head]));
+                let distance = f64::from(int(position - key_position));
+                self.case.softcap.map_or(score, capped) - slope * distance
             })
             .collect();
         let sink = self.sinks.as_ref().map(|sinks| f64::from(sinks[head]));
@@ -427,7 +467,10 @@ impl Step {
         let answer = self.run(instructions, num_threads).expect("a correct step");
         let tolerance = match self.case.dtype {
             DType::Float32 => 5e-6,
+            // Answers below 1 are rounded by 2^-9, weights by as much of each.
             DType::BFloat16 => 8e-3,
+            // The same with 2^-12.
+            DType::Float16 => 1e-3,
         };
         assert_eq!(answer.len(), expected.len());
         for (index, (&got, &wanted)) in answer.iter().zip(&expected).enumerate() {
@@ -439,6 +482,9 @@ impl Step {
         }
     }
 }
+
+/// All kinds of numbers.
+pub const DTYPES: [DType; 3] = [DType::Float32, DType::BFloat16, DType::Float16];
 
 /// The instruction sets that this CPU has.
 pub fn available() -> impl Iterator<Item = InstructionSet> {
