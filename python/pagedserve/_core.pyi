@@ -27,6 +27,7 @@ __all__ = [
     "SequenceGroupMetadata",
     "UncachedBlockAllocator",
     "__version__",
+    "advise_huge_pages",
     "cpu_instruction_sets",
     "cpu_instructions",
     "has_torch_threads",
@@ -582,6 +583,9 @@ def rms_norm_cpu(
     Raises:
         StepError: for arguments that do not fit each other.
     """
+
+def advise_huge_pages(address: int, num_bytes: int) -> None:
+    """Ask for huge pages behind a range of memory; a system without them goes on as before."""
 
 def cpu_instruction_sets() -> list[_InstructionSet]:
     """The vector instructions that this CPU has and `paged_attention_cpu` uses, the best last."""

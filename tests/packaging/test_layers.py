@@ -14,7 +14,7 @@ SHARED = {"errors", "config", "checks", "sampling_params", "inputs", "outputs"}
 PYTHON_LAYERS: dict[str, set[str]] = {
     **{leaf: set() for leaf in SHARED},
     "attention": {"kernels"},
-    "cache": {"kernels"},
+    "cache": {"cpu", "kernels"},
     "cpu": {"attention"},
     "models": {"attention", "cache", "cpu"},
     "sampling": set(),

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pagedserve.cpu.memory import empty_in_huge_pages
 from pagedserve.kernels.reference import copy_blocks, swap_blocks
 
 
@@ -91,21 +92,17 @@ class CacheEngine:
         """
         self.block_size = block_size
 
-        def pools(num_blocks: int, where: torch.device) -> list[Tensor]:
+        def pool(layer: LayerShape, num_blocks: int, where: torch.device) -> Tensor:
+            size = layer.key_size + layer.value_size
+            shape = (num_blocks, block_size, layer.num_kv_heads, size)
+            if device.type == "cpu":
+                return empty_in_huge_pages(*shape, dtype=dtype)
             # A GPU reads and writes pinned memory without a stop.
-            is_pinned = device.type == "cuda" and where.type == "cpu" and num_blocks > 0
-            return [
-                torch.empty(
-                    num_blocks,
-                    block_size,
-                    layer.num_kv_heads,
-                    layer.key_size + layer.value_size,
-                    dtype=dtype,
-                    device=where,
-                    pin_memory=is_pinned,
-                )
-                for layer in layers
-            ]
+            is_pinned = where.type == "cpu" and num_blocks > 0
+            return torch.empty(shape, dtype=dtype, device=where, pin_memory=is_pinned)
+
+        def pools(num_blocks: int, where: torch.device) -> list[Tensor]:
+            return [pool(layer, num_blocks, where) for layer in layers]
 
         self.gpu_pools = pools(num_gpu_blocks, device)
         self.cpu_pools = pools(num_cpu_blocks, torch.device("cpu"))

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from pagedserve import _core
 from pagedserve.attention.cpu import DTYPE_NAMES
+from pagedserve.cpu.memory import empty_in_huge_pages
 
 PANEL_FEATURES: Final = 64  # of rust/cpu/src/linear.rs
 
@@ -44,7 +45,9 @@ def pack(
     num_features, depth = weight.shape
     padding = -num_features % PANEL_FEATURES
     units = functional.pad(weight.detach(), (0, 0, 0, padding)).contiguous().view(torch.int32)
-    panels = units.view(-1, PANEL_FEATURES, units.shape[1]).transpose(1, 2).contiguous()
+    rows = units.view(-1, PANEL_FEATURES, units.shape[1])
+    panels = empty_in_huge_pages(len(rows), units.shape[1], PANEL_FEATURES, dtype=torch.int32)
+    panels.copy_(rows.transpose(1, 2))
     return _core.PackedWeights(
         panels.numpy().reshape(-1).view(np.uint32),
         dtype=DTYPE_NAMES[weight.dtype],

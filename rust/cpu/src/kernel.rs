@@ -220,9 +220,7 @@ unsafe fn values_tile<I: Vectors, E: Element, const R: usize, const N: usize>(
                 let mut numbers = [I::splat(0.0); N];
                 for vector in 0..N {
                     numbers[vector] = I::load(from.cast::<[f32; PANEL]>().add(vector).cast());
-                    if true {
-                        I::prefetch(ahead.wrapping_add(vector * PANEL));
-                    }
+                    I::prefetch(ahead.wrapping_add(vector * PANEL));
                 }
                 for row in 0..R {
                     for vector in 0..N {

@@ -27,6 +27,7 @@ mod math;
 mod number;
 #[cfg(target_os = "linux")]
 mod openmp;
+mod pages;
 mod portable;
 mod team;
 #[cfg(target_arch = "x86_64")]
@@ -38,4 +39,5 @@ pub use isa::InstructionSet;
 pub use number::DType;
 #[cfg(target_os = "linux")]
 pub use openmp::OpenMp;
+pub use pages::advise_huge_pages;
 pub use team::{Execution, Sequential, Team};

@@ -98,6 +98,12 @@ pub(crate) fn has_torch_threads() -> bool {
     team().is_some()
 }
 
+/// Asks for huge pages; a system that has none goes on with small ones.
+#[pyfunction]
+pub(crate) fn advise_huge_pages(address: usize, num_bytes: usize) {
+    pagedserve_cpu::advise_huge_pages(std::ptr::with_exposed_provenance_mut(address), num_bytes);
+}
+
 /// Runs `work` with these threads and instructions (None: those that the process uses).
 ///
 /// The interpreter's lock stays: a call takes microseconds, and threads that work here never ask

@@ -29,7 +29,8 @@ mod _core {
     use super::config::{CacheConfig, SchedulerConfig};
     #[pymodule_export]
     use super::cpu::{
-        cpu_instruction_sets, cpu_instructions, has_torch_threads, use_cpu_instructions,
+        advise_huge_pages, cpu_instruction_sets, cpu_instructions, has_torch_threads,
+        use_cpu_instructions,
     };
     #[pymodule_export]
     use super::layer::{DecoderLayer, rms_norm_cpu};
