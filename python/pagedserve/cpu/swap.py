@@ -73,14 +73,18 @@ def weight_bytes(model: nn.Module) -> int:
 
 
 def _fuse_layers(model: nn.Module) -> int:
+    places = [
+        (parent, name)
+        for parent in model.modules()
+        for name, layer in parent.named_children()
+        if can_fuse(layer)
+    ]
     num_fused = 0
-    for parent in list(model.modules()):
-        for name, layer in list(parent.named_children()):
-            if can_fuse(layer):
-                fused = FusedLayer(layer)
-                if _layers_agree(layer, fused):
-                    setattr(parent, name, fused)
-                    num_fused += 1
+    for parent, name in places:  # without its layer: nothing else keeps a replaced one in memory
+        fused = FusedLayer(getattr(parent, name))
+        if _layers_agree(getattr(parent, name), fused):
+            setattr(parent, name, fused)
+            num_fused += 1
     return num_fused
 
 

@@ -16,6 +16,7 @@ use crate::attention::shape::{Memory, Options, Rows, Shape, count};
 use crate::attention::softmax::{Bias, Cap, take_weights};
 use crate::isa::{Kernel, Vectors};
 use crate::kernel::{self, Segment, tile_vectors};
+use crate::math::exp2;
 use crate::number::{BFloat16, CHUNK, CHUNK_PANELS, DType, Element, Float16, PANEL};
 
 /// A checked call.
@@ -174,10 +175,17 @@ unsafe fn attend<I: Vectors, E: Element>(
     unsafe {
         load_queries::<E>(call, item, buffers.queries);
         let Some(split) = item.split.map(|index| &call.plan.splits[index]) else {
-            start_total(call, item, buffers.total);
+            if call.options.sinks.is_some() {
+                start_total(call, item, buffers.total);
+            }
             for chunk in item.chunks.clone() {
-                attend_chunk::<I, E>(call, item, upcoming, chunk, &buffers, buffers.part);
-                merge::<I>(call, item, buffers.part, buffers.total);
+                // Where nothing is before the first chunk, its result is the total so far.
+                let is_total = chunk == item.chunks.start && call.options.sinks.is_none();
+                let part = if is_total { buffers.total } else { buffers.part };
+                attend_chunk::<I, E>(call, item, upcoming, chunk, &buffers, part);
+                if !is_total {
+                    merge::<I>(call, item, part, buffers.total);
+                }
             }
             finish::<I, E>(call, item, buffers.total);
             return;
@@ -240,24 +248,52 @@ unsafe fn start_total(call: &Call<'_>, item: &Item, total: Part) {
 /// Adds a chunk's result to the total.
 #[inline(always)]
 unsafe fn merge<I: Vectors>(call: &Call<'_>, item: &Item, part: Part, total: Part) {
-    let columns = call.columns();
-    for row in 0..item.queries.len() {
+    let (columns, num_rows) = (call.columns(), item.queries.len());
+    for first in (0..num_rows).step_by(PANEL) {
+        let count = PANEL.min(num_rows - first);
         // SAFETY: both have the tile's rows.
         unsafe {
-            let (old, new) = (total.maxima.add(row), *part.maxima.add(row));
-            let maximum = old.read().max(new);
-            let (keep, take) = ((old.read() - maximum).exp2(), (new - maximum).exp2());
-            old.write(maximum);
-            let sum = total.sums.add(row);
-            sum.write(sum.read() * keep + *part.sums.add(row) * take);
-            let (keep, take) = (I::splat(keep), I::splat(take));
-            for column in (row * columns..(row + 1) * columns).step_by(PANEL) {
-                let to = total.values.add(column);
-                let added = I::mul(I::load(part.values.add(column)), take);
-                I::store(I::multiply_add(I::load(to), keep, added), to);
+            let (keep, take) = shares::<I>(part.maxima.add(first), total.maxima.add(first), count);
+            for (index, (keep, take)) in keep.into_iter().zip(take).take(count).enumerate() {
+                let row = first + index;
+                let sum = total.sums.add(row);
+                sum.write(sum.read() * keep + *part.sums.add(row) * take);
+                let (keep, take) = (I::splat(keep), I::splat(take));
+                for column in (row * columns..(row + 1) * columns).step_by(PANEL) {
+                    let to = total.values.add(column);
+                    let added = I::mul(I::load(part.values.add(column)), take);
+                    I::store(I::multiply_add(I::load(to), keep, added), to);
+                }
             }
         }
     }
+}
+
+/// What is left of the old and of the new result of up to 16 rows when both are taken relative to
+/// the larger of their maxima, which becomes the old one.
+#[inline(always)]
+unsafe fn shares<I: Vectors>(
+    new: *const f32,
+    old: *mut f32,
+    count: usize,
+) -> ([f32; PANEL], [f32; PANEL]) {
+    let (mut keep, mut take) = ([0.0; PANEL], [0.0; PANEL]);
+    for index in 0..count {
+        // SAFETY: the caller has `count` numbers in either.
+        unsafe {
+            let (old, new) = (old.add(index), *new.add(index));
+            let maximum = old.read().max(new);
+            (keep[index], take[index]) = (old.read() - maximum, new - maximum);
+            old.write(maximum);
+        }
+    }
+    // SAFETY: the caller has the instructions; the arrays have 16 numbers.
+    unsafe {
+        for powers in [&mut keep, &mut take] {
+            I::store(exp2::<I>(I::load(powers.as_ptr())), powers.as_mut_ptr());
+        }
+    }
+    (keep, take)
 }
 
 /// Writes the answers.
