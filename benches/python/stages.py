@@ -134,6 +134,8 @@ def profile(
     # The clock drifts within minutes: what was reached on either side was there to be reached.
     rates = Rates(*map(max, astuple(before), astuple(after)))
     least = least_seconds(llm, requests, rates)
+    if watches["decoder layers"].calls:
+        least["decoder layers"] = least.pop("attention") + least.pop("linear layers")
     taken = {name: watch.seconds for name, watch in watches.items()}
     spent = {name: taken[name] for name in ("attention", *STAGES, "head")}
     spent["rest of the forward"] = taken["forward"] - sum(spent.values())

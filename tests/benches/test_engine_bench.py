@@ -80,15 +80,16 @@ def test_a_profile_adds_up(
     everything = stages.pop()
     by_name = {stage["stage"]: stage for stage in stages}
     assert everything["stage"] == "all"
-    assert all(stage["seconds"] > 0 for stage in stages)
+    assert all(stage["seconds"] > 0 for stage in stages if stage["calls"] != 0)
     assert sum(stage["share"] for stage in stages) == pytest.approx(1, abs=1e-3)
-    # One step of the prompts and five of one token; seven linear layers and one attention a layer.
+    # One step of the prompts and five of one token; whole layers, and the last norm.
     assert by_name["head"]["calls"] == by_name["sampling"]["calls"] == 6
     assert by_name["scheduling"]["calls"] == 3 * 6
-    assert by_name["attention"]["calls"] == 30 * 6
-    assert by_name["linear layers"]["calls"] == 7 * 30 * 6
+    assert by_name["decoder layers"]["calls"] == 30 * 6
+    assert by_name["norms"]["calls"] == 6
+    assert by_name["attention"]["calls"] == by_name["linear layers"]["calls"] == 0
     limited = {name for name, stage in by_name.items() if stage["least_seconds"] is not None}
-    assert limited == {"attention", "linear layers", "head"}
+    assert limited == {"decoder layers", "head"}
     assert min(machine["torch_mm_gflops"], machine["packed_gflops"], machine["read_gb_per_s"]) > 0
     # Nothing is left wrapped.
     assert smollm2.llm_engine.scheduler is scheduler
