@@ -42,14 +42,11 @@ pub unsafe fn rms_norm(
         return Err(Error("a norm must have at least 1 weight; got none".into()));
     }
     for (name, address) in [("input", input), ("output", output.cast_const())] {
-        if num_rows > 0 && (address.is_null() || !address.addr().is_multiple_of(dtype.size())) {
-            return Err(Error(format!(
-                "{name} must be the address of {dtype:?}, a multiple of {}; got {address:?}",
-                dtype.size()
-            )));
+        if num_rows > 0 {
+            dtype.check_address(name, address)?;
         }
     }
-    let work = Rowwise::Norm { norm, from: input, to: output };
+    let work = Rowwise::Norm { norm, from: input, to: output, adds: false };
     // SAFETY: the caller's promise.
     unsafe { for_rows(work, dtype, num_rows, len, execution) };
     Ok(())
@@ -58,10 +55,8 @@ pub unsafe fn rms_norm(
 /// Rows of numbers, and what to do with them.
 #[derive(Clone, Copy)]
 pub(crate) enum Rowwise<'a> {
-    /// `to[row] = norm(from[row])`.
-    Norm { norm: Norm<'a>, from: *const u8, to: *mut u8 },
-    /// `to[row] += norm(from[row])`.
-    NormAdd { norm: Norm<'a>, from: *const u8, to: *mut u8 },
+    /// `to[row] = norm(from[row])`, or `+=` where it `adds`.
+    Norm { norm: Norm<'a>, from: *const u8, to: *mut u8, adds: bool },
     /// Rotates the heads of queries and keys in place.
     Rotate(Rotation<'a>),
 }
@@ -162,15 +157,10 @@ unsafe fn one_row<I: Vectors, E: Element>(work: &Rowwise<'_>, row: usize) {
     // SAFETY: the row exists.
     unsafe {
         match *work {
-            Rowwise::Norm { norm, from, to } => {
+            Rowwise::Norm { norm, from, to, adds } => {
                 let offset = row * norm.weight.len();
                 let (from, to) = (from.cast::<E>().add(offset), to.cast::<E>().add(offset));
-                normalise::<I, E>(norm, from, to, false);
-            }
-            Rowwise::NormAdd { norm, from, to } => {
-                let offset = row * norm.weight.len();
-                let (from, to) = (from.cast::<E>().add(offset), to.cast::<E>().add(offset));
-                normalise::<I, E>(norm, from, to, true);
+                normalise::<I, E>(norm, from, to, adds);
             }
             Rowwise::Rotate(rotation) => rotate_row::<I, E>(&rotation, row),
         }

@@ -16,7 +16,8 @@ use crate::attention::{Memory, Options, Rows, Shape, Tokens, paged_attention};
 use crate::elementwise::{Norm, Rotation, Rowwise, for_rows};
 use crate::error::{Error, Result};
 use crate::linear::{Activation, Finish, Matrix, Weights, linear};
-use crate::number::DType;
+use crate::number::{DType, check_units};
+use crate::scratch::pieces;
 use crate::team::Execution;
 
 /// Tokens that all linear layers after attention are done for, before the next ones.
@@ -158,18 +159,8 @@ impl Buffers {
             num_tokens * layer.num_heads * layer.head_size,
             chunk * layer.down.in_features,
         ]
-        .map(|len| len.div_ceil(per_unit).next_multiple_of(16));
-        let needed = lens.iter().sum::<usize>() + 16;
-        if scratch.len() < needed {
-            scratch.resize(needed, 0);
-        }
-        let start = scratch.as_mut_ptr();
-        let mut start = start.wrapping_add(start.align_offset(64).min(16));
-        let [normed, qkv, answers, inner] = lens.map(|len| {
-            let buffer = start;
-            start = start.wrapping_add(len);
-            buffer.cast()
-        });
+        .map(|len| len.div_ceil(per_unit));
+        let [normed, qkv, answers, inner] = pieces(scratch, lens).map(<*mut u32>::cast);
         Self { normed, qkv, answers, inner }
     }
 }
@@ -222,11 +213,7 @@ fn check_memory(layer: &Layer<'_>, memory: &LayerMemory) -> Result<()> {
         ("sines", memory.sines),
     ];
     for (name, address) in addresses {
-        if address.is_null() || !address.addr().is_multiple_of(4) {
-            return Err(Error(format!(
-                "{name} must be an address, a multiple of 4; got {address:?}"
-            )));
-        }
+        check_units(name, address)?;
     }
     let rotary = memory.rotary_size;
     if rotary > layer.head_size || !rotary.is_multiple_of(2) {
@@ -266,12 +253,9 @@ impl Call<'_> {
         input: *mut u8,
         output: *mut u8,
     ) -> Result<()> {
-        let out_features = match finish {
-            Finish::Gate(_) => weights.out_features / 2,
-            _ => weights.out_features,
-        };
+        let stride = finish.out_features(weights);
         let input = Matrix { pointer: input, stride: weights.in_features };
-        let output = (Matrix { pointer: output, stride: out_features }, self.layer.dtype);
+        let output = (Matrix { pointer: output, stride }, self.layer.dtype);
         // SAFETY: the caller's promise.
         unsafe { linear(weights, finish, num_rows, input, output, self.execution) }
     }
@@ -287,8 +271,12 @@ impl Call<'_> {
         let LayerMemory { cosines, sines, rotary_size, .. } = *self.memory;
         let normed = self.buffers.normed;
         let qkv = self.buffers.qkv.wrapping_add(self.bytes(first * qkv_size));
-        let norm =
-            Rowwise::Norm { norm: self.layer.attention_norm, from: self.hidden(first), to: normed };
+        let norm = Rowwise::Norm {
+            norm: self.layer.attention_norm,
+            from: self.hidden(first),
+            to: normed,
+            adds: false,
+        };
         let angles = self.bytes(first * rotary_size);
         let rotation = Rowwise::Rotate(Rotation {
             heads: qkv,
@@ -344,7 +332,12 @@ impl Call<'_> {
         let answers = first * layer.num_heads * layer.head_size;
         let answers = self.buffers.answers.wrapping_add(self.bytes(answers));
         let Buffers { normed, inner, .. } = *self.buffers;
-        let norm = Rowwise::Norm { norm: layer.mlp_norm, from: self.hidden(first), to: normed };
+        let norm = Rowwise::Norm {
+            norm: layer.mlp_norm,
+            from: self.hidden(first),
+            to: normed,
+            adds: false,
+        };
         let gate = Finish::Gate(layer.activation);
         // SAFETY: the caller's promise.
         unsafe {
@@ -373,7 +366,7 @@ impl Call<'_> {
             };
             let product = self.buffers.normed;
             self.linear(weights, Finish::Store, num_tokens, input, product)?;
-            let work = Rowwise::NormAdd { norm, from: product, to: hidden };
+            let work = Rowwise::Norm { norm, from: product, to: hidden, adds: true };
             self.rowwise(work, num_tokens, self.layer.hidden_size());
         }
         Ok(())

@@ -29,6 +29,7 @@ mod number;
 mod openmp;
 mod pages;
 mod portable;
+mod scratch;
 mod team;
 #[cfg(target_arch = "x86_64")]
 mod x86;

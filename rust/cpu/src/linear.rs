@@ -27,7 +27,7 @@ use crate::error::{Error, Result};
 use crate::isa::{Kernel, Vectors};
 use crate::kernel::{self, Segment, tile_vectors};
 use crate::math::{gelu_tanh, silu};
-use crate::number::{BFloat16, DType, Element, Float16, PANEL};
+use crate::number::{BFloat16, DType, Element, Float16, PANEL, check_units};
 use crate::team::Execution;
 
 /// Output features of a panel.
@@ -58,6 +58,16 @@ pub enum Finish {
     Add,
     /// The first 32 features of each panel, activated, times the last 32 are 32 output features.
     Gate(Activation),
+}
+
+impl Finish {
+    /// Features that are written of a product with these weights.
+    pub(crate) fn out_features(self, weights: &Weights<'_>) -> usize {
+        match self {
+            Self::Gate(_) => weights.out_features / 2,
+            Self::Store | Self::Add => weights.out_features,
+        }
+    }
 }
 
 /// The packed weights of a layer.
@@ -158,10 +168,6 @@ pub unsafe fn linear(
     if num_rows == 0 {
         return Ok(());
     }
-    let out_features = match finish {
-        Finish::Gate(_) => weights.out_features / 2,
-        _ => weights.out_features,
-    };
     if matches!(finish, Finish::Gate(_)) && !weights.out_features.is_multiple_of(PANEL_FEATURES) {
         return Err(Error(format!(
             "a gated layer must have whole panels of {PANEL_FEATURES} features; got {}",
@@ -175,7 +181,7 @@ pub unsafe fn linear(
         )));
     }
     check_matrix("input", input, weights.dtype, weights.in_features)?;
-    check_matrix("output", output, output_dtype, out_features)?;
+    check_matrix("output", output, output_dtype, finish.out_features(weights))?;
     let many = num_rows >= 4 * MANY_ROWS;
     let product = Product {
         weights,
@@ -252,12 +258,7 @@ impl Gathered<'_> {
 
 fn check_matrix(name: &str, matrix: Matrix, dtype: DType, features: usize) -> Result<()> {
     let unit = dtype.per_unit();
-    if matrix.pointer.is_null() || !matrix.pointer.addr().is_multiple_of(4) {
-        return Err(Error(format!(
-            "{name} must be an address, a multiple of 4; got {:?}",
-            matrix.pointer
-        )));
-    }
+    check_units(name, matrix.pointer)?;
     if matrix.stride < features || !matrix.stride.is_multiple_of(unit) {
         return Err(Error(format!(
             "rows of {name} must be at least {features} elements apart, a multiple of {unit}; \

@@ -5,6 +5,7 @@
 #![expect(unsafe_code, reason = "loads and stores of a kernel, by kind of number")]
 #![expect(clippy::inline_always, reason = "must become part of a function with the instructions")]
 
+use crate::error::{Error, Result};
 use crate::isa::Vectors;
 
 /// Tokens of a panel, and lanes of a vector.
@@ -38,6 +39,25 @@ impl DType {
     pub(crate) const fn per_unit(self) -> usize {
         4 / self.size()
     }
+
+    /// Refuses what cannot be the address of such numbers.
+    pub(crate) fn check_address(self, name: &str, address: *const u8) -> Result<()> {
+        let size = self.size();
+        if !address.is_null() && address.addr().is_multiple_of(size) {
+            return Ok(());
+        }
+        Err(Error(format!(
+            "{name} must be the address of {self:?}, a multiple of {size}; got {address:?}"
+        )))
+    }
+}
+
+/// Refuses what cannot be the address of units.
+pub(crate) fn check_units(name: &str, address: *const u8) -> Result<()> {
+    if !address.is_null() && address.addr().is_multiple_of(4) {
+        return Ok(());
+    }
+    Err(Error(format!("{name} must be an address, a multiple of 4; got {address:?}")))
 }
 
 /// A stored number.

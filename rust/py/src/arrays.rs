@@ -54,6 +54,11 @@ pub(crate) fn readonly<'py, T: Element>(
         .or_raise()
 }
 
+/// A copy of an argument's numbers.
+pub(crate) fn numbers(array: &Bound<'_, PyAny>, name: &str) -> PyResult<Vec<f32>> {
+    Ok(readonly::<f32>(array, name)?.as_slice()?.to_vec())
+}
+
 /// A view of a caller's array for writing.
 fn readwrite<'py, T: Element>(
     array: &Bound<'py, PyArray1<T>>,

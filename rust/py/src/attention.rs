@@ -3,6 +3,7 @@
 //! torch is not linked: a tensor comes as its address, sizes and strides.
 #![expect(unsafe_code, reason = "addresses from Python become pointers")]
 
+use numpy::PyReadonlyArray1;
 use pagedserve_cpu::attention::{Memory, Options, Rows, Shape, Tokens, paged_attention};
 use pyo3::prelude::*;
 
@@ -16,6 +17,39 @@ fn tokens(name: &str, address: usize, (token, head): (i64, i64)) -> PyResult<Tok
         token_stride: size(&format!("{name}_strides[0]"), token)?,
         head_stride: size(&format!("{name}_strides[1]"), head)?,
     })
+}
+
+/// The arrays of a step's rows while a call reads them.
+pub(crate) struct RowArrays<'py> {
+    block_tables: PyReadonlyArray1<'py, i32>,
+    query_start: PyReadonlyArray1<'py, i32>,
+    seq_lens: PyReadonlyArray1<'py, i32>,
+    slot_mapping: PyReadonlyArray1<'py, i64>,
+}
+
+impl<'py> RowArrays<'py> {
+    pub(crate) fn new(
+        block_tables: &Bound<'py, PyAny>,
+        query_start: &Bound<'py, PyAny>,
+        seq_lens: &Bound<'py, PyAny>,
+        slot_mapping: &Bound<'py, PyAny>,
+    ) -> PyResult<Self> {
+        Ok(Self {
+            block_tables: readonly(block_tables, "block_tables")?,
+            query_start: readonly(query_start, "query_start")?,
+            seq_lens: readonly(seq_lens, "seq_lens")?,
+            slot_mapping: readonly(slot_mapping, "slot_mapping")?,
+        })
+    }
+
+    pub(crate) fn rows(&self) -> PyResult<Rows<'_>> {
+        Ok(Rows {
+            block_tables: self.block_tables.as_slice()?,
+            query_start: self.query_start.as_slice()?,
+            seq_lens: self.seq_lens.as_slice()?,
+            slot_mapping: self.slot_mapping.as_slice()?,
+        })
+    }
 }
 
 #[pyfunction]
@@ -70,18 +104,10 @@ pub(crate) fn paged_attention_cpu(
         pool: std::ptr::with_exposed_provenance_mut(pool),
         output: std::ptr::with_exposed_provenance_mut(output),
     };
-    let block_tables = readonly::<i32>(block_tables, "block_tables")?;
-    let query_start = readonly::<i32>(query_start, "query_start")?;
-    let seq_lens = readonly::<i32>(seq_lens, "seq_lens")?;
-    let slot_mapping = readonly::<i64>(slot_mapping, "slot_mapping")?;
+    let arrays = RowArrays::new(block_tables, query_start, seq_lens, slot_mapping)?;
     let sinks = sinks.map(|sinks| readonly::<f32>(sinks, "sinks")).transpose()?;
     let alibi = alibi.map(|alibi| readonly::<f32>(alibi, "alibi")).transpose()?;
-    let rows = Rows {
-        block_tables: block_tables.as_slice()?,
-        query_start: query_start.as_slice()?,
-        seq_lens: seq_lens.as_slice()?,
-        slot_mapping: slot_mapping.as_slice()?,
-    };
+    let rows = arrays.rows()?;
     let options = Options {
         scale,
         window: window.map(|window| size("window", window)).transpose()?,

@@ -2,12 +2,13 @@
 #![expect(unsafe_code, reason = "addresses from Python become pointers")]
 
 use pagedserve_core::error::Error;
-use pagedserve_cpu::attention::{Options, Rows};
+use pagedserve_cpu::attention::Options;
 use pagedserve_cpu::layer::{Layer, LayerMemory, forward};
 use pagedserve_cpu::{DType, Norm, rms_norm};
 use pyo3::prelude::*;
 
-use crate::arrays::readonly;
+use crate::arrays::{numbers, readonly};
+use crate::attention::RowArrays;
 use crate::cpu::{dtype_of, on_torch_threads, refused, size};
 use crate::error::to_py;
 use crate::linear::PackedWeights;
@@ -35,10 +36,6 @@ pub(crate) struct DecoderLayer {
     output: Py<PackedWeights>,
     gate_up: Py<PackedWeights>,
     down: Py<PackedWeights>,
-}
-
-fn numbers(name: &str, array: &Bound<'_, PyAny>) -> PyResult<Vec<f32>> {
-    Ok(readonly::<f32>(array, name)?.as_slice()?.to_vec())
 }
 
 impl DecoderLayer {
@@ -99,7 +96,7 @@ impl DecoderLayer {
         key_norm: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let maybe = |name: &str, array: Option<&Bound<'_, PyAny>>| {
-            array.map(|array| numbers(name, array)).transpose()
+            array.map(|array| numbers(array, name)).transpose()
         };
         let made = Self {
             dtype: dtype_of("dtype", dtype)?,
@@ -109,9 +106,9 @@ impl DecoderLayer {
             epsilon,
             scale,
             softcap,
-            attention_norm: numbers("attention_norm", attention_norm)?,
+            attention_norm: numbers(attention_norm, "attention_norm")?,
             attention_output_norm: maybe("attention_output_norm", attention_output_norm)?,
-            mlp_norm: numbers("mlp_norm", mlp_norm)?,
+            mlp_norm: numbers(mlp_norm, "mlp_norm")?,
             mlp_output_norm: maybe("mlp_output_norm", mlp_output_norm)?,
             query_norm: maybe("query_norm", query_norm)?,
             key_norm: maybe("key_norm", key_norm)?,
@@ -156,16 +153,8 @@ impl DecoderLayer {
             num_blocks: size("num_blocks", num_blocks)?,
             block_size: size("block_size", block_size)?,
         };
-        let block_tables = readonly::<i32>(block_tables, "block_tables")?;
-        let query_start = readonly::<i32>(query_start, "query_start")?;
-        let seq_lens = readonly::<i32>(seq_lens, "seq_lens")?;
-        let slot_mapping = readonly::<i64>(slot_mapping, "slot_mapping")?;
-        let rows = Rows {
-            block_tables: block_tables.as_slice()?,
-            query_start: query_start.as_slice()?,
-            seq_lens: seq_lens.as_slice()?,
-            slot_mapping: slot_mapping.as_slice()?,
-        };
+        let arrays = RowArrays::new(block_tables, query_start, seq_lens, slot_mapping)?;
+        let rows = arrays.rows()?;
         let options = Options {
             scale: self.scale,
             window: window.map(|window| size("window", window)).transpose()?,

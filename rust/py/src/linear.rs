@@ -6,7 +6,7 @@ use pagedserve_cpu::DType;
 use pagedserve_cpu::linear::{Activation, Finish, Matrix, Weights, gather, linear};
 use pyo3::prelude::*;
 
-use crate::arrays::{checked, readonly};
+use crate::arrays::{checked, numbers, readonly};
 use crate::cpu::{choice, dtype_of, on_torch_threads, refused, size};
 
 const ACTIVATIONS: [(&str, Activation); 2] =
@@ -56,14 +56,13 @@ impl PackedWeights {
         bias: Option<&Bound<'_, PyAny>>,
         gate: Option<&str>,
     ) -> PyResult<Self> {
-        let bias = bias.map(|bias| readonly::<f32>(bias, "bias")).transpose()?;
         let weights = Self {
             dtype: dtype_of("dtype", dtype)?,
             in_features: size("in_features", in_features)?,
             out_features: size("out_features", out_features)?,
             gate: gate.map(|gate| choice("gate", gate, &ACTIVATIONS)).transpose()?,
             units: checked::<u32>(units, "units")?.unbind(),
-            bias: bias.map(|bias| bias.as_slice().map(<[f32]>::to_vec)).transpose()?,
+            bias: bias.map(|bias| numbers(bias, "bias")).transpose()?,
         };
         weights.weights(units.py())?.check().map_err(|error| refused(&error))?;
         Ok(weights)

@@ -89,16 +89,7 @@ fn check_options(shape: &Shape, options: &Options<'_>) -> Result<()> {
 }
 
 fn check_memory(shape: &Shape, memory: &Memory, num_tokens: usize) -> Result<()> {
-    let check_pointer = |name: &str, pointer: *const u8| {
-        let size = shape.dtype.size();
-        if pointer.is_null() || !pointer.addr().is_multiple_of(size) {
-            return refuse(format!(
-                "{name} must be the address of {:?}, a multiple of {size}; got {pointer:?}",
-                shape.dtype
-            ));
-        }
-        Ok(())
-    };
+    let check_pointer = |name: &str, pointer| shape.dtype.check_address(name, pointer);
     check_pointer("pool", memory.pool)?;
     if num_tokens == 0 {
         return Ok(()); // An empty tensor has no address.

@@ -18,6 +18,7 @@ use crate::isa::{Kernel, Vectors};
 use crate::kernel::{self, Segment, tile_vectors};
 use crate::math::exp2;
 use crate::number::{BFloat16, CHUNK, CHUNK_PANELS, DType, Element, Float16, PANEL};
+use crate::scratch::pieces;
 
 /// A checked call.
 pub(crate) struct Call<'a> {
@@ -111,49 +112,20 @@ impl Part {
     }
 }
 
-/// Cuts memory into pieces that start at multiples of 64 bytes.
-struct Cutter<T>(*mut T);
-
-impl<T> Cutter<T> {
-    /// Memory for pieces of these lengths.
-    fn new<const N: usize>(memory: &mut Vec<T>, lens: [usize; N]) -> (Self, [usize; N])
-    where
-        T: Default + Clone,
-    {
-        let lens = lens.map(|len| len.next_multiple_of(PANEL));
-        let len = lens.iter().sum::<usize>() + PANEL;
-        if memory.len() < len {
-            memory.resize(len, T::default());
-        }
-        let start = memory.as_mut_ptr();
-        (Self(start.wrapping_add(start.align_offset(64).min(PANEL))), lens)
-    }
-
-    fn cut(&mut self, len: usize) -> *mut T {
-        let start = self.0;
-        self.0 = start.wrapping_add(len);
-        start
-    }
-}
-
 impl Scratch {
     fn buffers(&mut self, call: &Call<'_>) -> Buffers {
         let (depth, columns) = (call.depth(), call.columns());
         let per_unit = call.shape.dtype.per_unit();
         let panels = if call.shape.has_panels() { 0 } else { CHUNK_PANELS };
-        let (mut units, lens) = Cutter::new(
-            &mut self.units,
-            [
-                TILE * depth,
-                TILE * CHUNK / per_unit,
-                2 * columns,
-                panels * PANEL * (depth + columns / per_unit),
-            ],
-        );
-        let [queries, weights, halves, panels] = lens.map(|len| units.cut(len));
+        let lens = [
+            TILE * depth,
+            TILE * CHUNK / per_unit,
+            2 * columns,
+            panels * PANEL * (depth + columns / per_unit),
+        ];
+        let [queries, weights, halves, panels] = pieces(&mut self.units, lens);
         let part = TILE * (columns + 2);
-        let (mut numbers, lens) = Cutter::new(&mut self.numbers, [TILE * CHUNK, part, part]);
-        let [scores, part, total] = lens.map(|len| numbers.cut(len));
+        let [scores, part, total] = pieces(&mut self.numbers, [TILE * CHUNK, part, part]);
         let [part, total] = [part, total].map(|start| Part::at(start, TILE, columns));
         Buffers { queries, weights, halves, panels, scores, part, total }
     }
