@@ -567,6 +567,24 @@ class DecoderLayer:
             StepError: for arguments that do not fit each other.
         """
 
+def likeliest_cpu(
+    *,
+    logits: int,  # address of float32 [rows, vocab_size]
+    vocab_size: int,
+    num: int,
+    ids: NDArray[np.int64],  # [rows * num], written
+    values: NDArray[np.float32],  # [rows * num], written
+    num_threads: int = 1,
+    instructions: _InstructionSet | None = None,
+) -> None:
+    """Find the largest logits of each row, largest first, of equals the smaller id first.
+
+    The first value of a row that holds NaN is NaN, and what else is found in it means nothing.
+
+    Raises:
+        StepError: for arguments that do not fit each other.
+    """
+
 def rms_norm_cpu(
     *,
     dtype: _DType,

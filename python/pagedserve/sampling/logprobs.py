@@ -5,8 +5,7 @@ Invariants:
 1. Log-probabilities are logits less their log-sum-exp; no array of them all is made.  Only those
    of candidates are torch's log-softmax: in float32 over a large vocabulary it is some 6e-6 too
    high, but its sums are then those of transformers' beam search.
-2. Of equal logits the smaller id comes first, on every device, as it does in a greedy draw.
-3. Intermediate arrays hold one chunk of rows.
+2. Intermediate arrays hold one chunk of rows.
 """
 
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pagedserve.sampling.batch import RowSampling
+from pagedserve.sampling.likeliest import likeliest
 
 # Most elements of an intermediate array.  On a CPU a few float64 arrays of it (4 MB each) stay in
 # the cache, and cost half of what arrays of 32 MB do; elsewhere fewer, larger operations are
@@ -206,35 +206,3 @@ def _top_of_chunk(
     ranks = 1 + (logits > value).sum(dim=-1)
     top_values, top_ids = likeliest(logits, num_top)
     return (value - total)[:, 0], ranks.int(), top_ids.int(), top_values - total
-
-
-def likeliest(logits: Tensor, num: int) -> tuple[Tensor, Tensor]:
-    """The largest logits, largest first, of equals the smaller id first.
-
-    Args:
-        logits: float32 ``[N, V]``.
-        num: 0 to V.
-
-    Returns:
-        The logits and int64 ids, both ``[N, num]``.
-    """
-    vocab_size = logits.shape[1]
-    values, ids = logits.topk(min(num + 1, vocab_size), dim=-1)
-    # topk chooses any of equals: where the next one equals the last, choose again.
-    if 0 < num < vocab_size:
-        tied = (values[:, num - 1] == values[:, num]).nonzero()[:, 0]
-        if tied.numel():
-            last = values[tied, num - 1 : num]
-            ids[tied, :num] = _first_of_equals(logits[tied], last, num)
-    ids = ids[:, :num].sort(dim=-1).values
-    values = logits.gather(1, ids)
-    order = values.argsort(dim=-1, descending=True, stable=True)
-    return values.gather(1, order), ids.gather(1, order)
-
-
-def _first_of_equals(logits: Tensor, last: Tensor, num: int) -> Tensor:
-    """Ids of all logits above `last` [N, 1] and of the first that equal it, int64 [N, num]."""
-    # Exact: vocabularies are far smaller than 2 ** 24.
-    first = -torch.arange(logits.shape[1], dtype=torch.float32, device=logits.device)
-    preference = torch.where(logits > last, 1.0, -torch.inf)
-    return torch.where(logits == last, first, preference).topk(num, dim=-1).indices

@@ -22,6 +22,7 @@ mod error;
 mod isa;
 mod kernel;
 pub mod layer;
+mod likeliest;
 pub mod linear;
 mod math;
 mod number;
@@ -37,6 +38,7 @@ mod x86;
 pub use elementwise::{Norm, rms_norm};
 pub use error::{Error, Result};
 pub use isa::InstructionSet;
+pub use likeliest::likeliest;
 pub use number::DType;
 #[cfg(target_os = "linux")]
 pub use openmp::OpenMp;

@@ -60,7 +60,7 @@ pub(crate) fn numbers(array: &Bound<'_, PyAny>, name: &str) -> PyResult<Vec<f32>
 }
 
 /// A view of a caller's array for writing.
-fn readwrite<'py, T: Element>(
+pub(crate) fn readwrite<'py, T: Element>(
     array: &Bound<'py, PyArray1<T>>,
     name: &str,
 ) -> PyResult<PyReadwriteArray1<'py, T>> {

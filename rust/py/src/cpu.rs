@@ -1,6 +1,7 @@
 //! What the functions of the CPU share: names of types and instructions, torch's threads.
 //!
 //! torch is not linked: a tensor comes as its address, sizes and strides.
+#![expect(unsafe_code, reason = "addresses from Python become pointers")]
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -10,6 +11,7 @@ use pagedserve_cpu::OpenMp;
 use pagedserve_cpu::{DType, Execution, InstructionSet, Sequential, Team};
 use pyo3::prelude::*;
 
+use crate::arrays::{checked, readwrite};
 use crate::config::{choice_or, count_or};
 use crate::error::to_py;
 
@@ -102,6 +104,29 @@ pub(crate) fn has_torch_threads() -> bool {
 #[pyfunction]
 pub(crate) fn advise_huge_pages(address: usize, num_bytes: usize) {
     pagedserve_cpu::advise_huge_pages(std::ptr::with_exposed_provenance_mut(address), num_bytes);
+}
+
+#[pyfunction]
+#[pyo3(signature = (*, logits, vocab_size, num, ids, values, num_threads = 1, instructions = None))]
+pub(crate) fn likeliest_cpu(
+    logits: usize,
+    vocab_size: i64,
+    num: i64,
+    ids: &Bound<'_, PyAny>,
+    values: &Bound<'_, PyAny>,
+    num_threads: i64,
+    instructions: Option<&str>,
+) -> PyResult<()> {
+    let (vocab_size, num) = (size("vocab_size", vocab_size)?, size("num", num)?);
+    let (ids, values) = (checked::<i64>(ids, "ids")?, checked::<f32>(values, "values")?);
+    let (mut ids, mut values) = (readwrite(&ids, "ids")?, readwrite(&values, "values")?);
+    let found = (ids.as_slice_mut()?, values.as_slice_mut()?);
+    on_torch_threads(num_threads, instructions, |execution| {
+        let logits = std::ptr::with_exposed_provenance(logits);
+        // SAFETY: that the address is that of a live tensor of this size is the caller's promise,
+        // as the stub says; everything else is checked.
+        unsafe { pagedserve_cpu::likeliest(logits, vocab_size, num, found, execution) }
+    })
 }
 
 /// Runs `work` with these threads and instructions (None: those that the process uses).

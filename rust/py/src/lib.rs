@@ -30,7 +30,7 @@ mod _core {
     #[pymodule_export]
     use super::cpu::{
         advise_huge_pages, cpu_instruction_sets, cpu_instructions, has_torch_threads,
-        use_cpu_instructions,
+        likeliest_cpu, use_cpu_instructions,
     };
     #[pymodule_export]
     use super::layer::{DecoderLayer, rms_norm_cpu};

@@ -1,0 +1,162 @@
+//! The largest of each row of logits, found in one pass over memory.
+//!
+//! # Costs
+//!
+//! Reading the logits, until about 64 are asked for: a stretch of a row is looked at number by
+//! number only where its largest is among the best so far, which gets rare along a row.
+#![expect(unsafe_code, reason = "logits are the address of a tensor")]
+#![expect(clippy::inline_always, reason = "must become part of a function with the instructions")]
+
+use crate::error::{Error, Result};
+use crate::isa::{Kernel, Vectors};
+use crate::math::across;
+use crate::number::{DType, PANEL};
+use crate::team::Execution;
+
+/// Numbers that are looked at together.
+const STRETCH: usize = 8 * PANEL;
+
+/// The largest logits of each row, largest first, of equals the smaller id first.
+///
+/// A row that holds NaN has NaN for its first value; its ids, and its other values, mean nothing.
+///
+/// # Arguments
+/// `logits` is `[rows, vocab_size]`, rows side by side; `ids` and `values` are `[rows, num]`.
+///
+/// # Errors
+/// Sizes that do not fit each other, an odd address, an instruction set that the CPU lacks.
+///
+/// # Safety
+/// The logits exist, and nobody writes them while the call lasts.
+pub unsafe fn likeliest(
+    logits: *const f32,
+    vocab_size: usize,
+    num: usize,
+    (ids, values): (&mut [i64], &mut [f32]),
+    execution: &Execution<'_>,
+) -> Result<()> {
+    execution.check()?;
+    if num == 0 || num > vocab_size {
+        return Err(Error(format!("num must be 1 to vocab_size, {vocab_size}; got {num}")));
+    }
+    if !ids.len().is_multiple_of(num) || ids.len() != values.len() {
+        let (ids, values) = (ids.len(), values.len());
+        return Err(Error(format!(
+            "ids and values must have {num} places a row; got {ids} and {values}"
+        )));
+    }
+    if ids.is_empty() {
+        return Ok(());
+    }
+    DType::Float32.check_address("logits", logits.cast())?;
+    let rows = Rows { logits, vocab_size, ids: ids.as_mut_ptr(), values: values.as_mut_ptr(), num };
+    execution.for_each(ids.len() / num, &|row| {
+        // SAFETY: the row exists, and is taken once.
+        unsafe { execution.instructions.run(rows.get(row)) };
+    });
+    Ok(())
+}
+
+/// Pointers that threads share: each writes rows of its own.
+struct Rows {
+    logits: *const f32,
+    vocab_size: usize,
+    ids: *mut i64,
+    values: *mut f32,
+    num: usize,
+}
+
+// SAFETY: see above.
+unsafe impl Sync for Rows {}
+
+impl Rows {
+    unsafe fn get(&self, row: usize) -> Row<'_> {
+        let (first, num) = (row * self.num, self.num);
+        // SAFETY: the caller has this row, and nobody else its places.
+        unsafe {
+            let logits = self.logits.add(row * self.vocab_size);
+            Row {
+                numbers: std::slice::from_raw_parts(logits, self.vocab_size),
+                best: Best {
+                    ids: std::slice::from_raw_parts_mut(self.ids.add(first), num),
+                    values: std::slice::from_raw_parts_mut(self.values.add(first), num),
+                    len: 0,
+                },
+            }
+        }
+    }
+}
+
+/// The best numbers of a row so far, in order; `len` of them.
+struct Best<'a> {
+    ids: &'a mut [i64],
+    values: &'a mut [f32],
+    len: usize,
+}
+
+impl Best<'_> {
+    /// Whether a number, the last so far, is among the best.
+    #[inline(always)]
+    fn wants(&self, value: f32) -> bool {
+        self.len < self.values.len() || value > self.values[self.len - 1]
+    }
+
+    /// Puts in a number that [`wants`](Self::wants) finds good enough, behind its equals.
+    fn insert(&mut self, id: usize, value: f32) {
+        let place = self.values[..self.len].partition_point(|&better| better >= value);
+        self.len = self.values.len().min(self.len + 1);
+        self.values[place..self.len].rotate_right(1);
+        self.ids[place..self.len].rotate_right(1);
+        (self.values[place], self.ids[place]) = (value, i64::try_from(id).unwrap_or(i64::MAX));
+    }
+}
+
+struct Row<'a> {
+    numbers: &'a [f32],
+    best: Best<'a>,
+}
+
+impl Kernel for Row<'_> {
+    #[inline(always)]
+    unsafe fn run<I: Vectors>(self) {
+        let Self { numbers, mut best } = self;
+        let mut has_nan = false;
+        for (index, stretch) in numbers.chunks(STRETCH).enumerate() {
+            let peak = if let Ok(whole) = stretch.try_into() {
+                // SAFETY: the caller has the instructions.
+                unsafe { peak_of::<I>(whole) }
+            } else {
+                f32::NAN
+            };
+            if peak.is_nan() || best.wants(peak) {
+                for (offset, &value) in stretch.iter().enumerate() {
+                    has_nan |= value.is_nan();
+                    if best.wants(value) {
+                        best.insert(index * STRETCH + offset, value);
+                    }
+                }
+            }
+        }
+        if has_nan {
+            best.values[0] = f32::NAN;
+        }
+    }
+}
+
+/// The largest of some numbers, at least `f32::MIN`; NaN if one of them is NaN or infinite.
+#[inline(always)]
+unsafe fn peak_of<I: Vectors>(numbers: &[f32; STRETCH]) -> f32 {
+    // SAFETY: the caller has the instructions; every vector lies in the array.
+    unsafe {
+        let (mut peaks, mut zeros) = (I::splat(f32::MIN), I::splat(0.0));
+        for first in (0..STRETCH).step_by(PANEL) {
+            // NaN stays, minus infinity does not.
+            let bounded = I::max(I::splat(f32::MIN), I::load(numbers.as_ptr().add(first)));
+            peaks = I::max(bounded, peaks);
+            // NaN and infinity leave a NaN.
+            zeros = I::multiply_add(bounded, I::splat(0.0), zeros);
+        }
+        let peak = across::<I>(peaks, f32::max);
+        if across::<I>(zeros, |a, b| a + b) == 0.0 { peak } else { f32::NAN }
+    }
+}
