@@ -1,8 +1,10 @@
 """Beam search against transformers' own, and the blocks that sharing saves.
 
-Throughput: questions with the chat template, 16 by default, searched by the engine all at once and
-by transformers in one left-padded batch, in turn in one process; a rate counts the tokens of the
-best sequence of each prompt, as many for both: no search ends before its last token.
+Throughput: 16 prompts by default, searched by the engine all at once and by transformers in one
+left-padded batch, in turn in one process; a rate counts the tokens of the best sequence of each
+prompt, as many for both: no search ends before its last token.  Once with short questions, some 40
+tokens with the chat template, and once with prompts of ``--prompt-tokens``, which transformers
+computes for each beam.
 Only runs whose other_cores (processor time of everybody else, in cores) is near 0 say something.
 
 Sharing: the KV blocks at the fullest moment of one request of several sequences, against as many
@@ -81,6 +83,14 @@ def prompts_of(llm: LLM, num_prompts: int) -> list[list[int]]:
     return made
 
 
+def long_prompts_of(llm: LLM, num_prompts: int, num_tokens: int) -> list[list[int]]:
+    """Prompts of so many tokens: all questions after one another, from different places on."""
+    source = [token for prompt in prompts_of(llm, len(SUBJECTS)) for token in prompt]
+    step = len(source) // num_prompts
+    rotated = [source[start:] + source[:start] for start in range(0, step * num_prompts, step)]
+    return [(tokens * (1 + num_tokens // len(tokens)))[:num_tokens] for tokens in rotated]
+
+
 def timed(who: str, search: Callable[[], list[list[int]]]) -> tuple[Run, list[list[int]]]:
     """Run a search of all prompts."""
     with Clock() as clock:
@@ -126,10 +136,16 @@ class Peer:
 
 
 def compare(llm: LLM, options: argparse.Namespace) -> None:
-    """Both programs in turn; prints each run, medians and their ratio."""
-    width, num_tokens = options.width, options.num_tokens
-    prompts = prompts_of(llm, options.num_prompts)
+    """Both programs in turn on short and on long prompts."""
     peer = Peer(options.model)
+    long_prompts = long_prompts_of(llm, options.num_prompts, options.prompt_tokens)
+    for prompts in (prompts_of(llm, options.num_prompts), long_prompts):
+        compare_on(prompts, llm, peer, options)
+
+
+def compare_on(prompts: list[list[int]], llm: LLM, peer: Peer, options: argparse.Namespace) -> None:
+    """Prints each run, medians and their ratio."""
+    width, num_tokens = options.width, options.num_tokens
 
     def ours(length: int) -> list[list[int]]:
         params = beam_params(width, length)
@@ -153,7 +169,12 @@ def compare(llm: LLM, options: argparse.Namespace) -> None:
         who: statistics.median(run.generated_per_second for run in made)
         for who, made in runs.items()
     }
-    about = {"width": width, "num_prompts": len(prompts), "num_tokens": num_tokens}
+    about = {
+        "width": width,
+        "num_prompts": len(prompts),
+        "prompt_tokens": max(map(len, prompts)),
+        "num_tokens": num_tokens,
+    }
     ratio = rates["pagedserve"] / rates["transformers"]
     figures = {**about, **rates, "ratio": ratio, "equal_sequences": num_equal}
     report("median", figures, as_json=options.json)
@@ -172,8 +193,7 @@ def peak_blocks(
 def share(llm: LLM, options: argparse.Namespace) -> None:
     """Blocks with and without sharing, for samples and for beams."""
     tokens = options.num_tokens
-    source = [token for prompt in prompts_of(llm, len(SUBJECTS)) for token in prompt]
-    prompt = source[: options.prompt_tokens]
+    (prompt,) = long_prompts_of(llm, 1, options.prompt_tokens)
     greedy = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
     samples = SamplingParams(n=4, seed=0, max_tokens=tokens, ignore_eos=True)
     for what, params in (
@@ -201,7 +221,7 @@ def options_from(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=4, help="beams")
     parser.add_argument("--num-prompts", type=int, default=16)
     parser.add_argument("--num-tokens", type=int, default=64, help="new tokens of each")
-    parser.add_argument("--prompt-tokens", type=int, default=200, help="of the sharing part")
+    parser.add_argument("--prompt-tokens", type=int, default=200, help="of long prompts")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--repeat", type=int, default=3, help="runs of each, in turn")
     parser.add_argument("--sharing-only", action="store_true", help="count blocks, time nothing")

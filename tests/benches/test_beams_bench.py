@@ -18,12 +18,15 @@ def test_beams_are_compared_and_blocks_counted(
 ) -> None:
     monkeypatch.syspath_prepend(str(BENCHES))
     beams = importlib.import_module("beams")
-    options = ["--num-prompts", "2", "--num-tokens", "4", "--prompt-tokens", "40", "--repeat", "1"]
+    options = ["--num-prompts", "2", "--num-tokens", "4", "--prompt-tokens", "70", "--repeat", "1"]
     parsed = beams.options_from([*options, "--width", "2", "--json"])
     beams.share(smollm2, parsed)
     beams.compare(smollm2, parsed)
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [row["kind"] for row in rows] == ["sharing"] * 3 + ["run"] * 2 + ["median"]
+    compared = ["run", "run", "median"]
+    assert [row["kind"] for row in rows] == ["sharing"] * 3 + 2 * compared
     assert all(row["blocks"] < row["blocks_of_independent"] for row in rows[:3])
-    assert rows[-1]["equal_sequences"] == 2
-    assert rows[-1]["ratio"] > 0
+    short, long = rows[5], rows[8]
+    assert short["prompt_tokens"] != long["prompt_tokens"] == 70
+    assert short["equal_sequences"] == long["equal_sequences"] == 2
+    assert short["ratio"] > 0
