@@ -66,8 +66,8 @@ def pack_gated(gate: Tensor, up: Tensor, activation: Gate) -> _core.PackedWeight
 
 
 def numbers(tensor: Tensor) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
-    """A vector in float32."""
-    return tensor.detach().float().contiguous().numpy()
+    """A copy of a vector in float32: a view would keep the file of all weights in memory."""
+    return tensor.detach().float().contiguous().numpy().copy()
 
 
 def multiply(x: Tensor, weights: _core.PackedWeights, output: Tensor) -> Tensor:
