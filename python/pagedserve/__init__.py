@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from pagedserve._core import __version__
+from pagedserve.collector import collector_paused
 
 if TYPE_CHECKING:
     from pagedserve._core import (
@@ -113,7 +114,8 @@ def __getattr__(name: str) -> object:
     if name not in _HOME:
         raise AttributeError(f"module 'pagedserve' has no attribute {name!r}")
     try:
-        value: object = getattr(import_module(_HOME[name]), name)
+        with collector_paused():
+            value: object = getattr(import_module(_HOME[name]), name)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] == "pagedserve":
             raise

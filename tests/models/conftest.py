@@ -41,8 +41,11 @@ def save_tokenizer() -> Callable[[Path], None]:
 
 
 @pytest.fixture
-def save_tiny(tmp_path: Path, save_tokenizer: Callable[[Path], None]) -> SaveTiny:
+def save_tiny(
+    tmp_path: Path, save_tokenizer: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
+) -> SaveTiny:
     """Saves a causal model of a type, with weights so large that wrong attention shows."""
+    monkeypatch.setenv("PAGEDSERVE_CACHE", str(tmp_path / "cache"))
 
     def save(model_type: str, **options: Any) -> Path:
         torch.manual_seed(0)

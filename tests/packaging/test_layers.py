@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 # Leaves that every part of the package may name.
-SHARED = {"errors", "config", "checks", "sampling_params", "inputs", "outputs"}
+SHARED = {"collector", "errors", "config", "checks", "sampling_params", "inputs", "outputs"}
 
 # Each part of the package, and the parts it may name besides itself and the shared ones.
 PYTHON_LAYERS: dict[str, set[str]] = {
@@ -17,7 +17,7 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "cache": {"cpu", "kernels"},
     "cpu": {"attention"},
     "models": {"attention", "cache", "cpu"},
-    "sampling": set(),
+    "sampling": {"cpu"},
     "runner": {"attention", "cache", "models", "sampling"},
     "executor": {"attention", "cache", "models", "runner", "sampling"},
     "output": {"sampling"},

@@ -22,10 +22,12 @@ from pagedserve.attention.cpu import can_attend
 from pagedserve.attention.cpu import describe as describe_kernel
 from pagedserve.attention.interface import ATTENTION_NAME, register
 from pagedserve.cache.engine import LayerShape
+from pagedserve.collector import collector_paused
 from pagedserve.config import AttentionBackend, CpuTier, ModelConfig
 from pagedserve.cpu.swap import exchange, use_instructions, weight_bytes
 from pagedserve.errors import ConfigError, ModelLoadError, PagedServeError, UnsupportedModelError
 from pagedserve.models.convert import converted_directory
+from pagedserve.models.known import ProbeResult
 from pagedserve.models.limits import check_max_model_len, derive_max_model_len, eos_token_ids
 from pagedserve.models.probe import (
     AttentionProfile,
@@ -102,7 +104,7 @@ def load_model(config: ModelConfig, device: torch.device | None = None) -> Loade
     use_instructions(config.cpu_instructions)
     source = resolve_model(config.model)
     register()
-    with _quiet():
+    with _quiet(), collector_paused():
         directory = converted_directory(source.path) if source.is_gguf else source.path
         hf_config = _load_config(source.name, directory)
         text_config = hf_config.get_text_config()
@@ -112,7 +114,11 @@ def load_model(config: ModelConfig, device: torch.device | None = None) -> Loade
         model = _load_weights(source.name, directory, hf_config, dtype)
         cast(nn.Module, model).to(device).eval()
         backend = _attention_backend(config, device, dtype)
-        profile = _checked_profile(model, max_model_len, backend)
+        known = ProbeResult.of(directory, dtype, device, backend, describe_kernel(), max_model_len)
+        profile = known.recall()
+        if profile is None:
+            profile = _checked_profile(model, max_model_len, backend)
+            known.keep(profile)
         num_embeddings = vocab_size(model)
         modules = exchange(model, _cpu_tier(config, device, backend))
     return LoadedModel(
