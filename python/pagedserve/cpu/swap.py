@@ -31,7 +31,6 @@ _KINDS: Final[dict[type, str]] = {
     PackedLinear: "linear layers",
     FastNorm: "norms",
 }
-_KINDS_WITH_WEIGHTS: Final = ("decoder layers", "gated layers", "linear layers")
 _TRIAL_TOKENS: Final = 5
 _TRIAL_BLOCK_SIZE: Final = 16
 
@@ -62,7 +61,8 @@ def exchange(model: Any, tier: CpuTier, quantization: Quantization | None = None
         quantization: what the weights of linear layers become.
 
     Returns:
-        How many modules of which kind were exchanged, for people.
+        How many modules of which kind were exchanged, and what share of the bytes of weights is
+        quantized, for people.
 
     Raises:
         ConfigError: if there is no linear layer to quantize.
@@ -79,21 +79,23 @@ def exchange(model: Any, tier: CpuTier, quantization: Quantization | None = None
     modules = ", ".join(f"{kind} {count}" for kind, count in swapped.items() if count) or "none"
     if quantization is None:
         return modules
-    if not any(swapped[kind] for kind in _KINDS_WITH_WEIGHTS):
+    share = _packed_bytes(model) / weight_bytes(model)
+    if share == 0:
         raise ConfigError(
             f"quantization is {quantization!r}, and {type(model).__name__} has no linear layers "
             "that can be packed: leave it out"
         )
-    num_left = sum(isinstance(module, nn.Linear) for module in model.modules())
-    others = f" but for {num_left} linear layers" if num_left else ""
-    return f"{modules}; weights: {quantization}{others}"
+    return f"{modules}; weights: {int(100 * share)}% {quantization}"
 
 
 def weight_bytes(model: nn.Module) -> int:
     """Bytes of a model's weights, packed ones and others."""
+    return _packed_bytes(model) + sum(parameter.nbytes for parameter in model.parameters())
+
+
+def _packed_bytes(model: nn.Module) -> int:
     packed = (one for module in model.modules() for one in getattr(module, "packed", ()))
-    own = sum(parameter.nbytes for parameter in model.parameters())
-    return own + sum(int(one.nbytes) for one in packed)
+    return sum(int(one.nbytes) for one in packed)
 
 
 def _fuse_layers(model: nn.Module, quantization: Quantization | None) -> int:
