@@ -176,7 +176,6 @@ def test_the_real_model_answers_as_before(smollm2: LLM, int8: LLM) -> None:
     likeliest = before.topk(5).indices
     moved = (before.gather(1, likeliest) - after.gather(1, likeliest)).abs()
     agreement = before.argmax(dim=-1).eq(after.argmax(dim=-1)).float().mean()
-    print(float(divergence.mean()), float(moved.mean()), float(moved.max()), float(agreement))
     assert 1e-4 < float(divergence.mean()) < 0.011
     assert float(moved.mean()) < 0.25
     assert float(agreement) > 0.88
