@@ -29,7 +29,8 @@ def border() -> Iterator[ModuleType]:
 
 
 @pytest.fixture
-def products() -> Iterator[ModuleType]:
+def products(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    monkeypatch.syspath_prepend(str(BENCHES))  # it imports its neighbours
     yield from script("products")
 
 
