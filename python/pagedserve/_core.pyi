@@ -473,11 +473,12 @@ class PackedWeights:
 
     def __new__(
         cls,
-        units: NDArray[np.uint32],  # [ceil(N / 64) * units of K * 64]
+        panels: NDArray[np.uint32 | np.int8],  # [ceil(N / 64) * units of K * 64]; int8: K of them
         *,
-        dtype: _DType,
+        dtype: _DType,  # of rows, and of weights that are not int8
         in_features: int,  # K
         out_features: int,  # N
+        scales: NDArray[np.float32] | None = None,  # [N]: the panels are int8, multiples of these
         bias: NDArray[np.float32] | None = None,  # [N]
         gate: _Gate | None = None,
     ) -> PackedWeights: ...
@@ -487,7 +488,7 @@ class PackedWeights:
     def out_features(self) -> int: ...
     @property
     def nbytes(self) -> int:
-        """Bytes of the packed weights."""
+        """Bytes of the packed weights, scales among them."""
     def multiply(
         self,
         *,
@@ -513,7 +514,7 @@ class PackedWeights:
         output: int,  # address of [T, K]
         num_threads: int = 1,
     ) -> None:
-        """Copy the weights of some features.
+        """Copy the weights of some features, as numbers of the dtype.
 
         Raises:
             StepError: for a feature that does not exist.

@@ -8,6 +8,7 @@ from pagedserve.errors import ConfigError
 ModelDtype = Literal["auto", "float32", "bfloat16", "float16"]
 AttentionBackend = Literal["rust", "torch"]
 CpuTier = Literal["fused", "modules", "generic"]
+Quantization = Literal["int8"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +27,9 @@ class ModelConfig:
             ``"fused"`` whole decoder layers where their family is known, else modules;
             ``"modules"`` gated layers, linear layers and norms; ``"generic"`` nothing. None takes
             the first that there is.
+        quantization: what weights of linear layers become while they are loaded, on the CPU:
+            ``"int8"`` one byte each with a scale an output feature; everything else stays in
+            ``dtype``. None leaves them as they are.
         cpu_instructions: vector instructions that Rust kernels use in this process, one of
             ``pagedserve._core.cpu_instruction_sets()``; None is the best of this CPU.
 
@@ -39,6 +43,7 @@ class ModelConfig:
     seed: int = 0
     attention_backend: AttentionBackend | None = None
     cpu_tier: CpuTier | None = None
+    quantization: Quantization | None = None
     cpu_instructions: str | None = None
 
     def __post_init__(self) -> None:
@@ -60,6 +65,13 @@ class ModelConfig:
             raise ConfigError(
                 "cpu_tier is 'fused', whose layers attend in Rust, and attention_backend is "
                 "'torch': give 'modules' or 'generic', or leave one of the two out"
+            )
+        if self.quantization not in (None, *get_args(Quantization)):
+            raise ConfigError(f"quantization is {self.quantization!r}: accepted are int8, None")
+        if self.quantization is not None and self.cpu_tier == "generic":
+            raise ConfigError(
+                f"quantization is {self.quantization!r}, and cpu_tier is 'generic', whose linear "
+                "layers are torch's: give 'fused' or 'modules', or leave one of the two out"
             )
         if self.max_model_len is not None and self.max_model_len < 1:
             raise ConfigError(f"max_model_len is {self.max_model_len}: must be at least 1, or None")

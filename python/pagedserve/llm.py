@@ -7,7 +7,7 @@ from typing import Any, Final, SupportsIndex
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from pagedserve.config import AttentionBackend, CpuTier, ModelDtype
+from pagedserve.config import AttentionBackend, CpuTier, ModelDtype, Quantization
 from pagedserve.engine.admission import CheckedRequest
 from pagedserve.engine.args import EngineArgs, PreemptionMode
 from pagedserve.engine.llm_engine import LLMEngine
@@ -45,6 +45,7 @@ class LLM:
         num_lookahead_slots: int = 0,
         attention_backend: AttentionBackend | None = None,
         cpu_tier: CpuTier | None = None,
+        quantization: Quantization | None = None,
         cpu_instructions: str | None = None,
     ) -> None:
         """Load a model and make its KV cache; says on stderr what was chosen.
@@ -70,6 +71,8 @@ class LLM:
             attention_backend: "rust" (on the CPU) or "torch"; None takes rust where it can.
             cpu_tier: "fused", "modules" or "generic": how much of the model's own code is
                 exchanged for Rust kernels on the CPU; None is as much as can be.
+            quantization: "int8" makes the weights of linear layers bytes, on the CPU; None leaves
+                them as they are.
             cpu_instructions: "portable", "avx2", "avx512" or "avx512_bf16", for all Rust kernels
                 of the process; None is the best of this CPU.
 
@@ -94,6 +97,7 @@ class LLM:
             num_lookahead_slots=num_lookahead_slots,
             attention_backend=attention_backend,
             cpu_tier=cpu_tier,
+            quantization=quantization,
             cpu_instructions=cpu_instructions,
         )
         self.llm_engine = LLMEngine(args)

@@ -28,6 +28,25 @@ def border() -> Iterator[ModuleType]:
     yield from script("border")
 
 
+@pytest.fixture
+def products(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    monkeypatch.syspath_prepend(str(BENCHES))  # it imports its neighbours
+    yield from script("products")
+
+
+def test_products_of_each_kind_of_weights(
+    products: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    products.main(["--json", "--rows", "1,5", "--layers", "1", "--rounds", "1", "--threads", "1"])
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["num_rows"] for line in lines] == [1] * 4 + [5] * 4
+    for float32, bfloat16, *int8 in (lines[:4], lines[4:]):
+        assert float32["times_float32"] == 1
+        num_bytes = [line["gb_per_s"] * line["ms"] for line in (float32, bfloat16, *int8)]
+        shares = [num_bytes[0] / one for one in num_bytes[1:]]
+        assert shares == pytest.approx([2, 4, 4], rel=0.02)
+
+
 def test_border_prints_one_object_a_line(
     border: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from pagedserve import _core
 from pagedserve.attention.cpu import DTYPE_NAMES
+from pagedserve.config import Quantization
 from pagedserve.cpu.linears import (
     PackedEmbedding,
     PackedLinear,
@@ -20,12 +21,15 @@ from pagedserve.cpu.linears import (
     multiply,
     pack,
     pack_gated,
+    quantize,
 )
 from pagedserve.errors import StepError
 
 INSTRUCTIONS = _core.cpu_instruction_sets()
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 POISON = 6.0e4
+QUANTIZATIONS: list[Quantization | None] = [None, "int8"]
+INT8 = {"panels": np.zeros(128, dtype=np.int8), "scales": np.ones(64, dtype=np.float32)}
 
 
 def bound(*dtypes: torch.dtype) -> float:
@@ -38,12 +42,18 @@ def is_near(found: Tensor, exact: Tensor, *dtypes: torch.dtype) -> bool:
     return bool(((found.double() - exact).abs() <= bound(*dtypes) * scale).all())
 
 
+def held(weight: Tensor, quantization: Quantization | None) -> Tensor:
+    """What is left of weights, in float64."""
+    return weight.double() if quantization is None else quantize(weight).dequantize(torch.float64)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Case:
     num_rows: int
     half_depth: int
     num_features: int
     dtype: torch.dtype
+    quantization: Quantization | None
     gives_float32: bool
     has_bias: bool
     adds: bool
@@ -54,10 +64,11 @@ class Case:
 
 CASES = st.builds(
     Case,
-    num_rows=st.integers(1, 70) | st.just(200),
+    num_rows=st.integers(1, 70) | st.sampled_from([200, 600]),
     half_depth=st.integers(1, 40) | st.sampled_from([288, 1100]),
     num_features=st.integers(1, 200),
     dtype=st.sampled_from(DTYPES),
+    quantization=st.sampled_from(QUANTIZATIONS),
     gives_float32=st.booleans(),
     has_bias=st.booleans(),
     adds=st.booleans(),
@@ -67,7 +78,7 @@ CASES = st.builds(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(CASES)
 def test_products_are_right_and_nothing_else_is_written(case: Case) -> None:
     torch.manual_seed(case.num_rows)
@@ -82,7 +93,7 @@ def test_products_are_right_and_nothing_else_is_written(case: Case) -> None:
     before = torch.randn(case.num_rows, num_features).to(output_dtype)
     if case.adds:
         output[:, :num_features] = before
-    pack(weight, bias).multiply(
+    pack(weight, bias, quantization=case.quantization).multiply(
         num_rows=case.num_rows,
         x=x.data_ptr(),
         x_stride=x.stride(0),
@@ -93,7 +104,7 @@ def test_products_are_right_and_nothing_else_is_written(case: Case) -> None:
         num_threads=case.num_threads,
         instructions=case.instructions,
     )
-    exact = x[:, :depth].double() @ weight.double().T
+    exact = x[:, :depth].double() @ held(weight, case.quantization).T
     exact += 0.0 if bias is None else bias.double()
     exact += before.double() if case.adds else 0.0
     assert is_near(output[:, :num_features], exact, output_dtype)
@@ -103,14 +114,17 @@ def test_products_are_right_and_nothing_else_is_written(case: Case) -> None:
 @pytest.mark.parametrize("instructions", INSTRUCTIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("gate", ["silu", "gelu_tanh"])
-def test_gated_layers(gate: Any, dtype: torch.dtype, instructions: Any) -> None:
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+def test_gated_layers(
+    quantization: Quantization | None, gate: Any, dtype: torch.dtype, instructions: Any
+) -> None:
     torch.manual_seed(3)
     gates, ups = (torch.randn(96, 64).to(dtype) for _ in range(2))
     x = torch.randn(9, 64).to(dtype)
     # Where the exponential would overflow, and where it vanishes.
     x[0], x[1] = 3 * gates[0], -3 * gates[0]
     output = torch.full((9, 96), POISON, dtype=dtype)
-    pack_gated(gates, ups, gate).multiply(
+    pack_gated(gates, ups, gate, quantization).multiply(
         num_rows=9,
         x=x.data_ptr(),
         x_stride=64,
@@ -120,7 +134,7 @@ def test_gated_layers(gate: Any, dtype: torch.dtype, instructions: Any) -> None:
         num_threads=2,
         instructions=instructions,
     )
-    gated, up = (x.double() @ weight.double().T for weight in (gates, ups))
+    gated, up = (x.double() @ held(weight, quantization).T for weight in (gates, ups))
     activated = (
         functional.silu(gated) if gate == "silu" else functional.gelu(gated, approximate="tanh")
     )
@@ -129,12 +143,15 @@ def test_gated_layers(gate: Any, dtype: torch.dtype, instructions: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_row_is_the_same_in_any_batch_to_the_last_bit(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+def test_a_row_is_the_same_in_any_batch_to_the_last_bit(
+    quantization: Quantization | None, dtype: torch.dtype
+) -> None:
     torch.manual_seed(5)
-    weights = pack(torch.randn(130, 1500).to(dtype))
-    x = torch.randn(300, 1500).to(dtype)
-    whole = multiply(x, weights, torch.empty(300, 130, dtype=dtype))
-    for first, last in [(0, 1), (3, 10), (17, 64), (100, 300)]:
+    weights = pack(torch.randn(130, 1500).to(dtype), quantization=quantization)
+    x = torch.randn(600, 1500).to(dtype)
+    whole = multiply(x, weights, torch.empty(600, 130, dtype=dtype))
+    for first, last in [(0, 1), (3, 10), (17, 64), (100, 300), (500, 530)]:
         part = multiply(x[first:last], weights, torch.empty(last - first, 130, dtype=dtype))
         assert part.equal(whole[first:last])
 
@@ -171,10 +188,18 @@ def test_what_cannot_be_packed() -> None:
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"units": np.zeros(63, dtype=np.uint32)}, "64 in 2 .* must have 128 units; got 63"),
-        ({"units": np.zeros(128, dtype=np.int32)}, "units must be"),
+        ({"panels": np.zeros(63, dtype=np.uint32)}, "64 in 2 .* must have 128 units; got 63"),
+        ({"panels": np.zeros(128, dtype=np.int32)}, "panels must be"),
+        ({"panels": np.zeros(128, dtype=np.int8)}, "panels must be .* uint32 array; got int8"),
+        ({"scales": np.ones(64, dtype=np.float32)}, "panels must be .* int8 array; got uint32"),
+        (
+            INT8 | {"panels": np.zeros(127, dtype=np.int8)},
+            "64 in 2 .* must have 128 int8; got 127",
+        ),
+        (INT8 | {"scales": np.ones(63, dtype=np.float32)}, "scales must have 64 numbers; got 63"),
+        (INT8 | {"scales": np.ones(64, dtype=np.float64)}, "scales must be"),
         ({"dtype": "int8"}, 'dtype is "int8"'),
-        ({"in_features": 0, "units": np.zeros(0, dtype=np.uint32)}, "must have features"),
+        ({"in_features": 0, "panels": np.zeros(0, dtype=np.uint32)}, "must have features"),
         ({"bias": np.zeros(3, dtype=np.float32)}, "bias must have 64 numbers; got 3"),
         ({"gate": "relu"}, 'gate is "relu"'),
         ({"dtype": "bfloat16", "in_features": 3}, "in_features must be a multiple of 2"),
@@ -182,9 +207,9 @@ def test_what_cannot_be_packed() -> None:
 )
 def test_weights_that_do_not_fit_are_refused(changes: dict[str, Any], text: str) -> None:
     arguments: dict[str, Any] = {"dtype": "float32", "in_features": 2, "out_features": 64}
-    arguments |= {"units": np.zeros(128, dtype=np.uint32)} | changes
+    arguments |= {"panels": np.zeros(128, dtype=np.uint32)} | changes
     with pytest.raises(StepError, match=text):
-        _core.PackedWeights(arguments.pop("units"), **arguments)
+        _core.PackedWeights(arguments.pop("panels"), **arguments)
 
 
 @pytest.mark.parametrize(
@@ -227,3 +252,49 @@ def test_an_embedding_reads_the_weights_of_its_head(dtype: torch.dtype) -> None:
     for wrong in (-1, 130):
         with pytest.raises(StepError, match=f"one of 130 features; got {wrong}"):
             embedding(torch.tensor([1, wrong]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_an_embedding_reads_the_int8_weights_of_its_head(dtype: torch.dtype) -> None:
+    head = nn.Linear(36, 130, bias=False, dtype=dtype)
+    embedding = PackedEmbedding(PackedLinear(head, quantization="int8"), dtype)
+    ids = torch.tensor([[0, 129, 64, 63, 64]])
+    assert embedding(ids).equal(quantize(head.weight).dequantize(dtype)[ids])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_int8_weights_are_the_nearest_multiples_of_a_scale(dtype: torch.dtype) -> None:
+    torch.manual_seed(11)
+    weight = torch.randn(50, 300).mul_(torch.logspace(-3, 1, 50)[:, None]).to(dtype)
+    values, scales = quantize(weight)
+    assert values.abs().amax(dim=1).eq(127).all()
+    assert scales.equal(weight.float().abs().amax(dim=1) / 127)
+    moved = (values.double() * scales.double()[:, None] - weight.double()).abs()
+    assert (moved <= 0.5 * (1 + 1e-5) * scales.double()[:, None]).all()
+
+
+def test_halves_become_even_and_nothing_becomes_something() -> None:
+    values, scales = quantize(
+        torch.tensor([[127.0, 0.5, 1.5, -2.5], [0.0, 0.0, 0.0, 0.0], [1e-45, -1e-45, 0.0, 0.0]])
+    )
+    assert values.tolist() == [[127, 0, 2, -2], [0, 0, 0, 0], [0, 0, 0, 0]]
+    assert scales.tolist() == [1, 0, 0]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_rows", [1, 9, 70])
+def test_the_error_of_an_int8_product_is_what_moving_its_weights_can_do(
+    num_rows: int, dtype: torch.dtype
+) -> None:
+    """At most half a scale for each input feature, times the feature."""
+    torch.manual_seed(num_rows)
+    weight = torch.randn(190, 576).to(dtype)
+    x = torch.randn(num_rows, 576).to(dtype)
+    packed = pack(weight, quantization="int8")
+    found = multiply(x, packed, torch.empty(num_rows, 190)).double()
+    exact = x.double() @ weight.double().T
+    most = 0.5 * x.double().abs().sum(dim=1)[:, None] * quantize(weight).scales.double()
+    assert ((found - exact).abs() <= most + 1e-5 * exact.abs().max()).all()
+    assert packed.nbytes == 192 * 576 + 190 * 4
+    # The signs of roundings differ, so what is seen is a fraction of that, but not nothing.
+    assert 1e-3 < float((found - exact).norm() / exact.norm()) < 2e-2

@@ -35,6 +35,12 @@ from pagedserve.errors import ConfigError
             {"cpu_tier": "fused", "attention_backend": "torch"},
             "cpu_tier is 'fused', whose layers attend in Rust, and attention_backend is 'torch'",
         ),
+        ({"quantization": "int4"}, "quantization is 'int4': accepted are int8, None"),
+        ({"quantization": 8}, "quantization is 8"),
+        (
+            {"quantization": "int8", "cpu_tier": "generic"},
+            "quantization is 'int8', and cpu_tier is 'generic', whose linear layers are torch's",
+        ),
         ({"num_lookahead_slots": -1}, "num_lookahead_slots is -1; it must be an integer, at least"),
         ({"seed": -1}, "seed is -1; it must be an integer, at least 0"),
     ],
@@ -72,6 +78,7 @@ def test_every_field_can_be_given_on_the_command_line() -> None:
         num_lookahead_slots=2,
         attention_backend="torch",
         cpu_tier="modules",
+        quantization="int8",
         cpu_instructions="avx2",
     )
     argv = []

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from pagedserve import _core
 from pagedserve.attention.cpu import DTYPE_NAMES
 from pagedserve.attention.interface import current_step
+from pagedserve.config import Quantization
 from pagedserve.cpu.linears import can_pack, pack, pack_gated
 from pagedserve.cpu.mlps import gate_of
 from pagedserve.cpu.norms import norm_epsilon, norm_weight
@@ -56,7 +57,7 @@ class FusedLayer(nn.Module):
     Hidden states are changed in place.
     """
 
-    def __init__(self, layer: Any) -> None:
+    def __init__(self, layer: Any, quantization: Quantization | None = None) -> None:
         """Pack the weights of a layer that `can_fuse`."""
         super().__init__()
         attention, mlp = layer.self_attn, layer.mlp
@@ -72,10 +73,11 @@ class FusedLayer(nn.Module):
             pack(
                 torch.cat([one.weight for one in qkv]),
                 torch.cat([one.bias for one in qkv]) if has_bias else None,
+                quantization=quantization,
             ),
-            pack(attention.o_proj.weight, attention.o_proj.bias),
-            pack_gated(mlp.gate_proj.weight, mlp.up_proj.weight, gate),
-            pack(mlp.down_proj.weight, mlp.down_proj.bias),
+            pack(attention.o_proj.weight, attention.o_proj.bias, quantization=quantization),
+            pack_gated(mlp.gate_proj.weight, mlp.up_proj.weight, gate, quantization),
+            pack(mlp.down_proj.weight, mlp.down_proj.bias, quantization=quantization),
         )
         self._core = _core.DecoderLayer(
             dtype=DTYPE_NAMES[qkv[0].weight.dtype],

@@ -2,22 +2,50 @@
 
 torch's own linear layer has the weights rearranged in every call; with few rows, as in decoding,
 that costs more than the product.  The packed copy takes the place of the original.
+
+With int8 weights an output feature has one scale, a 127th of its largest weight, and each weight is
+the nearest multiple of it: it moves by at most half a scale (Wu et al., "Integer Quantization for
+Deep Learning Inference", section 3.1, symmetric).  Rows, sums and biases stay what they are.
 """
 
-from typing import Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
 from pagedserve import _core
 from pagedserve.attention.cpu import DTYPE_NAMES
+from pagedserve.config import Quantization
 from pagedserve.cpu.memory import empty_in_huge_pages
 
 PANEL_FEATURES: Final = 64  # of rust/cpu/src/linear.rs
 
+_LARGEST_INT8: Final = 127  # without -128, which has no positive counterpart
+
 Gate = Literal["silu", "gelu_tanh"]
+
+
+class Int8Weights(NamedTuple):
+    """Weights ``[N, K]`` as whole numbers from -127 to 127, and their scales ``[N]`` in float32."""
+
+    values: Tensor
+    scales: Tensor
+
+    def dequantize(self, dtype: torch.dtype) -> Tensor:
+        """The weights that these numbers stand for ``[N, K]``."""
+        return (self.values.float() * self.scales[:, None]).to(dtype)
+
+
+def quantize(weight: Tensor) -> Int8Weights:
+    """The nearest int8 weights of weights ``[N, K]``, ties to even."""
+    weight = weight.detach().float()
+    scales = weight.abs().amax(dim=1) / _LARGEST_INT8
+    # A feature without a scale has weights of zero, or so near to it that they become zero.
+    steps = weight / scales.masked_fill(scales == 0, torch.inf)[:, None]
+    return Int8Weights(steps.round_().clamp_(-_LARGEST_INT8, _LARGEST_INT8).to(torch.int8), scales)
 
 
 def can_pack(weight: Tensor) -> bool:
@@ -33,7 +61,11 @@ def can_pack(weight: Tensor) -> bool:
 
 
 def pack(
-    weight: Tensor, bias: Tensor | None = None, gate: Gate | None = None
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    gate: Gate | None = None,
+    quantization: Quantization | None = None,
 ) -> _core.PackedWeights:
     """Pack the weights ``[N, K]`` and bias ``[N]`` of a linear layer.
 
@@ -41,31 +73,50 @@ def pack(
         weight: of a dtype that `can_pack`; it is copied.
         bias: of any dtype.
         gate: makes a gated layer: the first 32 features of each 64, activated, times the others.
+        quantization: what the weights become; None leaves them what they are.
     """
     num_features, depth = weight.shape
-    padding = -num_features % PANEL_FEATURES
-    units = functional.pad(weight.detach(), (0, 0, 0, padding)).contiguous().view(torch.int32)
-    rows = units.view(-1, PANEL_FEATURES, units.shape[1])
-    panels = empty_in_huge_pages(len(rows), units.shape[1], PANEL_FEATURES, dtype=torch.int32)
-    panels.copy_(rows.transpose(1, 2))
+    panels, scales = (
+        (_panels(weight.detach(), torch.int32).view(np.uint32), None)
+        if quantization is None
+        else _int8_panels(weight)
+    )
     return _core.PackedWeights(
-        panels.numpy().reshape(-1).view(np.uint32),
+        panels,
         dtype=DTYPE_NAMES[weight.dtype],
         in_features=depth,
         out_features=num_features,
+        scales=scales,
         bias=None if bias is None else numbers(bias),
         gate=gate,
     )
 
 
-def pack_gated(gate: Tensor, up: Tensor, activation: Gate) -> _core.PackedWeights:
+def _int8_panels(weight: Tensor) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    values, scales = quantize(weight)
+    return _panels(values, torch.int8), scales.numpy()
+
+
+def _panels(weight: Tensor, lane: torch.dtype) -> NDArray[Any]:
+    """Weights ``[N, K]`` as ``[ceil(N / 64), K, 64]`` lanes, which may hold several of them."""
+    padding = -len(weight) % PANEL_FEATURES
+    lanes = functional.pad(weight, (0, 0, 0, padding)).contiguous().view(lane)
+    rows = lanes.view(-1, PANEL_FEATURES, lanes.shape[1])
+    panels = empty_in_huge_pages(len(rows), lanes.shape[1], PANEL_FEATURES, dtype=lane)
+    panels.copy_(rows.transpose(1, 2))
+    return panels.numpy().reshape(-1)
+
+
+def pack_gated(
+    gate: Tensor, up: Tensor, activation: Gate, quantization: Quantization | None = None
+) -> _core.PackedWeights:
     """Pack two weights ``[N, K]``, N a multiple of 32, into one gated layer."""
     half = PANEL_FEATURES // 2
     pairs = torch.stack((gate.view(-1, half, gate.shape[1]), up.view(-1, half, up.shape[1])), dim=1)
-    return pack(pairs.view(-1, gate.shape[1]), gate=activation)
+    return pack(pairs.view(-1, gate.shape[1]), gate=activation, quantization=quantization)
 
 
-def numbers(tensor: Tensor) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+def numbers(tensor: Tensor) -> NDArray[np.float32]:
     """A copy of a vector in float32: a view would keep the file of all weights in memory."""
     return tensor.detach().float().contiguous().numpy().copy()
 
@@ -89,18 +140,24 @@ def multiply(x: Tensor, weights: _core.PackedWeights, output: Tensor) -> Tensor:
 class PackedLinear(nn.Module):
     """Computes what an ``nn.Linear`` computes."""
 
-    def __init__(self, linear: nn.Linear, output_dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self,
+        linear: nn.Linear,
+        output_dtype: torch.dtype | None = None,
+        quantization: Quantization | None = None,
+    ) -> None:
         """Pack the weights of ``linear``, which is left as it is.
 
         Args:
             linear: the layer.
             output_dtype: None is that of the weights.
+            quantization: see `pack`.
         """
         super().__init__()
         self.in_features = linear.in_features
         self.out_features = linear.out_features
         self.output_dtype = output_dtype or linear.weight.dtype
-        self.packed = (pack(linear.weight, linear.bias),)
+        self.packed = (pack(linear.weight, linear.bias, quantization=quantization),)
 
     def forward(self, x: Tensor) -> Tensor:
         """``[..., in_features]`` to ``[..., out_features]``."""

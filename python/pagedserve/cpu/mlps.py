@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from transformers.activations import GELUTanh, SiLUActivation
 
+from pagedserve.config import Quantization
 from pagedserve.cpu.linears import PANEL_FEATURES, Gate, can_pack, multiply, pack, pack_gated
 
 _GATES: Final[dict[type, Gate]] = {
@@ -30,13 +31,13 @@ def gate_of(mlp: Any) -> Gate | None:
 class GatedMLP(nn.Module):
     """Computes what a model's own gated layers compute."""
 
-    def __init__(self, mlp: Any, gate: Gate) -> None:
+    def __init__(self, mlp: Any, gate: Gate, quantization: Quantization | None = None) -> None:
         """Pack the weights of ``mlp``, whose `gate_of` this is."""
         super().__init__()
         self._sizes = mlp.down_proj.in_features, mlp.down_proj.out_features
         self.packed = (
-            pack_gated(mlp.gate_proj.weight, mlp.up_proj.weight, gate),
-            pack(mlp.down_proj.weight, mlp.down_proj.bias),
+            pack_gated(mlp.gate_proj.weight, mlp.up_proj.weight, gate, quantization),
+            pack(mlp.down_proj.weight, mlp.down_proj.bias, quantization=quantization),
         )
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,7 +1,13 @@
-"""Exchanges modules of one loaded model, each after a comparison with what it replaces."""
+"""Exchanges modules of one loaded model, each after a comparison with what it replaces.
+
+int8 weights are not what they replace: such a module is compared with a copy of the model's own
+that has the weights int8 leaves.  Those are at most half a scale from the model's (`quantize`);
+anything else that differs is a fault, and is seen where it is larger than roundings of sums.
+"""
 
 import inspect
 from collections import Counter
+from copy import deepcopy
 from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
@@ -13,11 +19,12 @@ from pagedserve.attention.buckets import StepLayout
 from pagedserve.attention.cpu import DTYPE_NAMES
 from pagedserve.attention.interface import StepAttention, answering
 from pagedserve.attention.metadata import AttentionMetadata
-from pagedserve.config import CpuTier
+from pagedserve.config import CpuTier, Quantization
 from pagedserve.cpu.layers import FusedLayer, can_fuse
-from pagedserve.cpu.linears import PackedEmbedding, PackedLinear, can_pack
+from pagedserve.cpu.linears import PackedEmbedding, PackedLinear, can_pack, quantize
 from pagedserve.cpu.mlps import GatedMLP, gate_of
 from pagedserve.cpu.norms import FastNorm
+from pagedserve.errors import ConfigError
 
 _KINDS: Final[dict[type, str]] = {
     GatedMLP: "gated layers",
@@ -45,34 +52,53 @@ def use_instructions(name: str | None) -> None:
 
 
 @torch.inference_mode()
-def exchange(model: Any, tier: CpuTier) -> str:
+def exchange(model: Any, tier: CpuTier, quantization: Quantization | None = None) -> str:
     """Exchange what a tier allows of a model on the CPU, in place.
 
     Args:
         model: of transformers, with its own modules.
         tier: see `pagedserve.config.ModelConfig`.
+        quantization: what the weights of linear layers become.
 
     Returns:
-        How many modules of which kind were exchanged, for people.
+        How many modules of which kind were exchanged, and what share of the bytes of weights is
+        quantized, for people.
+
+    Raises:
+        ConfigError: if there is no linear layer to quantize.
     """
     swapped: Counter[str] = Counter()
-    if tier == "generic" or _core.cpu_instructions() == "portable":
-        return "none"  # torch's own vectors are better than none
+    # torch's own vectors are better than none, but they do not know int8 weights.
+    is_slow = _core.cpu_instructions() == "portable" and quantization is None
+    if tier == "generic" or is_slow:
+        return "none"
     if tier == "fused":
-        swapped["decoder layers"] = _fuse_layers(model)
-    _swap_children(model, model.get_output_embeddings(), swapped)
-    swapped["embeddings"] = _share_head(model)
-    return ", ".join(f"{kind} {count}" for kind, count in swapped.items() if count) or "none"
+        swapped["decoder layers"] = _fuse_layers(model, quantization)
+    _swap_children(model, model.get_output_embeddings(), quantization, swapped)
+    swapped["embeddings"] = _share_head(model, quantization)
+    modules = ", ".join(f"{kind} {count}" for kind, count in swapped.items() if count) or "none"
+    if quantization is None:
+        return modules
+    share = _packed_bytes(model) / weight_bytes(model)
+    if share == 0:
+        raise ConfigError(
+            f"quantization is {quantization!r}, and {type(model).__name__} has no linear layers "
+            "that can be packed: leave it out"
+        )
+    return f"{modules}; weights: {int(100 * share)}% {quantization}"
 
 
 def weight_bytes(model: nn.Module) -> int:
     """Bytes of a model's weights, packed ones and others."""
+    return _packed_bytes(model) + sum(parameter.nbytes for parameter in model.parameters())
+
+
+def _packed_bytes(model: nn.Module) -> int:
     packed = (one for module in model.modules() for one in getattr(module, "packed", ()))
-    own = sum(parameter.nbytes for parameter in model.parameters())
-    return own + sum(int(one.nbytes) for one in packed)
+    return sum(int(one.nbytes) for one in packed)
 
 
-def _fuse_layers(model: nn.Module) -> int:
+def _fuse_layers(model: nn.Module, quantization: Quantization | None) -> int:
     places = [
         (parent, name)
         for parent in model.modules()
@@ -81,14 +107,14 @@ def _fuse_layers(model: nn.Module) -> int:
     ]
     num_fused = 0
     for parent, name in places:  # without its layer: nothing else keeps a replaced one in memory
-        fused = FusedLayer(getattr(parent, name))
-        if _layers_agree(getattr(parent, name), fused):
+        fused = FusedLayer(getattr(parent, name), quantization)
+        if _layers_agree(_quantized(getattr(parent, name), quantization), fused):
             setattr(parent, name, fused)
             num_fused += 1
     return num_fused
 
 
-def _share_head(model: Any) -> int:
+def _share_head(model: Any, quantization: Quantization | None) -> int:
     """Let an embedding whose weights the packed head has too read them there; whether it does."""
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     weight = getattr(embedding, "weight", None)
@@ -98,28 +124,36 @@ def _share_head(model: Any) -> int:
     scale = getattr(embedding, "embed_scale", torch.tensor(1.0)).to(weight.dtype)
     packed = PackedEmbedding(head, weight.dtype, float(scale))
     ids = torch.arange(len(weight), device=weight.device)
-    if len(weight) != head.out_features or not packed(ids[:999]).equal(embedding(ids[:999])):
+    wanted = _quantized(embedding, quantization)
+    if len(weight) != head.out_features or not packed(ids[:999]).equal(wanted(ids[:999])):
         return 0
     model.set_input_embeddings(packed)
     return 1
 
 
-def _swap_children(parent: nn.Module, head: nn.Module | None, swapped: Counter[str]) -> None:
+def _swap_children(
+    parent: nn.Module,
+    head: nn.Module | None,
+    quantization: Quantization | None,
+    swapped: Counter[str],
+) -> None:
     for name, child in list(parent.named_children()):
-        made = _replacement(child, is_head=child is head)
-        if made is not None and _agree(child, made):
+        made = _replacement(child, quantization, is_head=child is head)
+        if made is not None and _agree(_quantized(child, quantization), made):
             setattr(parent, name, made.module)
             swapped[_KINDS[type(made.module)]] += 1
         else:
-            _swap_children(child, head, swapped)
+            _swap_children(child, head, quantization, swapped)
 
 
-def _replacement(module: Any, *, is_head: bool) -> _Replacement | None:
+def _replacement(
+    module: Any, quantization: Quantization | None, *, is_head: bool
+) -> _Replacement | None:
     if (gate := gate_of(module)) is not None:
-        return _Replacement(GatedMLP(module, gate), module.down_proj.out_features)
+        return _Replacement(GatedMLP(module, gate, quantization), module.down_proj.out_features)
     if type(module) is nn.Linear and can_pack(module.weight):
         # Sampling is in float32: rounding logits to fewer bits on the way only makes ties.
-        packed = PackedLinear(module, torch.float32 if is_head else None)
+        packed = PackedLinear(module, torch.float32 if is_head else None, quantization)
         return _Replacement(packed, module.in_features)
     if type(module).__name__.endswith("RMSNorm") and _is_plain_norm(module):
         return _Replacement(FastNorm(module), module.weight.numel())
@@ -133,6 +167,17 @@ def _is_plain_norm(module: Any) -> bool:
     epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     takes_one = len(inspect.signature(module.forward).parameters) == 1
     return weight.dtype in DTYPE_NAMES and isinstance(epsilon, float) and takes_one
+
+
+def _quantized(module: nn.Module, quantization: Quantization | None) -> nn.Module:
+    """A module with the weights that quantization leaves; itself without."""
+    if quantization is None:
+        return module
+    module = deepcopy(module)
+    for one in module.modules():
+        if isinstance(one, nn.Linear | nn.Embedding):
+            one.weight.copy_(quantize(one.weight).dequantize(one.weight.dtype))
+    return module
 
 
 def _agree(module: nn.Module, made: _Replacement) -> bool:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Self, TypeAlias, get_args
 
-from pagedserve.config import AttentionBackend, CpuTier, ModelConfig, ModelDtype
+from pagedserve.config import AttentionBackend, CpuTier, ModelConfig, ModelDtype, Quantization
 from pagedserve.errors import ConfigError
 
 PreemptionMode: TypeAlias = Literal["recompute", "swap"]
@@ -19,6 +19,7 @@ _NAMES: Final = (
     PreemptionMode | None,
     AttentionBackend | None,
     CpuTier | None,
+    Quantization | None,
     str | None,
 )
 
@@ -73,6 +74,8 @@ class EngineArgs:
         cpu_tier: How much of the model's own code is exchanged for Rust kernels on the CPU:
             "fused" is whole decoder layers where their family is known, "modules" is gated layers,
             linear layers and norms, "generic" is nothing; None takes the first that there is.
+        quantization: "int8" makes the weights of linear layers bytes with a scale an output
+            feature, on the CPU: a quarter of float32's memory; None leaves them as they are.
         cpu_instructions: Vector instructions of the Rust kernels: "portable", "avx2", "avx512" or
             "avx512_bf16"; None is the best of this CPU.  It holds for the process.
 
@@ -143,6 +146,13 @@ class EngineArgs:
             choices=get_args(CpuTier),
         ),
     )
+    quantization: Quantization | None = field(
+        default=None,
+        metadata=_option(
+            "what weights of linear layers become on the CPU (default: they stay as they are)",
+            choices=get_args(Quantization),
+        ),
+    )
     cpu_instructions: str | None = field(
         default=None,
         metadata=_option("vector instructions of the Rust kernels (default: the best of this CPU)"),
@@ -176,6 +186,7 @@ class EngineArgs:
             seed=self.seed,
             attention_backend=self.attention_backend,
             cpu_tier=self.cpu_tier,
+            quantization=self.quantization,
             cpu_instructions=self.cpu_instructions,
         )
 

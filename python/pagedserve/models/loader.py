@@ -97,10 +97,15 @@ def load_model(config: ModelConfig, device: torch.device | None = None) -> Loade
     Raises:
         ModelLoadError: if there is no such model, or its files are not whole.
         UnsupportedModelError: if its architecture cannot be run.
-        ConfigError: if max_model_len exceeds what the model can do, or the CPU lacks the
-            instructions.
+        ConfigError: if max_model_len exceeds what the model can do, the CPU lacks the
+            instructions, or the weights cannot be quantized.
     """
     device = device or default_device()
+    if config.quantization is not None and device.type != "cpu":
+        raise ConfigError(
+            f"quantization is {config.quantization!r}, which is for the CPU; the model's device is "
+            f"{device}: leave it out"
+        )
     use_instructions(config.cpu_instructions)
     source = resolve_model(config.model)
     register()
@@ -120,7 +125,7 @@ def load_model(config: ModelConfig, device: torch.device | None = None) -> Loade
             profile = _checked_profile(model, max_model_len, backend)
             known.keep(profile)
         num_embeddings = vocab_size(model)
-        modules = exchange(model, _cpu_tier(config, device, backend))
+        modules = exchange(model, _cpu_tier(config, device, backend), config.quantization)
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,

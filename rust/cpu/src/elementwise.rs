@@ -1,4 +1,4 @@
-//! What a layer does to each token by itself: norms and rotations.
+//! What is done to each token by itself: norms and rotations, and writing it out as float32.
 //!
 //! Numbers are read as they are stored, computed in float32 and rounded once, when they are
 //! written back.
@@ -59,6 +59,8 @@ pub(crate) enum Rowwise<'a> {
     Norm { norm: Norm<'a>, from: *const u8, to: *mut u8, adds: bool },
     /// Rotates the heads of queries and keys in place.
     Rotate(Rotation<'a>),
+    /// `to[row] = from[row]`, rows of `len` numbers, in float32 and side by side.
+    Widen { from: *const u8, stride: usize, len: usize, to: *mut f32 },
 }
 
 /// Heads to be rotated (Su et al., "Rotary Position Embedding", section 3.4.2, in the form that
@@ -163,6 +165,23 @@ unsafe fn one_row<I: Vectors, E: Element>(work: &Rowwise<'_>, row: usize) {
                 normalise::<I, E>(norm, from, to, adds);
             }
             Rowwise::Rotate(rotation) => rotate_row::<I, E>(&rotation, row),
+            Rowwise::Widen { from, stride, len, to } => {
+                widen::<I, E>(from.cast::<E>().add(row * stride), to.add(row * len), len);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn widen<I: Vectors, E: Element>(from: *const E, to: *mut f32, len: usize) {
+    let (whole, rest) = split(len);
+    // SAFETY: both have `len` numbers.
+    unsafe {
+        for index in (0..whole).step_by(PANEL) {
+            I::store(E::load::<I>(from.add(index)), to.add(index));
+        }
+        for index in rest {
+            to.add(index).write(from.add(index).read().to_f32());
         }
     }
 }

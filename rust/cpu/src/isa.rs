@@ -133,6 +133,17 @@ pub(crate) trait Vectors {
         // SAFETY: the caller's promise.
         unsafe { load_each::<Self, Float16>(from) }
     }
+    /// Sixteen whole numbers of 8 bits, as float32.
+    #[inline(always)]
+    unsafe fn load_int8(from: *const i8) -> Self::V {
+        let mut buffer = [0.0; PANEL];
+        for (index, number) in buffer.iter_mut().enumerate() {
+            // SAFETY: the caller's promise.
+            *number = f32::from(unsafe { from.add(index).read() });
+        }
+        // SAFETY: the buffer has 16 numbers.
+        unsafe { Self::load(buffer.as_ptr()) }
+    }
     /// Asks for the line at `at` ahead of its use; any address will do.
     #[inline(always)]
     unsafe fn prefetch(_at: *const u32) {}

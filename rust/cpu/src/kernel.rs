@@ -9,7 +9,7 @@
 #![expect(clippy::needless_range_loop, reason = "constant bounds over several arrays at once")]
 
 use crate::isa::Vectors;
-use crate::number::{Element, PANEL};
+use crate::number::{Element, Lane, PANEL};
 
 /// Rows of one operand and of the result.
 #[derive(Clone, Copy)]
@@ -43,19 +43,21 @@ impl Rows {
 
 /// Consecutive rows of values in one panel.
 #[derive(Clone, Copy)]
-pub(crate) struct Segment {
-    /// The first unit of the first row.
-    pub(crate) values: *const u32,
+pub(crate) struct Segment<L> {
+    /// The first lane of the first row.
+    pub(crate) values: *const L,
     /// The first row's place among a row's weights.
     pub(crate) weight: usize,
     /// Rows.
     pub(crate) len: usize,
     /// What will be read next, as much as the rows take.
-    pub(crate) ahead: *const u32,
+    pub(crate) ahead: *const L,
 }
 
 /// Up to so many rows, as when decoding, reading takes longer than computing.
 const PREFETCH_ROWS: usize = 4;
+/// Bytes that come from memory together.
+const LINE: usize = 64;
 
 /// The most vectors of a tile that are no more than `left`.
 #[inline(always)]
@@ -69,18 +71,21 @@ pub(crate) fn tile_vectors<I: Vectors>(left: usize) -> usize {
 
 /// Calls a tile of the right size for each group of rows, groups as equal as can be.
 macro_rules! for_groups {
-    ($rows:ident, $num_rows:ident, $kernel:ident, $vectors:literal, $($argument:expr),*) => {{
+    (
+        $rows:ident, $num_rows:ident, $kernel:ident<$($kind:ident),+>, $vectors:literal,
+        $($argument:expr),*
+    ) => {{
         let (mut rows, mut left) = ($rows, $num_rows);
         let mut groups = left.div_ceil(I::MAX_ROWS);
         while groups > 0 {
             let size = left.div_ceil(groups);
             match size {
-                1 => $kernel::<I, E, 1, $vectors>(rows, $($argument),*),
-                2 => $kernel::<I, E, 2, $vectors>(rows, $($argument),*),
-                3 if I::MAX_ROWS >= 3 => $kernel::<I, E, 3, $vectors>(rows, $($argument),*),
-                4 if I::MAX_ROWS >= 4 => $kernel::<I, E, 4, $vectors>(rows, $($argument),*),
-                5 if I::MAX_ROWS >= 5 => $kernel::<I, E, 5, $vectors>(rows, $($argument),*),
-                _ if I::MAX_ROWS >= 6 => $kernel::<I, E, 6, $vectors>(rows, $($argument),*),
+                1 => $kernel::<$($kind),+, 1, $vectors>(rows, $($argument),*),
+                2 => $kernel::<$($kind),+, 2, $vectors>(rows, $($argument),*),
+                3 if I::MAX_ROWS >= 3 => $kernel::<$($kind),+, 3, $vectors>(rows, $($argument),*),
+                4 if I::MAX_ROWS >= 4 => $kernel::<$($kind),+, 4, $vectors>(rows, $($argument),*),
+                5 if I::MAX_ROWS >= 5 => $kernel::<$($kind),+, 5, $vectors>(rows, $($argument),*),
+                _ if I::MAX_ROWS >= 6 => $kernel::<$($kind),+, 6, $vectors>(rows, $($argument),*),
                 _ => unreachable!("a group has no more rows than the largest tile"),
             }
             (left, groups) = (left - size, groups - 1);
@@ -108,12 +113,12 @@ pub(crate) unsafe fn scores<I: Vectors, E: Element>(
     unsafe {
         match *panels {
             [a, b, c, d] if I::MAX_VECTORS >= 4 => {
-                for_groups!(rows, num_rows, scores_tile, 4, [a, b, c, d], depth, factor);
+                for_groups!(rows, num_rows, scores_tile<I, E>, 4, [a, b, c, d], depth, factor);
             }
             [a, b] if I::MAX_VECTORS >= 2 => {
-                for_groups!(rows, num_rows, scores_tile, 2, [a, b], depth, factor);
+                for_groups!(rows, num_rows, scores_tile<I, E>, 2, [a, b], depth, factor);
             }
-            [a] => for_groups!(rows, num_rows, scores_tile, 1, [a], depth, factor),
+            [a] => for_groups!(rows, num_rows, scores_tile<I, E>, 1, [a], depth, factor),
             _ => unreachable!("a tile has 1, 2 or 4 vectors"),
         }
     }
@@ -167,10 +172,10 @@ unsafe fn scores_tile<I: Vectors, E: Element, const R: usize, const N: usize>(
 /// The CPU has the instructions; rows have the weights that the segments name; `columns` is
 /// the distance of rows of values, and from `first` on 16 columns a vector exist.
 #[inline(always)]
-pub(crate) unsafe fn values<I: Vectors, E: Element>(
+pub(crate) unsafe fn values<I: Vectors, E: Element, L: Lane>(
     rows: Rows,
     num_rows: usize,
-    segments: &[Segment],
+    segments: &[Segment<L>],
     columns: usize,
     first: usize,
     num_vectors: usize,
@@ -179,21 +184,21 @@ pub(crate) unsafe fn values<I: Vectors, E: Element>(
     unsafe {
         match num_vectors {
             4 if I::MAX_VECTORS >= 4 => {
-                for_groups!(rows, num_rows, values_tile, 4, segments, columns, first);
+                for_groups!(rows, num_rows, values_tile<I, E, L>, 4, segments, columns, first);
             }
             2 if I::MAX_VECTORS >= 2 => {
-                for_groups!(rows, num_rows, values_tile, 2, segments, columns, first);
+                for_groups!(rows, num_rows, values_tile<I, E, L>, 2, segments, columns, first);
             }
-            1 => for_groups!(rows, num_rows, values_tile, 1, segments, columns, first),
+            1 => for_groups!(rows, num_rows, values_tile<I, E, L>, 1, segments, columns, first),
             _ => unreachable!("a tile has 1, 2 or 4 vectors"),
         }
     }
 }
 
 #[inline(always)]
-unsafe fn values_tile<I: Vectors, E: Element, const R: usize, const N: usize>(
+unsafe fn values_tile<I: Vectors, E: Element, L: Lane, const R: usize, const N: usize>(
     rows: Rows,
-    segments: &[Segment],
+    segments: &[Segment<L>],
     columns: usize,
     first: usize,
 ) {
@@ -219,8 +224,11 @@ unsafe fn values_tile<I: Vectors, E: Element, const R: usize, const N: usize>(
             for weight in segment.weight..segment.weight + segment.len {
                 let mut numbers = [I::splat(0.0); N];
                 for vector in 0..N {
-                    numbers[vector] = I::load(from.cast::<[f32; PANEL]>().add(vector).cast());
-                    I::prefetch(ahead.wrapping_add(vector * PANEL));
+                    let lane = vector * PANEL;
+                    numbers[vector] = L::load::<I>(from.add(lane));
+                    if (lane * size_of::<L>()).is_multiple_of(LINE) {
+                        I::prefetch(ahead.wrapping_add(lane).cast());
+                    }
                 }
                 for row in 0..R {
                     for vector in 0..N {

@@ -9,25 +9,34 @@
 //! van de Geijn, "Anatomy of High-Performance Matrix Multiplication", section 4, without the
 //! packing of the rows, which are few.)
 //!
+//! Of int8 weights a panel holds `[K][64]` whole numbers, and each feature has a float32 that they
+//! are multiples of.  They become float32 in registers; rows of 16-bit numbers are written out as
+//! float32 first, [`WIDE_ROWS`] at a time.
+//!
 //! # Invariants
 //!
-//! 1. Each sum is made in the order of the input features, then the bias is added, then the
-//!    [`Finish`]: the result of a row is the same in any batch, to the last bit.
+//! 1. Each sum is made in the order of the input features, then scaled where weights are int8, then
+//!    the bias is added, then the [`Finish`]: the result of a row is the same in any batch, to the
+//!    last bit.
 //! 2. Columns beyond N are not written.
 //!
 //! # Costs
 //!
-//! With few rows the time is that of reading the weights, once; with many it is arithmetic.
+//! With few rows the time is that of reading the weights, once; with many it is arithmetic, which is
+//! that of float32 where weights are int8.
 #![expect(unsafe_code, reason = "rows and weights are addresses of tensors")]
 #![expect(clippy::inline_always, reason = "must become part of a function with the instructions")]
 
+use std::cell::Cell;
 use std::mem::MaybeUninit;
 
+use crate::elementwise::{Rowwise, for_rows};
 use crate::error::{Error, Result};
 use crate::isa::{Kernel, Vectors};
 use crate::kernel::{self, Segment, tile_vectors};
 use crate::math::{gelu_tanh, silu};
-use crate::number::{BFloat16, DType, Element, Float16, PANEL, check_units};
+use crate::number::{BFloat16, DType, Element, Float16, Lane, PANEL, check_units};
+use crate::scratch::pieces;
 use crate::team::Execution;
 
 /// Output features of a panel.
@@ -39,6 +48,12 @@ const BLOCK_UNITS: usize = 1024;
 /// more where rows are many, as each item reads its panel anew.
 const FEW_ROWS: usize = 24;
 const MANY_ROWS: usize = 48;
+/// Rows that lie in memory as float32 at once, beside what they were.
+const WIDE_ROWS: usize = 512;
+
+thread_local! {
+    static WIDE: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
+}
 
 /// What lies between two halves of a gated layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,17 +85,31 @@ impl Finish {
     }
 }
 
+/// What packed weights are made of.
+#[derive(Clone, Copy, Debug)]
+pub enum Panels<'a> {
+    /// Numbers of the layer's dtype.
+    Units(&'a [u32]),
+    /// Whole numbers.
+    Int8 {
+        /// The panels.
+        values: &'a [i8],
+        /// `[N]`, what a feature's whole numbers are multiples of.
+        scales: &'a [f32],
+    },
+}
+
 /// The packed weights of a layer.
 #[derive(Clone, Copy, Debug)]
 pub struct Weights<'a> {
-    /// Of weights and input.
+    /// Of the input, and of weights that are not int8.
     pub dtype: DType,
     /// K; a multiple of the elements in 32 bits.
     pub in_features: usize,
     /// N.
     pub out_features: usize,
-    /// The panels.
-    pub units: &'a [u32],
+    /// The weights.
+    pub panels: Panels<'a>,
     /// `[N]`.
     pub bias: Option<&'a [f32]>,
 }
@@ -95,8 +124,12 @@ pub struct Matrix {
 }
 
 impl Weights<'_> {
+    /// Lanes of a panel for each output feature.
     fn depth(&self) -> usize {
-        self.in_features / self.dtype.per_unit()
+        match self.panels {
+            Panels::Units(_) => self.in_features / self.dtype.per_unit(),
+            Panels::Int8 { .. } => self.in_features,
+        }
     }
 
     fn num_panels(&self) -> usize {
@@ -123,22 +156,26 @@ impl Weights<'_> {
             )));
         }
         let expected = self.num_panels() * self.depth() * PANEL_FEATURES;
-        if self.units.len() != expected {
+        let (kind, found, scales) = match self.panels {
+            Panels::Units(units) => ("units", units.len(), None),
+            Panels::Int8 { values, scales } => ("int8", values.len(), Some(scales)),
+        };
+        if found != expected {
             return Err(Error(format!(
-                "packed weights of {} in {} features must have {expected} units; got {}",
-                self.out_features,
-                self.in_features,
-                self.units.len()
+                "packed weights of {} in {} features must have {expected} {kind}; got {found}",
+                self.out_features, self.in_features
             )));
         }
-        if let Some(bias) = self.bias
-            && bias.len() != self.out_features
-        {
-            return Err(Error(format!(
-                "bias must have {} numbers; got {}",
-                self.out_features,
-                bias.len()
-            )));
+        for (name, numbers) in [("scales", scales), ("bias", self.bias)] {
+            if let Some(numbers) = numbers
+                && numbers.len() != self.out_features
+            {
+                return Err(Error(format!(
+                    "{name} must have {} numbers; got {}",
+                    self.out_features,
+                    numbers.len()
+                )));
+            }
         }
         Ok(())
     }
@@ -182,20 +219,13 @@ pub unsafe fn linear(
     }
     check_matrix("input", input, weights.dtype, weights.in_features)?;
     check_matrix("output", output, output_dtype, finish.out_features(weights))?;
-    let many = num_rows >= 4 * MANY_ROWS;
-    let product = Product {
-        weights,
-        finish,
-        num_rows,
-        input,
-        output,
-        output_dtype,
-        rows_per_item: if many { MANY_ROWS } else { FEW_ROWS },
-    };
-    execution.for_each(product.num_items(), &|item| {
-        // SAFETY: the caller's promise; each item is done once.
-        unsafe { execution.instructions.run(Item { product: &product, item }) };
-    });
+    let product = Product { weights, finish, num_rows, input, output, output_dtype };
+    let is_wide = weights.dtype == DType::Float32;
+    // SAFETY: the caller's promise.
+    match weights.panels {
+        Panels::Int8 { .. } if !is_wide => unsafe { product.run_widened(execution) },
+        _ => product.run(execution),
+    }
     Ok(())
 }
 
@@ -226,7 +256,24 @@ pub unsafe fn gather(
     let rows = Gathered { weights, features, output };
     execution.for_each(features.len(), &|row| {
         // SAFETY: the feature exists, and each row is written once.
-        unsafe { rows.copy(row) };
+        unsafe {
+            match (weights.panels, weights.dtype) {
+                (Panels::Units(units), _) => rows.write(row, units, |unit| unit),
+                (Panels::Int8 { values, scales }, dtype) => {
+                    let scale = scales[rows.feature(row)];
+                    let number = |value: i8| f32::from(value) * scale;
+                    match dtype {
+                        DType::Float32 => rows.write(row, values, number),
+                        DType::BFloat16 => {
+                            rows.write(row, values, |value| BFloat16::from_f32(number(value)));
+                        }
+                        DType::Float16 => {
+                            rows.write(row, values, |value| Float16::from_f32(number(value)));
+                        }
+                    }
+                }
+            }
+        };
     });
     Ok(())
 }
@@ -242,16 +289,22 @@ struct Gathered<'a> {
 unsafe impl Sync for Gathered<'_> {}
 
 impl Gathered<'_> {
-    unsafe fn copy(&self, row: usize) {
-        let depth = self.weights.depth();
-        let feature = usize::try_from(self.features[row]).unwrap_or(0);
+    fn feature(&self, row: usize) -> usize {
+        usize::try_from(self.features[row]).unwrap_or(0)
+    }
+
+    /// Writes a feature's lanes as what they stand for.
+    ///
+    /// # Safety
+    /// The row has room for as many `T` as a feature has lanes.
+    unsafe fn write<L: Copy, T>(&self, row: usize, lanes: &[L], meaning: impl Fn(L) -> T) {
+        let (depth, feature) = (self.weights.depth(), self.feature(row));
         let first = feature / PANEL_FEATURES * depth * PANEL_FEATURES + feature % PANEL_FEATURES;
-        let units = self.weights.units[first..].iter().step_by(PANEL_FEATURES);
-        #[expect(clippy::cast_ptr_alignment, reason = "checked: a multiple of 4")]
-        let output = self.output.pointer.cast::<u32>().wrapping_add(row * depth);
-        for (index, unit) in units.take(depth).enumerate() {
-            // SAFETY: the row has `depth` units.
-            unsafe { output.add(index).write(*unit) };
+        let lanes = lanes[first..].iter().step_by(PANEL_FEATURES);
+        let output = self.output.pointer.cast::<T>().wrapping_add(row * depth);
+        for (index, lane) in lanes.take(depth).enumerate() {
+            // SAFETY: the row has `depth` of them.
+            unsafe { output.add(index).write(meaning(*lane)) };
         }
     }
 }
@@ -277,15 +330,54 @@ struct Product<'a> {
     input: Matrix,
     output: Matrix,
     output_dtype: DType,
-    rows_per_item: usize,
 }
 
 // SAFETY: the pointers are shared for reading, and each item writes features of its own.
 unsafe impl Sync for Product<'_> {}
 
 impl Product<'_> {
+    fn run(&self, execution: &Execution<'_>) {
+        execution.for_each(self.num_items(), &|item| {
+            // SAFETY: what made the product promises its memory; each item is done once.
+            unsafe { execution.instructions.run(Item { product: self, item }) };
+        });
+    }
+
+    /// The same, of rows that are written out as float32 first.
+    ///
+    /// # Safety
+    /// That of [`linear`].
+    unsafe fn run_widened(&self, execution: &Execution<'_>) {
+        let (dtype, len) = (self.weights.dtype, self.weights.in_features);
+        let row_of = |matrix: Matrix, row: usize, dtype: DType| {
+            matrix.pointer.wrapping_add(row * matrix.stride * dtype.size())
+        };
+        let mut wide = WIDE.take();
+        for first in (0..self.num_rows).step_by(WIDE_ROWS) {
+            let num_rows = WIDE_ROWS.min(self.num_rows - first);
+            let [to] = pieces(&mut wide, [num_rows * len]);
+            let from = row_of(self.input, first, dtype);
+            let work = Rowwise::Widen { from, stride: self.input.stride, len, to };
+            // SAFETY: the caller's promise; there is room for the rows.
+            unsafe { for_rows(work, dtype, num_rows, len, execution) };
+            let pointer = row_of(self.output, first, self.output_dtype);
+            Product {
+                num_rows,
+                input: Matrix { pointer: to.cast(), stride: len },
+                output: Matrix { pointer, ..self.output },
+                ..*self
+            }
+            .run(execution);
+        }
+        WIDE.set(wide);
+    }
+
+    fn rows_per_item(&self) -> usize {
+        if self.num_rows >= 4 * MANY_ROWS { MANY_ROWS } else { FEW_ROWS }
+    }
+
     fn row_blocks(&self) -> usize {
-        self.num_rows.div_ceil(self.rows_per_item)
+        self.num_rows.div_ceil(self.rows_per_item())
     }
 
     fn num_items(&self) -> usize {
@@ -307,30 +399,50 @@ impl Kernel for Item<'_> {
     #[inline(always)]
     unsafe fn run<I: Vectors>(self) {
         let Self { product, item } = self;
+        let (dtype, output_dtype) = (product.weights.dtype, product.output_dtype);
         // SAFETY: the caller's promise.
         unsafe {
-            match (product.weights.dtype, product.output_dtype) {
-                (DType::Float32, _) => product.multiply::<I, f32, f32>(item),
-                (DType::BFloat16, DType::Float32) => product.multiply::<I, BFloat16, f32>(item),
-                (DType::BFloat16, _) => product.multiply::<I, BFloat16, BFloat16>(item),
-                (DType::Float16, DType::Float32) => product.multiply::<I, Float16, f32>(item),
-                (DType::Float16, _) => product.multiply::<I, Float16, Float16>(item),
+            match product.weights.panels {
+                Panels::Units(units) => match (dtype, output_dtype) {
+                    (DType::Float32, _) => product.multiply::<I, f32, f32, _>(units, item),
+                    (DType::BFloat16, DType::Float32) => {
+                        product.multiply::<I, BFloat16, f32, _>(units, item);
+                    }
+                    (DType::BFloat16, _) => {
+                        product.multiply::<I, BFloat16, BFloat16, _>(units, item);
+                    }
+                    (DType::Float16, DType::Float32) => {
+                        product.multiply::<I, Float16, f32, _>(units, item);
+                    }
+                    (DType::Float16, _) => product.multiply::<I, Float16, Float16, _>(units, item),
+                },
+                Panels::Int8 { values, .. } => match output_dtype {
+                    DType::Float32 => product.multiply::<I, f32, f32, _>(values, item),
+                    DType::BFloat16 => product.multiply::<I, f32, BFloat16, _>(values, item),
+                    DType::Float16 => product.multiply::<I, f32, Float16, _>(values, item),
+                },
             }
         }
     }
 }
 
 impl Product<'_> {
+    /// An item of rows of `E` with lanes of `L`, whose result is stored as `O`.
     #[inline(always)]
-    unsafe fn multiply<I: Vectors, E: Element, O: Element>(&self, item: usize) {
+    unsafe fn multiply<I: Vectors, E: Element, O: Element, L: Lane>(
+        &self,
+        panels: &[L],
+        item: usize,
+    ) {
         let (panel, block) = (item / self.row_blocks(), item % self.row_blocks());
-        let first_row = block * self.rows_per_item;
-        let num_rows = self.rows_per_item.min(self.num_rows - first_row);
+        let first_row = block * self.rows_per_item();
+        let num_rows = self.rows_per_item().min(self.num_rows - first_row);
+        let lanes = panels.as_ptr().wrapping_add(panel * self.weights.depth() * PANEL_FEATURES);
         let mut sums = Sums([MaybeUninit::uninit(); MANY_ROWS * PANEL_FEATURES]);
         let sums = sums.0.as_mut_ptr().cast::<f32>();
         // SAFETY: panel and rows exist; `sums` has room for the item's rows.
         unsafe {
-            self.sum::<I, E>(panel, first_row, num_rows, sums);
+            self.sum::<I, E, L>(lanes, first_row, num_rows, sums);
             for row in 0..num_rows {
                 let sums = sums.add(row * PANEL_FEATURES);
                 self.finish::<I, O>(panel, first_row + row, sums);
@@ -339,16 +451,15 @@ impl Product<'_> {
     }
 
     #[inline(always)]
-    unsafe fn sum<I: Vectors, E: Element>(
+    unsafe fn sum<I: Vectors, E: Element, L: Lane>(
         &self,
-        panel: usize,
+        panel: *const L,
         first_row: usize,
         num_rows: usize,
         sums: *mut f32,
     ) {
         let depth = self.weights.depth();
         let unit_stride = self.input.stride / E::PER_UNIT;
-        let panel = self.weights.units.as_ptr().wrapping_add(panel * depth * PANEL_FEATURES);
         #[expect(clippy::cast_ptr_alignment, reason = "checked: a multiple of 4")]
         let units = self.input.pointer.cast::<u32>().wrapping_add(first_row * unit_stride);
         let mut start = 0;
@@ -369,7 +480,7 @@ impl Product<'_> {
                 };
                 // SAFETY: rows and panel have `depth` units.
                 unsafe {
-                    kernel::values::<I, E>(
+                    kernel::values::<I, E, L>(
                         rows,
                         num_rows,
                         &[segment],
@@ -388,10 +499,15 @@ impl Product<'_> {
     #[inline(always)]
     unsafe fn finish<I: Vectors, O: Element>(&self, panel: usize, row: usize, sums: *mut f32) {
         let row = self.output.pointer.cast::<O>().wrapping_add(row * self.output.stride);
+        let first = panel * PANEL_FEATURES;
         // SAFETY: the row has these features, and `sums` 64 numbers.
         unsafe {
+            if let Panels::Int8 { scales, .. } = self.weights.panels {
+                for (index, scale) in scales[first..].iter().take(PANEL_FEATURES).enumerate() {
+                    *sums.add(index) *= scale;
+                }
+            }
             if let Some(bias) = self.weights.bias {
-                let first = panel * PANEL_FEATURES;
                 for (index, bias) in bias[first..].iter().take(PANEL_FEATURES).enumerate() {
                     *sums.add(index) += bias;
                 }
@@ -409,7 +525,6 @@ impl Product<'_> {
                 }
                 return;
             }
-            let first = panel * PANEL_FEATURES;
             let len = PANEL_FEATURES.min(self.weights.out_features - first);
             let adds = self.finish == Finish::Add;
             for index in (0..len).step_by(PANEL) {

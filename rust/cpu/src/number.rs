@@ -60,6 +60,33 @@ pub(crate) fn check_units(name: &str, address: *const u8) -> Result<()> {
     Err(Error(format!("{name} must be an address, a multiple of 4; got {address:?}")))
 }
 
+/// What a panel holds for one lane of a vector.
+pub(crate) trait Lane: Copy {
+    /// Sixteen of them, as tiles take them.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `I`, and 16 can be read.
+    unsafe fn load<I: Vectors>(from: *const Self) -> I::V;
+}
+
+/// A unit, whose bits are not looked at.
+impl Lane for u32 {
+    #[inline(always)]
+    unsafe fn load<I: Vectors>(from: *const Self) -> I::V {
+        // SAFETY: the caller's promise.
+        unsafe { I::load(from.cast()) }
+    }
+}
+
+/// A whole number, which meets float32.
+impl Lane for i8 {
+    #[inline(always)]
+    unsafe fn load<I: Vectors>(from: *const Self) -> I::V {
+        // SAFETY: the caller's promise.
+        unsafe { I::load_int8(from) }
+    }
+}
+
 /// A stored number.
 pub(crate) trait Element: Copy {
     /// Numbers in 32 bits.

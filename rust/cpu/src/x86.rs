@@ -132,6 +132,11 @@ impl<const HAS_DOT: bool> Vectors for Avx512<HAS_DOT> {
     }
 
     #[inline(always)]
+    unsafe fn load_int8(from: *const i8) -> __m512 {
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast()))) }
+    }
+
+    #[inline(always)]
     unsafe fn dot_pairs(sum: __m512, pair: *const u32, pairs: __m512) -> __m512 {
         unsafe {
             let pair = _mm512_set1_epi32(pair.cast::<i32>().read_unaligned());
@@ -279,6 +284,16 @@ impl Vectors for Avx2 {
             let half = |at: *const BFloat16| {
                 let words = _mm256_cvtepu16_epi32(_mm_loadu_si128(at.cast()));
                 _mm256_castsi256_ps(_mm256_slli_epi32::<16>(words))
+            };
+            (half(from), half(from.add(8)))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_int8(from: *const i8) -> Self::V {
+        unsafe {
+            let half = |at: *const i8| {
+                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(at.cast())))
             };
             (half(from), half(from.add(8)))
         }

@@ -7,7 +7,7 @@ mod common;
 
 use common::{Case, DTYPES, Numbers, Random, Step, Threads, available};
 use pagedserve_cpu::attention::paged_attention;
-use pagedserve_cpu::linear::{Finish, Matrix, Weights, linear};
+use pagedserve_cpu::linear::{Finish, Matrix, Panels, Weights, gather, linear};
 use pagedserve_cpu::{DType, Execution, Norm, rms_norm};
 
 /// Bytes whose last one is the last before a page that cannot be touched.
@@ -135,6 +135,21 @@ fn packed(weights: &Numbers, depth: usize, num_features: usize) -> Vec<u8> {
     bytes
 }
 
+/// From -127 to 127.
+fn whole_number(random: &mut Random) -> i8 {
+    i8::try_from(random.below(128)).expect("7 bits") * if random.below(2) == 0 { 1 } else { -1 }
+}
+
+/// The same of int8 weights.
+fn packed_int8(values: &[i8], depth: usize, num_features: usize) -> Vec<u8> {
+    let mut bytes = vec![0; num_features.next_multiple_of(64) * depth];
+    for (index, value) in values.iter().enumerate() {
+        let (feature, at) = (index / depth, index % depth);
+        bytes[(feature / 64 * depth + at) * 64 + feature % 64] = value.to_le_bytes()[0];
+    }
+    bytes
+}
+
 #[test]
 fn products_touch_nothing_past_the_end() {
     let mut random = Random::new(7);
@@ -161,7 +176,7 @@ fn products_touch_nothing_past_the_end() {
                         dtype,
                         in_features: depth,
                         out_features: num_features,
-                        units,
+                        panels: Panels::Units(units),
                         bias: None,
                     };
                     let input = Matrix { pointer: input.start, stride: depth };
@@ -178,6 +193,61 @@ fn products_touch_nothing_past_the_end() {
                     let wanted: f32 = (0..depth).map(product).sum();
                     assert!((found.get(index) - wanted).abs() < 0.5, "{instructions:?}");
                 }
+            }
+        }
+    }
+}
+
+#[test]
+fn int8_products_touch_nothing_past_the_end() {
+    let mut random = Random::new(8);
+    for dtype in DTYPES {
+        for (num_rows, depth, num_features) in
+            [(1, 2, 1), (7, 34, 64), (25, 18, 70), (3, 2100, 130), (530, 6, 3)]
+        {
+            let values: Vec<i8> =
+                (0..num_features * depth).map(|_| whole_number(&mut random)).collect();
+            let rows = small_numbers(&mut random, dtype, num_rows * depth);
+            let panels = Guarded::new(&packed_int8(&values, depth, num_features));
+            let scales = vec![0.5; num_features];
+            let input = Guarded::new(&rows.bytes);
+            for instructions in available() {
+                let output = Guarded::new(&vec![0xff; num_rows * num_features * 4]);
+                let gathered = Guarded::new(&vec![0xff; depth * dtype.size()]);
+                let execution = Execution { instructions, team: &Threads, num_threads: 2 };
+                let last = num_features - 1;
+                // SAFETY: the mappings are as long as the sizes say.
+                unsafe {
+                    let len = panels.bytes().len();
+                    let values = std::slice::from_raw_parts(panels.start.cast::<i8>(), len);
+                    let weights = Weights {
+                        dtype,
+                        in_features: depth,
+                        out_features: num_features,
+                        panels: Panels::Int8 { values, scales: &scales },
+                        bias: None,
+                    };
+                    let input = Matrix { pointer: input.start, stride: depth };
+                    let output = Matrix { pointer: output.start, stride: num_features };
+                    let output = (output, DType::Float32);
+                    linear(&weights, Finish::Store, num_rows, input, output, &execution)
+                        .expect("a correct call");
+                    let features = [i32::try_from(last).expect("small")];
+                    gather(&weights, &features, gathered.start, &execution)
+                        .expect("a correct call");
+                }
+                let found = Numbers { dtype: DType::Float32, bytes: output.bytes() };
+                let weight =
+                    |feature: usize, at: usize| 0.5 * f32::from(values[feature * depth + at]);
+                for index in 0..num_rows * num_features {
+                    let (row, feature) = (index / num_features, index % num_features);
+                    let product = |at: usize| rows.get(row * depth + at) * weight(feature, at);
+                    let wanted: f32 = (0..depth).map(product).sum();
+                    // Whole numbers below 2^24: every sum is exact.
+                    assert!((found.get(index) - wanted).abs() < 0.1, "{instructions:?}");
+                }
+                let found = Numbers { dtype, bytes: gathered.bytes() };
+                assert!((0..depth).all(|at| (found.get(at) - weight(last, at)).abs() < 0.1));
             }
         }
     }

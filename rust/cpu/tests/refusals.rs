@@ -5,6 +5,7 @@ mod common;
 
 use common::{Case, Step};
 use pagedserve_cpu::attention::Options;
+use pagedserve_cpu::linear::{Panels, Weights};
 use pagedserve_cpu::{InstructionSet, Result};
 
 /// The refusal of a step that a change has spoilt, whose pool and output must be as before.
@@ -88,4 +89,20 @@ fn addresses_that_cannot_be_are_refused() {
         let text = answer.expect_err("a spoilt address").to_string();
         assert!(text.starts_with(&format!("{name} must be the address")), "{text}");
     }
+}
+
+#[test]
+fn weights_that_are_not_as_their_fields_say_are_refused() {
+    let refusal = |num_values: usize, num_scales: usize| {
+        let (values, scales) = (vec![0; num_values], vec![0.0; num_scales]);
+        let panels = Panels::Int8 { values: &values, scales: &scales };
+        let dtype = pagedserve_cpu::DType::Float32;
+        let weights = Weights { dtype, in_features: 3, out_features: 70, panels, bias: None };
+        weights.check().map_err(|error| error.to_string())
+    };
+    assert_eq!(refusal(384, 70), Ok(()));
+    let text = refusal(383, 70).expect_err("a short panel");
+    assert!(text.contains("70 in 3 features must have 384 int8; got 383"), "{text}");
+    let text = refusal(384, 128).expect_err("a scale for each padded feature");
+    assert!(text.contains("scales must have 70 numbers; got 128"), "{text}");
 }

@@ -3,7 +3,7 @@
 
 use numpy::{PyArray1, PyArrayMethods};
 use pagedserve_cpu::DType;
-use pagedserve_cpu::linear::{Activation, Finish, Matrix, Weights, gather, linear};
+use pagedserve_cpu::linear::{Activation, Finish, Matrix, Panels, Weights, gather, linear};
 use pyo3::prelude::*;
 
 use crate::arrays::{checked, numbers, readonly};
@@ -12,14 +12,20 @@ use crate::cpu::{choice, dtype_of, on_torch_threads, refused, size};
 const ACTIVATIONS: [(&str, Activation); 2] =
     [("silu", Activation::Silu), ("gelu_tanh", Activation::GeluTanh)];
 
-/// The packed weights of a linear layer, in an array that Python made.
+/// Panels in an array that Python made.
+enum PanelArray {
+    Units(Py<PyArray1<u32>>),
+    Int8 { values: Py<PyArray1<i8>>, scales: Vec<f32> },
+}
+
+/// The packed weights of a linear layer.
 #[pyclass(frozen, module = "pagedserve._core")]
 pub(crate) struct PackedWeights {
     dtype: DType,
     in_features: usize,
     out_features: usize,
     gate: Option<Activation>,
-    units: Py<PyArray1<u32>>,
+    panels: PanelArray,
     bias: Option<Vec<f32>>,
 }
 
@@ -28,12 +34,19 @@ impl PackedWeights {
     pub(crate) fn weights<'a>(&'a self, py: Python<'a>) -> PyResult<Weights<'a>> {
         // SAFETY: the array was checked, it lives as long as this object, and whoever made it
         // does not write it any more, as the stub says.
-        let units = unsafe { self.units.bind(py).as_slice() }?;
+        let panels = unsafe {
+            match &self.panels {
+                PanelArray::Units(units) => Panels::Units(units.bind(py).as_slice()?),
+                PanelArray::Int8 { values, scales } => {
+                    Panels::Int8 { values: values.bind(py).as_slice()?, scales }
+                }
+            }
+        };
         Ok(Weights {
             dtype: self.dtype,
             in_features: self.in_features,
             out_features: self.out_features,
-            units,
+            panels,
             bias: self.bias.as_deref(),
         })
     }
@@ -47,12 +60,15 @@ impl PackedWeights {
 #[pymethods]
 impl PackedWeights {
     #[new]
-    #[pyo3(signature = (units, *, dtype, in_features, out_features, bias = None, gate = None))]
+    #[pyo3(signature = (
+        panels, *, dtype, in_features, out_features, scales = None, bias = None, gate = None
+    ))]
     fn new(
-        units: &Bound<'_, PyAny>,
+        panels: &Bound<'_, PyAny>,
         dtype: &str,
         in_features: i64,
         out_features: i64,
+        scales: Option<&Bound<'_, PyAny>>,
         bias: Option<&Bound<'_, PyAny>>,
         gate: Option<&str>,
     ) -> PyResult<Self> {
@@ -61,10 +77,16 @@ impl PackedWeights {
             in_features: size("in_features", in_features)?,
             out_features: size("out_features", out_features)?,
             gate: gate.map(|gate| choice("gate", gate, &ACTIVATIONS)).transpose()?,
-            units: checked::<u32>(units, "units")?.unbind(),
+            panels: match scales {
+                None => PanelArray::Units(checked::<u32>(panels, "panels")?.unbind()),
+                Some(scales) => PanelArray::Int8 {
+                    values: checked::<i8>(panels, "panels")?.unbind(),
+                    scales: numbers(scales, "scales")?,
+                },
+            },
             bias: bias.map(|bias| numbers(bias, "bias")).transpose()?,
         };
-        weights.weights(units.py())?.check().map_err(|error| refused(&error))?;
+        weights.weights(panels.py())?.check().map_err(|error| refused(&error))?;
         Ok(weights)
     }
 
@@ -80,7 +102,10 @@ impl PackedWeights {
 
     #[getter]
     fn nbytes(&self, py: Python<'_>) -> PyResult<usize> {
-        Ok(size_of_val(self.weights(py)?.units))
+        Ok(match self.weights(py)?.panels {
+            Panels::Units(units) => size_of_val(units),
+            Panels::Int8 { values, scales } => size_of_val(values) + size_of_val(scales),
+        })
     }
 
     #[pyo3(signature = (

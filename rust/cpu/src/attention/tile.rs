@@ -361,7 +361,7 @@ unsafe fn attend_chunk<I: Vectors, E: Element>(
                 result_stride: columns,
                 goes_on: false,
             };
-            kernel::values::<I, E>(rows, num_rows, &segments[..len], columns, first, count);
+            kernel::values::<I, E, u32>(rows, num_rows, &segments[..len], columns, first, count);
             first += count * PANEL;
         }
     }
@@ -484,7 +484,7 @@ unsafe fn segments<E: Element>(
     (panels, ahead): (&[*const u32; CHUNK_PANELS], &[*const u32; CHUNK_PANELS]),
     columns: usize,
     halves: *mut u32,
-) -> ([Segment; CHUNK_PANELS + 2], usize) {
+) -> ([Segment<u32>; CHUNK_PANELS + 2], usize) {
     let none = Segment { values: std::ptr::null(), weight: 0, len: 0, ahead: std::ptr::null() };
     let mut segments = [none; CHUNK_PANELS + 2];
     let mut count = 0;
