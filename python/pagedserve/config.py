@@ -6,7 +6,7 @@ from typing import Literal, get_args
 from pagedserve.errors import ConfigError
 
 ModelDtype = Literal["auto", "float32", "bfloat16", "float16"]
-AttentionBackend = Literal["rust", "torch"]
+AttentionBackend = Literal["rust", "torch", "triton"]
 CpuTier = Literal["fused", "modules", "generic"]
 
 
@@ -20,8 +20,9 @@ class ModelConfig:
         max_model_len: most tokens of a sequence, prompt and output together; None takes what
             the model was made for.
         seed: seeds the random numbers of requests that bring no seed.
-        attention_backend: ``"rust"`` (CPU; float32, bfloat16 and float16) or ``"torch"``
-            (anywhere); None takes rust where it can.
+        attention_backend: ``"rust"`` (CPU; float32, bfloat16 and float16), ``"triton"`` (NVIDIA
+            GPUs; on the CPU in Triton's interpreter) or ``"torch"`` (anywhere); None takes the
+            first of them that can.
         cpu_tier: how much of the model's own code is exchanged for Rust kernels on the CPU:
             ``"fused"`` whole decoder layers where their family is known, else modules;
             ``"modules"`` gated layers, linear layers and norms; ``"generic"`` nothing. None takes
@@ -50,16 +51,18 @@ class ModelConfig:
             accepted = ", ".join(get_args(ModelDtype))
             raise ConfigError(f"dtype is {self.dtype!r}: accepted are {accepted}")
         if self.attention_backend not in (None, *get_args(AttentionBackend)):
+            accepted = ", ".join(get_args(AttentionBackend))
             raise ConfigError(
-                f"attention_backend is {self.attention_backend!r}: accepted are rust, torch, None"
+                f"attention_backend is {self.attention_backend!r}: accepted are {accepted}, None"
             )
         if self.cpu_tier not in (None, *get_args(CpuTier)):
             accepted = ", ".join(get_args(CpuTier))
             raise ConfigError(f"cpu_tier is {self.cpu_tier!r}: accepted are {accepted}, None")
-        if self.cpu_tier == "fused" and self.attention_backend == "torch":
+        if self.cpu_tier == "fused" and self.attention_backend not in (None, "rust"):
             raise ConfigError(
                 "cpu_tier is 'fused', whose layers attend in Rust, and attention_backend is "
-                "'torch': give 'modules' or 'generic', or leave one of the two out"
+                f"{self.attention_backend!r}: give 'modules' or 'generic', or leave one of the "
+                "two out"
             )
         if self.max_model_len is not None and self.max_model_len < 1:
             raise ConfigError(f"max_model_len is {self.max_model_len}: must be at least 1, or None")

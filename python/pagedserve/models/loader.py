@@ -18,13 +18,12 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from pagedserve.attention.cpu import can_attend
-from pagedserve.attention.cpu import describe as describe_kernel
+from pagedserve.attention.backends import choose_backend, describe
 from pagedserve.attention.interface import ATTENTION_NAME, register
 from pagedserve.cache.engine import LayerShape
 from pagedserve.config import AttentionBackend, CpuTier, ModelConfig
 from pagedserve.cpu.swap import exchange, use_instructions, weight_bytes
-from pagedserve.errors import ConfigError, ModelLoadError, PagedServeError, UnsupportedModelError
+from pagedserve.errors import ModelLoadError, PagedServeError, UnsupportedModelError
 from pagedserve.models.convert import converted_directory
 from pagedserve.models.limits import check_max_model_len, derive_max_model_len, eos_token_ids
 from pagedserve.models.probe import (
@@ -76,8 +75,7 @@ class LoadedModel:
 
     def describe_backends(self) -> str:
         """One line for people: who computes attention and everything else."""
-        attention = "torch" if self.attention_backend == "torch" else describe_kernel()
-        return f"attention: {attention}; modules in Rust: {self.modules}"
+        return f"attention: {describe(self.attention_backend)}; modules in Rust: {self.modules}"
 
 
 def default_device() -> torch.device:
@@ -111,7 +109,7 @@ def load_model(config: ModelConfig, device: torch.device | None = None) -> Loade
         dtype = _dtype(config, text_config, device)
         model = _load_weights(source.name, directory, hf_config, dtype)
         cast(nn.Module, model).to(device).eval()
-        backend = _attention_backend(config, device, dtype)
+        backend = choose_backend(config.attention_backend, device, dtype)
         profile = _checked_profile(model, max_model_len, backend)
         num_embeddings = vocab_size(model)
         modules = exchange(model, _cpu_tier(config, device, backend))
@@ -133,17 +131,6 @@ def load_model(config: ModelConfig, device: torch.device | None = None) -> Loade
         weight_bytes=weight_bytes(model),
         modules=modules,
     )
-
-
-def _attention_backend(
-    config: ModelConfig, device: torch.device, dtype: torch.dtype
-) -> AttentionBackend:
-    if config.attention_backend == "rust" and not can_attend(device, dtype):
-        raise ConfigError(
-            "attention_backend is 'rust', which takes float32, bfloat16 and float16 on the CPU; "
-            f"the model is in {dtype} on {device}: give 'torch' or leave it out"
-        )
-    return config.attention_backend or ("rust" if can_attend(device, dtype) else "torch")
 
 
 def _cpu_tier(config: ModelConfig, device: torch.device, backend: AttentionBackend) -> CpuTier:
