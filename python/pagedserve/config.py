@@ -1,13 +1,17 @@
 """What the user says about the model; the scheduler's configurations live in the core."""
 
+import re
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Final, Literal, get_args
 
 from pagedserve.errors import ConfigError
 
 ModelDtype = Literal["auto", "float32", "bfloat16", "float16"]
 AttentionBackend = Literal["rust", "torch", "triton"]
 CpuTier = Literal["fused", "modules", "generic"]
+LoadFormat = Literal["auto", "dummy"]
+
+_DEVICE: Final = re.compile(r"auto|cpu|cuda(:\d+)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +31,11 @@ class ModelConfig:
             ``"fused"`` whole decoder layers where their family is known, else modules;
             ``"modules"`` gated layers, linear layers and norms; ``"generic"`` nothing. None takes
             the first that there is.
+        device: ``"auto"`` (the first GPU if there is one, else the CPU), ``"cpu"``, ``"cuda"`` or
+            ``"cuda:N"``.
+        load_format: ``"auto"`` reads the weights; ``"dummy"`` makes them up from the seed, for
+            measuring, and needs a directory with a ``config.json`` alone.
+        enforce_eager: capture no CUDA graphs.
         cpu_instructions: vector instructions that Rust kernels use in this process, one of
             ``pagedserve._core.cpu_instruction_sets()``; None is the best of this CPU.
 
@@ -40,6 +49,9 @@ class ModelConfig:
     seed: int = 0
     attention_backend: AttentionBackend | None = None
     cpu_tier: CpuTier | None = None
+    device: str = "auto"
+    load_format: LoadFormat = "auto"
+    enforce_eager: bool = False
     cpu_instructions: str | None = None
 
     def __post_init__(self) -> None:
@@ -64,5 +76,12 @@ class ModelConfig:
                 f"{self.attention_backend!r}: give 'modules' or 'generic', or leave one of the "
                 "two out"
             )
+        if not _DEVICE.fullmatch(self.device):
+            raise ConfigError(
+                f"device is {self.device!r}: accepted are auto, cpu, cuda, cuda:0, cuda:1 and so on"
+            )
+        if self.load_format not in get_args(LoadFormat):
+            accepted = ", ".join(get_args(LoadFormat))
+            raise ConfigError(f"load_format is {self.load_format!r}: accepted are {accepted}")
         if self.max_model_len is not None and self.max_model_len < 1:
             raise ConfigError(f"max_model_len is {self.max_model_len}: must be at least 1, or None")

@@ -35,6 +35,18 @@ from pagedserve.errors import ConfigError
             {"cpu_tier": "fused", "attention_backend": "torch"},
             "cpu_tier is 'fused', whose layers attend in Rust, and attention_backend is 'torch'",
         ),
+        ({"device": "gpu"}, "device is 'gpu': accepted are auto, cpu, cuda, cuda:0"),
+        ({"device": "cuda:one"}, "device is 'cuda:one': accepted are auto, cpu"),
+        ({"device": None}, "device is None; it must be a string"),
+        ({"load_format": "random"}, "load_format is 'random': accepted are auto, dummy"),
+        ({"enforce_eager": 1}, "enforce_eager is 1; it must be True or False"),
+        ({"gpu_memory_utilization": 0}, "gpu_memory_utilization is 0; it must be a number above 0"),
+        ({"gpu_memory_utilization": 1.5}, r"gpu_memory_utilization is 1\.5; it must be"),
+        ({"gpu_memory_utilization": True}, "gpu_memory_utilization is True"),
+        (
+            {"cpu_tier": "fused", "attention_backend": "triton"},
+            "cpu_tier is 'fused', whose layers attend in Rust, and attention_backend is 'triton'",
+        ),
         ({"num_lookahead_slots": -1}, "num_lookahead_slots is -1; it must be an integer, at least"),
         ({"seed": -1}, "seed is -1; it must be an integer, at least 0"),
     ],
@@ -58,6 +70,7 @@ def test_every_field_can_be_given_on_the_command_line() -> None:
     given = EngineArgs(
         model="a",
         dtype="bfloat16",
+        device="cuda:1",
         max_model_len=100,
         num_gpu_blocks=7,
         block_size=8,
@@ -65,6 +78,7 @@ def test_every_field_can_be_given_on_the_command_line() -> None:
         max_num_batched_tokens=200,
         seed=3,
         kv_cache_memory=1 << 20,
+        gpu_memory_utilization=0.8,
         enable_prefix_caching=True,
         enable_chunked_prefill=True,
         swap_space=0.5,
@@ -72,6 +86,8 @@ def test_every_field_can_be_given_on_the_command_line() -> None:
         num_lookahead_slots=2,
         attention_backend="torch",
         cpu_tier="modules",
+        load_format="dummy",
+        enforce_eager=True,
         cpu_instructions="avx2",
     )
     argv = []
