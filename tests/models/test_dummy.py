@@ -82,7 +82,7 @@ def test_what_cannot_be_run_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(
         json.dumps({"model_type": "vit", "vocab_size": 9, "max_position_embeddings": 8})
     )
-    with pytest.raises((UnsupportedModelError, ModelLoadError), match="(?i)vit"):
+    with pytest.raises(UnsupportedModelError, match="vit"):
         load(tmp_path)
 
 
