@@ -32,9 +32,10 @@ class DeviceRows:
     @classmethod
     def of(cls, layout: StepLayout, device: torch.device) -> "DeviceRows":
         """Copies on a device; on the CPU views."""
-        arrays = (layout.query_start, layout.seq_lens, layout.block_tables)
         return cls(
-            *(torch.from_numpy(array).to(device) for array in arrays),
+            query_start=torch.from_numpy(layout.query_start).to(device),
+            seq_lens=torch.from_numpy(layout.seq_lens).to(device),
+            block_tables=torch.from_numpy(layout.block_tables).to(device),
             max_query_len=layout.max_query_len,
             max_seq_len=layout.max_seq_len,
         )

@@ -57,10 +57,10 @@ class DecodeGraphs(PaddedDecode):
         shape = self.sizes[-1], vocab_size
         self._results = torch.empty(shape, dtype=torch.float32, device=device)
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        pool = torch.cuda.graph_pool_handle()
+        self._pool = torch.cuda.graph_pool_handle()
         try:
             for size in reversed(self.sizes):
-                self._graphs[size] = self._record(size, pool)
+                self._graphs[size] = self._record(size)
         except RuntimeError as error:  # what torch raises for all that goes wrong on a device
             raise ConfigError(
                 "the decode steps of this model cannot be recorded as CUDA graphs "
@@ -68,13 +68,13 @@ class DecodeGraphs(PaddedDecode):
                 "is out, lower gpu_memory_utilization"
             ) from error
 
-    def _record(self, size: int, pool: tuple[int, int]) -> torch.cuda.CUDAGraph:
+    def _record(self, size: int) -> torch.cuda.CUDAGraph:
         self._fill(_NoRows(), size)
         inputs = self._inputs(_NoRows(), size)
         # Kernels are compiled and libraries set up when first run, which must not be recorded.
         self._forward(inputs)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
+        with torch.cuda.graph(graph, pool=self._pool):
             self._results[:size].copy_(self._forward(inputs))
         return graph
 

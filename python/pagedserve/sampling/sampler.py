@@ -1,9 +1,11 @@
 """Turns a step's logits into tokens, all rows at once, each as its request wants it.
 
 The largest logit of every row is found first: it is the token of plain greedy rows, and tells
-whether the logits are usable.  The other rows are copied, a chunk at a time, edited
-(`pagedserve.sampling.edits`), and drawn from (`pagedserve.sampling.draw`) or searched for
-candidates.  What is reported about drawn tokens is looked up in the untouched logits afterwards.
+whether the logits are usable.  Rows that change nothing are drawn from
+(`pagedserve.sampling.draw`) as they are, and all of this comes to the host in one transfer.  The
+other rows are copied, a chunk at a time, edited (`pagedserve.sampling.edits`), and drawn from or
+searched for candidates.  What is reported about drawn tokens is looked up in the untouched logits
+afterwards.
 
 Invariants:
 
@@ -12,7 +14,7 @@ Invariants:
 3. Beyond the logits no more than a few chunks of memory are used (`rows_per_chunk`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pagedserve.sampling.batch import RandomRows, RowSampling
+from pagedserve.sampling.batch import RandomRows, RowSampling, to_device, to_host
 from pagedserve.sampling.draw import draw
 from pagedserve.sampling.edits import edit_logits
 from pagedserve.sampling.logprobs import Candidates, SampledLogprobs, rows_per_chunk
@@ -65,12 +67,19 @@ class Sampler:
             IndexError: An edit names a token id that is not below V.
         """
         peaks, likeliest = logits.max(dim=-1)
-        step = _Step(rows, likeliest, logits.shape[1])
-        step.errors.update(_unusable(peaks, "the logits"))
-        busy = [i for i, row in enumerate(rows) if not row.is_plain and i not in step.errors]
-        size = rows_per_chunk(logits)
-        for start in range(0, len(busy), size):
-            index = np.array(busy[start : start + size])
+        random = [i for i, row in enumerate(rows) if row.is_drawn_as_is]
+        draws = [_draw(logits, rows, index) for index in _chunks(random, logits)]
+        found, largest, *drawn = to_host(likeliest.int(), peaks, *draws)
+        step = _Step(rows, found, logits.shape[1])
+        if random:
+            step.put(np.array(random), np.concatenate(drawn))
+        step.errors.update(_unusable(largest, "the logits"))
+        busy = [
+            i
+            for i, row in enumerate(rows)
+            if not (row.is_plain or row.is_drawn_as_is or i in step.errors)
+        ]
+        for index in _chunks(busy, logits):
             step.sample(index, _pick(logits, index))
         return step.finish(logits)
 
@@ -78,12 +87,14 @@ class Sampler:
 class _Step:
     """The results of one step while they are collected."""
 
-    def __init__(self, rows: Sequence[RowSampling], likeliest: Tensor, vocab_size: int) -> None:
+    def __init__(
+        self, rows: Sequence[RowSampling], likeliest: NDArray[np.int32], vocab_size: int
+    ) -> None:
         num_draws = [row.num_draws for row in rows]
         self._rows = rows
         self._draw_start = np.cumsum([0, *num_draws], dtype=np.int64)
         self._row_of_draw = np.repeat(np.arange(len(rows)), num_draws)
-        self._tokens = likeliest.int().cpu().numpy()[self._row_of_draw]
+        self._tokens = likeliest[self._row_of_draw]
         self._candidates = Candidates.of(rows, vocab_size=vocab_size)
         self.errors: dict[int, str] = {}
 
@@ -92,7 +103,7 @@ class _Step:
         rows = [self._rows[i] for i in index]
         failed = edit_logits(logits, [row.edits for row in rows])
         peaks, likeliest = logits.max(dim=-1)
-        failed = _unusable(peaks, "the edited logits") | failed
+        failed = _unusable(peaks.cpu().numpy(), "the edited logits") | failed
         self.errors.update({int(index[n]): why for n, why in failed.items()})
         usable = [(n, row) for n, row in enumerate(rows) if n not in failed]
         searched = np.array([n for n, row in usable if row.num_candidates], dtype=np.int64)
@@ -102,16 +113,13 @@ class _Step:
         if self._candidates and searched.size:
             self._candidates.fill(index[searched], _pick(logits, searched))
         if greedy.size:
-            self._put(index[greedy], _pick(likeliest, greedy))
+            self.put(index[greedy], _pick(likeliest, greedy).cpu().numpy())
         if random.size:
-            parameters = RandomRows.of(
-                [rows[n] for n in random], vocab_size=logits.shape[1], device=logits.device
-            )
-            self._put(index[random], draw(_pick(logits, random), parameters))
+            self.put(index[random], _draw(logits, rows, random).cpu().numpy())
 
-    def _put(self, index: NDArray[np.int64], tokens: Tensor) -> None:
+    def put(self, index: NDArray[np.int64], tokens: NDArray[np.integer]) -> None:
         """Set all draws of the rows, which are in ascending order."""
-        self._tokens[np.isin(self._row_of_draw, index)] = tokens.cpu().numpy()
+        self._tokens[np.isin(self._row_of_draw, index)] = tokens
 
     def finish(self, logits: Tensor) -> SampledRows:
         """Look up what is reported."""
@@ -122,13 +130,32 @@ class _Step:
         return SampledRows(self._tokens, self._draw_start, logprobs, self._candidates, self.errors)
 
 
+def _chunks(rows: Sequence[int], logits: Tensor) -> Iterator[NDArray[np.int64]]:
+    """The rows in runs that may be worked on at a time."""
+    size = rows_per_chunk(logits)
+    for start in range(0, len(rows), size):
+        yield np.array(rows[start : start + size])
+
+
+def _draw(logits: Tensor, rows: Sequence[RowSampling], index: NDArray[np.int64]) -> Tensor:
+    """Draw from some of the rows, at random: int32 tokens on the device."""
+    parameters = RandomRows.of(
+        [rows[i] for i in index], vocab_size=logits.shape[1], device=logits.device
+    )
+    # Rows side by side need no copy.
+    first, last = int(index[0]), int(index[-1])
+    is_run = last - first + 1 == len(index)
+    picked = logits[first : last + 1] if is_run else _pick(logits, index)
+    return draw(picked, parameters).int()
+
+
 def _pick(values: Tensor, index: NDArray[np.int64]) -> Tensor:
-    return values.index_select(0, torch.from_numpy(index).to(values.device))
+    """A copy of some rows."""
+    return values.index_select(0, to_device(torch.from_numpy(index), values.device))
 
 
-def _unusable(peaks: Tensor, what: str) -> dict[int, str]:
+def _unusable(largest: NDArray[np.float32], what: str) -> dict[int, str]:
     """Why rows with these largest logits [N] cannot be sampled; without those that can."""
-    largest = peaks.cpu().numpy()
     errors = {}
     for row in np.flatnonzero(~np.isfinite(largest)).tolist():
         if np.isneginf(largest[row]):
