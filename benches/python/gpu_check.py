@@ -59,15 +59,13 @@ class Part:
                 env=os.environ | self.environment,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                text=True,
                 timeout=self.seconds,
                 check=False,
             )
-            output, ending = done.stdout, f"status {done.returncode}"
+            said, ending = done.stdout, f"status {done.returncode}"
         except subprocess.TimeoutExpired as error:
-            said = error.stdout or b""
-            output = said.decode() if isinstance(said, bytes) else said
-            ending = f"given up after {self.seconds} s"
+            said, ending = error.stdout or b"", f"given up after {self.seconds} s"
+        output = said.decode(errors="replace")
         print(output, flush=True)
         seconds = time.perf_counter() - started
         end = {

@@ -30,6 +30,7 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import AutoConfig, GenerationConfig
 
 from pagedserve import LLM, LLMEngine, SamplingParams
+from pagedserve.inputs import TokensPrompt
 from pagedserve.models.dummy import dummy_model
 
 TINY: dict[str, Any] = {
@@ -61,6 +62,14 @@ LLAMA_8B: dict[str, Any] = {
     "eos_token_id": None,
     "bos_token_id": None,
     "dtype": "bfloat16",
+}
+# Nobody is swapped out here, so no host memory is pinned.
+SERVED: dict[str, Any] = {
+    "load_format": "dummy",
+    "device": "cuda",
+    "max_model_len": 2048,
+    "max_num_seqs": 128,
+    "swap_space": 0.0,
 }
 EXACT_TOKENS = 24
 CONTEXT = 1024
@@ -102,8 +111,9 @@ def theirs(directory: str, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
     """Greedy tokens of transformers with the same weights, one prompt at a time."""
     device = torch.device("cuda", torch.cuda.current_device())
     config = AutoConfig.from_pretrained(directory)
-    made = {"dtype": torch.float32, "device": device, "seed": 0}
-    model: Any = dummy_model(config, attention="eager", **made).eval()
+    model: Any = dummy_model(
+        config, attention="eager", dtype=torch.float32, device=device, seed=0
+    ).eval()
     tokens = []
     for prompt in prompts:
         ids = torch.tensor([prompt], device=device)
@@ -169,7 +179,7 @@ def copy_bandwidth() -> float:
         end.record()
         end.synchronize()
         times.append(begin.elapsed_time(end) / 1e3)
-    return 2 * source.numel() / min(times)
+    return float(2 * source.numel() / min(times))
 
 
 def start_decoding(engine: LLMEngine, batch: int) -> None:
@@ -178,7 +188,7 @@ def start_decoding(engine: LLMEngine, batch: int) -> None:
     random = np.random.default_rng(batch)
     for number in range(batch):
         prompt = random.integers(0, 100_000, CONTEXT - NUM_STEPS).tolist()
-        request = {"prompt_token_ids": prompt}
+        request = TokensPrompt(prompt_token_ids=prompt)
         engine.add_request(f"{batch}-{number}", request, params, final_only=True)
     while engine.scheduler.num_waiting:
         engine.step()
@@ -201,11 +211,10 @@ def outside_gpu(run: Callable[[], object]) -> float:
     with profile(activities=[ProfilerActivity.CUDA]) as profiled:
         run()
         torch.cuda.synchronize()
-    cuda = torch.autograd.DeviceType.CUDA
     spans = sorted(
         (event.time_range.start, event.time_range.end)
         for event in profiled.events() or ()
-        if event.device_type == cuda
+        if event.device_type.name == "CUDA"
     )
     if not spans:
         raise RuntimeError("the profiler saw no kernel")
@@ -214,7 +223,7 @@ def outside_gpu(run: Callable[[], object]) -> float:
         if start - busy_until > LAUNCH_GAP_US:
             idle += start - busy_until
         busy_until = max(busy_until, end)
-    return idle / (busy_until - spans[0][0])
+    return float(idle / (busy_until - spans[0][0]))
 
 
 def decode(directory: str) -> None:

@@ -31,7 +31,12 @@ PROMPTS = [[5, 6, 7], list(range(20, 60)), [11]]
 
 def load(directory: Path, **options: Any) -> LLM:
     (directory / "config.json").write_text(json.dumps(CONFIG))
-    given = {"load_format": "dummy", "device": "cuda", "dtype": "float32", "max_num_seqs": 8}
+    given: dict[str, Any] = {
+        "load_format": "dummy",
+        "device": "cuda",
+        "dtype": "float32",
+        "max_num_seqs": 8,
+    }
     return LLM(str(directory), **(given | options))
 
 
