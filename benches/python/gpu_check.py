@@ -78,11 +78,18 @@ class Part:
 
 
 def bars_in(lines: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """The bars among the lines that a part printed."""
+    """The bars among the lines that a part printed: those of the engine or of the kernels."""
     for line in lines:
-        row = json.loads(line) if line.startswith('{"kind": "bar"') else {}
-        if row:
+        row = json.loads(line) if line.startswith('{"kind": ') else {}
+        if row.get("kind") == "bar":
             yield {name: row[name] for name in ("name", "bar", "measured", "holds")}
+        elif row.get("kind") == "kernels" and row["bar"] is not None:
+            yield {
+                "name": row["what"],
+                "bar": f"{row['bar']:.0%} of {row['of']}",
+                "measured": f"{row['rate']:.0f} {row['unit']}, {row['share']:.0%}",
+                "holds": row["holds"] == "yes",
+            }
 
 
 def parts() -> list[Part]:

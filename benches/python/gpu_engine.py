@@ -229,7 +229,7 @@ def outside_gpu(run: Callable[[], object]) -> float:
 def decode(directory: str) -> None:
     """Time of a decode step against that of its bytes."""
     bandwidth = copy_bandwidth()
-    llm = LLM(directory, load_format="dummy", device="cuda", max_model_len=2048, max_num_seqs=128)
+    llm = LLM(directory, **SERVED)
     engine = llm.llm_engine
     embedding = LLAMA_8B["vocab_size"] * LLAMA_8B["hidden_size"] * torch.bfloat16.itemsize
     weights = engine.memory.weight_bytes - embedding
@@ -254,7 +254,7 @@ def throughput(directory: str) -> None:
     random = np.random.default_rng(1)
     lengths = np.exp(random.uniform(np.log(16), np.log(512), NUM_REQUESTS)).astype(int)
     prompts = [random.integers(0, 100_000, length).tolist() for length in lengths]
-    llm = LLM(directory, load_format="dummy", device="cuda", max_model_len=2048, max_num_seqs=128)
+    llm = LLM(directory, **SERVED)
     tokens_of(llm, prompts, 8)
     started = time.perf_counter()
     tokens_of(llm, prompts, NUM_NEW)
