@@ -13,7 +13,7 @@ unexport CONDA_PREFIX
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help build demo test test-rust test-py soak lint fmt bench wheel
+.PHONY: help build demo test test-rust test-py soak lint fmt bench gpu-check wheel
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -64,6 +64,11 @@ fmt: $(READY) ## format all sources
 bench: build ## criterion benches and the border bench
 	cargo bench --locked
 	$(BIN)/python benches/python/border.py
+
+# Takes what is there: the built package or an installed wheel, and the Python of BIN, which may be
+# another (make gpu-check BIN=/usr/bin).
+gpu-check: ## the kernels and the engine on an NVIDIA GPU, under 8 minutes
+	$(BIN)/python benches/python/gpu_check.py
 
 wheel: $(READY) ## wheel and sdist into dist/
 	$(BIN)/maturin build --release --out dist

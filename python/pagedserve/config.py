@@ -1,14 +1,26 @@
 """What the user says about the model; the scheduler's configurations live in the core."""
 
+import re
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Final, Literal, get_args
 
 from pagedserve.errors import ConfigError
 
 ModelDtype = Literal["auto", "float32", "bfloat16", "float16"]
-AttentionBackend = Literal["rust", "torch"]
+AttentionBackend = Literal["rust", "torch", "triton"]
 CpuTier = Literal["fused", "modules", "generic"]
 Quantization = Literal["int8"]
+LoadFormat = Literal["auto", "dummy"]
+
+# What fields of ModelConfig may be.
+_WORDS: Final[dict[str, tuple[str | None, ...]]] = {
+    "dtype": get_args(ModelDtype),
+    "load_format": get_args(LoadFormat),
+    "attention_backend": (*get_args(AttentionBackend), None),
+    "cpu_tier": (*get_args(CpuTier), None),
+    "quantization": (*get_args(Quantization), None),
+}
+_DEVICE: Final = re.compile(r"auto|cpu|cuda(:\d+)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,8 +33,9 @@ class ModelConfig:
         max_model_len: most tokens of a sequence, prompt and output together; None takes what
             the model was made for.
         seed: seeds the random numbers of requests that bring no seed.
-        attention_backend: ``"rust"`` (CPU; float32, bfloat16 and float16) or ``"torch"``
-            (anywhere); None takes rust where it can.
+        attention_backend: ``"rust"`` (CPU; float32, bfloat16 and float16), ``"triton"`` (NVIDIA
+            GPUs; on the CPU in Triton's interpreter) or ``"torch"`` (anywhere); None takes the
+            first of them that can.
         cpu_tier: how much of the model's own code is exchanged for Rust kernels on the CPU:
             ``"fused"`` whole decoder layers where their family is known, else modules;
             ``"modules"`` gated layers, linear layers and norms; ``"generic"`` nothing. None takes
@@ -30,6 +43,11 @@ class ModelConfig:
         quantization: what weights of linear layers become while they are loaded, on the CPU:
             ``"int8"`` one byte each with a scale an output feature; everything else stays in
             ``dtype``. None leaves them as they are.
+        device: ``"auto"`` (the first GPU if there is one, else the CPU), ``"cpu"``, ``"cuda"`` or
+            ``"cuda:N"``.
+        load_format: ``"auto"`` reads the weights; ``"dummy"`` makes them up from the seed, for
+            measuring, and needs a directory with a ``config.json`` alone.
+        enforce_eager: capture no CUDA graphs.
         cpu_instructions: vector instructions that Rust kernels use in this process, one of
             ``pagedserve._core.cpu_instruction_sets()``; None is the best of this CPU.
 
@@ -44,6 +62,9 @@ class ModelConfig:
     attention_backend: AttentionBackend | None = None
     cpu_tier: CpuTier | None = None
     quantization: Quantization | None = None
+    device: str = "auto"
+    load_format: LoadFormat = "auto"
+    enforce_eager: bool = False
     cpu_instructions: str | None = None
 
     def __post_init__(self) -> None:
@@ -51,27 +72,24 @@ class ModelConfig:
             raise ConfigError(
                 "model is empty: give 'smollm2', a directory, a .gguf file or a hub id"
             )
-        if self.dtype not in get_args(ModelDtype):
-            accepted = ", ".join(get_args(ModelDtype))
-            raise ConfigError(f"dtype is {self.dtype!r}: accepted are {accepted}")
-        if self.attention_backend not in (None, *get_args(AttentionBackend)):
-            raise ConfigError(
-                f"attention_backend is {self.attention_backend!r}: accepted are rust, torch, None"
-            )
-        if self.cpu_tier not in (None, *get_args(CpuTier)):
-            accepted = ", ".join(get_args(CpuTier))
-            raise ConfigError(f"cpu_tier is {self.cpu_tier!r}: accepted are {accepted}, None")
-        if self.cpu_tier == "fused" and self.attention_backend == "torch":
+        for name, accepted in _WORDS.items():
+            if (given := getattr(self, name)) not in accepted:
+                shown = ", ".join(map(str, accepted))
+                raise ConfigError(f"{name} is {given!r}: accepted are {shown}")
+        if self.cpu_tier == "fused" and self.attention_backend not in (None, "rust"):
             raise ConfigError(
                 "cpu_tier is 'fused', whose layers attend in Rust, and attention_backend is "
-                "'torch': give 'modules' or 'generic', or leave one of the two out"
+                f"{self.attention_backend!r}: give 'modules' or 'generic', or leave one of the "
+                "two out"
             )
-        if self.quantization not in (None, *get_args(Quantization)):
-            raise ConfigError(f"quantization is {self.quantization!r}: accepted are int8, None")
         if self.quantization is not None and self.cpu_tier == "generic":
             raise ConfigError(
                 f"quantization is {self.quantization!r}, and cpu_tier is 'generic', whose linear "
                 "layers are torch's: give 'fused' or 'modules', or leave one of the two out"
+            )
+        if not _DEVICE.fullmatch(self.device):
+            raise ConfigError(
+                f"device is {self.device!r}: accepted are auto, cpu, cuda, cuda:0, cuda:1 and so on"
             )
         if self.max_model_len is not None and self.max_model_len < 1:
             raise ConfigError(f"max_model_len is {self.max_model_len}: must be at least 1, or None")

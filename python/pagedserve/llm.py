@@ -7,7 +7,7 @@ from typing import Any, Final, SupportsIndex
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from pagedserve.config import AttentionBackend, CpuTier, ModelDtype, Quantization
+from pagedserve.config import AttentionBackend, CpuTier, LoadFormat, ModelDtype, Quantization
 from pagedserve.engine.admission import CheckedRequest
 from pagedserve.engine.args import EngineArgs, PreemptionMode
 from pagedserve.engine.llm_engine import LLMEngine
@@ -31,6 +31,7 @@ class LLM:
         model: str,
         *,
         dtype: ModelDtype = "auto",
+        device: str = "auto",
         max_model_len: int | None = None,
         num_gpu_blocks: int | None = None,
         block_size: int = 16,
@@ -38,6 +39,7 @@ class LLM:
         max_num_batched_tokens: int | None = None,
         seed: int = 0,
         kv_cache_memory: int | None = None,
+        gpu_memory_utilization: float | None = None,
         enable_prefix_caching: bool = False,
         enable_chunked_prefill: bool = False,
         swap_space: float | None = None,
@@ -46,6 +48,8 @@ class LLM:
         attention_backend: AttentionBackend | None = None,
         cpu_tier: CpuTier | None = None,
         quantization: Quantization | None = None,
+        load_format: LoadFormat = "auto",
+        enforce_eager: bool = False,
         cpu_instructions: str | None = None,
     ) -> None:
         """Load a model and make its KV cache; says on stderr what was chosen.
@@ -54,13 +58,17 @@ class LLM:
             model: "smollm2", a local directory in Hugging Face format, a .gguf file or a hub id.
             dtype: Of weights and KV cache; "auto" is float32 on the CPU, else the model's own.
             max_model_len: Tokens of a sequence, prompt and output; None is what the model allows.
+            device: "auto" (the first GPU if there is one, else the CPU), "cpu", "cuda", "cuda:N".
             num_gpu_blocks: KV blocks; None takes what ``kv_cache_memory`` holds.
             block_size: Tokens of a KV block.
             max_num_seqs: Sequences of a step.
             max_num_batched_tokens: Tokens of a step; None is 2048, or ``max_model_len`` if more;
                 512 with chunked prefill.
             seed: For the random numbers of requests that have no seed of their own.
-            kv_cache_memory: Bytes of the KV cache; None is 1 GiB, less where less is free.
+            kv_cache_memory: Bytes of the KV cache; None is 1 GiB on the CPU, less where less is
+                free, and on a GPU what ``gpu_memory_utilization`` leaves.
+            gpu_memory_utilization: Share of the GPU's whole memory to take, weights included;
+                None is 0.9.
             enable_prefix_caching: Keep the KV blocks of what was computed, for later prompts that
                 begin with the same tokens.
             enable_chunked_prefill: Compute long prompts in parts, beside the tokens of others.
@@ -68,11 +76,14 @@ class LLM:
                 much as the KV cache holds, at most 4.
             preemption_mode: "recompute", "swap" or None: by the number of a request's sequences.
             num_lookahead_slots: KV slots kept free behind each running sequence.
-            attention_backend: "rust" (on the CPU) or "torch"; None takes rust where it can.
+            attention_backend: "rust" (on the CPU), "triton" (on NVIDIA GPUs) or "torch"; None
+                takes rust or triton where it can.
             cpu_tier: "fused", "modules" or "generic": how much of the model's own code is
                 exchanged for Rust kernels on the CPU; None is as much as can be.
             quantization: "int8" makes the weights of linear layers bytes, on the CPU; None leaves
                 them as they are.
+            load_format: "auto" reads the weights; "dummy" makes them up, for measuring.
+            enforce_eager: Capture no CUDA graphs.
             cpu_instructions: "portable", "avx2", "avx512" or "avx512_bf16", for all Rust kernels
                 of the process; None is the best of this CPU.
 
@@ -83,6 +94,7 @@ class LLM:
         args = EngineArgs(
             model=model,
             dtype=dtype,
+            device=device,
             max_model_len=max_model_len,
             num_gpu_blocks=num_gpu_blocks,
             block_size=block_size,
@@ -90,6 +102,7 @@ class LLM:
             max_num_batched_tokens=max_num_batched_tokens,
             seed=seed,
             kv_cache_memory=kv_cache_memory,
+            gpu_memory_utilization=gpu_memory_utilization,
             enable_prefix_caching=enable_prefix_caching,
             enable_chunked_prefill=enable_chunked_prefill,
             swap_space=swap_space,
@@ -98,6 +111,8 @@ class LLM:
             attention_backend=attention_backend,
             cpu_tier=cpu_tier,
             quantization=quantization,
+            load_format=load_format,
+            enforce_eager=enforce_eager,
             cpu_instructions=cpu_instructions,
         )
         self.llm_engine = LLMEngine(args)

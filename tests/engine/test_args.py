@@ -41,6 +41,18 @@ from pagedserve.errors import ConfigError
             {"quantization": "int8", "cpu_tier": "generic"},
             "quantization is 'int8', and cpu_tier is 'generic', whose linear layers are torch's",
         ),
+        ({"device": "gpu"}, "device is 'gpu': accepted are auto, cpu, cuda, cuda:0"),
+        ({"device": "cuda:one"}, "device is 'cuda:one': accepted are auto, cpu"),
+        ({"device": None}, "device is None; it must be a string"),
+        ({"load_format": "random"}, "load_format is 'random': accepted are auto, dummy"),
+        ({"enforce_eager": 1}, "enforce_eager is 1; it must be True or False"),
+        ({"gpu_memory_utilization": 0}, "gpu_memory_utilization is 0; it must be a number above 0"),
+        ({"gpu_memory_utilization": 1.5}, r"gpu_memory_utilization is 1\.5; it must be"),
+        ({"gpu_memory_utilization": True}, "gpu_memory_utilization is True"),
+        (
+            {"cpu_tier": "fused", "attention_backend": "triton"},
+            "cpu_tier is 'fused', whose layers attend in Rust, and attention_backend is 'triton'",
+        ),
         ({"num_lookahead_slots": -1}, "num_lookahead_slots is -1; it must be an integer, at least"),
         ({"seed": -1}, "seed is -1; it must be an integer, at least 0"),
     ],
@@ -64,6 +76,7 @@ def test_every_field_can_be_given_on_the_command_line() -> None:
     given = EngineArgs(
         model="a",
         dtype="bfloat16",
+        device="cuda:1",
         max_model_len=100,
         num_gpu_blocks=7,
         block_size=8,
@@ -71,6 +84,7 @@ def test_every_field_can_be_given_on_the_command_line() -> None:
         max_num_batched_tokens=200,
         seed=3,
         kv_cache_memory=1 << 20,
+        gpu_memory_utilization=0.8,
         enable_prefix_caching=True,
         enable_chunked_prefill=True,
         swap_space=0.5,
@@ -79,6 +93,8 @@ def test_every_field_can_be_given_on_the_command_line() -> None:
         attention_backend="torch",
         cpu_tier="modules",
         quantization="int8",
+        load_format="dummy",
+        enforce_eager=True,
         cpu_instructions="avx2",
     )
     argv = []

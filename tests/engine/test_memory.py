@@ -1,3 +1,4 @@
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -6,6 +7,7 @@ import pytest
 from pagedserve.engine import memory
 from pagedserve.engine.memory import GIB, free_host_bytes, plan_memory, shown_bytes
 from pagedserve.errors import ConfigError
+from pagedserve.runner.profile import AvailableBlocks
 
 MIB = 1 << 20
 SIZES = {
@@ -15,6 +17,17 @@ SIZES = {
     "free_bytes": 100 * GIB,
     "free_host_bytes": 50 * GIB,
 }
+
+
+# Of 80 GiB nine tenths, less what is used, activations and graphs.
+AVAILABLE = AvailableBlocks(
+    num_blocks=60 * 1024,
+    total_bytes=80 * GIB,
+    budget_bytes=72 * GIB,
+    used_bytes=6 * GIB,
+    activation_bytes=4 * GIB,
+    graph_bytes=2 * GIB,
+)
 
 
 def plan(**options: Any) -> memory.MemoryPlan:
@@ -79,6 +92,37 @@ def test_the_sum_names_weights_pool_and_rest() -> None:
     assert "5.00 MiB" in text
     assert "1024 blocks x 1.00 MiB, 16384 tokens in blocks of 16" in text
     assert "99.00 GiB" in text
+
+
+def test_a_profile_run_says_how_many_blocks_there_are() -> None:
+    found = plan(available=AVAILABLE, default_bytes=None, weight_bytes=5 * GIB, free_bytes=74 * GIB)
+    assert found.num_gpu_blocks == 60 * 1024
+    lines = {line[:13].strip(): line[13:].split()[0] for line in found.describe().splitlines()[1:]}
+    sums = {name: float(size) for name, size in lines.items() if name != "swap space"}
+    assert sums == {
+        "weights": 5,
+        "other use": 1,
+        "activations": 4,
+        "CUDA graphs": 2,
+        "KV cache": 60,
+        "left free": 8,
+    }
+
+
+def test_a_profile_run_that_leaves_too_little_is_shown_with_its_sum() -> None:
+    nothing = dataclasses.replace(AVAILABLE, num_blocks=2)
+    message = (
+        r"of 80\.00 GiB gpu_memory_utilization allows 72\.00 GiB, weights take 5\.00 GiB, CUDA and "
+        r"other processes 1\.00 GiB, activations 4\.00 GiB, CUDA graphs 2\.00 GiB: raise"
+    )
+    with pytest.raises(ConfigError, match=message):
+        plan(available=nothing, default_bytes=None, weight_bytes=5 * GIB, max_model_len=100)
+
+
+@pytest.mark.parametrize("share", [0.5, 0.9])
+def test_a_share_of_the_cpus_memory_is_refused(formula: Any, share: float) -> None:
+    with pytest.raises(ConfigError, match=rf"gpu_memory_utilization is {share}, .* on the CPU"):
+        formula.engine(gpu_memory_utilization=share)
 
 
 def test_free_memory_is_the_machines_or_the_control_groups(

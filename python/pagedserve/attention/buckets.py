@@ -128,6 +128,16 @@ class StepLayout:
     block_tables: NDArray[np.int32]
     block_size: int
 
+    @property
+    def max_query_len(self) -> int:
+        """Queries of the longest row."""
+        return int(np.diff(self.query_start).max(initial=0))
+
+    @property
+    def max_seq_len(self) -> int:
+        """Keys of the longest row."""
+        return int(self.seq_lens.max(initial=0))
+
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:

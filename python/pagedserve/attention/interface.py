@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from pagedserve.attention import cpu, paged
+from pagedserve.attention.backends import write_and_attend
 from pagedserve.attention.metadata import AttentionMetadata
 from pagedserve.attention.paged import AttentionOptions
 from pagedserve.config import AttentionBackend
@@ -89,7 +89,7 @@ class StepAttention:
             backend: who writes and attends; the same for all steps over one set of pools.
         """
         self.metadata = metadata
-        self._backend = backend
+        self._write_and_attend = write_and_attend(backend)
         self._pools = pools
         self._windows = windows
         self.num_calls = 0
@@ -112,8 +112,7 @@ class StepAttention:
         options = call.options
         if options.window != window:
             options = replace(options, window=window)
-        answer = cpu.write_and_attend if self._backend == "rust" else paged.write_and_attend
-        return answer(
+        return self._write_and_attend(
             call.query,
             call.key,
             call.value,

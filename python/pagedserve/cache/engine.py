@@ -4,11 +4,15 @@ Owns the pools.  Block ids mean the same block in every layer; the two tiers hav
 of their own.  A pool is ``[num_blocks, block_size, Hkv, D + Dv]``: keys and values of a token
 lie side by side, so that attention gathers both at once and a block moves in one piece.
 
+On a GPU blocks are swapped and copied by `pagedserve.kernels`, which order the swaps on a stream
+of their own against the steps by events; elsewhere, and without triton, by torch's operations.
+
 Invariant: a block's contents before its first write are undefined.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Protocol
 
 import numpy as np
@@ -67,6 +71,35 @@ def kv_bytes_per_block(layers: Sequence[LayerShape], *, block_size: int, dtype: 
     return sum(layer.elements_per_token for layer in layers) * block_size * dtype.itemsize
 
 
+class Swapper(Protocol):
+    """Moves blocks of all layers between the tiers; what is queued later sees them moved."""
+
+    def swap_out(self, pairs: Tensor) -> None:
+        """Int64 ``[n, 2]`` in host memory, rows of (device block, host block)."""
+
+    def swap_in(self, pairs: Tensor) -> None:
+        """Int64 ``[n, 2]`` in host memory, rows of (host block, device block)."""
+
+
+class LayerSwapper:
+    """Swaps layer by layer, with torch's operations."""
+
+    def __init__(self, gpu_pools: Sequence[Tensor], cpu_pools: Sequence[Tensor]) -> None:
+        """Take the pools of both tiers."""
+        self._gpu_pools = gpu_pools
+        self._cpu_pools = cpu_pools
+
+    def swap_out(self, pairs: Tensor) -> None:
+        """Copy blocks to the host."""
+        for gpu, cpu in zip(self._gpu_pools, self._cpu_pools, strict=True):
+            swap_blocks(gpu, cpu, pairs)
+
+    def swap_in(self, pairs: Tensor) -> None:
+        """Copy blocks from the host."""
+        for gpu, cpu in zip(self._gpu_pools, self._cpu_pools, strict=True):
+            swap_blocks(cpu, gpu, pairs)
+
+
 class CacheEngine:
     """The KV pools of one device, and of the host for swapped blocks."""
 
@@ -92,32 +125,47 @@ class CacheEngine:
         """
         self.block_size = block_size
 
-        def pool(layer: LayerShape, num_blocks: int, where: torch.device) -> Tensor:
-            size = layer.key_size + layer.value_size
-            shape = (num_blocks, block_size, layer.num_kv_heads, size)
-            if device.type == "cpu":
-                return empty_in_huge_pages(*shape, dtype=dtype)
-            # A GPU reads and writes pinned memory without a stop.
-            is_pinned = where.type == "cpu" and num_blocks > 0
-            return torch.empty(shape, dtype=dtype, device=where, pin_memory=is_pinned)
-
         def pools(num_blocks: int, where: torch.device) -> list[Tensor]:
-            return [pool(layer, num_blocks, where) for layer in layers]
+            return [_empty_pool(layer, num_blocks, block_size, dtype, where) for layer in layers]
 
         self.gpu_pools = pools(num_gpu_blocks, device)
-        self.cpu_pools = pools(num_cpu_blocks, torch.device("cpu"))
+        self._has_kernels = device.type == "cuda" and find_spec("triton") is not None
+        self._swapper: Swapper
+        if self._has_kernels and num_cpu_blocks:
+            from pagedserve.kernels.swap import BlockSwapper
+
+            swapper = BlockSwapper(self.gpu_pools, num_cpu_blocks)
+            self.cpu_pools = [swapper.host_pool(layer) for layer in range(len(layers))]
+            self._swapper = swapper
+        else:
+            self.cpu_pools = pools(num_cpu_blocks, torch.device("cpu"))
+            self._swapper = LayerSwapper(self.gpu_pools, self.cpu_pools)
 
     def move(self, moves: BlockMoves) -> None:
         """Carry out a step's moves: swap out, swap in, copy, in this order."""
         if not moves.has_moves:
             return
-        swap_out = torch.from_numpy(moves.blocks_to_swap_out)
-        swap_in = torch.from_numpy(moves.blocks_to_swap_in)
-        copies = torch.from_numpy(moves.blocks_to_copy)
-        for gpu, cpu in zip(self.gpu_pools, self.cpu_pools, strict=True):
-            if swap_out.shape[0]:
-                swap_blocks(gpu, cpu, swap_out)
-            if swap_in.shape[0]:
-                swap_blocks(cpu, gpu, swap_in)
-            if copies.shape[0]:
-                copy_blocks(gpu, copies.to(gpu.device))
+        if moves.blocks_to_swap_out.size:
+            self._swapper.swap_out(torch.from_numpy(moves.blocks_to_swap_out))
+        if moves.blocks_to_swap_in.size:
+            self._swapper.swap_in(torch.from_numpy(moves.blocks_to_swap_in))
+        if moves.blocks_to_copy.size:
+            self._copy(torch.from_numpy(moves.blocks_to_copy))
+
+    def _copy(self, pairs: Tensor) -> None:
+        if self._has_kernels:
+            from pagedserve.kernels.cache import copy_blocks as copy
+        else:
+            copy, pairs = copy_blocks, pairs.to(self.gpu_pools[0].device)
+        for pool in self.gpu_pools:
+            copy(pool, pairs)
+
+
+def _empty_pool(
+    layer: LayerShape, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    size = layer.key_size + layer.value_size
+    shape = (num_blocks, block_size, layer.num_kv_heads, size)
+    if device.type == "cpu":
+        return empty_in_huge_pages(*shape, dtype=dtype)
+    return torch.empty(shape, dtype=dtype, device=device)

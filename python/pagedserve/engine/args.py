@@ -6,13 +6,20 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Self, TypeAlias, get_args
 
-from pagedserve.config import AttentionBackend, CpuTier, ModelConfig, ModelDtype, Quantization
+from pagedserve.config import (
+    AttentionBackend,
+    CpuTier,
+    LoadFormat,
+    ModelConfig,
+    ModelDtype,
+    Quantization,
+)
 from pagedserve.errors import ConfigError
 
 PreemptionMode: TypeAlias = Literal["recompute", "swap"]
 
 # Fields of these types are names; of the others all that are no flags are counts, but for
-# ``swap_space``.
+# ``swap_space`` and ``gpu_memory_utilization``.
 _NAMES: Final = (
     str,
     ModelDtype,
@@ -20,6 +27,7 @@ _NAMES: Final = (
     AttentionBackend | None,
     CpuTier | None,
     Quantization | None,
+    LoadFormat,
     str | None,
 )
 
@@ -52,13 +60,18 @@ class EngineArgs:
         model: "smollm2", a local directory in Hugging Face format, a .gguf file, or a hub id.
         dtype: Of weights and KV cache; "auto" is float32 on the CPU, else the model's own.
         max_model_len: Tokens of a sequence, prompt and output; None is what the model allows.
+        device: "auto" (the first GPU if there is one, else the CPU), "cpu", "cuda" or "cuda:N".
         num_gpu_blocks: KV blocks; None takes what ``kv_cache_memory`` holds.
         block_size: Tokens of a KV block.
         max_num_seqs: Sequences of a step.
         max_num_batched_tokens: Tokens of a step; None is 512 with chunked prefill, otherwise 2048
             or ``max_model_len`` if more, since a prompt is computed in one step then.
         seed: For the random numbers of requests that have no seed of their own.
-        kv_cache_memory: Bytes of the KV cache; None is 1 GiB, less where less is free.
+        kv_cache_memory: Bytes of the KV cache; None is 1 GiB on the CPU, less where less is free,
+            and on a GPU what ``gpu_memory_utilization`` leaves.
+        gpu_memory_utilization: Share of the GPU's whole memory that weights, activations, CUDA
+            graphs and KV cache take together, above 0, to 1; None is 0.9.  The largest step is
+            tried out to learn what activations need.  On the CPU an error.
         enable_prefix_caching: Keep the KV blocks of what was computed, for later prompts that
             begin with the same tokens.
         enable_chunked_prefill: Compute long prompts in parts, beside the tokens of others.
@@ -69,13 +82,18 @@ class EngineArgs:
             requests of one sequence and swaps those of several.
         num_lookahead_slots: KV slots kept free behind each running sequence, for several tokens
             in one step.
-        attention_backend: "rust" (on the CPU, in float32, bfloat16 and float16) or "torch"; None
-            takes rust where it can.
+        attention_backend: "rust" (on the CPU, in float32, bfloat16 and float16), "triton" (on
+            NVIDIA GPUs; on the CPU in Triton's interpreter) or "torch"; None takes rust or triton
+            where it can.
         cpu_tier: How much of the model's own code is exchanged for Rust kernels on the CPU:
             "fused" is whole decoder layers where their family is known, "modules" is gated layers,
             linear layers and norms, "generic" is nothing; None takes the first that there is.
         quantization: "int8" makes the weights of linear layers bytes with a scale an output
             feature, on the CPU: a quarter of float32's memory; None leaves them as they are.
+        load_format: "auto" reads the weights; "dummy" makes them up, from a directory that needs
+            nothing but a config.json.
+        enforce_eager: Capture no CUDA graphs; decode steps on a GPU are then launched kernel by
+            kernel.
         cpu_instructions: Vector instructions of the Rust kernels: "portable", "avx2", "avx512" or
             "avx512_bf16"; None is the best of this CPU.  It holds for the process.
 
@@ -88,6 +106,7 @@ class EngineArgs:
         default="auto",
         metadata=_option("of weights and KV cache", choices=get_args(ModelDtype)),
     )
+    device: str = field(default="auto", metadata=_option("auto, cpu, cuda or cuda:N"))
     max_model_len: int | None = field(
         default=None,
         metadata=_option("tokens of a sequence, prompt and output (default: the model's)"),
@@ -109,6 +128,10 @@ class EngineArgs:
             "bytes of the KV cache, as in 512MiB (default: 1GiB, less where less is free)",
             type=parse_bytes,
         ),
+    )
+    gpu_memory_utilization: float | None = field(
+        default=None,
+        metadata=_option("share of the GPU's memory to take (default: 0.9)", type=float),
     )
     enable_prefix_caching: bool = field(
         default=False, metadata=_option("keep KV blocks for prompts that begin alike")
@@ -136,7 +159,8 @@ class EngineArgs:
     attention_backend: AttentionBackend | None = field(
         default=None,
         metadata=_option(
-            "who computes attention (default: rust on the CPU)", choices=get_args(AttentionBackend)
+            "who computes attention (default: rust on the CPU, triton on a GPU)",
+            choices=get_args(AttentionBackend),
         ),
     )
     cpu_tier: CpuTier | None = field(
@@ -153,6 +177,11 @@ class EngineArgs:
             choices=get_args(Quantization),
         ),
     )
+    load_format: LoadFormat = field(
+        default="auto",
+        metadata=_option("dummy makes weights up, for measuring", choices=get_args(LoadFormat)),
+    )
+    enforce_eager: bool = field(default=False, metadata=_option("capture no CUDA graphs"))
     cpu_instructions: str | None = field(
         default=None,
         metadata=_option("vector instructions of the Rust kernels (default: the best of this CPU)"),
@@ -165,6 +194,8 @@ class EngineArgs:
                 _check_flag(one.name, value)
             elif one.name == "swap_space":
                 _check_size(one.name, value)
+            elif one.name == "gpu_memory_utilization":
+                _check_share(one.name, value)
             elif one.type in _NAMES:
                 _check_name(one.name, value, optional=one.default is None)
             else:
@@ -187,6 +218,9 @@ class EngineArgs:
             attention_backend=self.attention_backend,
             cpu_tier=self.cpu_tier,
             quantization=self.quantization,
+            device=self.device,
+            load_format=self.load_format,
+            enforce_eager=self.enforce_eager,
             cpu_instructions=self.cpu_instructions,
         )
 
@@ -228,6 +262,12 @@ def _check_size(name: str, value: object) -> None:
     is_size = isinstance(value, int | float) and 0 <= value < math.inf
     if value is not None and (not is_size or isinstance(value, bool)):
         raise ConfigError(f"{name} is {value!r}; it must be a number of GiB, at least 0, or None")
+
+
+def _check_share(name: str, value: object) -> None:
+    is_share = isinstance(value, int | float) and 0 < value <= 1
+    if value is not None and (not is_share or isinstance(value, bool)):
+        raise ConfigError(f"{name} is {value!r}; it must be a number above 0, at most 1, or None")
 
 
 def _check_integer(name: str, value: object, *, low: int, optional: bool) -> None:

@@ -70,7 +70,7 @@ class LLMEngine:
         self.tokenizer: PreTrainedTokenizerBase = loaded.tokenizer
         self._eos_token_ids = loaded.eos_token_ids
         config = scheduler_config(args, loaded.max_model_len)
-        self.memory = memory_plan(args, self._executor)
+        self.memory = memory_plan(args, self._executor, config)
         logger.info("%s", self.memory.describe())
         cache = cache_config(args, self.memory)
         self._scheduler = Scheduler(config, cache)

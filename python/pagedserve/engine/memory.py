@@ -1,7 +1,7 @@
 """How many KV blocks there are, and where the memory goes.
 
-The number is given, or follows from the bytes set aside; the KV pool never takes more than is
-free.
+The number is given, or follows from the bytes set aside, or on a GPU from what the largest step
+leaves; the KV pool never takes more than is free.
 """
 
 import os
@@ -12,6 +12,7 @@ from typing import Final
 import torch
 
 from pagedserve.errors import ConfigError
+from pagedserve.runner.profile import AvailableBlocks
 
 GIB: Final = 1 << 30
 DEFAULT_KV_CACHE_BYTES: Final = GIB
@@ -41,6 +42,7 @@ class MemoryPlan:
         num_gpu_blocks: Blocks of the pool.
         num_cpu_blocks: Blocks for preempted requests, in host memory.
         free_bytes: Free once the model is loaded, before the pool is made.
+        available: What the profile run on a GPU found; None where none was made.
     """
 
     weight_bytes: int
@@ -49,6 +51,7 @@ class MemoryPlan:
     num_gpu_blocks: int
     num_cpu_blocks: int
     free_bytes: int
+    available: AvailableBlocks | None = None
 
     @property
     def pool_bytes(self) -> int:
@@ -61,19 +64,31 @@ class MemoryPlan:
         return self.num_cpu_blocks * self.block_bytes
 
     def describe(self) -> str:
-        """The sum, for people: a line each for weights, pool and what is left."""
+        """The sum, for people: a line each for weights, pool and what is left.
+
+        After a profile run also what steps and CUDA graphs take, and what was taken besides the
+        weights.
+        """
         pool = (
             f"{self.num_gpu_blocks} blocks x {shown_bytes(self.block_bytes)}, "
             f"{self.num_gpu_blocks * self.block_size} tokens in blocks of {self.block_size}"
         )
-        lines = [
-            ("weights", self.weight_bytes, ""),
+        left = self.free_bytes - self.pool_bytes
+        lines = [("weights", self.weight_bytes, "")]
+        if (found := self.available) is not None:
+            left -= found.activation_bytes + found.graph_bytes
+            lines += [
+                ("other use", found.used_bytes - self.weight_bytes, "CUDA, other processes"),
+                ("activations", found.activation_bytes, "of the largest step"),
+                ("CUDA graphs", found.graph_bytes, "of decode steps"),
+            ]
+        lines += [
             ("KV cache", self.pool_bytes, pool),
-            ("left free", self.free_bytes - self.pool_bytes, ""),
+            ("left free", left, ""),
             ("swap space", self.swap_bytes, "taken when requests are swapped out"),
         ]
         rows = [
-            f"  {name:<10}{shown_bytes(size):>12}  {note}".rstrip() for name, size, note in lines
+            f"  {name:<11}{shown_bytes(size):>12}  {note}".rstrip() for name, size, note in lines
         ]
         return "\n".join(["memory:", *rows])
 
@@ -90,6 +105,7 @@ def plan_memory(
     max_model_len: int | None = None,
     swap_space: float | None = None,
     free_host_bytes: int,
+    available: AvailableBlocks | None = None,
 ) -> MemoryPlan:
     """Decide how many KV blocks there are.
 
@@ -105,11 +121,15 @@ def plan_memory(
             must fit.
         swap_space: GiB for preempted requests; None is as much as the pool, at most 4.
         free_host_bytes: What is free on the host, the pool included where it is there too.
+        available: What the profile run found; with it its blocks are all that may be used.
 
     Raises:
         ConfigError: More than is free, or too little for one block or one such sequence.
     """
-    usable = int(free_bytes * _FREE_SHARE)
+    if available is None:
+        usable = int(free_bytes * _FREE_SHARE)
+    else:
+        usable = available.num_blocks * block_bytes
     needed = 1 if max_model_len is None else -(-max_model_len // block_size)
     if num_gpu_blocks is not None:
         wish, num_bytes = "num_gpu_blocks", num_gpu_blocks * block_bytes
@@ -129,10 +149,26 @@ def plan_memory(
         raise ConfigError(
             f"a KV cache of {shown_bytes(num_bytes)} holds {num_blocks} blocks of {block_size} "
             f"tokens ({shown_bytes(block_bytes)} each); {what} needs {needed} blocks, "
-            f"{shown_bytes(needed * block_bytes)}: raise kv_cache_memory or lower max_model_len"
+            f"{shown_bytes(needed * block_bytes)}: {_remedy(weight_bytes, available)}"
         )
     num_cpu_blocks = _num_swap_blocks(swap_space, num_blocks, block_bytes, free_host_bytes)
-    return MemoryPlan(weight_bytes, block_bytes, block_size, num_blocks, num_cpu_blocks, free_bytes)
+    return MemoryPlan(
+        weight_bytes, block_bytes, block_size, num_blocks, num_cpu_blocks, free_bytes, available
+    )
+
+
+def _remedy(weight_bytes: int, available: AvailableBlocks | None) -> str:
+    """What to do where the KV cache is too small, after the sum that made it so."""
+    if available is None:
+        return "raise kv_cache_memory or lower max_model_len"
+    return (
+        f"of {shown_bytes(available.total_bytes)} gpu_memory_utilization allows "
+        f"{shown_bytes(available.budget_bytes)}, weights take {shown_bytes(weight_bytes)}, CUDA "
+        f"and other processes {shown_bytes(available.used_bytes - weight_bytes)}, activations "
+        f"{shown_bytes(available.activation_bytes)}, CUDA graphs "
+        f"{shown_bytes(available.graph_bytes)}: raise gpu_memory_utilization, or lower "
+        "max_model_len, max_num_batched_tokens or max_num_seqs"
+    )
 
 
 def _num_swap_blocks(

@@ -2,6 +2,8 @@
 
 from typing import Final
 
+import torch
+
 from pagedserve._core import CacheConfig, SchedulerConfig
 from pagedserve.engine.args import EngineArgs
 from pagedserve.engine.memory import (
@@ -10,12 +12,17 @@ from pagedserve.engine.memory import (
     free_bytes,
     free_host_bytes,
     plan_memory,
+    shown_bytes,
 )
+from pagedserve.errors import ConfigError
 from pagedserve.executor.executor import Executor
+from pagedserve.runner.profile import AvailableBlocks, StepLimits
 
 # Tokens of a step where nobody says: with chunks few, so that no decode waits long for a prompt.
 _CHUNKED_TOKENS: Final = 512
 _WHOLE_PROMPT_TOKENS: Final = 2048
+# Of a GPU's memory where nobody says.
+_GPU_SHARE: Final = 0.9
 
 
 def scheduler_config(args: EngineArgs, max_model_len: int) -> SchedulerConfig:
@@ -38,15 +45,29 @@ def scheduler_config(args: EngineArgs, max_model_len: int) -> SchedulerConfig:
     )
 
 
-def memory_plan(args: EngineArgs, executor: Executor) -> MemoryPlan:
+def memory_plan(args: EngineArgs, executor: Executor, config: SchedulerConfig) -> MemoryPlan:
     """Where the memory goes, now that the model is loaded.
+
+    Args:
+        args: The user's.
+        executor: With the model.
+        config: The limits of a step, which a profile run on a GPU tries out.
 
     Raises:
         ConfigError: More than is free, or too little to be of use.
     """
     device = executor.loaded.device
+    if args.gpu_memory_utilization is not None and device.type == "cpu":
+        raise ConfigError(
+            f"gpu_memory_utilization is {args.gpu_memory_utilization}, and the model is on the "
+            "CPU, whose memory others use too: give kv_cache_memory instead"
+        )
+    block_bytes = executor.kv_bytes_per_block(args.block_size)
+    available = None
+    if device.type == "cuda" and args.num_gpu_blocks is None and args.kv_cache_memory is None:
+        available = _available_blocks(args, executor, config)
     return plan_memory(
-        block_bytes=executor.kv_bytes_per_block(args.block_size),
+        block_bytes=block_bytes,
         block_size=args.block_size,
         weight_bytes=executor.loaded.weight_bytes,
         free_bytes=free_bytes(device),
@@ -56,7 +77,34 @@ def memory_plan(args: EngineArgs, executor: Executor) -> MemoryPlan:
         max_model_len=args.max_model_len,
         swap_space=args.swap_space,
         free_host_bytes=free_host_bytes(),
+        available=available,
     )
+
+
+def _available_blocks(
+    args: EngineArgs, executor: Executor, config: SchedulerConfig
+) -> AvailableBlocks:
+    limits = StepLimits(
+        max_num_tokens=config.max_num_batched_tokens,
+        max_num_rows=config.max_num_seqs,
+        max_model_len=config.max_model_len,
+    )
+    loaded = executor.loaded
+    free = free_bytes(loaded.device)
+    try:
+        return executor.profile_num_available_blocks(
+            limits=limits,
+            block_size=args.block_size,
+            utilization=args.gpu_memory_utilization or _GPU_SHARE,
+        )
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            f"out of memory in the profile run on {loaded.device}: weights take "
+            f"{shown_bytes(loaded.weight_bytes)}, and the {shown_bytes(free)} that are free beside "
+            f"them do not hold the activations of a step of {limits.max_num_tokens} tokens or "
+            f"{limits.max_num_rows} sequences, let alone a KV cache: lower max_num_batched_tokens "
+            "(and max_model_len, unless prompts are chunked) or max_num_seqs"
+        ) from error
 
 
 def cache_config(args: EngineArgs, memory: MemoryPlan) -> CacheConfig:

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from pagedserve.cache.engine import kv_bytes_per_block
 from pagedserve.config import ModelConfig
 from pagedserve.errors import StepError
 from pagedserve.executor.worker import StepOutputs, StepResults, Worker
 from pagedserve.models.loader import LoadedModel
 from pagedserve.runner.buffers import StepBuffers
+from pagedserve.runner.profile import AvailableBlocks, StepLimits
 from pagedserve.sampling.batch import RowSampling
 from pagedserve.sampling.logprobs import PromptTargets
 
@@ -37,9 +37,16 @@ class Executor:
         return self._buffers
 
     def kv_bytes_per_block(self, block_size: int) -> int:
-        """Bytes that one KV block takes, all layers together."""
-        loaded = self.loaded
-        return kv_bytes_per_block(loaded.layers, block_size=block_size, dtype=loaded.dtype)
+        """Bytes that one KV block takes; see `Worker.kv_bytes_per_block` for the error."""
+        return self._worker.kv_bytes_per_block(block_size)
+
+    def profile_num_available_blocks(
+        self, *, limits: StepLimits, block_size: int, utilization: float
+    ) -> AvailableBlocks:
+        """KV blocks that fit on the GPU; see `Worker.profile_num_available_blocks`."""
+        return self._worker.profile_num_available_blocks(
+            limits=limits, block_size=block_size, utilization=utilization
+        )
 
     def init_cache(
         self,

@@ -1,15 +1,21 @@
 """One device: its model, its KV pools, and the steps they carry out."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import torch
 
-from pagedserve.cache.engine import BlockMoves, CacheEngine
+from pagedserve.attention.backends import check_block_size
+from pagedserve.cache.engine import BlockMoves, CacheEngine, kv_bytes_per_block
 from pagedserve.config import ModelConfig
 from pagedserve.models.loader import load_model
 from pagedserve.runner.buffers import StepBuffers, StepSizes
+from pagedserve.runner.forward import Forward
+from pagedserve.runner.graphs import DecodeGraphs, reserved_bytes
 from pagedserve.runner.model_runner import ModelRunner
+from pagedserve.runner.padded import ladder
+from pagedserve.runner.profile import AvailableBlocks, StepLimits, peak_bytes, run_trial
 from pagedserve.sampling.batch import RowSampling
 from pagedserve.sampling.logprobs import PositionLogprobs, PromptTargets
 from pagedserve.sampling.sampler import SampledRows, Sampler
@@ -32,7 +38,57 @@ class Worker:
     def __init__(self, model_config: ModelConfig) -> None:
         """Load the model; see `pagedserve.models.loader.load_model` for the errors."""
         self.loaded = load_model(model_config)
+        on_gpu = self.loaded.device.type == "cuda" and self.loaded.attention_backend == "triton"
+        self._captures_graphs = on_gpu and not model_config.enforce_eager
         self._sampler = Sampler()
+
+    def kv_bytes_per_block(self, block_size: int) -> int:
+        """Bytes that one KV block takes, all layers together.
+
+        Raises:
+            ConfigError: for blocks that the attention backend cannot read.
+        """
+        loaded = self.loaded
+        check_block_size(loaded.attention_backend, block_size)
+        return kv_bytes_per_block(loaded.layers, block_size=block_size, dtype=loaded.dtype)
+
+    def profile_num_available_blocks(
+        self, *, limits: StepLimits, block_size: int, utilization: float
+    ) -> AvailableBlocks:
+        """Run the largest steps on the GPU and find how many KV blocks fit beside them.
+
+        Args:
+            limits: of a step.
+            block_size: tokens of a block.
+            utilization: share of the GPU's memory that may be taken in all.
+
+        Raises:
+            torch.OutOfMemoryError: the largest steps do not even fit without a KV cache.
+        """
+        device = self.loaded.device
+        trial = partial(
+            run_trial, self.loaded, num_samples=limits.max_num_rows, block_size=block_size
+        )
+        prefill = peak_bytes(device, partial(trial, limits.largest_prefill()))
+        decode = peak_bytes(device, partial(trial, limits.largest_decode()))
+        graphs = 0
+        if self._captures_graphs:
+            graphs = reserved_bytes(
+                ladder(limits.max_num_rows),
+                vocab_size=self.loaded.vocab_size,
+                activation_bytes=decode,
+            )
+        free, total = torch.cuda.mem_get_info(device)
+        budget, used, activations = int(total * utilization), total - free, max(prefill, decode)
+        left = max(0, budget - used - activations - graphs)
+        return AvailableBlocks(
+            num_blocks=left // self.kv_bytes_per_block(block_size),
+            total_bytes=total,
+            budget_bytes=budget,
+            used_bytes=used,
+            activation_bytes=activations,
+            graph_bytes=graphs,
+        )
 
     def init_cache(
         self,
@@ -71,13 +127,28 @@ class Worker:
             max_blocks_per_row=-(-max_model_len // block_size),
             device=self.loaded.device,
         )
-        self._runner = ModelRunner(self.loaded, buffers, self._cache)
+        forward = Forward(self.loaded, self._cache)
+        graphs = None
+        if self._captures_graphs:
+            sizes = ladder(max_num_rows)
+            graphs = DecodeGraphs(forward, buffers, sizes=sizes, block_size=block_size)
+            graphs.capture(self.loaded.vocab_size)
+        self._runner = ModelRunner(forward, buffers, block_size, graphs)
+        self._buffers = buffers
         return buffers
 
     def execute(
         self, outputs: StepOutputs, rows: Sequence[RowSampling], prompts: PromptTargets | None
     ) -> StepResults:
         """Moves, forward, sampling."""
+        try:
+            return self._execute(outputs, rows, prompts)
+        finally:
+            self._buffers.release()
+
+    def _execute(
+        self, outputs: StepOutputs, rows: Sequence[RowSampling], prompts: PromptTargets | None
+    ) -> StepResults:
         self._cache.move(outputs)
         if outputs.num_rows == 0:
             return StepResults(SampledRows.none(), None)

@@ -18,8 +18,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from pagedserve.attention.cpu import can_attend
-from pagedserve.attention.cpu import describe as describe_kernel
+from pagedserve.attention.backends import choose_backend, describe
 from pagedserve.attention.interface import ATTENTION_NAME, register
 from pagedserve.cache.engine import LayerShape
 from pagedserve.collector import collector_paused
@@ -27,6 +26,8 @@ from pagedserve.config import AttentionBackend, CpuTier, ModelConfig
 from pagedserve.cpu.swap import exchange, use_instructions, weight_bytes
 from pagedserve.errors import ConfigError, ModelLoadError, PagedServeError, UnsupportedModelError
 from pagedserve.models.convert import converted_directory
+from pagedserve.models.device import choose_device
+from pagedserve.models.dummy import dummy_model, has_tokenizer, number_tokenizer
 from pagedserve.models.known import ProbeResult
 from pagedserve.models.limits import check_max_model_len, derive_max_model_len, eos_token_ids
 from pagedserve.models.probe import (
@@ -78,13 +79,7 @@ class LoadedModel:
 
     def describe_backends(self) -> str:
         """One line for people: who computes attention and everything else."""
-        attention = "torch" if self.attention_backend == "torch" else describe_kernel()
-        return f"attention: {attention}; modules in Rust: {self.modules}"
-
-
-def default_device() -> torch.device:
-    """The GPU if torch sees one, else the CPU."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return f"attention: {describe(self.attention_backend)}; modules in Rust: {self.modules}"
 
 
 def load_model(config: ModelConfig, device: torch.device | None = None) -> LoadedModel:
@@ -92,34 +87,41 @@ def load_model(config: ModelConfig, device: torch.device | None = None) -> Loade
 
     Args:
         config: which model, and how.
-        device: where to; None is `default_device`.
+        device: where to; None is what the config names.
 
     Raises:
         ModelLoadError: if there is no such model, or its files are not whole.
         UnsupportedModelError: if its architecture cannot be run.
         ConfigError: if max_model_len exceeds what the model can do, the CPU lacks the
-            instructions, or the weights cannot be quantized.
+            instructions, the weights cannot be quantized, or there is no such device.
     """
-    device = device or default_device()
+    device = device or choose_device(config.device)
     if config.quantization is not None and device.type != "cpu":
         raise ConfigError(
             f"quantization is {config.quantization!r}, which is for the CPU; the model's device is "
             f"{device}: leave it out"
         )
     use_instructions(config.cpu_instructions)
-    source = resolve_model(config.model)
+    is_dummy = config.load_format == "dummy"
+    source = resolve_model(config.model, needs_weights=not is_dummy)
     register()
     with _quiet(), collector_paused():
         directory = converted_directory(source.path) if source.is_gguf else source.path
         hf_config = _load_config(source.name, directory)
         text_config = hf_config.get_text_config()
         max_model_len = derive_max_model_len(text_config, config.max_model_len)
-        tokenizer = _load_tokenizer(source.name, directory)
         dtype = _dtype(config, text_config, device)
-        model = _load_weights(source.name, directory, hf_config, dtype)
+        backend = choose_backend(config.attention_backend, device, dtype)
+        if is_dummy and not has_tokenizer(directory):
+            tokenizer = number_tokenizer(text_config.vocab_size)
+        else:
+            tokenizer = _load_tokenizer(source.name, directory)
+        if is_dummy:
+            model = _make_up_weights(source.name, hf_config, dtype, device, seed=config.seed)
+        else:
+            model = _load_weights(source.name, directory, hf_config, dtype)
         cast(nn.Module, model).to(device).eval()
-        backend = _attention_backend(config, device, dtype)
-        known = ProbeResult.of(directory, dtype, device, backend, describe_kernel(), max_model_len)
+        known = ProbeResult.of(directory, dtype, device, describe(backend), max_model_len)
         profile = known.recall()
         if profile is None:
             profile = _checked_profile(model, max_model_len, backend)
@@ -144,17 +146,6 @@ def load_model(config: ModelConfig, device: torch.device | None = None) -> Loade
         weight_bytes=weight_bytes(model),
         modules=modules,
     )
-
-
-def _attention_backend(
-    config: ModelConfig, device: torch.device, dtype: torch.dtype
-) -> AttentionBackend:
-    if config.attention_backend == "rust" and not can_attend(device, dtype):
-        raise ConfigError(
-            "attention_backend is 'rust', which takes float32, bfloat16 and float16 on the CPU; "
-            f"the model is in {dtype} on {device}: give 'torch' or leave it out"
-        )
-    return config.attention_backend or ("rust" if can_attend(device, dtype) else "torch")
 
 
 def _cpu_tier(config: ModelConfig, device: torch.device, backend: AttentionBackend) -> CpuTier:
@@ -225,15 +216,7 @@ def _load_weights(
             trust_remote_code=False,
         )
     except Exception as error:  # transformers raises many unrelated types here
-        refused = ATTENTION_NAME in str(error) or "Unrecognized configuration" in str(error)
-        if refused:
-            raise UnsupportedModelError(
-                f"architecture {_names(hf_config)} cannot be run: it is no causal language model "
-                f"that attends through transformers' attention interface ({_first_line(error)})"
-            ) from error
-        raise ModelLoadError(
-            f"model {name!r}: its weights cannot be loaded: {_first_line(error)}"
-        ) from error
+        raise _load_error(name, hf_config, error) from error
     model, info = loaded
     missing = sorted(info["missing_keys"])
     if missing:
@@ -242,6 +225,31 @@ def _load_weights(
             f"{missing[0]!r}"
         )
     return cast(PreTrainedModel, model)
+
+
+def _make_up_weights(
+    name: str,
+    hf_config: PreTrainedConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    seed: int,
+) -> PreTrainedModel:
+    try:
+        return dummy_model(
+            hf_config, attention=ATTENTION_NAME, dtype=dtype, device=device, seed=seed
+        )
+    except Exception as error:  # transformers raises many unrelated types here
+        raise _load_error(name, hf_config, error) from error
+
+
+def _load_error(name: str, hf_config: PreTrainedConfig, error: Exception) -> ModelLoadError:
+    if ATTENTION_NAME in str(error) or "Unrecognized configuration" in str(error):
+        return UnsupportedModelError(
+            f"architecture {_names(hf_config)} cannot be run: it is no causal language model "
+            f"that attends through transformers' attention interface ({_first_line(error)})"
+        )
+    return ModelLoadError(f"model {name!r}: its weights cannot be loaded: {_first_line(error)}")
 
 
 def _dtype(config: ModelConfig, hf_config: PreTrainedConfig, device: torch.device) -> torch.dtype:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
+from pagedserve.attention.backends import min_block_size
 from pagedserve.attention.buckets import StepLayout
 from pagedserve.attention.interface import (
     ATTENTION_NAME,
@@ -33,7 +34,6 @@ from pagedserve.errors import UnsupportedModelError
 _PROBE_NAME = "pagedserve_probe"
 # Largest difference of the logits, as a share of the largest logit.
 _TOLERANCE = {torch.float32: 5e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-_BLOCK_SIZE = 4
 
 
 class CallRecorder:
@@ -163,12 +163,14 @@ def check_logits(
 ) -> None:
     """Compare logits over paged KV with those of the model's own attention.
 
-    Two sequences, one in two chunks and one that decodes a token, from pools full of NaN.
+    Two sequences of several blocks, one in two chunks and one that decodes a token, from pools
+    full of NaN.
 
     Raises:
         UnsupportedModelError: if they differ.
     """
-    lengths = [min(14, max_len), min(6, max_len)]
+    block_size = min_block_size(backend)
+    lengths = [min(4 * block_size - 2, max_len), min(2 * block_size - 2, max_len)]
     prompts = [_prompt(model, length) for length in lengths]
     with _using_attention(model, "eager"):
         expected = [_forward(model, prompt) for prompt in prompts]
@@ -202,13 +204,14 @@ def _paged_logits(
     backend: AttentionBackend,
 ) -> list[Tensor]:
     """Each prompt's logits [tokens, V], from two steps that cut it after `first` tokens."""
-    num_blocks = -(-max(len(prompt) for prompt in prompts) // _BLOCK_SIZE)
+    block_size = min_block_size(backend)
+    num_blocks = -(-max(len(prompt) for prompt in prompts) // block_size)
     tables = np.arange(2 * num_blocks, dtype=np.int32)[::-1].reshape(2, num_blocks)
     cache = CacheEngine(
         layers,
         num_gpu_blocks=2 * num_blocks,
         num_cpu_blocks=0,
-        block_size=_BLOCK_SIZE,
+        block_size=block_size,
         dtype=model.dtype,
         device=model.device,
     )
@@ -236,17 +239,18 @@ def _paged_step(
     prompts: list[Tensor],
     spans: list[tuple[int, int]],
 ) -> Tensor:
+    block_size = cache.block_size
     rows = [row for row, (start, end) in enumerate(spans) if end > start]
     positions = [np.arange(*spans[row]) for row in rows]
     slots = [
-        tables[row, position // _BLOCK_SIZE].astype(np.int64) * _BLOCK_SIZE + position % _BLOCK_SIZE
+        tables[row, position // block_size].astype(np.int64) * block_size + position % block_size
         for row, position in zip(rows, positions, strict=True)
     ]
     layout = StepLayout(
         query_start=np.cumsum([0, *map(len, positions)]).astype(np.int32),
         seq_lens=np.array([spans[row][1] for row in rows], dtype=np.int32),
         block_tables=tables[rows],
-        block_size=_BLOCK_SIZE,
+        block_size=block_size,
     )
     metadata = AttentionMetadata(layout, torch.from_numpy(np.concatenate(slots)).to(model.device))
     windows = [layer.window for layer in layers]

@@ -41,18 +41,19 @@ class ModelSource:
         return self.path.suffix == ".gguf"
 
 
-def resolve_model(name: str) -> ModelSource:
+def resolve_model(name: str, *, needs_weights: bool = True) -> ModelSource:
     """Find the files of a model, downloading them from the hub if that is what it takes.
 
     Args:
         name: see `pagedserve.config.ModelConfig`.
+        needs_weights: whether a local directory must hold them.
 
     Raises:
         ModelLoadError: if there is no such model, or it lacks what a model needs.
     """
     path = Path(name).expanduser()
     if path.exists():
-        return _local(name, path)
+        return _local(name, path, needs_weights=needs_weights)
     if name == "smollm2":
         packaged = _packaged_smollm2()
         return ModelSource(name, packaged or _from_hub(name, _SMOLLM2_HUB_ID))
@@ -63,15 +64,15 @@ def resolve_model(name: str) -> ModelSource:
     return ModelSource(name, _from_hub(name, name))
 
 
-def _local(name: str, path: Path) -> ModelSource:
+def _local(name: str, path: Path, *, needs_weights: bool) -> ModelSource:
     if path.is_dir():
-        return ModelSource(name, _checked_directory(name, path))
+        return ModelSource(name, _checked_directory(name, path, needs_weights=needs_weights))
     if path.suffix != ".gguf":
         raise ModelLoadError(f"model {name!r} is a file but not a .gguf file; {ACCEPTED}")
     return ModelSource(name, path.absolute())
 
 
-def _checked_directory(name: str, path: Path) -> Path:
+def _checked_directory(name: str, path: Path, *, needs_weights: bool = True) -> Path:
     config = path / "config.json"
     if not config.is_file():
         raise ModelLoadError(
@@ -86,7 +87,8 @@ def _checked_directory(name: str, path: Path) -> Path:
         raise ModelLoadError(
             f"model {name!r}: config.json names no model_type, so the architecture is unknown"
         )
-    if not any(any(path.glob(pattern)) for pattern in ("*.safetensors", "pytorch_model*.bin")):
+    patterns = ("*.safetensors", "pytorch_model*.bin")
+    if needs_weights and not any(any(path.glob(pattern)) for pattern in patterns):
         raise ModelLoadError(
             f"model {name!r}: the directory has no weights; accepted are *.safetensors "
             "or pytorch_model*.bin beside config.json"

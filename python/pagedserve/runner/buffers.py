@@ -1,12 +1,15 @@
 """The arrays of a step, allocated once for the largest step and filled in place by the core.
 
-Owns the memory.  Each array is a torch tensor and a numpy view of the same bytes; the core
-writes the view, the model reads the tensor.  Only the used part of an array is ever read, or
-copied to a device.
+Owns the memory: one buffer of bytes on the host, and on a GPU one more of the same layout there,
+each array at the same offset in both.  The core writes the host's arrays, the model reads the
+device's; on the CPU they are the same bytes.
+
+The block tables come last, because they are the largest by far and their used part is the
+shortest: what a step copies to a GPU is one piece, from the start to the end of its own tables.
 """
 
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, fields
+from typing import Final, Protocol, Self
 
 import numpy as np
 import torch
@@ -15,7 +18,10 @@ from torch import Tensor
 
 from pagedserve import _core
 from pagedserve.attention.buckets import StepLayout
-from pagedserve.attention.metadata import AttentionMetadata
+from pagedserve.attention.metadata import AttentionMetadata, DeviceRows
+
+# Of every array in the buffers: a whole number of cache lines, and of what a GPU reads at once.
+_ALIGNMENT: Final = 128
 
 
 class StepSizes(Protocol):
@@ -55,6 +61,53 @@ class StepInputs:
     metadata: AttentionMetadata
 
 
+@dataclass(frozen=True, slots=True)
+class StepArrays:
+    """The arrays as views of one buffer of bytes, in the order in which they lie there.
+
+    Attributes:
+        query_start: int32 ``[max_num_rows + 1]``.
+        seq_lens: int32 ``[max_num_rows]``.
+        sample_index: int32 ``[max_num_rows]``.
+        token_ids: int32 ``[max_num_tokens]``.
+        positions: int64 ``[max_num_tokens]``.
+        slot_mapping: int64 ``[max_num_tokens]``.
+        block_tables: int32 ``[max_num_rows * max_blocks_per_row]``, used as ``[R, B]``.
+    """
+
+    query_start: Tensor
+    seq_lens: Tensor
+    sample_index: Tensor
+    token_ids: Tensor
+    positions: Tensor
+    slot_mapping: Tensor
+    block_tables: Tensor
+
+    @classmethod
+    def of(cls, buffer: Tensor, lengths: dict[str, int]) -> Self:
+        """Cut a buffer, uint8 ``[buffer_bytes(lengths)]``, into arrays of these lengths."""
+        arrays, offset = {}, 0
+        for name, length in lengths.items():
+            dtype = _DTYPES[name]
+            arrays[name] = buffer[offset : offset + length * dtype.itemsize].view(dtype)
+            offset += _aligned(length * dtype.itemsize)
+        return cls(**arrays)
+
+
+_DTYPES: Final = {one.name: torch.int32 for one in fields(StepArrays)} | {
+    "positions": torch.int64,
+    "slot_mapping": torch.int64,
+}
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def _buffer_bytes(lengths: dict[str, int]) -> int:
+    return sum(_aligned(length * _DTYPES[name].itemsize) for name, length in lengths.items())
+
+
 class StepBuffers:
     """Arrays for the largest step that the scheduler may make."""
 
@@ -72,67 +125,119 @@ class StepBuffers:
             max_num_tokens: most tokens of a step.
             max_num_rows: most rows of a step.
             max_blocks_per_row: longest block table.
-            device: the model's; the buffers are in host memory, pinned for a GPU.
+            device: the model's; the core's buffer is in host memory, pinned for a GPU.
         """
-        self._device = device
-        pinned = device.type == "cuda"
-
-        def array(length: int, dtype: torch.dtype) -> Tensor:
-            return torch.zeros(length, dtype=dtype, pin_memory=pinned)
-
-        self._token_ids = array(max_num_tokens, torch.int32)
-        self._positions = array(max_num_tokens, torch.int64)
-        self._slot_mapping = array(max_num_tokens, torch.int64)
-        self._sample_index = array(max_num_rows, torch.int32)
-        self.query_start: NDArray[np.int32] = np.zeros(max_num_rows + 1, dtype=np.int32)
-        self._seq_lens: NDArray[np.int32] = np.zeros(max_num_rows, dtype=np.int32)
-        self._block_tables: NDArray[np.int32] = np.zeros(
-            max_num_rows * max_blocks_per_row, dtype=np.int32
-        )
-        self.positions: NDArray[np.int64] = self._positions.numpy()
+        self.max_blocks_per_row = max_blocks_per_row
+        lengths = dict.fromkeys(_DTYPES, max_num_rows) | {
+            "query_start": max_num_rows + 1,
+            "token_ids": max_num_tokens,
+            "positions": max_num_tokens,
+            "slot_mapping": max_num_tokens,
+            "block_tables": max_num_rows * max_blocks_per_row,
+        }
+        is_gpu = device.type == "cuda"
+        num_bytes = _buffer_bytes(lengths)
+        self._host = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=is_gpu)
+        self._there = self._host.to(device)  # the same on the CPU
+        self._copied = torch.cuda.Event() if is_gpu else None
+        self.on_device = StepArrays.of(self._there, lengths)
+        host = StepArrays.of(self._host, lengths)
+        self._tables_start = host.block_tables.storage_offset() * host.block_tables.itemsize
+        self._token_ids: NDArray[np.int32] = host.token_ids.numpy()
+        self.positions: NDArray[np.int64] = host.positions.numpy()
+        self._slot_mapping: NDArray[np.int64] = host.slot_mapping.numpy()
+        self.query_start: NDArray[np.int32] = host.query_start.numpy()
+        self._seq_lens: NDArray[np.int32] = host.seq_lens.numpy()
+        self._block_tables: NDArray[np.int32] = host.block_tables.numpy()
         self.sample_rows: NDArray[np.int32] = np.zeros(max_num_rows, dtype=np.int32)
         self.row_handles: NDArray[np.int64] = np.zeros(max_num_rows, dtype=np.int64)
         self.core = _core.InputBuffers(
-            token_ids=self._token_ids.numpy(),
+            token_ids=self._token_ids,
             positions=self.positions,
-            slot_mapping=self._slot_mapping.numpy(),
+            slot_mapping=self._slot_mapping,
             query_start=self.query_start,
             seq_lens=self._seq_lens,
             block_tables=self._block_tables,
-            sample_index=self._sample_index.numpy(),
+            sample_index=host.sample_index.numpy(),
             sample_rows=self.sample_rows,
             row_handles=self.row_handles,
         )
 
+    @property
+    def device(self) -> torch.device:
+        """The model's."""
+        return self._there.device
+
     def inputs(self, sizes: StepSizes, block_size: int) -> StepInputs:
         """The used part of the buffers, after the core has filled them.
 
-        On the CPU these are views: valid until the next step is prepared.
+        These are views: valid until the next step is prepared.
 
         Args:
             sizes: of the step.
             block_size: tokens of a block.
         """
-        num_tokens = sizes.num_batched_tokens
+        self.upload(sizes)
+        arrays, num_tokens = self.on_device, sizes.num_batched_tokens
         return StepInputs(
-            token_ids=self._on_device(self._token_ids[None, :num_tokens]),
-            positions=self._on_device(self._positions[None, :num_tokens]),
-            sample_index=self._on_device(self._sample_index[: sizes.num_samples]),
-            metadata=self.metadata(sizes, block_size),
+            token_ids=arrays.token_ids[None, :num_tokens],
+            positions=arrays.positions[None, :num_tokens],
+            sample_index=arrays.sample_index[: sizes.num_samples],
+            metadata=self._metadata(sizes, block_size),
         )
 
-    def metadata(self, sizes: StepSizes, block_size: int) -> AttentionMetadata:
-        """The step as the attention calls read it."""
+    def pad(self, sizes: StepSizes, num_rows: int) -> None:
+        """Put rows of one token behind those of a decode step, as nothing to be computed.
+
+        Args:
+            sizes: of the step, which has one token in each row.
+            num_rows: rows with those that pad; they have no query, no key and no slot.
+        """
+        padding = slice(sizes.num_rows, num_rows)
+        self._token_ids[padding] = 0
+        self.positions[padding] = 0
+        self._slot_mapping[padding] = -1
+        self._seq_lens[padding] = 0
+        self.query_start[sizes.num_rows : num_rows + 1] = sizes.num_rows
+
+    def upload(self, sizes: StepSizes) -> None:
+        """Copy the step to the device, in one piece; on the CPU it is there."""
+        if self._copied is None:
+            return
+        num_entries = sizes.num_rows * sizes.max_num_blocks
+        used = slice(self._tables_start + num_entries * self._block_tables.itemsize)
+        self._there[used].copy_(self._host[used], non_blocking=True)
+        self._copied.record()
+
+    def release(self) -> None:
+        """Wait until the device has its copy: the core may fill the buffers again."""
+        if self._copied is not None:
+            self._copied.synchronize()
+
+    def layout(self, sizes: StepSizes, block_size: int) -> StepLayout:
+        """The rows of the step, in host memory."""
         num_rows, num_blocks = sizes.num_rows, sizes.max_num_blocks
         tables = self._block_tables[: num_rows * num_blocks].reshape(num_rows, num_blocks)
-        layout = StepLayout(
+        return StepLayout(
             query_start=self.query_start[: num_rows + 1],
             seq_lens=self._seq_lens[:num_rows],
             block_tables=tables,
             block_size=block_size,
         )
-        slots = self._on_device(self._slot_mapping[: sizes.num_batched_tokens])
-        return AttentionMetadata(layout, slots)
 
-    def _on_device(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self._device, non_blocking=True)
+    def _metadata(self, sizes: StepSizes, block_size: int) -> AttentionMetadata:
+        """The step as the attention calls read it."""
+        layout, arrays = self.layout(sizes, block_size), self.on_device
+        slots = arrays.slot_mapping[: sizes.num_batched_tokens]
+        if self._copied is None:
+            return AttentionMetadata(layout, slots)
+        rows = DeviceRows(
+            query_start=arrays.query_start[: sizes.num_rows + 1],
+            seq_lens=arrays.seq_lens[: sizes.num_rows],
+            block_tables=arrays.block_tables[: layout.block_tables.size].view(
+                layout.block_tables.shape
+            ),
+            max_query_len=layout.max_query_len,
+            max_seq_len=layout.max_seq_len,
+        )
+        return AttentionMetadata.on_device(layout, slots, rows)

@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pagedserve.sampling.edits import LogitsEdits
@@ -47,6 +49,11 @@ class RowSampling:
         return self.is_greedy and self.edits is None and not self.num_candidates
 
     @property
+    def is_drawn_as_is(self) -> bool:
+        """Whether a token is drawn at random from the model's logits, which nobody changes."""
+        return not self.is_greedy and self.edits is None and not self.num_candidates
+
+    @property
     def num_draws(self) -> int:
         """Number of tokens to draw."""
         if self.num_candidates:
@@ -65,6 +72,8 @@ class RandomRows:
         min_p: float64.
         uniforms: float64 ``[N, U]``, U the most draws of a row; 0 past a row's own.
         num_draws: int64, 0 to U.
+        has_tops: whether any row may have a top_k or top_p that drops tokens.
+        draws_alike: whether every row draws U tokens.
     """
 
     temperature: Tensor
@@ -73,6 +82,8 @@ class RandomRows:
     min_p: Tensor
     uniforms: Tensor
     num_draws: Tensor
+    has_tops: bool
+    draws_alike: bool
 
     @classmethod
     def of(
@@ -82,18 +93,21 @@ class RandomRows:
         top_k = [row.top_k if 0 < row.top_k < vocab_size else vocab_size for row in rows]
         num_draws = [len(row.uniforms) for row in rows]
         width = max(num_draws)
-        uniforms = [row.uniforms + (0.0,) * (width - len(row.uniforms)) for row in rows]
-
-        def array(values: Sequence[object], dtype: torch.dtype) -> Tensor:
-            return torch.tensor(values, dtype=dtype, device=device)
-
+        parameters = [
+            (row.temperature, k, row.top_p, row.min_p, n, *row.uniforms, *(0.0,) * (width - n))
+            for row, k, n in zip(rows, top_k, num_draws, strict=True)
+        ]
+        # Whole numbers are exact in float64, so one copy takes everything to the device.
+        columns = to_device(torch.tensor(parameters, dtype=torch.float64), device).T
         return cls(
-            temperature=array([row.temperature for row in rows], torch.float64),
-            top_k=array(top_k, torch.int64),
-            top_p=array([row.top_p for row in rows], torch.float64),
-            min_p=array([row.min_p for row in rows], torch.float64),
-            uniforms=array(uniforms, torch.float64),
-            num_draws=array(num_draws, torch.int64),
+            temperature=columns[0],
+            top_k=columns[1].long(),
+            top_p=columns[2],
+            min_p=columns[3],
+            uniforms=columns[5:].T.contiguous(),
+            num_draws=columns[4].long(),
+            has_tops=any(row.top_p < 1 for row in rows) or min(top_k) < vocab_size,
+            draws_alike=min(num_draws) == width,
         )
 
     def __len__(self) -> int:
@@ -109,4 +123,25 @@ class RandomRows:
             self.min_p[index],
             self.uniforms[index],
             self.num_draws[index],
+            self.has_tops,
+            self.draws_alike,
         )
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """A host tensor on a device, without waiting for what the device still does."""
+    if device.type == "cpu":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def to_host(*tensors: Tensor) -> list[NDArray[Any]]:
+    """Tensors of 4-byte elements on the host, in one transfer; on the CPU they are there."""
+    if tensors[0].device.type == "cpu":
+        return [tensor.numpy() for tensor in tensors]
+    packed = torch.cat([tensor.flatten().view(torch.int32) for tensor in tensors]).cpu()
+    parts = packed.split([tensor.numel() for tensor in tensors])
+    return [
+        part.view(tensor.dtype).view(tensor.shape).numpy()
+        for part, tensor in zip(parts, tensors, strict=True)
+    ]

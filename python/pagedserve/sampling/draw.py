@@ -25,23 +25,29 @@ _NUM_LIKELIEST = (256, 4096)
 def draw(logits: Tensor, rows: RandomRows) -> Tensor:
     """Draw tokens.
 
+    Where no row has a top_k or top_p, and all draw alike, nothing here waits for the device.
+
     Args:
-        logits: float32 ``[N, V]``, edited; each row's maximum is finite.  Not changed.
+        logits: float32 ``[N, V]``, edited.  Not changed.
         rows: N parameters.
 
     Returns:
-        int64 ``[D]`` token ids, row by row.
+        int64 ``[D]`` token ids, row by row; those of a row whose maximum is not finite mean
+        nothing.
     """
     peaks = logits.amax(dim=-1, keepdim=True).double()
     # The likeliest token weighs 1, so min_p is a threshold as it stands.
     weights = logits.double().sub_(peaks).div_(rows.temperature[:, None]).exp_()
-    threshold = _top_threshold(logits, weights, rows)
-    is_dropped = (logits < threshold[:, None]) | (weights < rows.min_p[:, None])
+    is_dropped = weights < rows.min_p[:, None]
+    if rows.has_tops:
+        is_dropped |= logits < _top_threshold(logits, weights, rows)[:, None]
     cumulative = weights.masked_fill_(is_dropped, 0.0).cumsum(dim=-1)
     total = cumulative[:, -1:]
     # Rounding must not push the target past the last kept token.
     target = torch.minimum(rows.uniforms * total, total.nextafter(torch.zeros_like(total)))
     tokens = torch.searchsorted(cumulative, target, right=True)
+    if rows.draws_alike:
+        return tokens.flatten()
     columns = torch.arange(tokens.shape[1], device=tokens.device)
     return tokens[columns < rows.num_draws[:, None]]
 

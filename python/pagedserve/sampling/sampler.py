@@ -1,9 +1,11 @@
 """Turns a step's logits into tokens, all rows at once, each as its request wants it.
 
 The largest logit of every row is found first: it is the token of plain greedy rows, and tells
-whether the logits are usable.  Rows with edits are copied, a chunk at a time, and edited
-(`pagedserve.sampling.edits`).  Then rows are drawn from (`pagedserve.sampling.draw`) or searched
-for candidates.  What is reported about drawn tokens is looked up in the untouched logits.
+whether the logits are usable.  Rows that change nothing are drawn from
+(`pagedserve.sampling.draw`) as they are, and all of this comes to the host in one transfer.  The
+other rows are copied, a chunk at a time, edited (`pagedserve.sampling.edits`), and drawn from or
+searched for candidates.  What is reported about drawn tokens is looked up in the untouched logits
+afterwards.
 
 Invariants:
 
@@ -12,7 +14,7 @@ Invariants:
 3. Beyond the logits no more than a few chunks of memory are used (`rows_per_chunk`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pagedserve.sampling.batch import RandomRows, RowSampling
+from pagedserve.sampling.batch import RandomRows, RowSampling, to_device, to_host
 from pagedserve.sampling.draw import draw
 from pagedserve.sampling.edits import edit_logits
 from pagedserve.sampling.likeliest import likeliest
@@ -66,67 +68,63 @@ class Sampler:
             IndexError: An edit names a token id that is not below V.
         """
         peaks, ids = likeliest(logits, 1)
-        step = _Step(rows, ids[:, 0], logits.shape[1])
-        step.errors.update(_unusable(peaks[:, 0], "the logits"))
-        busy = [i for i, row in enumerate(rows) if not row.is_plain and i not in step.errors]
-        edited = np.array([i for i in busy if rows[i].edits is not None], dtype=np.int64)
-        others = np.array([i for i in busy if rows[i].edits is None], dtype=np.int64)
-        size = rows_per_chunk(logits)
-        for start in range(0, len(edited), size):
-            index = edited[start : start + size]
+        random = [i for i, row in enumerate(rows) if row.is_drawn_as_is]
+        draws = [_draw(logits, rows, index) for index in _chunks(random, logits)]
+        found, largest, *drawn = to_host(ids[:, 0].int(), peaks[:, 0], *draws)
+        step = _Step(rows, found, logits.shape[1])
+        if random:
+            step.put(np.array(random), np.concatenate(drawn))
+        step.errors.update(_unusable(largest, "the logits"))
+        usable = [(i, row) for i, row in enumerate(rows) if i not in step.errors]
+        for index in _chunks([i for i, row in usable if row.edits is not None], logits):
             step.edit_and_sample(index, _copy(logits, index))
-        for start in range(0, len(others), size):
-            index = others[start : start + size]
-            step.sample(index, _rows(logits, index))
+        searched = [i for i, row in usable if row.edits is None and row.num_candidates]
+        for index in _chunks(searched, logits):
+            step.search(index, _rows(logits, index))
         return step.finish(logits)
 
 
 class _Step:
     """The results of one step while they are collected."""
 
-    def __init__(self, rows: Sequence[RowSampling], greedy: Tensor, vocab_size: int) -> None:
+    def __init__(
+        self, rows: Sequence[RowSampling], greedy: NDArray[np.int32], vocab_size: int
+    ) -> None:
         num_draws = [row.num_draws for row in rows]
         self._rows = rows
         self._draw_start = np.cumsum([0, *num_draws], dtype=np.int64)
         self._row_of_draw = np.repeat(np.arange(len(rows)), num_draws)
-        self._tokens = greedy.int().cpu().numpy()[self._row_of_draw]
+        self._tokens = greedy[self._row_of_draw]
         self._candidates = Candidates.of(rows, vocab_size=vocab_size)
         self.errors: dict[int, str] = {}
 
     def edit_and_sample(self, index: NDArray[np.int64], logits: Tensor) -> None:
         """Edit and sample the rows `index`, whose logits are a copy, one chunk."""
-        failed = edit_logits(logits, [self._rows[i].edits for i in index])
+        rows = [self._rows[i] for i in index]
+        failed = edit_logits(logits, [row.edits for row in rows])
         peaks, ids = likeliest(logits, 1)
-        failed = _unusable(peaks[:, 0], "the edited logits") | failed
+        failed = _unusable(peaks[:, 0].cpu().numpy(), "the edited logits") | failed
         self.errors.update({int(index[n]): why for n, why in failed.items()})
-        usable = np.array([n for n in range(len(index)) if n not in failed], dtype=np.int64)
-        is_greedy = np.array([self._is_greedy(index[n]) for n in usable], dtype=np.bool_)
-        greedy, others = usable[is_greedy], usable[~is_greedy]
+        usable = [(n, row) for n, row in enumerate(rows) if n not in failed]
+        searched = np.array([n for n, row in usable if row.num_candidates], dtype=np.int64)
+        drawn = np.array([n for n, row in usable if row.num_draws], dtype=np.int64)
+        is_greedy = np.array([rows[n].is_greedy for n in drawn], dtype=np.bool_)
+        greedy, random = drawn[is_greedy], drawn[~is_greedy]
+        if searched.size:
+            self.search(index[searched], _rows(logits, searched))
         if greedy.size:
-            self._put(index[greedy], _copy(ids[:, 0], greedy))
-        if others.size:
-            self.sample(index[others], _rows(logits, others))
-
-    def _is_greedy(self, row: int) -> bool:
-        return self._rows[row].is_greedy and not self._rows[row].num_candidates
-
-    def sample(self, index: NDArray[np.int64], logits: Tensor) -> None:
-        """Draw at random, or search for candidates, in the rows `index`, one chunk."""
-        is_searched = np.array([self._rows[i].num_candidates > 0 for i in index], dtype=np.bool_)
-        searched, random = is_searched.nonzero()[0], (~is_searched).nonzero()[0]
-        if self._candidates and searched.size:
-            self._candidates.fill(index[searched], _rows(logits, searched))
+            self.put(index[greedy], _copy(ids[:, 0], greedy).cpu().numpy())
         if random.size:
-            parameters = RandomRows.of(
-                [self._rows[i] for i in index[random]],
-                vocab_size=logits.shape[1],
-                device=logits.device,
-            )
-            self._put(index[random], draw(_rows(logits, random), parameters))
+            self.put(index[random], _draw(logits, rows, random).cpu().numpy())
 
-    def _put(self, index: NDArray[np.int64], tokens: Tensor) -> None:
+    def search(self, index: NDArray[np.int64], logits: Tensor) -> None:
+        """Find the candidates of the rows `index`, one chunk."""
+        if self._candidates is not None:
+            self._candidates.fill(index, logits)
+
+    def put(self, index: NDArray[np.int64], tokens: NDArray[np.integer]) -> None:
         """Set all draws of the rows, which are in ascending order."""
-        self._tokens[np.isin(self._row_of_draw, index)] = tokens.cpu().numpy()
+        self._tokens[np.isin(self._row_of_draw, index)] = tokens
 
     def finish(self, logits: Tensor) -> SampledRows:
         """Look up what is reported."""
@@ -137,6 +135,21 @@ class _Step:
         return SampledRows(self._tokens, self._draw_start, logprobs, self._candidates, self.errors)
 
 
+def _chunks(rows: Sequence[int], logits: Tensor) -> Iterator[NDArray[np.int64]]:
+    """The rows in runs that may be worked on at a time."""
+    size = rows_per_chunk(logits)
+    for start in range(0, len(rows), size):
+        yield np.array(rows[start : start + size])
+
+
+def _draw(logits: Tensor, rows: Sequence[RowSampling], index: NDArray[np.int64]) -> Tensor:
+    """Draw from some of the rows, at random: int32 tokens on the device."""
+    parameters = RandomRows.of(
+        [rows[i] for i in index], vocab_size=logits.shape[1], device=logits.device
+    )
+    return draw(_rows(logits, index), parameters).int()
+
+
 def _rows(logits: Tensor, index: NDArray[np.int64]) -> Tensor:
     """Rows in ascending order: a view where they lie side by side."""
     first, last = int(index[0]), int(index[-1])
@@ -144,12 +157,11 @@ def _rows(logits: Tensor, index: NDArray[np.int64]) -> Tensor:
 
 
 def _copy(values: Tensor, index: NDArray[np.int64]) -> Tensor:
-    return values.index_select(0, torch.from_numpy(index).to(values.device))
+    return values.index_select(0, to_device(torch.from_numpy(index), values.device))
 
 
-def _unusable(peaks: Tensor, what: str) -> dict[int, str]:
+def _unusable(largest: NDArray[np.float32], what: str) -> dict[int, str]:
     """Why rows with these largest logits [N] cannot be sampled; without those that can."""
-    largest = peaks.cpu().numpy()
     errors = {}
     for row in np.flatnonzero(~np.isfinite(largest)).tolist():
         if np.isneginf(largest[row]):

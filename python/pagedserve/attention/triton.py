@@ -1,0 +1,60 @@
+"""Paged attention in Triton: a layer is one write and one attention over the pool in place.
+
+Importing this module imports triton.  Sizes come from host integers of the step, so a layer makes
+no synchronisation and can be captured into a CUDA graph.
+"""
+
+from torch import Tensor
+
+from pagedserve.attention.metadata import AttentionMetadata
+from pagedserve.attention.paged import AttentionOptions
+from pagedserve.kernels.attention import paged_attention
+from pagedserve.kernels.cache import write_cache
+
+
+def write_and_attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    pool: Tensor,
+    *,
+    metadata: AttentionMetadata,
+    options: AttentionOptions,
+) -> Tensor:
+    """Write the step's keys and values into the pool, then attend over it.
+
+    Args:
+        query: ``[1, H, T, D]``.
+        key: ``[1, Hkv, T, D]``.
+        value: ``[1, Hkv, T, Dv]``.
+        pool: ``[num_blocks, block_size, Hkv, D + Dv]``.
+        metadata: the step.
+        options: scale, window, cap, sinks.
+
+    Returns:
+        ``[T, H, Dv]``; what it holds for tokens of no row means nothing.
+    """
+    key_size = key.shape[-1]
+    key_cache, value_cache = pool[..., :key_size], pool[..., key_size:]
+    write_cache(
+        key[0].transpose(0, 1),
+        value[0].transpose(0, 1),
+        key_cache,
+        value_cache,
+        metadata.slot_mapping,
+    )
+    rows = metadata.rows()
+    return paged_attention(
+        query[0].transpose(0, 1),
+        key_cache,
+        value_cache,
+        block_tables=rows.block_tables,
+        query_start=rows.query_start,
+        seq_lens=rows.seq_lens,
+        scale=options.scale,
+        window=options.window,
+        softcap=options.softcap,
+        sinks=options.sinks,
+        max_query_len=rows.max_query_len,
+        max_seq_len=rows.max_seq_len,
+    )

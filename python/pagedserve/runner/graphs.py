@@ -1,0 +1,84 @@
+"""CUDA graphs of decode steps: what `PaddedDecode` launches, recorded once and replayed.
+
+All graphs share one pool of memory, the largest recorded first so that the others fit into it.
+Their logits are copied out of it, for two graphs may use the same bytes.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from pagedserve.errors import ConfigError
+from pagedserve.runner.buffers import StepSizes
+from pagedserve.runner.padded import PaddedDecode
+
+# What a graph takes beside tensors: a few KiB for each of some thousand kernels, by estimate.
+_BYTES_PER_GRAPH: Final = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class _NoRows:
+    """A step of nothing but padding."""
+
+    num_rows: int = 0
+    num_batched_tokens: int = 0
+    num_samples: int = 0
+    max_num_blocks: int = 0
+
+
+def reserved_bytes(sizes: tuple[int, ...], *, vocab_size: int, activation_bytes: int) -> int:
+    """Memory to keep for the graphs of these sizes, an estimate.
+
+    Args:
+        sizes: rows of the graphs.
+        vocab_size: of the logits.
+        activation_bytes: what the largest decode step takes.
+    """
+    logits = sizes[-1] * vocab_size * torch.float32.itemsize
+    return activation_bytes + logits + len(sizes) * _BYTES_PER_GRAPH
+
+
+class DecodeGraphs(PaddedDecode):
+    """Runs decode steps at padded sizes, each as one graph."""
+
+    @torch.inference_mode()
+    def capture(self, vocab_size: int) -> None:
+        """Record every size; called once, before the first step.
+
+        Args:
+            vocab_size: of the logits.
+
+        Raises:
+            ConfigError: the model does what cannot be recorded, or memory is out.
+        """
+        device = self._buffers.device
+        shape = self.sizes[-1], vocab_size
+        self._results = torch.empty(shape, dtype=torch.float32, device=device)
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._pool = torch.cuda.graph_pool_handle()
+        try:
+            for size in reversed(self.sizes):
+                self._graphs[size] = self._record(size)
+        except RuntimeError as error:  # what torch raises for all that goes wrong on a device
+            raise ConfigError(
+                "the decode steps of this model cannot be recorded as CUDA graphs "
+                f"({str(error).strip().splitlines()[0]}): give enforce_eager=True, or, if memory "
+                "is out, lower gpu_memory_utilization"
+            ) from error
+
+    def _record(self, size: int) -> torch.cuda.CUDAGraph:
+        self._fill(_NoRows(), size)
+        inputs = self._inputs(_NoRows(), size)
+        # Kernels are compiled and libraries set up when first run, which must not be recorded.
+        self._forward(inputs)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            self._results[:size].copy_(self._forward(inputs))
+        return graph
+
+    def _logits(self, step: StepSizes, size: int) -> Tensor:
+        del step
+        self._graphs[size].replay()
+        return self._results[:size]

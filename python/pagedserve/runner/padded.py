@@ -1,0 +1,104 @@
+"""Decode steps padded to one of a few sizes, at addresses that never change.
+
+A CUDA graph replays one shape over fixed memory.  So a step of R rows with one token each is
+padded to the next size, and every input lies where the last step of that size had it: the arrays
+of the step buffers do so by themselves, and the block tables, whose rows are as long as the step's
+longest, are spread out here to rows of full length.
+
+Invariants:
+
+1. A padding row has no query and no key, and its token no slot, so nothing of it is written or
+   attended to.
+2. What a step of one size gives does not depend on what the rows behind it held before.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from pagedserve.attention.metadata import AttentionMetadata, DeviceRows
+from pagedserve.runner.buffers import StepBuffers, StepInputs, StepSizes
+from pagedserve.runner.forward import Forward
+
+# Steps with more rows spend their time in kernels, not between them.
+_MAX_ROWS: Final = 256
+
+
+def ladder(max_num_rows: int) -> tuple[int, ...]:
+    """Sizes to pad to, ascending: 1, 2, 4, then multiples of 8, up to the most rows of a step.
+
+    The last is ``max_num_rows`` itself, or 256 where that is less.
+    """
+    most = min(max_num_rows, _MAX_ROWS)
+    return (*(size for size in (1, 2, 4, *range(8, most, 8)) if size < most), most)
+
+
+class PaddedDecode:
+    """Runs decode steps at padded sizes, kernel by kernel."""
+
+    def __init__(
+        self,
+        forward: Forward,
+        buffers: StepBuffers,
+        *,
+        sizes: Sequence[int],
+        block_size: int,
+    ) -> None:
+        """Allocate the block tables.
+
+        Args:
+            forward: the model.
+            buffers: that the core fills.
+            sizes: numbers of rows, ascending.
+            block_size: tokens of a block.
+        """
+        self.sizes = tuple(sizes)
+        self._forward = forward
+        self._buffers = buffers
+        self._block_size = block_size
+        shape = self.sizes[-1], buffers.max_blocks_per_row
+        self._tables = torch.zeros(shape, dtype=torch.int32, device=buffers.device)
+
+    def fits(self, step: StepSizes) -> bool:
+        """Whether every row of a step has one token and samples, and there are not too many."""
+        is_decode = step.num_rows == step.num_batched_tokens == step.num_samples
+        return is_decode and 0 < step.num_rows <= self.sizes[-1]
+
+    def run(self, step: StepSizes) -> Tensor:
+        """Logits, float32 ``[R, V]``, of a step that fits; valid until the next step."""
+        size = self.sizes[bisect_left(self.sizes, step.num_rows)]
+        self._fill(step, size)
+        return self._logits(step, size)[: step.num_rows]
+
+    def _fill(self, step: StepSizes, size: int) -> None:
+        """Pad the step that is in the buffers to ``size`` rows, and bring it to the device."""
+        self._buffers.pad(step, size)
+        self._buffers.upload(step)
+        num_rows, num_blocks = step.num_rows, step.max_num_blocks
+        tables = self._buffers.on_device.block_tables[: num_rows * num_blocks]
+        self._tables[:num_rows, :num_blocks].copy_(tables.view(num_rows, num_blocks))
+
+    def _inputs(self, step: StepSizes, size: int) -> StepInputs:
+        """The inputs of a size: the same addresses whatever the step."""
+        arrays = self._buffers.on_device
+        rows = DeviceRows(
+            query_start=arrays.query_start[: size + 1],
+            seq_lens=arrays.seq_lens[:size],
+            block_tables=self._tables[:size],
+            max_query_len=1,
+            max_seq_len=self._tables.shape[1] * self._block_size,
+        )
+        layout = self._buffers.layout(step, self._block_size)
+        return StepInputs(
+            token_ids=arrays.token_ids[None, :size],
+            positions=arrays.positions[None, :size],
+            sample_index=arrays.sample_index[:size],
+            metadata=AttentionMetadata.on_device(layout, arrays.slot_mapping[:size], rows),
+        )
+
+    def _logits(self, step: StepSizes, size: int) -> Tensor:
+        """Logits, float32 ``[size, V]``, of the step that was filled in."""
+        return self._forward(self._inputs(step, size)).float()

@@ -1,0 +1,140 @@
+"""The largest steps there can be, run once to learn how much memory they leave to the KV cache.
+
+They attend over a pool of one block, which every row's table names again and again: what is read
+means nothing, and takes as long and as much memory as if it did.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from pagedserve.attention.buckets import StepLayout
+from pagedserve.attention.metadata import AttentionMetadata
+from pagedserve.cache.engine import CacheEngine
+from pagedserve.models.loader import LoadedModel
+from pagedserve.runner.buffers import StepInputs
+from pagedserve.runner.forward import Forward
+from pagedserve.sampling.batch import RowSampling
+from pagedserve.sampling.sampler import Sampler
+
+
+class TrialRow(NamedTuple):
+    """A row of a trial step: its queries, and the keys that the last of them sees."""
+
+    num_queries: int
+    seq_len: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLimits:
+    """The most that a step may hold.
+
+    Attributes:
+        max_num_tokens: tokens of a step.
+        max_num_rows: rows of a step.
+        max_model_len: tokens of a sequence.
+    """
+
+    max_num_tokens: int
+    max_num_rows: int
+    max_model_len: int
+
+    def largest_prefill(self) -> list[TrialRow]:
+        """All tokens of a step in prompts as long as they may be."""
+        longest = self.max_model_len
+        num_whole, rest = divmod(self.max_num_tokens, longest)
+        lengths = [longest] * num_whole + [rest] * (rest > 0)
+        return [TrialRow(length, length) for length in lengths[: self.max_num_rows]]
+
+    def largest_decode(self) -> list[TrialRow]:
+        """A token for each of the most sequences, all of them at their end."""
+        return [TrialRow(1, self.max_model_len)] * self.max_num_rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AvailableBlocks:
+    """How many KV blocks a device has room for, and the sum that says so; bytes.
+
+    Attributes:
+        num_blocks: blocks.
+        total_bytes: the device's memory.
+        budget_bytes: the share of it that may be taken.
+        used_bytes: taken once the model is loaded, by this process and others.
+        activation_bytes: the most that a step takes on top.
+        graph_bytes: kept for CUDA graphs.
+    """
+
+    num_blocks: int
+    total_bytes: int
+    budget_bytes: int
+    used_bytes: int
+    activation_bytes: int
+    graph_bytes: int
+
+
+@torch.inference_mode()
+def run_trial(
+    loaded: LoadedModel, rows: Sequence[TrialRow], *, num_samples: int, block_size: int
+) -> None:
+    """Run and sample a step, and forget what came of it.
+
+    Args:
+        loaded: the model.
+        rows: of the step.
+        num_samples: rows of logits, more than rows of the step if need be, drawn with every filter.
+        block_size: tokens of a block.
+    """
+    cache = CacheEngine(
+        loaded.layers,
+        num_gpu_blocks=1,
+        num_cpu_blocks=0,
+        block_size=block_size,
+        dtype=loaded.dtype,
+        device=loaded.device,
+    )
+    for pool in cache.gpu_pools:
+        pool.zero_()
+    inputs = _inputs(rows, num_samples, block_size, loaded.device)
+    logits = Forward(loaded, cache)(inputs, inputs.sample_index).float()
+    row = RowSampling(temperature=1.0, top_p=0.9, min_p=0.01, uniforms=(0.5,))
+    Sampler().sample(logits, [row] * num_samples)
+
+
+def peak_bytes(device: torch.device, run: Callable[[], None]) -> int:
+    """The most memory that torch holds on a GPU while something runs, above what it held before."""
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    run()
+    torch.cuda.synchronize(device)
+    peak = torch.cuda.max_memory_reserved(device)
+    torch.cuda.empty_cache()
+    return max(0, peak - before)
+
+
+def _inputs(
+    rows: Sequence[TrialRow], num_samples: int, block_size: int, device: torch.device
+) -> StepInputs:
+    num_queries = np.array([row.num_queries for row in rows])
+    seq_lens = np.array([row.seq_len for row in rows], dtype=np.int32)
+    query_start = np.concatenate(([0], np.cumsum(num_queries))).astype(np.int32)
+    num_tokens = int(query_start[-1])
+    num_blocks = -(-int(seq_lens.max()) // block_size)
+    layout = StepLayout(
+        query_start=query_start,
+        seq_lens=seq_lens,
+        block_tables=np.zeros((len(rows), num_blocks), dtype=np.int32),
+        block_size=block_size,
+    )
+    positions = [np.arange(row.seq_len - row.num_queries, row.seq_len) for row in rows]
+    nowhere = torch.full((num_tokens,), -1, dtype=torch.int64, device=device)
+    return StepInputs(
+        token_ids=torch.zeros((1, num_tokens), dtype=torch.int32, device=device),
+        positions=torch.from_numpy(np.concatenate(positions))[None].to(device),
+        sample_index=(torch.arange(num_samples, device=device) % num_tokens).int(),
+        metadata=AttentionMetadata(layout, nowhere),
+    )

@@ -1,0 +1,88 @@
+"""What only a GPU can show of the engine; `make gpu-check` runs it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pagedserve import LLM, ConfigError, SamplingParams
+from pagedserve.sampling.batch import RowSampling
+from pagedserve.sampling.sampler import Sampler
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+CONFIG: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 512,
+    "hidden_size": 128,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.3,
+}
+PROMPTS = [[5, 6, 7], list(range(20, 60)), [11]]
+
+
+def load(directory: Path, **options: Any) -> LLM:
+    (directory / "config.json").write_text(json.dumps(CONFIG))
+    given: dict[str, Any] = {
+        "load_format": "dummy",
+        "device": "cuda",
+        "dtype": "float32",
+        "max_num_seqs": 8,
+    }
+    return LLM(str(directory), **(given | options))
+
+
+def tokens(llm: LLM, **params: Any) -> list[list[int]]:
+    sampling = SamplingParams(max_tokens=12, ignore_eos=True, **params)
+    outputs = llm.generate(prompt_token_ids=PROMPTS, sampling_params=sampling, use_tqdm=False)
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+def test_graphs_give_the_tokens_of_the_eager_engine(tmp_path: Path) -> None:
+    eager = load(tmp_path, enforce_eager=True, num_gpu_blocks=64)
+    graphs = load(tmp_path, num_gpu_blocks=64)
+    for params in ({"temperature": 0}, {"temperature": 1.0, "seed": 3}):
+        assert tokens(graphs, **params) == tokens(eager, **params)
+
+
+def test_the_profile_run_leaves_the_share_that_was_asked_for(tmp_path: Path) -> None:
+    llm = load(tmp_path, gpu_memory_utilization=0.5)
+    tokens(llm, temperature=0)
+    free, total = torch.cuda.mem_get_info()
+    # The allocator rounds; beyond that no step takes more than was set aside.
+    assert total - free <= 0.5 * total + (256 << 20)
+    assert llm.llm_engine.memory.pool_bytes > 0.3 * total
+
+
+def test_a_step_that_cannot_fit_is_refused_with_the_sum(tmp_path: Path) -> None:
+    huge = CONFIG["vocab_size"] * torch.cuda.mem_get_info()[1] // (1 << 20)
+    with pytest.raises(
+        ConfigError, match=r"out of memory in the profile run.*weights take .*lower"
+    ):
+        load(tmp_path, max_num_seqs=huge, max_num_batched_tokens=huge)
+
+
+def test_the_sampler_draws_on_the_gpu_what_it_draws_on_the_cpu() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(9, 1000, generator=generator) * 3
+    logits[5, 7] = torch.nan
+    rows = [
+        RowSampling(temperature=0.0),
+        *(RowSampling(temperature=0.9, uniforms=(n / 7,)) for n in range(4)),
+        RowSampling(temperature=1.0, uniforms=(0.5,)),
+        RowSampling(temperature=1.0, top_p=0.8, uniforms=(0.2, 0.6)),
+        RowSampling(temperature=1.0, top_k=5, uniforms=(0.9,)),
+        RowSampling(temperature=0.0, num_logprobs=3),
+    ]
+    here, there = (Sampler().sample(one, rows) for one in (logits, logits.cuda()))
+    assert here.tokens.tolist() == there.tokens.tolist()
+    assert here.errors == there.errors
+    assert list(here.errors) == [5]

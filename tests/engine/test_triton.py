@@ -1,0 +1,91 @@
+"""The engine with the Triton backend, on the CPU: kernels in Triton's interpreter."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CONFIG: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 97,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.3,
+}
+PROMPTS = [[5, 6, 7], list(range(20, 37)), [11], [40, 3, 40, 3, 40]]
+NUM_TOKENS = 16
+
+# The interpreter is chosen when triton is imported, so the engine runs in a process of its own.
+PROGRAM = """
+import json, sys
+from pagedserve import LLM, SamplingParams
+from pagedserve.runner.forward import Forward
+from pagedserve.runner.padded import PaddedDecode
+
+directory, prompts, num_tokens, backend, is_padded = json.loads(sys.argv[1])
+llm = LLM(
+    directory, load_format="dummy", device="cpu", cpu_tier="generic", dtype="float32",
+    attention_backend=backend, num_gpu_blocks=16, max_num_seqs=4,
+)
+executor = llm.llm_engine._executor
+if is_padded:
+    worker = executor._worker
+    forward = Forward(worker.loaded, worker._cache)
+    worker._runner._padded = PaddedDecode(forward, executor.buffers, sizes=(4,), block_size=16)
+params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
+given = [{"prompt_token_ids": prompt} for prompt in prompts]
+outputs = llm.generate(given, params, use_tqdm=False)
+print(json.dumps([one.outputs[0].token_ids for one in outputs]))
+"""
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tiny")
+    (path / "config.json").write_text(json.dumps(CONFIG))
+    return path
+
+
+def generate(directory: Path, backend: str, *, is_padded: bool = False) -> tuple[Any, str]:
+    """The tokens of each prompt, and what was said on stderr."""
+    given = json.dumps([str(directory), PROMPTS, NUM_TOKENS, backend, is_padded])
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, given],
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout), done.stderr
+
+
+@pytest.fixture(scope="module")
+def expected(directory: Path) -> Any:
+    return generate(directory, "torch")[0]
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="the package triton is not installed"
+)
+@pytest.mark.skipif(
+    importlib.util.find_spec("pagedserve.kernels.attention") is None,
+    reason="pagedserve.kernels has no Triton kernels",
+)
+@pytest.mark.parametrize("is_padded", [False, True])
+def test_triton_generates_the_tokens_of_torch(
+    directory: Path, expected: Any, *, is_padded: bool
+) -> None:
+    tokens, said = generate(directory, "triton", is_padded=is_padded)
+    assert [len(one) for one in tokens] == [NUM_TOKENS] * len(PROMPTS)
+    assert tokens == expected
+    assert "attention: triton (interpreted" in said
