@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from . import decode, prefill
-from .call import AttentionCall
+from .call import AttentionCall, padded
 from .tuning import Config, Kernel, config_for
 
 if __name__.startswith("kernels."):
@@ -20,8 +20,8 @@ if __name__.startswith("kernels."):
 
 # Packed rows (queries times heads of a group) up to which a whole batch is taken by decode.
 MAX_DECODE_ROWS = 64
-# In a batch that also has longer rows, decode takes what one small tile holds.
-MIXED_DECODE_ROWS = 16
+# The smallest tile; in a batch that also has longer rows, decode takes what it holds.
+MIN_ROWS = 16
 # Configurations for the interpreter are those of the oldest device.
 INTERPRETED_CAPABILITY = 8
 
@@ -100,7 +100,8 @@ def paged_attention(
     if max_query_len == 0:
         return output
     queries = decode_queries(max_query_len, call.group)
-    decode.launch(call, _config("decode", call), queries=queries)
+    few: Kernel = "decode" if padded(queries * call.group) == MIN_ROWS else "decode_wide"
+    decode.launch(call, _config(few, call), queries=queries)
     if max_query_len > queries:
         prefill.launch(call, _config("prefill", call), skipped=queries)
     return output
@@ -110,7 +111,7 @@ def decode_queries(max_query_len: int, group: int) -> int:
     """The most queries of a row that decode takes, in a batch with rows up to ``max_query_len``."""
     if max_query_len * group <= MAX_DECODE_ROWS:
         return max_query_len
-    return max(1, MIXED_DECODE_ROWS // group)
+    return max(1, MIN_ROWS // group)
 
 
 def _config(kernel: Kernel, call: AttentionCall) -> Config:

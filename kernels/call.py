@@ -80,8 +80,7 @@ class AttentionCall:
             raise ValueError(f"query, keys and values have dtypes {dtypes}; they must be the same")
         if self.output.shape != (*self.query.shape[:2], value_size):
             raise ValueError(
-                f"output is {list(self.output.shape)}, not "
-                f"{[*self.query.shape[:2], value_size]}"
+                f"output is {list(self.output.shape)}, not {[*self.query.shape[:2], value_size]}"
             )
         for name in ("output", "query", "key_cache", "value_cache", "block_tables"):
             if getattr(self, name).stride(-1) != 1:

@@ -152,15 +152,15 @@ def _decode_kernel(
     written = is_query[:, None] & (dims < VALUE_SIZE)[None, :]
     if first + share >= length:
         result = accumulator / tl.where(total == 0, 1.0, total)[:, None]
-        rows = output + places * output_token_stride + head * output_head_stride
-        tl.store(rows[:, None] + dims[None, :], result.to(output.dtype.element_ty), mask=written)
+        outputs = output + places * output_token_stride + head * output_head_stride
+        tl.store(outputs[:, None] + dims[None, :], result.to(output.dtype.element_ty), mask=written)
     else:
         num_heads = tl.num_programs(0) * GROUP
         place = ((row.to(tl.int64) * queries + own) * num_heads + head) * num_splits + split
         tl.store(partial_sums + place * 2, peak, mask=is_query)
         tl.store(partial_sums + place * 2 + 1, total, mask=is_query)
-        rows = partial_values + place * VALUE_SIZE
-        tl.store(rows[:, None] + dims[None, :], accumulator, mask=written)
+        partials = partial_values + place * VALUE_SIZE
+        tl.store(partials[:, None] + dims[None, :], accumulator, mask=written)
 
 
 @triton.jit(
@@ -244,11 +244,10 @@ def launch(call: AttentionCall, config: Config, *, queries: int) -> None:
 
     Args:
         call: the batch.
-        config: how the kernel is cut; ``config.rows`` grows to hold ``queries`` of a group.
+        config: how the kernel is cut; the tile has as many rows as ``queries`` of a group need.
         queries: the most queries of a row that is taken.
     """
     constants = call.constants()
-    options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
     splits = num_splits(
         call.num_rows * call.num_kv_heads,
         -(-call.max_seq_len // config.key_tile),
@@ -268,10 +267,10 @@ def launch(call: AttentionCall, config: Config, *, queries: int) -> None:
         queries,
         splits,
         *call.strides(),
-        ROWS=max(config.rows, padded(queries * call.group)),
+        ROWS=padded(queries * call.group),
         KEY_TILE=config.key_tile,
         **constants,
-        **options,
+        **config.options(),
     )
     if is_split:
         _merge_kernel[(call.query.shape[1], call.num_rows * queries)](

@@ -159,9 +159,9 @@ def _prefill_kernel(
 
     result = accumulator / tl.where(total == 0, 1.0, total)[:, None]
     dims = tl.arange(0, VALUE_PADDED)
-    rows = output + places * output_token_stride + head * output_head_stride
+    outputs = output + places * output_token_stride + head * output_head_stride
     tl.store(
-        rows[:, None] + dims[None, :],
+        outputs[:, None] + dims[None, :],
         result.to(output.dtype.element_ty),
         mask=is_query[:, None] & (dims < VALUE_SIZE)[None, :],
     )
@@ -189,6 +189,5 @@ def launch(call: AttentionCall, config: Config, *, skipped: int) -> None:
         QUERIES=queries,
         KEY_TILE=config.key_tile,
         **call.constants(),
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
+        **config.options(),
     )

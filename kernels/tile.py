@@ -101,28 +101,39 @@ def attend(
         table: the row's block ids.
         keys: the pool, at the KV head.
         values: likewise.
-        key_block_stride: elements between blocks; the other strides likewise.
-        key_slot_stride: elements between slots.
-        value_block_stride: elements between blocks.
-        value_slot_stride: elements between slots.
+        key_block_stride: elements between the blocks of the keys.
+        key_slot_stride: elements between the slots of a block of keys.
+        value_block_stride: the same of the values.
+        value_slot_stride: the same of the values.
         scale: turns a product into a score: into powers of two, or into units of the cap.
         softcap: the cap times log2(e).
         window: keys that a query sees.
-        MASKED: whether some row does not see some of the keys; without it none is compared.
+        KEY_SIZE: elements of a key.
+        VALUE_SIZE: elements of a value.
+        KEY_PADDED: the power of two that holds a key.
+        VALUE_PADDED: the power of two that holds a value.
+        BLOCK_SIZE: slots of a block.
+        KEY_TILE: keys taken at a time.
+        HAS_WINDOW: whether queries see only ``window`` keys.
+        HAS_SOFTCAP: whether scores are capped.
+        HAS_ALIBI: whether ``slope`` counts.
+        MASKED: whether some row may not see some of the keys; without it none is compared.
 
     Returns:
         accumulator, total, peak.
     """
     # Without cap or slopes the products are scaled where the power is taken: one operation less.
     IS_PLAIN: tl.constexpr = not (HAS_SOFTCAP or HAS_ALIBI)
-    for start in tl.range(begin, end, KEY_TILE):
-        place = start + tl.arange(0, KEY_TILE)
+    next_place = begin + tl.arange(0, KEY_TILE)
+    next_block = tl.load(table + next_place // BLOCK_SIZE, mask=next_place < end, other=0)
+    for _ in tl.range(begin, end, KEY_TILE):
+        place = next_place
         inside = place < end
-        if MASKED:
-            block = tl.load(table + place // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
-        else:
-            block = tl.load(table + place // BLOCK_SIZE).to(tl.int64)
-        slot = place % BLOCK_SIZE
+        block, slot = next_block.to(tl.int64), place % BLOCK_SIZE
+        # Block ids are loaded one tile ahead.  Were they loaded where they are used, the compiler
+        # would give half of the loop's stages to them, and keys would come that much later.
+        next_place = place + KEY_TILE
+        next_block = tl.load(table + next_place // BLOCK_SIZE, mask=next_place < end, other=0)
         rows = keys + block * key_block_stride + slot * key_slot_stride
         key = load_rows(rows, inside, KEY_SIZE, KEY_PADDED, MASKED)
         scores = tl.dot(query, tl.trans(key), input_precision="ieee")

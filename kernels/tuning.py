@@ -11,7 +11,8 @@ from typing import Literal
 if __name__.startswith("kernels."):
     raise ImportError(f"import this module as pagedserve.{__name__}: {__name__} is a second copy")
 
-Kernel = Literal["decode", "prefill"]
+# decode_wide is the same kernel as decode, with a tile of more than 16 rows.
+Kernel = Literal["decode", "decode_wide", "prefill"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +20,12 @@ class Config:
     """How a kernel is cut.
 
     Attributes:
-        rows: packed queries and heads of a tile, at least; a power of two from 16.
+        rows: packed queries and heads that a tile holds; a power of two from 16.
         key_tile: keys taken at a time; a power of two from 16.
         num_warps: warps of a program.
         num_stages: tiles of keys and values on their way at a time, the one in use included.
-        resident: programs that share a multiprocessor, limited by their shared memory.
+        resident: programs that share a multiprocessor, by their shared memory; decode's splits
+            are counted with it.
     """
 
     rows: int
@@ -32,27 +34,43 @@ class Config:
     num_stages: int
     resident: int
 
+    def options(self) -> dict[str, int | bool]:
+        """What triton is told at a launch.
 
-# (kernel, capability from, bytes of an element, head size up to): the last row that fits counts.
+        Multiplication and addition are fused as the hardware does it; triton 3.9 warns where it
+        is left to decide.
+        """
+        return {
+            "num_warps": self.num_warps,
+            "num_stages": self.num_stages,
+            "enable_fp_fusion": True,
+        }
+
+
+# (kernel, capability from, bytes of an element, head size up to): the newest row that fits counts,
+# and among those the smallest.
 TABLE: dict[tuple[Kernel, int, int, int], Config] = {
-    ("decode", 8, 2, 64): Config(16, 64, 4, 4, 2),
-    ("decode", 8, 2, 128): Config(16, 64, 4, 3, 1),
-    ("decode", 8, 2, 256): Config(16, 32, 4, 3, 1),
+    ("decode", 8, 2, 64): Config(16, 128, 4, 3, 2),
+    ("decode", 8, 2, 128): Config(16, 64, 4, 3, 2),
+    ("decode", 8, 2, 256): Config(16, 32, 4, 3, 2),
     ("decode", 8, 4, 64): Config(16, 32, 4, 3, 2),
-    ("decode", 8, 4, 128): Config(16, 32, 4, 3, 1),
-    ("decode", 8, 4, 256): Config(16, 16, 4, 3, 1),
-    ("decode", 9, 2, 64): Config(16, 128, 4, 3, 2),
-    ("decode", 9, 2, 128): Config(16, 64, 4, 3, 2),
-    ("decode", 9, 2, 256): Config(16, 32, 4, 3, 2),
-    ("prefill", 8, 2, 64): Config(128, 64, 4, 3, 2),
-    ("prefill", 8, 2, 128): Config(128, 64, 8, 2, 1),
-    ("prefill", 8, 2, 256): Config(64, 32, 4, 2, 1),
-    ("prefill", 8, 4, 64): Config(32, 32, 4, 2, 2),
-    ("prefill", 8, 4, 128): Config(32, 32, 4, 2, 1),
+    ("decode", 8, 4, 128): Config(16, 32, 8, 3, 1),
+    ("decode", 8, 4, 256): Config(16, 16, 8, 2, 1),
+    ("decode", 9, 2, 64): Config(16, 128, 4, 4, 2),
+    ("decode", 9, 2, 128): Config(16, 64, 4, 4, 2),
+    ("decode", 9, 2, 256): Config(16, 32, 4, 4, 2),
+    ("decode_wide", 8, 2, 64): Config(64, 128, 8, 3, 1),
+    ("decode_wide", 8, 2, 128): Config(64, 64, 8, 3, 1),
+    ("decode_wide", 8, 2, 256): Config(64, 32, 8, 3, 1),
+    ("decode_wide", 8, 4, 64): Config(64, 32, 8, 2, 1),
+    ("decode_wide", 8, 4, 256): Config(64, 16, 16, 2, 1),
+    ("prefill", 8, 2, 64): Config(128, 64, 8, 3, 1),
+    ("prefill", 8, 2, 128): Config(128, 32, 8, 3, 1),
+    ("prefill", 8, 2, 256): Config(64, 32, 8, 3, 1),
     ("prefill", 8, 4, 256): Config(16, 16, 4, 2, 1),
     ("prefill", 9, 2, 64): Config(128, 128, 8, 3, 1),
-    ("prefill", 9, 2, 128): Config(128, 128, 8, 2, 1),
-    ("prefill", 9, 2, 256): Config(128, 64, 8, 2, 1),
+    ("prefill", 9, 2, 128): Config(128, 64, 8, 3, 1),
+    ("prefill", 9, 2, 256): Config(128, 32, 8, 3, 1),
 }
 
 
