@@ -132,6 +132,7 @@ def write_cache(
         KEY_PADDED=key_padded,
         VALUE_PADDED=triton.next_power_of_2(value.shape[-1]),
         num_warps=min(max(warps, 1), MAX_WARPS),
+        enable_fp_fusion=True,
     )
 
 
@@ -190,6 +191,7 @@ def copy_words(source: Tensor, destination: Tensor, pairs: Tensor) -> None:
         num_words,
         WORDS=WORDS,
         num_warps=NUM_WARPS,
+        enable_fp_fusion=True,
     )
 
 

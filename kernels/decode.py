@@ -288,4 +288,5 @@ def launch(call: AttentionCall, config: Config, *, queries: int) -> None:
             KEY_TILE=config.key_tile,
             MERGE_TILE=MERGE_TILE,
             HAS_WINDOW=constants["HAS_WINDOW"],
+            enable_fp_fusion=True,
         )

@@ -166,6 +166,7 @@ class BlockSwapper:
             WORDS=WORDS,
             GATHER=gather,
             num_warps=NUM_WARPS,
+            enable_fp_fusion=True,
         )
 
 
