@@ -81,11 +81,12 @@ def _copy_kernel(
     num_words,
     WORDS: tl.constexpr,
 ):
-    """Programs (piece of a block, pair); strides and sizes in words."""
-    pair = tl.program_id(1)
+    """Programs (pair and piece of a block); strides and sizes in words."""
+    num_pieces = tl.cdiv(num_words, WORDS)
+    pair, piece = tl.program_id(0) // num_pieces, tl.program_id(0) % num_pieces
     source_block = tl.load(pairs + 2 * pair)
     destination_block = tl.load(pairs + 2 * pair + 1)
-    word = tl.program_id(0) * WORDS + tl.arange(0, WORDS)
+    word = piece * WORDS + tl.arange(0, WORDS)
     words = tl.load(source + source_block * source_stride + word, mask=word < num_words)
     tl.store(destination + destination_block * destination_stride + word, words, word < num_words)
 
@@ -182,7 +183,7 @@ def copy_words(source: Tensor, destination: Tensor, pairs: Tensor) -> None:
     device = source.device if source.device.type == "cuda" else destination.device
     source, destination = _as_words(source), _as_words(destination)
     num_words = source.shape[1]
-    _copy_kernel[(triton.cdiv(num_words, WORDS), pairs.shape[0])](
+    _copy_kernel[(triton.cdiv(num_words, WORDS) * pairs.shape[0],)](
         source,
         destination,
         pairs.to(device, non_blocking=True).contiguous(),

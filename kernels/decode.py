@@ -184,8 +184,8 @@ def _merge_kernel(
     MERGE_TILE: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
 ):
-    """Programs (head, row and query): one output from the splits of its row."""
-    head, place = tl.program_id(0), tl.program_id(1)
+    """Programs (row and query, head): one output from the splits of its row."""
+    place, head = tl.program_id(0), tl.program_id(1)
     row, own = place // queries, place % queries
     token = tl.load(query_start + row)
     count = tl.load(query_start + row + 1) - token
@@ -197,7 +197,7 @@ def _merge_kernel(
         return
     used = tl.cdiv(length - first, share)
     dims = tl.arange(0, VALUE_PADDED)
-    start = (place.to(tl.int64) * tl.num_programs(0) + head) * num_splits
+    start = (place.to(tl.int64) * tl.num_programs(1) + head) * num_splits
     peak, total = -float("inf"), 0.0
     accumulator = tl.zeros([VALUE_PADDED], tl.float32)
     for tile in range(0, used, MERGE_TILE):
@@ -207,8 +207,8 @@ def _merge_kernel(
         totals = tl.load(sums + 1, mask=split < used, other=0.0)
         rows = partial_values + (start + split) * VALUE_SIZE
         values = load_rows(rows, split < used, VALUE_SIZE, VALUE_PADDED, True)
-        # With several queries a row's first ones may see no key of a split, but some of the first
-        # split: its peak is finite, so no -inf meets another.
+        # Of several queries one may see no key of some splits, but every one sees a key among the
+        # first of them: from there on the peak is finite, and no -inf meets another.
         new_peak = tl.maximum(peak, tl.max(peaks, 0))
         weights = tl.exp2(peaks - new_peak)
         shrink = tl.exp2(peak - new_peak)
@@ -273,7 +273,7 @@ def launch(call: AttentionCall, config: Config, *, queries: int) -> None:
         **config.options(),
     )
     if is_split:
-        _merge_kernel[(call.query.shape[1], call.num_rows * queries)](
+        _merge_kernel[(call.num_rows * queries, call.query.shape[1])](
             call.output,
             partial_values,
             partial_sums,

@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any, get_args
 from unittest.mock import patch
@@ -26,7 +27,7 @@ import triton
 from measuring import report_table
 from triton.backends.compiler import GPUTarget
 
-from pagedserve.kernels import decode, prefill
+from pagedserve.kernels import cache, decode, prefill, swap
 from pagedserve.kernels.call import AttentionCall
 from pagedserve.kernels.tuning import Config, Kernel, config_for
 
@@ -47,7 +48,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 class Shape:
     """What is compiled: a kernel for a device, a dtype and a head size, with some options."""
 
-    kernel: Kernel
+    kernel: str
     sm: int
     dtype: str
     head: int
@@ -56,10 +57,13 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """What a kernel takes; ``local_bytes`` of a thread are 0 unless registers spill."""
+    """What a kernel takes; ``local_bytes`` of a thread are 0 unless registers spill.
+
+    ``config`` is None for moves, which have one.
+    """
 
     shape: Shape
-    config: Config
+    config: Config | None
     registers: int
     shared_bytes: int
     local_bytes: int
@@ -140,18 +144,16 @@ def attention_call(shape: Shape) -> AttentionCall:
     )
 
 
-def compile_attention(shape: Shape, config: Config | None = None) -> Compiled:
-    """Compile an attention kernel, with the table's configuration unless one is given."""
-    config = config or config_for(
-        shape.kernel,
+def compile_attention(shape: Shape, kernel: Kernel) -> Compiled:
+    """Compile an attention kernel with the table's configuration, for its widest tile."""
+    config = config_for(
+        kernel,
         head_size=shape.head,
         itemsize=getattr(torch, shape.dtype).itemsize,
         capability=shape.sm // 10,
     )
     call = attention_call(shape)
-    # The widest tile that the configuration is for.
-    queries = max(1, config.rows // call.group)
-    if shape.kernel == "prefill":
+    if kernel == "prefill":
         with compiling(prefill, "_prefill_kernel", shape.sm) as compiled:
             prefill.launch(call, config, skipped=1)
     else:
@@ -159,7 +161,29 @@ def compile_attention(shape: Shape, config: Config | None = None) -> Compiled:
             compiling(decode, "_merge_kernel", shape.sm),
             compiling(decode, "_decode_kernel", shape.sm) as compiled,
         ):
-            decode.launch(call, config, queries=queries)
+            decode.launch(call, config, queries=config.rows // call.group)
+    return measured(shape, compiled, config)
+
+
+def compile_move(shape: Shape) -> Compiled:
+    """Compile a kernel that writes or moves."""
+    call = attention_call(shape)
+    pool = torch.zeros(2, 16, NUM_KV_HEADS, 2 * shape.head, dtype=call.query.dtype)
+    key, slot = call.query[:, :NUM_KV_HEADS], torch.zeros(1, dtype=torch.int64)
+    pairs = torch.tensor([[0, 1]])
+    module = swap if shape.kernel == "stage" else cache
+    with compiling(module, f"_{shape.kernel}_kernel", shape.sm) as compiled:
+        if shape.kernel == "write":
+            cache.write_cache(key, key, call.key_cache, call.value_cache, slot)
+        elif shape.kernel == "copy":
+            cache.copy_blocks(pool, pairs)
+        else:
+            swap.BlockSwapper([pool], 2).swap_out(pairs)
+    return measured(shape, compiled, None)
+
+
+def measured(shape: Shape, compiled: Sequence[Any], config: Config | None) -> Compiled:
+    """What the one compiled kernel takes."""
     [binary] = compiled
     registers, local_bytes = resources(binary.asm["cubin"])
     return Compiled(
@@ -177,10 +201,10 @@ def table_rows(results: Sequence[Compiled]) -> list[dict[str, Any]]:
     return [
         {
             **asdict(one.shape),
-            "rows": one.config.rows,
-            "keys": one.config.key_tile,
-            "warps": one.config.num_warps,
-            "stages": one.config.num_stages,
+            "rows": one.config and one.config.rows,
+            "keys": one.config and one.config.key_tile,
+            "warps": one.config and one.config.num_warps,
+            "stages": one.config and one.config.num_stages,
             "registers": one.registers,
             "shared KiB": one.shared_bytes / 1024,
             "local bytes": one.local_bytes,
@@ -198,16 +222,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--capabilities", default="80,90")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     options = parser.parse_args(arguments)
-    shapes = [
-        Shape(kernel, int(capability), dtype, int(head), name)
-        for kernel in get_args(Kernel)
-        for capability in options.capabilities.split(",")
-        for dtype in options.dtypes.split(",")
-        for head in options.head_sizes.split(",")
-        for name in OPTIONS
-    ]
     print(f"triton {triton.__version__}, torch {torch.__version__}")
-    results = [compile_attention(shape) for shape in shapes]
+    results = []
+    for capability, dtype, head in product(
+        options.capabilities.split(","), options.dtypes.split(","), options.head_sizes.split(",")
+    ):
+        results += [
+            compile_attention(Shape(kernel, int(capability), dtype, int(head), name), kernel)
+            for kernel in get_args(Kernel)
+            for name in OPTIONS
+        ]
+        results += [
+            compile_move(Shape(kernel, int(capability), dtype, int(head), "plain"))
+            for kernel in ("write", "copy", "stage")
+        ]
+    results.sort(key=lambda one: one.shape.kernel)
     report_table("compiled", table_rows(results), as_json=options.json)
     num_spilling = sum(one.local_bytes > 0 for one in results)
     print(f"{len(results)} kernels, {num_spilling} of them spill")

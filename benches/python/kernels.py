@@ -12,6 +12,7 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -81,7 +82,7 @@ def device_seconds(call: Callable[[], object]) -> float:
         end.record()
         times.append((begin, end))
     torch.cuda.synchronize()
-    return median(begin.elapsed_time(end) / 1e3 for begin, end in times[NUM_WARMUPS:])
+    return float(median(begin.elapsed_time(end) / 1e3 for begin, end in times[NUM_WARMUPS:]))
 
 
 def host_seconds(call: Callable[[], object]) -> float:
@@ -167,7 +168,7 @@ def measure_decode(rates: Rates) -> list[Figure]:
     ]:
         rows = [(context - 1, 1)] * batch
         inputs = attention_inputs(rows, heads_first=heads_first)
-        rate = kv_bytes(rows) / device_seconds(lambda inputs=inputs: paged_attention(**inputs))
+        rate = kv_bytes(rows) / device_seconds(partial(paged_attention, **inputs))
         layout = ", heads before slots" if heads_first else ""
         what = f"decode, batch {batch}, context {context}{layout}"
         figures.append(Figure(what, rate / 1e9, "GB/s", "copy", rate / rates.copy, bar))
@@ -182,7 +183,7 @@ def measure_prefill(rates: Rates) -> list[Figure]:
     for cached, product_bar, torch_bar in [(0, 0.55, 0.9), (PREFIX, None, 0.85)]:
         inputs = attention_inputs([(cached, PREFILLED)])
         operations = attention_operations(PREFILLED, cached)
-        rate = operations / device_seconds(lambda inputs=inputs: paged_attention(**inputs))
+        rate = operations / device_seconds(partial(paged_attention, **inputs))
         torch_rate = operations / device_seconds(torch_attention(cached))
         what = f"prefill {PREFILLED} over {cached} cached"
         figures += [

@@ -9,6 +9,7 @@ has is left out.  The fastest is printed beside the table's own.
 
 import argparse
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import product
 from typing import Any, get_args
 
@@ -53,7 +54,7 @@ def seconds_of(kernel: Kernel, config: Config, calls: Sequence[AttentionCall]) -
         else:
             decode.launch(call, config, queries=call.max_query_len)
 
-    return [device_seconds(lambda call=call: launch(call)) for call in calls]
+    return [device_seconds(partial(launch, call)) for call in calls]
 
 
 def tune(kernel: Kernel, head_size: int) -> dict[str, Any]:

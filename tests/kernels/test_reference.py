@@ -1,6 +1,7 @@
 """The plain-torch kernels against loops that spell out every element."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -89,7 +90,7 @@ def test_paged_attention_equals_scalar_loops(
 def test_bounds_that_are_too_small_are_refused_and_empty_rows_are_left_alone() -> None:
     caches = torch.randn(2, 4, 1, 5), torch.randn(2, 4, 1, 3)
     output = torch.full((4, 1, 3), torch.nan)
-    arguments = {
+    arguments: dict[str, Any] = {
         "block_tables": torch.tensor([[0], [9], [1]]),
         "query_start": torch.tensor([0, 2, 2, 3]),
         "seq_lens": torch.tensor([3, 0, 4]),

@@ -81,7 +81,7 @@ class Batch:
         if heads_first:
             pool = pool.transpose(1, 2).contiguous().transpose(1, 2)
         pool = pool.to(device)
-        self.caches = pool[..., :key_size], pool[..., key_size:]
+        self.key_cache, self.value_cache = pool[..., :key_size], pool[..., key_size:]
         self.num_tokens = sum(queries for _, queries in rows)
         query = torch.randn(
             self.num_tokens + SPARE_TOKENS, kv_heads * group, key_size, generator=generator
@@ -93,7 +93,7 @@ class Batch:
         self.query_start = torch.tensor(starts, dtype=torch.int32, device=device)
         self.seq_lens = torch.tensor(lengths, dtype=torch.int32, device=device)
         self.options: dict[str, Any] = {"scale": key_size**-0.5, "window": window}
-        self.bounds = {
+        self.bounds: dict[str, int] = {
             "max_query_len": max(queries for _, queries in rows),
             "max_seq_len": max(lengths),
         }
@@ -101,28 +101,26 @@ class Batch:
     def compare(self, **options: Any) -> None:
         """Both functions, and what must not have been written."""
         options = {**self.options, **options}
-        rows = {"query_start": self.query_start, "seq_lens": self.seq_lens}
-        value_size = self.caches[1].shape[-1]
+        options |= {"query_start": self.query_start, "seq_lens": self.seq_lens}
         output = torch.full(
-            (*self.query.shape[:2], value_size),
+            (*self.query.shape[:2], self.value_cache.shape[-1]),
             torch.nan,
             dtype=self.query.dtype,
             device=self.query.device,
         )
         result = paged_attention(
             self.query,
-            *self.caches,
+            self.key_cache,
+            self.value_cache,
             block_tables=self.poisoned,
             output=output,
-            **rows,
-            **self.bounds,
-            **options,
+            **{**self.bounds, **options},
         )
         expected = reference.paged_attention(
             self.query.double(),
-            *(cache.double().nan_to_num() for cache in self.caches),
+            self.key_cache.double().nan_to_num(),
+            self.value_cache.double().nan_to_num(),
             block_tables=self.tables,
-            **rows,
             **options,
         )
         assert result is output
@@ -281,7 +279,7 @@ def test_a_pool_of_more_than_2_to_the_31_elements(gpu: torch.device) -> None:
     last = num_blocks - 1
     pool[last].normal_()
     query = torch.randn(2, 32, 128, dtype=torch.bfloat16, device=gpu)
-    arguments = {
+    arguments: dict[str, Any] = {
         "query_start": torch.tensor([0, 2], dtype=torch.int32, device=gpu),
         "seq_lens": torch.tensor([16], dtype=torch.int32, device=gpu),
         "scale": 0.1,

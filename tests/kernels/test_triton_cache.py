@@ -121,7 +121,9 @@ def test_blocks_that_cannot_be_moved_are_named(device: torch.device) -> None:
     with pytest.raises(ValueError, match="last dimension of key "):
         write_cache(
             torch.zeros(1, 8, 2, device=device).transpose(1, 2),
-            *[torch.zeros(1, 16, 2, 8, device=device)] * 3,
+            torch.zeros(1, 2, 8, device=device),
+            torch.zeros(1, 16, 2, 8, device=device),
+            torch.zeros(1, 16, 2, 8, device=device),
             torch.tensor([0], device=device),
         )
 
