@@ -76,11 +76,15 @@ def paged_attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     alibi: Tensor | None = None,
+    max_query_len: int | None = None,
+    max_seq_len: int | None = None,
+    output: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of a ragged batch of rows over paged keys and values.
 
     Row ``r`` holds the queries ``query_start[r] .. query_start[r + 1]``; the last of them is
-    at position ``seq_lens[r] - 1`` and sees that many keys, its own included.
+    at position ``seq_lens[r] - 1`` and sees that many keys, its own included.  Rows without
+    queries, and tokens past the last row, are not touched, and their outputs not written.
 
     Args:
         query: ``[T, H, D]``, H a multiple of Hkv; query head h reads KV head h // (H / Hkv).
@@ -95,14 +99,26 @@ def paged_attention(
         sinks: ``[H]``, one more score a head, which takes weight and has no value.
         alibi: ``[H]`` slopes; a score gets its head's slope times (the key's position minus the
             query's), after the cap.
+        max_query_len: no row has more queries; known on the host, it spares the kernels a wait for
+            the device.  None reads it from ``query_start``.
+        max_seq_len: no row has more keys; None reads it from ``seq_lens``.
+        output: ``[T, H, Dv]``, written and returned; None makes one.
 
     Returns:
         ``[T, H, Dv]`` in the dtype of the query; computed in float32 at least.
+
+    Raises:
+        ValueError: if a row is longer than its bound.
     """
-    output = query.new_empty(*query.shape[:2], value_cache.shape[-1])
+    if output is None:
+        output = query.new_empty(*query.shape[:2], value_cache.shape[-1])
+    _check_bound("max_query_len", max_query_len, query_start.diff())
+    _check_bound("max_seq_len", max_seq_len, seq_lens)
     block_size = key_cache.shape[1]
     for row, seq_len in enumerate(seq_lens.tolist()):
         start, end = int(query_start[row]), int(query_start[row + 1])
+        if start == end:
+            continue
         num_blocks = -(-seq_len // block_size)
         blocks = block_tables[row, :num_blocks].to(torch.int64)
         output[start:end] = _attend_row(
@@ -116,6 +132,12 @@ def paged_attention(
             alibi=alibi,
         )
     return output
+
+
+def _check_bound(name: str, bound: int | None, lengths: Tensor) -> None:
+    longest = int(lengths.max()) if lengths.numel() else 0
+    if bound is not None and bound < longest:
+        raise ValueError(f"{name} is {bound}, but a row has {longest}")
 
 
 def _attend_row(

@@ -2,12 +2,18 @@
 
 import importlib.util
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
     from pagedserve import LLM
+
+# Without a GPU the Triton kernels run in triton's interpreter.  Triton reads this once, when it is
+# imported, and transformers imports it: so it is set here, before any test module is read.
+if not any(Path("/dev").glob("nvidia[0-9]*")):
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture(scope="session")

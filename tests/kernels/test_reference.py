@@ -1,6 +1,7 @@
 """The plain-torch kernels against loops that spell out every element."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -84,3 +85,23 @@ def test_paged_attention_equals_scalar_loops(
                 (w / total * v for w, v in zip(weights, values, strict=True)), torch.zeros(3)
             )
             torch.testing.assert_close(result[token, head], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_bounds_that_are_too_small_are_refused_and_empty_rows_are_left_alone() -> None:
+    caches = torch.randn(2, 4, 1, 5), torch.randn(2, 4, 1, 3)
+    output = torch.full((4, 1, 3), torch.nan)
+    arguments: dict[str, Any] = {
+        "block_tables": torch.tensor([[0], [9], [1]]),
+        "query_start": torch.tensor([0, 2, 2, 3]),
+        "seq_lens": torch.tensor([3, 0, 4]),
+        "scale": 1.0,
+    }
+    query = torch.randn(4, 1, 5)
+    assert paged_attention(query, *caches, output=output, **arguments) is output
+    assert not output[:3].isnan().any()
+    assert output[3].isnan().all()
+    paged_attention(query, *caches, max_query_len=2, max_seq_len=4, **arguments)
+    with pytest.raises(ValueError, match="max_query_len is 1, but a row has 2"):
+        paged_attention(query, *caches, max_query_len=1, **arguments)
+    with pytest.raises(ValueError, match="max_seq_len is 3, but a row has 4"):
+        paged_attention(query, *caches, max_seq_len=3, **arguments)

@@ -1,0 +1,246 @@
+"""Compile the Triton kernels ahead of time, without a GPU: registers, shared memory and spills.
+
+    python benches/python/compile_kernels.py                       # everything
+    python benches/python/compile_kernels.py --head-sizes 128 --dtypes bfloat16
+
+The launches run on small tensors in host memory, and triton compiles what they ask for, with the
+specialisations of a real launch, for a device that is only named.
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any, get_args
+from unittest.mock import patch
+
+os.environ.pop("TRITON_INTERPRET", None)  # read when a kernel is decorated
+
+import torch
+import triton
+from measuring import report_table
+from triton.backends.compiler import GPUTarget
+
+from pagedserve.kernels import cache, decode, prefill, swap
+from pagedserve.kernels.call import AttentionCall
+from pagedserve.kernels.tuning import Config, Kernel, config_for
+
+NUM_HEADS, NUM_KV_HEADS = 32, 8
+CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "all": {
+        "window": 4096,
+        "softcap": 50.0,
+        "sinks": torch.zeros(NUM_HEADS),
+        "alibi": torch.zeros(NUM_HEADS),
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What is compiled: a kernel for a device, a dtype and a head size, with some options."""
+
+    kernel: str
+    sm: int
+    dtype: str
+    head: int
+    options: str
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """What a kernel takes; ``local_bytes`` of a thread are 0 unless registers spill.
+
+    ``config`` is None for moves, which have one.
+    """
+
+    shape: Shape
+    config: Config | None
+    registers: int
+    shared_bytes: int
+    local_bytes: int
+    has_wgmma: bool
+
+
+class NamedDevice:
+    """Stands in for the driver where there is no device: triton asks it what to compile for."""
+
+    def __init__(self, capability: int) -> None:
+        self._capability = capability
+
+    def get_current_target(self) -> GPUTarget:
+        """What triton compiles for."""
+        return GPUTarget("cuda", self._capability, 32)
+
+    def get_current_device(self) -> int:
+        """A number of its own for each capability: triton remembers kernels by it."""
+        return self._capability
+
+    def get_current_stream(self, device: int) -> int:
+        """Any: nothing is launched."""
+        return device
+
+
+class Compiler:
+    """A kernel whose launches are compiled and not run."""
+
+    def __init__(self, kernel: Any) -> None:
+        self._kernel = kernel
+        self.compiled: list[Any] = []
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        def compile_launch(*args: Any, **kwargs: Any) -> None:
+            self.compiled.append(self._kernel.run(*args, grid=grid, warmup=True, **kwargs))
+
+        return compile_launch
+
+
+@contextmanager
+def compiling(module: Any, name: str, capability: int) -> Iterator[list[Any]]:
+    """Compile what is launched of one kernel while the block runs."""
+    compiler = Compiler(getattr(module, name))
+    triton.runtime.driver.set_active(NamedDevice(capability))
+    with patch.object(module, name, compiler):
+        yield compiler.compiled
+
+
+def resources(cubin: bytes) -> tuple[int, int]:
+    """Registers and bytes of local memory of each thread."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [str(CUOBJDUMP), "--dump-resource-usage", file.name]
+        text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    found = {name: int(number) for name, number in re.findall(r"\b([A-Z]+):(\d+)", text)}
+    return found["REG"], found["STACK"] + found["LOCAL"]
+
+
+def attention_call(shape: Shape) -> AttentionCall:
+    """One row over a pool of the engine's layout, small: only its strides count."""
+    dtype = getattr(torch, shape.dtype)
+    pool = torch.zeros(2, 16, NUM_KV_HEADS, 2 * shape.head, dtype=dtype)
+    query = torch.zeros(1, NUM_HEADS, shape.head, dtype=dtype)
+    options = {"window": None, "softcap": None, "sinks": None, "alibi": None}
+    return AttentionCall(
+        output=torch.empty_like(query),
+        query=query,
+        key_cache=pool[..., : shape.head],
+        value_cache=pool[..., shape.head :],
+        block_tables=torch.zeros(1, 2, dtype=torch.int32),
+        query_start=torch.tensor([0, 1], dtype=torch.int32),
+        seq_lens=torch.tensor([32], dtype=torch.int32),
+        scale=0.1,
+        max_query_len=1,
+        max_seq_len=4096,
+        **{**options, **OPTIONS[shape.options]},
+    )
+
+
+def compile_attention(shape: Shape, kernel: Kernel) -> Compiled:
+    """Compile an attention kernel with the table's configuration, for its widest tile."""
+    config = config_for(
+        kernel,
+        head_size=shape.head,
+        itemsize=getattr(torch, shape.dtype).itemsize,
+        capability=shape.sm // 10,
+    )
+    call = attention_call(shape)
+    if kernel == "prefill":
+        with compiling(prefill, "_prefill_kernel", shape.sm) as compiled:
+            prefill.launch(call, config, skipped=1)
+    else:
+        with (
+            compiling(decode, "_merge_kernel", shape.sm),
+            compiling(decode, "_decode_kernel", shape.sm) as compiled,
+        ):
+            decode.launch(call, config, queries=config.rows // call.group)
+    return measured(shape, compiled, config)
+
+
+def compile_move(shape: Shape) -> Compiled:
+    """Compile a kernel that writes or moves."""
+    call = attention_call(shape)
+    pool = torch.zeros(2, 16, NUM_KV_HEADS, 2 * shape.head, dtype=call.query.dtype)
+    key, slot = call.query[:, :NUM_KV_HEADS], torch.zeros(1, dtype=torch.int64)
+    pairs = torch.tensor([[0, 1]])
+    module = swap if shape.kernel == "stage" else cache
+    with compiling(module, f"_{shape.kernel}_kernel", shape.sm) as compiled:
+        if shape.kernel == "write":
+            cache.write_cache(key, key, call.key_cache, call.value_cache, slot)
+        elif shape.kernel == "copy":
+            cache.copy_blocks(pool, pairs)
+        else:
+            swap.BlockSwapper([pool], 2).swap_out(pairs)
+    return measured(shape, compiled, None)
+
+
+def measured(shape: Shape, compiled: Sequence[Any], config: Config | None) -> Compiled:
+    """What the one compiled kernel takes."""
+    [binary] = compiled
+    registers, local_bytes = resources(binary.asm["cubin"])
+    return Compiled(
+        shape=shape,
+        config=config,
+        registers=registers,
+        shared_bytes=binary.metadata.shared,
+        local_bytes=local_bytes,
+        has_wgmma="wgmma.mma_async" in binary.asm["ptx"],
+    )
+
+
+def table_rows(results: Sequence[Compiled]) -> list[dict[str, Any]]:
+    """What is printed: one line a kernel."""
+    return [
+        {
+            **asdict(one.shape),
+            "rows": one.config and one.config.rows,
+            "keys": one.config and one.config.key_tile,
+            "warps": one.config and one.config.num_warps,
+            "stages": one.config and one.config.num_stages,
+            "registers": one.registers,
+            "shared KiB": one.shared_bytes / 1024,
+            "local bytes": one.local_bytes,
+            "wgmma": "yes" if one.has_wgmma else "no",
+        }
+        for one in results
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Compile and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--head-sizes", default="64,80,96,128,256")
+    parser.add_argument("--dtypes", default="bfloat16,float16,float32")
+    parser.add_argument("--capabilities", default="80,90")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    options = parser.parse_args(arguments)
+    print(f"triton {triton.__version__}, torch {torch.__version__}")
+    results = []
+    for capability, dtype, head in product(
+        options.capabilities.split(","), options.dtypes.split(","), options.head_sizes.split(",")
+    ):
+        results += [
+            compile_attention(Shape(kernel, int(capability), dtype, int(head), name), kernel)
+            for kernel in get_args(Kernel)
+            for name in OPTIONS
+        ]
+        results += [
+            compile_move(Shape(kernel, int(capability), dtype, int(head), "plain"))
+            for kernel in ("write", "copy", "stage")
+        ]
+    results.sort(key=lambda one: one.shape.kernel)
+    report_table("compiled", table_rows(results), as_json=options.json)
+    num_spilling = sum(one.local_bytes > 0 for one in results)
+    print(f"{len(results)} kernels, {num_spilling} of them spill")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""Measure the attention kernels' configurations on a GPU and print rows for kernels/tuning.py.
+
+    python benches/python/tune_kernels.py                      # all kernels and head sizes
+    python benches/python/tune_kernels.py --kernels decode --head-sizes 128
+
+Each candidate attends over the loads that its kernel is for; one that takes more than the device
+has is left out.  The fastest is printed beside the table's own.
+"""
+
+import argparse
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import product
+from typing import Any, get_args
+
+import torch
+from measuring import report_table
+from triton.runtime.errors import OutOfResources
+
+from kernels import DTYPE, attention_inputs, device_seconds, require_cuda
+from pagedserve.kernels import decode, prefill
+from pagedserve.kernels.call import AttentionCall
+from pagedserve.kernels.tuning import Config, Kernel, config_for
+
+# Rows of (cached keys, queries) that stand for what a kernel is for, each counted alike.
+LOADS: dict[Kernel, list[list[tuple[int, int]]]] = {
+    "decode": [[(4095, 1)] * 64, [(32767, 1)], [(511, 1)] * 128],
+    "decode_wide": [[(4092, 4)] * 64, [(32764, 4)]],
+    "prefill": [[(0, 8192)], [(4096, 4096)], [(512, 512)] * 8],
+}
+
+
+def candidates(kernel: Kernel) -> Iterator[Config]:
+    """Configurations worth a measurement."""
+    if kernel == "prefill":
+        for rows, keys, warps, stages in product((64, 128), (32, 64, 128), (4, 8), (2, 3, 4)):
+            yield Config(rows, keys, warps, stages, 1)
+        return
+    rows = 16 if kernel == "decode" else 64
+    for keys, warps, stages, resident in product((32, 64, 128), (2, 4, 8), (2, 3, 4, 5), (1, 2, 3)):
+        yield Config(rows, keys, warps, stages, resident)
+
+
+def seconds_of(kernel: Kernel, config: Config, calls: Sequence[AttentionCall]) -> list[float]:
+    """Seconds of each call.
+
+    Raises:
+        OutOfResources: if the device cannot run the configuration.
+    """
+
+    def launch(call: AttentionCall) -> None:
+        if kernel == "prefill":
+            prefill.launch(call, config, skipped=0)
+        else:
+            decode.launch(call, config, queries=call.max_query_len)
+
+    return [device_seconds(partial(launch, call)) for call in calls]
+
+
+def tune(kernel: Kernel, head_size: int) -> dict[str, Any]:
+    """The best configuration: the least sum of times, each relative to the table's own."""
+    own = config_for(
+        kernel,
+        head_size=head_size,
+        itemsize=DTYPE.itemsize,
+        capability=torch.cuda.get_device_capability()[0],
+    )
+    calls = [
+        AttentionCall(
+            **attention_inputs(rows, head_size=head_size),
+            window=None,
+            softcap=None,
+            sinks=None,
+            alibi=None,
+        )
+        for rows in LOADS[kernel]
+    ]
+    base = seconds_of(kernel, own, calls)
+    best, least = own, float(len(calls))
+    for config in candidates(kernel):
+        try:
+            seconds = seconds_of(kernel, config, calls)
+        except OutOfResources:
+            continue
+        relative = sum(one / other for one, other in zip(seconds, base, strict=True))
+        if relative < least:
+            best, least = config, relative
+    return {
+        "kernel": kernel,
+        "head": head_size,
+        "table": str(own),
+        "fastest": str(best),
+        "time": least / len(calls),
+    }
+
+
+@torch.inference_mode()
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kernels", default=",".join(get_args(Kernel)))
+    parser.add_argument("--head-sizes", default="64,128,256")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    options = parser.parse_args(arguments)
+    require_cuda("benches/python/tune_kernels.py")
+    rows = [
+        tune(kernel, int(head_size))
+        for kernel in options.kernels.split(",")
+        for head_size in options.head_sizes.split(",")
+    ]
+    report_table("tuned; time is relative to the table's", rows, as_json=options.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""Paged attention in Triton: the same function as in ``reference``, over two kernels.
+
+Rows are told apart on the device by their number of queries: those with few are `decode`'s, which
+splits their keys, all others `prefill`'s.  A batch that may hold both kinds takes a launch of
+each, in which the rows of the other kind end at once.
+
+Nothing here waits for the device if the bounds ``max_query_len`` and ``max_seq_len`` are given,
+and the launches depend on nothing else: they can be captured in a CUDA graph.
+"""
+
+import torch
+from torch import Tensor
+
+from . import decode, prefill
+from .call import AttentionCall, padded
+from .tuning import Config, Kernel, config_for
+
+if __name__.startswith("kernels."):
+    raise ImportError(f"import this module as pagedserve.{__name__}: {__name__} is a second copy")
+
+# Packed rows (queries times heads of a group) up to which a whole batch is taken by decode.
+MAX_DECODE_ROWS = 64
+# The smallest tile; in a batch that also has longer rows, decode takes what it holds.
+MIN_ROWS = 16
+# Configurations for the interpreter are those of the oldest device.
+INTERPRETED_CAPABILITY = 8
+
+
+def paged_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    *,
+    block_tables: Tensor,
+    query_start: Tensor,
+    seq_lens: Tensor,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    alibi: Tensor | None = None,
+    max_query_len: int | None = None,
+    max_seq_len: int | None = None,
+    output: Tensor | None = None,
+) -> Tensor:
+    """Causal attention of a ragged batch of rows over paged keys and values.
+
+    Row ``r`` holds the queries ``query_start[r] .. query_start[r + 1]``; the last of them is
+    at position ``seq_lens[r] - 1`` and sees that many keys, its own included.  Rows without
+    queries, and tokens past the last row, are not touched, and their outputs not written.
+
+    Args:
+        query: ``[T, H, D]``, H a multiple of Hkv, D at most 256; query head h reads KV head
+            h // (H / Hkv).  float16, bfloat16 or float32, like the caches.
+        key_cache: ``[num_blocks, block_size, Hkv, D]``, this step's keys already written; the
+            block size a power of two from 16, any strides whose last is 1.
+        value_cache: ``[num_blocks, block_size, Hkv, Dv]``, likewise.
+        block_tables: int32 ``[R, B]`` block ids; entries past a row's last block, or wholly
+            before its window, are not read.
+        query_start: int32 ``[R + 1]`` row boundaries in T, the first of them 0.
+        seq_lens: int32 ``[R]`` keys of each row.
+        scale: factor of the scores, positive.
+        window: a query sees only keys with position > its own - window; None sees all.
+        softcap: scores become ``softcap * tanh(scores / softcap)``, before the mask.
+        sinks: ``[H]``, one more score a head, which takes weight and has no value.
+        alibi: ``[H]`` slopes; a score gets its head's slope times (the key's position minus the
+            query's), after the cap.
+        max_query_len: no row has more queries; None reads it from the device.
+        max_seq_len: no row has more keys; None reads it from the device.
+        output: ``[T, H, Dv]``, written and returned; None makes one.
+
+    Returns:
+        ``[T, H, Dv]`` in the dtype of the query; sums are in float32.
+
+    Raises:
+        ValueError: for shapes, sizes or dtypes that the kernels do not take.
+    """
+    if output is None:
+        output = query.new_empty(*query.shape[:2], value_cache.shape[-1])
+    if max_query_len is None:
+        max_query_len = int(query_start.diff().max()) if seq_lens.numel() else 0
+    if max_seq_len is None:
+        max_seq_len = int(seq_lens.max()) if seq_lens.numel() else 0
+    call = AttentionCall(
+        output=output,
+        query=query,
+        key_cache=key_cache,
+        value_cache=value_cache,
+        block_tables=block_tables,
+        query_start=query_start,
+        seq_lens=seq_lens,
+        scale=scale,
+        window=window,
+        softcap=softcap,
+        sinks=sinks,
+        alibi=alibi,
+        max_query_len=max_query_len,
+        max_seq_len=max_seq_len,
+    )
+    if max_query_len == 0:
+        return output
+    queries = decode_queries(max_query_len, call.group)
+    few: Kernel = "decode" if padded(queries * call.group) == MIN_ROWS else "decode_wide"
+    decode.launch(call, _config(few, call), queries=queries)
+    if max_query_len > queries:
+        prefill.launch(call, _config("prefill", call), skipped=queries)
+    return output
+
+
+def decode_queries(max_query_len: int, group: int) -> int:
+    """The most queries of a row that decode takes, in a batch with rows up to ``max_query_len``."""
+    if max_query_len * group <= MAX_DECODE_ROWS:
+        return max_query_len
+    return max(1, MIN_ROWS // group)
+
+
+def _config(kernel: Kernel, call: AttentionCall) -> Config:
+    device = call.query.device
+    capability = INTERPRETED_CAPABILITY
+    if device.type == "cuda":
+        capability = torch.cuda.get_device_capability(device)[0]
+    return config_for(
+        kernel,
+        head_size=max(call.query.shape[-1], call.output.shape[-1]),
+        itemsize=call.query.element_size(),
+        capability=capability,
+    )

@@ -1,0 +1,213 @@
+"""Writing new keys and values into the cache, and moving blocks, in Triton.
+
+The same functions as in ``reference``.  A block is moved as whole 8-byte words, whatever lies in
+it, so one kernel copies within a pool, between pools, and between device and pinned host memory,
+which the device reads and writes in place.
+
+Cost: what is written is read once and written once; a copy in which a destination is also a
+source goes through a staging buffer and so does this twice.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+if __name__.startswith("kernels."):
+    raise ImportError(f"import this module as pagedserve.{__name__}: {__name__} is a second copy")
+
+# Words of 8 bytes that a program moves: 16 bytes a thread and turn, four turns in flight.
+WORDS = 1024
+NUM_WARPS = 4
+# Elements of keys that a program of `write_cache` holds in each of its threads.
+ELEMENTS_PER_THREAD = 8
+MAX_WARPS = 8
+
+
+@triton.jit(do_not_specialize_on_alignment=["slot_mapping"])
+def _write_kernel(
+    key,
+    value,
+    key_cache,
+    value_cache,
+    slot_mapping,
+    key_token_stride,
+    key_head_stride,
+    value_token_stride,
+    value_head_stride,
+    key_block_stride,
+    key_slot_stride,
+    key_cache_head_stride,
+    value_block_stride,
+    value_slot_stride,
+    value_cache_head_stride,
+    HEADS: tl.constexpr,
+    KEY_SIZE: tl.constexpr,
+    VALUE_SIZE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HEADS_PADDED: tl.constexpr,
+    KEY_PADDED: tl.constexpr,
+    VALUE_PADDED: tl.constexpr,
+):
+    """One program a token."""
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slot_mapping + token)
+    if slot < 0:
+        return
+    block, offset = slot // BLOCK_SIZE, slot % BLOCK_SIZE
+    heads = tl.arange(0, HEADS_PADDED)[:, None]
+    key_dims, value_dims = tl.arange(0, KEY_PADDED)[None, :], tl.arange(0, VALUE_PADDED)[None, :]
+    is_key = (heads < HEADS) & (key_dims < KEY_SIZE)
+    is_value = (heads < HEADS) & (value_dims < VALUE_SIZE)
+
+    # Both loads before the first store: the compiler cannot know that they may change places.
+    key_rows = key + token * key_token_stride + heads * key_head_stride
+    value_rows = value + token * value_token_stride + heads * value_head_stride
+    keys = tl.load(key_rows + key_dims, mask=is_key)
+    values = tl.load(value_rows + value_dims, mask=is_value)
+    key_rows = key_cache + block * key_block_stride + offset * key_slot_stride
+    value_rows = value_cache + block * value_block_stride + offset * value_slot_stride
+    tl.store(key_rows + heads * key_cache_head_stride + key_dims, keys, is_key)
+    tl.store(value_rows + heads * value_cache_head_stride + value_dims, values, is_value)
+
+
+@triton.jit(do_not_specialize_on_alignment=["pairs"])
+def _copy_kernel(
+    source,
+    destination,
+    pairs,
+    source_stride,
+    destination_stride,
+    num_words,
+    WORDS: tl.constexpr,
+):
+    """Programs (pair and piece of a block); strides and sizes in words."""
+    num_pieces = tl.cdiv(num_words, WORDS)
+    pair, piece = tl.program_id(0) // num_pieces, tl.program_id(0) % num_pieces
+    source_block = tl.load(pairs + 2 * pair)
+    destination_block = tl.load(pairs + 2 * pair + 1)
+    word = piece * WORDS + tl.arange(0, WORDS)
+    words = tl.load(source + source_block * source_stride + word, mask=word < num_words)
+    tl.store(destination + destination_block * destination_stride + word, words, word < num_words)
+
+
+def write_cache(
+    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
+) -> None:
+    """Write one step's keys and values into their slots.
+
+    Args:
+        key: ``[T, Hkv, D]``, any strides whose last is 1.
+        value: ``[T, Hkv, Dv]``, likewise.
+        key_cache: ``[num_blocks, block_size, Hkv, D]``, likewise; written in place.
+        value_cache: ``[num_blocks, block_size, Hkv, Dv]``, likewise; written in place.
+        slot_mapping: int64 ``[T]``; -1 means that the token is not written.
+
+    Raises:
+        ValueError: for tensors whose last dimension is not contiguous.
+    """
+    tensors = {"key": key, "value": value, "key_cache": key_cache, "value_cache": value_cache}
+    for name, tensor in tensors.items():
+        if tensor.stride(-1) != 1:
+            raise ValueError(f"the last dimension of {name} must be contiguous")
+    num_tokens, heads, key_size = key.shape
+    if num_tokens == 0:
+        return
+    heads_padded, key_padded = triton.next_power_of_2(heads), triton.next_power_of_2(key_size)
+    warps = heads_padded * key_padded // (32 * ELEMENTS_PER_THREAD)
+    _write_kernel[(num_tokens,)](
+        key,
+        value,
+        key_cache,
+        value_cache,
+        slot_mapping,
+        *key.stride()[:2],
+        *value.stride()[:2],
+        *key_cache.stride()[:3],
+        *value_cache.stride()[:3],
+        HEADS=heads,
+        KEY_SIZE=key_size,
+        VALUE_SIZE=value.shape[-1],
+        BLOCK_SIZE=key_cache.shape[1],
+        HEADS_PADDED=heads_padded,
+        KEY_PADDED=key_padded,
+        VALUE_PADDED=triton.next_power_of_2(value.shape[-1]),
+        num_warps=min(max(warps, 1), MAX_WARPS),
+        enable_fp_fusion=True,
+    )
+
+
+def copy_blocks(cache: Tensor, pairs: Tensor) -> None:
+    """Copy blocks within one pool; all sources are read before a destination is written.
+
+    Args:
+        cache: ``[num_blocks, ...]``, each block contiguous, written in place.
+        pairs: int64 ``[n, 2]``, rows of (source, destination); destinations are distinct.  In
+            host memory it is known whether a destination is also a source; on a device nothing
+            waits for the answer, and the copy is staged.
+
+    Raises:
+        ValueError: for blocks that are not contiguous or not whole words.
+    """
+    if pairs.shape[0] == 0:
+        return
+    if pairs.device.type == cache.device.type == "cuda" or _is_chained(pairs):
+        places = torch.arange(pairs.shape[0], device=pairs.device)
+        staging = cache.new_empty((pairs.shape[0], *cache.shape[1:]))
+        copy_words(cache, staging, torch.stack((pairs[:, 0], places), dim=1))
+        copy_words(staging, cache, torch.stack((places, pairs[:, 1]), dim=1))
+    else:
+        copy_words(cache, cache, pairs)
+
+
+def swap_blocks(source: Tensor, destination: Tensor, pairs: Tensor) -> None:
+    """Copy blocks from one tier's pool into another's, in the order of the current stream.
+
+    For many layers at a time, on a stream of its own, see ``swap.BlockSwapper``.
+
+    Args:
+        source: ``[num_blocks, ...]``, each block contiguous; on the device or in pinned memory.
+        destination: ``[num_blocks_there, ...]`` of the same block shape, likewise; written in
+            place.
+        pairs: int64 ``[n, 2]``, rows of (block in source, block in destination).
+
+    Raises:
+        ValueError: for blocks that are not contiguous or not whole words.
+    """
+    if pairs.shape[0]:
+        copy_words(source, destination, pairs)
+
+
+def copy_words(source: Tensor, destination: Tensor, pairs: Tensor) -> None:
+    """Copy blocks by pairs in one launch, in no order; neither pool may hold what it overwrites."""
+    device = source.device if source.device.type == "cuda" else destination.device
+    source, destination = _as_words(source), _as_words(destination)
+    num_words = source.shape[1]
+    _copy_kernel[(triton.cdiv(num_words, WORDS) * pairs.shape[0],)](
+        source,
+        destination,
+        pairs.to(device, non_blocking=True).contiguous(),
+        source.stride(0),
+        destination.stride(0),
+        num_words,
+        WORDS=WORDS,
+        num_warps=NUM_WARPS,
+        enable_fp_fusion=True,
+    )
+
+
+def _as_words(pool: Tensor) -> Tensor:
+    """A pool's blocks as int64 ``[num_blocks, words]``, the same memory."""
+    if not pool[0].is_contiguous():
+        raise ValueError(
+            f"blocks {list(pool.shape[1:])} of strides {pool.stride()[1:]} are scattered"
+        )
+    num_bytes = pool[0].numel() * pool.element_size()
+    if num_bytes % 8:
+        raise ValueError(f"blocks of {num_bytes} bytes are not whole words of 8 bytes")
+    return pool.flatten(1).view(torch.int64)
+
+
+def _is_chained(pairs: Tensor) -> bool:
+    """Whether a destination is also a source."""
+    return bool(torch.isin(pairs[:, 1], pairs[:, 0]).any())

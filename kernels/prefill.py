@@ -1,0 +1,193 @@
+"""Paged attention of rows with many queries, over a cached prefix or none: bound by arithmetic.
+
+A program takes a tile of queries of one row, with all query heads of one KV head.  The tiles of
+all rows are numbered one after another; a program finds its row by bisection, so the launch
+needs no more than T and the number of rows from the host: row ``r`` begins at tile
+``query_start[r] // Q + r`` for tiles of Q queries, which leaves at most one tile of a row unused.
+
+Keys before the window of all queries, and after the last query, are skipped.  Between those that
+every query sees, taken without a comparison, and these lie the masked tiles: the causal diagonal,
+and the window's edge.
+
+Invariant: rows of up to ``skipped`` queries are left alone.
+"""
+
+import triton
+import triton.language as tl
+
+from .call import AttentionCall, padded
+from .tile import LOG2E, attend, load_rows, start_softmax
+from .tuning import Config
+
+if __name__.startswith("kernels."):
+    raise ImportError(f"import this module as pagedserve.{__name__}: {__name__} is a second copy")
+
+
+@triton.jit
+def _find_row(query_start, tile, num_rows, QUERIES: tl.constexpr):
+    """The last row that begins at ``tile`` or before."""
+    low, high = 1, num_rows
+    while low < high:
+        middle = (low + high) // 2
+        begins_later = tl.load(query_start + middle) // QUERIES + middle > tile
+        low = tl.where(begins_later, low, middle + 1)
+        high = tl.where(begins_later, middle, high)
+    return low - 1
+
+
+@triton.jit(
+    do_not_specialize=["num_rows", "skipped", "window", "table_stride"],
+    do_not_specialize_on_alignment=["block_tables", "query_start", "seq_lens"],
+)
+def _prefill_kernel(
+    output,
+    query,
+    key_cache,
+    value_cache,
+    block_tables,
+    query_start,
+    seq_lens,
+    sinks,
+    alibi,
+    scale,
+    softcap,
+    window,
+    num_rows,
+    skipped,
+    table_stride,
+    output_token_stride,
+    output_head_stride,
+    query_token_stride,
+    query_head_stride,
+    key_block_stride,
+    key_slot_stride,
+    key_head_stride,
+    value_block_stride,
+    value_slot_stride,
+    value_head_stride,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    QUERIES: tl.constexpr,
+    KEY_SIZE: tl.constexpr,
+    VALUE_SIZE: tl.constexpr,
+    KEY_PADDED: tl.constexpr,
+    VALUE_PADDED: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    KEY_TILE: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    HAS_ALIBI: tl.constexpr,
+):
+    """Programs (tile, KV head): a KV head's programs run together, on keys in the L2 cache."""
+    # The last tiles of a row see the most keys: they go first, the short ones fill the end.
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)
+    kv_head = tl.program_id(1)
+    row = _find_row(query_start, tile, num_rows, QUERIES)
+    token = tl.load(query_start + row)
+    count = tl.load(query_start + row + 1) - token
+    start = (tile - token // QUERIES - row) * QUERIES
+    if (start >= count) | (count <= skipped):
+        return
+    length = tl.load(seq_lens + row)
+
+    packed = tl.arange(0, ROWS)
+    is_query = (packed < QUERIES * GROUP) & (start + packed // GROUP < count)
+    # Rows that pad the tile repeat the last query's position: they see keys, so nothing is NaN.
+    last = tl.minimum(start + QUERIES, count) - 1
+    own = tl.minimum(start + packed // GROUP, last)
+    head = kv_head * GROUP + packed % GROUP
+    position = length - count + own
+    places = (token + own).to(tl.int64)
+    rows = query + places * query_token_stride + head * query_head_stride
+    queries = load_rows(rows, is_query, KEY_SIZE, KEY_PADDED, True)
+    slope = tl.zeros([ROWS], tl.float32)
+    if HAS_ALIBI:
+        slope = tl.load(alibi + head).to(tl.float32) * LOG2E
+    peak, total = start_softmax(sinks + head if HAS_SINKS else sinks, True, ROWS, HAS_SINKS)
+    accumulator = tl.zeros([ROWS, VALUE_PADDED], tl.float32)
+
+    table = block_tables + row.to(tl.int64) * table_stride
+    keys = key_cache + kv_head * key_head_stride
+    values = value_cache + kv_head * value_head_stride
+    first_position, end = length - count + start, length - count + last + 1
+    begin = 0
+    open_begin = 0  # from here on, up to open_end, every query sees every key
+    if HAS_WINDOW:
+        begin = tl.maximum(first_position - window + 1, 0)
+        hidden = tl.maximum(end - window, 0) - begin
+        open_begin = begin + tl.cdiv(hidden, KEY_TILE) * KEY_TILE
+    open_end = begin + (first_position + 1 - begin) // KEY_TILE * KEY_TILE
+    open_end = tl.maximum(open_begin, open_end)
+    for region in tl.static_range(0 if HAS_WINDOW else 1, 3):
+        if region == 0:
+            region_begin, region_end = begin, tl.minimum(open_begin, end)
+        elif region == 1:
+            region_begin, region_end = open_begin, open_end
+        else:
+            region_begin, region_end = open_end, end
+        accumulator, total, peak = attend(
+            accumulator,
+            total,
+            peak,
+            queries,
+            position,
+            slope,
+            region_begin,
+            region_end,
+            table,
+            keys,
+            values,
+            key_block_stride,
+            key_slot_stride,
+            value_block_stride,
+            value_slot_stride,
+            scale,
+            softcap,
+            window,
+            KEY_SIZE,
+            VALUE_SIZE,
+            KEY_PADDED,
+            VALUE_PADDED,
+            BLOCK_SIZE,
+            KEY_TILE,
+            HAS_WINDOW,
+            HAS_SOFTCAP,
+            HAS_ALIBI,
+            region != 1,
+        )
+
+    result = accumulator / tl.where(total == 0, 1.0, total)[:, None]
+    dims = tl.arange(0, VALUE_PADDED)
+    outputs = output + places * output_token_stride + head * output_head_stride
+    tl.store(
+        outputs[:, None] + dims[None, :],
+        result.to(output.dtype.element_ty),
+        mask=is_query[:, None] & (dims < VALUE_SIZE)[None, :],
+    )
+
+
+def launch(call: AttentionCall, config: Config, *, skipped: int) -> None:
+    """Attend for the rows with more than ``skipped`` queries.
+
+    Args:
+        call: the batch.
+        config: how the kernel is cut; ``config.rows`` grows to hold one query of a group.
+        skipped: rows of that many queries and fewer are left alone.
+    """
+    rows = max(config.rows, padded(call.group))
+    queries = rows // call.group
+    # Tokens past the last row only add tiles that find nothing to do.
+    num_tiles = call.query.shape[0] // queries + call.num_rows
+    _prefill_kernel[(num_tiles, call.num_kv_heads)](
+        call.output,
+        *call.inputs(),
+        call.num_rows,
+        skipped,
+        *call.strides(),
+        ROWS=rows,
+        QUERIES=queries,
+        KEY_TILE=config.key_tile,
+        **call.constants(),
+        **config.options(),
+    )

@@ -1,0 +1,185 @@
+"""Swapping blocks of all layers between the device and pinned host memory.
+
+A block of one layer is tens of kilobytes, too little for a copy engine to reach the link's rate.
+On the host the layers of a block therefore lie together, and a block of all layers crosses the
+link in one piece, as do neighbouring blocks together.  On the device a kernel gathers the layers
+of the blocks into a staging buffer, or scatters them from it, at the rate of device memory.
+
+All of it runs on a stream of its own.  Swapping waits for the compute that was queued before it;
+compute that is queued after it waits only until the device's blocks have been read or written:
+the copies of blocks that leave go on beside it.
+
+Invariant: the staging buffer is filled and emptied on the swapping stream alone, in order, so no
+piece of a swap meets another.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+if __name__.startswith("kernels."):
+    raise ImportError(f"import this module as pagedserve.{__name__}: {__name__} is a second copy")
+
+# Staging large enough that gathering is a small part of a piece's time, small beside the pools.
+STAGING_BYTES = 64 * 2**20
+# Words of 8 bytes that a program moves.
+WORDS = 1024
+NUM_WARPS = 4
+
+
+@triton.jit(do_not_specialize_on_alignment=["blocks", "layers"])
+def _stage_kernel(
+    staging,
+    blocks,
+    layers,
+    num_layers,
+    staging_stride,
+    WORDS: tl.constexpr,
+    GATHER: tl.constexpr,
+):
+    """Programs (piece of a block, layer, place in the staging buffer); sizes in words.
+
+    ``layers`` holds of each layer its pool's address, the stride and the words of a block, and the
+    offset in a staged block.
+    """
+    layer, place = tl.program_id(1), tl.program_id(2)
+    address = tl.load(layers + layer).to(tl.pointer_type(tl.int64))
+    stride = tl.load(layers + num_layers + layer)
+    num_words = tl.load(layers + 2 * num_layers + layer)
+    offset = tl.load(layers + 3 * num_layers + layer)
+    word = tl.program_id(0) * WORDS + tl.arange(0, WORDS)
+    inside = word < num_words
+    in_pool = tl.multiple_of(address + tl.load(blocks + place) * stride, 2) + word
+    staged = tl.multiple_of(staging + place.to(tl.int64) * staging_stride + offset, 2) + word
+    if GATHER:
+        tl.store(staged, tl.load(in_pool, mask=inside), mask=inside)
+    else:
+        tl.store(in_pool, tl.load(staged, mask=inside), mask=inside)
+
+
+class BlockSwapper:
+    """Swaps blocks between the pools of a device and a pool of the host.
+
+    Attributes:
+        host: int64 ``[num_host_blocks, words]``, pinned; a block is that of all layers, one after
+            another.
+    """
+
+    def __init__(self, pools: Sequence[Tensor], num_host_blocks: int) -> None:
+        """Allocate the host's pool and the staging buffer.
+
+        Args:
+            pools: of each layer, ``[num_blocks, ...]``, each block contiguous and of a multiple
+                of 16 bytes, as is its address; kept and written in place.
+            num_host_blocks: blocks of the host's pool.
+
+        Raises:
+            ValueError: for blocks that are scattered or no multiple of 16 bytes.
+        """
+        block_bytes = [pool[0].numel() * pool.element_size() for pool in pools]
+        strides = [pool.stride(0) * pool.element_size() for pool in pools]
+        for pool, size, stride in zip(pools, block_bytes, strides, strict=True):
+            if not pool[0].is_contiguous() or (size | stride | pool.data_ptr()) % 16:
+                raise ValueError(
+                    f"a pool of {list(pool.shape)}, strides {pool.stride()} and {pool.dtype} has "
+                    "blocks that are scattered or no multiple of 16 bytes"
+                )
+        device = pools[0].device
+        is_cuda = device.type == "cuda"
+        words = [size // 8 for size in block_bytes]
+        offsets = [sum(words[:layer]) for layer in range(len(words))]
+        addresses = [pool.data_ptr() for pool in pools]
+        self._pools = pools  # their addresses are held, so they must live
+        self._layers = torch.tensor(
+            [addresses, [stride // 8 for stride in strides], words, offsets], device=device
+        )
+        self._num_pieces = triton.cdiv(max(words), WORDS)
+        num_staged = max(1, STAGING_BYTES // (8 * sum(words)))
+        self._staging = torch.empty(num_staged, sum(words), dtype=torch.int64, device=device)
+        self._stream = torch.cuda.Stream(device) if is_cuda else None
+        self.host = torch.empty(num_host_blocks, sum(words), dtype=torch.int64, pin_memory=is_cuda)
+
+    def host_pool(self, layer: int) -> Tensor:
+        """One layer's part of the host's pool, in the shape and dtype of its pool; a view."""
+        pool = self._pools[layer]
+        words, offset = (int(self._layers[row, layer]) for row in (2, 3))
+        part: Tensor = self.host[:, offset : offset + words].view(pool.dtype)
+        return part.view(-1, *pool.shape[1:])
+
+    def swap_out(self, pairs: Tensor) -> None:
+        """Copy blocks to the host; they may be overwritten by what is queued after this.
+
+        Args:
+            pairs: int64 ``[n, 2]`` in host memory, rows of (device block, host block).
+        """
+        compute = self._compute_stream()
+        with torch.cuda.stream(self._stream):
+            blocks = pairs[:, 0].contiguous().to(self._staging.device, non_blocking=True)
+            _let_follow(self._stream, compute)
+            for start in range(0, len(pairs), len(self._staging)):
+                piece = slice(start, start + len(self._staging))
+                self._stage(blocks[piece], gather=True)
+                if piece.stop >= len(pairs):
+                    _let_follow(compute, self._stream)
+                for places, host_blocks in runs(pairs[piece, 1].tolist()):
+                    self.host[host_blocks].copy_(self._staging[places], non_blocking=True)
+
+    def swap_in(self, pairs: Tensor) -> None:
+        """Copy blocks from the host; what is queued after this sees them.
+
+        Args:
+            pairs: int64 ``[n, 2]`` in host memory, rows of (host block, device block).
+        """
+        compute = self._compute_stream()
+        with torch.cuda.stream(self._stream):
+            blocks = pairs[:, 1].contiguous().to(self._staging.device, non_blocking=True)
+            for start in range(0, len(pairs), len(self._staging)):
+                piece = slice(start, start + len(self._staging))
+                for places, host_blocks in runs(pairs[piece, 0].tolist()):
+                    self._staging[places].copy_(self.host[host_blocks], non_blocking=True)
+                # Only now: compute may still read what the device's blocks held before.
+                _let_follow(self._stream, compute)
+                self._stage(blocks[piece], gather=False)
+            _let_follow(compute, self._stream)
+
+    def wait(self) -> None:
+        """Let the host wait until all that was queued is done."""
+        if self._stream is not None:
+            self._stream.synchronize()
+
+    def _compute_stream(self) -> torch.cuda.Stream | None:
+        """The stream that the caller queues its work on."""
+        return None if self._stream is None else torch.cuda.current_stream(self._stream.device)
+
+    def _stage(self, blocks: Tensor, *, gather: bool) -> None:
+        """Gather device blocks into the staging buffer, or scatter it to them."""
+        num_layers = self._layers.shape[1]
+        _stage_kernel[(self._num_pieces, num_layers, blocks.shape[0])](
+            self._staging,
+            blocks,
+            self._layers,
+            num_layers,
+            self._staging.stride(0),
+            WORDS=WORDS,
+            GATHER=gather,
+            num_warps=NUM_WARPS,
+            enable_fp_fusion=True,
+        )
+
+
+def runs(blocks: Sequence[int]) -> Iterator[tuple[slice, slice]]:
+    """Places in a sequence, and the ids there, wherever ids follow one another."""
+    start = 0
+    for end in range(1, len(blocks) + 1):
+        if end == len(blocks) or blocks[end] != blocks[end - 1] + 1:
+            yield slice(start, end), slice(blocks[start], blocks[end - 1] + 1)
+            start = end
+
+
+def _let_follow(later: torch.cuda.Stream | None, earlier: torch.cuda.Stream | None) -> None:
+    """What is queued on one stream from now on waits for what is queued on the other by now."""
+    if later is not None and earlier is not None:
+        later.wait_stream(earlier)

@@ -1,0 +1,102 @@
+"""How each attention kernel is cut, by shape and device: a table, so that serving measures nothing.
+
+``benches/python/tune_kernels.py`` measures the candidates on a GPU and prints rows to put here;
+``benches/python/compile_kernels.py`` compiles every row ahead of time and shows that none spills.
+A row stands for head sizes up to its own.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+if __name__.startswith("kernels."):
+    raise ImportError(f"import this module as pagedserve.{__name__}: {__name__} is a second copy")
+
+# decode_wide is the same kernel as decode, with a tile of more than 16 rows.
+Kernel = Literal["decode", "decode_wide", "prefill"]
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """How a kernel is cut.
+
+    Attributes:
+        rows: packed queries and heads that a tile holds; a power of two from 16.
+        key_tile: keys taken at a time; a power of two from 16.
+        num_warps: warps of a program.
+        num_stages: tiles of keys and values on their way at a time, the one in use included.
+        resident: programs that share a multiprocessor, by their shared memory; decode's splits
+            are counted with it.
+    """
+
+    rows: int
+    key_tile: int
+    num_warps: int
+    num_stages: int
+    resident: int
+
+    def options(self) -> dict[str, int | bool]:
+        """What triton is told at a launch.
+
+        Multiplication and addition are fused as the hardware does it; triton 3.9 warns where it
+        is left to decide.
+        """
+        return {
+            "num_warps": self.num_warps,
+            "num_stages": self.num_stages,
+            "enable_fp_fusion": True,
+        }
+
+
+# (kernel, capability from, bytes of an element, head size up to): the newest row that fits counts,
+# and among those the smallest.
+TABLE: dict[tuple[Kernel, int, int, int], Config] = {
+    ("decode", 8, 2, 64): Config(16, 128, 4, 3, 2),
+    ("decode", 8, 2, 128): Config(16, 64, 4, 3, 2),
+    ("decode", 8, 2, 256): Config(16, 32, 4, 3, 2),
+    ("decode", 8, 4, 128): Config(16, 32, 8, 3, 1),
+    ("decode", 8, 4, 256): Config(16, 16, 8, 2, 1),
+    ("decode", 9, 2, 64): Config(16, 128, 4, 4, 2),
+    ("decode", 9, 2, 128): Config(16, 64, 4, 4, 2),
+    ("decode", 9, 2, 256): Config(16, 32, 4, 4, 2),
+    ("decode_wide", 8, 2, 64): Config(64, 128, 8, 3, 1),
+    ("decode_wide", 8, 2, 128): Config(64, 64, 8, 3, 1),
+    ("decode_wide", 8, 2, 256): Config(64, 32, 8, 3, 1),
+    ("decode_wide", 8, 4, 64): Config(64, 32, 8, 2, 1),
+    ("decode_wide", 8, 4, 256): Config(64, 16, 16, 1, 1),
+    ("prefill", 8, 2, 64): Config(128, 64, 8, 3, 1),
+    ("prefill", 8, 2, 128): Config(128, 32, 8, 3, 1),
+    ("prefill", 8, 2, 256): Config(64, 32, 8, 3, 1),
+    ("prefill", 8, 4, 128): Config(16, 16, 8, 2, 1),
+    ("prefill", 8, 4, 256): Config(16, 16, 4, 2, 1),
+    ("prefill", 9, 2, 64): Config(128, 128, 8, 3, 1),
+    ("prefill", 9, 2, 128): Config(128, 64, 8, 3, 1),
+    ("prefill", 9, 2, 256): Config(128, 32, 8, 3, 1),
+}
+
+
+def config_for(kernel: Kernel, *, head_size: int, itemsize: int, capability: int) -> Config:
+    """The configuration of a shape.
+
+    Args:
+        kernel: which.
+        head_size: elements of a key or a value of one head, the larger.
+        itemsize: bytes of an element.
+        capability: the device's major compute capability; older ones get the oldest rows.
+
+    Raises:
+        ValueError: for a head size or a dtype that no row stands for.
+    """
+    fitting = {
+        (-since, size): config
+        for (name, since, width, size), config in TABLE.items()
+        if name == kernel
+        and since <= max(capability, 8)
+        and width == itemsize
+        and size >= head_size
+    }
+    if not fitting:
+        raise ValueError(
+            f"no {kernel} kernel for heads of {head_size} elements of {itemsize} bytes; the table "
+            "has heads up to 256, of 2 and 4 bytes"
+        )
+    return fitting[min(fitting)]
