@@ -31,6 +31,7 @@ __all__ = [
     "cpu_instruction_sets",
     "cpu_instructions",
     "has_torch_threads",
+    "likeliest_cpu",
     "paged_attention_cpu",
     "rms_norm_cpu",
     "use_cpu_instructions",
