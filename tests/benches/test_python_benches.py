@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 
 BENCHES = Path(__file__).resolve().parents[2] / "benches" / "python"
 
@@ -31,7 +32,9 @@ def border() -> Iterator[ModuleType]:
 @pytest.fixture
 def products(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     monkeypatch.syspath_prepend(str(BENCHES))  # it imports its neighbours
+    before = torch.get_num_threads()
     yield from script("products")
+    torch.set_num_threads(before)  # of the whole process
 
 
 def test_products_of_each_kind_of_weights(
