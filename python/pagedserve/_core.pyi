@@ -5,6 +5,7 @@ names and is never given out again, so a late call raises ``StaleHandleError`` i
 of touching somebody else's blocks.
 """
 
+from collections.abc import Sequence
 from os import PathLike
 from typing import Final, Literal, TypeAlias, final
 
@@ -28,6 +29,7 @@ __all__ = [
     "UncachedBlockAllocator",
     "__version__",
     "advise_huge_pages",
+    "copy_blocks_cpu",
     "cpu_instruction_sets",
     "cpu_instructions",
     "has_torch_threads",
@@ -568,6 +570,19 @@ class DecoderLayer:
         Raises:
             StepError: for arguments that do not fit each other.
         """
+
+def copy_blocks_cpu(
+    *,
+    # Of each layer: address and blocks of the sources, of the destinations, bytes of a block.
+    layers: Sequence[tuple[int, int, int, int, int]],
+    pairs: NDArray[np.int64],  # [n, 2], source and destination
+    num_threads: int = 1,
+) -> None:
+    """Copy blocks in every layer; all sources are read before a destination is written.
+
+    Raises:
+        StepError: for a block that a pool does not have, or pairs that are not contiguous.
+    """
 
 def likeliest_cpu(
     *,

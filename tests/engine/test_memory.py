@@ -7,7 +7,7 @@ import pytest
 from pagedserve.engine import memory
 from pagedserve.engine.memory import GIB, free_host_bytes, plan_memory, shown_bytes
 from pagedserve.errors import ConfigError
-from pagedserve.runner.profile import AvailableBlocks
+from pagedserve.executor.available import AvailableBlocks
 
 MIB = 1 << 20
 SIZES = {

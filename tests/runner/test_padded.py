@@ -10,11 +10,12 @@ import torch
 
 from pagedserve import _core
 from pagedserve.config import ModelConfig
+from pagedserve.executor.available import StepLimits
 from pagedserve.executor.executor import Executor
 from pagedserve.runner.buffers import StepBuffers, StepSizes
 from pagedserve.runner.forward import Forward
 from pagedserve.runner.padded import PaddedDecode, ladder
-from pagedserve.runner.profile import StepLimits, run_trial
+from pagedserve.runner.profile import run_trial
 from pagedserve.sampling.batch import RowSampling
 
 BLOCK_SIZE = 4

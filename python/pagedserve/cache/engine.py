@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pagedserve.cpu.memory import empty_in_huge_pages
+from pagedserve.cpu.moves import copy_blocks as copy_in_host
 from pagedserve.kernels.reference import copy_blocks, swap_blocks
 
 
@@ -82,7 +83,7 @@ class Swapper(Protocol):
 
 
 class LayerSwapper:
-    """Swaps layer by layer, with torch's operations."""
+    """Swaps without kernels for a device: in Rust in host memory, else with torch's operations."""
 
     def __init__(self, gpu_pools: Sequence[Tensor], cpu_pools: Sequence[Tensor]) -> None:
         """Take the pools of both tiers."""
@@ -91,13 +92,19 @@ class LayerSwapper:
 
     def swap_out(self, pairs: Tensor) -> None:
         """Copy blocks to the host."""
-        for gpu, cpu in zip(self._gpu_pools, self._cpu_pools, strict=True):
-            swap_blocks(gpu, cpu, pairs)
+        _swap(self._gpu_pools, self._cpu_pools, pairs)
 
     def swap_in(self, pairs: Tensor) -> None:
         """Copy blocks from the host."""
-        for gpu, cpu in zip(self._gpu_pools, self._cpu_pools, strict=True):
-            swap_blocks(cpu, gpu, pairs)
+        _swap(self._cpu_pools, self._gpu_pools, pairs)
+
+
+def _swap(sources: Sequence[Tensor], destinations: Sequence[Tensor], pairs: Tensor) -> None:
+    if sources[0].device == destinations[0].device:
+        copy_in_host(sources, destinations, pairs.numpy())
+        return
+    for source, destination in zip(sources, destinations, strict=True):
+        swap_blocks(source, destination, pairs)
 
 
 class CacheEngine:
@@ -153,6 +160,9 @@ class CacheEngine:
             self._copy(torch.from_numpy(moves.blocks_to_copy))
 
     def _copy(self, pairs: Tensor) -> None:
+        if self.gpu_pools[0].device.type == "cpu":
+            copy_in_host(self.gpu_pools, self.gpu_pools, pairs.numpy())
+            return
         if self._has_kernels:
             from pagedserve.kernels.cache import copy_blocks as copy
         else:

@@ -12,7 +12,7 @@ from typing import Final
 import torch
 
 from pagedserve.errors import ConfigError
-from pagedserve.runner.profile import AvailableBlocks
+from pagedserve.executor.available import AvailableBlocks
 
 GIB: Final = 1 << 30
 DEFAULT_KV_CACHE_BYTES: Final = GIB

@@ -15,8 +15,8 @@ from pagedserve.engine.memory import (
     shown_bytes,
 )
 from pagedserve.errors import ConfigError
+from pagedserve.executor.available import AvailableBlocks, StepLimits
 from pagedserve.executor.executor import Executor
-from pagedserve.runner.profile import AvailableBlocks, StepLimits
 
 # Tokens of a step where nobody says: with chunks few, so that no decode waits long for a prompt.
 _CHUNKED_TOKENS: Final = 512

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from pagedserve.config import ModelConfig
 from pagedserve.errors import StepError
+from pagedserve.executor.available import AvailableBlocks, StepLimits
 from pagedserve.executor.worker import StepOutputs, StepResults, Worker
 from pagedserve.models.loader import LoadedModel
 from pagedserve.runner.buffers import StepBuffers
-from pagedserve.runner.profile import AvailableBlocks, StepLimits
 from pagedserve.sampling.batch import RowSampling
 from pagedserve.sampling.logprobs import PromptTargets
 

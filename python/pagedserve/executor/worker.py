@@ -9,13 +9,14 @@ import torch
 from pagedserve.attention.backends import check_block_size
 from pagedserve.cache.engine import BlockMoves, CacheEngine, kv_bytes_per_block
 from pagedserve.config import ModelConfig
+from pagedserve.executor.available import AvailableBlocks, StepLimits
 from pagedserve.models.loader import load_model
 from pagedserve.runner.buffers import StepBuffers, StepSizes
 from pagedserve.runner.forward import Forward
 from pagedserve.runner.graphs import DecodeGraphs, reserved_bytes
 from pagedserve.runner.model_runner import ModelRunner
 from pagedserve.runner.padded import ladder
-from pagedserve.runner.profile import AvailableBlocks, StepLimits, peak_bytes, run_trial
+from pagedserve.runner.profile import peak_bytes, run_trial
 from pagedserve.sampling.batch import RowSampling
 from pagedserve.sampling.logprobs import PositionLogprobs, PromptTargets
 from pagedserve.sampling.sampler import SampledRows, Sampler

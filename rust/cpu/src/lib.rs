@@ -25,6 +25,7 @@ pub mod layer;
 mod likeliest;
 pub mod linear;
 mod math;
+pub mod moves;
 mod number;
 #[cfg(target_os = "linux")]
 mod openmp;

@@ -10,6 +10,7 @@ mod error;
 mod layer;
 mod linear;
 mod metadata;
+mod moves;
 mod outputs;
 mod scheduler;
 mod space;
@@ -38,6 +39,8 @@ mod _core {
     use super::linear::PackedWeights;
     #[pymodule_export]
     use super::metadata::SequenceGroupMetadata;
+    #[pymodule_export]
+    use super::moves::copy_blocks_cpu;
     #[pymodule_export]
     use super::outputs::{ScheduledSequenceGroup, SchedulerOutputs};
     #[pymodule_export]

@@ -1,0 +1,49 @@
+//! Copies of blocks between the memory of torch tensors.
+#![expect(unsafe_code, reason = "addresses from Python become pointers")]
+
+use numpy::PyReadonlyArray2;
+use pagedserve_core::error::Error;
+use pagedserve_cpu::moves::{Pools, copy_blocks};
+use pyo3::prelude::*;
+
+use crate::cpu::{on_torch_threads, size};
+use crate::error::OrRaise;
+
+/// Addresses, blocks and bytes of a block of two pools.
+type PoolPair = (usize, i64, usize, i64, i64);
+
+#[pyfunction]
+#[pyo3(signature = (*, layers, pairs, num_threads = 1))]
+#[expect(clippy::needless_pass_by_value, reason = "what PyO3 makes of a list")]
+pub(crate) fn copy_blocks_cpu(
+    layers: Vec<PoolPair>,
+    pairs: PyReadonlyArray2<'_, i64>,
+    num_threads: i64,
+) -> PyResult<()> {
+    let layers = layers.iter().map(|layer| pools(*layer)).collect::<PyResult<Vec<_>>>()?;
+    let refusal = || Error::Arrays("pairs must be contiguous, two block ids a row".into());
+    let flat = pairs.as_slice().map_err(|_| refusal()).or_raise()?;
+    let (rows, rest) = flat.as_chunks::<2>();
+    if !rest.is_empty() {
+        return Err(refusal()).or_raise();
+    }
+    let block = |id: i64| size("a block of pairs", id);
+    let pairs = rows.iter().map(|[from, to]| Ok((block(*from)?, block(*to)?)));
+    let pairs = pairs.collect::<PyResult<Vec<_>>>()?;
+    on_torch_threads(num_threads, None, |execution| {
+        // SAFETY: that the addresses are those of live tensors of these sizes is the caller's
+        // promise, as the stub says; everything else is checked.
+        unsafe { copy_blocks(&layers, &pairs, execution) }
+    })
+}
+
+fn pools(layer: PoolPair) -> PyResult<Pools> {
+    let (source, num_sources, destination, num_destinations, block_bytes) = layer;
+    Ok(Pools {
+        source: std::ptr::with_exposed_provenance(source),
+        num_sources: size("num_sources", num_sources)?,
+        destination: std::ptr::with_exposed_provenance_mut(destination),
+        num_destinations: size("num_destinations", num_destinations)?,
+        block_bytes: size("block_bytes", block_bytes)?,
+    })
+}
