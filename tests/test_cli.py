@@ -213,3 +213,11 @@ def test_help_and_version_come_at_once(option: str, said: str) -> None:
         seconds.append(time.perf_counter() - started)
         assert said in ran.stdout
     assert min(seconds) < START_SECONDS
+
+
+def test_the_program_says_nothing_after_its_last_line(model_package: None) -> None:
+    code = f"from pagedserve.cli import main; raise SystemExit(main([*{MODEL}, '--prompt', 'A']))"
+    ran = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert all(words in ran.stdout.splitlines()[-1] for words in CLOSING_WORDS)
+    # Where bindings of libraries are left to the system's end, they report leaks there.
+    assert "leaked" not in ran.stderr

@@ -5,7 +5,6 @@ torch is loaded only when a model is: ``--help``, ``--version`` and refusals com
 
 import argparse
 import dataclasses
-import gc
 import json
 import sys
 import time
@@ -49,8 +48,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("pagedserve: interrupted", file=sys.stderr)
         return _INTERRUPTED
-    # Else the interpreter looks through every object of torch's before it ends: a second.
-    gc.freeze()
     return 0
 
 
