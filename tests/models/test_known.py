@@ -44,6 +44,11 @@ def test_a_result_is_of_one_way_to_run_and_of_files_as_they_are(model: Path) -> 
     assert ProbeResult.of(model, torch.float32).recall() is None
 
 
+@pytest.mark.parametrize("own", ["kernels/decode.py", "models/probe.py", "_core"])
+def test_a_result_depends_on_the_code_that_made_it(model: Path, own: str) -> None:
+    assert any(f"/{own}" in one for one in ProbeResult.of(model).depends_on)
+
+
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"depends_on": 3}'])
 def test_a_damaged_file_is_as_good_as_none(model: Path, content: str) -> None:
     result = ProbeResult.of(model)

@@ -26,6 +26,8 @@ from pagedserve.models.convert import cache_directory
 from pagedserve.models.probe import AttentionProfile
 
 _OWN_FILES = Path(__file__).parents[1]
+# In a checkout kernels is a link, which the first pattern does not follow.
+_OWN_PATTERNS = ("**/*.py", "kernels/*.py", "_core*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +55,7 @@ class ProbeResult:
             f"transformers {transformers.__version__}",
             f"torch {torch.__version__}",
             *_stamps(path for path in model.iterdir() if path.is_file()),
-            *_stamps(_OWN_FILES.rglob("*.py")),
-            *_stamps(_OWN_FILES.glob("_core*")),
+            *_stamps(file for pattern in _OWN_PATTERNS for file in _OWN_FILES.glob(pattern)),
             *map(str, how),
         ]
         return cls(cache_directory() / "probed" / f"{name}.json", depends_on)
@@ -85,7 +86,7 @@ class ProbeResult:
 def _stamps(files: Iterable[Path]) -> list[str]:
     """Files by path, size and time of change."""
     stamps = []
-    for path in sorted(files):
+    for path in sorted(set(files)):
         status = path.stat()
         stamps.append(f"{path.resolve()} {status.st_size} {status.st_mtime_ns}")
     return stamps

@@ -7,7 +7,8 @@
 //!
 //! # Costs
 //!
-//! Each byte is read once and written once; twice where a destination is also a source.
+//! Each byte is read once and written once; twice where a destination is also a source, which can
+//! be within a pool alone.
 #![expect(unsafe_code, reason = "pools are addresses of tensors")]
 
 use crate::error::{Error, Result};
@@ -45,7 +46,8 @@ pub unsafe fn copy_blocks(
         check(pools, pairs)?;
     }
     let shared = Layers(layers);
-    if is_chained(pairs) {
+    let is_within = layers.iter().any(|pools| pools.source == pools.destination.cast_const());
+    if is_within && is_chained(pairs) {
         // SAFETY: the caller's promise, and the blocks were checked.
         execution.for_each(layers.len(), &|layer| unsafe { shared.get(layer).stage(pairs) });
     } else {
