@@ -294,7 +294,23 @@ class Scheduler:
         tokens: NDArray[np.int32],  # [token_start[K]]
         finish: NDArray[np.uint8],  # [K], 0 = lives on
     ) -> NDArray[np.int64]: ...  # [K]
-    def abandon(self, step_id: int) -> None: ...
+    def update_ahead(self, step_id: int) -> bool:
+        """End the open step before its tokens are known.
+
+        Every sampled row goes on with one token.  Until ``fill_tokens`` names it, the next step's
+        ``token_ids`` have ``-1 - i`` in its place, ``i`` the number of the sample.  What ends with
+        its token is aborted once that is known.
+
+        Returns:
+            False, and the step stays open, where a sampled group may have several sequences or a
+            sequence is at the model's length.
+
+        Raises:
+            StepError: Not the open step, or the tokens of the step before are missing.
+        """
+    def fill_tokens(self, step_id: int, tokens: NDArray[np.int32]) -> None:
+        """Name the tokens of the step that went ahead, one a sample, ``[S]``."""
+    def abandon(self, step_id: int) -> None: ...  # the open step, and one that went ahead
     def token_ids(self, seq: int) -> NDArray[np.int32]: ...
     def block_table(self, seq: int) -> NDArray[np.int32]: ...
     def cross_block_table(self, group: int) -> NDArray[np.int32]: ...

@@ -3,6 +3,7 @@
 import json
 import random
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,8 @@ class RandomEngine:
         self.asked: dict[int, int] = {}
         self.made: dict[int, int] = {}
         self.seen: list[dict[str, Any]] = []
+        # The step that went ahead of its tokens.
+        self.ahead: SchedulerOutputs | None = None
         self.now = 0.0
 
     def run(self) -> None:
@@ -102,7 +105,7 @@ class RandomEngine:
             self.now += self.rng.choice([0.0, 0.01, 1 / 3])
             step = self.scheduler.schedule(self.now)
             self.seen.append(decisions(self.scheduler, step))
-            if not step.is_empty:
+            if self.follow_ahead() and not step.is_empty:
                 self.finish(step)
             self.scheduler.check()
         self.scheduler.schedule(self.now)  # writes down what was done since the last step
@@ -128,8 +131,23 @@ class RandomEngine:
         if self.asked and self.rng.random() < 0.1:
             self.scheduler.abort(self.rng.choice(list(self.asked)))
 
+    def follow_ahead(self) -> bool:
+        """Name the tokens of the step that went ahead; False if it failed, and with it the next."""
+        step, self.ahead = self.ahead, None
+        if step is None:
+            return True
+        if self.rng.random() < 0.1:
+            self.scheduler.abandon(step.step_id)
+            return False
+        tokens = [self.rng.randrange(5) for _ in range(step.num_samples)]
+        self.scheduler.fill_tokens(step.step_id, np.array(tokens, np.int32))
+        return True
+
     def finish(self, step: SchedulerOutputs) -> None:
         self.maybe_abort()
+        if self.rng.random() < 0.5 and self.scheduler.update_ahead(step.step_id):
+            self.ahead = step
+            return
         if self.rng.random() < 0.05:
             self.scheduler.abandon(step.step_id)
             return
@@ -208,14 +226,23 @@ def test_a_random_life_is_run_again_to_the_same_decisions(
 def test_the_random_lives_hold_what_they_are_to_show(log: Path) -> None:
     kinds: set[str] = set()
     found: dict[str, set[str]] = {"preempted": set(), "ignored": set(), "refused": set()}
-    for options in CONFIGURATIONS:
-        RandomEngine(options, 0, log).run()
+    for options, seed in product(CONFIGURATIONS, range(3)):
+        RandomEngine(options, seed, log).run()
         for line in lines_of(log)[1:]:
             kinds |= {event[0] for event in line["events"]}
             kinds |= {"several tokens" for event in line["events"] if has_several_tokens(event)}
             for key, reasons in found.items():
                 reasons |= {reason for _, reason in line[key]}
-    assert kinds == {"add", "abort", "update", "several tokens", "abandon", "reset_prefix_cache"}
+    assert kinds == {
+        "add",
+        "abort",
+        "update",
+        "several tokens",
+        "update_ahead",
+        "fill_tokens",
+        "abandon",
+        "reset_prefix_cache",
+    }
     assert found["preempted"] == {"recompute", "swap"}
     assert found["refused"] == {
         "no_blocks",

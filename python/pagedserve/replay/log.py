@@ -95,6 +95,8 @@ class _Player:
             "add": self._add,
             "abort": self._abort,
             "update": self._update,
+            "update_ahead": self._update_ahead,
+            "fill_tokens": self._fill_tokens,
             "abandon": self._abandon,
             "reset_prefix_cache": self._reset_prefix_cache,
         }
@@ -167,10 +169,15 @@ class _Player:
         spans = zip(groups, pairwise(starts), strict=True)
         return [row for one, span in spans if one.is_sampled for row in range(*span)]
 
-    def _abandon(self) -> None:
-        if self._step is None:
-            raise ScenarioError("the log abandons a step before the first")
-        self._scheduler.abandon(self._step.step_id)
+    def _update_ahead(self) -> None:
+        if self._step is None or not self._scheduler.update_ahead(self._step.step_id):
+            raise ScenarioError("the log has a step go ahead of its tokens that cannot")
+
+    def _fill_tokens(self, step_id: int, tokens: list[int]) -> None:
+        self._scheduler.fill_tokens(step_id, np.array(tokens, dtype=np.int32))
+
+    def _abandon(self, step_id: int) -> None:
+        self._scheduler.abandon(step_id)
 
     def _reset_prefix_cache(self) -> None:
         if not self._scheduler.reset_prefix_cache():

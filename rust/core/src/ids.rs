@@ -4,8 +4,15 @@
 //! pool; handles of sequences and groups come from [`crate::arena`] and die with what they
 //! name.
 
-/// A token of the vocabulary, never negative (checked where tokens enter the core).
+/// A token of the vocabulary, never negative (checked where tokens enter the core); a negative
+/// one is a [`placeholder`].
 pub type TokenId = i32;
+
+/// Stands for the token of sample `index` of a step until it is known: `-1 - index`.
+#[expect(clippy::cast_possible_truncation, clippy::cast_possible_wrap, reason = "validated")]
+pub(crate) fn placeholder(index: usize) -> TokenId {
+    -1 - index as TokenId
+}
 
 /// A physical KV block of one tier; ids of different tiers are unrelated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -12,7 +12,8 @@
 //! ```
 //!
 //! `update` is written as its tokens and the indices of the outputs that finish; parent rows
-//! and token starts follow where they are not one output a sampled row.  Equal configurations
+//! and token starts follow where they are not one output a sampled row.  A step that went ahead
+//! of its tokens has `["update_ahead"]`, and later `["fill_tokens",7,[412,9]]`.  Equal configurations
 //! and events lead to equal decisions, handles included.
 //!
 //! Invariant: a line is whole or missing: each is written in one call.
@@ -23,6 +24,7 @@
 use std::io::{self, Write};
 
 use crate::config::{CacheConfig, Policy, SchedulerConfig, VictimPolicy};
+use crate::ids::TokenId;
 use crate::outputs::SchedulerOutputs;
 use crate::scheduler::StepResults;
 use crate::sequence::{GroupHandle, Request};
@@ -138,9 +140,21 @@ impl<W: Write> DecisionLog<W> {
         line.text("]");
     }
 
-    /// Notes that the open step was abandoned.
-    pub fn abandon(&mut self) {
-        self.line.event().text("[\"abandon\"]");
+    /// Notes that a step was ended before its tokens were known.
+    pub fn update_ahead(&mut self) {
+        self.line.event().text("[\"update_ahead\"]");
+    }
+
+    /// Notes the tokens of a step that had gone ahead of them.
+    pub fn fill_tokens(&mut self, step_id: u64, tokens: &[TokenId]) {
+        let line = self.line.event();
+        line.text("[\"fill_tokens\",").number(step_id);
+        line.text(",").numbers(tokens.iter().copied()).text("]");
+    }
+
+    /// Notes that a step was abandoned.
+    pub fn abandon(&mut self, step_id: u64) {
+        self.line.event().text("[\"abandon\",").number(step_id).text("]");
     }
 
     /// Writes the line of a step: the events before it, then its decisions and the blocks that

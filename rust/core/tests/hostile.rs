@@ -45,6 +45,7 @@ struct Hostile {
     token_start: Vec<i32>,
     tokens: Vec<i32>,
     finish: Vec<u8>,
+    goes_ahead: bool,
 }
 
 fn hostile() -> impl Strategy<Value = Hostile> {
@@ -52,7 +53,9 @@ fn hostile() -> impl Strategy<Value = Hostile> {
     let request = (integers(), seconds(), 0..20usize, 0..4u32, 0..80usize);
     let step = (seconds(), prop_oneof![4 => Just(0u64), 1 => any::<u64>()]);
     let results = (integers(), integers(), integers(), prop::collection::vec(any::<u8>(), 0..12));
-    (request, step, results).prop_map(|(request, step, results)| Hostile {
+    let all = (request, step, results, any::<bool>());
+    all.prop_map(|(request, step, results, goes_ahead)| Hostile {
+        goes_ahead,
         prompt: request.0,
         arrival_time: request.1,
         width: request.2,
@@ -96,6 +99,14 @@ fn attack(scheduler: &mut Scheduler, with: &Hostile) {
         finish: &with.finish,
     };
     let result = scheduler.update(open, results).map(|_| ());
+    unchanged_or_sound(&before, &result, scheduler);
+    if with.goes_ahead {
+        let before = format!("{scheduler:?}");
+        let result = scheduler.update_ahead(open);
+        unchanged_or_sound(&before, &result, scheduler);
+    }
+    let before = format!("{scheduler:?}");
+    let result = scheduler.fill_tokens(open.wrapping_sub(with.step_offset), &with.tokens);
     unchanged_or_sound(&before, &result, scheduler);
     if with.step_offset % 2 == 1 {
         let before = format!("{scheduler:?}");

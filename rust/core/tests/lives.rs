@@ -36,18 +36,34 @@ enum Op {
     Fail(bool),
     /// A group aborted while the step runs.
     AbortInStep(prop::sample::Index),
+    /// Steps that go ahead of their tokens, as many as there are seeds; the last of a sequence
+    /// now and then, by a number a sample.
+    Ahead(Vec<i32>, Vec<u8>),
+    /// A step that goes ahead and fails, after how much of the next.
+    FailAhead(Failure),
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Failure {
+    BeforeNext,
+    Scheduled,
+    Run,
 }
 
 fn ops() -> impl Strategy<Value = Vec<Op>> {
     let fates = || prop::collection::vec((0..6u8, 0..24u8), 1..12);
     let op = prop_oneof![
-        3 => (1..40usize, 1..5usize, 0..3i32, 0..4u32, 0..9usize).prop_map(
+        3 => (1..40usize, prop_oneof![Just(1), 1..5usize], 0..3i32, 0..4u32, 0..9usize).prop_map(
             |(len, width, seed, adapter, encoder)| Op::Add(len, width, seed, adapter, encoder)
         ),
         1 => any::<prop::sample::Index>().prop_map(Op::Abort),
         12 => (fates(), 0..50i32).prop_map(|(fates, seed)| Op::Step(fates, seed)),
         1 => any::<bool>().prop_map(Op::Fail),
         1 => any::<prop::sample::Index>().prop_map(Op::AbortInStep),
+        4 => (prop::collection::vec(0..50i32, 1..9), prop::collection::vec(0..24u8, 1..12))
+            .prop_map(|(seeds, ends)| Op::Ahead(seeds, ends)),
+        1 => prop_oneof![Just(Failure::BeforeNext), Just(Failure::Scheduled), Just(Failure::Run)]
+            .prop_map(Op::FailAhead),
     ];
     prop::collection::vec(op, 20..120)
 }
@@ -128,6 +144,8 @@ struct Life {
     device: Slots,
     host: Slots,
     groups: Vec<GroupHandle>,
+    /// What the samples of the step that went ahead are, though the scheduler does not know yet.
+    sampled: Vec<i32>,
     num_ops: usize,
 }
 
@@ -139,6 +157,7 @@ impl Life {
             device: Slots::new(),
             host: Slots::new(),
             groups: Vec::new(),
+            sampled: Vec::new(),
             num_ops: 0,
         }
     }
@@ -181,8 +200,82 @@ impl Life {
                     update(&mut self.scheduler, step_id, &outputs).unwrap();
                 }
             }
+            Op::Ahead(seeds, ends) => self.run_ahead(seeds, ends),
+            Op::FailAhead(failure) => self.fail_ahead(*failure),
         }
         self.scheduler.check().unwrap();
+    }
+
+    /// A step of the device that goes ahead, if it may: its id, and the groups of its samples.
+    fn go_ahead(&mut self, seed: i32) -> Option<(u64, Vec<GroupHandle>)> {
+        let outputs = self.scheduler.outputs();
+        let step_id = outputs.step_id;
+        let rows = sampled_rows(&self.scheduler);
+        let of_row = |row: usize| self.scheduler.sequence(self.scheduler.outputs().rows[row].seq);
+        let groups = rows.into_iter().map(|row| of_row(row).unwrap().group()).collect();
+        if !self.scheduler.update_ahead(step_id).unwrap() {
+            return None;
+        }
+        self.scheduler.check().unwrap();
+        self.sampled = (seed..).take(self.scheduler.outputs().num_samples).collect();
+        Some((step_id, groups))
+    }
+
+    /// Steps in a pipeline: each is scheduled before the tokens of the last are known.
+    fn run_ahead(&mut self, seeds: &[i32], ends: &[u8]) {
+        if !self.begin() {
+            return;
+        }
+        for seed in seeds {
+            let Some((step_id, groups)) = self.go_ahead(*seed) else { break };
+            let has_next = self.begin();
+            self.scheduler.fill_tokens(step_id, &self.sampled).unwrap();
+            self.sampled.clear();
+            for (nth, group) in groups.into_iter().enumerate() {
+                if ends[nth % ends.len()] == 0 {
+                    self.scheduler.abort(group);
+                }
+            }
+            self.scheduler.check().unwrap();
+            if !has_next {
+                return;
+            }
+        }
+        let outputs = self.ended_at_model_len(common::one_each(&self.scheduler, 5));
+        let step_id = self.scheduler.outputs().step_id;
+        update(&mut self.scheduler, step_id, &outputs).unwrap();
+    }
+
+    fn fail_ahead(&mut self, failure: Failure) {
+        if !self.begin() {
+            return;
+        }
+        let Some((step_id, _)) = self.go_ahead(3) else {
+            let step_id = self.scheduler.outputs().step_id;
+            return self.scheduler.abandon(step_id).unwrap();
+        };
+        match failure {
+            Failure::BeforeNext => {}
+            Failure::Scheduled => {
+                self.scheduler.schedule(0.0).unwrap();
+            }
+            Failure::Run => {
+                self.begin();
+            }
+        }
+        self.scheduler.abandon(step_id).unwrap();
+        self.sampled.clear();
+    }
+
+    /// Schedules a step and runs it; false if there is none.
+    fn begin(&mut self) -> bool {
+        let is_empty = self.scheduler.schedule(0.0).unwrap().is_empty();
+        self.scheduler.check().unwrap();
+        self.assert_progress();
+        if !is_empty {
+            self.execute();
+        }
+        !is_empty
     }
 
     fn abort(&mut self, pick: prop::sample::Index) {
@@ -206,14 +299,10 @@ impl Life {
     }
 
     fn step(&mut self, fates: &[(u8, u8)], seed: i32) {
-        let outputs = self.scheduler.schedule(0.0).unwrap();
-        let (step_id, is_empty) = (outputs.step_id, outputs.is_empty());
-        self.scheduler.check().unwrap();
-        self.assert_progress();
-        if is_empty {
+        if !self.begin() {
             return;
         }
-        self.execute();
+        let step_id = self.scheduler.outputs().step_id;
         let outputs = self.branch(fates, seed);
         update(&mut self.scheduler, step_id, &outputs).unwrap();
     }
@@ -296,7 +385,8 @@ impl Life {
         let seq = self.scheduler.sequence(self.scheduler.outputs().rows[row].seq).unwrap();
         let adapter = self.scheduler.store().find_group(seq.group()).unwrap().key.adapter;
         let extend = |hash: &mut u64, token: &i32| {
-            *hash = chain(*hash, *token);
+            let sample = usize::try_from(-1 - *token).ok();
+            *hash = chain(*hash, sample.map_or(*token, |sample| self.sampled[sample]));
             Some(*hash)
         };
         seq.token_ids().iter().scan(1 + u64::from(adapter), extend).collect()

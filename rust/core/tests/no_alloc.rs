@@ -42,12 +42,20 @@ fn steady_decode_allocates_only_where_tokens_and_tables_grow() {
     for (enable_prefix_caching, enable_chunked_prefill) in
         [(false, false), (true, false), (false, true), (true, true)]
     {
-        let num_allocations = allocations_of_decode(enable_prefix_caching, enable_chunked_prefill);
-        assert_eq!(num_allocations, 0, "{enable_prefix_caching} {enable_chunked_prefill}");
+        for goes_ahead in [false, true] {
+            let num_allocations =
+                allocations_of_decode(enable_prefix_caching, enable_chunked_prefill, goes_ahead);
+            let case = (enable_prefix_caching, enable_chunked_prefill, goes_ahead);
+            assert_eq!(num_allocations, 0, "{case:?}");
+        }
     }
 }
 
-fn allocations_of_decode(enable_prefix_caching: bool, enable_chunked_prefill: bool) -> usize {
+fn allocations_of_decode(
+    enable_prefix_caching: bool,
+    enable_chunked_prefill: bool,
+    goes_ahead: bool,
+) -> usize {
     const N: usize = 32;
     let limits = Limits {
         cache: CacheConfig { enable_prefix_caching, ..CacheConfig::new(16, N * 64) },
@@ -88,7 +96,12 @@ fn allocations_of_decode(enable_prefix_caching: bool, enable_chunked_prefill: bo
             row_handles: &mut handles,
         };
         scheduler.prepare_inputs(&mut inputs).unwrap();
-        scheduler.update(step_id, results).unwrap();
+        if goes_ahead {
+            assert!(scheduler.update_ahead(step_id).unwrap());
+            scheduler.fill_tokens(step_id, &tokens).unwrap();
+        } else {
+            scheduler.update(step_id, results).unwrap();
+        }
     };
     // Prompts, then the first decode; tables have grown to 33 blocks, token lists to twice 520.
     (0..10).for_each(|_| step());

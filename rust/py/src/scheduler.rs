@@ -128,10 +128,28 @@ impl Scheduler {
         Ok(handles)
     }
 
+    fn update_ahead(&mut self, step_id: u64) -> PyResult<bool> {
+        let is_ahead = self.core.update_ahead(step_id).or_raise()?;
+        if let (Some(log), true) = (&mut self.log, is_ahead) {
+            log.update_ahead();
+        }
+        Ok(is_ahead)
+    }
+
+    fn fill_tokens(&mut self, step_id: u64, tokens: &Bound<'_, PyAny>) -> PyResult<()> {
+        let tokens = readonly(tokens, "tokens")?;
+        let tokens = tokens.as_slice()?;
+        self.core.fill_tokens(step_id, tokens).or_raise()?;
+        if let Some(log) = &mut self.log {
+            log.fill_tokens(step_id, tokens);
+        }
+        Ok(())
+    }
+
     fn abandon(&mut self, step_id: u64) -> PyResult<()> {
         self.core.abandon(step_id).or_raise()?;
         if let Some(log) = &mut self.log {
-            log.abandon();
+            log.abandon(step_id);
         }
         Ok(())
     }

@@ -101,6 +101,11 @@ impl Scheduler {
             let status = self.store.group(seq.group()).status;
             let (computed, len) = (seq.num_computed_tokens, seq.len());
             ensure!(computed < len, "sequence {handle:?}: {computed} of {len} tokens computed");
+            let (newest, known) = seq.token_ids().split_last().expect("never empty");
+            ensure!(
+                known.iter().all(|token| *token >= 0) && (*newest >= 0 || self.ahead.holds(handle)),
+                "sequence {handle:?} holds a placeholder that nobody will fill in"
+            );
             let num_slots = len + self.config.num_lookahead_slots;
             let (least, most) = if status == SequenceStatus::Waiting {
                 (0, 0)

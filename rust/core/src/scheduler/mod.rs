@@ -2,8 +2,8 @@
 //!
 //! Owns everything: queues, sequences, blocks.  One caller at a time; the clock is an
 //! argument; equal calls give equal decisions.  Invariants:
-//! 1. A step is open from a `schedule` that was not empty to its `update` or `abandon`;
-//!    between the two no decision is made, and an abort waits.
+//! 1. A step is open from a `schedule` that was not empty to its `update`, `update_ahead` or
+//!    `abandon`; between the two no decision is made, and an abort waits.
 //! 2. Waiting work implies progress: a step that schedules nothing has ended or preempted a
 //!    group, or nothing waits.
 //! 3. The tokens of a step and the sequences of the running groups stay within the limits.
@@ -12,6 +12,7 @@
 //! allocates only where a token list or a table grows.
 
 mod admission;
+mod ahead;
 mod budget;
 mod check;
 mod delay;
@@ -29,6 +30,7 @@ use crate::config::{CacheConfig, SchedulerConfig};
 use crate::error::{Error, Result};
 use crate::inputs::{self, InputBuffers};
 use crate::outputs::{IgnoredReason, Row, SchedulerOutputs};
+use crate::scheduler::ahead::Ahead;
 use crate::scheduler::delay::PromptDelay;
 use crate::scheduler::rows::StepRows;
 use crate::sequence::{GroupHandle, Request, SeqHandle, Sequence, SequenceStore};
@@ -67,6 +69,7 @@ pub struct Scheduler {
     /// Scratch of `order_running`.
     ranked: Vec<(u8, GroupHandle)>,
     is_step_open: bool,
+    ahead: Ahead,
     next_step_id: u64,
     now: f64,
     aborted: Vec<GroupHandle>,
@@ -103,6 +106,7 @@ impl Scheduler {
             requeued: Vec::new(),
             ranked: Vec::new(),
             is_step_open: false,
+            ahead: Ahead::default(),
             next_step_id: 0,
             now: 0.0,
             aborted: Vec::new(),

@@ -65,10 +65,11 @@ impl Scheduler {
     /// order.  The handle of a finished output is dead.
     ///
     /// # Errors
-    /// [`Error::Step`] when `step_id` is not the open step, [`Error::Arrays`] when the arrays
-    /// do not fit the step; the step stays open.
+    /// [`Error::Step`] when `step_id` is not the open step or the tokens of one before are
+    /// missing, [`Error::Arrays`] when the arrays do not fit the step; the step stays open.
     pub fn update(&mut self, step_id: u64, results: StepResults<'_>) -> Result<&[SeqHandle]> {
         self.check_step(step_id)?;
+        self.ahead.check_none()?;
         results.check()?;
         self.check_rows(&results)?;
         self.is_step_open = false;
@@ -99,7 +100,7 @@ impl Scheduler {
     }
 
     /// The moves of the step are made: their targets hold what was computed before.
-    fn mark_moved(&mut self) {
+    pub(super) fn mark_moved(&mut self) {
         let by_swap = |(group, mode): &(GroupHandle, PreemptionMode)| {
             (*mode == PreemptionMode::Swap).then_some((*group, false))
         };
@@ -138,7 +139,7 @@ impl Scheduler {
         output + 1
     }
 
-    fn advance(&mut self, seq: SeqHandle, num_tokens: usize) {
+    pub(super) fn advance(&mut self, seq: SeqHandle, num_tokens: usize) {
         let entry = self.store.seq_mut(seq);
         let first = entry.num_computed_tokens;
         entry.num_computed_tokens += num_tokens;
@@ -167,7 +168,7 @@ impl Scheduler {
         self.store.remove_seq(seq);
     }
 
-    fn check_step(&self, step_id: u64) -> Result<()> {
+    pub(super) fn check_step(&self, step_id: u64) -> Result<()> {
         if self.is_step_open && self.outputs.step_id == step_id {
             return Ok(());
         }
@@ -252,14 +253,25 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Gives up the open step: its execution failed, whatever was already done of it.  Every
-    /// group that ran or was swapped out in it starts again from its tokens, in its old order,
-    /// since moves and writes may have been done in part.
+    /// Gives up the open step, and the one that went ahead of its tokens: execution failed,
+    /// whatever was already done of it.  Every group that ran or was swapped out in them starts
+    /// again from its tokens, in its old order, since moves and writes may have been done in part.
     ///
     /// # Errors
-    /// [`Error::Step`] when `step_id` is not the open step.
+    /// [`Error::Step`] when `step_id` is neither of the two.
     pub fn abandon(&mut self, step_id: u64) -> Result<()> {
-        self.check_step(step_id)?;
+        if !self.ahead.is(step_id) {
+            self.check_step(step_id)?;
+        }
+        if self.is_step_open {
+            self.abandon_open();
+        }
+        self.abandon_ahead();
+        self.apply_aborts();
+        Ok(())
+    }
+
+    fn abandon_open(&mut self) {
         self.is_step_open = false;
         for index in 0..self.outputs.preempted.len() {
             let (group, mode) = self.outputs.preempted[index];
@@ -273,11 +285,9 @@ impl Scheduler {
         for index in (0..self.outputs.scheduled_seq_groups.len()).rev() {
             self.restart(self.outputs.scheduled_seq_groups[index].group);
         }
-        self.apply_aborts();
-        Ok(())
     }
 
-    fn restart(&mut self, group: GroupHandle) {
+    pub(super) fn restart(&mut self, group: GroupHandle) {
         let status = self.store.group(group).status;
         if status != SequenceStatus::Waiting {
             self.queues.remove(group, status);
@@ -286,7 +296,7 @@ impl Scheduler {
         }
     }
 
-    fn apply_aborts(&mut self) {
+    pub(super) fn apply_aborts(&mut self) {
         while let Some(group) = self.aborted.pop() {
             if self.store.find_group(group).is_ok() {
                 self.end_group(group);

@@ -98,4 +98,19 @@ impl Sequence {
     pub(crate) fn append(&mut self, token: TokenId) {
         self.token_ids.push(token);
     }
+
+    /// Names the newest token, so far a placeholder.
+    pub(crate) fn fill(&mut self, token: TokenId) {
+        *self.newest() = token;
+    }
+
+    /// Forgets the newest token, a placeholder whose token will never be known.
+    pub(crate) fn take_back(&mut self) {
+        debug_assert!(*self.newest() < 0, "only a placeholder is taken back");
+        self.token_ids.pop();
+    }
+
+    fn newest(&mut self) -> &mut TokenId {
+        self.token_ids.last_mut().expect("never empty, invariant 2")
+    }
 }

@@ -39,6 +39,9 @@ impl BlockSpaceManager {
         } else {
             return None;
         };
+        if tokens[tokens.len() - 1] < 0 {
+            return None; // a placeholder: nobody knows yet what the block holds
+        }
         let is_prompt = start + tokens.len() <= seq.num_prompt_tokens();
         if is_prompt || self.config.share_generated_blocks {
             Some((before, tokens))

@@ -1,0 +1,163 @@
+//! Steps that go ahead of their tokens: the same decisions as with the tokens at once, nothing
+//! lost when one fails, and nothing cached under tokens that nobody knows.
+
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod common;
+
+use common::{Limits, add, add_wide, assert_all_returned, step};
+use pagedserve_core::config::PreemptionMode;
+use pagedserve_core::error::Error;
+use pagedserve_core::scheduler::Scheduler;
+use pagedserve_core::sequence::{Request, SeqHandle};
+
+fn schedule(scheduler: &mut Scheduler) -> u64 {
+    let outputs = scheduler.schedule(0.0).unwrap();
+    assert!(!outputs.is_empty());
+    outputs.step_id
+}
+
+fn tokens_of(scheduler: &Scheduler, seq: SeqHandle) -> Vec<i32> {
+    scheduler.sequence(seq).unwrap().token_ids().to_vec()
+}
+
+/// Ends the open step ahead, schedules the next, and names the tokens of the first.
+fn overlap(scheduler: &mut Scheduler, step_id: u64, tokens: &[i32]) -> u64 {
+    assert!(scheduler.update_ahead(step_id).unwrap());
+    let next = schedule(scheduler);
+    scheduler.check().unwrap();
+    scheduler.fill_tokens(step_id, tokens).unwrap();
+    scheduler.check().unwrap();
+    next
+}
+
+#[test]
+fn steps_that_overlap_decide_and_end_as_steps_that_do_not() {
+    // So few blocks that groups are preempted and come back.
+    for mode in [PreemptionMode::Recompute, PreemptionMode::Swap] {
+        let limits = Limits::with(|cache, scheduler| {
+            (cache.num_gpu_blocks, cache.num_cpu_blocks) = (12, 12);
+            scheduler.preemption_mode = Some(mode);
+        });
+        let (mut plain, mut ahead) = (limits.scheduler(), limits.scheduler());
+        let seqs: Vec<SeqHandle> = (0..5).map(|i| add(&mut plain, i, 6).1).collect();
+        (0..5).for_each(|i| {
+            add(&mut ahead, i, 6);
+        });
+        let mut open = schedule(&mut ahead);
+        for token in 100..130 {
+            step(&mut plain, token);
+            let rows = plain.outputs().rows.clone();
+            assert_eq!(ahead.outputs().rows, rows, "{mode:?} {token}");
+            let samples = vec![token; plain.outputs().num_samples];
+            open = overlap(&mut ahead, open, &samples);
+        }
+        assert!(plain.stats().num_recompute_preemptions + plain.stats().num_swap_preemptions > 0);
+        ahead.abandon(open).unwrap();
+        for seq in seqs {
+            assert_eq!(tokens_of(&ahead, seq), tokens_of(&plain, seq));
+        }
+    }
+}
+
+#[test]
+fn a_sequence_that_ends_with_its_token_is_gone_after_the_step_that_ran_it_once_more() {
+    let mut scheduler = Limits::default().scheduler();
+    let (ending, _) = add(&mut scheduler, 0, 5);
+    let (_, living) = add(&mut scheduler, 9, 5);
+    let first = schedule(&mut scheduler);
+    let second = overlap(&mut scheduler, first, &[1, 2]);
+    assert!(scheduler.abort(ending));
+    assert_eq!(scheduler.outputs().rows.len(), 2, "the device may be at work on its blocks");
+    // Of the two tokens that come out of it the first is nobody's.
+    let third = overlap(&mut scheduler, second, &[3, 4]);
+    assert_eq!(scheduler.outputs().rows.len(), 1);
+    assert!(scheduler.store().find_group(ending).is_err());
+    assert_eq!(tokens_of(&scheduler, living), [9, 10, 11, 12, 13, 2, 4]);
+    scheduler.abandon(third).unwrap();
+}
+
+#[test]
+fn a_step_that_went_ahead_and_failed_takes_its_tokens_back() {
+    for has_next in [false, true] {
+        let mut scheduler = Limits::default().scheduler();
+        let (_, seq) = add(&mut scheduler, 0, 5);
+        let first = schedule(&mut scheduler);
+        let second = overlap(&mut scheduler, first, &[7]);
+        assert!(scheduler.update_ahead(second).unwrap());
+        if has_next {
+            schedule(&mut scheduler);
+        }
+        scheduler.abandon(second).unwrap();
+        scheduler.check().unwrap();
+        assert_eq!(tokens_of(&scheduler, seq), [0, 1, 2, 3, 4, 7]);
+        assert_eq!(scheduler.space().gpu().num_used(), 0);
+        step(&mut scheduler, 8);
+        assert_eq!(scheduler.outputs().num_prefill_tokens, 6, "computed again from its tokens");
+        assert_eq!(tokens_of(&scheduler, seq), [0, 1, 2, 3, 4, 7, 8]);
+    }
+}
+
+#[test]
+fn a_step_cannot_go_ahead_where_somebody_may_fork_or_is_at_the_model_length() {
+    let mut scheduler = Limits::default().scheduler();
+    let (group, _) = add_wide(&mut scheduler, 0, 5, 2);
+    let open = schedule(&mut scheduler);
+    assert!(!scheduler.update_ahead(open).unwrap());
+    scheduler.abandon(open).unwrap();
+    scheduler.abort(group);
+    add(&mut scheduler, 0, 63);
+    let open = schedule(&mut scheduler);
+    let open = overlap(&mut scheduler, open, &[1]);
+    assert!(!scheduler.update_ahead(open).unwrap(), "64 tokens are the model's length");
+    scheduler.abandon(open).unwrap();
+}
+
+#[test]
+fn calls_out_of_order_are_refused_and_change_nothing() {
+    let mut scheduler = Limits::default().scheduler();
+    let (group, seq) = add(&mut scheduler, 0, 5);
+    assert!(matches!(scheduler.update_ahead(0), Err(Error::Step(_))));
+    let first = schedule(&mut scheduler);
+    assert!(matches!(scheduler.fill_tokens(first, &[1]), Err(Error::Step(_))));
+    assert!(scheduler.update_ahead(first).unwrap());
+    assert!(matches!(scheduler.update_ahead(first), Err(Error::Step(_))));
+    let second = schedule(&mut scheduler);
+    assert!(matches!(scheduler.update_ahead(second), Err(Error::Step(_))));
+    assert!(matches!(common::update(&mut scheduler, second, &[]), Err(Error::Step(_))));
+    assert!(matches!(scheduler.fill_tokens(second, &[1]), Err(Error::Step(_))));
+    for wrong in [&[][..], &[1, 2], &[-1]] {
+        assert!(matches!(scheduler.fill_tokens(first, wrong), Err(Error::Arrays(_))));
+    }
+    scheduler.fill_tokens(first, &[1]).unwrap();
+    assert_eq!(tokens_of(&scheduler, seq), [0, 1, 2, 3, 4, 1]);
+    assert!(scheduler.update_ahead(second).unwrap());
+    assert!(scheduler.abort(group), "no step is open");
+    scheduler.fill_tokens(second, &[1]).unwrap();
+    assert_all_returned(&scheduler);
+}
+
+/// Blocks hold 4 tokens: the first new token fills one.
+#[test]
+fn a_block_is_cached_under_its_tokens_once_they_are_known_and_never_before() {
+    let mut scheduler = Limits::with(|cache, _| cache.enable_prefix_caching = true).scheduler();
+    for token in [50, 60] {
+        // Both have the same prompt, and the same placeholder where their tokens differ.
+        let (group, _) = add(&mut scheduler, 0, 7);
+        let first = schedule(&mut scheduler);
+        let second = overlap(&mut scheduler, first, &[token]);
+        let third = overlap(&mut scheduler, second, &[70]);
+        assert!(scheduler.update_ahead(third).unwrap());
+        assert!(scheduler.abort(group));
+        scheduler.fill_tokens(third, &[71]).unwrap();
+    }
+    for (token, num_cached) in [(50, 8), (60, 8), (61, 4)] {
+        let prompt: Vec<i32> = (0..7).chain([token, 70, 71]).collect();
+        let request = Request::new(&prompt, 0.0);
+        let (group, seq) = scheduler.add_seq_group(&request).unwrap();
+        let open = schedule(&mut scheduler);
+        assert_eq!(scheduler.sequence(seq).unwrap().num_cached_tokens, num_cached, "{token}");
+        scheduler.abandon(open).unwrap();
+        scheduler.abort(group);
+    }
+}
