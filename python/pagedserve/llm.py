@@ -50,6 +50,7 @@ class LLM:
         quantization: Quantization | None = None,
         load_format: LoadFormat = "auto",
         enforce_eager: bool = False,
+        async_scheduling: bool | None = None,
         cpu_instructions: str | None = None,
     ) -> None:
         """Load a model and make its KV cache; says on stderr what was chosen.
@@ -84,6 +85,8 @@ class LLM:
                 them as they are.
             load_format: "auto" reads the weights; "dummy" makes them up, for measuring.
             enforce_eager: Capture no CUDA graphs.
+            async_scheduling: Launch a step before the tokens of the last are known; None does so
+                on a GPU.
             cpu_instructions: "portable", "avx2", "avx512" or "avx512_bf16", for all Rust kernels
                 of the process; None is the best of this CPU.
 
@@ -113,6 +116,7 @@ class LLM:
             quantization=quantization,
             load_format=load_format,
             enforce_eager=enforce_eager,
+            async_scheduling=async_scheduling,
             cpu_instructions=cpu_instructions,
         )
         self.llm_engine = LLMEngine(args)

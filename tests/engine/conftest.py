@@ -14,11 +14,11 @@ from transformers import PreTrainedTokenizerFast
 from pagedserve import EngineArgs, LLMEngine, RequestOutput, SchedulerOutputs
 from pagedserve.config import ModelConfig
 from pagedserve.engine import llm_engine
-from pagedserve.executor.worker import StepResults
+from pagedserve.executor.worker import LaunchedStep
 from pagedserve.runner.buffers import StepBuffers
 from pagedserve.sampling.batch import RowSampling
 from pagedserve.sampling.logprobs import PromptTargets
-from pagedserve.sampling.sampler import SampledRows, Sampler
+from pagedserve.sampling.sampler import Sampler
 
 EOS = 256
 VOCAB_SIZE = 257
@@ -88,22 +88,22 @@ class FormulaExecutor:
         )
         self._block_size = block_size
 
-    def execute(
+    def launch(
         self,
         outputs: SchedulerOutputs,
         rows: Sequence[RowSampling],
         prompts: PromptTargets | None = None,
-    ) -> StepResults:
-        inputs = self.buffers.inputs(outputs, self._block_size)
+        before: Tensor | None = None,
+    ) -> LaunchedStep:
+        inputs = self.buffers.inputs(outputs, self._block_size, before)
         self.num_rows.append(outputs.num_rows)
         self.before_sampling()
         index = inputs.sample_index
         if prompts is not None:
             index = torch.cat((index, torch.from_numpy(prompts.index)))
         logits = formula_logits(inputs.token_ids[0, index], inputs.positions[0, index])
-        sampled = self._sampler.sample(logits[: len(rows)], rows) if rows else SampledRows.none()
-        scored = None if prompts is None else prompts.score(logits[len(rows) :])
-        return StepResults(sampled, scored)
+        samples = self._sampler.launch(logits[: len(rows)], rows) if rows else None
+        return LaunchedStep(samples, prompts, logits[len(rows) :])
 
 
 class FormulaModel:

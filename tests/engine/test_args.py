@@ -46,6 +46,7 @@ from pagedserve.errors import ConfigError
         ({"device": None}, "device is None; it must be a string"),
         ({"load_format": "random"}, "load_format is 'random': accepted are auto, dummy"),
         ({"enforce_eager": 1}, "enforce_eager is 1; it must be True or False"),
+        ({"async_scheduling": 1}, "async_scheduling is 1; it must be True, False or None"),
         ({"gpu_memory_utilization": 0}, "gpu_memory_utilization is 0; it must be a number above 0"),
         ({"gpu_memory_utilization": 1.5}, r"gpu_memory_utilization is 1\.5; it must be"),
         ({"gpu_memory_utilization": True}, "gpu_memory_utilization is True"),
@@ -95,6 +96,7 @@ def test_every_field_can_be_given_on_the_command_line() -> None:
         quantization="int8",
         load_format="dummy",
         enforce_eager=True,
+        async_scheduling=True,
         cpu_instructions="avx2",
     )
     argv = []

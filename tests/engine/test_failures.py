@@ -4,14 +4,14 @@ import linecache
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any
 
 import pytest
 
 from pagedserve import LLMEngine, RequestOutput, SamplingParams, StepError
-from pagedserve.executor.worker import StepResults
+from pagedserve.executor.worker import LaunchedStep
 from pagedserve.inputs import TokensPrompt
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
@@ -20,14 +20,40 @@ SEVERAL = SamplingParams(n=2, max_tokens=6, ignore_eos=True, seed=3, logprobs=2,
 BEAMS = SamplingParams(
     n=2, best_of=3, use_beam_search=True, temperature=0, max_tokens=6, prompt_logprobs=1
 )
-PARAMS = (GREEDY, SEVERAL, BEAMS)
+RANDOM = SamplingParams(max_tokens=9, ignore_eos=True, seed=3, stop="zz")
+# What the formula says in the middle of the answers below.
+ENDING = SamplingParams(temperature=0, max_tokens=7, stop_token_ids=[65, 219], ignore_eos=True)
 NAMES = [str(number) for number in range(4)]
 
 
-def add_requests(engine: LLMEngine) -> None:
-    for number, name in enumerate(NAMES):
-        prompt: TokensPrompt = {"prompt_token_ids": list(range(number + 1))}
-        engine.add_request(name, prompt, PARAMS[number % 3], final_only=number < 1)
+@dataclass(frozen=True)
+class Way:
+    """How steps are run, and requests that are run so."""
+
+    params: tuple[SamplingParams, ...]
+    options: dict[str, Any]
+
+    def engine(self, formula: Any) -> LLMEngine:
+        engine: LLMEngine = formula.engine(**self.options)
+        for number, name in enumerate(NAMES):
+            prompt: TokensPrompt = {"prompt_token_ids": list(range(number + 1))}
+            params = self.params[number % len(self.params)]
+            engine.add_request(name, prompt, params, final_only=number < 1)
+        return engine
+
+
+WAYS = {
+    "one by one": Way((GREEDY, SEVERAL, BEAMS), {}),
+    "ahead": Way((GREEDY, RANDOM, ENDING), {"async_scheduling": True}),
+    "ahead with little memory": Way(
+        (GREEDY, RANDOM, ENDING), {"async_scheduling": True, "num_gpu_blocks": 6}
+    ),
+}
+
+
+@pytest.fixture(params=WAYS)
+def way(request: pytest.FixtureRequest) -> Way:
+    return WAYS[request.param]
 
 
 def last_outputs(engine: LLMEngine) -> dict[str, RequestOutput]:
@@ -40,10 +66,9 @@ def answers(outputs: dict[str, RequestOutput]) -> dict[str, tuple[object, object
 
 
 @pytest.fixture
-def undisturbed(formula: Any) -> dict[str, tuple[object, object]]:
-    engine = formula.engine()
-    add_requests(engine)
-    return answers(formula.finish(engine))
+def undisturbed(formula: Any, way: Way) -> dict[str, tuple[object, object]]:
+    plain = replace(way, options={})
+    return answers(formula.finish(plain.engine(formula)))
 
 
 class FailOnce:
@@ -61,16 +86,22 @@ class FailOnce:
 @pytest.mark.parametrize("error", [RuntimeError("out of order"), KeyboardInterrupt()])
 @pytest.mark.parametrize("step", [0, 2, 5])
 def test_a_step_that_failed_is_done_again(
-    formula: Any, undisturbed: dict[str, tuple[object, object]], error: BaseException, step: int
+    formula: Any,
+    way: Way,
+    undisturbed: dict[str, tuple[object, object]],
+    error: BaseException,
+    step: int,
 ) -> None:
-    engine = formula.engine()
-    add_requests(engine)
+    engine = way.engine(formula)
     formula.executor(engine).before_sampling = FailOnce(step, error)
     outputs: dict[str, RequestOutput] = {}
-    for _ in range(step):
-        outputs |= last_outputs(engine)
+
+    def run() -> None:
+        while True:
+            outputs.update(last_outputs(engine))
+
     with pytest.raises(type(error)):
-        engine.step()
+        run()
     engine.scheduler.check()
     outputs |= formula.finish(engine)
     assert answers(outputs) == undisturbed
@@ -78,29 +109,32 @@ def test_a_step_that_failed_is_done_again(
 
 
 def test_a_model_that_breaks_the_step_protocol_leaves_the_engine_usable(
-    formula: Any, undisturbed: dict[str, tuple[object, object]], monkeypatch: pytest.MonkeyPatch
+    formula: Any,
+    way: Way,
+    undisturbed: dict[str, tuple[object, object]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    engine = formula.engine()
-    add_requests(engine)
+    engine = way.engine(formula)
     executor = formula.executor(engine)
     with monkeypatch.context() as patch:
-        execute = executor.execute
+        launch = executor.launch
 
-        def broken(*given: Any) -> StepResults:
-            results: StepResults = execute(*given)
+        def broken(*given: Any) -> LaunchedStep:
+            launched: LaunchedStep = launch(*given)
+            results = launched.results()
             sampled = replace(results.sampled, tokens=results.sampled.tokens - 1000)
-            return results._replace(sampled=sampled)
+            patch.setattr(launched, "results", lambda: results._replace(sampled=sampled))
+            return launched
 
-        patch.setattr(executor, "execute", broken)
+        patch.setattr(executor, "launch", broken)
         # No token is negative: the detokenizer notices, or the scheduler.
         with pytest.raises((OverflowError, StepError)):
             engine.step()
     assert answers(formula.finish(engine)) == undisturbed
 
 
-def test_requests_aborted_after_a_failure_leave_nothing(formula: Any) -> None:
-    engine = formula.engine()
-    add_requests(engine)
+def test_requests_aborted_after_a_failure_leave_nothing(formula: Any, way: Way) -> None:
+    engine = way.engine(formula)
     formula.executor(engine).before_sampling = FailOnce(2, RuntimeError("no"))
     with pytest.raises(RuntimeError, match="no"):
         formula.finish(engine)
@@ -145,12 +179,11 @@ def interrupt_at(num_lines: int, call: Callable[[], object]) -> bool:
 
 @pytest.mark.parametrize("step", [0, 1, 5])
 def test_an_interrupt_at_any_line_of_a_step_loses_nothing(
-    formula: Any, undisturbed: dict[str, tuple[object, object]], step: int
+    formula: Any, way: Way, undisturbed: dict[str, tuple[object, object]], step: int
 ) -> None:
     num_lines = 1
     while True:
-        engine = formula.engine()
-        add_requests(engine)
+        engine = way.engine(formula)
         outputs: dict[str, RequestOutput] = {}
         for _ in range(step):
             outputs |= last_outputs(engine)

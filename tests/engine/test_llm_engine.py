@@ -200,7 +200,7 @@ def test_a_scheduler_that_does_nothing_is_a_bug_not_a_hang(
     engine = formula.engine()
     engine.add_request("a", ids(1), GREEDY)
     idle = formula.engine().scheduler
-    monkeypatch.setattr(engine, "_scheduler", idle)
+    monkeypatch.setattr(engine._loop, "_scheduler", idle)
     with pytest.raises(InvariantError, match="nothing to do though 1 requests wait"):
         engine.step()
 

@@ -26,9 +26,13 @@ def test_uniforms_depend_on_key_and_index_alone() -> None:
 
 
 def test_a_uniform_can_be_asked_for_again() -> None:
+    numbers = [UniformStream(3).at(index) for index in range(300)]
     stream = UniformStream(3)
-    assert stream.at(70) == stream.at(70)
-    assert 0 <= stream.at(70) < 1
+    for index in range(1, 300):
+        # A step that failed with the next already launched asks for the one before.
+        assert stream.at(index) == numbers[index]
+        assert stream.at(index - 1) == numbers[index - 1]
+        assert 0 <= numbers[index] < 1
 
 
 def test_uniforms_are_uniform() -> None:

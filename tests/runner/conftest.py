@@ -76,7 +76,7 @@ def run(executor: Executor) -> Callable[[_core.Scheduler, list[list[int]], int],
                 continue
             scheduler.prepare_inputs(executor.buffers.core)
             rows = [RowSampling(temperature=0.0)] * outputs.num_samples
-            tokens = executor.execute(outputs, rows).sampled.tokens
+            tokens = executor.launch(outputs, rows).results().sampled.tokens
             parents = executor.buffers.sample_rows[: outputs.num_samples].copy()
             for parent, token in zip(parents.tolist(), tokens.tolist(), strict=True):
                 texts[int(executor.buffers.row_handles[parent])].append(token)

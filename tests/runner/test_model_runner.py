@@ -93,7 +93,7 @@ def test_a_failed_forward_leaves_the_runner_usable(
 
     hook = layer.register_forward_pre_hook(fail)
     with pytest.raises(RuntimeError, match="broken layer"):
-        executor.execute(outputs, [RowSampling(temperature=0.0)])
+        executor.launch(outputs, [RowSampling(temperature=0.0)])
     hook.remove()
     scheduler.abandon(outputs.step_id)
     with pytest.raises(StepError, match="outside"):
@@ -110,7 +110,7 @@ def test_a_wrong_number_of_parameters_is_refused(
     outputs = scheduler.schedule(0.0)
     scheduler.prepare_inputs(executor.buffers.core)
     with pytest.raises(StepError, match="2 sampling parameters for 1 samples"):
-        executor.execute(outputs, [RowSampling(), RowSampling()])
+        executor.launch(outputs, [RowSampling(), RowSampling()])
 
 
 def test_bytes_of_a_block_count_every_layer(executor: Executor) -> None:

@@ -106,7 +106,7 @@ def generate(executor: Executor, scheduler: _core.Scheduler) -> dict[int, list[i
         outputs = scheduler.schedule(0.0)
         scheduler.prepare_inputs(executor.buffers.core)
         rows = [RowSampling(temperature=0.0)] * outputs.num_samples
-        tokens = executor.execute(outputs, rows).sampled.tokens
+        tokens = executor.launch(outputs, rows).results().sampled.tokens
         parents = executor.buffers.sample_rows[: outputs.num_samples].copy()
         handles = executor.buffers.row_handles[parents].tolist()
         for handle, token in zip(handles, tokens.tolist(), strict=True):
@@ -125,6 +125,29 @@ def test_tokens_are_the_same_padded_and_not(executor: Executor, scheduler: _core
     decode = padded(executor, (8,))
     assert list(generate(executor, scheduler).values()) == expected
     assert set(decode.seen) == {(4, 8), (3, 8), (2, 8)}
+
+
+def test_inputs_stand_for_the_tokens_of_the_step_before(
+    executor: Executor, scheduler: _core.Scheduler
+) -> None:
+    for index, prompt in enumerate(PROMPTS[:3]):
+        scheduler.add_seq_group(np.array(prompt, dtype=np.int32), arrival_time=float(index))
+    outputs = scheduler.schedule(0.0)
+    scheduler.prepare_inputs(executor.buffers.core)
+    rows = [RowSampling(temperature=0.0)] * 3
+    before = executor.launch(outputs, rows).tokens()
+    assert before is not None
+    assert scheduler.update_ahead(outputs.step_id)
+    outputs = scheduler.schedule(0.0)
+    scheduler.prepare_inputs(executor.buffers.core)
+    assert executor.buffers.on_device.token_ids[:3].tolist() == [-1, -2, -3]
+    runner = executor._worker._runner
+    expected = runner.execute(outputs, before=before).clone()
+    assert executor.buffers.on_device.token_ids[:3].equal(before)
+    decode = padded(executor, (4,))
+    scheduler.prepare_inputs(executor.buffers.core)
+    torch.testing.assert_close(runner.execute(outputs, before=before), expected)
+    assert decode.seen == [(3, 4)]
 
 
 def written(executor: Executor) -> list[list[bool]]:

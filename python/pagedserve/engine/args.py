@@ -18,6 +18,7 @@ from pagedserve.errors import ConfigError
 
 PreemptionMode: TypeAlias = Literal["recompute", "swap"]
 
+_FLAGS: Final = (bool, bool | None)
 # Fields of these types are names; of the others all that are no flags are counts, but for
 # ``swap_space`` and ``gpu_memory_utilization``.
 _NAMES: Final = (
@@ -94,6 +95,9 @@ class EngineArgs:
             nothing but a config.json.
         enforce_eager: Capture no CUDA graphs; decode steps on a GPU are then launched kernel by
             kernel.
+        async_scheduling: Decide and launch the next step while the tokens of one are still on
+            their way, wherever nothing depends on them; a sequence that turns out to have ended
+            runs once more for nothing.  None does so on a GPU.
         cpu_instructions: Vector instructions of the Rust kernels: "portable", "avx2", "avx512" or
             "avx512_bf16"; None is the best of this CPU.  It holds for the process.
 
@@ -182,6 +186,12 @@ class EngineArgs:
         metadata=_option("dummy makes weights up, for measuring", choices=get_args(LoadFormat)),
     )
     enforce_eager: bool = field(default=False, metadata=_option("capture no CUDA graphs"))
+    async_scheduling: bool | None = field(
+        default=None,
+        metadata=_option(
+            "launch a step before the tokens of the last are known (default: on GPUs)"
+        ),
+    )
     cpu_instructions: str | None = field(
         default=None,
         metadata=_option("vector instructions of the Rust kernels (default: the best of this CPU)"),
@@ -190,8 +200,8 @@ class EngineArgs:
     def __post_init__(self) -> None:
         for one in dataclasses.fields(self):
             value = getattr(self, one.name)
-            if one.type is bool:
-                _check_flag(one.name, value)
+            if one.type in _FLAGS:
+                _check_flag(one.name, value, optional=one.default is None)
             elif one.name == "swap_space":
                 _check_size(one.name, value)
             elif one.name == "gpu_memory_utilization":
@@ -230,7 +240,7 @@ class EngineArgs:
         group = parser.add_argument_group("engine")
         for one in dataclasses.fields(cls):
             argument: dict[str, Any] = {"type": str if one.type in _NAMES else int}
-            if one.type is bool:
+            if one.type in _FLAGS:
                 argument = {"action": argparse.BooleanOptionalAction}
             argument |= one.metadata
             if one.default is dataclasses.MISSING:
@@ -253,9 +263,10 @@ def _check_name(name: str, value: object, *, optional: bool) -> None:
         raise ConfigError(f"{name} is {value!r}; it must be {accepted}")
 
 
-def _check_flag(name: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise ConfigError(f"{name} is {value!r}; it must be True or False")
+def _check_flag(name: str, value: object, *, optional: bool) -> None:
+    if not isinstance(value, bool) and not (optional and value is None):
+        accepted = "True, False or None" if optional else "True or False"
+        raise ConfigError(f"{name} is {value!r}; it must be {accepted}")
 
 
 def _check_size(name: str, value: object) -> None:

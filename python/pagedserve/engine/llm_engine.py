@@ -1,37 +1,32 @@
 """``LLMEngine``: requests in, one step at a time, outputs out.
 
-Owns the scheduler, the executor and the requests.  Invariants:
+Owns the scheduler, the executor and the requests; the steps are those of the ``StepLoop``.
+Invariants:
 
 1. The scheduler's groups and ``_requests`` name the same requests whenever no method runs, also
-   after an exception or an interrupt in the middle of one.
-2. A step that failed leaves every request as it was; the next step does the same work again.
-   Where the failure came after the scheduler had taken the tokens, the requests have them too.
-3. An output is returned once, by the step that made it or, if that one failed, by the next.
-
-Costs: outside the executor a step is three border calls and about five microseconds a row.
+   after an exception or an interrupt in the middle of one; but a request that has ended may have a
+   group for as long as a step that was launched before anybody knew is under way.
+2. An output is returned once, by the step that made it or, if that one failed, by the next.
 """
 
 import logging
-import time
 from collections.abc import Iterable
 from functools import partial
 from typing import Final
 
-import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from pagedserve._core import Scheduler, SchedulerOutputs
 from pagedserve.engine.admission import Admission, CheckedRequest
 from pagedserve.engine.args import EngineArgs
-from pagedserve.engine.prompts import ScoredRow, prompt_logprobs, prompt_targets, scored_rows
+from pagedserve.engine.loop import StepLoop, now
 from pagedserve.engine.requests import Request, RequestTable
 from pagedserve.engine.setup import cache_config, memory_plan, scheduler_config
-from pagedserve.engine.stats import EngineStats, StatsLine, step_line
-from pagedserve.engine.step import OpenStep, call_into
-from pagedserve.errors import InvariantError, RequestError, StepError
+from pagedserve.engine.stats import EngineStats, StatsLine
+from pagedserve.engine.step import call_into
+from pagedserve.errors import InvariantError, RequestError
 from pagedserve.executor.executor import Executor
 from pagedserve.inputs import ParsedPrompt, Prompt, parse_prompt
-from pagedserve.output.judge import JudgedStep, Living, RequestStep, judge
 from pagedserve.output.processor import OutputProcessor
 from pagedserve.output.stop import Finish
 from pagedserve.outputs import RequestOutput
@@ -42,9 +37,6 @@ logger = logging.getLogger(__name__)
 _ABORTED: Final = Finish("abort")
 # Seconds between two lines of statistics.
 _STATS_INTERVAL: Final = 10.0
-
-# The engine's clock; the scheduler sees no other.
-_now = time.monotonic
 
 
 class LLMEngine:
@@ -92,13 +84,21 @@ class LLMEngine:
             processor=self._processor,
             seed=args.seed,
         )
-        self._buffers = self._executor.buffers
-        self._token_start = np.arange(args.max_num_seqs + 1, dtype=np.int32)
         self._num_added = 0
         self._requests = RequestTable()
-        self._ready: dict[str, RequestOutput] = {}
         self.stats = EngineStats()
-        self._stats_line = StatsLine(_now())
+        self._stats_line = StatsLine(now())
+        on_gpu = loaded.device.type == "cuda"
+        self._loop = StepLoop(
+            self._scheduler,
+            self._executor,
+            self._processor,
+            self._requests,
+            self.stats,
+            num_gpu_blocks=cache.num_gpu_blocks,
+            max_num_seqs=config.max_num_seqs,
+            goes_ahead=on_gpu if args.async_scheduling is None else args.async_scheduling,
+        )
 
     @classmethod
     def from_engine_args(cls, args: EngineArgs) -> "LLMEngine":
@@ -122,7 +122,7 @@ class LLMEngine:
 
     def has_unfinished_requests(self) -> bool:
         """Whether another ``step`` is wanted."""
-        return len(self._requests) > 0 or len(self._ready) > 0
+        return len(self._requests) > 0 or len(self._loop.ready) > 0
 
     def describe_backends(self) -> str:
         """One line for people: who computes attention and linear layers."""
@@ -131,12 +131,12 @@ class LLMEngine:
     def stats_line(self) -> str:
         """One line for people: queues, KV cache, prefix hits, tokens/s since the last line."""
         num_blocks = self.memory.num_gpu_blocks
-        return self._stats_line.write(self.stats, self._scheduler, num_blocks, _now())
+        return self._stats_line.write(self.stats, self._scheduler, num_blocks, now())
 
     @property
     def seconds_since_stats(self) -> float:
         """Seconds since the last line of statistics."""
-        return self._stats_line.age(_now())
+        return self._stats_line.age(now())
 
     def reset_prefix_cache(self) -> bool:
         """Forget every cached prefix.
@@ -189,7 +189,7 @@ class LLMEngine:
             request_id,
             prompt,
             number=self._num_added,
-            arrival_time=_now(),
+            arrival_time=now(),
             is_followed=not final_only,
         )
         add = partial(
@@ -221,17 +221,23 @@ class LLMEngine:
 
         Returns:
             The last output of each that was unfinished, with what it had so far and the finish
-            reason "abort".
+            reason "abort"; its own reason where it ends in a step that is under way.
         """
+        names = [request_id] if isinstance(request_id, str) else list(request_id)
+        unfinished = {one for one in names if one in self._requests}
+        # A step under way may be at work on their blocks, or bring their end.
+        self._loop.settle()
         outputs = []
-        for one in [request_id] if isinstance(request_id, str) else list(request_id):
-            self._ready.pop(one, None)
+        for one in names:
+            ready = self._loop.ready.pop(one, None)
             request = self._requests.by_id(one)
             if request is not None:
-                self._note_scheduling(request)
+                self._loop.note_scheduling(request)
                 self._scheduler.abort(request.group)
                 self._requests.discard(request)
-                outputs.append(self._processor.conclude(request.output, _ABORTED, _now()))
+                outputs.append(self._processor.conclude(request.output, _ABORTED, now()))
+            elif ready is not None and one in unfinished:
+                outputs.append(ready)
         return outputs
 
     def step(self) -> list[RequestOutput]:
@@ -243,22 +249,14 @@ class LLMEngine:
         Raises:
             InvariantError: The scheduler has nothing to do though requests wait: a bug.
         """
-        started = _now()
-        step = OpenStep()
-        try:
-            call_into(step.scheduled, partial(self._scheduler.schedule, started))
-            self.stats.scheduler_seconds += _now() - started
-            self._end_ignored(step.scheduled[0], started)
-            if not step.scheduled[0].is_empty:
-                self._run(step)
-        except BaseException:
-            self._recover(step)
-            raise
-        if len(self._requests) and not self._ready and _did_nothing(step.scheduled[0]):
+        decisions = self._loop.step()
+        if len(self._requests) and not self._loop.ready and _did_nothing(decisions):
             raise InvariantError(
                 f"the scheduler has nothing to do though {len(self._requests)} requests wait"
             )
-        outputs, self._ready = list(self._ready.values()), {}
+        if self.seconds_since_stats >= _STATS_INTERVAL and logger.isEnabledFor(logging.INFO):
+            logger.info("%s", self.stats_line())
+        outputs, self._loop.ready = list(self._loop.ready.values()), {}
         return outputs
 
     def _discard(self, request_id: str) -> None:
@@ -272,121 +270,6 @@ class LLMEngine:
                 f"request_id is {request_id!r}; it must be a string that no other unfinished "
                 "request has"
             )
-
-    def _run(self, step: OpenStep) -> None:
-        """Execute a step and take its tokens."""
-        scheduled, buffers = step.scheduled[0], self._buffers
-        self._scheduler.prepare_inputs(buffers.core)
-        self._note_scheduled(scheduled)
-        parent_rows = buffers.sample_rows[: scheduled.num_samples]
-        living = self._requests.by_seqs(buffers.row_handles[parent_rows].tolist())
-        scored = self._scored_rows(scheduled)
-        results = self._executor.execute(
-            scheduled, [one.row for one in living], prompt_targets(scored)
-        )
-        step.prompts = prompt_logprobs(scored, results.prompts)
-        rows = [Living(one.request.output, one.sequence) for one in living]
-        step.judged = judge(rows, parent_rows, results.sampled)
-        self._note_endings(step.judged)
-        update = partial(
-            self._scheduler.update,
-            scheduled.step_id,
-            step.judged.parent_rows,
-            self._token_start[: len(step.judged.tokens) + 1],
-            step.judged.tokens,
-            step.judged.finish_flags,
-        )
-        call_into(step.handles, update)
-        self._take(step)
-
-    def _take(self, step: OpenStep) -> None:
-        """Record an updated step and make its outputs; may be called again for the same step."""
-        if step.judged is None:
-            return
-        now = _now()
-        self._processor.apply(step.judged.requests, step.prompts, now)
-        handles: list[int] = step.handles[0].tolist()
-        first = 0
-        for one in step.judged.requests:
-            num_outputs = len(one.outputs)
-            request = self._requests.by_id(one.state.request_id)
-            if request is not None:
-                self._take_request(request, one, handles[first : first + num_outputs], now)
-            first += num_outputs
-        self.stats.num_generation_tokens += len(handles)
-
-    def _take_request(
-        self, request: Request, step: RequestStep, handles: list[int], now: float
-    ) -> None:
-        if step.is_done:
-            self._end(request, step.failure, now)
-            return
-        if request.output.max_num_seqs > 1:
-            self._requests.spread(request, step.living(handles))
-        if request.output.is_followed:
-            self._ready[request.output.request_id] = self._processor.follow(request.output)
-
-    def _recover(self, step: OpenStep) -> None:
-        """Bring requests and scheduler together after a step that did not come to its end."""
-        if not step.scheduled:
-            return
-        self._end_ignored(step.scheduled[0], _now())
-        if step.scheduled[0].is_empty:
-            return
-        try:
-            self._scheduler.abandon(step.scheduled[0].step_id)
-        except StepError:
-            # Closed already: the interrupt came after the scheduler had taken the tokens.
-            self._take(step)
-
-    def _end(self, request: Request | None, finish: Finish | None, now: float) -> None:
-        """Make the last output of a request; one that has ended already may be named again."""
-        if request is not None:
-            output = self._processor.conclude(request.output, finish, now)
-            self._ready[request.output.request_id] = output
-            self._requests.discard(request)
-
-    def _end_ignored(self, scheduled: SchedulerOutputs, now: float) -> None:
-        for group, reason in scheduled.ignored_seq_groups:
-            self._end(self._requests.by_group(group), Finish("ignored", reason), now)
-
-    def _scored_rows(self, scheduled: SchedulerOutputs) -> list[ScoredRow]:
-        """Rows of prompts whose log-probabilities somebody wants."""
-        if not self._requests.has_scored:
-            return []
-        buffers = self._buffers
-        seqs = buffers.row_handles[: scheduled.num_prefill_rows].tolist()
-        return scored_rows(self._requests.by_seqs(seqs), buffers.query_start, buffers.positions)
-
-    def _note_scheduled(self, scheduled: SchedulerOutputs) -> None:
-        """Times and counts of a step about to run."""
-        used = self.memory.num_gpu_blocks - self._scheduler.num_free_gpu_blocks
-        self.stats.note_step(scheduled, used)
-        if scheduled.num_prefill_rows:
-            seqs = self._buffers.row_handles[: scheduled.num_prefill_rows].tolist()
-            for living in self._requests.by_seqs(seqs):
-                metrics = living.request.output.metrics
-                if metrics.first_scheduled_time is None:
-                    metrics.first_scheduled_time = _now()
-        if self.seconds_since_stats >= _STATS_INTERVAL and logger.isEnabledFor(logging.INFO):
-            logger.info("%s", self.stats_line())
-        if logger.isEnabledFor(logging.DEBUG):
-            num_waiting = self._scheduler.num_waiting
-            logger.debug("%s, %d waiting", step_line(scheduled, used), num_waiting)
-
-    def _note_endings(self, judged: JudgedStep) -> None:
-        """Ask the scheduler about requests that it is about to forget."""
-        for step in judged.requests:
-            request = self._requests.by_id(step.state.request_id) if step.is_done else None
-            if request is not None:
-                self._note_scheduling(request)
-
-    def _note_scheduling(self, request: Request) -> None:
-        metrics = request.output.metrics
-        seconds = self.stats.scheduler_seconds - request.scheduler_seconds
-        counts = self._scheduler.preemptions_of(request.group)
-        metrics.scheduler_time = seconds
-        metrics.num_preemptions, metrics.num_recomputed_tokens = counts
 
 
 def _did_nothing(scheduled: SchedulerOutputs) -> bool:

@@ -35,11 +35,14 @@ class LivingSequence(NamedTuple):
     request: Request
     sequence: SequenceState | Beam
 
-    @property
-    def row(self) -> RowSampling:
-        """What the sampler is told about its next token."""
+    def row(self, *, num_unknown: int) -> RowSampling:
+        """What the sampler is told about its next token.
+
+        Args:
+            num_unknown: Tokens of it that only the device knows so far, behind those known here.
+        """
         index = 0 if isinstance(self.sequence, Beam) else self.sequence.index
-        return self.request.rows.row(self.sequence.token_ids, index)
+        return self.request.rows.row(self.sequence.token_ids, index, num_unknown=num_unknown)
 
 
 class RequestTable:
@@ -60,6 +63,10 @@ class RequestTable:
 
     def __contains__(self, request_id: object) -> bool:
         return request_id in self._by_id
+
+    def holds(self, request: Request) -> bool:
+        """Whether a request is still here; not another that has its id by now."""
+        return self._by_id.get(request.output.request_id) is request
 
     @property
     def has_scored(self) -> bool:

@@ -17,7 +17,7 @@ class UniformStream:
     """The random numbers of one sequence: number i belongs to its i-th new token.
 
     They depend on the key alone, not on what else runs, on preemptions, or on steps that failed
-    and were done again.
+    and were done again.  So a few numbers before the newest are kept.
     """
 
     __slots__ = ("_block", "_generator", "_start")
@@ -29,10 +29,11 @@ class UniformStream:
         self._block: list[float] = []
 
     def at(self, index: int) -> float:
-        """Number ``index``, a float64 in [0, 1); never one before a block already passed."""
+        """Number ``index``, a float64 in [0, 1); never one 64 or more before the newest."""
         while index - self._start >= len(self._block):
-            start = self._start + len(self._block)
-            self._block = self._generator.random(_DRAWN_AT_ONCE).tolist()
+            kept = self._block[-_DRAWN_AT_ONCE:]
+            start = self._start + len(self._block) - len(kept)
+            self._block = kept + self._generator.random(_DRAWN_AT_ONCE).tolist()
             self._start = start
         return self._block[index - self._start]
 
@@ -87,12 +88,13 @@ class RowSource:
         self._uniforms = [UniformStream(*key, index) for index in range(num_streams)]
         self._plain = self._make((0.0,), None)
 
-    def row(self, token_ids: Sequence[int], index: int) -> RowSampling:
+    def row(self, token_ids: Sequence[int], index: int, *, num_unknown: int = 0) -> RowSampling:
         """The row for what follows ``token_ids``, the new tokens of sequence ``index``.
 
-        The first row of a request draws a token for each of its sequences.
+        The first row of a request draws a token for each of its sequences.  Behind ``token_ids``
+        may be ``num_unknown`` tokens more, where nothing depends on what they are.
         """
-        count = len(token_ids)
+        count = len(token_ids) + num_unknown
         uniforms: tuple[float, ...] = (0.0,)
         if self._uniforms:
             streams = self._uniforms if count == 0 else [self._uniforms[index]]

@@ -11,6 +11,8 @@ class EngineStats:
 
     Attributes:
         num_steps: Steps that ran the model.
+        num_steps_ahead: Those of them that were launched before the tokens of the one before were
+            known to the host.
         num_prompt_tokens: Prompt tokens of the requests taken up.
         num_generation_tokens: New tokens.
         num_computed_prompt_tokens: Prompt tokens that the model ran on, again ones included.
@@ -21,6 +23,7 @@ class EngineStats:
     """
 
     num_steps: int = 0
+    num_steps_ahead: int = 0
     num_prompt_tokens: int = 0
     num_generation_tokens: int = 0
     num_computed_prompt_tokens: int = 0

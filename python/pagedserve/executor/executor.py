@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 
+from torch import Tensor
+
 from pagedserve.config import ModelConfig
 from pagedserve.errors import StepError
 from pagedserve.executor.available import AvailableBlocks, StepLimits
-from pagedserve.executor.worker import StepOutputs, StepResults, Worker
+from pagedserve.executor.worker import LaunchedStep, StepOutputs, Worker
 from pagedserve.models.loader import LoadedModel
 from pagedserve.runner.buffers import StepBuffers
 from pagedserve.sampling.batch import RowSampling
@@ -27,7 +29,7 @@ class Executor:
 
     @property
     def buffers(self) -> StepBuffers:
-        """The arrays that the core fills before `execute`.
+        """The arrays that the core fills before `launch`.
 
         Raises:
             StepError: before `init_cache`.
@@ -68,25 +70,31 @@ class Executor:
             max_model_len=max_model_len,
         )
 
-    def execute(
+    def launch(
         self,
         outputs: StepOutputs,
         rows: Sequence[RowSampling],
         prompts: PromptTargets | None = None,
-    ) -> StepResults:
-        """Carry out one step, whose inputs the core has written to the buffers.
+        before: Tensor | None = None,
+    ) -> LaunchedStep:
+        """Begin one step, whose inputs the core has written to the buffers.
+
+        On a GPU this returns once everything is queued, on the CPU once the model has run.
 
         Args:
             outputs: the step's decisions.
             rows: parameters of its samples, S of them.
             prompts: positions whose log-probabilities are wanted besides.
+            before: the tokens of the step before, where it went ahead of them: an input of
+                ``-1 - i`` stands for token i.
 
         Returns:
-            The samples, in the order of ``rows``, and what ``prompts`` asks for.
+            The step, whose results are the samples, in the order of ``rows``, and what ``prompts``
+            asks for.
 
         Raises:
             StepError: if rows are not as many as the step's samples.
         """
         if outputs.num_rows and len(rows) != outputs.num_samples:
             raise StepError(f"{len(rows)} sampling parameters for {outputs.num_samples} samples")
-        return self._worker.execute(outputs, rows, prompts)
+        return self._worker.launch(outputs, rows, prompts, before)

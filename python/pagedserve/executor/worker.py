@@ -5,6 +5,7 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 import torch
+from torch import Tensor
 
 from pagedserve.attention.backends import check_block_size
 from pagedserve.cache.engine import BlockMoves, CacheEngine, kv_bytes_per_block
@@ -19,7 +20,7 @@ from pagedserve.runner.padded import ladder
 from pagedserve.runner.profile import peak_bytes, run_trial
 from pagedserve.sampling.batch import RowSampling
 from pagedserve.sampling.logprobs import PositionLogprobs, PromptTargets
-from pagedserve.sampling.sampler import SampledRows, Sampler
+from pagedserve.sampling.sampler import LaunchedSamples, SampledRows, Sampler
 
 
 class StepResults(NamedTuple):
@@ -27,6 +28,40 @@ class StepResults(NamedTuple):
 
     sampled: SampledRows
     prompts: PositionLogprobs | None
+
+
+class LaunchedStep:
+    """A step on its way: what it is to give may still be made by the device."""
+
+    def __init__(
+        self, samples: LaunchedSamples | None, prompts: PromptTargets | None, logits: Tensor | None
+    ) -> None:
+        """Keep what is needed for the results.
+
+        Args:
+            samples: of the step; None where it samples nothing.
+            prompts: what was asked about prompts.
+            logits: float32 ``[P, V]``, of the positions of ``prompts``.
+        """
+        self._samples = samples
+        self._prompts = prompts
+        self._logits = logits
+
+    @property
+    def stands_alone(self) -> bool:
+        """Whether tokens are sampled, all of them on the device, and nothing else is wanted."""
+        return self._samples is not None and self._prompts is None and self._samples.stands_alone
+
+    def tokens(self) -> Tensor | None:
+        """The tokens of a step that stands alone, int32 ``[S]`` on its device; else None."""
+        return self._samples.tokens() if self._samples is not None and self.stands_alone else None
+
+    def results(self) -> StepResults:
+        """Wait for the step; called before another is launched, unless it stands alone."""
+        sampled = SampledRows.none() if self._samples is None else self._samples.results()
+        if self._prompts is None or self._logits is None:
+            return StepResults(sampled, None)
+        return StepResults(sampled, self._prompts.score(self._logits))
 
 
 class StepOutputs(StepSizes, BlockMoves, Protocol):
@@ -135,27 +170,20 @@ class Worker:
             graphs = DecodeGraphs(forward, buffers, sizes=sizes, block_size=block_size)
             graphs.capture(self.loaded.vocab_size)
         self._runner = ModelRunner(forward, buffers, block_size, graphs)
-        self._buffers = buffers
         return buffers
 
-    def execute(
-        self, outputs: StepOutputs, rows: Sequence[RowSampling], prompts: PromptTargets | None
-    ) -> StepResults:
-        """Moves, forward, sampling."""
-        try:
-            return self._execute(outputs, rows, prompts)
-        finally:
-            self._buffers.release()
-
-    def _execute(
-        self, outputs: StepOutputs, rows: Sequence[RowSampling], prompts: PromptTargets | None
-    ) -> StepResults:
+    def launch(
+        self,
+        outputs: StepOutputs,
+        rows: Sequence[RowSampling],
+        prompts: PromptTargets | None,
+        before: Tensor | None,
+    ) -> LaunchedStep:
+        """Moves, forward, sampling; see `Executor.launch`."""
         self._cache.move(outputs)
         if outputs.num_rows == 0:
-            return StepResults(SampledRows.none(), None)
+            return LaunchedStep(None, None, None)
         index = None if prompts is None else torch.from_numpy(prompts.index)
-        logits = self._runner.execute(outputs, index)
-        sampled = self._sampler.sample(logits[: len(rows)], rows) if rows else SampledRows.none()
-        if prompts is None:
-            return StepResults(sampled, None)
-        return StepResults(sampled, prompts.score(logits[len(rows) :]))
+        logits = self._runner.execute(outputs, index, before)
+        samples = self._sampler.launch(logits[: len(rows)], rows) if rows else None
+        return LaunchedStep(samples, prompts, logits[len(rows) :])

@@ -98,27 +98,30 @@ class JudgedStep(NamedTuple):
 
 
 def judge(
-    rows: Sequence[Living], parent_rows: NDArray[np.int32], sampled: "SampledRows"
+    rows: Sequence[Living | None], parent_rows: NDArray[np.int32], sampled: "SampledRows"
 ) -> JudgedStep:
     """Judge a step.
 
     Args:
-        rows: What each sampled row continues, S of them; those of a request lie together.
+        rows: What each sampled row continues, S of them; those of a request lie together.  None
+            for what has ended meanwhile.
         parent_rows: [S] number of each in the step.
         sampled: What the sampler made of them.
     """
     judged = _Judge(sampled)
     requests: list[RequestStep] = []
     first = 0
-    for _, group in groupby(rows, key=lambda row: id(row.state)):
-        members = list(group)
-        requests.append(judged.request(members, first))
-        first += len(members)
+    for _, group in groupby(rows, key=lambda row: row and id(row.state)):
+        places = list(group)
+        members = [row for row in places if row is not None]
+        if members:
+            requests.append(judged.request(members, first))
+        first += len(places)
     outputs = [output for request in requests for output in request.outputs]
-    places = [place for request in requests for place in request.parents]
+    parents = [parent for request in requests for parent in request.parents]
     return JudgedStep(
         requests,
-        parent_rows[places],
+        parent_rows[parents],
         np.array([_token(one) for one in outputs], dtype=np.int32),
         np.array([_ends(one) for one in outputs], dtype=np.uint8),
     )

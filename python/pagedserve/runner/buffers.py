@@ -151,7 +151,7 @@ class StepBuffers:
         self._block_tables: NDArray[np.int32] = host.block_tables.numpy()
         self.sample_rows: NDArray[np.int32] = np.zeros(max_num_rows, dtype=np.int32)
         self.row_handles: NDArray[np.int64] = np.zeros(max_num_rows, dtype=np.int64)
-        self.core = _core.InputBuffers(
+        self._core = _core.InputBuffers(
             token_ids=self._token_ids,
             positions=self.positions,
             slot_mapping=self._slot_mapping,
@@ -164,11 +164,18 @@ class StepBuffers:
         )
 
     @property
+    def core(self) -> _core.InputBuffers:
+        """What the core fills, once the device has its copy of the step before."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return self._core
+
+    @property
     def device(self) -> torch.device:
         """The model's."""
         return self._there.device
 
-    def inputs(self, sizes: StepSizes, block_size: int) -> StepInputs:
+    def inputs(self, sizes: StepSizes, block_size: int, before: Tensor | None = None) -> StepInputs:
         """The used part of the buffers, after the core has filled them.
 
         These are views: valid until the next step is prepared.
@@ -176,8 +183,9 @@ class StepBuffers:
         Args:
             sizes: of the step.
             block_size: tokens of a block.
+            before: int32 ``[S']``, tokens for which inputs stand; see `upload`.
         """
-        self.upload(sizes)
+        self.upload(sizes, before)
         arrays, num_tokens = self.on_device, sizes.num_batched_tokens
         return StepInputs(
             token_ids=arrays.token_ids[None, :num_tokens],
@@ -200,19 +208,23 @@ class StepBuffers:
         self._seq_lens[padding] = 0
         self.query_start[sizes.num_rows : num_rows + 1] = sizes.num_rows
 
-    def upload(self, sizes: StepSizes) -> None:
-        """Copy the step to the device, in one piece; on the CPU it is there."""
-        if self._copied is None:
-            return
-        num_entries = sizes.num_rows * sizes.max_num_blocks
-        used = slice(self._tables_start + num_entries * self._block_tables.itemsize)
-        self._there[used].copy_(self._host[used], non_blocking=True)
-        self._copied.record()
+    def upload(self, sizes: StepSizes, before: Tensor | None = None) -> None:
+        """Copy the step to the device, in one piece; on the CPU it is there.
 
-    def release(self) -> None:
-        """Wait until the device has its copy: the core may fill the buffers again."""
+        Args:
+            sizes: of the step.
+            before: int32 ``[S']`` on the device, the tokens of the step before: they take the
+                place of inputs -1, -2 and so on.
+        """
         if self._copied is not None:
-            self._copied.synchronize()
+            num_entries = sizes.num_rows * sizes.max_num_blocks
+            used = slice(self._tables_start + num_entries * self._block_tables.itemsize)
+            self._there[used].copy_(self._host[used], non_blocking=True)
+            self._copied.record()
+        if before is not None:
+            ids = self.on_device.token_ids[: sizes.num_batched_tokens]
+            known = before[(-1 - ids).clamp_(min=0)]
+            torch.where(ids < 0, known, ids, out=ids)
 
     def layout(self, sizes: StepSizes, block_size: int) -> StepLayout:
         """The rows of the step, in host memory."""

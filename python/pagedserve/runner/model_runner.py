@@ -32,13 +32,19 @@ class ModelRunner:
         self._padded = padded
 
     @torch.inference_mode()
-    def execute(self, sizes: StepSizes, more_index: Tensor | None = None) -> Tensor:
+    def execute(
+        self,
+        sizes: StepSizes,
+        more_index: Tensor | None = None,
+        before: Tensor | None = None,
+    ) -> Tensor:
         """Run the step whose inputs are in the buffers.
 
         Args:
             sizes: of the step.
             more_index: int32 ``[P]``, positions in T whose logits are wanted besides those of
                 the samples.
+            before: int32 ``[S']``, tokens for which inputs stand; see `StepBuffers.upload`.
 
         Returns:
             Logits, float32 ``[S + P, V]``; valid until the next step.
@@ -47,8 +53,8 @@ class ModelRunner:
             StepError: if not every layer attended over the pools.
         """
         if self._padded is not None and more_index is None and self._padded.fits(sizes):
-            return self._padded.run(sizes)
-        inputs = self._buffers.inputs(sizes, self._block_size)
+            return self._padded.run(sizes, before)
+        inputs = self._buffers.inputs(sizes, self._block_size, before)
         index = inputs.sample_index
         if more_index is not None:
             index = torch.cat((index, more_index.to(index.device)))

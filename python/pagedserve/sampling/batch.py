@@ -54,6 +54,16 @@ class RowSampling:
         return not self.is_greedy and self.edits is None and not self.num_candidates
 
     @property
+    def stands_alone(self) -> bool:
+        """Whether one token, known from the model's logits alone, is all that is wanted."""
+        return (
+            self.edits is None
+            and not self.num_candidates
+            and self.num_logprobs is None
+            and self.num_draws == 1
+        )
+
+    @property
     def num_draws(self) -> int:
         """Number of tokens to draw."""
         if self.num_candidates:
@@ -135,13 +145,29 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
-def to_host(*tensors: Tensor) -> list[NDArray[Any]]:
-    """Tensors of 4-byte elements on the host, in one transfer; on the CPU they are there."""
-    if tensors[0].device.type == "cpu":
-        return [tensor.numpy() for tensor in tensors]
-    packed = torch.cat([tensor.flatten().view(torch.int32) for tensor in tensors]).cpu()
-    parts = packed.split([tensor.numel() for tensor in tensors])
-    return [
-        part.view(tensor.dtype).view(tensor.shape).numpy()
-        for part, tensor in zip(parts, tensors, strict=True)
-    ]
+class HostCopy:
+    """Tensors of 4-byte elements on their way to the host, in one transfer.
+
+    On the CPU they are there.
+    """
+
+    def __init__(self, *tensors: Tensor) -> None:
+        """Send the tensors, all of one device, behind what the device still does."""
+        self._tensors = tensors
+        if tensors[0].device.type == "cuda":
+            packed = torch.cat([tensor.flatten().view(torch.int32) for tensor in tensors])
+            self._packed = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
+            self._packed.copy_(packed, non_blocking=True)
+            self._arrived = torch.cuda.Event()
+            self._arrived.record()
+
+    def arrays(self) -> list[NDArray[Any]]:
+        """The tensors in host memory, once they are there."""
+        if self._tensors[0].device.type == "cpu":
+            return [tensor.numpy() for tensor in self._tensors]
+        self._arrived.synchronize()
+        parts = self._packed.split([tensor.numel() for tensor in self._tensors])
+        return [
+            part.view(tensor.dtype).view(tensor.shape).numpy()
+            for part, tensor in zip(parts, self._tensors, strict=True)
+        ]

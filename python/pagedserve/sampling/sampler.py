@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pagedserve.sampling.batch import RandomRows, RowSampling, to_device, to_host
+from pagedserve.sampling.batch import HostCopy, RandomRows, RowSampling, to_device
 from pagedserve.sampling.draw import draw
 from pagedserve.sampling.edits import edit_logits
 from pagedserve.sampling.likeliest import likeliest
@@ -56,24 +56,61 @@ class SampledRows:
 class Sampler:
     """Logits to tokens."""
 
-    @torch.inference_mode()
     def sample(self, logits: Tensor, rows: Sequence[RowSampling]) -> SampledRows:
-        """Sample the rows of a step.
+        """Sample the rows of a step, and wait for what comes out; see `launch`."""
+        return self.launch(logits, rows).results()
+
+    @torch.inference_mode()
+    def launch(self, logits: Tensor, rows: Sequence[RowSampling]) -> "LaunchedSamples":
+        """Begin to sample the rows of a step.
 
         Args:
             logits: float32 ``[S, V]``; not changed.
             rows: S parameters.
+        """
+        return LaunchedSamples(logits, rows)
+
+
+class LaunchedSamples:
+    """The samples of a step, some of them on their way from the device."""
+
+    def __init__(self, logits: Tensor, rows: Sequence[RowSampling]) -> None:
+        """Find what does not depend on edits; see `Sampler.launch`."""
+        peaks, ids = likeliest(logits, 1)
+        self._logits, self._rows = logits, rows
+        self._random = [i for i, row in enumerate(rows) if row.is_drawn_as_is]
+        self._greedy = ids[:, 0].int()
+        self._draws = [_draw(logits, rows, index) for index in _chunks(self._random, logits)]
+        self._arriving = HostCopy(self._greedy, peaks[:, 0], *self._draws)
+
+    @property
+    def stands_alone(self) -> bool:
+        """Whether all that is wanted of the step is one token a row, and they are known by now."""
+        return all(row.stands_alone for row in self._rows)
+
+    def tokens(self) -> Tensor:
+        """The tokens of a step that stands alone, int32 ``[S]``, on its device.
+
+        They are ids below V, also those that mean nothing.
+        """
+        if not self._random:
+            return self._greedy
+        drawn = torch.cat(self._draws).clamp_(max=self._logits.shape[1] - 1)
+        index = to_device(torch.tensor(self._random), drawn.device)
+        return self._greedy.index_copy(0, index, drawn)
+
+    @torch.inference_mode()
+    def results(self) -> SampledRows:
+        """Wait for what is on its way, and do what is left to do; the logits must still be there.
 
         Raises:
             IndexError: An edit names a token id that is not below V.
         """
-        peaks, ids = likeliest(logits, 1)
-        random = [i for i, row in enumerate(rows) if row.is_drawn_as_is]
-        draws = [_draw(logits, rows, index) for index in _chunks(random, logits)]
-        found, largest, *drawn = to_host(ids[:, 0].int(), peaks[:, 0], *draws)
+        logits, rows = self._logits, self._rows
+        found, largest, *drawn = self._arriving.arrays()
         step = _Step(rows, found, logits.shape[1])
-        if random:
-            step.put(np.array(random), np.concatenate(drawn))
+        if self._random:
+            step.put(np.array(self._random), np.concatenate(drawn))
         step.errors.update(_unusable(largest, "the logits"))
         usable = [(i, row) for i, row in enumerate(rows) if i not in step.errors]
         for index in _chunks([i for i, row in usable if row.edits is not None], logits):

@@ -1,0 +1,214 @@
+"""Steps launched before the tokens of the last are known: nobody can tell by the answers."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pagedserve import LLM, LLMEngine, RequestOutput, SamplingParams
+from pagedserve.inputs import TokensPrompt
+
+AHEAD: dict[str, Any] = {"async_scheduling": True}
+NUM_REQUESTS = 40
+BLOCK_SIZE = 8
+
+
+def ids(*token_ids: int) -> TokensPrompt:
+    return {"prompt_token_ids": list(token_ids)}
+
+
+def greedy(num_tokens: int, **given: Any) -> SamplingParams:
+    return SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True, **given)
+
+
+def tokens_of(output: RequestOutput) -> list[int]:
+    return list(output.outputs[0].token_ids)
+
+
+def run_rows(formula: Any, engine: LLMEngine) -> list[int]:
+    """Run all requests; how many rows each step had."""
+    formula.finish(engine)
+    formula.check_idle(engine)
+    rows: list[int] = formula.executor(engine).num_rows
+    return rows
+
+
+def test_it_is_off_on_the_cpu_unless_asked_for(formula: Any) -> None:
+    for options, is_ahead in (({}, False), (AHEAD, True), ({"async_scheduling": False}, False)):
+        engine = formula.engine(**options)
+        engine.add_request("a", ids(1, 2), greedy(5))
+        run_rows(formula, engine)
+        assert (engine.stats.num_steps_ahead > 0) == is_ahead
+
+
+def test_every_step_but_the_first_goes_ahead_and_the_last_is_not_run_twice(formula: Any) -> None:
+    engine = formula.engine(**AHEAD)
+    for name in "ab":
+        engine.add_request(name, ids(1, 2), greedy(5))
+    # Both are sure to end with their fifth token: no sixth step is launched.
+    assert run_rows(formula, engine) == [2] * 5
+    assert engine.stats.num_steps_ahead == 4
+
+
+def test_a_sequence_that_ends_early_runs_once_more_and_its_answer_does_not_show_it(
+    formula: Any,
+) -> None:
+    expected = formula.greedy([1, 2], 9)
+    engine = formula.engine(**AHEAD)
+    engine.add_request("stops", ids(1, 2), greedy(9, stop_token_ids=[expected[2]]))
+    engine.add_request("goes on", ids(1, 2), greedy(6))
+    last = formula.finish(engine)
+    formula.check_idle(engine)
+    assert tokens_of(last["stops"]) == expected[:3]
+    assert last["stops"].outputs[0].finish_reason == "stop"
+    assert tokens_of(last["goes on"]) == expected[:6]
+    assert formula.executor(engine).num_rows == [2, 2, 2, 2, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"logprobs": 0},
+        {"presence_penalty": 0.5},
+        {"n": 2, "temperature": 1.0, "seed": 1},
+        {"n": 2, "best_of": 2, "use_beam_search": True},
+        {"prompt_logprobs": 0, "max_tokens": 1},
+        {"min_tokens": 6, "stop_token_ids": [3]},
+    ],
+)
+def test_steps_wait_where_the_next_depends_on_the_tokens(
+    formula: Any, wanted: dict[str, Any]
+) -> None:
+    params = SamplingParams(**{"temperature": 0, "max_tokens": 6, "ignore_eos": True} | wanted)
+    answers = []
+    for options in ({}, AHEAD):
+        engine = formula.engine(**options)
+        engine.add_request("a", ids(1, 2), params)
+        last = formula.finish(engine)
+        formula.check_idle(engine)
+        answers.append(last["a"].outputs)
+        assert engine.stats.num_steps_ahead == 0
+    assert answers[0] == answers[1]
+
+
+def test_an_abort_waits_for_the_step_under_way_and_frees_everything(formula: Any) -> None:
+    engine = formula.engine(**AHEAD)
+    engine.add_request("a", ids(1, 2), greedy(50))
+    engine.add_request("b", ids(3, 4), greedy(50))
+    engine.step()
+    (aborted,) = engine.abort_request("a")
+    # Two steps were launched, and both were taken.
+    assert tokens_of(aborted) == formula.greedy([1, 2], 2)
+    assert aborted.outputs[0].finish_reason == "abort"
+    held_by_b = 1
+    free = engine.memory.num_gpu_blocks - held_by_b
+    assert engine.scheduler.num_free_gpu_blocks == free
+    last = formula.finish(engine)
+    assert tokens_of(last["b"]) == formula.greedy([3, 4], 50)
+    formula.check_idle(engine)
+
+
+def test_an_abort_that_comes_with_the_last_token_gives_the_whole_answer(formula: Any) -> None:
+    engine = formula.engine(**AHEAD)
+    engine.add_request("a", ids(1, 2), greedy(2))
+    engine.step()
+    (ended,) = engine.abort_request("a")
+    assert tokens_of(ended) == formula.greedy([1, 2], 2)
+    assert ended.outputs[0].finish_reason == "length"
+    formula.check_idle(engine)
+
+
+def test_requests_that_come_while_a_step_is_under_way_join_the_next(formula: Any) -> None:
+    engine = formula.engine(**AHEAD)
+    last: dict[str, RequestOutput] = {}
+    for number in range(12):
+        engine.add_request(str(number), ids(number, 7), greedy(5))
+        last |= {one.request_id: one for one in engine.step()}
+    last |= formula.finish(engine)
+    formula.check_idle(engine)
+    for number in range(12):
+        assert tokens_of(last[str(number)]) == formula.greedy([number, 7], 5)
+
+
+def test_a_request_that_outgrows_the_cache_keeps_the_token_that_was_under_way(
+    formula: Any,
+) -> None:
+    answers = []
+    for options in ({}, AHEAD):
+        engine = formula.engine(num_gpu_blocks=4, **options)
+        engine.add_request("a", ids(1, 2, 3), greedy(40))
+        last = formula.finish(engine)
+        formula.check_idle(engine)
+        answers.append(last["a"].outputs)
+    assert answers[0][0].finish_reason == "ignored"
+    assert answers[0] == answers[1]
+
+
+def params_of(number: int) -> SamplingParams:
+    given: dict[str, Any] = {"max_tokens": 24 - number % 9, "ignore_eos": number % 7 > 0}
+    random = {"temperature": 0.8, "top_k": 12, "seed": 100 + number}
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0},
+        random,
+        {"temperature": 0, "stop": [" the", ","]},
+        random | {"top_p": 0.9, "stop": [" of"]},
+        {"temperature": 0, "logprobs": 1, "max_tokens": 3},  # no step goes ahead meanwhile
+    ]
+    return SamplingParams(**(given | kinds[number % len(kinds)]))
+
+
+def answers(llm: LLM) -> list[tuple[list[int], str, object, object]]:
+    """Prompts of a text that does not change; half share a beginning."""
+    licence = Path(__file__).parents[2] / "LICENSE"
+    source: list[int] = llm.get_tokenizer()(
+        licence.read_text(encoding="utf-8"), verbose=False
+    ).input_ids
+    prompts = []
+    for number in range(NUM_REQUESTS):
+        start = 50 + number * 29
+        shared = source[:28] if number % 2 else []
+        prompts.append(ids(*shared, *source[start : start + 10 + number * 7 % 21]))
+    params = [params_of(number) for number in range(NUM_REQUESTS)]
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    engine = llm.llm_engine
+    assert engine.scheduler.num_free_gpu_blocks == engine.memory.num_gpu_blocks
+    engine.scheduler.check()
+    return [
+        (list(one.token_ids), one.text, one.finish_reason, one.stop_reason)
+        for output in outputs
+        for one in output.outputs
+    ]
+
+
+@pytest.fixture(scope="module")
+def expected(smollm2: LLM) -> list[tuple[list[int], str, object, object]]:
+    assert smollm2.llm_engine.stats.num_steps_ahead == 0
+    return answers(smollm2)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_gpu_blocks": 1024},
+        {"num_gpu_blocks": 64, "preemption_mode": "recompute"},
+        {"num_gpu_blocks": 64, "preemption_mode": "swap", "swap_space": 0.25},
+        {
+            "num_gpu_blocks": 96,
+            "enable_prefix_caching": True,
+            "enable_chunked_prefill": True,
+            "max_num_batched_tokens": 64,
+            "max_num_seqs": 32,
+        },
+    ],
+    ids=["ample", "recomputed", "swapped", "cached and in chunks"],
+)
+def test_a_real_model_says_the_same(
+    expected: list[tuple[list[int], str, object, object]], options: dict[str, Any]
+) -> None:
+    llm = LLM("smollm2", block_size=BLOCK_SIZE, **AHEAD, **options)
+    assert answers(llm) == expected
+    engine = llm.llm_engine
+    if options["num_gpu_blocks"] == 64:
+        assert engine.scheduler.num_preemptions > 5
+    assert engine.stats.num_steps_ahead > 15
+    assert engine.stats.num_steps_ahead < engine.stats.num_steps
