@@ -53,6 +53,16 @@ def test_graphs_give_the_tokens_of_the_eager_engine(tmp_path: Path) -> None:
         assert tokens(graphs, **params) == tokens(eager, **params)
 
 
+def test_steps_that_go_ahead_give_the_tokens_of_those_that_wait(tmp_path: Path) -> None:
+    waits = load(tmp_path, async_scheduling=False, num_gpu_blocks=64)
+    for options in ({}, {"enforce_eager": True}, {"num_gpu_blocks": 6}):
+        ahead = load(tmp_path, **{"num_gpu_blocks": 64, **options})
+        for params in ({"temperature": 0}, {"temperature": 1.0, "seed": 3, "top_p": 0.9}):
+            assert tokens(ahead, **params) == tokens(waits, **params)
+        assert ahead.llm_engine.stats.num_steps_ahead > 10
+        assert waits.llm_engine.stats.num_steps_ahead == 0
+
+
 def test_the_profile_run_leaves_the_share_that_was_asked_for(tmp_path: Path) -> None:
     llm = load(tmp_path, gpu_memory_utilization=0.5)
     tokens(llm, temperature=0)

@@ -157,7 +157,7 @@ class StepLoop:
 
     def _go_ahead(self, step: OpenStep) -> bool:
         """End a step for the scheduler before its tokens are known, if nothing depends on them."""
-        if not self._goes_ahead or step.launched is None or step.scored:
+        if not self._goes_ahead or step.launched is None:
             return False
         if step.launched.stands_alone and any(map(self._may_go_on, step.living)):
             step.is_ahead = self._scheduler.update_ahead(step.scheduled[0].step_id)
