@@ -103,7 +103,8 @@ def paged_attention(
     few: Kernel = "decode" if padded(queries * call.group) == MIN_ROWS else "decode_wide"
     decode.launch(call, _config(few, call), queries=queries)
     if max_query_len > queries:
-        prefill.launch(call, _config("prefill", call), skipped=queries)
+        many: Kernel = "prefill_plain" if call.is_plain else "prefill"
+        prefill.launch(call, _config(many, call), skipped=queries)
     return output
 
 

@@ -8,6 +8,8 @@ Cost: what is written is read once and written once; a copy in which a destinati
 source goes through a staging buffer and so does this twice.
 """
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
@@ -149,15 +151,36 @@ def copy_blocks(cache: Tensor, pairs: Tensor) -> None:
     Raises:
         ValueError: for blocks that are not contiguous or not whole words.
     """
+    copy_layers([cache], pairs)
+
+
+def copy_layers(caches: Sequence[Tensor], pairs: Tensor) -> None:
+    """Copy the same blocks within each of several pools, as `copy_blocks` does within one.
+
+    Chains are looked for, and pairs brought to the device, once.
+
+    Args:
+        caches: of each layer, as for `copy_blocks`; all on one device.
+        pairs: as for `copy_blocks`.
+
+    Raises:
+        ValueError: for blocks that are not contiguous or not whole words.
+    """
     if pairs.shape[0] == 0:
         return
-    if pairs.device.type == cache.device.type == "cuda" or _is_chained(pairs):
-        places = torch.arange(pairs.shape[0], device=pairs.device)
+    is_staged = pairs.device.type == "cuda" or _is_chained(pairs)
+    pairs = upload(pairs, caches[0].device)
+    if not is_staged:
+        for cache in caches:
+            copy_words(cache, cache, pairs)
+        return
+    places = torch.arange(pairs.shape[0], device=pairs.device)
+    gathered = torch.stack((pairs[:, 0], places), dim=1)
+    scattered = torch.stack((places, pairs[:, 1]), dim=1)
+    for cache in caches:
         staging = cache.new_empty((pairs.shape[0], *cache.shape[1:]))
-        copy_words(cache, staging, torch.stack((pairs[:, 0], places), dim=1))
-        copy_words(staging, cache, torch.stack((places, pairs[:, 1]), dim=1))
-    else:
-        copy_words(cache, cache, pairs)
+        copy_words(cache, staging, gathered)
+        copy_words(staging, cache, scattered)
 
 
 def swap_blocks(source: Tensor, destination: Tensor, pairs: Tensor) -> None:
@@ -186,7 +209,7 @@ def copy_words(source: Tensor, destination: Tensor, pairs: Tensor) -> None:
     _copy_kernel[(triton.cdiv(num_words, WORDS) * pairs.shape[0],)](
         source,
         destination,
-        pairs.to(device, non_blocking=True).contiguous(),
+        upload(pairs, device).contiguous(),
         source.stride(0),
         destination.stride(0),
         num_words,
@@ -194,6 +217,13 @@ def copy_words(source: Tensor, destination: Tensor, pairs: Tensor) -> None:
         num_warps=NUM_WARPS,
         enable_fp_fusion=True,
     )
+
+
+def upload(numbers: Tensor, device: torch.device) -> Tensor:
+    """Numbers on a device, queued there; from pageable memory a copy may wait for its stream."""
+    if device.type == "cuda" and numbers.device.type == "cpu":
+        numbers = numbers.pin_memory()
+    return numbers.to(device, non_blocking=True)
 
 
 def _as_words(pool: Tensor) -> Tensor:

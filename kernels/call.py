@@ -92,6 +92,11 @@ class AttentionCall:
         return self.query.shape[1] // self.key_cache.shape[2]
 
     @property
+    def is_plain(self) -> bool:
+        """Whether there is nothing to be done to scores but to scale them."""
+        return self.window is None and self.softcap is None and self.alibi is None
+
+    @property
     def num_kv_heads(self) -> int:
         """Heads of keys and values."""
         return self.key_cache.shape[2]

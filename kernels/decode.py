@@ -15,6 +15,8 @@ Invariants:
 Cost: keys and values are read once, plus ``2 * 4 * Dv`` bytes a query head and split.
 """
 
+from functools import lru_cache
+
 import torch
 import triton
 import triton.language as tl
@@ -32,8 +34,8 @@ MAX_SPLITS = 128
 # What a program spends on starting, and a second pass altogether, in tiles of keys.
 START_TILES = 2
 MERGE_TILES = 4
-# Splits that the merge holds at a time.
-MERGE_TILE = 16
+# Splits that the merge holds at a time: one row over a whole device has about so many.
+MERGE_TILE = 32
 
 
 @triton.jit
@@ -94,11 +96,12 @@ def _decode_kernel(
 ):
     """Programs (KV head, split, row); the KV heads of a slot lie together and are read together."""
     kv_head, split, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    # All loads before the first branch: one wait for memory instead of two.
     token = tl.load(query_start + row)
     count = tl.load(query_start + row + 1) - token
+    length = tl.load(seq_lens + row)
     if (count == 0) | (count > queries):
         return
-    length = tl.load(seq_lens + row)
     first, share = _shares(length, count, window, num_splits, HAS_WINDOW, KEY_TILE)
     begin = first + split * share
     if (split > 0) & (begin >= length):
@@ -189,9 +192,9 @@ def _merge_kernel(
     row, own = place // queries, place % queries
     token = tl.load(query_start + row)
     count = tl.load(query_start + row + 1) - token
+    length = tl.load(seq_lens + row)
     if (own >= count) | (count > queries):
         return
-    length = tl.load(seq_lens + row)
     first, share = _shares(length, count, window, num_splits, HAS_WINDOW, KEY_TILE)
     if first + share >= length:
         return
@@ -220,8 +223,9 @@ def _merge_kernel(
     tl.store(rows + dims, result.to(output.dtype.element_ty), mask=dims < VALUE_SIZE)
 
 
+@lru_cache
 def num_splits(programs: int, tiles: int, slots: int) -> int:
-    """Splits that finish a launch soonest.
+    """Splits that finish a launch soonest; remembered, for every layer of a step asks the same.
 
     Programs run in waves of ``slots``; a wave lasts as long as the tiles of its longest program
     and its start.

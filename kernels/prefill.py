@@ -86,10 +86,10 @@ def _prefill_kernel(
     row = _find_row(query_start, tile, num_rows, QUERIES)
     token = tl.load(query_start + row)
     count = tl.load(query_start + row + 1) - token
+    length = tl.load(seq_lens + row)
     start = (tile - token // QUERIES - row) * QUERIES
     if (start >= count) | (count <= skipped):
         return
-    length = tl.load(seq_lens + row)
 
     packed = tl.arange(0, ROWS)
     is_query = (packed < QUERIES * GROUP) & (start + packed // GROUP < count)

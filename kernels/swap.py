@@ -20,11 +20,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .cache import upload
+
 if __name__.startswith("kernels."):
     raise ImportError(f"import this module as pagedserve.{__name__}: {__name__} is a second copy")
 
 # Staging large enough that gathering is a small part of a piece's time, small beside the pools.
 STAGING_BYTES = 64 * 2**20
+# What the third dimension of a launch may have.
+MAX_STAGED = 65535
 # Words of 8 bytes that a program moves.
 WORDS = 1024
 NUM_WARPS = 4
@@ -48,12 +52,13 @@ def _stage_kernel(
     layer, place = tl.program_id(1), tl.program_id(2)
     address = tl.load(layers + layer).to(tl.pointer_type(tl.int64))
     stride = tl.load(layers + num_layers + layer)
-    num_words = tl.load(layers + 2 * num_layers + layer)
+    # Pieces of 16 bytes throughout: sizes are even, and addresses multiples of 16.
+    num_words = tl.multiple_of(tl.load(layers + 2 * num_layers + layer), 2)
     offset = tl.load(layers + 3 * num_layers + layer)
     word = tl.program_id(0) * WORDS + tl.arange(0, WORDS)
     inside = word < num_words
-    in_pool = tl.multiple_of(address + tl.load(blocks + place) * stride, 2) + word
-    staged = tl.multiple_of(staging + place.to(tl.int64) * staging_stride + offset, 2) + word
+    in_pool = tl.multiple_of(address + tl.load(blocks + place) * stride, 16) + word
+    staged = tl.multiple_of(staging + place.to(tl.int64) * staging_stride + offset, 16) + word
     if GATHER:
         tl.store(staged, tl.load(in_pool, mask=inside), mask=inside)
     else:
@@ -97,7 +102,7 @@ class BlockSwapper:
             [addresses, [stride // 8 for stride in strides], words, offsets], device=device
         )
         self._num_pieces = triton.cdiv(max(words), WORDS)
-        num_staged = max(1, STAGING_BYTES // (8 * sum(words)))
+        num_staged = max(1, min(STAGING_BYTES // (8 * sum(words)), num_host_blocks, MAX_STAGED))
         self._staging = torch.empty(num_staged, sum(words), dtype=torch.int64, device=device)
         self._stream = torch.cuda.Stream(device) if is_cuda else None
         self.host = torch.empty(num_host_blocks, sum(words), dtype=torch.int64, pin_memory=is_cuda)
@@ -117,7 +122,7 @@ class BlockSwapper:
         """
         compute = self._compute_stream()
         with torch.cuda.stream(self._stream):
-            blocks = pairs[:, 0].contiguous().to(self._staging.device, non_blocking=True)
+            blocks = upload(pairs[:, 0].contiguous(), self._staging.device)
             _let_follow(self._stream, compute)
             for start in range(0, len(pairs), len(self._staging)):
                 piece = slice(start, start + len(self._staging))
@@ -135,7 +140,7 @@ class BlockSwapper:
         """
         compute = self._compute_stream()
         with torch.cuda.stream(self._stream):
-            blocks = pairs[:, 1].contiguous().to(self._staging.device, non_blocking=True)
+            blocks = upload(pairs[:, 1].contiguous(), self._staging.device)
             for start in range(0, len(pairs), len(self._staging)):
                 piece = slice(start, start + len(self._staging))
                 for places, host_blocks in runs(pairs[piece, 0].tolist()):

@@ -124,10 +124,13 @@ def attend(
     """
     # Without cap or slopes the products are scaled where the power is taken: one operation less.
     IS_PLAIN: tl.constexpr = not (HAS_SOFTCAP or HAS_ALIBI)
-    next_place = begin + tl.arange(0, KEY_TILE)
+    offsets = tl.arange(0, KEY_TILE)
+    next_place = begin + offsets
     next_block = tl.load(table + next_place // BLOCK_SIZE, mask=next_place < end, other=0)
-    for _ in tl.range(begin, end, KEY_TILE):
-        place = next_place
+    for start in tl.range(begin, end, KEY_TILE):
+        # From the loop's own number, not carried along: that takes registers, and in every layout
+        # in which places are wanted.
+        place = start + offsets
         inside = place < end
         block, slot = next_block.to(tl.int64), place % BLOCK_SIZE
         # Block ids are loaded one tile ahead.  Were they loaded where they are used, the compiler

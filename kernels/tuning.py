@@ -6,13 +6,16 @@ A row stands for head sizes up to its own.
 """
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 if __name__.startswith("kernels."):
     raise ImportError(f"import this module as pagedserve.{__name__}: {__name__} is a second copy")
 
-# decode_wide is the same kernel as decode, with a tile of more than 16 rows.
-Kernel = Literal["decode", "decode_wide", "prefill"]
+# decode_wide is the same kernel as decode, with a tile of more than 16 rows.  prefill_plain is the
+# same as prefill, without window, cap and slopes: what these take of the registers is free for
+# longer tiles.
+Kernel = Literal["decode", "decode_wide", "prefill", "prefill_plain"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,7 @@ class Config:
 
 
 # (kernel, capability from, bytes of an element, head size up to): the newest row that fits counts,
-# and among those the smallest.
+# and among those the smallest.  Plain prefill has rows of its own where they differ.
 TABLE: dict[tuple[Kernel, int, int, int], Config] = {
     ("decode", 8, 2, 64): Config(16, 128, 4, 3, 2),
     ("decode", 8, 2, 128): Config(16, 64, 4, 3, 2),
@@ -71,9 +74,13 @@ TABLE: dict[tuple[Kernel, int, int, int], Config] = {
     ("prefill", 9, 2, 64): Config(128, 128, 8, 3, 1),
     ("prefill", 9, 2, 128): Config(128, 64, 8, 3, 1),
     ("prefill", 9, 2, 256): Config(128, 32, 8, 3, 1),
+    # As many keys as elements of a value: both products have one layout, and nothing is exchanged
+    # between warps in the loop.  With two stages no tile would be on its way during the products.
+    ("prefill_plain", 9, 2, 128): Config(128, 128, 8, 3, 1),
 }
 
 
+@cache
 def config_for(kernel: Kernel, *, head_size: int, itemsize: int, capability: int) -> Config:
     """The configuration of a shape.
 
@@ -86,13 +93,11 @@ def config_for(kernel: Kernel, *, head_size: int, itemsize: int, capability: int
     Raises:
         ValueError: for a head size or a dtype that no row stands for.
     """
+    names = (kernel, "prefill") if kernel == "prefill_plain" else (kernel,)
     fitting = {
-        (-since, size): config
+        (-since, size, names.index(name)): config
         for (name, since, width, size), config in TABLE.items()
-        if name == kernel
-        and since <= max(capability, 8)
-        and width == itemsize
-        and size >= head_size
+        if name in names and since <= max(capability, 8) and width == itemsize and size >= head_size
     }
     if not fitting:
         raise ValueError(

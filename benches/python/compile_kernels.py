@@ -33,6 +33,7 @@ from pagedserve.kernels.tuning import Config, Kernel, config_for
 
 NUM_HEADS, NUM_KV_HEADS = 32, 8
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+WIDE_LOAD = re.compile(r"ld\.global[.:\w]*\.(v4\.b32|v2\.b64)|cp\.async[.\w]* \[.*, 0x10")
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "all": {
@@ -59,7 +60,8 @@ class Shape:
 class Compiled:
     """What a kernel takes; ``local_bytes`` of a thread are 0 unless registers spill.
 
-    ``config`` is None for moves, which have one.
+    ``config`` is None for moves, which have one.  ``is_wide`` says whether memory is read in pieces
+    of 16 bytes a thread.
     """
 
     shape: Shape
@@ -68,6 +70,7 @@ class Compiled:
     shared_bytes: int
     local_bytes: int
     has_wgmma: bool
+    is_wide: bool
 
 
 class NamedDevice:
@@ -153,7 +156,7 @@ def compile_attention(shape: Shape, kernel: Kernel) -> Compiled:
         capability=shape.sm // 10,
     )
     call = attention_call(shape)
-    if kernel == "prefill":
+    if kernel in {"prefill", "prefill_plain"}:
         with compiling(prefill, "_prefill_kernel", shape.sm) as compiled:
             prefill.launch(call, config, skipped=1)
     else:
@@ -193,6 +196,7 @@ def measured(shape: Shape, compiled: Sequence[Any], config: Config | None) -> Co
         shared_bytes=binary.metadata.shared,
         local_bytes=local_bytes,
         has_wgmma="wgmma.mma_async" in binary.asm["ptx"],
+        is_wide=WIDE_LOAD.search(binary.asm["ptx"]) is not None,
     )
 
 
@@ -209,6 +213,7 @@ def table_rows(results: Sequence[Compiled]) -> list[dict[str, Any]]:
             "shared KiB": one.shared_bytes / 1024,
             "local bytes": one.local_bytes,
             "wgmma": "yes" if one.has_wgmma else "no",
+            "16-byte loads": "yes" if one.is_wide else "no",
         }
         for one in results
     ]
@@ -231,6 +236,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             compile_attention(Shape(kernel, int(capability), dtype, int(head), name), kernel)
             for kernel in get_args(Kernel)
             for name in OPTIONS
+            if not (kernel == "prefill_plain" and name == "all")
         ]
         results += [
             compile_move(Shape(kernel, int(capability), dtype, int(head), "plain"))

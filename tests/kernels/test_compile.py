@@ -24,10 +24,13 @@ def test_nothing_spills(head_sizes: str, capabilities: str) -> None:
     assert "Warning" not in done.stderr
     rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert {row["kernel"] for row in rows} == {
-        *("decode", "decode_wide", "prefill", "write", "copy", "stage")
+        *("decode", "decode_wide", "prefill", "prefill_plain", "write", "copy", "stage")
     }
     assert not [row for row in rows if row["local bytes"]]
+    assert all(row["16-byte loads"] == "yes" for row in rows)
     # On Hopper a tile of queries is multiplied by its own matrix instructions.
     assert all(
-        row["wgmma"] == "yes" for row in rows if row["sm"] == 90 and row["kernel"] == "prefill"
+        row["wgmma"] == "yes"
+        for row in rows
+        if row["sm"] == 90 and row["kernel"].startswith("prefill")
     )

@@ -1,6 +1,7 @@
 """Triton's paged attention against the reference in float64, over poisoned pools and tables."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from pagedserve.kernels.attention import paged_attention
 from pagedserve.kernels.decode import MAX_SPLITS, num_splits
+from pagedserve.kernels.tuning import config_for
 
 Row = tuple[int, int]  # cached keys, queries
 
@@ -138,6 +140,70 @@ def alibi_slopes(num_heads: int, device: torch.device) -> torch.Tensor:
     return torch.linspace(0.5, 0.004, num_heads, device=device)
 
 
+@dataclass(frozen=True)
+class Shape:
+    """What a GPU compiles the kernels for, and the numbers that go with it."""
+
+    heads: tuple[int, int]
+    sizes: tuple[int, int]
+    block_size: int
+    window: int | None
+    softcap: float | None
+    with_sinks: bool
+    with_alibi: bool
+    dtype: torch.dtype
+
+    def compare(
+        self,
+        device: torch.device,
+        rows: Sequence[Row],
+        *,
+        shared_blocks: int,
+        heads_first: bool,
+    ) -> None:
+        batch = Batch(
+            rows,
+            device=device,
+            dtype=self.dtype,
+            kv_heads=self.heads[0],
+            group=self.heads[1],
+            key_size=self.sizes[0],
+            value_size=self.sizes[1],
+            block_size=self.block_size,
+            shared_blocks=shared_blocks if self.window is None else 0,
+            heads_first=heads_first,
+            window=self.window,
+        )
+        num_heads = self.heads[0] * self.heads[1]
+        batch.compare(
+            softcap=self.softcap,
+            sinks=torch.linspace(-1, 2, num_heads, device=device) if self.with_sinks else None,
+            alibi=alibi_slopes(num_heads, device) if self.with_alibi else None,
+        )
+
+
+shapes = st.builds(
+    Shape,
+    heads=st.sampled_from([(1, 1), (2, 1), (2, 4), (1, 7), (3, 3), (1, 20)]),
+    sizes=st.sampled_from([(64, 64), (64, 32), (80, 80), (128, 128), (40, 96)]),
+    block_size=st.sampled_from([16, 32, 128]),
+    window=st.sampled_from([None, None, 1, 7, 64, 100]),
+    softcap=st.sampled_from([None, None, 1.5]),
+    with_sinks=st.booleans(),
+    with_alibi=st.booleans(),
+    dtype=st.sampled_from([torch.float32, torch.float16]),
+)
+# Each takes a GPU seconds to compile for, so there a few stand for all.
+COMPILED_SHAPES = [
+    Shape((2, 4), (128, 128), 16, None, None, False, False, torch.bfloat16),
+    Shape((2, 4), (128, 128), 16, None, None, False, False, torch.float32),
+    Shape((2, 1), (64, 64), 32, 64, None, False, False, torch.bfloat16),
+    Shape((1, 7), (80, 80), 16, None, 1.5, True, False, torch.float16),
+    Shape((1, 20), (64, 32), 128, 7, None, True, False, torch.bfloat16),
+    Shape((3, 3), (40, 96), 16, None, None, False, True, torch.float16),
+    Shape((2, 4), (128, 128), 32, 100, 1.5, True, True, torch.bfloat16),
+    Shape((1, 1), (80, 80), 16, 1, 1.5, True, True, torch.float32),
+]
 rows_of_a_batch = st.lists(
     st.tuples(
         st.sampled_from([0, 1, 15, 16, 17, 63, 64, 130, 300]),
@@ -153,51 +219,31 @@ rows_of_a_batch = st.lists(
 )
 @given(
     rows=rows_of_a_batch,
-    heads=st.sampled_from([(1, 1), (2, 1), (2, 4), (1, 7), (3, 3), (1, 20)]),
-    sizes=st.sampled_from([(64, 64), (64, 32), (80, 80), (128, 128), (40, 96)]),
-    block_size=st.sampled_from([16, 32, 128]),
+    shape=shapes,
     shared_blocks=st.sampled_from([0, 2]),
     heads_first=st.booleans(),
-    window=st.sampled_from([None, None, 1, 7, 64, 100]),
-    softcap=st.sampled_from([None, None, 1.5]),
-    with_sinks=st.booleans(),
-    with_alibi=st.booleans(),
-    data=st.data(),
 )
 def test_any_batch(
-    device: torch.device,
+    interpreted: torch.device,
     *,
     rows: list[Row],
-    heads: tuple[int, int],
-    sizes: tuple[int, int],
-    block_size: int,
+    shape: Shape,
     shared_blocks: int,
     heads_first: bool,
-    window: int | None,
-    softcap: float | None,
-    with_sinks: bool,
-    with_alibi: bool,
-    data: st.DataObject,
 ) -> None:
-    batch = Batch(
-        rows,
-        device=device,
-        dtype=data.draw(st.sampled_from(dtypes_of(device))),
-        kv_heads=heads[0],
-        group=heads[1],
-        key_size=sizes[0],
-        value_size=sizes[1],
-        block_size=block_size,
-        shared_blocks=shared_blocks if window is None else 0,
-        heads_first=heads_first,
-        window=window,
-    )
-    num_heads = heads[0] * heads[1]
-    batch.compare(
-        softcap=softcap,
-        sinks=torch.linspace(-1, 2, num_heads, device=device) if with_sinks else None,
-        alibi=alibi_slopes(num_heads, device) if with_alibi else None,
-    )
+    shape.compare(interpreted, rows, shared_blocks=shared_blocks, heads_first=heads_first)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", COMPILED_SHAPES)
+@settings(
+    max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(rows=rows_of_a_batch, shared_blocks=st.sampled_from([0, 2]), heads_first=st.booleans())
+def test_any_rows(
+    gpu: torch.device, *, shape: Shape, rows: list[Row], shared_blocks: int, heads_first: bool
+) -> None:
+    shape.compare(gpu, rows, shared_blocks=shared_blocks, heads_first=heads_first)
 
 
 @pytest.mark.parametrize("head_size", [64, 80, 96, 128, 256])
@@ -303,6 +349,19 @@ def test_a_pool_of_more_than_2_to_the_31_elements(gpu: torch.device) -> None:
         query.double(), small[..., :128], small[..., 128:], block_tables=table * 0, **arguments
     )
     torch.testing.assert_close(result.double(), expected, rtol=2e-2, atol=2e-2)
+
+
+def test_plain_prefill_is_cut_its_own_way_only_where_the_table_says_so() -> None:
+    plain, other = (
+        [
+            config_for(kernel, head_size=size, itemsize=2, capability=capability)
+            for size, capability in [(96, 9), (128, 10), (128, 8), (64, 9), (256, 9)]
+        ]
+        for kernel in ("prefill_plain", "prefill")
+    )
+    assert [one == two for one, two in zip(plain, other, strict=True)] == [
+        *(False, False, True, True, True)
+    ]
 
 
 @pytest.mark.parametrize("slots", [16, 264])

@@ -13,7 +13,7 @@ from pagedserve.kernels import reference
 pytest.importorskip("triton", reason="triton is not installed")
 
 from pagedserve.kernels import swap
-from pagedserve.kernels.cache import copy_blocks, swap_blocks, write_cache
+from pagedserve.kernels.cache import copy_blocks, copy_layers, swap_blocks, write_cache
 from pagedserve.kernels.swap import BlockSwapper, runs
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -93,6 +93,20 @@ def test_copy_reads_all_sources_before_it_writes(
     copy_blocks(cache, moves.to(device) if on_device else moves)
     reference.copy_blocks(expected, moves)
     assert_same_bits(cache, expected)
+
+
+@pytest.mark.parametrize("pairs", [[[0, 5], [2, 1]], [[1, 2], [2, 0]], []])
+def test_layers_are_copied_alike(device: torch.device, pairs: list[list[int]]) -> None:
+    moves = torch.tensor(pairs, dtype=torch.int64).view(-1, 2)
+    expected = [
+        numbered(NUM_BLOCKS, torch.float16, 16, 2, 24),
+        numbered(NUM_BLOCKS, torch.float32, 16, 3, 160),
+    ]
+    caches = [cache.clone().to(device) for cache in expected]
+    copy_layers(caches, moves)
+    for cache, one in zip(caches, expected, strict=True):
+        reference.copy_blocks(one, moves)
+        assert_same_bits(cache, one)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -164,11 +164,13 @@ class CacheEngine:
             copy_in_host(self.gpu_pools, self.gpu_pools, pairs.numpy())
             return
         if self._has_kernels:
-            from pagedserve.kernels.cache import copy_blocks as copy
-        else:
-            copy, pairs = copy_blocks, pairs.to(self.gpu_pools[0].device)
+            from pagedserve.kernels.cache import copy_layers
+
+            copy_layers(self.gpu_pools, pairs)
+            return
+        pairs = pairs.to(self.gpu_pools[0].device)
         for pool in self.gpu_pools:
-            copy(pool, pairs)
+            copy_blocks(pool, pairs)
 
 
 def _empty_pool(

@@ -30,6 +30,7 @@ from pagedserve.models.device import choose_device
 from pagedserve.models.dummy import dummy_model, has_tokenizer, number_tokenizer
 from pagedserve.models.known import ProbeResult
 from pagedserve.models.limits import check_max_model_len, derive_max_model_len, eos_token_ids
+from pagedserve.models.norms import exchange_norms
 from pagedserve.models.probe import (
     AttentionProfile,
     architecture,
@@ -128,6 +129,8 @@ def load_model(config: ModelConfig, device: torch.device | None = None) -> Loade
             known.keep(profile)
         num_embeddings = vocab_size(model)
         modules = exchange(model, _cpu_tier(config, device, backend), config.quantization)
+        if device.type == "cuda":
+            exchange_norms(model)
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,

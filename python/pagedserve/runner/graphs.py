@@ -72,7 +72,7 @@ class DecodeGraphs(PaddedDecode):
         self._fill(_NoRows(), size)
         inputs = self._inputs(_NoRows(), size)
         # Kernels are compiled and libraries set up when first run, which must not be recorded.
-        self._forward(inputs)
+        self._results[:size].copy_(self._forward(inputs))
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
             self._results[:size].copy_(self._forward(inputs))
