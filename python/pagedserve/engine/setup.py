@@ -1,5 +1,6 @@
 """From an engine's arguments and its model to the configurations of its parts."""
 
+import traceback
 from typing import Final
 
 import torch
@@ -98,6 +99,8 @@ def _available_blocks(
             utilization=args.gpu_memory_utilization or _GPU_SHARE,
         )
     except torch.OutOfMemoryError as error:
+        # Its frames hold the tensors of the step, which whoever tries again needs.
+        traceback.clear_frames(error.__traceback__)
         raise ConfigError(
             f"out of memory in the profile run on {loaded.device}: weights take "
             f"{shown_bytes(loaded.weight_bytes)}, and the {shown_bytes(free)} that are free beside "
