@@ -28,6 +28,7 @@ from pagedserve.cpu.layers import FusedLayer
 from pagedserve.cpu.linears import PackedLinear
 from pagedserve.cpu.mlps import GatedMLP
 from pagedserve.cpu.norms import FastNorm
+from pagedserve.sampling.sampler import LaunchedSamples, Sampler
 
 PRODUCT_SIZE = 2048
 READ_BYTES = GIB // 2
@@ -99,7 +100,6 @@ def modules_of(model: nn.Module, *kinds: type) -> list[nn.Module]:
 def watching(llm: LLM) -> Iterator[dict[str, Stopwatch]]:
     """Time the calls of an engine by what they are for, while the block runs."""
     engine = llm.llm_engine
-    worker = engine._executor._worker  # noqa: SLF001  # measured from outside, on purpose
     model = model_of(llm)
     wrapped: dict[str, list[tuple[Any, str]]] = {
         "forward": [(model, "forward")],
@@ -109,12 +109,13 @@ def watching(llm: LLM) -> Iterator[dict[str, Stopwatch]]:
             for stage, kinds in STAGES.items()
         },
         "head": [(head_of(model), "forward")],
-        "sampling": [(worker._sampler, "sample")],  # noqa: SLF001
+        "sampling": [(Sampler, "launch"), (LaunchedSamples, "results")],
     }
     watches = {name: Stopwatch() for name in (*wrapped, "scheduling")}
     scheduler = TimedScheduler(engine.scheduler, watches["scheduling"])
     with ExitStack() as patches:
-        patches.enter_context(patch.object(engine, "_scheduler", scheduler))
+        loop = engine._loop  # noqa: SLF001  # measured from outside, on purpose
+        patches.enter_context(patch.object(loop, "_scheduler", scheduler))
         for name, places in wrapped.items():
             for owner, method in places:
                 timed = watches[name].wrap(getattr(owner, method))
