@@ -4,7 +4,8 @@ Each part is run by itself and prints bars as lines of JSON (`measuring.report`)
 asked, what was measured, and whether it holds.
 
 exact: a tiny random model in float32; tokens of our backends, eager and with CUDA graphs, with
-swapping and with a prefix cache, against transformers' own generate, prompt by prompt.
+steps that go ahead and that wait, with swapping and with a prefix cache, against transformers' own
+generate, prompt by prompt.
 decode: an 8-billion-parameter Llama shape with made-up weights in bfloat16; the time of a step
 against that of its bytes (weights without the embedding, which is only looked up in, and all keys
 and values) at the copy bandwidth of the same run.
@@ -140,6 +141,7 @@ def exact(directory: str) -> None:
         "torch": {"attention_backend": "torch"},
         "triton, eager": {"attention_backend": "triton", "enforce_eager": True},
         "triton, graphs": {"attention_backend": "triton"},
+        "no step ahead": {"async_scheduling": False},
         "swap": {"num_gpu_blocks": 40, "preemption_mode": "swap", "swap_space": 0.1},
         "prefix cache": {"enable_prefix_caching": True},
         "prefix cache, chunks, swap": {
