@@ -113,6 +113,27 @@ def test_products_are_right_and_nothing_else_is_written(case: Case) -> None:
 
 @pytest.mark.parametrize("instructions", INSTRUCTIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_long_sums_lose_little(dtype: torch.dtype, instructions: Any) -> None:
+    torch.manual_seed(5)
+    weight, x = torch.randn(64, 4096).to(dtype), torch.randn(8, 4096).to(dtype)
+    output = torch.empty(8, 64)
+    pack(weight).multiply(
+        num_rows=8,
+        x=x.data_ptr(),
+        x_stride=4096,
+        output=output.data_ptr(),
+        output_stride=64,
+        output_dtype="float32",
+        num_threads=1,
+        instructions=instructions,
+    )
+    exact = x.double() @ weight.double().T
+    # One chain of 4,096 additions loses more than three times as much.
+    assert (output - exact).norm() < 5e-7 * exact.norm()
+
+
+@pytest.mark.parametrize("instructions", INSTRUCTIONS)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("gate", ["silu", "gelu_tanh"])
 @pytest.mark.parametrize("quantization", QUANTIZATIONS)
 def test_gated_layers(

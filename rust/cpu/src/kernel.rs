@@ -22,8 +22,8 @@ pub(crate) struct Rows {
     pub(crate) result: *mut f32,
     /// Results from a row to the next.
     pub(crate) result_stride: usize,
-    /// Whether sums go on from the results that are there, instead of zero.
-    pub(crate) goes_on: bool,
+    /// Whether sums are added to the results that are there.
+    pub(crate) adds: bool,
 }
 
 impl Rows {
@@ -205,15 +205,6 @@ unsafe fn values_tile<I: Vectors, E: Element, L: Lane, const R: usize, const N: 
     // SAFETY: the promise of `values`.
     unsafe {
         let mut sums = [[I::splat(0.0); N]; R];
-        if rows.goes_on {
-            let mut result = rows.result;
-            for row in 0..R {
-                for vector in 0..N {
-                    sums[row][vector] = I::load(result.add(vector * PANEL));
-                }
-                result = result.wrapping_add(rows.result_stride);
-            }
-        }
         let mut starts = [rows.units; R];
         for row in 1..R {
             starts[row] = starts[row - 1].add(rows.unit_stride);
@@ -246,7 +237,9 @@ unsafe fn values_tile<I: Vectors, E: Element, L: Lane, const R: usize, const N: 
         let mut result = rows.result;
         for row in 0..R {
             for vector in 0..N {
-                I::store(sums[row][vector], result.add(vector * PANEL));
+                let to = result.add(vector * PANEL);
+                let sum = sums[row][vector];
+                I::store(if rows.adds { I::add(I::load(to), sum) } else { sum }, to);
             }
             result = result.wrapping_add(rows.result_stride);
         }

@@ -15,9 +15,9 @@
 //!
 //! # Invariants
 //!
-//! 1. Each sum is made in the order of the input features, then scaled where weights are int8, then
-//!    the bias is added, then the [`Finish`]: the result of a row is the same in any batch, to the
-//!    last bit.
+//! 1. Each sum is that of its blocks of [`BLOCK_UNITS`], all in the order of the input features; then
+//!    it is scaled where weights are int8, then the bias is added, then the [`Finish`]: the result of
+//!    a row is the same in any batch, to the last bit.
 //! 2. Columns beyond N are not written.
 //!
 //! # Costs
@@ -41,9 +41,10 @@ use crate::team::Execution;
 
 /// Output features of a panel.
 pub const PANEL_FEATURES: usize = 64;
-/// Units of a panel that are met with all rows of an item before the next ones: they take half of
-/// a usual second-level cache.
-const BLOCK_UNITS: usize = 1024;
+/// Units of a panel that are met with all rows of an item before the next ones, and summed by
+/// themselves.  Few: rounding errors grow with the length of a block plus the number of blocks
+/// (Higham, "Accuracy and Stability of Numerical Algorithms", section 3.1).  They take 48 KiB.
+const BLOCK_UNITS: usize = 192;
 /// Rows of an item, whole register tiles.  Few, so that two threads share a few panels evenly;
 /// more where rows are many, as each item reads its panel anew.
 const FEW_ROWS: usize = 24;
@@ -476,7 +477,7 @@ impl Product<'_> {
                     unit_stride,
                     result: sums.wrapping_add(first),
                     result_stride: PANEL_FEATURES,
-                    goes_on: start > 0,
+                    adds: start > 0,
                 };
                 // SAFETY: rows and panel have `depth` units.
                 unsafe {

@@ -334,7 +334,7 @@ unsafe fn attend_chunk<I: Vectors, E: Element>(
                 unit_stride: depth,
                 result: buffers.scores.add(panel * PANEL),
                 result_stride: CHUNK,
-                goes_on: false,
+                adds: false,
             };
             kernel::scores::<I, E>(
                 rows,
@@ -359,7 +359,7 @@ unsafe fn attend_chunk<I: Vectors, E: Element>(
                 unit_stride: CHUNK / E::PER_UNIT,
                 result: part.values.add(first),
                 result_stride: columns,
-                goes_on: false,
+                adds: false,
             };
             kernel::values::<I, E, u32>(rows, num_rows, &segments[..len], columns, first, count);
             first += count * PANEL;
