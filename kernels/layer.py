@@ -60,8 +60,8 @@ def _rotate(
 ):
     """Normalise and rotate heads, from pointers ``source [n, 1]`` to ``target [n, 1]``.
 
-    The halves that are rotated with each other, and what lies behind both, are tiles of their own:
-    an element is read and written by one thread, so ``target`` may be ``source``.
+    The halves that are rotated with each other, and what lies behind both, are tiles of their own,
+    so that a thread has both elements of a pair.
     """
     half = tl.arange(0, HALF_PADDED)[None, :]
     rest = tl.arange(0, REST_PADDED)[None, :] + 2 * HALF
@@ -95,6 +95,7 @@ def _rotate(
 @triton.jit(do_not_specialize_on_alignment=["slot_mapping"])
 def _rotate_and_write_kernel(
     qkv,
+    query,
     cosines,
     sines,
     key_cache,
@@ -153,11 +154,11 @@ def _rotate_and_write_kernel(
         HAS_NORM,
     )
     member = tl.arange(0, GROUP_PADDED)[:, None]
-    queries = row + (kv_head * GROUP + member) * SIZE
     inside = member < GROUP
+    member += kv_head * GROUP
     _rotate(
-        queries,
-        queries,
+        row + member * SIZE,
+        query + (token * heads + member) * SIZE,
         inside,
         inside,
         cosines,
@@ -234,13 +235,13 @@ def rotate_and_write(
     key_norm: Tensor | None = None,
     epsilon: float = 0.0,
 ) -> Tensor:
-    """Rotate queries in place, and write rotated keys, and values, into their slots.
+    """Rotate queries and keys, and write keys and values into their slots.
 
     Rotary embedding: Su et al., "RoFormer", 2021, section 3.2.2, in the order of transformers:
     element i of the first half of what is rotated is paired with element i of the second.
 
     Args:
-        qkv: ``[T, (H + 2 Hkv) * D]``, contiguous: queries, keys, values; the queries are written.
+        qkv: ``[T, (H + 2 Hkv) * D]``, contiguous: queries, keys, values.
         cosines: ``[T, rotary size]``, contiguous; what of a head lies behind that size is not
             rotated, and a size of 0 rotates nothing.
         sines: likewise.
@@ -253,7 +254,7 @@ def rotate_and_write(
         epsilon: of these norms.
 
     Returns:
-        The queries, ``[T, H, D]``, a view.
+        The queries, ``[T, H, D]``.
 
     Raises:
         ValueError: for strides, or a number of heads, that the kernel would read wrongly.
@@ -281,9 +282,11 @@ def rotate_and_write(
     group, half = heads // kv_heads, rotary_size // 2
     group_padded = triton.next_power_of_2(group)
     half_padded = triton.next_power_of_2(max(half, 1))
+    query = qkv.new_empty(num_tokens, heads, size)
     if num_tokens:
         _rotate_and_write_kernel[(num_tokens * kv_heads,)](
             qkv,
+            query,
             cosines,
             sines,
             key_cache,
@@ -307,7 +310,7 @@ def rotate_and_write(
             num_warps=_num_warps(group_padded * half_padded),
             enable_fp_fusion=True,
         )
-    return qkv[:, : heads * size].view(num_tokens, heads, size)
+    return query
 
 
 def swiglu(gate_up: Tensor) -> Tensor:

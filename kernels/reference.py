@@ -163,10 +163,10 @@ def rotate_and_write(
     key_norm: Tensor | None = None,
     epsilon: float = 0.0,
 ) -> Tensor:
-    """Rotate queries in place, and write rotated keys, and values, into their slots.
+    """Rotate queries and keys, and write keys and values into their slots.
 
     Args:
-        qkv: ``[T, (H + 2 Hkv) * D]``: queries, keys, values; the queries are written.
+        qkv: ``[T, (H + 2 Hkv) * D]``: queries, keys, values.
         cosines: ``[T, rotary size]``; what of a head lies behind that size is not rotated.
         sines: likewise.
         key_cache: ``[num_blocks, block_size, Hkv, D]``, written in place.
@@ -177,16 +177,15 @@ def rotate_and_write(
         epsilon: of these norms.
 
     Returns:
-        The queries, ``[T, H, D]``, a view.
+        The queries, ``[T, H, D]``.
     """
     kv_heads, size = key_cache.shape[2:]
     heads = qkv.view(len(qkv), qkv.shape[1] // size, size)
     num_heads = heads.shape[1] - 2 * kv_heads
     query, key, value = heads.tensor_split((num_heads, num_heads + kv_heads), dim=1)
-    query.copy_(_rotated(query, cosines, sines, query_norm, epsilon))
     key = _rotated(key, cosines, sines, key_norm, epsilon)
     write_cache(key, value, key_cache, value_cache, slot_mapping)
-    return query
+    return _rotated(query, cosines, sines, query_norm, epsilon)
 
 
 def _rotated(

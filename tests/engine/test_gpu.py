@@ -55,15 +55,13 @@ def test_graphs_give_the_tokens_of_the_eager_engine(tmp_path: Path) -> None:
         assert tokens(graphs, **params) == tokens(eager, **params)
 
 
-@pytest.mark.parametrize("model_type", ["llama", "qwen2", "qwen3", "smollm3"])
+@pytest.mark.parametrize("model_type", ["llama", "qwen3"])
 def test_fused_layers_give_the_tokens_of_the_torch_backend(tmp_path: Path, model_type: str) -> None:
     options: dict[str, Any] = {"model_type": model_type, "num_gpu_blocks": 64}
     plain = load(tmp_path, attention_backend="torch", enforce_eager=True, **options)
-    expected = tokens(plain, temperature=0)
-    for is_eager in (True, False):
-        fused = load(tmp_path, enforce_eager=is_eager, **options)
-        assert "decoder layers 2" in fused.llm_engine.describe_backends()
-        assert tokens(fused, temperature=0) == expected
+    fused = load(tmp_path, attention_backend="triton", **options)
+    assert "decoder layers 2" in fused.llm_engine.describe_backends()
+    assert tokens(fused, temperature=0) == tokens(plain, temperature=0)
 
 
 def test_steps_that_go_ahead_give_the_tokens_of_those_that_wait(tmp_path: Path) -> None:

@@ -125,9 +125,8 @@ def test_rotate_and_write(
     if heads_first:
         pool = pool.transpose(1, 2).contiguous().transpose(1, 2)
     pool, mapping = pool.to(device), torch.tensor(slots, dtype=torch.int64)
-    changed = qkv.clone().to(device)
     query = rotate_and_write(
-        changed,
+        qkv.to(device),
         cosines.to(device),
         sines.to(device),
         pool[..., :size],
@@ -136,9 +135,8 @@ def test_rotate_and_write(
         epsilon=1e-5,
         **{name: norm.to(device) for name, norm in norms.items()},
     )
-    exact = qkv.double()
     exact_query = reference.rotate_and_write(
-        exact,
+        qkv.double(),
         cosines.double(),
         sines.double(),
         exact_pool[..., :size],
@@ -149,8 +147,6 @@ def test_rotate_and_write(
     )
     assert query.shape == (num_tokens, heads, size)
     assert_rounded(query, exact_query)
-    assert_rounded(changed, exact)
-    assert torch.equal(changed[:, heads * size :].cpu(), qkv[:, heads * size :])
     assert_rounded(pool, exact_pool)
     values, exact_values = pool[..., size:].cpu(), exact_pool[..., size:].to(dtype)
     assert torch.equal(values.isnan(), exact_values.isnan())
