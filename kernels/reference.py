@@ -16,6 +16,7 @@ Invariants:
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 if __name__.startswith("kernels."):
     raise ImportError(f"import this module as pagedserve.{__name__}: {__name__} is a second copy")
@@ -132,6 +133,85 @@ def paged_attention(
             alibi=alibi,
         )
     return output
+
+
+def add_norm(x: Tensor, residual: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """Add to the residual stream, and normalise the sum by the root of its mean square.
+
+    Args:
+        x: ``[T, F]``.
+        residual: ``[T, F]``; becomes the sum.
+        weight: ``[F]``.
+        epsilon: added to the mean square.
+
+    Returns:
+        ``[T, F]``.
+    """
+    residual += x
+    return functional.rms_norm(residual, weight.shape, weight, epsilon)
+
+
+def rotate_and_write(
+    qkv: Tensor,
+    cosines: Tensor,
+    sines: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    *,
+    query_norm: Tensor | None = None,
+    key_norm: Tensor | None = None,
+    epsilon: float = 0.0,
+) -> Tensor:
+    """Rotate queries and keys, and write keys and values into their slots.
+
+    Args:
+        qkv: ``[T, (H + 2 Hkv) * D]``: queries, keys, values.
+        cosines: ``[T, rotary size]``; what of a head lies behind that size is not rotated.
+        sines: likewise.
+        key_cache: ``[num_blocks, block_size, Hkv, D]``, written in place.
+        value_cache: likewise.
+        slot_mapping: int64 ``[T]``; -1 means that keys and values of the token are not written.
+        query_norm: ``[D]``, weight by which each query is normalised first.
+        key_norm: the same for keys.
+        epsilon: of these norms.
+
+    Returns:
+        The queries, ``[T, H, D]``.
+    """
+    kv_heads, size = key_cache.shape[2:]
+    heads = qkv.view(len(qkv), qkv.shape[1] // size, size)
+    num_heads = heads.shape[1] - 2 * kv_heads
+    query, key, value = heads.tensor_split((num_heads, num_heads + kv_heads), dim=1)
+    key = _rotated(key, cosines, sines, key_norm, epsilon)
+    write_cache(key, value, key_cache, value_cache, slot_mapping)
+    return _rotated(query, cosines, sines, query_norm, epsilon)
+
+
+def _rotated(
+    heads: Tensor, cosines: Tensor, sines: Tensor, norm: Tensor | None, epsilon: float
+) -> Tensor:
+    """Heads ``[T, n, D]`` normalised and rotated."""
+    if norm is not None:
+        heads = functional.rms_norm(heads, norm.shape, norm, epsilon)
+    size = cosines.shape[-1]
+    low, high, rest = heads.tensor_split((size // 2, size), dim=-1)
+    turned = torch.cat((-high, low), dim=-1)
+    rotated = heads[..., :size] * cosines[:, None] + turned * sines[:, None]
+    return torch.cat((rotated, rest), dim=-1)
+
+
+def swiglu(gate_up: Tensor) -> Tensor:
+    """``silu(gate) * up``.
+
+    Args:
+        gate_up: ``[T, 2 F]``: gates, then what they multiply.
+
+    Returns:
+        ``[T, F]``.
+    """
+    gate, up = gate_up.chunk(2, dim=-1)
+    return functional.silu(gate) * up
 
 
 def _check_bound(name: str, bound: int | None, lengths: Tensor) -> None:

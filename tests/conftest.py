@@ -8,12 +8,28 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    import torch
+
     from pagedserve import LLM
 
 # Without a GPU the Triton kernels run in triton's interpreter.  Triton reads this once, when it is
 # imported, and transformers imports it: so it is set here, before any test module is read.
 if not any(Path("/dev").glob("nvidia[0-9]*")):
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+@pytest.fixture(scope="session")
+def device() -> "torch.device":
+    """The device of the Triton kernels' tensors; skips where they cannot run."""
+    import torch
+
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("triton is not installed")
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device, and TRITON_INTERPRET is not 1")
+    return torch.device("cuda")
 
 
 @pytest.fixture(scope="session")

@@ -27,7 +27,7 @@ import triton
 from measuring import report_table
 from triton.backends.compiler import GPUTarget
 
-from pagedserve.kernels import cache, decode, prefill, swap
+from pagedserve.kernels import cache, decode, layer, prefill, swap
 from pagedserve.kernels.call import AttentionCall
 from pagedserve.kernels.tuning import Config, Kernel, config_for
 
@@ -60,7 +60,7 @@ class Shape:
 class Compiled:
     """What a kernel takes; ``local_bytes`` of a thread are 0 unless registers spill.
 
-    ``config`` is None for moves, which have one.  ``is_wide`` says whether memory is read in pieces
+    ``config`` is None for kernels that have one.  ``is_wide`` says whether memory is read in pieces
     of 16 bytes a thread.
     """
 
@@ -185,6 +185,30 @@ def compile_move(shape: Shape) -> Compiled:
     return measured(shape, compiled, None)
 
 
+def compile_layer(shape: Shape) -> Compiled:
+    """Compile a kernel that stands between products; of a layer as wide as its heads together."""
+    dtype = getattr(torch, shape.dtype)
+    rows = torch.zeros(1, NUM_HEADS * shape.head, dtype=dtype)
+    with compiling(layer, f"_{shape.kernel}_kernel", shape.sm) as compiled:
+        if shape.kernel == "add_norm":
+            layer.add_norm(rows, rows, rows[0], 1e-5)
+        elif shape.kernel == "swiglu":
+            layer.swiglu(torch.zeros(1, 7 * NUM_HEADS * shape.head, dtype=dtype))
+        else:
+            call, head = attention_call(shape), rows[:, : shape.head]
+            layer.rotate_and_write(
+                torch.zeros(1, (NUM_HEADS + 2 * NUM_KV_HEADS) * shape.head, dtype=dtype),
+                head,
+                head,
+                call.key_cache,
+                call.value_cache,
+                torch.zeros(1, dtype=torch.int64),
+                query_norm=head[0] if shape.options == "all" else None,
+                key_norm=head[0] if shape.options == "all" else None,
+            )
+    return measured(shape, compiled, None)
+
+
 def measured(shape: Shape, compiled: Sequence[Any], config: Config | None) -> Compiled:
     """What the one compiled kernel takes."""
     [binary] = compiled
@@ -241,6 +265,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         results += [
             compile_move(Shape(kernel, int(capability), dtype, int(head), "plain"))
             for kernel in ("write", "copy", "stage")
+        ]
+        results += [
+            compile_layer(Shape(kernel, int(capability), dtype, int(head), name))
+            for kernel in ("add_norm", "rotate_and_write", "swiglu")
+            for name in OPTIONS
+            if kernel == "rotate_and_write" or name == "plain"
         ]
     results.sort(key=lambda one: one.shape.kernel)
     report_table("compiled", table_rows(results), as_json=options.json)

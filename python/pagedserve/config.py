@@ -39,7 +39,7 @@ class ModelConfig:
         cpu_tier: how much of the model's own code is exchanged for Rust kernels on the CPU:
             ``"fused"`` whole decoder layers where their family is known, else modules;
             ``"modules"`` gated layers, linear layers and norms; ``"generic"`` nothing. None takes
-            the first that there is.
+            the first that there is, and in Triton's interpreter what a GPU would have.
         quantization: what weights of linear layers become while they are loaded, on the CPU:
             ``"int8"`` one byte each with a scale an output feature; everything else stays in
             ``dtype``. None leaves them as they are.

@@ -25,12 +25,14 @@ CONFIG: dict[str, Any] = {
     "num_key_value_heads": 1,
     "max_position_embeddings": 256,
     "initializer_range": 0.3,
+    "pad_token_id": 0,
 }
 PROMPTS = [[5, 6, 7], list(range(20, 60)), [11]]
 
 
 def load(directory: Path, **options: Any) -> LLM:
-    (directory / "config.json").write_text(json.dumps(CONFIG))
+    config = CONFIG | {"model_type": options.pop("model_type", "llama")}
+    (directory / "config.json").write_text(json.dumps(config))
     given: dict[str, Any] = {
         "load_format": "dummy",
         "device": "cuda",
@@ -51,6 +53,15 @@ def test_graphs_give_the_tokens_of_the_eager_engine(tmp_path: Path) -> None:
     graphs = load(tmp_path, num_gpu_blocks=64)
     for params in ({"temperature": 0}, {"temperature": 1.0, "seed": 3}):
         assert tokens(graphs, **params) == tokens(eager, **params)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen3"])
+def test_fused_layers_give_the_tokens_of_the_torch_backend(tmp_path: Path, model_type: str) -> None:
+    options: dict[str, Any] = {"model_type": model_type, "num_gpu_blocks": 64}
+    plain = load(tmp_path, attention_backend="torch", enforce_eager=True, **options)
+    fused = load(tmp_path, attention_backend="triton", **options)
+    assert "decoder layers 2" in fused.llm_engine.describe_backends()
+    assert tokens(fused, temperature=0) == tokens(plain, temperature=0)
 
 
 def test_steps_that_go_ahead_give_the_tokens_of_those_that_wait(tmp_path: Path) -> None:

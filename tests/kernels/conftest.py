@@ -1,22 +1,7 @@
 """Where the Triton kernels run: compiled on a GPU, or else in triton's interpreter."""
 
-import importlib.util
-import os
-
 import pytest
 import torch
-
-
-@pytest.fixture(scope="session")
-def device() -> torch.device:
-    """The device of the kernels' tensors; skips where they cannot run."""
-    if importlib.util.find_spec("triton") is None:
-        pytest.skip("triton is not installed")
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device, and TRITON_INTERPRET is not 1")
-    return torch.device("cuda")
 
 
 @pytest.fixture(scope="session")

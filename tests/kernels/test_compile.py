@@ -24,7 +24,8 @@ def test_nothing_spills(head_sizes: str, capabilities: str) -> None:
     assert "Warning" not in done.stderr
     rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert {row["kernel"] for row in rows} == {
-        *("decode", "decode_wide", "prefill", "prefill_plain", "write", "copy", "stage")
+        *("decode", "decode_wide", "prefill", "prefill_plain", "write", "copy", "stage"),
+        *("add_norm", "rotate_and_write", "swiglu"),
     }
     assert not [row for row in rows if row["local bytes"]]
     assert all(row["16-byte loads"] == "yes" for row in rows)

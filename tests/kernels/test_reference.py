@@ -6,7 +6,15 @@ from typing import Any
 import pytest
 import torch
 
-from pagedserve.kernels.reference import copy_blocks, paged_attention, swap_blocks, write_cache
+from pagedserve.kernels.reference import (
+    add_norm,
+    copy_blocks,
+    paged_attention,
+    rotate_and_write,
+    swap_blocks,
+    swiglu,
+    write_cache,
+)
 
 
 def test_write_cache_skips_negative_slots_and_touches_nothing_else() -> None:
@@ -105,3 +113,38 @@ def test_bounds_that_are_too_small_are_refused_and_empty_rows_are_left_alone() -
         paged_attention(query, *caches, max_query_len=1, **arguments)
     with pytest.raises(ValueError, match="max_seq_len is 3, but a row has 4"):
         paged_attention(query, *caches, max_seq_len=3, **arguments)
+
+
+def test_the_norm_is_of_the_sum_and_the_sum_is_kept() -> None:
+    residual, weight = torch.tensor([[1.0, -3.0]]), torch.tensor([2.0, 5.0])
+    normed = add_norm(torch.tensor([[2.0, 7.0]]), residual, weight, 0.5)
+    assert residual.tolist() == [[3.0, 4.0]]
+    root = math.sqrt((9 + 16) / 2 + 0.5)
+    assert normed[0].tolist() == pytest.approx([2 * 3 / root, 5 * 4 / root])
+
+
+def test_pairs_are_turned_by_their_angle_and_the_rest_stays() -> None:
+    # A query head and a KV head of 5 elements, of which 4 turn: (0, 2) by one angle, (1, 3) by two.
+    qkv = torch.arange(15.0)[None]
+    angles = torch.tensor([[0.3, 0.7, 0.3, 0.7]])
+    pool = torch.full((1, 4, 1, 10), torch.nan)
+    query = rotate_and_write(
+        qkv, angles.cos(), angles.sin(), pool[..., :5], pool[..., 5:], torch.tensor([2])
+    )
+
+    def turned(first: float) -> list[float]:
+        pairs = [
+            complex(first + i, first + i + 2) * complex(math.cos(a), math.sin(a))
+            for i, a in enumerate((0.3, 0.7))
+        ]
+        return [*(one.real for one in pairs), *(one.imag for one in pairs), first + 4]
+
+    assert query[0, 0].tolist() == pytest.approx(turned(0))
+    assert pool[0, 2, 0].tolist() == pytest.approx([*turned(5), 10, 11, 12, 13, 14])
+    assert bool(pool[0, [0, 1, 3]].isnan().all())
+
+
+def test_a_gate_multiplies() -> None:
+    found = swiglu(torch.tensor([[0.5, -2.0, 3.0, 4.0]]))
+    gates = [0.5 / (1 + math.exp(-0.5)), -2 / (1 + math.exp(2))]
+    assert found[0].tolist() == pytest.approx([gates[0] * 3, gates[1] * 4])

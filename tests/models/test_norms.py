@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from pagedserve.models.norms import FusedNorm, exchange_norms
+from pagedserve.gpu.norms import FusedNorm
+from pagedserve.gpu.swap import exchange
 
 
 class CenteredRMSNorm(LlamaRMSNorm):
@@ -27,7 +28,7 @@ def test_a_norm_is_exchanged_for_one_that_gives_the_same(dtype: torch.dtype) -> 
     norm = norm_of(LlamaRMSNorm, dtype)
     model: Any = nn.Sequential(nn.Sequential(norm), nn.Linear(96, 96))
     weights = dict(model.named_parameters())
-    assert exchange_norms(model) == 1
+    assert exchange(model, "torch") == "norms 1"
     assert isinstance(model[0][0], FusedNorm)
     x = torch.randn(5, 7, 96, generator=torch.Generator().manual_seed(2)).to(dtype) * 30
     tolerance = 4 * torch.finfo(dtype).eps
@@ -40,5 +41,5 @@ def test_a_norm_is_exchanged_for_one_that_gives_the_same(dtype: torch.dtype) -> 
 @pytest.mark.parametrize("kind", [GemmaRMSNorm, CenteredRMSNorm])
 def test_what_computes_something_else_stays(kind: type[nn.Module]) -> None:
     model = nn.Sequential(norm_of(kind, torch.float32))
-    assert exchange_norms(model) == 0
+    assert exchange(model, "torch") == "none"
     assert type(model[0]) is kind

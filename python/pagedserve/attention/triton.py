@@ -35,19 +35,35 @@ def write_and_attend(
         ``[T, H, Dv]``; what it holds for tokens of no row means nothing.
     """
     key_size = key.shape[-1]
-    key_cache, value_cache = pool[..., :key_size], pool[..., key_size:]
     write_cache(
         key[0].transpose(0, 1),
         value[0].transpose(0, 1),
-        key_cache,
-        value_cache,
+        pool[..., :key_size],
+        pool[..., key_size:],
         metadata.slot_mapping,
     )
-    rows = metadata.rows()
+    return attend(query[0].transpose(0, 1), pool, metadata=metadata, options=options)
+
+
+def attend(
+    query: Tensor, pool: Tensor, *, metadata: AttentionMetadata, options: AttentionOptions
+) -> Tensor:
+    """Attend over the pool, in which the step's keys and values are.
+
+    Args:
+        query: ``[T, H, D]``.
+        pool: ``[num_blocks, block_size, Hkv, D + Dv]``.
+        metadata: the step.
+        options: scale, window, cap, sinks.
+
+    Returns:
+        ``[T, H, Dv]``; what it holds for tokens of no row means nothing.
+    """
+    rows, key_size = metadata.rows(), query.shape[-1]
     return paged_attention(
-        query[0].transpose(0, 1),
-        key_cache,
-        value_cache,
+        query,
+        pool[..., :key_size],
+        pool[..., key_size:],
         block_tables=rows.block_tables,
         query_start=rows.query_start,
         seq_lens=rows.seq_lens,

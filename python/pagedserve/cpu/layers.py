@@ -1,10 +1,10 @@
 """Whole decoder layers in one call, for the families whose layers are built alike.
 
 A layer is recognised by its class and the classes of its parts; whether the fused layer computes
-the same is then seen by running both (`pagedserve.cpu.swap`).
+the same is then seen by running both (`pagedserve.layers.trial`).
 """
 
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,40 +14,21 @@ from pagedserve.attention.cpu import DTYPE_NAMES
 from pagedserve.attention.interface import current_step
 from pagedserve.config import Quantization
 from pagedserve.cpu.linears import can_pack, pack, pack_gated
-from pagedserve.cpu.mlps import gate_of
-from pagedserve.cpu.norms import norm_epsilon, norm_weight
-
-# The norms of a layer: before attention, of its result, before the gated layers, of their result.
-_Norms = tuple[str, str | None, str, str | None]
-_PLAIN: Final[_Norms] = ("input_layernorm", None, "post_attention_layernorm", None)
-_FOUR: Final[_Norms] = (
-    "input_layernorm",
-    "post_attention_layernorm",
-    "pre_feedforward_layernorm",
-    "post_feedforward_layernorm",
-)
-_FAMILIES: Final[dict[str, _Norms]] = {
-    "LlamaDecoderLayer": _PLAIN,
-    "MistralDecoderLayer": _PLAIN,
-    "Qwen2DecoderLayer": _PLAIN,
-    "Qwen3DecoderLayer": _PLAIN,
-    "SmolLM3DecoderLayer": _PLAIN,
-    "GemmaDecoderLayer": _PLAIN,
-    "Gemma2DecoderLayer": _FOUR,
-    "Gemma3DecoderLayer": _FOUR,
-}
+from pagedserve.cpu.mlps import packable_gate_of
+from pagedserve.cpu.norms import norm_weight
+from pagedserve.layers.families import attention_linears, gate_of, norm_epsilon, norm_names
 
 
 def can_fuse(layer: Any) -> bool:
     """Whether a module is a decoder layer of a known family, with parts that can be packed."""
-    if not type(layer).__module__.startswith("transformers.models."):
-        return False
-    if type(layer).__name__ not in _FAMILIES or gate_of(layer.mlp) is None:
+    if norm_names(layer) is None or packable_gate_of(layer.mlp) is None:
         return False
     attention = layer.self_attn
-    linears = [getattr(attention, f"{name}_proj") for name in "qkvo"]
-    return all(type(one) is nn.Linear and can_pack(one.weight) for one in linears) and (
-        attention.head_dim * attention.q_proj.weight.element_size() % 4 == 0
+    linears = attention_linears(attention)
+    return (
+        linears is not None
+        and all(can_pack(one.weight) for one in linears)
+        and (attention.head_dim * attention.q_proj.weight.element_size() % 4 == 0)
     )
 
 
@@ -61,14 +42,13 @@ class FusedLayer(nn.Module):
         """Pack the weights of a layer that `can_fuse`."""
         super().__init__()
         attention, mlp = layer.self_attn, layer.mlp
-        before, after, mlp_before, mlp_after = _FAMILIES[type(layer).__name__]
+        names, gate = norm_names(layer), gate_of(mlp)
+        if names is None or gate is None:
+            raise TypeError(f"{type(layer).__name__} is no decoder layer of a known family")
         qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
         has_bias = qkv[0].bias is not None
         self._head_size = int(attention.head_dim)
         self._rotates = bool(getattr(attention, "use_rope", True))
-        gate = gate_of(mlp)
-        if gate is None:
-            raise TypeError(f"{type(mlp).__name__} has no known gate")
         self.packed = (
             pack(
                 torch.cat([one.weight for one in qkv]),
@@ -84,13 +64,13 @@ class FusedLayer(nn.Module):
             num_heads=attention.q_proj.out_features // self._head_size,
             num_kv_heads=attention.k_proj.out_features // self._head_size,
             head_size=self._head_size,
-            epsilon=norm_epsilon(getattr(layer, before)),
+            epsilon=norm_epsilon(getattr(layer, names.attention)),
             scale=float(attention.scaling),
             softcap=getattr(attention, "attn_logit_softcapping", None),
-            attention_norm=norm_weight(getattr(layer, before)),
-            attention_output_norm=_weight_of(layer, after),
-            mlp_norm=norm_weight(getattr(layer, mlp_before)),
-            mlp_output_norm=_weight_of(layer, mlp_after),
+            attention_norm=norm_weight(getattr(layer, names.attention)),
+            attention_output_norm=_weight_of(layer, names.attention_output),
+            mlp_norm=norm_weight(getattr(layer, names.mlp)),
+            mlp_output_norm=_weight_of(layer, names.mlp_output),
             query_norm=_weight_of(attention, "q_norm"),
             key_norm=_weight_of(attention, "k_norm"),
             **dict(zip(("qkv", "output", "gate_up", "down"), self.packed, strict=True)),

@@ -8,7 +8,7 @@ the nearest multiple of it: it moves by at most half a scale (Wu et al., "Intege
 Deep Learning Inference", section 3.1, symmetric).  Rows, sums and biases stay what they are.
 """
 
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -20,12 +20,11 @@ from pagedserve import _core
 from pagedserve.attention.cpu import DTYPE_NAMES
 from pagedserve.config import Quantization
 from pagedserve.cpu.memory import empty_in_huge_pages
+from pagedserve.layers.families import Gate
 
 PANEL_FEATURES: Final = 64  # of rust/cpu/src/linear.rs
 
 _LARGEST_INT8: Final = 127  # without -128, which has no positive counterpart
-
-Gate = Literal["silu", "gelu_tanh"]
 
 
 class Int8Weights(NamedTuple):

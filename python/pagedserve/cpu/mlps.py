@@ -1,38 +1,28 @@
 """Gated feed-forward layers: two products instead of three, the activation inside the first."""
 
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.activations import GELUTanh, SiLUActivation
 
 from pagedserve.config import Quantization
-from pagedserve.cpu.linears import PANEL_FEATURES, Gate, can_pack, multiply, pack, pack_gated
-
-_GATES: Final[dict[type, Gate]] = {
-    nn.SiLU: "silu",
-    SiLUActivation: "silu",
-    GELUTanh: "gelu_tanh",
-}
+from pagedserve.cpu.linears import PANEL_FEATURES, can_pack, multiply, pack, pack_gated
+from pagedserve.layers.families import Gate, gate_of, mlp_linears
 
 
-def gate_of(mlp: Any) -> Gate | None:
-    """The activation of ``down_proj(act_fn(gate_proj(x)) * up_proj(x))``; None for others."""
-    linears = [getattr(mlp, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
-    if not all(type(one) is nn.Linear and can_pack(one.weight) for one in linears):
+def packable_gate_of(mlp: Any) -> Gate | None:
+    """The gate of an MLP with weights that can be packed; None for others."""
+    linears = mlp_linears(mlp)
+    if linears is None or not all(can_pack(one.weight) for one in linears):
         return None
-    if mlp.gate_proj.bias is not None or mlp.up_proj.bias is not None:
-        return None
-    if mlp.gate_proj.out_features % (PANEL_FEATURES // 2):
-        return None
-    return _GATES.get(type(getattr(mlp, "act_fn", None)))
+    return None if mlp.gate_proj.out_features % (PANEL_FEATURES // 2) else gate_of(mlp)
 
 
 class GatedMLP(nn.Module):
     """Computes what a model's own gated layers compute."""
 
     def __init__(self, mlp: Any, gate: Gate, quantization: Quantization | None = None) -> None:
-        """Pack the weights of ``mlp``, whose `gate_of` this is."""
+        """Pack the weights of ``mlp``, whose `packable_gate_of` this is."""
         super().__init__()
         self._sizes = mlp.down_proj.in_features, mlp.down_proj.out_features
         self.packed = (

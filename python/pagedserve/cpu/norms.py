@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from pagedserve import _core
 from pagedserve.attention.cpu import DTYPE_NAMES
 from pagedserve.cpu.linears import numbers
+from pagedserve.layers.families import norm_epsilon
 
 
 def norm_weight(norm: nn.Module) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
@@ -15,12 +16,6 @@ def norm_weight(norm: nn.Module) -> np.ndarray[tuple[int], np.dtype[np.float32]]
     if not isinstance(weight, Tensor):
         raise TypeError(f"{type(norm).__name__} has no weight")
     return numbers(1.0 + weight.float() if type(norm).__name__.startswith("Gemma") else weight)
-
-
-def norm_epsilon(norm: nn.Module) -> float:
-    """What such a norm adds to the mean square."""
-    epsilon = getattr(norm, "variance_epsilon", None)
-    return float(norm.eps if epsilon is None else epsilon)  # type: ignore[arg-type]
 
 
 class FastNorm(nn.Module):

@@ -5,34 +5,29 @@ that has the weights int8 leaves.  Those are at most half a scale from the model
 anything else that differs is a fault, and is seen where it is larger than roundings of sums.
 """
 
-import inspect
 from collections import Counter
 from copy import deepcopy
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from pagedserve import _core
-from pagedserve.attention.buckets import StepLayout
-from pagedserve.attention.cpu import DTYPE_NAMES
-from pagedserve.attention.interface import StepAttention, answering
-from pagedserve.attention.metadata import AttentionMetadata
+from pagedserve.attention.cpu import can_attend
 from pagedserve.config import CpuTier, Quantization
 from pagedserve.cpu.layers import FusedLayer, can_fuse
 from pagedserve.cpu.linears import PackedEmbedding, PackedLinear, can_pack, quantize
-from pagedserve.cpu.mlps import GatedMLP, gate_of
+from pagedserve.cpu.mlps import GatedMLP, packable_gate_of
 from pagedserve.cpu.norms import FastNorm
 from pagedserve.errors import ConfigError
+from pagedserve.layers.families import is_norm
+from pagedserve.layers.trial import is_close, layers_agree, random_numbers
 
 _KINDS: Final[dict[type, str]] = {
     GatedMLP: "gated layers",
     PackedLinear: "linear layers",
     FastNorm: "norms",
 }
-_TRIAL_TOKENS: Final = 5
-_TRIAL_BLOCK_SIZE: Final = 16
 
 
 class _Replacement(NamedTuple):
@@ -108,7 +103,7 @@ def _fuse_layers(model: nn.Module, quantization: Quantization | None) -> int:
     num_fused = 0
     for parent, name in places:  # without its layer: nothing else keeps a replaced one in memory
         fused = FusedLayer(getattr(parent, name), quantization)
-        if _layers_agree(_quantized(getattr(parent, name), quantization), fused):
+        if layers_agree(_quantized(getattr(parent, name), quantization), fused, "rust"):
             setattr(parent, name, fused)
             num_fused += 1
     return num_fused
@@ -149,24 +144,15 @@ def _swap_children(
 def _replacement(
     module: Any, quantization: Quantization | None, *, is_head: bool
 ) -> _Replacement | None:
-    if (gate := gate_of(module)) is not None:
+    if (gate := packable_gate_of(module)) is not None:
         return _Replacement(GatedMLP(module, gate, quantization), module.down_proj.out_features)
     if type(module) is nn.Linear and can_pack(module.weight):
         # Sampling is in float32: rounding logits to fewer bits on the way only makes ties.
         packed = PackedLinear(module, torch.float32 if is_head else None, quantization)
         return _Replacement(packed, module.in_features)
-    if type(module).__name__.endswith("RMSNorm") and _is_plain_norm(module):
+    if is_norm(module) and can_attend(module.weight.device, module.weight.dtype):
         return _Replacement(FastNorm(module), module.weight.numel())
     return None
-
-
-def _is_plain_norm(module: Any) -> bool:
-    weight = getattr(module, "weight", None)
-    if not isinstance(weight, Tensor) or weight.device.type != "cpu":
-        return False
-    epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-    takes_one = len(inspect.signature(module.forward).parameters) == 1
-    return weight.dtype in DTYPE_NAMES and isinstance(epsilon, float) and takes_one
 
 
 def _quantized(module: nn.Module, quantization: Quantization | None) -> nn.Module:
@@ -183,52 +169,5 @@ def _quantized(module: nn.Module, quantization: Quantization | None) -> nn.Modul
 def _agree(module: nn.Module, made: _Replacement) -> bool:
     """Whether both give the same, but for roundings."""
     dtype = next(module.parameters()).dtype
-    x = _random(8, made.num_features).to(dtype)
-    return _is_close(made.module(x), module(x), num_terms=made.num_features, num_parts=1)
-
-
-def _layers_agree(layer: Any, fused: FusedLayer) -> bool:
-    """The same for two decoder layers, which attend over a pool of one block."""
-    attention = layer.self_attn
-    dtype, head_size = attention.q_proj.weight.dtype, attention.head_dim
-    num_features = attention.q_proj.in_features
-    hidden = _random(1, _TRIAL_TOKENS, num_features).to(dtype)
-    angles = _random(1, _TRIAL_TOKENS, head_size // 2).repeat(1, 1, 2)
-    pool = hidden.new_zeros(
-        1, _TRIAL_BLOCK_SIZE, attention.k_proj.out_features // head_size, 2 * head_size
-    )
-
-    def run(module: nn.Module) -> Tensor:
-        with answering(StepAttention(_trial_metadata(), [pool], [None], "rust")):
-            output = module(
-                hidden.clone(),
-                attention_mask=None,
-                position_embeddings=(angles.cos().to(dtype), angles.sin().to(dtype)),
-            )
-        return cast(Tensor, output[0] if isinstance(output, tuple) else output)
-
-    return _is_close(run(fused), run(layer), num_terms=num_features, num_parts=4)
-
-
-def _trial_metadata() -> AttentionMetadata:
-    layout = StepLayout(
-        query_start=np.array([0, _TRIAL_TOKENS], dtype=np.int32),
-        seq_lens=np.array([_TRIAL_TOKENS], dtype=np.int32),
-        block_tables=np.zeros((1, 1), dtype=np.int32),
-        block_size=_TRIAL_BLOCK_SIZE,
-    )
-    return AttentionMetadata(layout, torch.arange(_TRIAL_TOKENS))
-
-
-def _random(*shape: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
-
-
-def _is_close(found: Tensor, expected: Tensor, *, num_terms: int, num_parts: int) -> bool:
-    """Whether results differ by roundings: of sums in float32, and of what each part stores."""
-    error = torch.finfo(torch.float32).eps * num_terms**0.5
-    if expected.dtype != torch.float32:
-        error += torch.finfo(expected.dtype).eps
-    largest = float(expected.float().abs().max())
-    difference = float((found.float() - expected.float()).abs().max())
-    return bool(difference <= 4 * num_parts * error * max(largest, 1e-3))
+    x = random_numbers(8, made.num_features).to(dtype)
+    return is_close(made.module(x), module(x), num_terms=made.num_features, num_parts=1)

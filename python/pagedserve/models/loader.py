@@ -22,15 +22,15 @@ from pagedserve.attention.backends import choose_backend, describe
 from pagedserve.attention.interface import ATTENTION_NAME, register
 from pagedserve.cache.engine import LayerShape
 from pagedserve.collector import collector_paused
-from pagedserve.config import AttentionBackend, CpuTier, ModelConfig
+from pagedserve.config import AttentionBackend, ModelConfig
 from pagedserve.cpu.swap import exchange, use_instructions, weight_bytes
 from pagedserve.errors import ConfigError, ModelLoadError, PagedServeError, UnsupportedModelError
+from pagedserve.gpu.swap import exchange as exchange_for_gpu
 from pagedserve.models.convert import converted_directory
 from pagedserve.models.device import choose_device
 from pagedserve.models.dummy import dummy_model, has_tokenizer, number_tokenizer
 from pagedserve.models.known import ProbeResult
 from pagedserve.models.limits import check_max_model_len, derive_max_model_len, eos_token_ids
-from pagedserve.models.norms import exchange_norms
 from pagedserve.models.probe import (
     AttentionProfile,
     architecture,
@@ -57,7 +57,7 @@ class LoadedModel:
         device: of the model.
         attention_backend: who computes attention.
         weight_bytes: bytes of the weights; shared ones count once, unless one of them is packed.
-        modules: how many of the model's modules are exchanged for Rust, for people.
+        modules: how many of the model's modules are exchanged for faster ones, for people.
     """
 
     model: PreTrainedModel
@@ -80,7 +80,7 @@ class LoadedModel:
 
     def describe_backends(self) -> str:
         """One line for people: who computes attention and everything else."""
-        return f"attention: {describe(self.attention_backend)}; modules in Rust: {self.modules}"
+        return f"attention: {describe(self.attention_backend)}; exchanged modules: {self.modules}"
 
 
 def load_model(config: ModelConfig, device: torch.device | None = None) -> LoadedModel:
@@ -128,9 +128,7 @@ def load_model(config: ModelConfig, device: torch.device | None = None) -> Loade
             profile = _checked_profile(model, max_model_len, backend)
             known.keep(profile)
         num_embeddings = vocab_size(model)
-        modules = exchange(model, _cpu_tier(config, device, backend), config.quantization)
-        if device.type == "cuda":
-            exchange_norms(model)
+        modules = _exchange(model, config, device, backend)
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
@@ -151,10 +149,15 @@ def load_model(config: ModelConfig, device: torch.device | None = None) -> Loade
     )
 
 
-def _cpu_tier(config: ModelConfig, device: torch.device, backend: AttentionBackend) -> CpuTier:
-    if device.type != "cpu":
-        return "generic"
-    return config.cpu_tier or ("fused" if backend == "rust" else "modules")
+def _exchange(
+    model: PreTrainedModel, config: ModelConfig, device: torch.device, backend: AttentionBackend
+) -> str:
+    """Exchange modules by device; interpreted Triton has a GPU's unless the CPU's are named."""
+    is_named = config.cpu_tier is not None or config.quantization is not None
+    if device.type != "cpu" or (backend == "triton" and not is_named):
+        return exchange_for_gpu(model, backend)
+    tier = config.cpu_tier or ("fused" if backend == "rust" else "modules")
+    return exchange(model, tier, config.quantization)
 
 
 def _checked_profile(

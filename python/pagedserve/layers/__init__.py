@@ -1,0 +1,1 @@
+"""What layers of transformers' models are made of, for those who exchange them."""
