@@ -18,8 +18,6 @@ from .tuning import Config, Kernel, config_for
 if __name__.startswith("kernels."):
     raise ImportError(f"import this module as pagedserve.{__name__}: {__name__} is a second copy")
 
-# Packed rows (queries times heads of a group) up to which a whole batch is taken by decode.
-MAX_DECODE_ROWS = 64
 # The smallest tile; in a batch that also has longer rows, decode takes what it holds.
 MIN_ROWS = 16
 # Configurations for the interpreter are those of the oldest device.
@@ -99,7 +97,8 @@ def paged_attention(
     )
     if max_query_len == 0:
         return output
-    queries = decode_queries(max_query_len, call.group)
+    wide = _config("decode_wide", call).rows
+    queries = decode_queries(max_query_len, call.group, wide)
     few: Kernel = "decode" if padded(queries * call.group) == MIN_ROWS else "decode_wide"
     decode.launch(call, _config(few, call), queries=queries)
     if max_query_len > queries:
@@ -108,9 +107,16 @@ def paged_attention(
     return output
 
 
-def decode_queries(max_query_len: int, group: int) -> int:
-    """The most queries of a row that decode takes, in a batch with rows up to ``max_query_len``."""
-    if max_query_len * group <= MAX_DECODE_ROWS:
+def decode_queries(max_query_len: int, group: int, wide: int) -> int:
+    """The most queries of a row that decode takes.
+
+    Args:
+        max_query_len: of the batch; all of it is decoded if its rows, packed with the heads of a
+            group, fit the widest tile.
+        group: query heads of a KV head.
+        wide: rows of that tile.
+    """
+    if max_query_len * group <= wide:
         return max_query_len
     return max(1, MIN_ROWS // group)
 
