@@ -16,6 +16,7 @@ use crate::error::{Error, Result};
 use crate::ids::{TokenId, placeholder};
 use crate::outputs::Row;
 use crate::scheduler::Scheduler;
+use crate::scheduler::update::check_tokens;
 use crate::sequence::SeqHandle;
 
 /// The step that has gone ahead, and the sequences of its samples.
@@ -107,9 +108,7 @@ impl Scheduler {
                 self.ahead.seqs.len()
             )));
         }
-        if let Some(token) = tokens.iter().find(|token| **token < 0) {
-            return Err(Error::Arrays(format!("tokens holds {token}; ids are at least 0")));
-        }
+        check_tokens(tokens)?;
         for (seq, token) in self.ahead.seqs.drain(..).zip(tokens) {
             if self.store.find_seq(seq).is_ok() {
                 self.store.seq_mut(seq).fill(*token);

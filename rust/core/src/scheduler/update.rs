@@ -49,10 +49,7 @@ impl StepResults<'_> {
                 tokens.len()
             )));
         }
-        if let Some(token) = tokens.iter().find(|token| **token < 0) {
-            return Err(Error::Arrays(format!("tokens holds {token}; ids are at least 0")));
-        }
-        Ok(())
+        check_tokens(tokens)
     }
 
     fn tokens_of(&self, output: usize) -> &[TokenId] {
@@ -303,6 +300,13 @@ impl Scheduler {
             }
         }
     }
+}
+
+/// What was sampled is in the vocabulary as far as the core knows it.
+pub(super) fn check_tokens(tokens: &[TokenId]) -> Result<()> {
+    tokens.iter().find(|token| **token < 0).map_or(Ok(()), |token| {
+        Err(Error::Arrays(format!("tokens holds {token}; ids are at least 0")))
+    })
 }
 
 /// A row number from outside; a negative one becomes one that no step has.
