@@ -53,8 +53,8 @@ class LaunchedStep:
         return self._samples is not None and self._prompts is None and self._samples.stands_alone
 
     def tokens(self) -> Tensor | None:
-        """The tokens of a step that stands alone, int32 ``[S]`` on its device; else None."""
-        return self._samples.tokens() if self._samples is not None and self.stands_alone else None
+        """The tokens of a step that stands alone, int32 ``[S]`` on its device."""
+        return None if self._samples is None else self._samples.tokens()
 
     def results(self) -> StepResults:
         """Wait for the step; called before another is launched, unless it stands alone."""
