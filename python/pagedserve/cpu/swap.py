@@ -7,6 +7,7 @@ anything else that differs is a fault, and is seen where it is larger than round
 
 from collections import Counter
 from copy import deepcopy
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -20,6 +21,7 @@ from pagedserve.cpu.linears import PackedEmbedding, PackedLinear, can_pack, quan
 from pagedserve.cpu.mlps import GatedMLP, packable_gate_of
 from pagedserve.cpu.norms import FastNorm
 from pagedserve.errors import ConfigError
+from pagedserve.layers.exchange import exchange_each
 from pagedserve.layers.families import is_norm
 from pagedserve.layers.trial import is_close, layers_agree, random_numbers
 
@@ -94,19 +96,10 @@ def _packed_bytes(model: nn.Module) -> int:
 
 
 def _fuse_layers(model: nn.Module, quantization: Quantization | None) -> int:
-    places = [
-        (parent, name)
-        for parent in model.modules()
-        for name, layer in parent.named_children()
-        if can_fuse(layer)
-    ]
-    num_fused = 0
-    for parent, name in places:  # without its layer: nothing else keeps a replaced one in memory
-        fused = FusedLayer(getattr(parent, name), quantization)
-        if layers_agree(_quantized(getattr(parent, name), quantization), fused, "rust"):
-            setattr(parent, name, fused)
-            num_fused += 1
-    return num_fused
+    def agree(layer: nn.Module, fused: FusedLayer) -> bool:
+        return layers_agree(_quantized(layer, quantization), fused, "rust")
+
+    return exchange_each(model, can_fuse, partial(FusedLayer, quantization=quantization), agree)
 
 
 def _share_head(model: Any, quantization: Quantization | None) -> int:
