@@ -10,7 +10,7 @@ from pagedserve.errors import RequestError
 if TYPE_CHECKING:
     from torch import Tensor
 
-LogitsProcessor: TypeAlias = "Callable[..., Tensor]"
+LogitsProcessor: TypeAlias = "Callable[[list[int], Tensor], Tensor]"
 EarlyStopping: TypeAlias = bool | Literal["never"]
 
 # Below this a temperature only makes logits overflow; the likeliest token has all the mass.

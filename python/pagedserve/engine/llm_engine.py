@@ -60,7 +60,6 @@ class LLMEngine:
         self._executor = Executor(args.model_config)
         loaded = self._executor.loaded
         self.tokenizer: PreTrainedTokenizerBase = loaded.tokenizer
-        self._eos_token_ids = loaded.eos_token_ids
         config = scheduler_config(args, loaded.max_model_len)
         self.memory = memory_plan(args, self._executor, config)
         logger.info("%s", self.memory.describe())

@@ -6,13 +6,14 @@ a preemption is not asked again.
 """
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pagedserve.engine.requests import LivingSequence
-from pagedserve.output.logprobs import TokenLogprob, TopLogprobs
+from pagedserve.output.logprobs import TokenLogprob
 from pagedserve.output.processor import NewPromptLogprobs
 from pagedserve.output.state import OutputState
 from pagedserve.sampling.logprobs import PositionLogprobs, PromptTargets
@@ -89,19 +90,9 @@ def prompt_logprobs(
     if answers is None:
         return []
     found = []
-    start = 0
+    positions = zip(*answers, strict=True)
     for one in scored:
-        entries = [
-            TokenLogprob(
-                float(answers.logprobs[answer]),
-                int(answers.ranks[answer]),
-                TopLogprobs(
-                    answers.top_token_ids[answer, : one.num_top],
-                    answers.top_logprobs[answer, : one.num_top],
-                ),
-            )
-            for answer in range(start, start + one.num_positions)
-        ]
+        own = islice(positions, one.num_positions)
+        entries = [TokenLogprob.of(*answer, one.num_top) for answer in own]
         found.append(NewPromptLogprobs(one.state, one.first, entries))
-        start += one.num_positions
     return found

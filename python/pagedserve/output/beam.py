@@ -37,13 +37,14 @@ asked from the best candidate on, no further than needed: W times where none end
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pagedserve.output.logprobs import TokenLogprob, TopLogprobs
 from pagedserve.output.stop import Finish
+from pagedserve.sampling_params import EarlyStopping
 
 _LENGTH = Finish("length")
 
@@ -131,7 +132,7 @@ class BeamSearch:
 
     width: int
     length_penalty: float
-    early_stopping: bool | Literal["never"]
+    early_stopping: EarlyStopping
     max_tokens: int
     num_candidates: int
     beams: tuple[Beam, ...] = (Beam(),)
@@ -143,7 +144,7 @@ class BeamSearch:
         width: int,
         *,
         length_penalty: float,
-        early_stopping: bool | Literal["never"],
+        early_stopping: EarlyStopping,
         max_tokens: int,
         num_ending_tokens: int,
     ) -> "BeamSearch":

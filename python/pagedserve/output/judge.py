@@ -186,8 +186,8 @@ class _Judge:
     def _logprob(self, row: int, draw: int, num_top: int) -> TokenLogprob:
         known = self._sampled.logprobs
         assert known is not None  # noqa: S101  # asked for
-        top = TopLogprobs(known.top_token_ids[row, :num_top], known.top_logprobs[row, :num_top])
-        return TokenLogprob(float(known.token_logprobs[draw]), int(known.token_ranks[draw]), top)
+        token = known.token_logprobs[draw], known.token_ranks[draw]
+        return TokenLogprob.of(*token, known.top_token_ids[row], known.top_logprobs[row], num_top)
 
     def _beams(
         self, state: OutputState, search: BeamSearch, members: list[Living], first: int

@@ -29,6 +29,19 @@ class TokenLogprob(NamedTuple):
     rank: int
     top: TopLogprobs
 
+    @classmethod
+    def of(
+        cls,
+        logprob: np.float32,
+        rank: np.int32,
+        top_token_ids: NDArray[np.int32],
+        top_logprobs: NDArray[np.float32],
+        num_top: int,
+    ) -> "TokenLogprob":
+        """Keep the first ``num_top`` of a position's likeliest tokens."""
+        top = TopLogprobs(top_token_ids[:num_top], top_logprobs[:num_top])
+        return cls(float(logprob), int(rank), top)
+
 
 class LogprobsView(Sequence[dict[int, Logprob] | None]):
     """Entries for callers; each is made when it is read, and most never are."""

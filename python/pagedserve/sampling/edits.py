@@ -15,7 +15,7 @@ touches no other logits.  Distinct pairs and their counts come from sorting the 
 arrays of the vocabulary's size.  Processors are called one by one.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-LogitsProcessor = Callable[[list[int], Tensor], Tensor]
+from pagedserve.sampling_params import LogitsProcessor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
