@@ -83,10 +83,9 @@ class RowSource:
         # Beams have theirs from the candidates.
         self._num_logprobs = (params.logprobs or 0) if keeps_logprobs else None
         self._has_edits = bad_words is not None or _edits_logits(params)
-        needs_numbers = not (params.is_greedy or params.use_beam_search)
-        num_streams = params.best_of if needs_numbers else 0
-        self._uniforms = [UniformStream(*key, index) for index in range(num_streams)]
         self._plain = self._make((0.0,), None)
+        num_streams = 0 if self._plain.is_greedy else params.best_of  # beams are greedy
+        self._uniforms = [UniformStream(*key, index) for index in range(num_streams)]
 
     def row(self, token_ids: Sequence[int], index: int, *, num_unknown: int = 0) -> RowSampling:
         """The row for what follows ``token_ids``, the new tokens of sequence ``index``.

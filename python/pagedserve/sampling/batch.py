@@ -40,13 +40,8 @@ class RowSampling:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the row takes the likeliest token: the one definition of greedy."""
+        """Whether the row takes the likeliest token: what the engine and the sampler go by."""
         return self.temperature == 0 or self.top_k == 1
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether the likeliest token of the model's logits is all that the row needs."""
-        return self.is_greedy and self.edits is None and not self.num_candidates
 
     @property
     def is_drawn_as_is(self) -> bool:
