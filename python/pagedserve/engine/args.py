@@ -66,7 +66,8 @@ class EngineArgs:
         block_size: Tokens of a KV block.
         max_num_seqs: Sequences of a step.
         max_num_batched_tokens: Tokens of a step; None is 512 with chunked prefill, otherwise 2048
-            or ``max_model_len`` if more, since a prompt is computed in one step then.
+            or ``max_model_len`` if more, since a prompt is computed in one step then; in either
+            case no fewer than ``max_num_seqs``.
         seed: For the random numbers of requests that have no seed of their own.
         kv_cache_memory: Bytes of the KV cache; None is 1 GiB on the CPU, less where less is free,
             and on a GPU what ``gpu_memory_utilization`` leaves.
@@ -77,7 +78,7 @@ class EngineArgs:
             begin with the same tokens.
         enable_chunked_prefill: Compute long prompts in parts, beside the tokens of others.
         swap_space: GiB of host memory for the KV blocks of preempted requests; None is as much as
-            the KV cache holds, at most 4 and at most half of what is free beside it.
+            the KV cache holds, at most 4 and at most half of the host memory that is free.
         preemption_mode: What happens to the KV blocks of a request that must give its place to
             others: "recompute" drops them, "swap" moves them to the host.  None recomputes
             requests of one sequence and swaps those of several.
@@ -121,7 +122,8 @@ class EngineArgs:
     block_size: int = field(default=16, metadata=_option("tokens of a KV block"))
     max_num_seqs: int = field(default=256, metadata=_option("sequences of a step"))
     max_num_batched_tokens: int | None = field(
-        default=None, metadata=_option("tokens of a step (default: 2048, or the model length)")
+        default=None,
+        metadata=_option("tokens of a step (default: 2048 or the model length, 512 with chunks)"),
     )
     seed: int = field(
         default=0, metadata=_option("for the random numbers of requests without a seed")

@@ -119,7 +119,8 @@ def plan_memory(
         kv_cache_memory: Bytes wished for; None is ``default_bytes``, less where less is free.
         max_model_len: A sequence length that the caller asked for by name: one such sequence
             must fit.
-        swap_space: GiB for preempted requests; None is as much as the pool, at most 4.
+        swap_space: GiB for preempted requests; None is as much as the pool, at most 4 and at most
+            half of what is free on the host.
         free_host_bytes: What is free on the host, the pool included where it is there too.
         available: What the profile run found; with it its blocks are all that may be used.
 
