@@ -1,6 +1,6 @@
-"""Tiny random models with a tokenizer, saved in Hugging Face format."""
+"""Tiny random models with a tokenizer, saved in Hugging Face format, and what is exact of them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,10 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from pagedserve import _core
+from pagedserve.models.loader import LoadedModel
+from pagedserve.models.probe import _paged_logits
 
 VOCAB_SIZE = 97
 SETTINGS: dict[str, Any] = {
@@ -24,7 +28,12 @@ SETTINGS: dict[str, Any] = {
     "eos_token_id": 2,
 }
 
+PROMPTS = [(torch.arange(length) * 31 + 11) % VOCAB_SIZE for length in (21, 6)]
+# Largest difference from float64, as a share of the largest logit.
+BOUNDS = {torch.float32: 2e-5, torch.bfloat16: 5e-2, torch.float16: 6e-3}
+
 SaveTiny = Callable[..., Path]
+AssertExact = Callable[..., None]
 
 
 @pytest.fixture
@@ -61,3 +70,35 @@ def save_tiny(
         return directory
 
     return save
+
+
+@pytest.fixture
+def assert_exact() -> AssertExact:
+    """Compares logits over paged memory with the model's own in float64, weights rounded alike."""
+
+    @torch.inference_mode()
+    def check(
+        loaded: LoadedModel, directory: Path, edit: Callable[[Any], None] | None = None
+    ) -> None:
+        """Two sequences, one in two chunks and one that decodes; ``edit`` gives other weights."""
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            directory, dtype=loaded.dtype, attn_implementation="eager"
+        )
+        if edit is not None:
+            edit(model)
+        model = model.double()
+        backend = loaded.attention_backend
+        found = _paged_logits(loaded.model, loaded.layers, PROMPTS, [16, 5], backend)
+        for prompt, ours in zip(PROMPTS, found, strict=True):
+            exact = model(prompt[None]).logits[0]
+            error = float((ours.cpu().double() - exact).abs().max() / exact.abs().max())
+            assert error <= BOUNDS[loaded.dtype]
+
+    return check
+
+
+@pytest.fixture
+def best_instructions() -> Iterator[None]:
+    """Whatever a test chose, the next one begins with the best."""
+    yield
+    _core.use_cpu_instructions(None)

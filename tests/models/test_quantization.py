@@ -1,14 +1,13 @@
 """Models whose linear layers have int8 weights: what they compute and hold, what is refused."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
 
 from pagedserve import LLM, SamplingParams, _core
 from pagedserve.config import CpuTier, ModelConfig
@@ -19,16 +18,15 @@ from pagedserve.errors import ConfigError
 from pagedserve.models.loader import LoadedModel, load_model
 from pagedserve.models.probe import _paged_logits
 
+pytestmark = pytest.mark.usefixtures("best_instructions")
 SaveTiny = Callable[..., Path]
+AssertExact = Callable[..., None]
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"attention_bias": True},
     "qwen3": {"head_dim": 16},
     "gemma3_text": {"sliding_window": 8, "head_dim": 16, "query_pre_attn_scalar": 24},
     "olmo2": {},  # not a family whose layers are fused
 }
-PROMPTS = [(torch.arange(length) * 31 + 11) % 97 for length in (21, 6)]
-# Largest difference from float64, as a share of the largest logit: those of float weights.
-BOUNDS = {torch.float32: 2e-5, torch.bfloat16: 5e-2, torch.float16: 6e-3}
 PROSE = """\
 The river rises in the hills above the town and runs for some forty miles to the sea. In spring,
 when the snow melts, it floods the meadows; by August a child can wade across it. Three mills once
@@ -54,44 +52,29 @@ def load(directory: Path, dtype: str = "float32", **options: Any) -> LoadedModel
     return load_model(config, torch.device("cpu"))
 
 
-def logits(loaded: LoadedModel, prompts: list[Tensor], cuts: list[int]) -> list[Tensor]:
-    """Of two sequences, each in two chunks."""
-    return _paged_logits(loaded.model, loaded.layers, prompts, cuts, loaded.attention_backend)
-
-
-@pytest.fixture(autouse=True)
-def best_instructions() -> Iterator[None]:
-    """Whatever a test chose, the next one begins with the best."""
-    yield
-    _core.use_cpu_instructions(None)
-
-
-@torch.inference_mode()
-def exact_logits(directory: Path, dtype: torch.dtype) -> list[Tensor]:
-    """The model's own in float64, of the weights that int8 leaves."""
-    model: Any = AutoModelForCausalLM.from_pretrained(
-        directory, dtype=dtype, attn_implementation="eager"
-    )
-    wanted = {
-        name: quantize(module.weight).dequantize(torch.float64)
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear)
-    }
+def leave_what_int8_leaves(model: Any) -> None:
+    """Give a model of transformers the weights that quantizing makes of its own."""
     if model.config.tie_word_embeddings:
-        embedding = model.get_input_embeddings()
-        embedding.weight = nn.Parameter(quantize(embedding.weight).dequantize(dtype))
-    model = model.double()
-    for name, weight in wanted.items():
-        model.get_submodule(name).weight = nn.Parameter(weight)
-    return [model(prompt[None]).logits[0] for prompt in PROMPTS]
+        weight = model.get_input_embeddings().weight
+        kept = quantize(weight).dequantize(weight.dtype)
+        model.get_input_embeddings().weight = nn.Parameter(kept)
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            module.weight = nn.Parameter(quantize(module.weight).dequantize(torch.float64))
 
 
 @pytest.mark.parametrize("is_tied", [True, False])
 @pytest.mark.parametrize("tier", ["fused", "modules"])
-@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_are_those_of_the_weights_that_are_left(
-    save_tiny: SaveTiny, family: str, dtype: torch.dtype, tier: CpuTier, *, is_tied: bool
+    save_tiny: SaveTiny,
+    assert_exact: AssertExact,
+    family: str,
+    dtype: torch.dtype,
+    tier: CpuTier,
+    *,
+    is_tied: bool,
 ) -> None:
     options = FAMILIES[family] | {"intermediate_size": 64, "tie_word_embeddings": is_tied}
     directory = save_tiny(family, **options)
@@ -103,19 +86,17 @@ def test_logits_are_those_of_the_weights_that_are_left(
     share = re.search(r"; weights: (\d+)% int8$", loaded.describe_backends())
     assert share is not None
     assert (share[1] == "100") == is_tied  # or else the embedding is not
-    exact = exact_logits(directory, dtype)
-    for ours, theirs in zip(logits(loaded, PROMPTS, [16, 5]), exact, strict=True):
-        assert float((ours.double() - theirs).abs().max() / theirs.abs().max()) <= BOUNDS[dtype]
+    assert_exact(loaded, directory, leave_what_int8_leaves)
 
 
 @pytest.mark.parametrize("instructions", _core.cpu_instruction_sets())
-def test_every_cpu_has_int8_weights(save_tiny: SaveTiny, instructions: str) -> None:
+def test_every_cpu_has_int8_weights(
+    save_tiny: SaveTiny, assert_exact: AssertExact, instructions: str
+) -> None:
     directory = save_tiny("llama", intermediate_size=64)
     loaded = load(directory, cpu_instructions=instructions)
-    found = logits(loaded, PROMPTS, [16, 5])
     assert f"rust ({instructions}" in loaded.describe_backends()
-    for ours, exact in zip(found, exact_logits(directory, torch.float32), strict=True):
-        assert float((ours.double() - exact).abs().max() / exact.abs().max()) <= 2e-5
+    assert_exact(loaded, directory, leave_what_int8_leaves)
 
 
 def spoil(monkeypatch: pytest.MonkeyPatch, kind: type[nn.Module], fault: float) -> None:
@@ -168,10 +149,15 @@ def test_the_real_model_answers_as_before(smollm2: LLM, int8: LLM) -> None:
     assert outputs[0].outputs[0].text.startswith(" Paris")
     tokenizer = smollm2.get_tokenizer()
     prompts = [torch.tensor(tokenizer(text).input_ids) for text in (PROSE, CODE)]
-    before, after = (
-        torch.cat(logits(llm.llm_engine._executor.loaded, prompts, [20, 20])).log_softmax(dim=-1)
-        for llm in (smollm2, int8)
-    )
+
+    def logprobs(llm: LLM) -> Tensor:
+        """Of both texts, each in two chunks."""
+        loaded = llm.llm_engine._executor.loaded
+        model, backend = loaded.model, loaded.attention_backend
+        logits = _paged_logits(model, loaded.layers, prompts, [20, 20], backend)
+        return torch.cat(logits).log_softmax(dim=-1)
+
+    before, after = logprobs(smollm2), logprobs(int8)
     divergence = (before.exp() * (before - after)).sum(dim=-1)
     likeliest = before.topk(5).indices
     moved = (before.gather(1, likeliest) - after.gather(1, likeliest)).abs()

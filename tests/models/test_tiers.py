@@ -1,13 +1,12 @@
 """What is exchanged for Rust in a model of each family, and that its logits stay what they were."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
+from torch import nn
 
 from pagedserve import _core
 from pagedserve.config import CpuTier, ModelConfig
@@ -17,9 +16,11 @@ from pagedserve.cpu.mlps import GatedMLP
 from pagedserve.cpu.norms import FastNorm
 from pagedserve.errors import ConfigError, StepError
 from pagedserve.models.loader import LoadedModel, load_model
-from pagedserve.models.probe import _paged_logits
 
+pytestmark = pytest.mark.usefixtures("best_instructions")
 SaveTiny = Callable[..., Path]
+AssertExact = Callable[..., None]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 WIDE = {"intermediate_size": 64}
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"attention_bias": True},
@@ -31,9 +32,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma2": {"sliding_window": 8, "head_dim": 32, "attn_logit_softcapping": 5.0},
     "gemma3_text": {"sliding_window": 8, "head_dim": 16, "query_pre_attn_scalar": 24},
 }
-PROMPTS = [(torch.arange(length) * 31 + 11) % 97 for length in (21, 6)]
-# Largest difference from float64, as a share of the largest logit.
-BOUNDS = {torch.float32: 2e-5, torch.bfloat16: 5e-2, torch.float16: 6e-3}
 
 
 def load(directory: Path, dtype: str, tier: CpuTier) -> LoadedModel:
@@ -41,49 +39,31 @@ def load(directory: Path, dtype: str, tier: CpuTier) -> LoadedModel:
     return load_model(config, torch.device("cpu"))
 
 
-def logits(loaded: LoadedModel) -> list[Tensor]:
-    """Of two sequences, one in two chunks and one that decodes a token."""
-    return _paged_logits(loaded.model, loaded.layers, PROMPTS, [16, 5], loaded.attention_backend)
-
-
-@torch.inference_mode()
-def exact_logits(directory: Path, dtype: torch.dtype) -> list[Tensor]:
-    """The model's own, of weights rounded to a dtype and computed in float64."""
-    model = AutoModelForCausalLM.from_pretrained(
-        directory, dtype=dtype, attn_implementation="eager"
-    )
-    model = model.double()
-    return [model(prompt[None]).logits[0] for prompt in PROMPTS]
-
-
-@pytest.fixture(autouse=True)
-def best_instructions() -> Iterator[None]:
-    """Whatever a test chose, the next one begins with the best."""
-    yield
-    _core.use_cpu_instructions(None)
-
-
 def modules(loaded: LoadedModel, kind: type) -> int:
     return sum(type(module) is kind for module in loaded.model.modules())
 
 
 @pytest.mark.parametrize("tier", ["fused", "modules", "generic"])
-@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_tier_gives_the_logits_of_float64(
-    save_tiny: SaveTiny, family: str, dtype: torch.dtype, tier: CpuTier
+    save_tiny: SaveTiny,
+    assert_exact: AssertExact,
+    family: str,
+    dtype: torch.dtype,
+    tier: CpuTier,
 ) -> None:
     directory = save_tiny(family, **(WIDE | FAMILIES[family]))
     loaded = load(directory, str(dtype).removeprefix("torch."), tier)
     assert modules(loaded, FusedLayer) == (2 if tier == "fused" else 0)
     assert modules(loaded, GatedMLP) == (2 if tier == "modules" else 0)
     assert (modules(loaded, nn.Linear) == 0) == (tier != "generic")
-    for ours, exact in zip(logits(loaded), exact_logits(directory, dtype), strict=True):
-        error = float((ours.double() - exact).abs().max() / exact.abs().max())
-        assert error <= BOUNDS[dtype]
+    assert_exact(loaded, directory)
 
 
-def test_a_family_that_is_not_known_keeps_its_layers(save_tiny: SaveTiny) -> None:
+def test_a_family_that_is_not_known_keeps_its_layers(
+    save_tiny: SaveTiny, assert_exact: AssertExact
+) -> None:
     directory = save_tiny("olmo2", **WIDE)
     loaded = load(directory, "float32", "fused")
     assert modules(loaded, FusedLayer) == 0
@@ -91,8 +71,7 @@ def test_a_family_that_is_not_known_keeps_its_layers(save_tiny: SaveTiny) -> Non
     assert modules(loaded, PackedLinear) == 9
     assert modules(loaded, FastNorm) == 9
     assert "decoder layers" not in loaded.modules
-    for ours, exact in zip(logits(loaded), exact_logits(directory, torch.float32), strict=True):
-        assert float((ours.double() - exact).abs().max() / exact.abs().max()) <= 2e-5
+    assert_exact(loaded, directory)
 
 
 def test_features_that_fill_no_panel_are_not_gated_together(save_tiny: SaveTiny) -> None:
@@ -124,13 +103,14 @@ def test_nothing_is_exchanged_without_vector_instructions(save_tiny: SaveTiny) -
 
 
 @pytest.mark.parametrize("instructions", _core.cpu_instruction_sets())
-def test_older_cpus_give_the_same_logits(save_tiny: SaveTiny, instructions: str) -> None:
+def test_older_cpus_give_the_same_logits(
+    save_tiny: SaveTiny, assert_exact: AssertExact, instructions: str
+) -> None:
     directory = save_tiny("llama", **WIDE)
     config = ModelConfig(model=str(directory), cpu_instructions=instructions)
     loaded = load_model(config, torch.device("cpu"))
     assert instructions in loaded.describe_backends()
-    for ours, exact in zip(logits(loaded), exact_logits(directory, torch.float32), strict=True):
-        assert float((ours.double() - exact).abs().max() / exact.abs().max()) <= 2e-5
+    assert_exact(loaded, directory)
 
 
 def test_instructions_that_no_cpu_has_are_refused(save_tiny: SaveTiny) -> None:
@@ -149,7 +129,12 @@ def test_a_fused_layer_outside_of_a_step(save_tiny: SaveTiny) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("is_tied", [True, False])
 def test_weights_are_held_once(
-    save_tiny: SaveTiny, family: str, dtype: torch.dtype, *, is_tied: bool
+    save_tiny: SaveTiny,
+    assert_exact: AssertExact,
+    family: str,
+    dtype: torch.dtype,
+    *,
+    is_tied: bool,
 ) -> None:
     options = WIDE | FAMILIES[family] | {"tie_word_embeddings": is_tied, "vocab_size": 128}
     directory = save_tiny(family, **options)
@@ -158,5 +143,4 @@ def test_weights_are_held_once(
     assert modules(fused, PackedEmbedding) == is_tied
     # Small vectors go into the layers; panels are whole ones of 64 features.
     assert 0.9 * generic.weight_bytes <= fused.weight_bytes <= 1.3 * generic.weight_bytes
-    for ours, exact in zip(logits(fused), exact_logits(directory, dtype), strict=True):
-        assert float((ours.double() - exact).abs().max() / exact.abs().max()) <= BOUNDS[dtype]
+    assert_exact(fused, directory)
