@@ -3,7 +3,7 @@
 import importlib.util
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -30,6 +30,24 @@ def device() -> "torch.device":
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device, and TRITON_INTERPRET is not 1")
     return torch.device("cuda")
+
+
+@pytest.fixture(scope="session")
+def tiny_config() -> dict[str, Any]:
+    """The config.json of a model that a test makes up in no time."""
+    return {
+        "model_type": "llama",
+        "vocab_size": 97,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
 
 
 @pytest.fixture(scope="session")

@@ -10,17 +10,6 @@ from typing import Any
 
 import pytest
 
-CONFIG: dict[str, Any] = {
-    "model_type": "llama",
-    "vocab_size": 97,
-    "hidden_size": 64,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.3,
-}
 PROMPTS = [[5, 6, 7], list(range(20, 37)), [11], [40, 3, 40, 3, 40]]
 NUM_TOKENS = 16
 
@@ -49,9 +38,10 @@ print(json.dumps([one.outputs[0].token_ids for one in outputs]))
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def directory(tmp_path_factory: pytest.TempPathFactory, tiny_config: dict[str, Any]) -> Path:
     path = tmp_path_factory.mktemp("tiny")
-    (path / "config.json").write_text(json.dumps(CONFIG))
+    wider = {"hidden_size": 64, "intermediate_size": 64, "initializer_range": 0.3}
+    (path / "config.json").write_text(json.dumps(tiny_config | wider))
     return path
 
 

@@ -14,21 +14,7 @@ from pagedserve import _core
 from pagedserve.models.loader import LoadedModel
 from pagedserve.models.probe import _paged_logits
 
-VOCAB_SIZE = 97
-SETTINGS: dict[str, Any] = {
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-
-PROMPTS = [(torch.arange(length) * 31 + 11) % VOCAB_SIZE for length in (21, 6)]
+PROMPTS = [(torch.arange(length) * 31 + 11) % 97 for length in (21, 6)]
 # Largest difference from float64, as a share of the largest logit.
 BOUNDS = {torch.float32: 2e-5, torch.bfloat16: 5e-2, torch.float16: 6e-3}
 
@@ -37,11 +23,12 @@ AssertExact = Callable[..., None]
 
 
 @pytest.fixture
-def save_tokenizer() -> Callable[[Path], None]:
+def save_tokenizer(tiny_config: dict[str, Any]) -> Callable[[Path], None]:
     """Saves a word-level tokenizer into a directory."""
 
     def save(directory: Path) -> None:
-        words = {"<unk>": 0, **{f"w{index}": index for index in range(1, VOCAB_SIZE)}}
+        numbers = range(1, tiny_config["vocab_size"])
+        words = {"<unk>": 0, **{f"w{index}": index for index in numbers}}
         tokenizer = Tokenizer(WordLevel(words, unk_token="<unk>"))
         fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
         fast.save_pretrained(directory)
@@ -51,14 +38,17 @@ def save_tokenizer() -> Callable[[Path], None]:
 
 @pytest.fixture
 def save_tiny(
-    tmp_path: Path, save_tokenizer: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    tiny_config: dict[str, Any],
+    save_tokenizer: Callable[[Path], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> SaveTiny:
     """Saves a causal model of a type, with weights so large that wrong attention shows."""
     monkeypatch.setenv("PAGEDSERVE_CACHE", str(tmp_path / "cache"))
 
     def save(model_type: str, **options: Any) -> Path:
         torch.manual_seed(0)
-        config = AutoConfig.for_model(model_type, **(SETTINGS | options))
+        config = AutoConfig.for_model(**(tiny_config | {"model_type": model_type} | options))
         model = AutoModelForCausalLM.from_config(config)
         with torch.no_grad():
             for name, parameter in model.named_parameters():

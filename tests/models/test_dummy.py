@@ -14,24 +14,10 @@ from pagedserve.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from pagedserve.models.device import choose_device
 from pagedserve.models.loader import LoadedModel, load_model
 
-SETTINGS: dict[str, Any] = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "vocab_size": 97,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-
 
 @pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    (tmp_path / "config.json").write_text(json.dumps(SETTINGS))
+def directory(tmp_path: Path, tiny_config: dict[str, Any]) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(tiny_config))
     return tmp_path
 
 

@@ -22,24 +22,14 @@ BLOCK_SIZE = 4
 NUM_BLOCKS = 64
 MAX_LEN = 32
 NUM_TOKENS = 12
-CONFIG = {
-    "model_type": "llama",
-    "vocab_size": 97,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.3,
-}
 PROMPTS = [[5, 6, 7, 8, 9], [11], [1, 2, 3], [40, 41, 42, 43, 44, 45, 46, 47, 48], [90, 3]]
 
 
 @pytest.fixture(scope="module")
-def executor(tmp_path_factory: pytest.TempPathFactory) -> Executor:
+def executor(tmp_path_factory: pytest.TempPathFactory, tiny_config: dict[str, Any]) -> Executor:
     directory: Path = tmp_path_factory.mktemp("tiny")
-    (directory / "config.json").write_text(json.dumps(CONFIG))
+    config = tiny_config | {"initializer_range": 0.3}
+    (directory / "config.json").write_text(json.dumps(config))
     return Executor(
         ModelConfig(
             model=str(directory),
