@@ -73,3 +73,23 @@ def smollm2(model_package: None) -> "LLM":
 
     torch.set_num_threads(min(4, len(os.sched_getaffinity(0))))
     return LLM(model="smollm2", dtype="float32", num_gpu_blocks=2048)
+
+
+@pytest.fixture(scope="session")
+def peer(model_package: None) -> Any:
+    """transformers' own model of the same weights in float32; a test leaves it as it was."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from pagedserve.models.convert import converted_directory
+    from pagedserve.models.registry import resolve_model
+
+    directory = converted_directory(resolve_model("smollm2").path)
+    return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="session")
+def licence(smollm2: "LLM") -> list[int]:
+    """The tokens of a text that does not change; prompts are windows of it."""
+    text = (Path(__file__).parents[1] / "LICENSE").read_text(encoding="utf-8")
+    return list(smollm2.get_tokenizer()(text, verbose=False).input_ids)

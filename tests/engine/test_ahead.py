@@ -1,6 +1,5 @@
 """Steps launched before the tokens of the last are known: nobody can tell by the answers."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -157,12 +156,8 @@ def params_of(number: int) -> SamplingParams:
     return SamplingParams(**(given | kinds[number % len(kinds)]))
 
 
-def answers(llm: LLM) -> list[tuple[list[int], str, object, object]]:
-    """Prompts of a text that does not change; half share a beginning."""
-    licence = Path(__file__).parents[2] / "LICENSE"
-    source: list[int] = llm.get_tokenizer()(
-        licence.read_text(encoding="utf-8"), verbose=False
-    ).input_ids
+def answers(llm: LLM, source: list[int]) -> list[tuple[list[int], str, object, object]]:
+    """Of prompts from a text; half share a beginning."""
     prompts = []
     for number in range(NUM_REQUESTS):
         start = 50 + number * 29
@@ -181,9 +176,9 @@ def answers(llm: LLM) -> list[tuple[list[int], str, object, object]]:
 
 
 @pytest.fixture(scope="module")
-def expected(smollm2: LLM) -> list[tuple[list[int], str, object, object]]:
+def expected(smollm2: LLM, licence: list[int]) -> list[tuple[list[int], str, object, object]]:
     assert smollm2.llm_engine.stats.num_steps_ahead == 0
-    return answers(smollm2)
+    return answers(smollm2, licence)
 
 
 @pytest.mark.parametrize(
@@ -203,10 +198,12 @@ def expected(smollm2: LLM) -> list[tuple[list[int], str, object, object]]:
     ids=["ample", "recomputed", "swapped", "cached and in chunks"],
 )
 def test_a_real_model_says_the_same(
-    expected: list[tuple[list[int], str, object, object]], options: dict[str, Any]
+    expected: list[tuple[list[int], str, object, object]],
+    licence: list[int],
+    options: dict[str, Any],
 ) -> None:
     llm = LLM("smollm2", block_size=BLOCK_SIZE, **AHEAD, **options)
-    assert answers(llm) == expected
+    assert answers(llm, licence) == expected
     engine = llm.llm_engine
     if options["num_gpu_blocks"] == 64:
         assert engine.scheduler.num_preemptions > 5

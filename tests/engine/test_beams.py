@@ -10,18 +10,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import wraps
 from itertools import product
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from pagedserve import LLM, RequestOutput, SamplingParams
-from pagedserve.models.convert import converted_directory
-from pagedserve.models.registry import resolve_model
+from pagedserve.sampling_params import EarlyStopping
 
 FULL_GRID = bool(os.environ.get("PAGEDSERVE_FULL_GRID"))
 NUM_PROMPTS = 8 if FULL_GRID else 4
@@ -50,11 +48,11 @@ class Way(NamedTuple):
     """How a search measures what it found, and when it has found enough."""
 
     length_penalty: float
-    early_stopping: bool | Literal["never"]
+    early_stopping: EarlyStopping
 
 
 PENALTIES = (0.0, 0.6, 1.0, 2.0)
-STOPPINGS: tuple[bool | Literal["never"], ...] = (True, False, "never")
+STOPPINGS: tuple[EarlyStopping, ...] = (True, False, "never")
 ALL_WAYS = [Way(*way) for way in product(PENALTIES, STOPPINGS)]
 FEW_WAYS = {
     2: [Way(0.0, early_stopping=True), Way(2.0, early_stopping=False)],
@@ -173,12 +171,6 @@ def prompts_of(llm: LLM) -> list[list[int]]:
     turns = [*zip(texts[:3], OPENINGS, strict=True), texts[3:]]
     prompts = [tokenizer(text).input_ids for turn in turns for text in turn]
     return prompts[:NUM_PROMPTS]
-
-
-@pytest.fixture(scope="module")
-def peer() -> Any:
-    directory = converted_directory(resolve_model("smollm2").path)
-    return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
 
 
 def refer(model: Any, prompts: list[list[int]], width: int) -> Reference:

@@ -2,17 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import PreTrainedTokenizerBase
 
 from pagedserve import LLM, RequestOutput, SamplingParams
-from pagedserve.models.convert import converted_directory
-from pagedserve.models.registry import resolve_model
 
 NUM_PROMPTS = 48
 LONGEST_PROMPT = 600
@@ -44,11 +41,10 @@ class Reference:
     gaps: list[float]
 
 
-def prompts_of(llm: LLM) -> Iterator[tuple[str, list[int]]]:
-    """Windows of 1 to 600 tokens from a text that does not change: the licence."""
-    tokenizer = llm.get_tokenizer()
-    licence = Path(__file__).parents[2] / "LICENSE"
-    source: list[int] = tokenizer(licence.read_text(encoding="utf-8"), verbose=False).input_ids
+def prompts_of(
+    tokenizer: PreTrainedTokenizerBase, source: list[int]
+) -> Iterator[tuple[str, list[int]]]:
+    """Windows of 1 to 600 tokens."""
     # Many short ones, the longest first: so they preempt each other most.
     shares = np.linspace(1, 0, NUM_PROMPTS) ** 2
     lengths = (1 + shares * (LONGEST_PROMPT - 1)).round().astype(int).tolist()
@@ -80,11 +76,11 @@ def refer(model: Any, text: str, prompt_token_ids: list[int]) -> Reference:
 
 
 @pytest.fixture(scope="module")
-def references(smollm2: LLM) -> list[Reference]:
-    directory = converted_directory(resolve_model("smollm2").path)
-    model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
-    model.generation_config.eos_token_id = None
-    return [refer(model.eval(), *prompt) for prompt in prompts_of(smollm2)]
+def references(smollm2: LLM, peer: Any, licence: list[int]) -> list[Reference]:
+    prompts = prompts_of(smollm2.get_tokenizer(), licence)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(peer.generation_config, "eos_token_id", None)
+        return [refer(peer, *prompt) for prompt in prompts]
 
 
 def count_ties(references: Sequence[Reference], outputs: Sequence[RequestOutput]) -> int:

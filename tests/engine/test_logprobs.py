@@ -3,18 +3,14 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 from pagedserve import LLM, CompletionOutput, RequestOutput, SamplingParams
 from pagedserve.inputs import TokensPrompt
-from pagedserve.models.convert import converted_directory
-from pagedserve.models.registry import resolve_model
 from pagedserve.outputs import Logprob
 
 TOLERANCE = 1e-4
@@ -47,27 +43,23 @@ Forward = Callable[[tuple[int, ...]], Tensor]
 
 
 @pytest.fixture(scope="module")
-def forward(model_package: None) -> Forward:
+def forward(peer: Any) -> Forward:
     """Token ids, L of them, to the log-probabilities [L, V] of what follows each."""
-    directory = converted_directory(resolve_model("smollm2").path)
-    model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
-    model.eval()
 
     @torch.inference_mode()
     def logprobs(token_ids: tuple[int, ...]) -> Tensor:
-        logits: Tensor = model(torch.tensor([token_ids])).logits[0]
+        logits: Tensor = peer(torch.tensor([token_ids])).logits[0]
         return logits.log_softmax(dim=-1)
 
     return cache(logprobs)  # every configuration asks the same
 
 
-def prompts_of(llm: LLM) -> list[TokensPrompt]:
+@pytest.fixture(scope="module")
+def prompts(licence: list[int]) -> list[TokensPrompt]:
     """From 3 to 43 tokens; all but the first begin with the same 20."""
-    licence = Path(__file__).parents[2] / "LICENSE"
-    text = licence.read_text(encoding="utf-8")
-    source: list[int] = llm.get_tokenizer()(text, verbose=False).input_ids
-    prompts = [source[:20] + source[60 * n : 60 * n + 3 * n + 2] for n in range(1, NUM_PROMPTS)]
-    return [{"prompt_token_ids": one} for one in [source[100:103], *prompts]]
+    begin = licence[:20]
+    others = [begin + licence[60 * n : 60 * n + 3 * n + 2] for n in range(1, NUM_PROMPTS)]
+    return [{"prompt_token_ids": one} for one in [licence[100:103], *others]]
 
 
 def check_entry(entry: Mapping[int, Logprob], token: int, expected: Tensor, num_top: int) -> None:
@@ -122,8 +114,7 @@ def check_idle(llm: LLM) -> None:
     engine.scheduler.check()
 
 
-def check(llm: LLM, forward: Forward) -> None:
-    prompts = prompts_of(llm)
+def check(llm: LLM, prompts: list[TokensPrompt], forward: Forward) -> None:
     params = [PARAMS[number % len(PARAMS)] for number in range(NUM_PROMPTS)]
     outputs = llm.generate(prompts, params, use_tqdm=False)
     for output, own in zip(outputs, params, strict=True):
@@ -134,8 +125,8 @@ def check(llm: LLM, forward: Forward) -> None:
     check_idle(llm)
 
 
-def test_plain(smollm2: LLM, forward: Forward) -> None:
-    check(smollm2, forward)
+def test_plain(smollm2: LLM, prompts: list[TokensPrompt], forward: Forward) -> None:
+    check(smollm2, prompts, forward)
 
 
 CHUNKED: dict[str, Any] = {
@@ -154,25 +145,31 @@ CHUNKED: dict[str, Any] = {
     ],
     ids=["prefix caching", "chunked", "both"],
 )
-def test_shared_and_in_parts(options: dict[str, Any], forward: Forward) -> None:
+def test_shared_and_in_parts(
+    options: dict[str, Any], prompts: list[TokensPrompt], forward: Forward
+) -> None:
     llm = LLM("smollm2", dtype="float32", num_gpu_blocks=256, **options)
-    check(llm, forward)
+    check(llm, prompts, forward)
     if "enable_prefix_caching" in options:
         num_cold = llm.llm_engine.scheduler.num_cached_tokens
-        check(llm, forward)
+        check(llm, prompts, forward)
         assert llm.llm_engine.scheduler.num_cached_tokens > 2 * num_cold
 
 
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
-def test_with_preemptions(mode: Literal["recompute", "swap"], forward: Forward) -> None:
+def test_with_preemptions(
+    mode: Literal["recompute", "swap"], prompts: list[TokensPrompt], forward: Forward
+) -> None:
     llm = LLM("smollm2", dtype="float32", num_gpu_blocks=FEW_BLOCKS, preemption_mode=mode)
-    check(llm, forward)
+    check(llm, prompts, forward)
     assert llm.llm_engine.scheduler.num_preemptions > 0
     assert (llm.llm_engine.stats.num_swapped_blocks > 0) == (mode == "swap")
 
 
-def test_several_outputs_each_have_their_own(smollm2: LLM, forward: Forward) -> None:
-    prompt = prompts_of(smollm2)[5]
+def test_several_outputs_each_have_their_own(
+    smollm2: LLM, prompts: list[TokensPrompt], forward: Forward
+) -> None:
+    prompt = prompts[5]
     params = SamplingParams(**RANDOM, n=2, logprobs=NUM_TOP)
     (output,) = smollm2.generate(prompt, params, use_tqdm=False)
     assert len({tuple(one.token_ids) for one in output.outputs}) == 2
@@ -180,8 +177,10 @@ def test_several_outputs_each_have_their_own(smollm2: LLM, forward: Forward) -> 
     check_idle(smollm2)
 
 
-def test_the_best_of_several_are_the_likeliest(smollm2: LLM, forward: Forward) -> None:
-    prompt = prompts_of(smollm2)[5]
+def test_the_best_of_several_are_the_likeliest(
+    smollm2: LLM, prompts: list[TokensPrompt], forward: Forward
+) -> None:
+    prompt = prompts[5]
     several = SamplingParams(**RANDOM, n=4, logprobs=NUM_TOP)
     best = SamplingParams(**RANDOM, n=2, best_of=4, logprobs=NUM_TOP)
     all_four, best_two = smollm2.generate([prompt] * 2, [several, best], use_tqdm=False)
@@ -197,8 +196,10 @@ def test_the_best_of_several_are_the_likeliest(smollm2: LLM, forward: Forward) -
     check_idle(smollm2)
 
 
-def test_beams_sum_their_tokens(smollm2: LLM, forward: Forward) -> None:
-    prompt = prompts_of(smollm2)[5]
+def test_beams_sum_their_tokens(
+    smollm2: LLM, prompts: list[TokensPrompt], forward: Forward
+) -> None:
+    prompt = prompts[5]
     params = SamplingParams(
         n=4,
         best_of=4,

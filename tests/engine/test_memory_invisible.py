@@ -6,8 +6,6 @@ on all logits, several times what rounding does to them, three runs gave the sam
 (with 1e-2 one request in five changes).  So nothing has to be forgiven.
 """
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,7 +24,6 @@ SHARED_PREFIX = 28
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-Request = tuple[TokensPrompt, SamplingParams]
 # Of each sequence all that a caller is told.
 Answer = list[tuple[list[int], str, object, object]]
 
@@ -57,16 +54,16 @@ def params_of(number: int) -> SamplingParams:
     return SamplingParams(**(given | kinds[number % len(kinds)]))
 
 
-def requests_of(llm: LLM) -> Iterator[Request]:
-    """Prompts of 10 to 58 tokens from a text that does not change; half share a beginning."""
-    licence = Path(__file__).parents[2] / "LICENSE"
-    text = licence.read_text(encoding="utf-8")
-    source: list[int] = llm.get_tokenizer()(text, verbose=False).input_ids
+@pytest.fixture(scope="module")
+def prompts(licence: list[int]) -> list[TokensPrompt]:
+    """Of 10 to 58 tokens; half share a beginning."""
+    made: list[TokensPrompt] = []
     for number in range(NUM_REQUESTS):
         start = 50 + number * 29
-        own = source[start : start + 10 + number * 7 % 21]
-        shared = source[:SHARED_PREFIX] if number // 8 % 2 else []
-        yield {"prompt_token_ids": shared + own}, params_of(number)
+        own = licence[start : start + 10 + number * 7 % 21]
+        shared = licence[:SHARED_PREFIX] if number // 8 % 2 else []
+        made.append({"prompt_token_ids": shared + own})
+    return made
 
 
 def answers(outputs: list[RequestOutput]) -> list[Answer]:
@@ -76,9 +73,9 @@ def answers(outputs: list[RequestOutput]) -> list[Answer]:
     ]
 
 
-def run(llm: LLM) -> list[Answer]:
-    prompts, params = zip(*requests_of(llm), strict=True)
-    outputs = llm.generate(list(prompts), list(params), use_tqdm=False)
+def run(llm: LLM, prompts: list[TokensPrompt]) -> list[Answer]:
+    params = [params_of(number) for number in range(NUM_REQUESTS)]
+    outputs = llm.generate(prompts, params, use_tqdm=False)
     engine = llm.llm_engine
     assert engine.scheduler.num_free_gpu_blocks == engine.memory.num_gpu_blocks
     assert engine.scheduler.num_free_cpu_blocks == engine.memory.num_cpu_blocks
@@ -87,9 +84,9 @@ def run(llm: LLM) -> list[Answer]:
 
 
 @pytest.fixture(scope="module")
-def expected(smollm2: LLM) -> list[Answer]:
+def expected(smollm2: LLM, prompts: list[TokensPrompt]) -> list[Answer]:
     num_preemptions = smollm2.llm_engine.scheduler.num_preemptions
-    found = run(smollm2)
+    found = run(smollm2, prompts)
     assert smollm2.llm_engine.scheduler.num_preemptions == num_preemptions
     return found
 
@@ -136,6 +133,7 @@ def figures(llm: LLM) -> str:
 def test_the_tokens_are_the_same(
     options: dict[str, Any],
     num_calls: int,
+    prompts: list[TokensPrompt],
     expected: list[Answer],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -144,7 +142,7 @@ def test_the_tokens_are_the_same(
     said = []
     for _ in range(num_calls):
         num_hits = engine.scheduler.num_cached_tokens
-        found = run(llm)
+        found = run(llm, prompts)
         different = [number for number in range(NUM_REQUESTS) if found[number] != expected[number]]
         assert found == expected, f"requests {different} differ"
         shares = "enable_prefix_caching" in options

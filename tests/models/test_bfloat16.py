@@ -1,6 +1,5 @@
 """bfloat16 against float32: how often the likeliest token is the same, beside transformers' own."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,13 +12,6 @@ from pagedserve.models.registry import resolve_model
 
 NUM_REQUESTS = 64
 NUM_TOKENS = 24
-
-
-def prompts_of(llm: LLM) -> list[list[int]]:
-    """Windows of 8 to 134 tokens from a text that does not change: the licence."""
-    licence = (Path(__file__).parents[2] / "LICENSE").read_text(encoding="utf-8")
-    source: list[int] = llm.get_tokenizer()(licence, verbose=False).input_ids
-    return [source[31 * index :][: 8 + 2 * index] for index in range(NUM_REQUESTS)]
 
 
 def ours(sequences: list[list[int]]) -> list[list[int]]:
@@ -46,8 +38,10 @@ def theirs(sequences: list[list[int]]) -> list[list[int]]:
 
 
 @pytest.mark.slow
-def test_bfloat16_agrees_with_float32_at_least_as_often_as_transformers(smollm2: LLM) -> None:
-    prompts = prompts_of(smollm2)
+def test_bfloat16_agrees_with_float32_at_least_as_often_as_transformers(
+    smollm2: LLM, licence: list[int]
+) -> None:
+    prompts = [licence[31 * index :][: 8 + 2 * index] for index in range(NUM_REQUESTS)]
     greedy = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
     outputs = smollm2.generate(prompt_token_ids=prompts, sampling_params=greedy, use_tqdm=False)
     tokens = [list(output.outputs[0].token_ids) for output in outputs]

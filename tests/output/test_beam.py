@@ -17,11 +17,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.generation.stopping_criteria import StoppingCriteria, StoppingCriteriaList
 
-from pagedserve.models.convert import converted_directory
-from pagedserve.models.registry import resolve_model
 from pagedserve.output.beam import Beam, BeamRow, BeamSearch, Hypothesis
 from pagedserve.output.logprobs import TopLogprobs
 from pagedserve.output.stop import Finish
@@ -182,18 +180,12 @@ def test_equals_transformers_where_any_token_may_end(width: int) -> None:
         assert_equal(found, expected)
 
 
-@pytest.fixture(scope="module")
-def real_model(model_package: None) -> Any:
-    directory = converted_directory(resolve_model("smollm2").path)
-    return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
-
-
 @pytest.mark.parametrize("text", ["The capital of France is", "Is ice cold? Yes or no?"])
-def test_so_it_does_on_the_real_model(text: str, real_model: Any, real_tokenizer: Any) -> None:
-    eos = real_model.generation_config.eos_token_id
+def test_so_it_does_on_the_real_model(text: str, peer: Any, real_tokenizer: Any) -> None:
+    eos = peer.generation_config.eos_token_id
     prompt = real_tokenizer(text).input_ids
-    (expected,) = generate(real_model, [prompt], num_beams=4, max_new_tokens=12)
-    search = run_to_end(begin(4, max_tokens=12), model_of(real_model, prompt), ends_with(eos))
+    (expected,) = generate(peer, [prompt], num_beams=4, max_new_tokens=12)
+    search = run_to_end(begin(4, max_tokens=12), model_of(peer, prompt), ends_with(eos))
     assert_equal(search.best(4), expected)
 
 

@@ -6,13 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from pagedserve import _core
 from pagedserve.errors import StepError
 from pagedserve.executor.executor import Executor
-from pagedserve.models.convert import converted_directory
-from pagedserve.models.registry import resolve_model
 from pagedserve.sampling.batch import RowSampling
 
 MakeScheduler = Callable[..., _core.Scheduler]
@@ -27,14 +24,12 @@ def prompts() -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def expected(model_package: None, prompts: list[list[int]]) -> list[list[int]]:
+def expected(peer: Any, prompts: list[list[int]]) -> list[list[int]]:
     """Greedy tokens of transformers, one prompt at a time, with its own attention."""
-    directory = converted_directory(resolve_model("smollm2").path)
-    model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     texts = []
     for prompt in prompts:
         ids = torch.tensor([prompt])
-        output = model.generate(
+        output = peer.generate(
             ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=NUM_TOKENS,
