@@ -143,6 +143,18 @@ def explode(_: list[int], __: Tensor) -> Tensor:
     raise ValueError("bad\nvery bad")
 
 
+class SilentError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+def stay_silent(_: list[int], __: Tensor) -> Tensor:
+    raise SilentError
+
+
+WANTED = "expected a dense float tensor of shape [3]"
+
+
 def returning(value: object) -> Callable[[list[int], Tensor], Any]:
     def give(_: list[int], __: Tensor) -> object:
         return value
@@ -163,15 +175,27 @@ def returning(value: object) -> Callable[[list[int], Tensor], Any]:
         ),
         (
             LogitsEdits(processors=(returning(None),)),
-            "logits processor give returned NoneType, expected a float tensor of shape [3]",
+            "logits processor give returned NoneType, " + WANTED,
         ),
         (
             LogitsEdits(processors=(returning(torch.zeros(1, 3)),)),
-            "logits processor give returned float32 [1, 3], expected a float tensor of shape [3]",
+            "logits processor give returned float32 [1, 3], " + WANTED,
         ),
         (
             LogitsEdits(processors=(returning(torch.zeros(3, dtype=torch.int64)),)),
-            "logits processor give returned int64 [3], expected a float tensor of shape [3]",
+            "logits processor give returned int64 [3], " + WANTED,
+        ),
+        (
+            LogitsEdits(processors=(returning(torch.zeros(3).to_sparse()),)),
+            "logits processor give returned torch.sparse_coo float32 [3], " + WANTED,
+        ),
+        (
+            LogitsEdits(processors=(returning(torch.zeros(3, device="meta")),)),
+            "logits processor give returned meta float32 [3], " + WANTED,
+        ),
+        (
+            LogitsEdits(processors=(stay_silent,)),
+            "logits processor stay_silent raised SilentError",
         ),
         (
             LogitsEdits(processors=(returning(torch.tensor([0.0, math.nan, 0.0])),)),

@@ -84,36 +84,47 @@ def edit_logits(logits: Tensor, edits: Sequence[LogitsEdits | None]) -> dict[int
 def _run_processors(logits: Tensor, rows: _EditedRows) -> dict[int, str]:
     errors = {}
     for row, edit in rows:
-        try:
-            for processor in edit.processors:
-                logits[row] = _run(processor, edit.output_token_ids, logits[row].clone())
-        except _ProcessorError as error:
-            errors[row] = " ".join(str(error).split())
+        token_ids = np.asarray(edit.output_token_ids, dtype=np.int64).tolist()
+        for processor in edit.processors:
+            fault = _run(processor, token_ids.copy(), logits[row])
+            if fault is not None:
+                name = getattr(processor, "__name__", type(processor).__name__)
+                errors[row] = " ".join(f"logits processor {name} {fault}".split())
+                break
     return errors
 
 
-class _ProcessorError(Exception):
-    """What a processor did wrong."""
-
-
-def _run(
-    processor: LogitsProcessor, token_ids: Sequence[int] | NDArray[np.int32], logits: Tensor
-) -> Tensor:
-    name = f"logits processor {getattr(processor, '__name__', type(processor).__name__)}"
-    shape = logits.shape
+def _run(processor: LogitsProcessor, token_ids: list[int], logits: Tensor) -> str | None:
+    """Replace the logits by what a processor makes of them, or say what it did wrong."""
     try:
-        result: object = processor(np.asarray(token_ids, dtype=np.int64).tolist(), logits)
-    except Exception as error:  # the caller's code may raise anything, and only its row fails
-        raise _ProcessorError(f"{name} raised {type(error).__name__}: {error}") from error
-    wanted = f"expected a float tensor of shape [{shape[0]}]"
+        result: object = processor(token_ids, logits.clone())
+        fault = _fault_of(result, logits)
+        if fault is None and isinstance(result, Tensor):
+            logits.copy_(result)
+    # The caller's code, and tensors of its making, may raise anything.
+    except Exception as error:  # noqa: BLE001
+        return f"raised {_told(error)}"
+    return fault
+
+
+def _fault_of(result: object, logits: Tensor) -> str | None:
+    wanted = f"expected a dense float tensor of shape [{logits.shape[0]}]"
     if not isinstance(result, Tensor):
-        raise _ProcessorError(f"{name} returned {type(result).__name__}, {wanted}")
-    if result.shape != shape or not result.is_floating_point():
+        return f"returned {type(result).__name__}, {wanted}"
+    is_dense = result.layout is torch.strided and not result.is_meta
+    if result.shape != logits.shape or not (result.is_floating_point() and is_dense):
         kind = str(result.dtype).removeprefix("torch.")
-        raise _ProcessorError(f"{name} returned {kind} {list(result.shape)}, {wanted}")
-    if result.isnan().any():
-        raise _ProcessorError(f"{name} returned NaN")
-    return result
+        layout = "" if is_dense else "meta " if result.is_meta else f"{result.layout} "
+        return f"returned {layout}{kind} {list(result.shape)}, {wanted}"
+    return "returned NaN" if result.isnan().any() else None
+
+
+def _told(error: Exception) -> str:
+    name = type(error).__name__
+    try:
+        return f"{name}: {error}"
+    except Exception:  # noqa: BLE001  # so may what it says
+        return name
 
 
 def _add_bias(logits: Tensor, rows: _EditedRows) -> None:
