@@ -34,7 +34,8 @@ class CompletionOutput:
 
     Attributes:
         index: Its place among the continuations of the request.
-        text: What ``token_ids`` say, cut at a stop string; empty where nothing is detokenised.
+        text: What ``token_ids`` say, without the stop string or token that ended them; empty where
+            nothing is detokenised.
         token_ids: Every new token, the one that ended it included.
         cumulative_logprob: Sum of the log-probabilities of ``token_ids``; None unless
             ``logprobs``, ``best_of`` above ``n`` or beams made them known.  Beams sum what they

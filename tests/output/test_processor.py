@@ -175,6 +175,57 @@ def test_without_detokenising_there_is_no_text(
 
 
 def test_special_tokens_are_shown_if_wanted(processor: OutputProcessor) -> None:
-    one = opened(processor, skip_special_tokens=False)
+    one = opened(processor, skip_special_tokens=False, ignore_eos=True)
     feed(processor, one, EOS)
     assert "<|" in processor.conclude(one, None, 5.0).outputs[0].text
+
+
+@pytest.mark.parametrize("stop", [[], ["never"]])
+@pytest.mark.parametrize("follow", [True, False])
+@pytest.mark.parametrize("include", [True, False])
+def test_the_token_that_ends_it_is_in_the_text_if_wanted(
+    processor: OutputProcessor,
+    real_tokenizer: PreTrainedTokenizerBase,
+    stop: list[str],
+    *,
+    follow: bool,
+    include: bool,
+) -> None:
+    *before, last = token_ids = real_tokenizer("Hello big world").input_ids
+    one = opened(
+        processor,
+        follow=follow,
+        n=2,
+        stop=stop,
+        stop_token_ids=[last],
+        include_stop_str_in_output=include,
+    )
+    processor.apply(judged([one], [before[0], before[0]], num_draws=2).requests, [], 3.0)
+    for token in token_ids[1:]:
+        processor.apply(judged([one], [token, before[0]]).requests, [], 3.0)
+    shown = {real_tokenizer.decode(token_ids if include else before)}
+    if follow:
+        shown.add(processor.follow(one).outputs[0].text)
+    completion = processor.conclude(one, Finish("abort"), 5.0).outputs[0]
+    assert shown == {completion.text}
+    assert completion.token_ids == token_ids
+    assert (completion.finish_reason, completion.stop_reason) == ("stop", last)
+
+
+def test_what_a_caller_does_to_an_output_is_seen_nowhere_else(processor: OutputProcessor) -> None:
+    one = opened(processor)
+    feed(processor, one, 500)
+    processor.follow(one).prompt_token_ids.clear()
+    processor.follow(one).outputs[0].token_ids.clear()
+    output = processor.conclude(one, Finish("length"), 5.0)
+    assert (output.prompt_token_ids, output.outputs[0].token_ids) == ([1], [500])
+
+
+def test_a_request_that_failed_at_once_has_no_time_of_a_first_token(
+    processor: OutputProcessor,
+) -> None:
+    one = opened(processor)
+    failed = SampledRows(np.zeros(1, np.int32), np.arange(2), None, None, {0: "bad"})
+    rows = [Living(one, one.sequences[0])]
+    processor.apply(judge(rows, np.zeros(1, np.int32), failed).requests, [], 3.0)
+    assert one.metrics.time_to_first_token is None

@@ -42,6 +42,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pagedserve.output.detokenizer import TextStream
 from pagedserve.output.logprobs import TokenLogprob, TopLogprobs
 from pagedserve.output.stop import Finish
 from pagedserve.sampling_params import EarlyStopping
@@ -71,11 +72,15 @@ class Beam:
         token_ids: All of them; the ending token too, once there is one.
         cumulative_logprob: Sum of their log-probabilities, a float32 value.
         logprobs: One for each token; None where nobody asked, and before the first token.
+        text: What the tokens say; None where nobody looks at it.
+        text_before: What all but the last say, alike.
     """
 
     token_ids: tuple[int, ...] = ()
     cumulative_logprob: float = 0.0
     logprobs: tuple[TokenLogprob, ...] | None = None
+    text: TextStream | None = None
+    text_before: TextStream | None = None
 
     def extended(self, row: BeamRow, column: int, cumulative_logprob: float) -> "Beam":
         """This beam and the token in ``column`` of ``row``, whose sum is ``cumulative_logprob``."""
@@ -84,7 +89,8 @@ class Beam:
             token = TokenLogprob(float(row.logprobs[column]), column + 1, row.top)
             logprobs = (*(self.logprobs or ()), token)
         token_ids = (*self.token_ids, int(row.token_ids[column]))
-        return Beam(token_ids, cumulative_logprob, logprobs)
+        text = None if self.text is None else self.text.advanced(token_ids)
+        return Beam(token_ids, cumulative_logprob, logprobs, text, self.text)
 
 
 class Hypothesis(NamedTuple):
@@ -147,6 +153,7 @@ class BeamSearch:
         early_stopping: EarlyStopping,
         max_tokens: int,
         num_ending_tokens: int,
+        text: TextStream | None = None,
     ) -> "BeamSearch":
         """Make a search of one beam with no token, to be followed by a step of one row.
 
@@ -157,9 +164,11 @@ class BeamSearch:
             max_tokens: See there.
             num_ending_tokens: How many different tokens end a sequence: end-of-sequence and stop
                 tokens, 0 where they are ignored.
+            text: The stream of a sequence without tokens, where ``finish_of`` looks at text.
         """
         num_candidates = width * max(2, 1 + num_ending_tokens)
-        return cls(width, length_penalty, early_stopping, max_tokens, num_candidates)
+        beams = (Beam(text=text),)
+        return cls(width, length_penalty, early_stopping, max_tokens, num_candidates, beams)
 
     @property
     def is_over(self) -> bool:

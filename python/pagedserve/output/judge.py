@@ -7,6 +7,7 @@ Costs: about three microseconds a token; a text search more where there are stop
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,7 +18,7 @@ from pagedserve.output.beam import Beam, BeamRow, BeamSearch
 from pagedserve.output.detokenizer import TextStream
 from pagedserve.output.logprobs import TokenLogprob, TopLogprobs
 from pagedserve.output.state import OutputState, SequenceState
-from pagedserve.output.stop import Finish
+from pagedserve.output.stop import Finish, StopRule
 from pagedserve.output.stop_strings import StopMatch
 
 if TYPE_CHECKING:
@@ -172,10 +173,9 @@ class _Judge:
         rule = state.rule
         finish = rule.check(token, count + 1)
         text, match = None, None
-        if rule.strings is not None and sequence.text is not None:
+        if rule.strings is not None and sequence.text is not None and not _is_by_token(finish):
             text = sequence.text.advanced([*sequence.token_ids, token])
-            if count >= rule.min_tokens:
-                match = rule.strings.find(text.text, len(sequence.text.text))
+            match = _find_stop(rule, sequence.text, text, count + 1)
             if match is not None:
                 finish = Finish("stop", match.string)
         logprob = None
@@ -202,25 +202,33 @@ class _Judge:
             tops = [TopLogprobs(ids[:num_top], values[:num_top]) for ids, values, _ in rows]
             rows = [row._replace(top=top) for row, top in zip(rows, tops, strict=True)]
         # The scheduler's order of the beams; what the search decides does not depend on it.
-        step = replace(search, beams=beams).step(rows, lambda beam: finish_of(state, beam))
+        step = replace(search, beams=beams).step(rows, partial(finish_of, state.rule))
         parents = [first + parent for parent in step.parents]
         return RequestStep(state, parents, step.search.beams, None, step.is_done, step.search)
 
 
-def finish_of(state: OutputState, beam: Beam) -> Finish | None:
-    """Whether a beam ends with its last token, but for its length."""
-    count = len(beam.token_ids)
-    ending = state.rule.endings.get(beam.token_ids[-1])
-    match = find_stop(state, beam.token_ids)
-    if match is not None:
-        return Finish("stop", match.string)
-    return ending if count > state.rule.min_tokens else None
+def finish_of(rule: StopRule, beam: Beam) -> Finish | None:
+    """Why a beam ends with its last token, or None."""
+    finish = rule.check(beam.token_ids[-1], len(beam.token_ids))
+    match = stop_of(rule, beam, finish)
+    return finish if match is None else Finish("stop", match.string)
 
 
-def find_stop(state: OutputState, token_ids: Sequence[int]) -> StopMatch | None:
-    """The first stop string in the text of ``token_ids``, of which all are known at once."""
-    strings, detokenizer = state.rule.strings, state.detokenizer
-    if strings is None or detokenizer is None or len(token_ids) <= state.rule.min_tokens:
+def stop_of(rule: StopRule, beam: Beam, finish: Finish | None) -> StopMatch | None:
+    """The stop string that a beam's last token completes, where the token alone does not end it."""
+    if beam.text is None or beam.text_before is None or _is_by_token(finish):
         return None
-    num_old = len(detokenizer.decode(token_ids[: state.rule.min_tokens]))
-    return strings.find(detokenizer.decode(token_ids), num_old)
+    return _find_stop(rule, beam.text_before, beam.text, len(beam.token_ids))
+
+
+def _find_stop(
+    rule: StopRule, before: TextStream, text: TextStream, num_tokens: int
+) -> StopMatch | None:
+    """The stop string that a text of ``num_tokens`` came to hold with the last of them."""
+    if rule.strings is None or num_tokens <= rule.min_tokens:
+        return None
+    return rule.strings.find(text.text, len(before.text))
+
+
+def _is_by_token(finish: Finish | None) -> bool:
+    return finish is not None and finish.is_by_token

@@ -1,7 +1,7 @@
 """Log-probabilities as the sampler gives them, and as a caller reads them."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,6 +94,10 @@ class LogprobsView(Sequence[dict[int, Logprob] | None]):
 
     def __repr__(self) -> str:
         return repr(list(self))
+
+    def __reduce__(self) -> tuple[type[list[Any]], tuple[list[dict[int, Logprob] | None]]]:
+        """A pickle, or a deep copy, is the list: it takes no tokenizer along."""
+        return list, (list(self),)
 
     def _logprob(self, token: int, value: float, rank: int) -> Logprob:
         text = None if self._token_text is None else self._token_text(int(token))

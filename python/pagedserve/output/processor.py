@@ -11,11 +11,12 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple, cast
 
 from pagedserve.output.beam import Beam, BeamSearch
-from pagedserve.output.detokenizer import Detokenizer, TextTokenizer
-from pagedserve.output.judge import JudgedToken, RequestStep, find_stop
+from pagedserve.output.detokenizer import Detokenizer, TextStream, TextTokenizer
+from pagedserve.output.judge import JudgedToken, RequestStep, stop_of
 from pagedserve.output.logprobs import LogprobsView, TokenLogprob
 from pagedserve.output.state import OutputState, SequenceState
 from pagedserve.output.stop import Finish, StopRule
+from pagedserve.output.stop_strings import StopMatch
 from pagedserve.outputs import CompletionOutput, Logprobs, RequestMetrics, RequestOutput
 from pagedserve.sampling_params import SamplingParams
 
@@ -58,7 +59,8 @@ class OutputProcessor:
             is_followed: Whether the caller wants outputs before the last.  Beams, and the best of
                 several, are not known before the end: those have the last output alone.
         """
-        chooses_last = params.use_beam_search or params.best_of > params.n
+        chooses_last = params.use_beam_search or params.max_num_running_seqs > params.n
+        detokenizer = self._detokenizer(params) if params.detokenize else None
         state = OutputState(
             request_id=request_id,
             prompt=prompt,
@@ -66,13 +68,13 @@ class OutputProcessor:
             rule=rule,
             metrics=RequestMetrics(arrival_time),
             num_outputs=params.n,
-            max_num_seqs=params.best_of,
-            detokenizer=self._detokenizer(params) if params.detokenize else None,
+            max_num_seqs=params.max_num_running_seqs,
+            detokenizer=detokenizer,
             is_followed=is_followed and not chooses_last,
             num_logprobs=params.logprobs,
             num_prompt_logprobs=params.prompt_logprobs,
             sequences=[],
-            search=_search(params, rule) if params.use_beam_search else None,
+            search=_search(params, rule, detokenizer) if params.use_beam_search else None,
             prompt_logprobs=None if params.prompt_logprobs is None else [],
         )
         if state.search is None:
@@ -102,7 +104,7 @@ class OutputProcessor:
             if prompt.state.prompt_logprobs is not None:
                 prompt.state.prompt_logprobs[prompt.first :] = prompt.entries
         for request in requests:
-            if request.state.metrics.first_token_time is None:
+            if request.failure is None and request.state.metrics.first_token_time is None:
                 request.state.metrics.first_token_time = now
             if request.search is not None:
                 request.state.search = request.search
@@ -116,9 +118,11 @@ class OutputProcessor:
         """The output of a request that goes on, for a caller who follows it."""
         completions = []
         for place, sequence in enumerate(state.sequences):
-            text, finish = _visible(state, sequence), sequence.finish
-            if finish is not None:
-                text, finish = _ended(state, sequence, finish)
+            finish = sequence.finish
+            if finish is None:
+                text = _visible(state, sequence)
+            else:
+                text, finish = _sequence_end(state, sequence, finish)
             completions.append(_completion(state, place, sequence, text, finish))
         return _output(state, completions, is_finished=False)
 
@@ -138,19 +142,20 @@ class OutputProcessor:
             # Stable: of equals the one with the smaller index.
             sequences = sorted(sequences, key=_sum_of_logprobs, reverse=True)[: state.num_outputs]
         completions = [
-            _completion(state, place, one, *_ended(state, one, one.finish or finish))
+            _completion(state, place, one, *_sequence_end(state, one, one.finish or finish))
             for place, one in enumerate(sequences)
         ]
         return _output(state, completions, is_finished=True)
 
 
-def _search(params: SamplingParams, rule: StopRule) -> BeamSearch:
+def _search(params: SamplingParams, rule: StopRule, detokenizer: Detokenizer | None) -> BeamSearch:
     return BeamSearch.start(
-        width=params.best_of,
+        width=params.max_num_running_seqs,
         length_penalty=params.length_penalty,
         early_stopping=params.early_stopping,
         max_tokens=rule.max_tokens,
         num_ending_tokens=len(rule.endings),
+        text=detokenizer.stream() if detokenizer is not None and rule.strings else None,
     )
 
 
@@ -178,19 +183,46 @@ def _visible(state: OutputState, sequence: SequenceState) -> str:
     return text if strings is None else strings.visible(text)
 
 
-def _ended(
+def _sequence_end(
     state: OutputState, sequence: SequenceState, finish: Finish | None
 ) -> tuple[str, Finish | None]:
-    """The text of a sequence that has ended, cut at its stop string, and why it ended."""
+    return _ended(state, sequence.token_ids, sequence.text, sequence.match, finish)
+
+
+def _beam_end(state: OutputState, beam: Beam, finish: Finish) -> tuple[str, Finish]:
+    match = stop_of(state.rule, beam, finish)
+    text, end = _ended(state, beam.token_ids, beam.text_before, match, finish)
+    return text, end or finish
+
+
+def _ended(
+    state: OutputState,
+    token_ids: Sequence[int],
+    before: TextStream | None,
+    match: StopMatch | None,
+    finish: Finish | None,
+) -> tuple[str, Finish | None]:
+    """The text of a sequence or beam that has ended, and why it ended.
+
+    Args:
+        state: Its request.
+        token_ids: All its new tokens.
+        before: Its text so far, without a token that ended it; None where nobody looked at it.
+        match: The stop string that ended it.
+        finish: Why it ended, as far as was known.
+    """
     if state.detokenizer is None:
         return "", finish
-    if sequence.text is None:
-        return state.detokenizer.decode(sequence.token_ids), finish
-    stream = sequence.text.advanced(sequence.token_ids)
-    text, strings, match = stream.text + stream.rest(), state.rule.strings, sequence.match
-    if strings is None:
+    by_token = finish is not None and finish.is_by_token
+    if by_token and not state.rule.shows_ending:
+        token_ids = token_ids[:-1]
+    if before is None:
+        return state.detokenizer.decode(token_ids), finish
+    stream = before.advanced(token_ids)
+    text, strings = stream.text + stream.rest(), state.rule.strings
+    if strings is None or by_token:
         return text, finish
-    if match is None and len(sequence.token_ids) > state.rule.min_tokens:
+    if match is None and len(token_ids) > state.rule.min_tokens:
         match = strings.find(text, len(stream.text))  # what was held back may complete one
     if match is None:
         return text, finish
@@ -215,28 +247,19 @@ def _beam_completions(
     state: OutputState, search: BeamSearch, finish: Finish | None
 ) -> list[CompletionOutput]:
     best = search.best(state.num_outputs, finish or Finish("length"))
+    ends = [_beam_end(state, one.beam, one.finish) for one in best]
     return [
         CompletionOutput(
             index=place,
-            text=_beam_text(state, one.beam),
+            text=text,
             token_ids=list(one.beam.token_ids),
             cumulative_logprob=one.beam.cumulative_logprob,
             logprobs=_shown_logprobs(state, one.beam.token_ids, one.beam.logprobs),
-            finish_reason=one.finish.reason,
-            stop_reason=one.finish.stop_reason,
+            finish_reason=end.reason,
+            stop_reason=end.stop_reason,
         )
-        for place, one in enumerate(best)
+        for place, (one, (text, end)) in enumerate(zip(best, ends, strict=True))
     ]
-
-
-def _beam_text(state: OutputState, beam: Beam) -> str:
-    if state.detokenizer is None:
-        return ""
-    text = state.detokenizer.decode(beam.token_ids)
-    match = find_stop(state, beam.token_ids)
-    if match is None or state.rule.strings is None:
-        return text
-    return state.rule.strings.cut(text, match)
 
 
 def _shown_logprobs(
@@ -260,7 +283,7 @@ def _output(
     return RequestOutput(
         request_id=state.request_id,
         prompt=state.prompt,
-        prompt_token_ids=state.prompt_token_ids,
+        prompt_token_ids=list(state.prompt_token_ids),  # a caller may do with it what it likes
         outputs=completions,
         finished=is_finished,
         metrics=state.metrics,

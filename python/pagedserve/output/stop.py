@@ -15,6 +15,11 @@ class Finish(NamedTuple):
     reason: FinishReason
     stop_reason: int | str | None = None
 
+    @property
+    def is_by_token(self) -> bool:
+        """Whether an ending token did it, not a text or a length."""
+        return self.reason == "stop" and not isinstance(self.stop_reason, str)
+
 
 _LENGTH = Finish("length")
 
@@ -29,12 +34,14 @@ class StopRule:
             stop strings that end among them do not count.
         max_tokens: New tokens at most, the model's length counted in.
         strings: Texts that end a sequence; None for none.
+        shows_ending: Whether the text holds the token that ended it.
     """
 
     endings: dict[int, Finish]
     min_tokens: int
     max_tokens: int
     strings: StopStrings | None = None
+    shows_ending: bool = False
 
     @classmethod
     def from_params(
@@ -56,6 +63,7 @@ class StopRule:
             params.min_tokens,
             min(params.max_tokens, max_new_tokens),
             strings if params.stop else None,
+            params.include_stop_str_in_output,
         )
 
     @property
