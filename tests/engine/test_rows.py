@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 
 from pagedserve.engine.rows import RowSource, UniformStream
 from pagedserve.sampling_params import SamplingParams
@@ -23,6 +24,13 @@ def test_uniforms_depend_on_key_and_index_alone() -> None:
     numbers = [one.at(index) for index in range(200)]
     assert [same.at(index) for index in range(0, 200, 7)] == numbers[::7]
     assert len({*numbers, *(other.at(index) for index in range(200))}) == 400
+
+
+@pytest.mark.parametrize(("one", "other"), [((0, 2**32, 0), (0, 0, 1)), ((0, 5), (0, 5, 0))])
+def test_keys_of_several_sizes_have_different_numbers(
+    one: tuple[int, ...], other: tuple[int, ...]
+) -> None:
+    assert UniformStream(*one).at(0) != UniformStream(*other).at(0)
 
 
 def test_a_uniform_can_be_asked_for_again() -> None:

@@ -23,8 +23,10 @@ class UniformStream:
     __slots__ = ("_block", "_generator", "_start")
 
     def __init__(self, *key: int) -> None:
-        """Start the stream that ``key``, non-negative integers, names."""
-        self._generator = np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
+        """Start the stream that ``key``, non-negative integers, names; another key, another one."""
+        # As text: of integers, SeedSequence would take (2**32, 0) and (0, 1) for the same.
+        seed = np.random.SeedSequence(list(repr(key).encode()))
+        self._generator = np.random.Generator(np.random.Philox(seed))
         self._start = 0
         self._block: list[float] = []
 
@@ -84,7 +86,9 @@ class RowSource:
         self._num_logprobs = (params.logprobs or 0) if keeps_logprobs else None
         self._has_edits = bad_words is not None or _edits_logits(params)
         self._plain = self._make((0.0,), None)
-        num_streams = 0 if self._plain.is_greedy else params.best_of  # beams are greedy
+        num_streams = (
+            0 if self._plain.is_greedy else params.max_num_running_seqs
+        )  # beams are greedy
         self._uniforms = [UniformStream(*key, index) for index in range(num_streams)]
 
     def row(self, token_ids: Sequence[int], index: int, *, num_unknown: int = 0) -> RowSampling:
