@@ -106,6 +106,49 @@ def test_a_request_that_outgrows_the_cache_is_ended_with_the_reason(formula: Any
     formula.check_idle(engine)
 
 
+def test_a_request_that_outgrows_the_cache_keeps_its_counts(formula: Any) -> None:
+    engine = formula.engine(num_gpu_blocks=6)
+    params = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
+    for name in "abc":
+        engine.add_request(name, ids(1, 2), params)
+    seen: list[RequestOutput] = []
+    while engine.has_unfinished_requests():
+        seen += engine.step()
+    last = [output.metrics for output in seen if output.finished]
+    assert all(output.outputs[0].finish_reason == "ignored" for output in seen if output.finished)
+    assert sum(metrics.num_preemptions for metrics in last) == engine.scheduler.num_preemptions > 0
+    assert sum(one.num_recomputed_tokens for one in last) == engine.scheduler.num_recomputed_tokens
+    assert all(metrics.scheduler_time > 0 for metrics in last)
+    formula.check_idle(engine)
+
+
+def test_a_preemption_is_counted_when_it_happens(formula: Any) -> None:
+    engine = formula.engine(num_gpu_blocks=12)
+    params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+    for name in "ab":
+        engine.add_request(name, ids(*range(16)), params)
+    counts: list[int] = []
+    while engine.has_unfinished_requests():
+        going = [output for output in engine.step() if not output.finished]
+        counts += [output.metrics.num_preemptions for output in going]
+    assert max(counts) == engine.scheduler.num_preemptions == 1
+
+
+@pytest.mark.parametrize("params", [{"n": 1}, 5, "greedy"])
+def test_what_are_no_sampling_parameters_is_refused(formula: Any, params: Any) -> None:
+    engine = formula.engine()
+    with pytest.raises(RequestError, match=r"sampling_params is .*; it must be one SamplingParams"):
+        engine.add_request("a", ids(1), params)
+    formula.check_idle(engine)
+
+
+@pytest.mark.parametrize("request_id", [None, 5])
+def test_what_is_no_id_cannot_be_aborted(formula: Any, request_id: Any) -> None:
+    engine = formula.engine()
+    with pytest.raises(RequestError, match=r"request_id is .*; it must be a string or a list"):
+        engine.abort_request(request_id)
+
+
 @pytest.mark.parametrize("num_steps", [0, 1, 3])
 def test_aborting_frees_the_blocks_and_gives_what_was_there(formula: Any, num_steps: int) -> None:
     engine = formula.engine()

@@ -16,6 +16,7 @@ from typing import Final
 
 from transformers import PreTrainedTokenizerBase
 
+from pagedserve import checks
 from pagedserve._core import Scheduler, SchedulerOutputs
 from pagedserve.engine.admission import Admission, CheckedRequest
 from pagedserve.engine.args import EngineArgs
@@ -26,7 +27,7 @@ from pagedserve.engine.stats import EngineStats, StatsLine
 from pagedserve.engine.step import call_into
 from pagedserve.errors import InvariantError, RequestError
 from pagedserve.executor.executor import Executor
-from pagedserve.inputs import ParsedPrompt, Prompt, parse_prompt
+from pagedserve.inputs import ParsedPrompt, Prompt, match_params, parse_prompt
 from pagedserve.output.processor import OutputProcessor
 from pagedserve.output.stop import Finish
 from pagedserve.outputs import RequestOutput
@@ -142,6 +143,7 @@ class LLMEngine:
 
         Returns:
             Whether it was done; False, and nothing is forgotten, while a request holds blocks.
+            Without prefix caching there is nothing to forget, and it always is.
         """
         return self._scheduler.reset_prefix_cache()
 
@@ -182,7 +184,7 @@ class LLMEngine:
         """
         self._check_id(request_id)
         if not isinstance(prompt, CheckedRequest):
-            params = sampling_params or SamplingParams()
+            (params,) = match_params(sampling_params, 1)
             prompt = self.check_request(parse_prompt(prompt, "the prompt"), params)
         new = self._admission.open(
             request_id,
@@ -221,7 +223,12 @@ class LLMEngine:
         Returns:
             The last output of each that was unfinished, with what it had so far and the finish
             reason "abort"; its own reason where it ends in a step that is under way.
+
+        Raises:
+            RequestError: Something that is no id and no series of ids.
         """
+        if not isinstance(request_id, Iterable):
+            checks.refuse("request_id", request_id, "a string or a list of strings")
         names = [request_id] if isinstance(request_id, str) else list(request_id)
         unfinished = {one for one in names if one in self._requests}
         # A step under way may be at work on their blocks, or bring their end.

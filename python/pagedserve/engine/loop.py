@@ -114,13 +114,13 @@ class StepLoop:
             raise
 
     def note_scheduling(self, request: Request) -> None:
-        """Take down what the scheduler knows about a request, before it forgets it."""
+        """Take down what the scheduler knows about a request; if it has forgotten it, no more."""
         metrics = request.output.metrics
         metrics.scheduler_time = self._stats.scheduler_seconds - request.scheduler_seconds
         try:
             counts = self._scheduler.preemptions_of(request.group)
         except StaleHandleError:
-            return  # ended by the next step, which went ahead
+            return  # ended by the scheduler itself, or by the next step, which went ahead
         metrics.num_preemptions, metrics.num_recomputed_tokens = counts
 
     def _finish_all(self) -> None:
@@ -134,6 +134,10 @@ class StepLoop:
         started = now()
         call_into(step.scheduled, partial(self._scheduler.schedule, started))
         self._stats.scheduler_seconds += now() - started
+        for group, _ in step.scheduled[0].preempted:
+            preempted = self._requests.by_group(group)
+            if preempted is not None:
+                self.note_scheduling(preempted)
         if not step.scheduled[0].is_empty:
             self._launch(step)
 
@@ -259,7 +263,10 @@ class StepLoop:
 
     def _end_ignored(self, scheduled: SchedulerOutputs) -> None:
         for group, reason in scheduled.ignored_seq_groups:
-            self._end(self._requests.by_group(group), Finish("ignored", reason))
+            request = self._requests.by_group(group)
+            if request is not None:
+                self.note_scheduling(request)
+            self._end(request, Finish("ignored", reason))
 
     def _scored_rows(self, scheduled: SchedulerOutputs) -> list[ScoredRow]:
         """Rows of prompts whose log-probabilities somebody wants."""
