@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import sys
 import time
@@ -66,6 +67,18 @@ def test_json_is_one_object_a_line_and_nothing_else(
     assert output["text"].startswith(" Paris")
     assert (len(output["token_ids"]), output["finish_reason"]) == (5, "length")
     assert all(words in captured.err for words in CLOSING_WORDS)
+
+
+@pytest.mark.usefixtures("loaded")
+def test_a_reader_who_has_enough_gets_no_traceback(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        assert main([*MODEL, "--prompt", "The capital of France is", "--max-tokens", "2"]) == 141
+    assert "Traceback" not in capsys.readouterr().err
 
 
 def generated(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:

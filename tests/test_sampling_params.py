@@ -11,7 +11,7 @@ from pagedserve import RequestError, SamplingParams
 
 DEFAULTS = {
     "n": 1,
-    "best_of": 1,  # n, where it is not given
+    "best_of": None,  # n, where it is not given
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
     "repetition_penalty": 1.0,
@@ -123,9 +123,11 @@ IDS = "a list of token ids"
         ("presence_penalty", None, PENALTY),
         ("frequency_penalty", -2.1, PENALTY),
         ("frequency_penalty", math.nan, PENALTY),
-        ("repetition_penalty", 0, "a finite number above 0"),
-        ("repetition_penalty", -1, "a finite number above 0"),
-        ("repetition_penalty", math.inf, "a finite number above 0"),
+        ("repetition_penalty", 0, "a number from 1e-30 to 1e30"),
+        ("repetition_penalty", -1, "a number from 1e-30 to 1e30"),
+        ("repetition_penalty", 1e-50, "a number from 1e-30 to 1e30"),
+        ("repetition_penalty", 1e300, "a number from 1e-30 to 1e30"),
+        ("repetition_penalty", math.inf, "a number from 1e-30 to 1e30"),
         ("temperature", -1, "at least 0"),
         ("temperature", math.nan, "finite"),
         ("temperature", math.inf, "finite"),
@@ -205,8 +207,9 @@ def test_a_bad_value_is_named_with_what_is_accepted(name: str, value: Any, accep
             "a key of logit_bias is '5'; it must be an integer, at least 0; a string of digits",
         ),
         ({"logit_bias": {-5: 1.0}}, "a key of logit_bias is -5; it must be an integer"),
-        ({"logit_bias": {5: math.inf}}, "logit_bias[5] is inf; it must be a finite number"),
-        ({"logit_bias": {5: None}}, "logit_bias[5] is None; it must be a finite number"),
+        ({"logit_bias": {5: math.inf}}, "logit_bias[5] is inf; it must be a number from -1e30 to"),
+        ({"logit_bias": {5: -1e300}}, "logit_bias[5] is -1e+300; it must be a number from -1e30"),
+        ({"logit_bias": {5: None}}, "logit_bias[5] is None; it must be a number from -1e30 to"),
     ],
 )
 def test_a_bad_element_is_named_with_its_place(given: dict[str, Any], message: str) -> None:
@@ -270,9 +273,10 @@ def test_a_misspelt_parameter_is_named_with_the_known_ones() -> None:
 
 
 def test_best_of_is_n_where_it_is_not_given() -> None:
-    assert SamplingParams(n=3).best_of == 3
+    assert SamplingParams(n=3).max_num_running_seqs == 3
     assert SamplingParams(n=3, best_of=None).max_num_running_seqs == 3
     assert SamplingParams(n=3, best_of=5).max_num_running_seqs == 5
+    assert dataclasses.replace(SamplingParams(), n=4).max_num_running_seqs == 4
 
 
 @pytest.mark.parametrize(

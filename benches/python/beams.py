@@ -202,7 +202,7 @@ def share(llm: LLM, options: argparse.Namespace) -> None:
         ("beam width 6", beam_params(6, tokens)),
     ):
         shared = peak_blocks(llm, prompt, params)
-        alone = peak_blocks(llm, prompt, greedy, num_requests=params.best_of)
+        alone = peak_blocks(llm, prompt, greedy, num_requests=params.max_num_running_seqs)
         figures = {
             "what": what,
             "prompt_tokens": len(prompt),

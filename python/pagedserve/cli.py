@@ -6,6 +6,7 @@ torch is loaded only when a model is: ``--help``, ``--version`` and refusals com
 import argparse
 import dataclasses
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 _BAD_INPUT = 2
 _MISSING_EXTRA = 1
 _INTERRUPTED = 130
+_PIPE_CLOSED = 141
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,11 +38,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Arguments after the program's name; None takes those of the process.
 
     Returns:
-        The exit status: 0, 1 for a missing extra, 2 for bad input, 130 for Ctrl-C.
+        The exit status: 0, 1 for a missing extra, 2 for bad input, 130 for Ctrl-C, 141 where the
+        reader of a pipe has gone.
     """
     try:
         options = _parser().parse_args(argv)
         _generate(options)
+        sys.stdout.flush()
     except (ConfigError, RequestError, ModelLoadError) as error:
         return _complain(error, _BAD_INPUT)
     except ImportError as error:
@@ -48,6 +52,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("pagedserve: interrupted", file=sys.stderr)
         return _INTERRUPTED
+    except BrokenPipeError:
+        # Who reads has enough, like head; what is left would be written, and fail, at the exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _PIPE_CLOSED
     return 0
 
 

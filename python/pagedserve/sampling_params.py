@@ -16,6 +16,9 @@ EarlyStopping: TypeAlias = bool | Literal["never"]
 # Below this a temperature only makes logits overflow; the likeliest token has all the mass.
 _GREEDY_BELOW: Final = 1e-5
 
+# Larger factors and summands, or factors below the inverse, could leave float32.
+_LARGE: Final = 1e30
+
 # Parameters of the field that this engine does not have yet; None asks for nothing.  Any other
 # value is refused: a parameter that is taken and ignored is a lie.
 _LATER: Final = ("guided_decoding", "structured_outputs", "output_kind", "extra_args")
@@ -28,11 +31,11 @@ class SamplingParams:
     Attributes:
         n: Outputs to return, at least 1.
         best_of: Sequences to sample, of which the ``n`` likeliest are returned; the width of a
-            beam search.  At least ``n``, and ``n`` where it is not given.
+            beam search.  At least ``n``; None is ``n``.
         presence_penalty: Subtracted from the logit of each token the output has, from -2 to 2.
         frequency_penalty: The same times how often the output has it, from -2 to 2.
         repetition_penalty: Divides the logit of a token that prompt or output has, multiplies it
-            where it is negative; above 0.
+            where it is negative; from 1e-30 to 1e30.
         temperature: 0 is greedy; otherwise the logits are divided by it.  Below 0.00001 it
             becomes 0.
         top_p: Keep the smallest set of tokens whose probability reaches this, in (0, 1].
@@ -48,8 +51,9 @@ class SamplingParams:
             where a better one is unlikely, "never" only where a better one is impossible.
         stop: Strings that end the request; given as one or a list.
         stop_token_ids: Further tokens that end the request; the token is part of ``token_ids``.
+            Its text is left out, as that of the end-of-sequence token is.
         bad_words: Words that must not come, as the tokenizer writes them.
-        include_stop_str_in_output: Whether the text holds the stop string that ended it.
+        include_stop_str_in_output: Whether the text holds the stop string or token that ended it.
         ignore_eos: Go on past the model's end-of-sequence token.
         max_tokens: At most this many new tokens, at least 1.  The engine's ``max_model_len``
             may end the request earlier.
@@ -61,7 +65,7 @@ class SamplingParams:
         spaces_between_special_tokens: Taken for the field's sake: the tokenizers of transformers
             5 put no spaces there, whatever it says.
         logit_bias: What to add to the logits of which tokens: given as a mapping of token id to
-            finite number, held as pairs in the order of the ids.
+            number from -1e30 to 1e30, held as pairs in the order of the ids.
         allowed_token_ids: The only tokens that may come, at least one; None allows all.
         logits_processors: Called in turn with the output token ids and the logits, ``[V]``; each
             returns the logits to go on with.
@@ -74,7 +78,7 @@ class SamplingParams:
     """
 
     n: int
-    best_of: int
+    best_of: int | None
     presence_penalty: float
     frequency_penalty: float
     repetition_penalty: float
@@ -138,7 +142,7 @@ class SamplingParams:
         **later: object,
     ) -> None:
         # All arguments by name: _CHECKS has one entry for each.
-        given = locals() | {"best_of": n if best_of is None else best_of}
+        given = locals()
         _refuse_unless_neutral(later)
         for name, check in _CHECKS.items():
             object.__setattr__(self, name, check(name, given[name]))
@@ -151,8 +155,8 @@ class SamplingParams:
 
     @property
     def max_num_running_seqs(self) -> int:
-        """Sequences of the request that run at once, at most."""
-        return self.best_of
+        """Sequences of the request that run at once, at most: ``best_of``, or ``n``."""
+        return self.n if self.best_of is None else self.best_of
 
 
 def _temperature(name: str, value: object) -> float:
@@ -188,7 +192,7 @@ def _logit_bias(name: str, value: Any) -> tuple[tuple[int, float], ...]:
     except (TypeError, ValueError):
         checks.refuse(name, value, "a mapping of token ids to numbers")
     token_id = checks.integer("at least 0; a string of digits is no token id", low=0)
-    bias = checks.real("a finite number")
+    bias = checks.real("a number from -1e30 to 1e30", low=-_LARGE, high=_LARGE)
     return tuple(
         sorted(
             (token_id(f"a key of {name}", token), bias(f"{name}[{token!r}]", number))
@@ -203,10 +207,10 @@ _NUM_LOGPROBS: Final = checks.optional(checks.integer("at least 0, or None", low
 
 _CHECKS: Final[dict[str, checks.Check[object]]] = {
     "n": checks.integer("at least 1", low=1),
-    "best_of": checks.integer("at least 1, or None for n", low=1),
+    "best_of": checks.optional(checks.integer("at least 1, or None for n", low=1)),
     "presence_penalty": _PENALTY,
     "frequency_penalty": _PENALTY,
-    "repetition_penalty": checks.real("a finite number above 0", low=0, open_low=True),
+    "repetition_penalty": checks.real("a number from 1e-30 to 1e30", low=1 / _LARGE, high=_LARGE),
     "temperature": _temperature,
     "top_p": checks.real("above 0 and at most 1", low=0, high=1, open_low=True),
     "top_k": checks.integer("at least 1, or -1 or 0 for all tokens", low=-1),
@@ -253,7 +257,7 @@ def _refuse_contradictions(params: SamplingParams) -> None:
 
 def _contradictions(params: SamplingParams) -> Iterator[str]:
     """What is wrong between parameters each of which is fine alone."""
-    if params.best_of < params.n:
+    if params.max_num_running_seqs < params.n:
         yield f"best_of is {params.best_of}; it must be at least n, {params.n}"
     if params.min_tokens > params.max_tokens:
         most = params.max_tokens
@@ -263,9 +267,10 @@ def _contradictions(params: SamplingParams) -> Iterator[str]:
             f"stop is {list(params.stop)} with detokenize=False; stop strings are found in the "
             "text: leave detokenize True or give stop_token_ids"
         )
-    if params.best_of > 1 and params.is_greedy:
+    num_seqs = params.max_num_running_seqs
+    if num_seqs > 1 and params.is_greedy:
         yield (
-            f"n={params.n} and best_of={params.best_of} with greedy sampling (temperature="
+            f"n={params.n} and best_of={num_seqs} with greedy sampling (temperature="
             f"{params.temperature}, top_k={params.top_k}): all would be equal; give both 1, "
             "sample at random or give use_beam_search=True"
         )
@@ -273,7 +278,7 @@ def _contradictions(params: SamplingParams) -> Iterator[str]:
 
 
 def _against_beams(params: SamplingParams) -> Iterator[str]:
-    if params.best_of == 1:
+    if params.max_num_running_seqs == 1:
         yield "best_of is 1 with use_beam_search; it is the width and must be at least 2"
     accepted = {"temperature": (0,), "top_p": (1,), "top_k": (-1, 0), "min_p": (0,)}
     for name, neutral in accepted.items():

@@ -112,7 +112,10 @@ def raises(token_ids: list[int], logits: Tensor) -> Tensor:
 
 GARBAGE: dict[str, tuple[Callable[[list[int], Tensor], Any], str]] = {
     "raises": (raises, "logits processor raises raised LookupError: no third token"),
-    "nothing": (lambda _, __: None, "returned NoneType, expected a float tensor of shape [257]"),
+    "nothing": (
+        lambda _, __: None,
+        "returned NoneType, expected a dense float tensor of shape [257]",
+    ),
     "short": (lambda _, __: torch.zeros(3), "returned float32 [3], expected"),
     "integers": (lambda _, logits: logits.long(), "returned int64 [257], expected"),
     "nan": (lambda _, logits: logits * math.nan, "returned NaN"),
@@ -359,7 +362,8 @@ def test_forgotten_prefixes_are_not_hit(formula: Any) -> None:
 
 
 REFUSALS: dict[str, tuple[dict[str, Any], Sequence[str]]] = {
-    "best_of": ({"n": 33}, ["best_of is 33", "max_num_seqs is 32"]),
+    "n": ({"n": 33}, ["n is 33", "max_num_seqs is 32"]),
+    "best_of": ({"best_of": 33}, ["best_of is 33", "max_num_seqs is 32"]),
     "beams": (BEAMS | {"best_of": 33}, ["best_of is 33", "max_num_seqs is 32"]),
     "logprobs": ({"logprobs": 258}, ["logprobs is 258", "at most 257"]),
     "prompt_logprobs": ({"prompt_logprobs": 258}, ["prompt_logprobs is 258", "at most 257"]),

@@ -147,10 +147,12 @@ class Admission:
         return NewRequest(np.array(prompt.token_ids, dtype=np.int32), salt, output, rows)
 
     def _check_params(self, params: SamplingParams) -> None:
-        if params.best_of > self.scheduler.max_num_seqs:
+        num_seqs, most = params.max_num_running_seqs, self.scheduler.max_num_seqs
+        if num_seqs > most:
+            name = "n" if params.best_of is None else "best_of"
             raise RequestError(
-                f"best_of is {params.best_of}; max_num_seqs is {self.scheduler.max_num_seqs}, and "
-                "the sequences of a request run together"
+                f"{name} is {num_seqs}; max_num_seqs is {most}, and the sequences of a request run "
+                "together"
             )
         for name in ("logprobs", "prompt_logprobs"):
             number = getattr(params, name)

@@ -31,6 +31,8 @@ _NAMES: Final = (
     LoadFormat,
     str | None,
 )
+# The least of a count; of any other it is 1.
+_LEAST: Final = {"seed": 0, "num_lookahead_slots": 0, "max_model_len": 2}
 
 _UNITS: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
@@ -60,7 +62,8 @@ class EngineArgs:
     Attributes:
         model: "smollm2", a local directory in Hugging Face format, a .gguf file, or a hub id.
         dtype: Of weights and KV cache; "auto" is float32 on the CPU, else the model's own.
-        max_model_len: Tokens of a sequence, prompt and output; None is what the model allows.
+        max_model_len: Tokens of a sequence, prompt and output, at least 2; None is what the model
+            allows.
         device: "auto" (the first GPU if there is one, else the CPU), "cpu", "cuda" or "cuda:N".
         num_gpu_blocks: KV blocks; None takes what ``kv_cache_memory`` holds.
         block_size: Tokens of a KV block.
@@ -211,8 +214,9 @@ class EngineArgs:
             elif one.type in _NAMES:
                 _check_name(one.name, value, optional=one.default is None)
             else:
-                low = 0 if one.name in ("seed", "num_lookahead_slots") else 1
-                _check_integer(one.name, value, low=low, optional=one.default is None)
+                _check_integer(
+                    one.name, value, low=_LEAST.get(one.name, 1), optional=one.default is None
+                )
         if self.preemption_mode not in (None, *get_args(PreemptionMode)):
             raise ConfigError(
                 f"preemption_mode is {self.preemption_mode!r}; it must be recompute, swap or None"
