@@ -242,6 +242,16 @@ def test_beams_stop_at_strings(formula: Any, include: bool) -> None:
         assert (one.finish_reason, one.stop_reason) == expected
 
 
+@pytest.mark.parametrize("ways", [{"temperature": 0}, BEAMS | {"best_of": 2}])
+def test_stop_strings_among_the_first_tokens_do_not_count(
+    formula: Any, ways: dict[str, Any]
+) -> None:
+    params = SamplingParams(**ways, min_tokens=3, stop="a", logits_processors=[writes("abacus")])
+    (output,) = answer(formula, ids(1), params).outputs
+    assert (output.text, output.stop_reason) == ("abacus", "a")
+    assert len(output.token_ids) == 7
+
+
 def test_truncation_keeps_the_last_tokens(formula: Any) -> None:
     params = SamplingParams(temperature=0, max_tokens=4, truncate_prompt_tokens=3)
     output = answer(formula, ids(*range(10)), params)
@@ -353,6 +363,8 @@ def test_what_cannot_be_done_is_refused_by_name(formula: Any, name: str) -> None
     [
         {"n": 32},
         {"logprobs": 257, "prompt_logprobs": 257},
+        {"logprobs": 257, "prompt_logprobs": 257, "temperature": 0}
+        | {"use_beam_search": True, "best_of": 2},
         {"logit_bias": {256: 1}, "allowed_token_ids": [256, 3], "stop_token_ids": [256]},
     ],
 )
