@@ -72,9 +72,3 @@ def test_swap_out_comes_before_swap_in_and_copies_last() -> None:
     )
     assert contents(cache.cpu_pools) == [1, -1, -1]
     assert contents(cache.gpu_pools) == [0, 1, 1, 1]
-
-
-def test_no_moves_change_nothing() -> None:
-    cache = make_cache()
-    cache.move(Moves(has_moves=False))
-    assert contents(cache.gpu_pools) == [0, 1, 2, 3]

@@ -223,14 +223,36 @@ def test_stop_strings_end_each_output_by_itself(formula: Any) -> None:
     formula.check_idle(engine)
 
 
-def test_beams_stop_at_strings(formula: Any) -> None:
-    letters = [token_of(one) for one in "abcd"]
+@pytest.mark.parametrize("include", [False, True])
+def test_beams_stop_at_strings(formula: Any, include: bool) -> None:
     params = SamplingParams(
-        **BEAMS | {"max_tokens": 20}, n=3, best_of=3, allowed_token_ids=letters, stop="da"
+        **BEAMS | {"max_tokens": 20},
+        best_of=3,
+        n=3,
+        early_stopping="never",
+        allowed_token_ids=[token_of(one) for one in "abcd"],
+        stop="ca",
+        include_stop_str_in_output=include,
     )
-    for one in answer(formula, ids(1), params).outputs:
-        assert "da" not in one.text
-        assert (one.finish_reason == "stop") == (one.stop_reason == "da")
+    outputs = answer(formula, ids(1), params).outputs
+    assert {one.finish_reason for one in outputs} == {"stop", "length"}
+    for one in outputs:
+        written = "".join(chr(token + ord("!")) for token in one.token_ids)
+        before, found, after = written.partition("ca")
+        assert one.text == (before + found if include else before)
+        assert after == ""  # it ends with the token that completes the string
+        expected = ("stop", "ca") if found else ("length", None)
+        assert (one.finish_reason, one.stop_reason) == expected
+
+
+@pytest.mark.parametrize("ways", [{"temperature": 0}, BEAMS | {"best_of": 2}])
+def test_stop_strings_among_the_first_tokens_do_not_count(
+    formula: Any, ways: dict[str, Any]
+) -> None:
+    params = SamplingParams(**ways, min_tokens=3, stop="a", logits_processors=[writes("abacus")])
+    (output,) = answer(formula, ids(1), params).outputs
+    assert (output.text, output.stop_reason) == ("abacus", "a")
+    assert len(output.token_ids) == 7
 
 
 def test_truncation_keeps_the_last_tokens(formula: Any) -> None:
@@ -293,51 +315,6 @@ def test_aborted_in_the_middle(formula: Any, ways: dict[str, Any], num_steps: in
     formula.check_idle(engine)
 
 
-@pytest.mark.parametrize("mode", ["recompute", "swap"])
-def test_metrics_tell_of_preemptions(formula: Any, mode: str) -> None:
-    # Host memory for all: else some that should be swapped are recomputed.
-    engine = formula.engine(num_gpu_blocks=24, preemption_mode=mode, swap_space=0.01)
-    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
-    for number in range(8):
-        engine.add_request(str(number), ids(*range(number, number + 10)), params)
-    metrics = [output.metrics for output in formula.finish(engine).values()]
-    assert sum(one.num_preemptions for one in metrics) == engine.scheduler.num_preemptions > 0
-    for one in metrics:
-        recomputes = one.num_preemptions > 0 and mode == "recompute"
-        assert (one.num_recomputed_tokens > 0) == recomputes
-        assert one.scheduler_time > 0
-        times = [one.arrival_time, one.first_scheduled_time, one.first_token_time]
-        assert [*times, one.finished_time] == sorted([*times, one.finished_time])
-    assert any(one.num_preemptions == 0 for one in metrics)
-    formula.check_idle(engine)
-
-
-def test_metrics_without_preemptions(formula: Any) -> None:
-    metrics = answer(formula, ids(1, 2), SamplingParams(**RANDOM, n=4)).metrics
-    assert (metrics.num_preemptions, metrics.num_recomputed_tokens) == (0, 0)
-    assert metrics.scheduler_time > 0
-
-
-def test_the_line_of_statistics_has_the_figures(formula: Any) -> None:
-    engine = formula.engine(max_num_seqs=2, enable_prefix_caching=True)
-    for number in range(3):
-        engine.add_request(str(number), ids(*range(8)), GREEDY)
-    engine.step()
-    line = engine.stats_line()
-    assert "running 2, waiting 1, swapped 0" in line
-    used = 1 - engine.scheduler.num_free_gpu_blocks / 64
-    assert f"KV cache {used:.1%}" in line
-    assert "prefix hits" in line
-    _, _, rates = line.partition("prompt ")
-    prompt, generation = (float(one.split()[-1]) for one in rates.split(" tokens/s")[0].split(","))
-    assert prompt > 0
-    assert generation > 0
-    formula.finish(engine)
-    engine.stats_line()
-    assert "running 0, waiting 0, swapped 0" in engine.stats_line()
-    assert "prompt 0.0, generation 0.0 tokens/s" in engine.stats_line()
-
-
 def test_forgotten_prefixes_are_not_hit(formula: Any) -> None:
     engine: LLMEngine = formula.engine(enable_prefix_caching=True)
     scheduler = engine.scheduler
@@ -390,6 +367,8 @@ def test_what_cannot_be_done_is_refused_by_name(formula: Any, name: str) -> None
     [
         {"n": 32},
         {"logprobs": 257, "prompt_logprobs": 257},
+        {"logprobs": 257, "prompt_logprobs": 257, "temperature": 0}
+        | {"use_beam_search": True, "best_of": 2},
         {"logit_bias": {256: 1}, "allowed_token_ids": [256, 3], "stop_token_ids": [256]},
     ],
 )

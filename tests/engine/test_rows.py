@@ -2,16 +2,17 @@ import numpy as np
 import pytest
 
 from pagedserve.engine.rows import RowSource, UniformStream
+from pagedserve.sampling.bad_words import BadWords
 from pagedserve.sampling_params import SamplingParams
 
 BANNED = (2, 9)
 
 
-def source(params: SamplingParams, *key: int) -> RowSource:
+def source(params: SamplingParams, *key: int, bad_words: BadWords | None = None) -> RowSource:
     return RowSource(
         params,
         prompt_token_ids=[7],
-        bad_words=None,
+        bad_words=bad_words,
         banned_at_first=BANNED if params.min_tokens else (),
         num_candidates=0,
         keeps_logprobs=False,
@@ -81,6 +82,16 @@ def test_ending_tokens_are_banned_before_min_tokens_only() -> None:
         rows = source(params)
         edits = [rows.row([4] * count, 0).edits for count in range(3)]
         assert [one and one.banned_token_ids for one in edits] == [BANNED, BANNED, None]
+
+
+def test_bad_words_are_banned_besides_ending_tokens() -> None:
+    rows = source(SamplingParams(min_tokens=2), bad_words=BadWords(((4, 5), (6,))))
+    edits = [rows.row([4] * count, 0).edits for count in range(3)]
+    assert [one and one.banned_token_ids for one in edits] == [
+        (*BANNED, 6),
+        (*BANNED, 5, 6),
+        (5, 6),
+    ]
 
 
 def test_edits_have_what_the_request_says_and_has() -> None:

@@ -162,8 +162,25 @@ def test_a_stop_string_among_the_first_tokens_does_not_count(
     processor: OutputProcessor, real_tokenizer: PreTrainedTokenizerBase
 ) -> None:
     _, last = served(processor, real_tokenizer, "ab ab ab", stop="ab", min_tokens=2)
-    assert last.outputs[0].text in ("ab ", "ab ab ")
+    assert last.outputs[0].text == "ab ab "
     assert last.outputs[0].finish_reason == "stop"
+
+
+@pytest.mark.parametrize(
+    ("min_tokens", "text", "reason"), [(0, "ok ", "stop"), (20, "ok \ufffd", "length")]
+)
+def test_a_stop_string_may_be_complete_only_when_nothing_more_comes(
+    processor: OutputProcessor,
+    real_tokenizer: PreTrainedTokenizerBase,
+    min_tokens: int,
+    text: str,
+    reason: str,
+) -> None:
+    one = opened(processor, stop="\ufffd", min_tokens=min_tokens, max_tokens=50)
+    for token in real_tokenizer("ok 𐍈").input_ids[:-1]:  # the character stays incomplete
+        feed(processor, one, token)
+    (completion,) = processor.conclude(one, Finish("length"), 5.0).outputs
+    assert (completion.text, completion.finish_reason) == (text, reason)
 
 
 def test_without_detokenising_there_is_no_text(

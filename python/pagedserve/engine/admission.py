@@ -137,7 +137,7 @@ class Admission:
             prompt_token_ids=prompt.token_ids,
             bad_words=checked.bad_words,
             banned_at_first=rule.banned_at_first,
-            num_candidates=min(num_candidates, self.vocab_size),
+            num_candidates=num_candidates,
             keeps_logprobs=output.search is None and output.keeps_logprobs,
             # The first number keeps the two kinds of keys apart.
             key=(1, self.seed, number) if params.seed is None else (0, params.seed),

@@ -1,0 +1,62 @@
+"""Times and counts of requests, and the line about the whole engine."""
+
+import re
+from typing import Any
+
+import pytest
+
+from pagedserve import SamplingParams
+from pagedserve.inputs import TokensPrompt
+
+
+def prompt(num_tokens: int, *, first: int = 0) -> TokensPrompt:
+    return {"prompt_token_ids": list(range(first, first + num_tokens))}
+
+
+def greedy(num_tokens: int) -> SamplingParams:
+    return SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
+
+
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+def test_metrics_tell_of_preemptions(formula: Any, mode: str) -> None:
+    # Host memory for all: else some that should be swapped are recomputed.
+    engine = formula.engine(num_gpu_blocks=24, preemption_mode=mode, swap_space=0.01)
+    for number in range(8):
+        engine.add_request(str(number), prompt(10, first=number), greedy(40))
+    metrics = [output.metrics for output in formula.finish(engine).values()]
+    assert sum(one.num_preemptions for one in metrics) == engine.scheduler.num_preemptions > 0
+    for one in metrics:
+        recomputes = one.num_preemptions > 0 and mode == "recompute"
+        assert (one.num_recomputed_tokens > 0) == recomputes
+        assert one.scheduler_time > 0
+        times = [one.arrival_time, one.first_scheduled_time, one.first_token_time]
+        assert [*times, one.finished_time] == sorted([*times, one.finished_time])
+    assert any(one.num_preemptions == 0 for one in metrics)
+    formula.check_idle(engine)
+
+
+def test_metrics_without_preemptions(formula: Any) -> None:
+    engine = formula.engine()
+    engine.add_request("a", prompt(2), SamplingParams(n=4, seed=11, max_tokens=8))
+    metrics = formula.finish(engine)["a"].metrics
+    assert (metrics.num_preemptions, metrics.num_recomputed_tokens) == (0, 0)
+    assert metrics.scheduler_time > 0
+
+
+def test_the_line_of_statistics_has_the_figures(formula: Any) -> None:
+    engine = formula.engine(max_num_seqs=2, enable_prefix_caching=True)
+    for number in range(3):
+        engine.add_request(str(number), prompt(8), greedy(8))
+    engine.step()
+    line = engine.stats_line()
+    assert "running 2, waiting 1, swapped 0" in line
+    used = 1 - engine.scheduler.num_free_gpu_blocks / 64
+    assert f"KV cache {used:.1%}" in line
+    assert "prefix hits" in line
+    found = re.search(r"prompt ([\d.]+), generation ([\d.]+) tokens/s$", line)
+    assert found is not None
+    assert all(float(rate) > 0 for rate in found.groups())
+    formula.finish(engine)
+    engine.stats_line()
+    assert "running 0, waiting 0, swapped 0" in engine.stats_line()
+    assert "prompt 0.0, generation 0.0 tokens/s" in engine.stats_line()
