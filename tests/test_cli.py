@@ -70,6 +70,17 @@ def test_json_is_one_object_a_line_and_nothing_else(
 
 
 @pytest.mark.usefixtures("loaded")
+@pytest.mark.parametrize("option", [("--top-p", "0.9"), ("--top-k", "50"), ("--min-p", "0.01")])
+def test_who_says_how_to_draw_is_drawn_for(
+    capsys: pytest.CaptureFixture[str], option: tuple[str, str]
+) -> None:
+    asked = [generated(capsys, *option, "--max-tokens", "12") for _ in range(4)]
+    assert len({str(one["outputs"][0]["token_ids"]) for one in asked}) > 1
+    greedy = [generated(capsys, *option, "--temperature", "0", "--max-tokens", "4") for _ in "ab"]
+    assert greedy[0] == greedy[1]
+
+
+@pytest.mark.usefixtures("loaded")
 def test_a_reader_who_has_enough_gets_no_traceback(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,10 +169,14 @@ def test_options_reach_the_engine(loaded: dict[str, Any]) -> None:
         ([*MODEL, "--prompt", "a", "--temperature", "warm"], "invalid float value: 'warm'"),
         ([*MODEL, "--prompt", "a", "--top-p", "2"], "top_p is 2.0"),
         ([*MODEL, "--prompt", "a", "--max-tokens", "0"], "max_tokens is 0"),
-        ([*MODEL, "--prompt", "a", "--n", "2", "--temperature", "0"], "all would be equal"),
+        ([*MODEL, "--prompt", "a", "--n", "2", "--temperature", "0"], "would all be equal"),
         ([*MODEL, "--prompt", "a", "--beam-width", "2", "--best-of", "2"], "are both given"),
-        ([*MODEL, "--prompt", "a", "--beam-width", "1"], "best_of is 1 with use_beam_search"),
-        ([*MODEL, "--prompt", "a", "--beam-width", "2", "--top-k", "3"], "top_k is 3 with use_b"),
+        ([*MODEL, "--prompt", "a", "--beam-width", "1"], "--beam-width is 1; it must be"),
+        ([*MODEL, "--prompt", "a", "--beam-width", "4", "--n", "8"], "at least --n, 8"),
+        (
+            [*MODEL, "--prompt", "a", "--beam-width", "2", "--top-k", "3"],
+            "--top-k and --beam-width",
+        ),
         ([*MODEL, "--prompt", "a", "--stop", ""], "stop"),
         ([*MODEL, "--prompt", "a", "--swap-space", "-1"], "swap_space is -1.0"),
         ([*MODEL, "--prompt", "a", "--preemption-mode", "drop"], "invalid choice: 'drop'"),

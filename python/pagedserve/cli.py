@@ -30,6 +30,9 @@ _MISSING_EXTRA = 1
 _INTERRUPTED = 130
 _PIPE_CLOSED = 141
 
+# The values with which nothing is drawn at random, or nothing left out of it.
+_UNDRAWN = {"temperature": (None, 0), "top_p": (1,), "top_k": (-1, 0), "min_p": (0,)}
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line.
@@ -96,7 +99,7 @@ def _add_sampling(group: argparse._ArgumentGroup) -> None:
         group.add_argument(f"--{name}", type=kind, default=default, help=shown)
 
     add("max-tokens", int, "new tokens", 128)
-    add("temperature", float, "0 is greedy (0; 1 where several outputs are sampled)")
+    add("temperature", float, "0 is greedy (0; 1 with top-p, top-k, min-p or several outputs)")
     add("top-p", float, "above 0, to 1", 1.0)
     add("top-k", int, "-1 is all", -1)
     add("min-p", float, "0 to 1", 0.0)
@@ -106,7 +109,7 @@ def _add_sampling(group: argparse._ArgumentGroup) -> None:
     add("length-penalty", float, "a beam's score is its log-probability / length ** this", 1.0)
     add("presence-penalty", float, "-2 to 2", 0.0)
     add("frequency-penalty", float, "-2 to 2", 0.0)
-    add("repetition-penalty", float, "above 0", 1.0)
+    add("repetition-penalty", float, "above 1 against repetition, below 1 for it", 1.0)
     add("logprobs", int, "show so many likeliest tokens of each position")
     group.add_argument("--stop", action="append", help="a text that ends it; may be given again")
 
@@ -121,17 +124,48 @@ def _sampling_params(options: argparse.Namespace) -> SamplingParams:
         "top_p top_k min_p n max_tokens length_penalty presence_penalty frequency_penalty "
         "repetition_penalty logprobs stop"
     )
+    for reason in _contradictions(options):
+        raise RequestError(reason)
     given = {name: getattr(options, name) for name in same_names.split()}
     has_beams = options.beam_width is not None
-    if has_beams and options.best_of is not None:
-        raise RequestError("--beam-width and --best-of are both given; give one of them")
-    best_of = options.beam_width if has_beams else options.best_of
     temperature = options.temperature
     if temperature is None:
-        temperature = 1.0 if max(options.n, best_of or 1) > 1 and not has_beams else 0.0
+        temperature = 1.0 if _asks_to_draw(options) and not has_beams else 0.0
     return SamplingParams(
-        **given, best_of=best_of, use_beam_search=has_beams, temperature=temperature
+        **given,
+        best_of=options.beam_width if has_beams else options.best_of,
+        use_beam_search=has_beams,
+        temperature=temperature,
     )
+
+
+def _asks_to_draw(options: argparse.Namespace) -> bool:
+    has_several = max(options.n, options.best_of or 1) > 1
+    return has_several or any(_is_drawn(options, name) for name in ("top_p", "top_k", "min_p"))
+
+
+def _is_drawn(options: argparse.Namespace, name: str) -> bool:
+    return getattr(options, name) not in _UNDRAWN[name]
+
+
+def _contradictions(options: argparse.Namespace) -> Iterator[str]:
+    """What is wrong between options that have other names than parameters."""
+    width, n = options.beam_width, options.n
+    if width is None:
+        if options.temperature == 0 and max(n, options.best_of or 1) > 1:
+            yield (
+                "--temperature is 0 and several outputs are wanted, which would all be equal: give "
+                "a temperature above 0, or --beam-width"
+            )
+        return
+    if options.best_of is not None:
+        yield "--beam-width and --best-of are both given; give one of them"
+    if width < max(2, n):
+        yield f"--beam-width is {width}; it must be at least 2 and at least --n, {n}"
+    for name in ("temperature", "top_p", "top_k", "min_p"):
+        if _is_drawn(options, name):
+            option = f"--{name.replace('_', '-')}"
+            yield f"{option} and --beam-width are both given, and a search draws nothing: give one"
 
 
 def _generate(options: argparse.Namespace) -> None:
@@ -214,9 +248,9 @@ def _readable(prompt: str, output: RequestOutput) -> str:
     lines = [f"prompt: {prompt}"]
     for completion in output.outputs:
         label = "text: " if len(output.outputs) == 1 else f"text {completion.index + 1}:"
-        failed = completion.finish_reason in ("ignored", "error")
-        note = f" [{completion.stop_reason}]" if failed else ""
-        lines.append(f"{label:<8}{completion.text.strip()}{note}")
+        lines.append(f"{label:<8}{completion.text.strip()}")
+        if completion.finish_reason in ("ignored", "error"):
+            lines.append(f"ended:  {completion.stop_reason}")
         if completion.logprobs is not None:
             lines += _readable_logprobs(completion)
     return "\n".join(lines) + "\n"

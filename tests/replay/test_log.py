@@ -218,7 +218,7 @@ def test_a_random_life_is_run_again_to_the_same_decisions(
 ) -> None:
     engine = RandomEngine(options, seed, log)
     engine.run()
-    assert replay_log(log) == (NUM_STEPS + 1, None)
+    assert replay_log(log) == (NUM_STEPS + 1, None, False)
     written = [{key: line[key] for key in ("step", *DECISIONS)} for line in lines_of(log)[1:]]
     assert written[:-1] == engine.seen
 
@@ -266,7 +266,7 @@ def test_recorded_scenarios_are_run_again(
     driver.scheduler = Scheduler(*configs(scenario.config, {}, {}), log=log)
     num_steps = len(list(driver.rows())) - 1
     driver.scheduler.flush_log()
-    assert replay_log(log) == (num_steps, None)
+    assert replay_log(log) == (num_steps, None, False)
 
 
 @pytest.mark.parametrize("key", DECISIONS)
@@ -276,7 +276,7 @@ def test_the_first_edited_decision_is_reported(key: str, log: Path) -> None:
     for line in lines[40:45]:
         line[key] = [*line[key], "edited"]
     log.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    num_same, difference = replay_log(log)
+    num_same, difference, _ = replay_log(log)
     assert num_same == 39
     assert difference is not None
     assert difference.startswith(f"step {lines[40]['step']}, {key}: ")
@@ -299,7 +299,7 @@ def test_an_event_that_cannot_be_is_reported_as_a_difference(
     lines = lines_of(log)
     lines[30]["events"].append(event)
     log.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    num_same, difference = replay_log(log)
+    num_same, difference, _ = replay_log(log)
     assert num_same == 29
     assert difference is not None
     assert difference.startswith(f"step {lines[30]['step']}, events: ")
@@ -336,9 +336,9 @@ def test_a_last_line_cut_short_is_passed_over(log: Path) -> None:
     start = text.rindex("\n", 0, -1) + 1
     for end in (start, start + 1, (start + len(text)) // 2, len(text) - 2):
         log.write_text(text[:end])
-        assert replay_log(log) == (NUM_STEPS, None)
+        assert replay_log(log) == (NUM_STEPS, None, end > start)
     log.write_text(text[:-1])  # all but the line's end
-    assert replay_log(log) == (NUM_STEPS + 1, None)
+    assert replay_log(log) == (NUM_STEPS + 1, None, False)
 
 
 def test_a_line_cut_short_in_the_middle_is_refused(log: Path) -> None:
@@ -356,7 +356,7 @@ def test_a_log_is_whole_when_its_scheduler_is_gone(log: Path) -> None:
     num_bytes = log.stat().st_size
     del engine
     assert log.stat().st_size > num_bytes, "the rest was in memory"
-    assert replay_log(log) == (NUM_STEPS + 1, None)
+    assert replay_log(log) == (NUM_STEPS + 1, None, False)
 
 
 def test_a_log_where_none_can_be_is_refused_with_its_path(tmp_path: Path) -> None:

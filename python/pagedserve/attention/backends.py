@@ -63,7 +63,7 @@ def choose_backend(
     obstacle = _obstacle(wish, device, dtype)
     if obstacle is not None:
         raise ConfigError(
-            f"attention_backend is {wish!r}, which {obstacle}: give 'torch' or leave it out"
+            f"attention_backend is {wish!r}, which {obstacle}: give another or leave it out"
         )
     return wish
 

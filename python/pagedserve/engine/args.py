@@ -34,7 +34,11 @@ _NAMES: Final = (
 # The least of a count; of any other it is 1.
 _LEAST: Final = {"seed": 0, "num_lookahead_slots": 0, "max_model_len": 2}
 
-_UNITS: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+_UNITS: Final = {"": 1} | {
+    prefix + kind: base**power
+    for kind, base in (("", 1000), ("i", 1024))
+    for power, prefix in enumerate("kmgt", start=1)
+}
 
 
 def parse_bytes(text: str) -> int:
@@ -47,7 +51,9 @@ def parse_bytes(text: str) -> int:
     unit = number.lstrip("0123456789.")
     digits = number.removesuffix(unit)
     if unit not in _UNITS or not digits.replace(".", "", 1).isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of bytes; give e.g. 512MiB")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no number of bytes; give e.g. 512MiB or 2G (k, M, G, T, Ki, Mi, Gi, Ti)"
+        )
     return int(float(digits) * _UNITS[unit])
 
 

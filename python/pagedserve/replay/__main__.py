@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(argv)
     if options.log and (options.out or options.golden):
-        parser.error("--out and --golden belong to --scenario; a log is compared with itself")
+        parser.error("--out and --golden belong to --scenario; a log says itself what was decided")
     try:
         difference = _scenario(options) if options.scenario else _log(options.log)
     except (PagedServeError, OSError) as error:
@@ -76,9 +76,10 @@ def _write(path: Path, name: str, rows: Iterable[Row]) -> None:
 
 
 def _log(path: Path) -> str | None:
-    num_steps, difference = replay_log(path)
-    print(f"{path}: {num_steps} steps run again")
-    return difference
+    replay = replay_log(path)
+    note = ", all but the last line, which is cut short" if replay.is_cut else ""
+    print(f"{path}: {replay.num_steps} steps run again{note}")
+    return replay.difference
 
 
 if __name__ == "__main__":

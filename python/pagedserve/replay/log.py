@@ -1,10 +1,10 @@
 """Decision logs run again: the same events on a new scheduler, its decisions compared."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,20 +19,32 @@ _DECISIONS = ("step", "scheduled", "preempted", "swapped_in", "moves", "ignored"
 _MALFORMED = (AttributeError, LookupError, OverflowError, TypeError, ValueError)
 
 
-def replay_log(path: Path) -> tuple[int, str | None]:
+class LogReplay(NamedTuple):
+    """What came of a log.
+
+    Attributes:
+        num_steps: How many steps were the same.
+        difference: The first one, if there is one.
+        is_cut: Whether the last line is cut short, as a crash leaves it; it was passed over.
+    """
+
+    num_steps: int
+    difference: str | None
+    is_cut: bool
+
+
+def replay_log(path: Path) -> LogReplay:
     """Run a log again.
 
     Args:
         path: A file that ``Scheduler(log=...)`` wrote; gzipped if it ends in .gz.
 
-    Returns:
-        How many steps were the same, and the first difference if there is one.
-
     Raises:
-        ScenarioError: Not a log, or one with a broken line.  A last line that is cut short is
-            what a crash leaves behind, and is passed over.
+        ScenarioError: Not a log, or one with a broken line before the last.
     """
-    lines = _lines(path)
+    texts = read_text(path).splitlines()
+    is_cut = bool(texts) and not _is_json(texts[-1])
+    lines = _lines(path, texts[: len(texts) - is_cut])
     header = next(lines, {})
     if header.get("log") != 1:
         raise ScenarioError(f"{path} does not begin with a decision log's first line")
@@ -47,9 +59,9 @@ def replay_log(path: Path) -> tuple[int, str | None]:
         except _MALFORMED as error:
             raise ScenarioError(f"{path}, line {number} is not a step: {error!r}") from error
         if difference:
-            return num_steps, difference
+            return LogReplay(num_steps, difference, is_cut)
         num_steps += "step" in line
-    return num_steps, None
+    return LogReplay(num_steps, None, is_cut)
 
 
 def _difference(player: "_Player", line: dict[str, Any]) -> str | None:
@@ -69,14 +81,19 @@ def _difference(player: "_Player", line: dict[str, Any]) -> str | None:
     return None
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    lines = read_text(path).splitlines()
-    for number, text in enumerate(lines, start=1):
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except json.JSONDecodeError:
+        return False
+    return True
+
+
+def _lines(path: Path, texts: Sequence[str]) -> Iterator[dict[str, Any]]:
+    for number, text in enumerate(texts, start=1):
         try:
             line = json.loads(text)
         except json.JSONDecodeError as error:
-            if number == len(lines):
-                return
             raise ScenarioError(f"{path}, line {number} is not JSON: {error}") from error
         if not isinstance(line, dict):
             raise ScenarioError(f"{path}, line {number} is not a JSON object")

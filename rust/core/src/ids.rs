@@ -5,7 +5,7 @@
 //! name.
 
 /// A token of the vocabulary, never negative (checked where tokens enter the core); a negative
-/// one is a [`placeholder`].
+/// one is a placeholder.
 pub type TokenId = i32;
 
 /// Stands for the token of sample `index` of a step until it is known: `-1 - index`.

@@ -6,7 +6,7 @@
 //! # Costs
 //!
 //! Eight meetings of the threads.  Memory of the caller's thread, kept for the next call: queries,
-//! keys, values and answers of all tokens, and the rest for [`CHUNK_TOKENS`] tokens at a time, which
+//! keys, values and answers of all tokens, and the rest for `CHUNK_TOKENS` tokens at a time, which
 //! keeps it in the caches.
 #![expect(unsafe_code, reason = "hidden states and pools are addresses of tensors")]
 

@@ -11,11 +11,11 @@
 //!
 //! Of int8 weights a panel holds `[K][64]` whole numbers, and each feature has a float32 that they
 //! are multiples of.  They become float32 in registers; rows of 16-bit numbers are written out as
-//! float32 first, [`WIDE_ROWS`] at a time.
+//! float32 first, `WIDE_ROWS` at a time.
 //!
 //! # Invariants
 //!
-//! 1. Each sum is that of its blocks of [`BLOCK_UNITS`], all in the order of the input features; then
+//! 1. Each sum is that of its blocks of `BLOCK_UNITS`, all in the order of the input features; then
 //!    it is scaled where weights are int8, then the bias is added, then the [`Finish`]: the result of
 //!    a row is the same in any batch, to the last bit.
 //! 2. Columns beyond N are not written.
