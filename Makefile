@@ -13,7 +13,7 @@ unexport CONDA_PREFIX
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help build demo test test-rust test-py soak lint fmt bench gpu-check tune-gpu wheel
+.PHONY: help build demo test test-rust test-py soak grid lint fmt bench gpu-check tune-gpu wheel
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,6 +47,9 @@ SOAK_OPS ?= 100000000
 soak: ## random scheduler lives and hostile calls for a long time (SOAK_OPS=...)
 	PAGEDSERVE_PROPTEST_OPS=$(SOAK_OPS) PAGEDSERVE_FUZZ_CASES=$$(($(SOAK_OPS) / 1000)) \
 		cargo test --locked --release -p pagedserve-core --test lives --test hostile
+
+grid: build ## every way of beam search against transformers (some 15 minutes)
+	PAGEDSERVE_REQUIRE_MODEL=1 PAGEDSERVE_FULL_GRID=1 $(BIN)/pytest tests/engine/test_beams.py
 
 lint: build ## formatting, clippy, ruff, mypy, the stub against the built module
 	cargo fmt --all --check
