@@ -118,7 +118,7 @@ def _sampling_params(options: argparse.Namespace) -> SamplingParams:
     """What the options say.
 
     Raises:
-        RequestError: Options that contradict each other, in the terms of ``SamplingParams``.
+        RequestError: Options that contradict each other, or a value out of range.
     """
     same_names = (
         "top_p top_k min_p n max_tokens length_penalty presence_penalty frequency_penalty "
@@ -149,14 +149,16 @@ def _is_drawn(options: argparse.Namespace, name: str) -> bool:
 
 
 def _contradictions(options: argparse.Namespace) -> Iterator[str]:
-    """What is wrong between options that have other names than parameters."""
+    """What is wrong between options, in their own names."""
     width, n = options.beam_width, options.n
     if width is None:
-        if options.temperature == 0 and max(n, options.best_of or 1) > 1:
+        if max(n, options.best_of or 1) > 1 and (options.temperature == 0 or options.top_k == 1):
             yield (
-                "--temperature is 0 and several outputs are wanted, which would all be equal: give "
-                "a temperature above 0, or --beam-width"
+                "several outputs are wanted, and with --temperature 0 or --top-k 1 they would all "
+                "be equal: give others, or --beam-width"
             )
+        if options.length_penalty != 1:
+            yield "--length-penalty is given without --beam-width; it is for beams alone"
         return
     if options.best_of is not None:
         yield "--beam-width and --best-of are both given; give one of them"

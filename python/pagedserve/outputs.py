@@ -101,7 +101,8 @@ class RequestOutput:
     Attributes:
         request_id: As given to ``add_request``.
         prompt: Its text, or None where token ids were given.
-        prompt_token_ids: The prompt's tokens, as computed (``truncate_prompt_tokens`` obeyed).
+        prompt_token_ids: The prompt's tokens, as computed (``truncate_prompt_tokens`` obeyed); one
+            list for all outputs of a request.
         outputs: Its continuations: the best first with ``best_of`` above ``n`` and with beams,
             otherwise in the order of their indices.
         finished: Whether this is the last output of the request.

@@ -267,19 +267,25 @@ def _contradictions(params: SamplingParams) -> Iterator[str]:
             f"stop is {list(params.stop)} with detokenize=False; stop strings are found in the "
             "text: leave detokenize True or give stop_token_ids"
         )
-    num_seqs = params.max_num_running_seqs
-    if num_seqs > 1 and params.is_greedy:
+    if params.max_num_running_seqs > 1 and params.is_greedy:
         yield (
-            f"n={params.n} and best_of={num_seqs} with greedy sampling (temperature="
-            f"{params.temperature}, top_k={params.top_k}): all would be equal; give both 1, "
-            "sample at random or give use_beam_search=True"
+            f"{_named_width(params)} with greedy sampling (temperature={params.temperature}, "
+            f"top_k={params.top_k}): all would be equal; give 1, sample at random or give "
+            "use_beam_search=True"
         )
     yield from _against_beams(params) if params.use_beam_search else _for_beams_only(params)
 
 
+def _named_width(params: SamplingParams) -> str:
+    return f"n is {params.n}" if params.best_of is None else f"best_of is {params.best_of}"
+
+
 def _against_beams(params: SamplingParams) -> Iterator[str]:
     if params.max_num_running_seqs == 1:
-        yield "best_of is 1 with use_beam_search; it is the width and must be at least 2"
+        yield (
+            f"{_named_width(params)} with use_beam_search; best_of, or n without it, is the width "
+            "and must be at least 2"
+        )
     accepted = {"temperature": (0,), "top_p": (1,), "top_k": (-1, 0), "min_p": (0,)}
     for name, neutral in accepted.items():
         value = getattr(params, name)

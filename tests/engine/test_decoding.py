@@ -255,6 +255,18 @@ def test_stop_strings_among_the_first_tokens_do_not_count(
     assert len(output.token_ids) == 7
 
 
+def test_the_prompt_of_an_output_is_the_callers_to_change(formula: Any) -> None:
+    params = SamplingParams(temperature=0, max_tokens=8, repetition_penalty=1.5)
+    expected = answer(formula, ids(1, 2, 3), params).outputs
+    engine = formula.engine()
+    engine.add_request("a", ids(1, 2, 3), params)
+    while engine.has_unfinished_requests():
+        (output,) = engine.step()
+        output.prompt_token_ids.append(10**6)
+    assert output.outputs == expected
+    formula.check_idle(engine)
+
+
 def test_truncation_keeps_the_last_tokens(formula: Any) -> None:
     params = SamplingParams(temperature=0, max_tokens=4, truncate_prompt_tokens=3)
     output = answer(formula, ids(*range(10)), params)

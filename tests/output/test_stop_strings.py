@@ -1,13 +1,25 @@
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 
-from pagedserve.output.detokenizer import Detokenizer, TextStream
+from pagedserve.output.beam import Beam
+from pagedserve.output.detokenizer import Detokenizer
+from pagedserve.output.judge import Living, RequestStep, judge
+from pagedserve.output.processor import OutputProcessor
+from pagedserve.output.state import OutputState
+from pagedserve.output.stop import StopRule
 from pagedserve.output.stop_strings import StopMatch, StopStrings
+from pagedserve.outputs import CompletionOutput
+from pagedserve.sampling.logprobs import Candidates
+from pagedserve.sampling.sampler import SampledRows
+from pagedserve.sampling_params import SamplingParams
 
 # The fixtures are read-only, so one serves all examples.
 PROPERTY = settings(
@@ -44,35 +56,111 @@ def ended(stops: StopStrings, text: str) -> str:
     return stops.cut(text, match) if match else text
 
 
-def served(
-    stream: TextStream, stops: StopStrings, token_ids: Sequence[int], *, at_once: int
-) -> list[str]:
-    """What is shown as the sequence grows by ``at_once`` tokens; the last is the final text."""
-    shown: list[str] = []
-    for end in range(at_once, len(token_ids) + at_once, at_once):
-        num_old = len(stream.text)
-        stream = stream.advanced(token_ids[:end])
-        if match := stops.find(stream.text, num_old):
-            return [*shown, stops.cut(stream.text, match)]
-        shown.append(stops.visible(stream.text))
-    text = stream.text + stream.rest()
-    match = stops.find(text, len(stream.text))
-    return [*shown, stops.cut(text, match) if match else text]
+ROW = np.zeros(1, np.int32)
+NO_DRAW = np.zeros(2, np.int64)
+BEAMS: dict[str, Any] = {"use_beam_search": True, "best_of": 2, "temperature": 0}
+
+
+@dataclass
+class Serving:
+    """Feeds a request with tokens that are known beforehand."""
+
+    processor: OutputProcessor
+    token_ids: list[int]
+
+    def open(self, *, follow: bool, **params: Any) -> OutputState:
+        parameters = SamplingParams(max_tokens=len(self.token_ids), ignore_eos=True, **params)
+        return self.processor.open(
+            request_id="a",
+            prompt=None,
+            prompt_token_ids=[1],
+            params=parameters,
+            rule=StopRule.from_params(parameters, eos_token_ids=[], max_new_tokens=1000),
+            arrival_time=0.0,
+            is_followed=follow,
+        )
+
+    def sampled(self, *, follow: bool, **params: Any) -> tuple[list[str], CompletionOutput]:
+        """What is shown of a sampled sequence, and its end."""
+        state = self.open(follow=follow, **params)
+        shown = []
+        for token in self.token_ids:
+            drawn = SampledRows(np.array([token], np.int32), np.arange(2), None, None, {})
+            step = self._take(Living(state, state.sequences[0]), drawn)
+            if step.is_done:
+                break
+            if follow:
+                shown.append(self.processor.follow(state).outputs[0].text)
+        return shown, self.processor.conclude(state, None, 1.0).outputs[0]
+
+    def searched(self, **params: Any) -> CompletionOutput:
+        """The end of a beam search that has no choice."""
+        state = self.open(follow=False, **params, **BEAMS)
+        beam = Beam() if state.search is None else state.search.beams[0]
+        for token in self.token_ids:
+            choice = np.array([[token, (token + 1) % 2]], np.int32)
+            only = Candidates(choice, np.array([[0.0, -np.inf]], np.float32))
+            none = np.zeros(0, np.int32)
+            step = self._take(Living(state, beam), SampledRows(none, NO_DRAW, None, only, {}))
+            if step.is_done or step.search is None:
+                break
+            beam = step.search.beams[0]
+        return self.processor.conclude(state, None, 1.0).outputs[0]
+
+    def _take(self, living: Living, sampled: SampledRows) -> RequestStep:
+        (step,) = judge([living], ROW, sampled).requests
+        self.processor.apply([step], [], 1.0)
+        return step
 
 
 def check_serving(
     tokenizer: PreTrainedTokenizerBase, token_ids: list[int], data: st.DataObject
 ) -> None:
-    """With stop strings cut from the text itself, so that they overlap and match."""
-    detokenizer = Detokenizer(tokenizer, skip_special_tokens=data.draw(st.booleans()))
-    text = detokenizer.decode(token_ids)
-    spans = st.tuples(st.integers(0, len(text)), st.integers(1, 6))
-    strings = {text[start : start + length] for start, length in data.draw(st.lists(spans))}
-    stops = StopStrings(tuple(sorted(strings - {""})), include=data.draw(st.booleans()))
-    shown = served(detokenizer.stream(), stops, token_ids, at_once=data.draw(st.integers(1, 4)))
-    assert shown[-1] == ended(stops, text)
-    for before, after in pairwise(shown):
+    """With stop strings cut from the text itself, so that they overlap and match, and stop tokens.
+
+    Sampled and followed, sampled alone, and as a beam: all end alike.
+    """
+    skips = data.draw(st.booleans())
+    decode = Detokenizer(tokenizer, skip_special_tokens=skips).decode
+    text = decode(token_ids)
+    spans = data.draw(st.lists(st.tuples(st.integers(0, len(text)), st.integers(1, 6))))
+    stops = StopStrings(
+        tuple(sorted({text[start : start + length] for start, length in spans} - {""})),
+        include=data.draw(st.booleans()),
+    )
+    params: dict[str, Any] = {
+        "stop": stops.strings,
+        "stop_token_ids": data.draw(st.lists(st.sampled_from(token_ids), max_size=1)),
+        "min_tokens": data.draw(st.one_of(st.just(0), st.integers(0, len(token_ids)))),
+        "include_stop_str_in_output": stops.include,
+        "skip_special_tokens": skips,
+    }
+    serving = Serving(OutputProcessor(tokenizer), token_ids)
+    shown, end = serving.sampled(follow=True, **params)
+    for before, after in pairwise([*shown, end.text]):
         assert after.startswith(before)
+    assert serving.sampled(follow=False, **params) == ([], end)
+    assert replace(serving.searched(**params), cumulative_logprob=None) == end
+    if end.finish_reason == "stop":
+        assert len(end.token_ids) > params["min_tokens"]
+    if params["min_tokens"] == 0:
+        assert (end.text, end.stop_reason) == expected(decode, stops, token_ids, params)
+
+
+def expected(
+    decode: Callable[[Sequence[int]], str],
+    stops: StopStrings,
+    token_ids: list[int],
+    params: dict[str, Any],
+) -> tuple[str, int | str | None]:
+    """How tokens end, seen from their whole text: the text, and what ended it."""
+    (stop_token,) = params["stop_token_ids"] or [None]
+    count = token_ids.index(stop_token) if stop_token is not None else len(token_ids)
+    text = decode(token_ids[:count])
+    match = first_match(stops, text)
+    if match:
+        return stops.cut(text, match), match.string
+    return (decode(token_ids[: count + 1]) if stops.include else text), stop_token
 
 
 @PROPERTY
@@ -114,7 +202,7 @@ def test_random_tokens_are_served_up_to_their_first_stop(
     toy_tokenizer: PreTrainedTokenizerBase, data: st.DataObject
 ) -> None:
     some_id = st.integers(0, len(toy_tokenizer) + 3)
-    check_serving(toy_tokenizer, data.draw(st.lists(some_id, max_size=30)), data)
+    check_serving(toy_tokenizer, data.draw(st.lists(some_id, min_size=1, max_size=30)), data)
 
 
 @PROPERTY
@@ -122,7 +210,8 @@ def test_random_tokens_are_served_up_to_their_first_stop(
 def test_random_text_is_served_up_to_its_first_stop(
     toy_tokenizer: PreTrainedTokenizerBase, data: st.DataObject
 ) -> None:
-    check_serving(toy_tokenizer, toy_tokenizer(data.draw(TEXT)).input_ids, data)
+    encoded = TEXT.map(lambda text: toy_tokenizer(text).input_ids).filter(bool)
+    check_serving(toy_tokenizer, data.draw(encoded), data)
 
 
 @PROPERTY
@@ -132,8 +221,8 @@ def test_tokens_of_the_real_vocabulary_are_served_up_to_their_first_stop(
 ) -> None:
     # The first few hundred hold the special tokens and the single bytes.
     some_id = st.one_of(st.integers(0, 300), st.integers(0, len(real_tokenizer) + 3))
-    encoded = TEXT.map(lambda text: real_tokenizer(text).input_ids)
-    token_ids = data.draw(st.one_of(encoded, st.lists(some_id, max_size=30)))
+    encoded = TEXT.map(lambda text: real_tokenizer(text).input_ids).filter(bool)
+    token_ids = data.draw(st.one_of(encoded, st.lists(some_id, min_size=1, max_size=30)))
     check_serving(real_tokenizer, token_ids, data)
 
 
@@ -141,13 +230,14 @@ def test_tokens_of_the_real_vocabulary_are_served_up_to_their_first_stop(
 def test_a_stop_string_within_a_token_cuts_it(
     real_tokenizer: PreTrainedTokenizerBase, include: bool
 ) -> None:
-    stops = StopStrings(("of Fr", "France"), include)
     token_ids = real_tokenizer("The capital of France is Paris").input_ids
-    shown = served(Detokenizer(real_tokenizer).stream(), stops, token_ids, at_once=1)
+    serving = Serving(OutputProcessor(real_tokenizer), token_ids)
+    stop = ["of Fr", "France"]
+    shown, end = serving.sampled(follow=True, stop=stop, include_stop_str_in_output=include)
     if include:
-        assert shown == ["The", "The capital", "The capital of", "The capital of Fr"]
+        assert [*shown, end.text] == ["The", "The capital", "The capital of", "The capital of Fr"]
     else:
-        assert shown == ["The", "The capital", "The capital ", "The capital "]
+        assert [*shown, end.text] == ["The", "The capital", "The capital ", "The capital "]
 
 
 def test_of_matches_that_end_together_the_longest_counts() -> None:

@@ -152,6 +152,14 @@ def stay_silent(_: list[int], __: Tensor) -> Tensor:
     raise SilentError
 
 
+class Nameless:
+    def __getattr__(self, name: str) -> str:
+        raise RuntimeError(name)
+
+    def __call__(self, _: list[int], __: Tensor) -> Any:
+        return None
+
+
 WANTED = "expected a dense float tensor of shape [3]"
 
 
@@ -192,6 +200,10 @@ def returning(value: object) -> Callable[[list[int], Tensor], Any]:
         (
             LogitsEdits(processors=(returning(torch.zeros(3, device="meta")),)),
             "logits processor give returned meta float32 [3], " + WANTED,
+        ),
+        (
+            LogitsEdits(processors=(Nameless(),)),
+            "logits processor Nameless returned NoneType, " + WANTED,
         ),
         (
             LogitsEdits(processors=(stay_silent,)),

@@ -123,7 +123,7 @@ class Admission:
         output = self.processor.open(
             request_id=request_id,
             prompt=prompt.text,
-            prompt_token_ids=prompt.token_ids,
+            prompt_token_ids=list(prompt.token_ids),  # the caller may change it
             params=params,
             rule=rule,
             arrival_time=arrival_time,

@@ -50,7 +50,8 @@ def parse_bytes(text: str) -> int:
     number = text.lower().replace(" ", "").removesuffix("b")
     unit = number.lstrip("0123456789.")
     digits = number.removesuffix(unit)
-    if unit not in _UNITS or not digits.replace(".", "", 1).isdecimal():
+    is_number = digits.replace(".", "", 1).isdecimal() and math.isfinite(float(digits))
+    if unit not in _UNITS or not is_number:
         raise argparse.ArgumentTypeError(
             f"{text!r} is no number of bytes; give e.g. 512MiB or 2G (k, M, G, T, Ki, Mi, Gi, Ti)"
         )

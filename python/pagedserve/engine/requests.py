@@ -1,6 +1,6 @@
 """The requests of an engine, by each of their names."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -60,6 +60,9 @@ class RequestTable:
 
     def __len__(self) -> int:
         return len(self._by_id)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(list(self._by_id.values()))
 
     def __contains__(self, request_id: object) -> bool:
         return request_id in self._by_id

@@ -86,9 +86,8 @@ class RowSource:
         self._num_logprobs = (params.logprobs or 0) if keeps_logprobs else None
         self._has_edits = bad_words is not None or _edits_logits(params)
         self._plain = self._make((0.0,), None)
-        num_streams = (
-            0 if self._plain.is_greedy else params.max_num_running_seqs
-        )  # beams are greedy
+        # Beams are greedy.
+        num_streams = 0 if self._plain.is_greedy else params.max_num_running_seqs
         self._uniforms = [UniformStream(*key, index) for index in range(num_streams)]
 
     def row(self, token_ids: Sequence[int], index: int, *, num_unknown: int = 0) -> RowSampling:

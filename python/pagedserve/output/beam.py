@@ -31,7 +31,8 @@ beams, and one with no candidate left is over with the hypotheses it has, perhap
 Everything is immutable: a step gives a new search and may be judged any number of times.
 
 Costs: a sort of [B * M] numbers and copies of at most K token lists a step.  ``finish_of`` is
-asked from the best candidate on, no further than needed: W times where none ends.
+asked from the best candidate on, no further than needed: W times where none ends.  With stop
+strings each of these takes its text along, a copy as long as the text.
 """
 
 import math

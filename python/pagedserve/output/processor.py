@@ -214,19 +214,19 @@ def _ended(
     if state.detokenizer is None:
         return "", finish
     by_token = finish is not None and finish.is_by_token
-    if by_token and not state.rule.shows_ending:
-        token_ids = token_ids[:-1]
+    own = token_ids[:-1] if by_token else token_ids
+    shown = token_ids if state.rule.shows_ending else own
     if before is None:
-        return state.detokenizer.decode(token_ids), finish
-    stream = before.advanced(token_ids)
-    text, strings = stream.text + stream.rest(), state.rule.strings
-    if strings is None or by_token:
-        return text, finish
-    if match is None and len(token_ids) > state.rule.min_tokens:
-        match = strings.find(text, len(stream.text))  # what was held back may complete one
-    if match is None:
-        return text, finish
-    return strings.cut(text, match), Finish("stop", match.string)
+        return state.detokenizer.decode(shown), finish
+    stream, strings = before.advanced(own), state.rule.strings
+    if strings is not None:
+        text = stream.text + stream.rest()
+        if match is None and len(own) > state.rule.min_tokens:
+            match = strings.find(text, len(stream.text))  # what was held back may complete one
+        if match is not None:
+            return strings.cut(text, match), Finish("stop", match.string)
+    stream = stream.advanced(shown)
+    return stream.text + stream.rest(), finish
 
 
 def _completion(
@@ -283,7 +283,7 @@ def _output(
     return RequestOutput(
         request_id=state.request_id,
         prompt=state.prompt,
-        prompt_token_ids=list(state.prompt_token_ids),  # a caller may do with it what it likes
+        prompt_token_ids=state.prompt_token_ids,
         outputs=completions,
         finished=is_finished,
         metrics=state.metrics,

@@ -43,7 +43,7 @@ class OutputState:
     Attributes:
         request_id: The caller's name for it.
         prompt: Its text, or None where token ids were given.
-        prompt_token_ids: The prompt's tokens.
+        prompt_token_ids: The prompt's tokens; the caller gets this list, so nothing else reads it.
         rule: When its sequences end.
         metrics: When what happened.
         num_outputs: Continuations that the caller gets.

@@ -34,7 +34,8 @@ class StopRule:
             stop strings that end among them do not count.
         max_tokens: New tokens at most, the model's length counted in.
         strings: Texts that end a sequence; None for none.
-        shows_ending: Whether the text holds the token that ended it.
+        shows_ending: Whether the text holds the token that ended it; ``strings`` says the same of
+            a string.
     """
 
     endings: dict[int, Finish]

@@ -40,7 +40,7 @@ def replay_log(path: Path) -> LogReplay:
         path: A file that ``Scheduler(log=...)`` wrote; gzipped if it ends in .gz.
 
     Raises:
-        ScenarioError: Not a log, or one with a broken line before the last.
+        ScenarioError: Not a log, or one with a broken line, but for a last one cut short.
     """
     texts = read_text(path).splitlines()
     is_cut = bool(texts) and not _is_json(texts[-1])

@@ -84,12 +84,11 @@ def edit_logits(logits: Tensor, edits: Sequence[LogitsEdits | None]) -> dict[int
 def _run_processors(logits: Tensor, rows: _EditedRows) -> dict[int, str]:
     errors = {}
     for row, edit in rows:
-        token_ids = np.asarray(edit.output_token_ids, dtype=np.int64).tolist()
         for processor in edit.processors:
-            fault = _run(processor, token_ids.copy(), logits[row])
+            token_ids = np.asarray(edit.output_token_ids, dtype=np.int64).tolist()
+            fault = _run(processor, token_ids, logits[row])
             if fault is not None:
-                name = getattr(processor, "__name__", type(processor).__name__)
-                errors[row] = " ".join(f"logits processor {name} {fault}".split())
+                errors[row] = " ".join(f"logits processor {_name_of(processor)} {fault}".split())
                 break
     return errors
 
@@ -117,6 +116,13 @@ def _fault_of(result: object, logits: Tensor) -> str | None:
         layout = "" if is_dense else "meta " if result.is_meta else f"{result.layout} "
         return f"returned {layout}{kind} {list(result.shape)}, {wanted}"
     return "returned NaN" if result.isnan().any() else None
+
+
+def _name_of(processor: LogitsProcessor) -> str:
+    try:
+        return str(processor.__name__)
+    except Exception:  # noqa: BLE001  # most often it has none
+        return type(processor).__name__
 
 
 def _told(error: Exception) -> str:
