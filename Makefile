@@ -48,7 +48,7 @@ soak: ## random scheduler lives and hostile calls for a long time (SOAK_OPS=...)
 	PAGEDSERVE_PROPTEST_OPS=$(SOAK_OPS) PAGEDSERVE_FUZZ_CASES=$$(($(SOAK_OPS) / 1000)) \
 		cargo test --locked --release -p pagedserve-core --test lives --test hostile
 
-grid: build ## every way of beam search against transformers (some 15 minutes)
+grid: build ## every way of beam search against transformers (some 8 minutes)
 	PAGEDSERVE_REQUIRE_MODEL=1 PAGEDSERVE_FULL_GRID=1 $(BIN)/pytest tests/engine/test_beams.py
 
 lint: build ## formatting, clippy, ruff, mypy, the stub against the built module
