@@ -18,7 +18,7 @@ from pagedserve.engine.args import EngineArgs
 from pagedserve.engine.stats import hit_rate
 from pagedserve.errors import ConfigError, ModelLoadError, RequestError
 from pagedserve.outputs import CompletionOutput, RequestOutput
-from pagedserve.sampling_params import SamplingParams
+from pagedserve.sampling_params import UNDRAWN, SamplingParams
 
 if TYPE_CHECKING:
     from pagedserve.engine.llm_engine import LLMEngine
@@ -29,9 +29,6 @@ _BAD_INPUT = 2
 _MISSING_EXTRA = 1
 _INTERRUPTED = 130
 _PIPE_CLOSED = 141
-
-# The values with which nothing is drawn at random, or nothing left out of it.
-_UNDRAWN = {"temperature": (None, 0), "top_p": (1,), "top_k": (-1, 0), "min_p": (0,)}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -145,7 +142,7 @@ def _asks_to_draw(options: argparse.Namespace) -> bool:
 
 
 def _is_drawn(options: argparse.Namespace, name: str) -> bool:
-    return getattr(options, name) not in _UNDRAWN[name]
+    return getattr(options, name) not in (None, *UNDRAWN[name])
 
 
 def _contradictions(options: argparse.Namespace) -> Iterator[str]:
@@ -164,7 +161,7 @@ def _contradictions(options: argparse.Namespace) -> Iterator[str]:
         yield "--beam-width and --best-of are both given; give one of them"
     if width < max(2, n):
         yield f"--beam-width is {width}; it must be at least 2 and at least --n, {n}"
-    for name in ("temperature", "top_p", "top_k", "min_p"):
+    for name in UNDRAWN:
         if _is_drawn(options, name):
             option = f"--{name.replace('_', '-')}"
             yield f"{option} and --beam-width are both given, and a search draws nothing: give one"

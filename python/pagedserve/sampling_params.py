@@ -16,6 +16,9 @@ EarlyStopping: TypeAlias = bool | Literal["never"]
 # Below this a temperature only makes logits overflow; the likeliest token has all the mass.
 _GREEDY_BELOW: Final = 1e-5
 
+# Values with which nothing is drawn at random, or nothing is left out of what is drawn.
+UNDRAWN: Final = {"temperature": (0,), "top_p": (1,), "top_k": (-1, 0), "min_p": (0,)}
+
 # Larger factors and summands, or factors below the inverse, could leave float32.
 _LARGE: Final = 1e30
 
@@ -286,8 +289,7 @@ def _against_beams(params: SamplingParams) -> Iterator[str]:
             f"{_named_width(params)} with use_beam_search; best_of, or n without it, is the width "
             "and must be at least 2"
         )
-    accepted = {"temperature": (0,), "top_p": (1,), "top_k": (-1, 0), "min_p": (0,)}
-    for name, neutral in accepted.items():
+    for name, neutral in UNDRAWN.items():
         value = getattr(params, name)
         if value not in neutral:
             yield (

@@ -242,6 +242,8 @@ class StepLoop:
             if step.scheduled:
                 self._recover_step(step)
         self._steps.clear()
+        for request in self._requests:
+            self.note_scheduling(request)  # what has to be computed again
 
     def _recover_step(self, step: OpenStep) -> None:
         self._end_ignored(step.scheduled[0])
@@ -253,8 +255,6 @@ class StepLoop:
             # Closed already: the interrupt came after the scheduler had taken the tokens.  Or
             # given up with the step before it, and then nothing has been judged.
             self._take(step)
-        for request in self._requests:
-            self.note_scheduling(request)  # what has to be computed again
 
     def _end(self, request: Request | None, finish: Finish | None) -> None:
         """Make the last output of a request; one that has ended already may be named again."""

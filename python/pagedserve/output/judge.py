@@ -18,7 +18,7 @@ from pagedserve.output.beam import Beam, BeamRow, BeamSearch
 from pagedserve.output.detokenizer import TextStream
 from pagedserve.output.logprobs import TokenLogprob, TopLogprobs
 from pagedserve.output.state import OutputState, SequenceState
-from pagedserve.output.stop import Finish, StopRule
+from pagedserve.output.stop import Finish, StopRule, is_by_token
 from pagedserve.output.stop_strings import StopMatch
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ class _Judge:
         rule = state.rule
         finish = rule.check(token, count + 1)
         text, match = None, None
-        if rule.strings is not None and sequence.text is not None and not _is_by_token(finish):
+        if rule.strings is not None and sequence.text is not None and not is_by_token(finish):
             text = sequence.text.advanced([*sequence.token_ids, token])
             match = _find_stop(rule, sequence.text, text, count + 1)
             if match is not None:
@@ -216,7 +216,7 @@ def finish_of(rule: StopRule, beam: Beam) -> Finish | None:
 
 def stop_of(rule: StopRule, beam: Beam, finish: Finish | None) -> StopMatch | None:
     """The stop string that a beam's last token completes, where the token alone does not end it."""
-    if beam.text is None or beam.text_before is None or _is_by_token(finish):
+    if beam.text is None or beam.text_before is None or is_by_token(finish):
         return None
     return _find_stop(rule, beam.text_before, beam.text, len(beam.token_ids))
 
@@ -228,7 +228,3 @@ def _find_stop(
     if rule.strings is None or num_tokens <= rule.min_tokens:
         return None
     return rule.strings.find(text.text, len(before.text))
-
-
-def _is_by_token(finish: Finish | None) -> bool:
-    return finish is not None and finish.is_by_token

@@ -15,7 +15,7 @@ from pagedserve.output.detokenizer import Detokenizer, TextStream, TextTokenizer
 from pagedserve.output.judge import JudgedToken, RequestStep, stop_of
 from pagedserve.output.logprobs import LogprobsView, TokenLogprob
 from pagedserve.output.state import OutputState, SequenceState
-from pagedserve.output.stop import Finish, StopRule
+from pagedserve.output.stop import Finish, StopRule, is_by_token
 from pagedserve.output.stop_strings import StopMatch
 from pagedserve.outputs import CompletionOutput, Logprobs, RequestMetrics, RequestOutput
 from pagedserve.sampling_params import SamplingParams
@@ -213,8 +213,7 @@ def _ended(
     """
     if state.detokenizer is None:
         return "", finish
-    by_token = finish is not None and finish.is_by_token
-    own = token_ids[:-1] if by_token else token_ids
+    own = token_ids[:-1] if is_by_token(finish) else token_ids
     shown = token_ids if state.rule.shows_ending else own
     if before is None:
         return state.detokenizer.decode(shown), finish

@@ -15,13 +15,15 @@ class Finish(NamedTuple):
     reason: FinishReason
     stop_reason: int | str | None = None
 
-    @property
-    def is_by_token(self) -> bool:
-        """Whether an ending token did it, not a text or a length."""
-        return self.reason == "stop" and not isinstance(self.stop_reason, str)
-
 
 _LENGTH = Finish("length")
+
+
+def is_by_token(finish: Finish | None) -> bool:
+    """Whether an ending token ended a sequence, not a text or a length."""
+    return (
+        finish is not None and finish.reason == "stop" and not isinstance(finish.stop_reason, str)
+    )
 
 
 @dataclass(frozen=True, slots=True)
