@@ -54,7 +54,6 @@ class FormulaExecutor:
     def __init__(self, model_config: ModelConfig) -> None:
         max_model_len = model_config.max_model_len or MAX_MODEL_LEN
         self.loaded = SimpleNamespace(
-            tokenizer=byte_tokenizer(),
             eos_token_ids=(EOS,),
             vocab_size=VOCAB_SIZE,
             max_model_len=max_model_len,
@@ -117,6 +116,7 @@ class FormulaModel:
         arguments: dict[str, Any] = {"num_gpu_blocks": 64, "block_size": 4, "max_num_seqs": 32}
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(llm_engine, "Executor", FormulaExecutor)
+            patch.setattr(llm_engine, "load_tokenizer", lambda *_: byte_tokenizer())
             return LLMEngine(EngineArgs(model="formula", **(arguments | options)))
 
     def executor(self, engine: LLMEngine) -> FormulaExecutor:

@@ -168,14 +168,6 @@ def test_missing_weights_are_not_replaced_by_random_ones(save_tiny: SaveTiny) ->
         load(directory)
 
 
-def test_a_directory_without_a_tokenizer(save_tiny: SaveTiny) -> None:
-    directory = save_tiny("llama")
-    for path in directory.glob("tokenizer*"):
-        path.unlink()
-    with pytest.raises(ModelLoadError, match="has no tokenizer"):
-        load(directory)
-
-
 def test_an_unknown_architecture(save_tiny: SaveTiny) -> None:
     directory = save_tiny("llama")
     path = directory / "config.json"

@@ -28,6 +28,7 @@ from pagedserve.engine.step import call_into
 from pagedserve.errors import InvariantError, RequestError
 from pagedserve.executor.executor import Executor
 from pagedserve.inputs import ParsedPrompt, Prompt, match_params, parse_prompt
+from pagedserve.models.tokenizer import load_tokenizer
 from pagedserve.output.processor import OutputProcessor
 from pagedserve.output.stop import Finish
 from pagedserve.outputs import RequestOutput
@@ -58,9 +59,10 @@ class LLMEngine:
             ConfigError: Arguments that contradict each other, the model or the memory.
             ModelLoadError: The model cannot be found, read or run.
         """
+        # Before the weights: a model without a tokenizer is refused at once.
+        self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(args.model, args.load_format)
         self._executor = Executor(args.model_config)
         loaded = self._executor.loaded
-        self.tokenizer: PreTrainedTokenizerBase = loaded.tokenizer
         config = scheduler_config(args, loaded.max_model_len)
         self.memory = memory_plan(args, self._executor, config)
         logger.info("%s", self.memory.describe())
@@ -74,9 +76,9 @@ class LLMEngine:
             max_num_rows=config.max_num_seqs,
             max_model_len=config.max_model_len + config.num_lookahead_slots,
         )
-        self._processor = OutputProcessor(loaded.tokenizer)
+        self._processor = OutputProcessor(self.tokenizer)
         self._admission = Admission(
-            tokenizer=loaded.tokenizer,
+            tokenizer=self.tokenizer,
             vocab_size=loaded.vocab_size,
             eos_token_ids=tuple(loaded.eos_token_ids),
             scheduler=config,

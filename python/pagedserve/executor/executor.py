@@ -24,7 +24,7 @@ class Executor:
 
     @property
     def loaded(self) -> LoadedModel:
-        """The model, its tokenizer and what is known of them."""
+        """The model and what is known of it."""
         return self._worker.loaded
 
     @property

@@ -1,21 +1,9 @@
 """Models that nobody trained, to measure without weights: same shapes, made-up contents."""
 
-from pathlib import Path
 from typing import cast
 
 import torch
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
-from transformers import (
-    AutoModelForCausalLM,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    PreTrainedTokenizerFast,
-)
-
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 
 def dummy_model(
@@ -42,16 +30,3 @@ def dummy_model(
             hf_config, dtype=dtype, attn_implementation=attention
         )
     return cast(PreTrainedModel, model)
-
-
-def has_tokenizer(directory: Path) -> bool:
-    """Whether a directory has the files of a tokenizer."""
-    return any((directory / name).is_file() for name in _TOKENIZER_FILES)
-
-
-def number_tokenizer(vocab_size: int) -> PreTrainedTokenizerBase:
-    """A tokenizer whose words are token ids, for a directory that has none: "5 17" is [5, 17]."""
-    words = {str(token): token for token in range(vocab_size)}
-    tokenizer = Tokenizer(WordLevel(words, unk_token="0"))
-    tokenizer.pre_tokenizer = WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="0")

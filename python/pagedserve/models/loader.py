@@ -1,22 +1,11 @@
 """From a ModelConfig to a model that is known to run on paged attention."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
 import torch
-import transformers
 from torch import nn
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from pagedserve.attention.backends import choose_backend, describe
 from pagedserve.attention.interface import ATTENTION_NAME, register
@@ -26,9 +15,15 @@ from pagedserve.config import AttentionBackend, ModelConfig
 from pagedserve.cpu.swap import exchange, use_instructions, weight_bytes
 from pagedserve.errors import ConfigError, ModelLoadError, PagedServeError, UnsupportedModelError
 from pagedserve.gpu.swap import exchange as exchange_for_gpu
-from pagedserve.models.convert import converted_directory
 from pagedserve.models.device import choose_device
-from pagedserve.models.dummy import dummy_model, has_tokenizer, number_tokenizer
+from pagedserve.models.dummy import dummy_model
+from pagedserve.models.files import (
+    ModelFiles,
+    architecture_of,
+    find_model_files,
+    first_line,
+    quiet_transformers,
+)
 from pagedserve.models.known import ProbeResult
 from pagedserve.models.limits import check_max_model_len, derive_max_model_len, eos_token_ids
 from pagedserve.models.probe import (
@@ -38,7 +33,6 @@ from pagedserve.models.probe import (
     profile_attention,
     vocab_size,
 )
-from pagedserve.models.registry import resolve_model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +41,6 @@ class LoadedModel:
 
     Attributes:
         model: runs on a flat ``[1, T]`` batch with our attention function.
-        tokenizer: of the model.
         hf_config: the text model's config.
         layers: what each attention call stores, in the order of the calls.
         vocab_size: rows of the embedding; token ids are below it.
@@ -61,7 +54,6 @@ class LoadedModel:
     """
 
     model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
     hf_config: PreTrainedConfig
     layers: tuple[LayerShape, ...]
     vocab_size: int
@@ -84,7 +76,7 @@ class LoadedModel:
 
 
 def load_model(config: ModelConfig, device: torch.device | None = None) -> LoadedModel:
-    """Load a model with its tokenizer and check that paged attention runs it.
+    """Load a model and check that paged attention runs it.
 
     Args:
         config: which model, and how.
@@ -103,26 +95,19 @@ def load_model(config: ModelConfig, device: torch.device | None = None) -> Loade
             f"{device}: leave it out"
         )
     use_instructions(config.cpu_instructions)
-    is_dummy = config.load_format == "dummy"
-    source = resolve_model(config.model, needs_weights=not is_dummy)
     register()
-    with _quiet(), collector_paused():
-        directory = converted_directory(source.path) if source.is_gguf else source.path
-        hf_config = _load_config(source.name, directory)
-        text_config = hf_config.get_text_config()
+    with collector_paused(), quiet_transformers():
+        files = find_model_files(config.model, config.load_format)
+        text_config = files.hf_config.get_text_config()
         max_model_len = derive_max_model_len(text_config, config.max_model_len)
         dtype = _dtype(config, text_config, device)
         backend = choose_backend(config.attention_backend, device, dtype)
-        if is_dummy and not has_tokenizer(directory):
-            tokenizer = number_tokenizer(text_config.vocab_size)
+        if config.load_format == "dummy":
+            model = _make_up_weights(files, dtype, device, seed=config.seed)
         else:
-            tokenizer = _load_tokenizer(source.name, directory)
-        if is_dummy:
-            model = _make_up_weights(source.name, hf_config, dtype, device, seed=config.seed)
-        else:
-            model = _load_weights(source.name, directory, hf_config, dtype)
+            model = _load_weights(files, dtype)
         cast(nn.Module, model).to(device).eval()
-        known = ProbeResult.of(directory, dtype, device, describe(backend), max_model_len)
+        known = ProbeResult.of(files.directory, dtype, device, describe(backend), max_model_len)
         profile = known.recall()
         if profile is None:
             profile = _checked_profile(model, max_model_len, backend)
@@ -131,7 +116,6 @@ def load_model(config: ModelConfig, device: torch.device | None = None) -> Loade
         modules = _exchange(model, config, device, backend)
     return LoadedModel(
         model=model,
-        tokenizer=tokenizer,
         hf_config=text_config,
         layers=profile.layers,
         vocab_size=num_embeddings,
@@ -177,85 +161,48 @@ def _checked_profile(
     return profile
 
 
-def _load_config(name: str, directory: Path) -> PreTrainedConfig:
-    try:
-        config = cast(
-            PreTrainedConfig, AutoConfig.from_pretrained(directory, trust_remote_code=False)
-        )
-    except KeyError as error:
-        raise UnsupportedModelError(f"model {name!r}: unknown model_type {error}") from error
-    except (OSError, ValueError) as error:
-        raise UnsupportedModelError(
-            f"model {name!r}: transformers {transformers.__version__} knows no such architecture: "
-            f"{_first_line(error)}"
-        ) from error
-    if config.is_encoder_decoder:
-        raise UnsupportedModelError(
-            f"architecture {_names(config)} cannot be run: it is an encoder-decoder; accepted are "
-            "decoder-only models"
-        )
-    return config
-
-
-def _load_tokenizer(name: str, directory: Path) -> PreTrainedTokenizerBase:
-    try:
-        return cast(
-            PreTrainedTokenizerBase,
-            AutoTokenizer.from_pretrained(directory, trust_remote_code=False),
-        )
-    except Exception as error:  # transformers raises many unrelated types here
-        raise ModelLoadError(
-            f"model {name!r} has no tokenizer that transformers can load ({_first_line(error)}); "
-            "accepted are tokenizer.json or the files of a tokenizer class beside config.json"
-        ) from error
-
-
-def _load_weights(
-    name: str, directory: Path, hf_config: PreTrainedConfig, dtype: torch.dtype
-) -> PreTrainedModel:
+def _load_weights(files: ModelFiles, dtype: torch.dtype) -> PreTrainedModel:
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            directory,
+            files.directory,
             dtype=dtype,
             attn_implementation=ATTENTION_NAME,
             output_loading_info=True,
             trust_remote_code=False,
         )
     except Exception as error:  # transformers raises many unrelated types here
-        raise _load_error(name, hf_config, error) from error
+        raise _load_error(files, error) from error
     model, info = loaded
     missing = sorted(info["missing_keys"])
     if missing:
         raise ModelLoadError(
-            f"model {name!r}: its files lack {len(missing)} of the model's weights, the first is "
-            f"{missing[0]!r}"
+            f"model {files.name!r}: its files lack {len(missing)} of the model's weights, the "
+            f"first is {missing[0]!r}"
         )
     return cast(PreTrainedModel, model)
 
 
 def _make_up_weights(
-    name: str,
-    hf_config: PreTrainedConfig,
-    dtype: torch.dtype,
-    device: torch.device,
-    *,
-    seed: int,
+    files: ModelFiles, dtype: torch.dtype, device: torch.device, *, seed: int
 ) -> PreTrainedModel:
     try:
         return dummy_model(
-            hf_config, attention=ATTENTION_NAME, dtype=dtype, device=device, seed=seed
+            files.hf_config, attention=ATTENTION_NAME, dtype=dtype, device=device, seed=seed
         )
     except Exception as error:  # transformers raises many unrelated types here
-        raise _load_error(name, hf_config, error) from error
+        raise _load_error(files, error) from error
 
 
-def _load_error(name: str, hf_config: PreTrainedConfig, error: Exception) -> ModelLoadError:
+def _load_error(files: ModelFiles, error: Exception) -> ModelLoadError:
     if ATTENTION_NAME in str(error) or "Unrecognized configuration" in str(error):
         return UnsupportedModelError(
-            f"architecture {_names(hf_config)} cannot be run: it is no causal language model "
-            f"that attends through transformers' attention interface ({_first_line(error)})"
+            f"architecture {architecture_of(files.hf_config)} cannot be run: it is no causal "
+            "language model that attends through transformers' attention interface "
+            f"({first_line(error)})"
         )
-    return ModelLoadError(f"model {name!r}: its weights cannot be loaded: {_first_line(error)}")
+    return ModelLoadError(
+        f"model {files.name!r}: its weights cannot be loaded: {first_line(error)}"
+    )
 
 
 def _dtype(config: ModelConfig, hf_config: PreTrainedConfig, device: torch.device) -> torch.dtype:
@@ -264,28 +211,3 @@ def _dtype(config: ModelConfig, hf_config: PreTrainedConfig, device: torch.devic
     # On the CPU, torch's half precision is slower than float32 and less exact.
     own = getattr(hf_config, "dtype", None)
     return own if device.type != "cpu" and isinstance(own, torch.dtype) else torch.float32
-
-
-def _names(config: PreTrainedConfig) -> str:
-    classes = ", ".join(getattr(config, "architectures", None) or ["unnamed"])
-    return f"{classes} (model_type {config.model_type!r})"
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without transformers' progress bars and warnings, which are about its own use."""
-    logging = transformers.utils.logging
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()

@@ -1,0 +1,96 @@
+"""A model's files in Hugging Face format, and the config that they hold."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import transformers
+from transformers import AutoConfig, PreTrainedConfig
+
+from pagedserve.config import LoadFormat
+from pagedserve.errors import UnsupportedModelError
+from pagedserve.models.convert import converted_directory
+from pagedserve.models.registry import resolve_model
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """Where a model's files are, and what kind of model it is.
+
+    Attributes:
+        name: what the user gave.
+        directory: holds the config, the weights and the tokenizer; of a GGUF file, its converted
+            copy.
+        hf_config: transformers' config of the whole model.
+    """
+
+    name: str
+    directory: Path
+    hf_config: PreTrainedConfig
+
+
+def find_model_files(name: str, load_format: LoadFormat) -> ModelFiles:
+    """Find a model's files, download or convert them if they are not here yet, read the config.
+
+    Args:
+        name: see `pagedserve.config.ModelConfig`.
+        load_format: "dummy" needs no weights.
+
+    Raises:
+        ModelLoadError: if there is no such model, or its files are not whole.
+        UnsupportedModelError: if transformers does not know the architecture, or it is an
+            encoder-decoder.
+    """
+    source = resolve_model(name, needs_weights=load_format != "dummy")
+    with quiet_transformers():
+        directory = converted_directory(source.path) if source.is_gguf else source.path
+        return ModelFiles(name, directory, _load_config(name, directory))
+
+
+def architecture_of(config: PreTrainedConfig) -> str:
+    """The architecture that a config names, for messages."""
+    classes = ", ".join(getattr(config, "architectures", None) or ["unnamed"])
+    return f"{classes} (model_type {config.model_type!r})"
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's message; transformers appends pages of advice."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Without transformers' progress bars and warnings, which are about its own use."""
+    logging = transformers.utils.logging
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _load_config(name: str, directory: Path) -> PreTrainedConfig:
+    try:
+        config = cast(
+            PreTrainedConfig, AutoConfig.from_pretrained(directory, trust_remote_code=False)
+        )
+    except KeyError as error:
+        raise UnsupportedModelError(f"model {name!r}: unknown model_type {error}") from error
+    except (OSError, ValueError) as error:
+        raise UnsupportedModelError(
+            f"model {name!r}: transformers {transformers.__version__} knows no such architecture: "
+            f"{first_line(error)}"
+        ) from error
+    if config.is_encoder_decoder:
+        raise UnsupportedModelError(
+            f"architecture {architecture_of(config)} cannot be run: it is an encoder-decoder; "
+            "accepted are decoder-only models"
+        )
+    return config

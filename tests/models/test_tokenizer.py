@@ -1,0 +1,57 @@
+"""The tokenizer, loaded without the model: from a directory, a GGUF file, a config alone."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import T5Config
+
+from pagedserve.errors import ModelLoadError, UnsupportedModelError
+from pagedserve.models.tokenizer import load_tokenizer
+
+
+@pytest.fixture
+def directory(
+    tmp_path: Path, tiny_config: dict[str, Any], save_tokenizer: Callable[[Path], None]
+) -> Path:
+    """A model's directory with weights that nobody could read."""
+    (tmp_path / "config.json").write_text(json.dumps(tiny_config))
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    save_tokenizer(tmp_path)
+    return tmp_path
+
+
+def test_no_weights_are_read(directory: Path) -> None:
+    assert load_tokenizer(str(directory))("w5").input_ids == [5]
+
+
+@pytest.mark.usefixtures("model_package")
+def test_a_gguf_file_has_its_tokenizer_in_it() -> None:
+    tokenizer = load_tokenizer("smollm2")
+    assert tokenizer.decode(tokenizer("the cat").input_ids) == "the cat"
+    assert tokenizer.chat_template
+
+
+def test_a_dummy_directory_without_a_tokenizer_counts(directory: Path) -> None:
+    for path in directory.glob("tokenizer*"):
+        path.unlink()
+    assert load_tokenizer(str(directory), "dummy")("5 17").input_ids == [5, 17]
+    with pytest.raises(ModelLoadError, match="has no tokenizer that transformers can load"):
+        load_tokenizer(str(directory))
+
+
+def test_an_unknown_architecture_is_named_before_the_tokenizer(directory: Path) -> None:
+    (directory / "config.json").write_text(json.dumps({"model_type": "no_such_thing"}))
+    with pytest.raises(UnsupportedModelError, match="no_such_thing"):
+        load_tokenizer(str(directory))
+    T5Config().save_pretrained(directory)
+    with pytest.raises(UnsupportedModelError, match="encoder-decoder"):
+        load_tokenizer(str(directory))
+
+
+def test_weights_are_asked_for_as_when_the_model_is_loaded(directory: Path) -> None:
+    (directory / "model.safetensors").unlink()
+    with pytest.raises(ModelLoadError, match="no weights"):
+        load_tokenizer(str(directory))
