@@ -16,8 +16,7 @@ from pagedserve.config import ModelConfig
 from pagedserve.engine import llm_engine
 from pagedserve.executor.worker import LaunchedStep
 from pagedserve.runner.buffers import StepBuffers
-from pagedserve.sampling.batch import RowSampling
-from pagedserve.sampling.logprobs import PromptTargets
+from pagedserve.sampling.rows import PromptTargets, RowSampling
 from pagedserve.sampling.sampler import Sampler
 
 EOS = 256

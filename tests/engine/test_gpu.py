@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pagedserve import LLM, ConfigError, SamplingParams
-from pagedserve.sampling.batch import RowSampling
+from pagedserve.sampling.rows import RowSampling
 from pagedserve.sampling.sampler import Sampler
 
 pytestmark = [

@@ -9,7 +9,7 @@ from pagedserve.output.processor import OutputProcessor
 from pagedserve.output.state import OutputState
 from pagedserve.output.stop import Finish, StopRule
 from pagedserve.outputs import RequestOutput
-from pagedserve.sampling.sampler import SampledRows
+from pagedserve.sampling.results import SampledRows
 from pagedserve.sampling_params import SamplingParams
 
 EOS = 2

@@ -17,8 +17,7 @@ from pagedserve.output.state import OutputState
 from pagedserve.output.stop import StopRule
 from pagedserve.output.stop_strings import StopMatch, StopStrings
 from pagedserve.outputs import CompletionOutput
-from pagedserve.sampling.logprobs import Candidates
-from pagedserve.sampling.sampler import SampledRows
+from pagedserve.sampling.results import Candidates, SampledRows
 from pagedserve.sampling_params import SamplingParams
 
 # The fixtures are read-only, so one serves all examples.

@@ -11,7 +11,7 @@ import torch
 from pagedserve import _core
 from pagedserve.config import ModelConfig
 from pagedserve.executor.executor import Executor
-from pagedserve.sampling.batch import RowSampling
+from pagedserve.sampling.rows import RowSampling
 
 BLOCK_SIZE = 4
 MAX_MODEL_LEN = 256

@@ -10,7 +10,7 @@ import torch
 from pagedserve import _core
 from pagedserve.errors import StepError
 from pagedserve.executor.executor import Executor
-from pagedserve.sampling.batch import RowSampling
+from pagedserve.sampling.rows import RowSampling
 
 MakeScheduler = Callable[..., _core.Scheduler]
 Run = Callable[[_core.Scheduler, list[list[int]], int], list[list[int]]]

@@ -16,7 +16,7 @@ from pagedserve.runner.buffers import StepBuffers, StepSizes
 from pagedserve.runner.forward import Forward
 from pagedserve.runner.padded import PaddedDecode, ladder
 from pagedserve.runner.profile import run_trial
-from pagedserve.sampling.batch import RowSampling
+from pagedserve.sampling.rows import RowSampling
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 64

@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pagedserve.sampling.batch import RowSampling
-from pagedserve.sampling.edits import LogitsEdits, edit_logits
-from pagedserve.sampling.sampler import SampledRows, Sampler
+from pagedserve.sampling.edits import edit_logits
+from pagedserve.sampling.results import SampledRows
+from pagedserve.sampling.rows import LogitsEdits, RowSampling
+from pagedserve.sampling.sampler import Sampler
 
 VOCAB_SIZE = 12
 

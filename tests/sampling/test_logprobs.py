@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pagedserve.sampling import logprobs
-from pagedserve.sampling.batch import RowSampling
-from pagedserve.sampling.edits import LogitsEdits
 from pagedserve.sampling.logprobs import top_logprobs
+from pagedserve.sampling.rows import LogitsEdits, RowSampling
 from pagedserve.sampling.sampler import Sampler
 
 

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagedserve.sampling import logprobs
-from pagedserve.sampling.batch import RowSampling
-from pagedserve.sampling.edits import LogitsEdits
+from pagedserve.sampling.rows import LogitsEdits, RowSampling
 from pagedserve.sampling.sampler import Sampler
 
 

@@ -16,7 +16,8 @@ from pagedserve.engine.requests import LivingSequence
 from pagedserve.output.logprobs import TokenLogprob
 from pagedserve.output.processor import NewPromptLogprobs
 from pagedserve.output.state import OutputState
-from pagedserve.sampling.logprobs import PositionLogprobs, PromptTargets
+from pagedserve.sampling.results import PositionLogprobs
+from pagedserve.sampling.rows import PromptTargets
 
 
 class ScoredRow(NamedTuple):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from pagedserve.engine.rows import RowSource
 from pagedserve.output.beam import Beam
 from pagedserve.output.state import OutputState, SequenceState
-from pagedserve.sampling.batch import RowSampling
+from pagedserve.sampling.rows import RowSampling
 
 
 @dataclass(slots=True)

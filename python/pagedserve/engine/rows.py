@@ -6,8 +6,7 @@ from typing import Final
 import numpy as np
 
 from pagedserve.sampling.bad_words import BadWords
-from pagedserve.sampling.batch import RowSampling
-from pagedserve.sampling.edits import LogitsEdits
+from pagedserve.sampling.rows import LogitsEdits, RowSampling
 from pagedserve.sampling_params import SamplingParams
 
 _DRAWN_AT_ONCE: Final = 64

@@ -10,8 +10,7 @@ from pagedserve.executor.available import AvailableBlocks, StepLimits
 from pagedserve.executor.worker import LaunchedStep, StepOutputs, Worker
 from pagedserve.models.loader import LoadedModel
 from pagedserve.runner.buffers import StepBuffers
-from pagedserve.sampling.batch import RowSampling
-from pagedserve.sampling.logprobs import PromptTargets
+from pagedserve.sampling.rows import PromptTargets, RowSampling
 
 
 class Executor:

@@ -18,9 +18,10 @@ from pagedserve.runner.graphs import DecodeGraphs, reserved_bytes
 from pagedserve.runner.model_runner import ModelRunner
 from pagedserve.runner.padded import ladder
 from pagedserve.runner.profile import peak_bytes, run_trial
-from pagedserve.sampling.batch import RowSampling
-from pagedserve.sampling.logprobs import PositionLogprobs, PromptTargets
-from pagedserve.sampling.sampler import LaunchedSamples, SampledRows, Sampler
+from pagedserve.sampling.logprobs import prompt_logprobs
+from pagedserve.sampling.results import PositionLogprobs, SampledRows
+from pagedserve.sampling.rows import PromptTargets, RowSampling
+from pagedserve.sampling.sampler import LaunchedSamples, Sampler
 
 
 class StepResults(NamedTuple):
@@ -61,7 +62,7 @@ class LaunchedStep:
         sampled = SampledRows.none() if self._samples is None else self._samples.results()
         if self._prompts is None or self._logits is None:
             return StepResults(sampled, None)
-        return StepResults(sampled, self._prompts.score(self._logits))
+        return StepResults(sampled, prompt_logprobs(self._prompts, self._logits))
 
 
 class StepOutputs(StepSizes, BlockMoves, Protocol):

@@ -22,7 +22,7 @@ from pagedserve.output.stop import Finish, StopRule, is_by_token
 from pagedserve.output.stop_strings import StopMatch
 
 if TYPE_CHECKING:
-    from pagedserve.sampling.sampler import SampledRows
+    from pagedserve.sampling.results import SampledRows
 
 
 class Living(NamedTuple):

@@ -16,7 +16,7 @@ from pagedserve.cache.engine import CacheEngine
 from pagedserve.models.loader import LoadedModel
 from pagedserve.runner.buffers import StepInputs
 from pagedserve.runner.forward import Forward
-from pagedserve.sampling.batch import RowSampling
+from pagedserve.sampling.rows import RowSampling
 from pagedserve.sampling.sampler import Sampler
 
 

@@ -8,62 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pagedserve.sampling.edits import LogitsEdits
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowSampling:
-    """How to sample one row.
-
-    Attributes:
-        temperature: 0 is greedy.
-        top_p: keep the most likely tokens up to this share; 1 keeps all.
-        top_k: keep this many of the most likely; 0 or less keeps all, 1 is greedy.
-        min_p: keep tokens at least this share as likely as the likeliest; 0 keeps all.
-        uniforms: a random number in [0, 1) for each token to draw; several in the first step of
-            parallel sampling.  Not read when greedy, which draws one token.
-        edits: what is done to the logits first.
-        num_logprobs: report log-probabilities of the drawn tokens and of this many of the
-            likeliest; None reports none.  Not read with `num_candidates`, which draws nothing.
-        num_candidates: above 0, draw nothing and give this many of the likeliest tokens (beam
-            search).
-    """
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = -1
-    min_p: float = 0.0
-    uniforms: tuple[float, ...] = (0.0,)
-    edits: LogitsEdits | None = None
-    num_logprobs: int | None = None
-    num_candidates: int = 0
-
-    @property
-    def is_greedy(self) -> bool:
-        """Whether the row takes the likeliest token: what the engine and the sampler go by."""
-        return self.temperature == 0 or self.top_k == 1
-
-    @property
-    def is_drawn_as_is(self) -> bool:
-        """Whether a token is drawn at random from the model's logits, which nobody changes."""
-        return not self.is_greedy and self.edits is None and not self.num_candidates
-
-    @property
-    def stands_alone(self) -> bool:
-        """Whether one token, known from the model's logits alone, is all that is wanted."""
-        return (
-            self.edits is None
-            and not self.num_candidates
-            and self.num_logprobs is None
-            and self.num_draws == 1
-        )
-
-    @property
-    def num_draws(self) -> int:
-        """Number of tokens to draw."""
-        if self.num_candidates:
-            return 0
-        return 1 if self.is_greedy else len(self.uniforms)
+from pagedserve.sampling.rows import RowSampling
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,44 +16,14 @@ arrays of the vocabulary's size.  Processors are called one by one.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pagedserve.sampling.rows import LogitsEdits
 from pagedserve.sampling_params import LogitsProcessor
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogitsEdits:
-    """Edits of one row's logits; all token ids are below the vocabulary's size V.
-
-    Attributes:
-        prompt_token_ids: the prompt, a list or an int32 array; read for `repetition_penalty`.
-        output_token_ids: the tokens generated so far, alike.
-        presence_penalty: subtracted once from each token in the output.
-        frequency_penalty: subtracted from each token as often as it is in the output.
-        repetition_penalty: above 0; divides positive and multiplies negative logits of the tokens
-            in prompt or output (Keskar et al. 2019, "CTRL", section 4.1).
-        bias: pairs of token and what is added to its logit.
-        allowed_token_ids: only these may come; None allows all.
-        banned_token_ids: these must not come, allowed or not.
-        processors: called in turn with the output's token ids and float32 logits ``[V]``, both
-            copies to do with as they like; each gives the logits ``[V]`` that the next one gets.
-    """
-
-    prompt_token_ids: Sequence[int] | NDArray[np.int32] = ()
-    output_token_ids: Sequence[int] | NDArray[np.int32] = ()
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    bias: tuple[tuple[int, float], ...] = ()
-    allowed_token_ids: tuple[int, ...] | None = None
-    banned_token_ids: tuple[int, ...] = ()
-    processors: tuple[LogitsProcessor, ...] = ()
-
 
 # Rows by their index, and their edits.
 _EditedRows = Sequence[tuple[int, LogitsEdits]]

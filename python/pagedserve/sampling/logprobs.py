@@ -9,16 +9,15 @@ Invariants:
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pagedserve.sampling.batch import RowSampling
 from pagedserve.sampling.likeliest import likeliest
+from pagedserve.sampling.results import Candidates, PositionLogprobs, SampledLogprobs
+from pagedserve.sampling.rows import PromptTargets, RowSampling
 
 # Most elements of an intermediate array.  On a CPU a few float64 arrays of it (4 MB each) stay in
 # the cache, and cost half of what arrays of 32 MB do; elsewhere fewer, larger operations are
@@ -33,146 +32,79 @@ def rows_per_chunk(logits: Tensor) -> int:
     return max(1, most // logits.shape[1])
 
 
-@dataclass(frozen=True, slots=True)
-class SampledLogprobs:
-    """Log-probabilities of the model: of its logits before any edit, temperature or filter.
+def sampled_logprobs(
+    logits: Tensor,
+    rows: Sequence[RowSampling],
+    *,
+    tokens: NDArray[np.int32],
+    row_of_draw: NDArray[np.int64],
+) -> SampledLogprobs | None:
+    """Look up drawn tokens.
 
-    Arrays are dense: ids and ranks are 0 and log-probabilities NaN where a row did not ask; those
-    of failed rows mean nothing.  K is the most that a row asked for, V at most; rows that asked
-    for fewer have K too.
+    Args:
+        logits: float32 ``[S, V]``, the model's.
+        rows: S parameters.
+        tokens: ``[D]``, the draws.
+        row_of_draw: ``[D]``, their rows.
 
-    Attributes:
-        token_logprobs: float32 ``[D]``, of the drawn tokens.
-        token_ranks: int32 ``[D]``, 1 more than the number of strictly likelier tokens.
-        top_token_ids: int32 ``[S, K]``, likeliest first, of equals the smaller id first.
-        top_logprobs: float32 ``[S, K]``.
+    Returns:
+        None if no row asks.
     """
-
-    token_logprobs: NDArray[np.float32]
-    token_ranks: NDArray[np.int32]
-    top_token_ids: NDArray[np.int32]
-    top_logprobs: NDArray[np.float32]
-
-    @classmethod
-    def of(
-        cls,
-        logits: Tensor,
-        rows: Sequence[RowSampling],
-        *,
-        tokens: NDArray[np.int32],
-        row_of_draw: NDArray[np.int64],
-    ) -> "SampledLogprobs | None":
-        """Look up drawn tokens.
-
-        Args:
-            logits: float32 ``[S, V]``, the model's.
-            rows: S parameters.
-            tokens: ``[D]``, the draws.
-            row_of_draw: ``[D]``, their rows.
-
-        Returns:
-            None if no row asks.
-        """
-        asked = np.array([-1 if row.num_logprobs is None else row.num_logprobs for row in rows])
-        draws = (asked[row_of_draw] >= 0).nonzero()[0]
-        if not draws.size:
-            return None
-        num_top = min(int(asked.max()), logits.shape[1])
-        found = cls(
-            np.full(len(tokens), np.nan, dtype=np.float32),
-            np.zeros(len(tokens), dtype=np.int32),
-            np.zeros((len(rows), num_top), dtype=np.int32),
-            np.full((len(rows), num_top), np.nan, dtype=np.float32),
-        )
-        size = rows_per_chunk(logits)
-        for start in range(0, len(draws), size):
-            found._look_up(draws[start : start + size], logits, tokens, row_of_draw)
-        return found
-
-    def _look_up(
-        self,
-        draws: NDArray[np.int64],
-        logits: Tensor,
-        tokens: NDArray[np.int32],
-        row_of_draw: NDArray[np.int64],
-    ) -> None:
-        rows = row_of_draw[draws]
-        targets = torch.from_numpy(tokens[draws]).to(logits.device, torch.int64)
-        chunk = logits.index_select(0, torch.from_numpy(rows).to(logits.device))
-        looked_up = top_logprobs(chunk, targets, self.top_logprobs.shape[1])
-        arrays = [array.cpu().numpy() for array in looked_up]
-        self.token_logprobs[draws], self.token_ranks[draws] = arrays[:2]
-        self.top_token_ids[rows], self.top_logprobs[rows] = arrays[2:]
+    asked = np.array([-1 if row.num_logprobs is None else row.num_logprobs for row in rows])
+    draws = (asked[row_of_draw] >= 0).nonzero()[0]
+    if not draws.size:
+        return None
+    num_top = min(int(asked.max()), logits.shape[1])
+    found = SampledLogprobs(
+        np.full(len(tokens), np.nan, dtype=np.float32),
+        np.zeros(len(tokens), dtype=np.int32),
+        np.zeros((len(rows), num_top), dtype=np.int32),
+        np.full((len(rows), num_top), np.nan, dtype=np.float32),
+    )
+    size = rows_per_chunk(logits)
+    for start in range(0, len(draws), size):
+        _look_up(found, draws[start : start + size], logits, tokens, row_of_draw)
+    return found
 
 
-@dataclass(frozen=True, slots=True)
-class Candidates:
-    """The likeliest next tokens of rows that draw none.
-
-    Log-probabilities are those of the edited logits, before temperature and filters: a beam search
-    with penalties searches what they leave.  Arrays are dense: 0 and NaN where a row did not ask,
-    or failed.  M is the most that a row asked for, V at most; rows that asked for fewer have M too.
-
-    Attributes:
-        token_ids: int32 ``[S, M]``, likeliest first, of equals the smaller id first.
-        logprobs: float32 ``[S, M]``; -inf for tokens that must not come.
-    """
-
-    token_ids: NDArray[np.int32]
-    logprobs: NDArray[np.float32]
-
-    @classmethod
-    def of(cls, rows: Sequence[RowSampling], *, vocab_size: int) -> "Candidates | None":
-        """Arrays to fill, None if no row asks."""
-        most = min(max((row.num_candidates for row in rows), default=0), vocab_size)
-        if most == 0:
-            return None
-        shape = (len(rows), most)
-        return cls(np.zeros(shape, dtype=np.int32), np.full(shape, np.nan, dtype=np.float32))
-
-    def fill(self, rows: NDArray[np.int64], logits: Tensor) -> None:
-        """Fill in these rows from their edited logits, float32 ``[len(rows), V]``, one chunk."""
-        _, ids = likeliest(logits, self.logprobs.shape[1])
-        values = logits.log_softmax(dim=-1).gather(1, ids)
-        self.token_ids[rows] = ids.cpu().numpy()
-        self.logprobs[rows] = values.cpu().numpy()
+def _look_up(
+    found: SampledLogprobs,
+    draws: NDArray[np.int64],
+    logits: Tensor,
+    tokens: NDArray[np.int32],
+    row_of_draw: NDArray[np.int64],
+) -> None:
+    rows = row_of_draw[draws]
+    targets = torch.from_numpy(tokens[draws]).to(logits.device, torch.int64)
+    chunk = logits.index_select(0, torch.from_numpy(rows).to(logits.device))
+    looked_up = top_logprobs(chunk, targets, found.top_logprobs.shape[1])
+    arrays = [array.cpu().numpy() for array in looked_up]
+    found.token_logprobs[draws], found.token_ranks[draws] = arrays[:2]
+    found.top_token_ids[rows], found.top_logprobs[rows] = arrays[2:]
 
 
-class PositionLogprobs(NamedTuple):
-    """What the model said of given tokens at P positions; K is the most asked for.
-
-    Attributes:
-        logprobs: float32 ``[P]``.
-        ranks: int32 ``[P]``.
-        top_token_ids: int32 ``[P, K]``, likeliest first.
-        top_logprobs: float32 ``[P, K]``.
-    """
-
-    logprobs: NDArray[np.float32]
-    ranks: NDArray[np.int32]
-    top_token_ids: NDArray[np.int32]
-    top_logprobs: NDArray[np.float32]
+def empty_candidates(rows: Sequence[RowSampling], *, vocab_size: int) -> Candidates | None:
+    """Arrays to fill, None if no row asks."""
+    most = min(max((row.num_candidates for row in rows), default=0), vocab_size)
+    if most == 0:
+        return None
+    shape = (len(rows), most)
+    return Candidates(np.zeros(shape, dtype=np.int32), np.full(shape, np.nan, dtype=np.float32))
 
 
-@dataclass(frozen=True, slots=True)
-class PromptTargets:
-    """Positions of a step whose next tokens are known, to be asked how likely those are.
+def fill_candidates(candidates: Candidates, rows: NDArray[np.int64], logits: Tensor) -> None:
+    """Fill in these rows from their edited logits, float32 ``[len(rows), V]``, one chunk."""
+    _, ids = likeliest(logits, candidates.logprobs.shape[1])
+    values = logits.log_softmax(dim=-1).gather(1, ids)
+    candidates.token_ids[rows] = ids.cpu().numpy()
+    candidates.logprobs[rows] = values.cpu().numpy()
 
-    Attributes:
-        index: int32 ``[P]``, places in the step's tokens.
-        token_ids: int64 ``[P]``, the token that follows each.
-        num_top: Likeliest tokens wanted of each.
-    """
 
-    index: NDArray[np.int32]
-    token_ids: NDArray[np.int64]
-    num_top: int
-
-    def score(self, logits: Tensor) -> PositionLogprobs:
-        """Look the tokens up in the model's logits, float32 ``[P, V]``."""
-        targets = torch.from_numpy(self.token_ids).to(logits.device)
-        found = top_logprobs(logits, targets, self.num_top)
-        return PositionLogprobs(*(array.cpu().numpy() for array in found))
+def prompt_logprobs(targets: PromptTargets, logits: Tensor) -> PositionLogprobs:
+    """Look the tokens of prompts up in the model's logits, float32 ``[P, V]``."""
+    token_ids = torch.from_numpy(targets.token_ids).to(logits.device)
+    found = top_logprobs(logits, token_ids, targets.num_top)
+    return PositionLogprobs(*(array.cpu().numpy() for array in found))
 
 
 def top_logprobs(

@@ -15,42 +15,24 @@ Invariants:
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pagedserve.sampling.batch import HostCopy, RandomRows, RowSampling, to_device
+from pagedserve.sampling.batch import HostCopy, RandomRows, to_device
 from pagedserve.sampling.draw import draw
 from pagedserve.sampling.edits import edit_logits
 from pagedserve.sampling.likeliest import likeliest
-from pagedserve.sampling.logprobs import Candidates, SampledLogprobs, rows_per_chunk
-
-
-@dataclass(frozen=True, slots=True)
-class SampledRows:
-    """What a step's S rows gave; D is the number of tokens drawn.
-
-    Attributes:
-        tokens: int32 ``[D]``, row by row; rows with candidates draw none.
-        draw_start: int64 ``[S + 1]``; row i drew ``tokens[draw_start[i]:draw_start[i + 1]]``.
-        logprobs: of the drawn tokens; None if no row asked.
-        candidates: None if no row asked.
-        errors: why rows could not be sampled, in one line.  Their tokens are 0 and mean nothing.
-    """
-
-    tokens: NDArray[np.int32]
-    draw_start: NDArray[np.int64]
-    logprobs: SampledLogprobs | None
-    candidates: Candidates | None
-    errors: dict[int, str]
-
-    @classmethod
-    def none(cls) -> "SampledRows":
-        """Of a step that samples nothing."""
-        return cls(np.zeros(0, np.int32), np.zeros(1, np.int64), None, None, {})
+from pagedserve.sampling.logprobs import (
+    empty_candidates,
+    fill_candidates,
+    rows_per_chunk,
+    sampled_logprobs,
+)
+from pagedserve.sampling.results import SampledRows
+from pagedserve.sampling.rows import RowSampling
 
 
 class Sampler:
@@ -132,7 +114,7 @@ class _Step:
         self._draw_start = np.cumsum([0, *num_draws], dtype=np.int64)
         self._row_of_draw = np.repeat(np.arange(len(rows)), num_draws)
         self._tokens = greedy[self._row_of_draw]
-        self._candidates = Candidates.of(rows, vocab_size=vocab_size)
+        self._candidates = empty_candidates(rows, vocab_size=vocab_size)
         self.errors: dict[int, str] = {}
 
     def edit_and_sample(self, index: NDArray[np.int64], logits: Tensor) -> None:
@@ -157,7 +139,7 @@ class _Step:
     def search(self, index: NDArray[np.int64], logits: Tensor) -> None:
         """Find the candidates of the rows `index`, one chunk."""
         if self._candidates is not None:
-            self._candidates.fill(index, logits)
+            fill_candidates(self._candidates, index, logits)
 
     def put(self, index: NDArray[np.int64], tokens: NDArray[np.integer]) -> None:
         """Set all draws of the rows, which are in ascending order."""
@@ -166,7 +148,7 @@ class _Step:
     def finish(self, logits: Tensor) -> SampledRows:
         """Look up what is reported."""
         self._tokens[np.isin(self._row_of_draw, list(self.errors))] = 0
-        logprobs = SampledLogprobs.of(
+        logprobs = sampled_logprobs(
             logits, self._rows, tokens=self._tokens, row_of_draw=self._row_of_draw
         )
         return SampledRows(self._tokens, self._draw_start, logprobs, self._candidates, self.errors)
