@@ -13,7 +13,7 @@ unexport CONDA_PREFIX
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help build demo test test-rust test-py soak grid lint fmt bench gpu-check tune-gpu wheel
+.PHONY: help build demo test test-rust test-py soak grid options lint fmt bench gpu-check tune-gpu wheel
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ soak: ## random scheduler lives and hostile calls for a long time (SOAK_OPS=...)
 
 grid: build ## every way of beam search against transformers (some 8 minutes)
 	PAGEDSERVE_REQUIRE_MODEL=1 PAGEDSERVE_FULL_GRID=1 $(BIN)/pytest tests/engine/test_beams.py
+
+options: build ## write the options' table into docs/options.md
+	$(BIN)/python -m pagedserve.config docs/options.md
 
 lint: build ## formatting, clippy, ruff, mypy, the stub against the built module
 	cargo fmt --all --check

@@ -159,8 +159,8 @@ def test_options_reach_the_engine(loaded: dict[str, Any]) -> None:
     ("argv", "message"),
     [
         ([], "arguments are required: command"),
-        (["generate", "--prompt", "a"], "arguments are required: --model"),
-        (["generate", "--no-such-option"], "--model"),
+        (["generate", "--prompt", "a"], "no model: give --model"),
+        (["generate", "--no-such-option"], "unrecognized arguments: --no-such-option"),
         (MODEL, "no prompts: give --prompt or --prompts-file"),
         ([*MODEL, "--prompt", "a", "--prompts-file", "b"], "are both given"),
         ([*MODEL, "--prompts-file", "/no/such/file"], "No such file or directory"),

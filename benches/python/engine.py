@@ -34,9 +34,9 @@ MOST_OTHER_CORES = 0.05
 # Ways for our engine to compute, the one it takes by itself first; more arguments of `LLM`.
 TIERS: dict[str, dict[str, Any]] = {
     "best": {},
-    "modules": {"cpu_tier": "modules"},
-    "generic": {"cpu_tier": "generic"},
-    "torch": {"cpu_tier": "generic", "attention_backend": "torch"},
+    "modules": {"cpu_kernels": "modules"},
+    "generic": {"cpu_kernels": "generic"},
+    "torch": {"cpu_kernels": "generic", "attention_backend": "torch"},
 }
 
 # Options that a run of ours in a process of its own is given as they are.

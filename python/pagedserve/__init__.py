@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         SequenceGroupMetadata,
         UncachedBlockAllocator,
     )
-    from pagedserve.engine.args import EngineArgs
+    from pagedserve.config import EngineArgs
     from pagedserve.engine.llm_engine import LLMEngine
     from pagedserve.errors import (
         ConfigError,
@@ -74,7 +74,7 @@ __all__ = [
 _HOME = {
     "LLM": "pagedserve.llm",
     "LLMEngine": "pagedserve.engine.llm_engine",
-    "EngineArgs": "pagedserve.engine.args",
+    "EngineArgs": "pagedserve.config",
     "SamplingParams": "pagedserve.sampling_params",
     **dict.fromkeys(["CompletionOutput", "Logprob", "RequestOutput"], "pagedserve.outputs"),
     **dict.fromkeys(

@@ -7,7 +7,7 @@ function that takes the limits, so that a table of checks reads like the documen
 
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, SupportsFloat, SupportsIndex, TypeAlias, TypeVar
 
 from pagedserve.errors import RequestError
@@ -64,6 +64,18 @@ def text(name: str, value: object) -> str:
     if not isinstance(value, str) or not value or any("\ud800" <= c <= "\udfff" for c in value):
         refuse(name, value, "a non-empty string of valid Unicode")
     return value
+
+
+def choice(accepted: Sequence[str | None]) -> Check[Any]:
+    """One of several words, or None where that is among them."""
+    shown = ", ".join(map(str, accepted))
+
+    def check(name: str, value: object) -> object:
+        if (value is not None and not isinstance(value, str)) or value not in accepted:
+            refuse(name, value, f"one of {shown}")
+        return value
+
+    return check
 
 
 def function(name: str, value: T) -> T:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, cast
 
 from pagedserve import __version__
-from pagedserve.engine.args import EngineArgs
+from pagedserve.config import EngineArgs
 from pagedserve.engine.stats import hit_rate
 from pagedserve.errors import ConfigError, ModelLoadError, RequestError
 from pagedserve.outputs import CompletionOutput, RequestOutput
@@ -168,6 +168,8 @@ def _contradictions(options: argparse.Namespace) -> Iterator[str]:
 
 
 def _generate(options: argparse.Namespace) -> None:
+    if options.model is None:
+        raise ConfigError("no model: give --model")
     args = EngineArgs.from_cli_args(options)
     params = _sampling_params(options)
     texts = _prompt_texts(options.prompt, options.prompts_file)

@@ -1,95 +1,287 @@
-"""What the user says about the model; the scheduler's configurations live in the core."""
+"""``EngineArgs``: everything that decides how an engine is built, each option written once.
 
+The table below feeds the arguments of ``LLM``, the command line and docs/options.md.  Options of
+the scheduler and of the KV blocks are passed on to the core by their names; None leaves them to
+the core, where their defaults are.
+"""
+
+import argparse
 import re
-from dataclasses import dataclass
-from typing import Final, Literal, get_args
+import sys
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Final, Literal, Self, TypeAlias, get_args
 
+from pagedserve import checks
 from pagedserve.errors import ConfigError
+from pagedserve.options import (
+    Option,
+    add_arguments,
+    check_options,
+    core_options,
+    describe,
+    option,
+    parse_bytes,
+    with_table,
+)
 
-ModelDtype = Literal["auto", "float32", "bfloat16", "float16"]
-AttentionBackend = Literal["rust", "torch", "triton"]
-CpuTier = Literal["fused", "modules", "generic"]
-Quantization = Literal["int8"]
-LoadFormat = Literal["auto", "dummy"]
+ModelDtype: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
+AttentionBackend: TypeAlias = Literal["rust", "torch", "triton"]
+CpuKernels: TypeAlias = Literal["fused", "modules", "generic"]
+Quantization: TypeAlias = Literal["int8"]
+LoadFormat: TypeAlias = Literal["auto", "dummy"]
+PreemptionMode: TypeAlias = Literal["recompute", "swap"]
+SchedulingPolicy: TypeAlias = Literal["fcfs", "priority"]
+VictimPolicy: TypeAlias = Literal["last", "least_work"]
 
-# What fields of ModelConfig may be.
-_WORDS: Final[dict[str, tuple[str | None, ...]]] = {
-    "dtype": get_args(ModelDtype),
-    "load_format": get_args(LoadFormat),
-    "attention_backend": (*get_args(AttentionBackend), None),
-    "cpu_tier": (*get_args(CpuTier), None),
-    "quantization": (*get_args(Quantization), None),
-}
+# The share of a GPU where nobody says; on the CPU it is the one that says nothing.
+GPU_MEMORY_UTILIZATION: Final = 0.9
+
 _DEVICE: Final = re.compile(r"auto|cpu|cuda(:\d+)?")
 
 
+def _model(name: str, value: object) -> str:
+    if not isinstance(value, str) or not value:
+        checks.refuse(name, value, "smollm2, a directory, a .gguf file or a hub id")
+    return value
+
+
+def _device(name: str, value: object) -> str:
+    if not isinstance(value, str) or not _DEVICE.fullmatch(value):
+        checks.refuse(name, value, "auto, cpu, cuda, cuda:0, cuda:1 and so on")
+    return value
+
+
+def _count(low: int = 1) -> checks.Check[int]:
+    return checks.integer(f"at least {low}", low=low)
+
+
+def _optional_count(low: int = 1) -> checks.Check[int | None]:
+    return checks.optional(checks.integer(f"at least {low}, or None", low=low))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelConfig:
-    """Which model to load, and how.
+class EngineArgs:
+    """Everything that decides how an engine is built; checked when made."""
 
-    Attributes:
-        model: ``"smollm2"``, a directory in Hugging Face format, a ``.gguf`` file or a hub id.
-        dtype: ``"auto"`` is float32 on the CPU and the model's own dtype on a GPU.
-        max_model_len: most tokens of a sequence, prompt and output together; None takes what
-            the model was made for.
-        seed: seeds the random numbers of requests that bring no seed.
-        attention_backend: ``"rust"`` (CPU; float32, bfloat16 and float16), ``"triton"`` (NVIDIA
-            GPUs; on the CPU in Triton's interpreter) or ``"torch"`` (anywhere); None takes the
-            first of them that can.
-        cpu_tier: how much of the model's own code is exchanged for Rust kernels on the CPU:
-            ``"fused"`` whole decoder layers where their family is known, else modules;
-            ``"modules"`` gated layers, linear layers and norms; ``"generic"`` nothing. None takes
-            the first that there is, and in Triton's interpreter what a GPU would have.
-        quantization: what weights of linear layers become while they are loaded, on the CPU:
-            ``"int8"`` one byte each with a scale an output feature; everything else stays in
-            ``dtype``. None leaves them as they are.
-        device: ``"auto"`` (the first GPU if there is one, else the CPU), ``"cpu"``, ``"cuda"`` or
-            ``"cuda:N"``.
-        load_format: ``"auto"`` reads the weights; ``"dummy"`` makes them up from the seed, for
-            measuring, and needs a directory with a ``config.json`` alone.
-        enforce_eager: capture no CUDA graphs.
-        cpu_instructions: vector instructions that Rust kernels use in this process, one of
-            ``pagedserve._core.cpu_instruction_sets()``; None is the best of this CPU.
-
-    Raises:
-        ConfigError: for a value that no model could be loaded with.
-    """
-
-    model: str
-    dtype: ModelDtype = "auto"
-    max_model_len: int | None = None
-    seed: int = 0
-    attention_backend: AttentionBackend | None = None
-    cpu_tier: CpuTier | None = None
-    quantization: Quantization | None = None
-    device: str = "auto"
-    load_format: LoadFormat = "auto"
-    enforce_eager: bool = False
-    cpu_instructions: str | None = None
+    model: str = field(
+        kw_only=False,
+        metadata={
+            "option": Option(
+                check=_model,
+                text="smollm2, a local directory in Hugging Face format, a .gguf file or a hub id.",
+            )
+        },
+    )
+    dtype: ModelDtype = option(
+        "auto",
+        checks.choice(get_args(ModelDtype)),
+        "Of weights and KV cache; auto is float32 on the CPU, else the model's own.",
+    )
+    device: str = option(
+        "auto", _device, "auto (the first GPU if there is one, else the CPU), cpu, cuda or cuda:N."
+    )
+    max_model_len: int | None = option(
+        None,
+        _optional_count(2),
+        "Tokens of a sequence, prompt and output together, at least 2.",
+        unset="what the model allows",
+    )
+    num_gpu_blocks: int | None = option(
+        None, _optional_count(), "KV blocks.", unset="what kv_cache_memory holds"
+    )
+    block_size: int = option(16, _count(), "Tokens of a KV block.", part="cache")
+    max_num_seqs: int = option(256, _count(), "Sequences of a step.", part="scheduler")
+    max_num_batched_tokens: int | None = option(
+        None,
+        _optional_count(),
+        "Tokens of a step; never fewer than max_num_seqs.",
+        unset="512 with chunked prefill, else 2048, or max_model_len if more",
+        part="scheduler",
+    )
+    seed: int = option(
+        0, _count(0), "For the random numbers of requests that have no seed of their own."
+    )
+    kv_cache_memory: int | None = option(
+        None,
+        _optional_count(),
+        "Bytes of the KV cache; on the command line also as in 512MiB.",
+        unset="1 GiB on the CPU, less where less is free; on a GPU what gpu_memory_utilization "
+        "leaves",
+        parse=parse_bytes,
+    )
+    gpu_memory_utilization: float = option(
+        GPU_MEMORY_UTILIZATION,
+        checks.real("a number above 0, at most 1", low=0, high=1, open_low=True),
+        "Share of the GPU's whole memory that weights, activations, CUDA graphs and KV cache take "
+        "together, above 0, to 1; the largest step is tried out to learn what activations need. "
+        "On the CPU nothing but the default is accepted.",
+    )
+    enable_prefix_caching: bool = option(
+        False,
+        checks.flag,
+        "Keep the KV blocks of what was computed, for later prompts that begin with the same "
+        "tokens.",
+        part="cache",
+    )
+    enable_chunked_prefill: bool = option(
+        False,
+        checks.flag,
+        "Compute long prompts in parts, beside the tokens of others.",
+        part="scheduler",
+    )
+    scheduling_policy: SchedulingPolicy | None = option(
+        None,
+        checks.choice((*get_args(SchedulingPolicy), None)),
+        "Which request is served first: fcfs is the one that came first, priority the one whose "
+        "priority is the lowest number.",
+        unset="fcfs",
+        part="scheduler",
+        core_name="policy",
+    )
+    scheduler_delay_factor: float | None = option(
+        None,
+        checks.optional(checks.real("a number, at least 0, or None", low=0)),
+        "Hold prompts back until the oldest has waited this many times the last prompt step, so "
+        "that more of them run together.",
+        unset="0",
+        part="scheduler",
+        core_name="delay_factor",
+    )
+    max_num_bypasses: int | None = option(
+        None,
+        _optional_count(0),
+        "How many requests may be admitted before the head of a queue that does not fit yet; then "
+        "nobody passes it.",
+        unset="64 with chunked prefill, else 0",
+        part="scheduler",
+    )
+    victim_policy: VictimPolicy | None = option(
+        None,
+        checks.choice((*get_args(VictimPolicy), None)),
+        "Who gives its KV blocks to others: last is the last of the queue, least_work the one "
+        "with the fewest computed tokens.",
+        unset="least_work",
+        part="scheduler",
+    )
+    preemption_mode: PreemptionMode | None = option(
+        None,
+        checks.choice((*get_args(PreemptionMode), None)),
+        "What becomes of the KV blocks of a request that must give its place to others: recompute "
+        "drops them, swap moves them to the host.",
+        unset="recompute for requests of one sequence, swap for those of several",
+        part="scheduler",
+    )
+    swap_space: float | None = option(
+        None,
+        checks.optional(checks.real("a number of GiB, at least 0, or None", low=0)),
+        "GiB of host memory for the KV blocks of preempted requests.",
+        unset="as much as the KV cache holds, at most 4 and at most half of the host memory that "
+        "is free",
+    )
+    watermark: float | None = option(
+        None,
+        checks.optional(checks.real("a number from 0 to 1, or None", low=0, high=1)),
+        "Share of the KV blocks that stays free when a prompt is admitted.",
+        unset="0.01",
+        part="cache",
+    )
+    attention_backend: AttentionBackend | None = option(
+        None,
+        checks.choice((*get_args(AttentionBackend), None)),
+        "Who computes attention: rust (on the CPU), triton (on NVIDIA GPUs; on the CPU in Triton's "
+        "interpreter) or torch (anywhere).",
+        unset="the first of them that can",
+    )
+    cpu_kernels: CpuKernels | None = option(
+        None,
+        checks.choice((*get_args(CpuKernels), None)),
+        "How much of the model's own code is replaced by Rust kernels on the CPU: fused is whole "
+        "decoder layers where their family is known, else as modules; modules is gated layers, "
+        "linear layers and norms; generic is nothing.",
+        unset="the first of them that there is",
+    )
+    quantization: Quantization | None = option(
+        None,
+        checks.choice((*get_args(Quantization), None)),
+        "What weights of linear layers become while they are loaded, on the CPU: int8 is one byte "
+        "each with a scale an output feature, a quarter of float32's memory.",
+        unset="they stay as they are",
+    )
+    load_format: LoadFormat = option(
+        "auto",
+        checks.choice(get_args(LoadFormat)),
+        "auto reads the weights; dummy makes them up from the seed, for measuring, and needs a "
+        "directory with nothing but a config.json.",
+    )
+    enforce_eager: bool = option(
+        False,
+        checks.flag,
+        "Capture no CUDA graphs; decode steps on a GPU are then launched kernel by kernel.",
+    )
+    async_scheduling: bool | None = option(
+        None,
+        checks.optional(checks.flag),
+        "Decide and launch the next step while the tokens of one are still on their way, wherever "
+        "nothing depends on them; a sequence that turns out to have ended runs once more for "
+        "nothing.",
+        unset="True on a GPU",
+    )
+    cpu_instructions: str | None = option(
+        None,
+        checks.optional(checks.text),
+        "Vector instructions of the Rust kernels, for the whole process: portable, avx2, avx512 or "
+        "avx512_bf16.",
+        unset="the best of this CPU",
+    )
 
     def __post_init__(self) -> None:
-        if not self.model:
+        check_options(self)
+        if self.cpu_kernels == "fused" and self.attention_backend not in (None, "rust"):
             raise ConfigError(
-                "model is empty: give 'smollm2', a directory, a .gguf file or a hub id"
-            )
-        for name, accepted in _WORDS.items():
-            if (given := getattr(self, name)) not in accepted:
-                shown = ", ".join(map(str, accepted))
-                raise ConfigError(f"{name} is {given!r}: accepted are {shown}")
-        if self.cpu_tier == "fused" and self.attention_backend not in (None, "rust"):
-            raise ConfigError(
-                "cpu_tier is 'fused', whose layers attend in Rust, and attention_backend is "
+                "cpu_kernels is 'fused', whose layers attend in Rust, and attention_backend is "
                 f"{self.attention_backend!r}: give 'modules' or 'generic', or leave one of the "
                 "two out"
             )
-        if self.quantization is not None and self.cpu_tier == "generic":
+        if self.quantization is not None and self.cpu_kernels == "generic":
             raise ConfigError(
-                f"quantization is {self.quantization!r}, and cpu_tier is 'generic', whose linear "
-                "layers are torch's: give 'fused' or 'modules', or leave one of the two out"
+                f"quantization is {self.quantization!r}, and cpu_kernels is 'generic', whose "
+                "linear layers are torch's: give 'fused' or 'modules', or leave one of the two out"
             )
-        if not _DEVICE.fullmatch(self.device):
-            raise ConfigError(
-                f"device is {self.device!r}: accepted are auto, cpu, cuda, cuda:0, cuda:1 and so on"
-            )
-        if self.max_model_len is not None and self.max_model_len < 1:
-            raise ConfigError(f"max_model_len is {self.max_model_len}: must be at least 1, or None")
+
+    @property
+    def scheduler_options(self) -> dict[str, Any]:
+        """What ``SchedulerConfig`` is told, by its names; what is left to the core is not there."""
+        return core_options(self, "scheduler")
+
+    @property
+    def cache_options(self) -> dict[str, Any]:
+        """What ``CacheConfig`` is told, as ``scheduler_options``."""
+        return core_options(self, "cache")
+
+    @classmethod
+    def add_cli_args(cls, parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        """Give a parser one option for each field.
+
+        Returns:
+            The parser.
+        """
+        add_arguments(parser, cls)
+        return parser
+
+    @classmethod
+    def from_cli_args(cls, namespace: argparse.Namespace) -> Self:
+        """The arguments that a parser with ``add_cli_args`` found.
+
+        Raises:
+            ConfigError: A value that cannot be.
+        """
+        names = [one.name for one in fields(cls)]
+        return cls(**{name: getattr(namespace, name) for name in names if hasattr(namespace, name)})
+
+
+EngineArgs.__doc__ = f"{EngineArgs.__doc__}\n\n{describe(EngineArgs)}"
+
+if __name__ == "__main__":  # make options
+    page = Path(sys.argv[1])
+    page.write_text(with_table(page.read_text(encoding="utf-8"), EngineArgs), encoding="utf-8")

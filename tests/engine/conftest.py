@@ -12,7 +12,6 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from pagedserve import EngineArgs, LLMEngine, RequestOutput, SchedulerOutputs
-from pagedserve.config import ModelConfig
 from pagedserve.engine import llm_engine
 from pagedserve.executor.worker import LaunchedStep
 from pagedserve.runner.buffers import StepBuffers
@@ -50,8 +49,8 @@ def formula_logits(tokens: Tensor, positions: Tensor) -> Tensor:
 class FormulaExecutor:
     """Stands in for ``Executor``; a test may replace ``before_sampling`` to interfere."""
 
-    def __init__(self, model_config: ModelConfig) -> None:
-        max_model_len = model_config.max_model_len or MAX_MODEL_LEN
+    def __init__(self, args: EngineArgs) -> None:
+        max_model_len = args.max_model_len or MAX_MODEL_LEN
         self.loaded = SimpleNamespace(
             eos_token_ids=(EOS,),
             vocab_size=VOCAB_SIZE,

@@ -22,7 +22,7 @@ from pagedserve.runner.padded import PaddedDecode
 
 directory, prompts, num_tokens, backend, tier, is_padded = json.loads(sys.argv[1])
 llm = LLM(
-    directory, load_format="dummy", device="cpu", cpu_tier=tier, dtype="float32",
+    directory, load_format="dummy", device="cpu", cpu_kernels=tier, dtype="float32",
     attention_backend=backend, num_gpu_blocks=16, max_num_seqs=4,
 )
 executor = llm.llm_engine._executor

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pagedserve import LLM, SamplingParams
-from pagedserve.config import ModelConfig
+from pagedserve.config import EngineArgs
 from pagedserve.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from pagedserve.models.device import choose_device
 from pagedserve.models.loader import LoadedModel, load_model
@@ -23,8 +23,8 @@ def directory(tmp_path: Path, tiny_config: dict[str, Any]) -> Path:
 
 
 def load(directory: Path, **options: Any) -> LoadedModel:
-    config = ModelConfig(
-        model=str(directory), load_format="dummy", cpu_tier="generic", device="cpu", **options
+    config = EngineArgs(
+        model=str(directory), load_format="dummy", cpu_kernels="generic", device="cpu", **options
     )
     return load_model(config)
 
@@ -62,7 +62,7 @@ def test_a_tokenizer_in_the_directory_is_taken(
 
 def test_weights_are_still_wanted_by_default(directory: Path) -> None:
     with pytest.raises(ModelLoadError, match="no weights"):
-        load_model(ModelConfig(model=str(directory)))
+        load_model(EngineArgs(model=str(directory)))
 
 
 def test_what_cannot_be_run_is_refused_by_name(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_what_cannot_be_run_is_refused_by_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["cuda", "cuda:1"])
 def test_a_gpu_that_is_not_there_is_named(directory: Path, name: str) -> None:
     with pytest.raises(ConfigError, match=f"device is '{name}', and torch .*: give 'cpu' or"):
-        load_model(ModelConfig(model=str(directory), load_format="dummy", device=name))
+        load_model(EngineArgs(model=str(directory), load_format="dummy", device=name))
     assert choose_device("auto") == torch.device("cpu")
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from pagedserve.config import ModelConfig
+from pagedserve.config import EngineArgs
 from pagedserve.models.loader import LoadedModel, load_model
 
 pytest.importorskip("triton", reason="triton is not installed")
@@ -30,7 +30,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 def load(directory: Path, dtype: torch.dtype, device: torch.device) -> LoadedModel:
     name: Any = str(dtype).removeprefix("torch.")
-    config = ModelConfig(model=str(directory), dtype=name, attention_backend="triton")
+    config = EngineArgs(model=str(directory), dtype=name, attention_backend="triton")
     return load_model(config, device)
 
 

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from pagedserve.cache.engine import LayerShape
-from pagedserve.config import ModelConfig
+from pagedserve.config import EngineArgs
 from pagedserve.errors import UnsupportedModelError
 from pagedserve.models.known import ProbeResult
 from pagedserve.models.loader import load_model
@@ -67,7 +67,7 @@ def test_a_cache_that_cannot_be_written_is_no_error(
 
 
 def test_the_second_load_knows_what_the_first_found(save_tiny: SaveTiny, tmp_path: Path) -> None:
-    config = ModelConfig(model=str(save_tiny("mistral", sliding_window=8)))
+    config = EngineArgs(model=str(save_tiny("mistral", sliding_window=8)))
     layers = load_model(config, torch.device("cpu")).layers
     (file,) = (tmp_path / "cache" / "probed").iterdir()
     content = json.loads(file.read_text())
@@ -80,16 +80,16 @@ def test_the_second_load_knows_what_the_first_found(save_tiny: SaveTiny, tmp_pat
 
 def test_other_weights_are_probed_again(save_tiny: SaveTiny) -> None:
     directory = save_tiny("llama")
-    load_model(ModelConfig(model=str(directory)), torch.device("cpu"))
+    load_model(EngineArgs(model=str(directory)), torch.device("cpu"))
     AutoModelForCausalLM.from_pretrained(directory).save_pretrained(directory)
     saved = ProbeResult.of(directory)
-    load_model(ModelConfig(model=str(directory)), torch.device("cpu"))
+    load_model(EngineArgs(model=str(directory)), torch.device("cpu"))
     stamps = [one for one in saved.depends_on if "model.safetensors" in one]
     assert json.loads(saved.file.read_text())["depends_on"].count(stamps[0]) == 1
 
 
 def test_a_refused_model_stays_refused(save_tiny: SaveTiny) -> None:
-    config = ModelConfig(model=str(save_tiny("mamba")))
+    config = EngineArgs(model=str(save_tiny("mamba")))
     for _ in range(2):
         with pytest.raises(UnsupportedModelError, match="MambaForCausalLM"):
             load_model(config, torch.device("cpu"))

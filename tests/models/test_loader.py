@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import T5Config, T5ForConditionalGeneration
 
-from pagedserve.config import ModelConfig
+from pagedserve.config import EngineArgs
 from pagedserve.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from pagedserve.models.loader import LoadedModel, load_model
 
@@ -25,7 +25,7 @@ MOE = {
 
 
 def load(model: Path | str, **options: Any) -> LoadedModel:
-    return load_model(ModelConfig(model=str(model), **options), CPU)
+    return load_model(EngineArgs(model=str(model), **options), CPU)
 
 
 @pytest.mark.parametrize(

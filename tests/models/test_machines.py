@@ -40,7 +40,7 @@ def run(model: Path, options: dict[str, Any], **environment: str) -> tuple[list[
 @pytest.mark.slow
 def test_tokens_do_not_depend_on_the_machine(save_tiny: SaveTiny) -> None:
     model = save_tiny("llama", intermediate_size=64)
-    expected, _ = run(model, {"cpu_tier": "generic", "attention_backend": "torch"})
+    expected, _ = run(model, {"cpu_kernels": "generic", "attention_backend": "torch"})
     for instructions in _core.cpu_instruction_sets():
         options = {"cpu_instructions": instructions}
         tokens, said = run(model, options)
@@ -57,7 +57,7 @@ def test_another_openmp_runtime_that_is_loaded_first(save_tiny: SaveTiny) -> Non
     if other is None:
         pytest.skip("this machine has no OpenMP runtime beside torch's")
     model = save_tiny("llama", intermediate_size=64)
-    expected, _ = run(model, {"cpu_tier": "generic", "attention_backend": "torch"})
+    expected, _ = run(model, {"cpu_kernels": "generic", "attention_backend": "torch"})
     tokens, said = run(model, {}, LD_PRELOAD=other, OMP_NUM_THREADS="2")
     assert tokens == expected
     assert "threads: 2)" in said

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pagedserve import LLM, SamplingParams, _core
-from pagedserve.config import CpuTier, ModelConfig
+from pagedserve.config import CpuKernels, EngineArgs
 from pagedserve.cpu.layers import FusedLayer
 from pagedserve.cpu.linears import PackedEmbedding, PackedLinear, quantize
 from pagedserve.cpu.mlps import GatedMLP
@@ -43,7 +43,7 @@ def median(numbers):
 
 
 def load(directory: Path, dtype: str = "float32", **options: Any) -> LoadedModel:
-    config = ModelConfig(
+    config = EngineArgs(
         model=str(directory),
         dtype=dtype,  # type: ignore[arg-type]
         quantization="int8",
@@ -72,13 +72,13 @@ def test_logits_are_those_of_the_weights_that_are_left(
     assert_exact: AssertExact,
     family: str,
     dtype: torch.dtype,
-    tier: CpuTier,
+    tier: CpuKernels,
     *,
     is_tied: bool,
 ) -> None:
     options = FAMILIES[family] | {"intermediate_size": 64, "tie_word_embeddings": is_tied}
     directory = save_tiny(family, **options)
-    loaded = load(directory, str(dtype).removeprefix("torch."), cpu_tier=tier)
+    loaded = load(directory, str(dtype).removeprefix("torch."), cpu_kernels=tier)
     kinds = [type(module) for module in loaded.model.modules()]
     assert (FusedLayer in kinds) == (tier == "fused" and family != "olmo2")
     assert (PackedEmbedding in kinds) == is_tied
@@ -124,11 +124,11 @@ def test_what_cannot_be_quantized_is_refused() -> None:
     with pytest.raises(
         ConfigError, match="'int8', which is for the CPU; the model's device is cuda"
     ):
-        load_model(ModelConfig(model="smollm2", quantization="int8"), torch.device("cuda"))
-    with pytest.raises(ConfigError, match="quantization is 'int8', and cpu_tier is 'generic'"):
-        ModelConfig(model="smollm2", quantization="int8", cpu_tier="generic")
+        load_model(EngineArgs(model="smollm2", quantization="int8"), torch.device("cuda"))
+    with pytest.raises(ConfigError, match="quantization is 'int8', and cpu_kernels is 'generic'"):
+        EngineArgs(model="smollm2", quantization="int8", cpu_kernels="generic")
     with pytest.raises(ConfigError, match="quantization is 'fp8': accepted are int8, None"):
-        ModelConfig(model="smollm2", quantization=cast(Any, "fp8"))
+        EngineArgs(model="smollm2", quantization=cast(Any, "fp8"))
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pagedserve.config import ModelConfig
+from pagedserve.config import EngineArgs
 from pagedserve.errors import ConfigError, ModelLoadError
 from pagedserve.models.registry import resolve_model
 
@@ -48,11 +48,11 @@ def test_a_file_of_another_kind(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"model": ""}, "model is empty"),
-        ({"model": "x", "dtype": "int8"}, "int8.*accepted are auto, float32"),
-        ({"model": "x", "max_model_len": 0}, "at least 1"),
+        ({"model": ""}, "model is ''; it must be smollm2"),
+        ({"model": "x", "dtype": "int8"}, "int8.*must be one of auto, float32"),
+        ({"model": "x", "max_model_len": 0}, "at least 2"),
     ],
 )
-def test_model_config_is_checked(options: dict[str, object], message: str) -> None:
+def test_arguments_are_checked(options: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        ModelConfig(**options)  # type: ignore[arg-type] # that is the test
+        EngineArgs(**options)  # type: ignore[arg-type] # that is the test

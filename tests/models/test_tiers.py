@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from pagedserve import _core
-from pagedserve.config import CpuTier, ModelConfig
+from pagedserve.config import CpuKernels, EngineArgs
 from pagedserve.cpu.layers import FusedLayer
 from pagedserve.cpu.linears import PackedEmbedding, PackedLinear
 from pagedserve.cpu.mlps import GatedMLP
@@ -34,8 +34,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-def load(directory: Path, dtype: str, tier: CpuTier) -> LoadedModel:
-    config = ModelConfig(model=str(directory), dtype=dtype, cpu_tier=tier)  # type: ignore[arg-type]
+def load(directory: Path, dtype: str, tier: CpuKernels) -> LoadedModel:
+    config = EngineArgs(model=str(directory), dtype=dtype, cpu_kernels=tier)  # type: ignore[arg-type]
     return load_model(config, torch.device("cpu"))
 
 
@@ -51,7 +51,7 @@ def test_every_tier_gives_the_logits_of_float64(
     assert_exact: AssertExact,
     family: str,
     dtype: torch.dtype,
-    tier: CpuTier,
+    tier: CpuKernels,
 ) -> None:
     directory = save_tiny(family, **(WIDE | FAMILIES[family]))
     loaded = load(directory, str(dtype).removeprefix("torch."), tier)
@@ -95,7 +95,7 @@ def test_a_module_that_gives_something_else_is_not_used(
 
 
 def test_nothing_is_exchanged_without_vector_instructions(save_tiny: SaveTiny) -> None:
-    config = ModelConfig(model=str(save_tiny("llama", **WIDE)), cpu_instructions="portable")
+    config = EngineArgs(model=str(save_tiny("llama", **WIDE)), cpu_instructions="portable")
     loaded = load_model(config, torch.device("cpu"))
     assert loaded.modules == "none"
     assert modules(loaded, nn.Linear) == 15
@@ -107,14 +107,14 @@ def test_older_cpus_give_the_same_logits(
     save_tiny: SaveTiny, assert_exact: AssertExact, instructions: str
 ) -> None:
     directory = save_tiny("llama", **WIDE)
-    config = ModelConfig(model=str(directory), cpu_instructions=instructions)
+    config = EngineArgs(model=str(directory), cpu_instructions=instructions)
     loaded = load_model(config, torch.device("cpu"))
     assert instructions in loaded.describe_backends()
     assert_exact(loaded, directory)
 
 
 def test_instructions_that_no_cpu_has_are_refused(save_tiny: SaveTiny) -> None:
-    config = ModelConfig(model=str(save_tiny("llama")), cpu_instructions="mmx")
+    config = EngineArgs(model=str(save_tiny("llama")), cpu_instructions="mmx")
     with pytest.raises(ConfigError, match=r'cpu_instructions is "mmx"; this CPU has \["portable"'):
         load_model(config, torch.device("cpu"))
 

@@ -8,7 +8,16 @@ from pathlib import Path
 import pytest
 
 # Leaves that every part of the package may name.
-SHARED = {"collector", "errors", "config", "checks", "sampling_params", "inputs", "outputs"}
+SHARED = {
+    "collector",
+    "errors",
+    "checks",
+    "options",
+    "config",
+    "sampling_params",
+    "inputs",
+    "outputs",
+}
 
 # Each part of the package, and the parts it may name besides itself and the shared ones.
 PYTHON_LAYERS: dict[str, set[str]] = {

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pagedserve import _core
-from pagedserve.config import ModelConfig
+from pagedserve.config import EngineArgs
 from pagedserve.executor.executor import Executor
 from pagedserve.sampling.rows import RowSampling
 
@@ -20,7 +20,7 @@ Generate = Callable[[list[list[int]], int], list[list[int]]]
 
 @pytest.fixture(scope="session")
 def executor(model_package: None) -> Executor:
-    return Executor(ModelConfig(model="smollm2", dtype="float32", max_model_len=MAX_MODEL_LEN))
+    return Executor(EngineArgs(model="smollm2", dtype="float32", max_model_len=MAX_MODEL_LEN))
 
 
 @pytest.fixture(scope="session")

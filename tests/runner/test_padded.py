@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pagedserve import _core
-from pagedserve.config import ModelConfig
+from pagedserve.config import EngineArgs
 from pagedserve.executor.available import StepLimits
 from pagedserve.executor.executor import Executor
 from pagedserve.runner.buffers import StepBuffers, StepSizes
@@ -31,12 +31,12 @@ def executor(tmp_path_factory: pytest.TempPathFactory, tiny_config: dict[str, An
     config = tiny_config | {"initializer_range": 0.3}
     (directory / "config.json").write_text(json.dumps(config))
     return Executor(
-        ModelConfig(
+        EngineArgs(
             model=str(directory),
             load_format="dummy",
             device="cpu",
             attention_backend="torch",
-            cpu_tier="generic",
+            cpu_kernels="generic",
         )
     )
 

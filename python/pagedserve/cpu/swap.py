@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from pagedserve import _core
 from pagedserve.attention.cpu import can_attend
-from pagedserve.config import CpuTier, Quantization
+from pagedserve.config import CpuKernels, Quantization
 from pagedserve.cpu.layers import FusedLayer, can_fuse
 from pagedserve.cpu.linears import PackedEmbedding, PackedLinear, can_pack, quantize
 from pagedserve.cpu.mlps import GatedMLP, packable_gate_of
@@ -40,7 +40,7 @@ class _Replacement(NamedTuple):
 
 
 def use_instructions(name: str | None) -> None:
-    """Use these vector instructions in this process; see `pagedserve.config.ModelConfig`.
+    """Use these vector instructions in this process; see `pagedserve.config.EngineArgs`.
 
     Raises:
         ConfigError: if this CPU does not have them.
@@ -49,12 +49,12 @@ def use_instructions(name: str | None) -> None:
 
 
 @torch.inference_mode()
-def exchange(model: Any, tier: CpuTier, quantization: Quantization | None = None) -> str:
+def exchange(model: Any, tier: CpuKernels, quantization: Quantization | None = None) -> str:
     """Exchange what a tier allows of a model on the CPU, in place.
 
     Args:
         model: of transformers, with its own modules.
-        tier: see `pagedserve.config.ModelConfig`.
+        tier: see `pagedserve.config.EngineArgs`.
         quantization: what the weights of linear layers become.
 
     Returns:

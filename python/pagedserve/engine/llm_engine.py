@@ -18,8 +18,8 @@ from transformers import PreTrainedTokenizerBase
 
 from pagedserve import checks
 from pagedserve._core import Scheduler, SchedulerOutputs
+from pagedserve.config import EngineArgs
 from pagedserve.engine.admission import Admission, CheckedRequest
-from pagedserve.engine.args import EngineArgs
 from pagedserve.engine.loop import StepLoop, now
 from pagedserve.engine.requests import Request, RequestTable
 from pagedserve.engine.setup import cache_config, memory_plan, scheduler_config
@@ -61,7 +61,7 @@ class LLMEngine:
         """
         # Before the weights: a model without a tokenizer is refused at once.
         self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(args.model, args.load_format)
-        self._executor = Executor(args.model_config)
+        self._executor = Executor(args)
         loaded = self._executor.loaded
         config = scheduler_config(args, loaded.max_model_len)
         self.memory = memory_plan(args, self._executor, config)

@@ -6,7 +6,7 @@ from typing import Final
 import torch
 
 from pagedserve._core import CacheConfig, SchedulerConfig
-from pagedserve.engine.args import EngineArgs
+from pagedserve.config import GPU_MEMORY_UTILIZATION, EngineArgs
 from pagedserve.engine.memory import (
     MemoryPlan,
     default_kv_cache_bytes,
@@ -22,8 +22,6 @@ from pagedserve.executor.executor import Executor
 # Tokens of a step where nobody says: with chunks few, so that no decode waits long for a prompt.
 _CHUNKED_TOKENS: Final = 512
 _WHOLE_PROMPT_TOKENS: Final = 2048
-# Of a GPU's memory where nobody says.
-_GPU_SHARE: Final = 0.9
 
 
 def scheduler_config(args: EngineArgs, max_model_len: int) -> SchedulerConfig:
@@ -36,14 +34,8 @@ def scheduler_config(args: EngineArgs, max_model_len: int) -> SchedulerConfig:
         num_tokens = max(_CHUNKED_TOKENS, args.max_num_seqs)
     else:
         num_tokens = max(_WHOLE_PROMPT_TOKENS, max_model_len, args.max_num_seqs)
-    return SchedulerConfig(
-        max_num_seqs=args.max_num_seqs,
-        max_num_batched_tokens=args.max_num_batched_tokens or num_tokens,
-        max_model_len=max_model_len,
-        preemption_mode=args.preemption_mode,
-        enable_chunked_prefill=args.enable_chunked_prefill,
-        num_lookahead_slots=args.num_lookahead_slots,
-    )
+    defaults = {"max_num_batched_tokens": num_tokens}
+    return SchedulerConfig(max_model_len=max_model_len, **(defaults | args.scheduler_options))
 
 
 def memory_plan(args: EngineArgs, executor: Executor, config: SchedulerConfig) -> MemoryPlan:
@@ -58,7 +50,7 @@ def memory_plan(args: EngineArgs, executor: Executor, config: SchedulerConfig) -
         ConfigError: More than is free, or too little to be of use.
     """
     device = executor.loaded.device
-    if args.gpu_memory_utilization is not None and device.type == "cpu":
+    if args.gpu_memory_utilization != GPU_MEMORY_UTILIZATION and device.type == "cpu":
         raise ConfigError(
             f"gpu_memory_utilization is {args.gpu_memory_utilization}, and the model is on the "
             "CPU, whose memory others use too: give kv_cache_memory instead"
@@ -96,7 +88,7 @@ def _available_blocks(
         return executor.profile_num_available_blocks(
             limits=limits,
             block_size=args.block_size,
-            utilization=args.gpu_memory_utilization or _GPU_SHARE,
+            utilization=args.gpu_memory_utilization,
         )
     except torch.OutOfMemoryError as error:
         # Its frames hold the tensors of the step, which whoever tries again needs.
@@ -113,8 +105,7 @@ def _available_blocks(
 def cache_config(args: EngineArgs, memory: MemoryPlan) -> CacheConfig:
     """The KV blocks of both tiers."""
     return CacheConfig(
-        block_size=args.block_size,
         num_gpu_blocks=memory.num_gpu_blocks,
         num_cpu_blocks=memory.num_cpu_blocks,
-        enable_prefix_caching=args.enable_prefix_caching,
+        **args.cache_options,
     )

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from pagedserve.config import ModelConfig
+from pagedserve.config import EngineArgs
 from pagedserve.errors import StepError
 from pagedserve.executor.available import AvailableBlocks, StepLimits
 from pagedserve.executor.worker import LaunchedStep, StepOutputs, Worker
@@ -16,9 +16,9 @@ from pagedserve.sampling.rows import PromptTargets, RowSampling
 class Executor:
     """Carries out the steps that the engine's scheduler decides."""
 
-    def __init__(self, model_config: ModelConfig) -> None:
+    def __init__(self, args: EngineArgs) -> None:
         """Load the model; see `pagedserve.models.loader.load_model` for the errors."""
-        self._worker = Worker(model_config)
+        self._worker = Worker(args)
         self._buffers: StepBuffers | None = None
 
     @property

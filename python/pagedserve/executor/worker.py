@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pagedserve.attention.backends import check_block_size
 from pagedserve.cache.engine import BlockMoves, CacheEngine, kv_bytes_per_block
-from pagedserve.config import ModelConfig
+from pagedserve.config import EngineArgs
 from pagedserve.executor.available import AvailableBlocks, StepLimits
 from pagedserve.models.loader import load_model
 from pagedserve.runner.buffers import StepBuffers, StepSizes
@@ -72,11 +72,11 @@ class StepOutputs(StepSizes, BlockMoves, Protocol):
 class Worker:
     """Holds one model and runs steps on it."""
 
-    def __init__(self, model_config: ModelConfig) -> None:
+    def __init__(self, args: EngineArgs) -> None:
         """Load the model; see `pagedserve.models.loader.load_model` for the errors."""
-        self.loaded = load_model(model_config)
+        self.loaded = load_model(args)
         on_gpu = self.loaded.device.type == "cuda" and self.loaded.attention_backend == "triton"
-        self._captures_graphs = on_gpu and not model_config.enforce_eager
+        self._captures_graphs = on_gpu and not args.enforce_eager
         self._sampler = Sampler()
 
     def kv_bytes_per_block(self, block_size: int) -> int:

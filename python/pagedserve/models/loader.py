@@ -1,4 +1,4 @@
-"""From a ModelConfig to a model that is known to run on paged attention."""
+"""From the engine's arguments to a model that is known to run on paged attention."""
 
 from dataclasses import dataclass
 from typing import Any, cast
@@ -11,7 +11,7 @@ from pagedserve.attention.backends import choose_backend, describe
 from pagedserve.attention.interface import ATTENTION_NAME, register
 from pagedserve.cache.engine import LayerShape
 from pagedserve.collector import collector_paused
-from pagedserve.config import AttentionBackend, ModelConfig
+from pagedserve.config import AttentionBackend, EngineArgs
 from pagedserve.cpu.swap import exchange, use_instructions, weight_bytes
 from pagedserve.errors import ConfigError, ModelLoadError, PagedServeError, UnsupportedModelError
 from pagedserve.gpu.swap import exchange as exchange_for_gpu
@@ -75,7 +75,7 @@ class LoadedModel:
         return f"attention: {describe(self.attention_backend)}; exchanged modules: {self.modules}"
 
 
-def load_model(config: ModelConfig, device: torch.device | None = None) -> LoadedModel:
+def load_model(config: EngineArgs, device: torch.device | None = None) -> LoadedModel:
     """Load a model and check that paged attention runs it.
 
     Args:
@@ -134,13 +134,13 @@ def load_model(config: ModelConfig, device: torch.device | None = None) -> Loade
 
 
 def _exchange(
-    model: PreTrainedModel, config: ModelConfig, device: torch.device, backend: AttentionBackend
+    model: PreTrainedModel, config: EngineArgs, device: torch.device, backend: AttentionBackend
 ) -> str:
     """Exchange modules by device; interpreted Triton has a GPU's unless the CPU's are named."""
-    is_named = config.cpu_tier is not None or config.quantization is not None
+    is_named = config.cpu_kernels is not None or config.quantization is not None
     if device.type != "cpu" or (backend == "triton" and not is_named):
         return exchange_for_gpu(model, backend)
-    tier = config.cpu_tier or ("fused" if backend == "rust" else "modules")
+    tier = config.cpu_kernels or ("fused" if backend == "rust" else "modules")
     return exchange(model, tier, config.quantization)
 
 
@@ -205,7 +205,7 @@ def _load_error(files: ModelFiles, error: Exception) -> ModelLoadError:
     )
 
 
-def _dtype(config: ModelConfig, hf_config: PreTrainedConfig, device: torch.device) -> torch.dtype:
+def _dtype(config: EngineArgs, hf_config: PreTrainedConfig, device: torch.device) -> torch.dtype:
     if config.dtype != "auto":
         return cast(torch.dtype, getattr(torch, config.dtype))
     # On the CPU, torch's half precision is slower than float32 and less exact.

@@ -45,7 +45,7 @@ def resolve_model(name: str, *, needs_weights: bool = True) -> ModelSource:
     """Find the files of a model, downloading them from the hub if that is what it takes.
 
     Args:
-        name: see `pagedserve.config.ModelConfig`.
+        name: see `pagedserve.config.EngineArgs`.
         needs_weights: whether a local directory must hold them.
 
     Raises:

@@ -1,0 +1,173 @@
+"""An option, written once: from a dataclass field to its check, command line and documentation.
+
+A field made by ``option`` carries its check and its help.  ``checked`` runs the checks when the
+dataclass is made, ``add_arguments`` gives a parser one argument a field, ``describe`` and ``table``
+write the fields down for people.
+"""
+
+import argparse
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, dataclass, field
+from types import NoneType, UnionType
+from typing import Any, Final, Literal, get_args, get_origin
+
+from pagedserve.checks import Check
+from pagedserve.errors import ConfigError, RequestError
+
+_UNITS: Final = {"": 1} | {
+    prefix + kind: base**power
+    for kind, base in (("", 1000), ("i", 1024))
+    for power, prefix in enumerate("kmgt", start=1)
+}
+
+# What the page says about itself, around the table that is made from the options.
+_BEGIN: Final = "<!-- made by `make options` from python/pagedserve/config.py -->"
+_END: Final = "<!-- end of the table -->"
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes from "1073741824", "512MiB", "2G" or "1.5GiB".
+
+    Raises:
+        argparse.ArgumentTypeError: Another form.
+    """
+    number = text.lower().replace(" ", "").removesuffix("b")
+    unit = number.lstrip("0123456789.")
+    digits = number.removesuffix(unit)
+    is_number = digits.replace(".", "", 1).isdecimal() and math.isfinite(float(digits))
+    if unit not in _UNITS or not is_number:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no number of bytes; give e.g. 512MiB or 2G (k, M, G, T, Ki, Mi, Gi, Ti)"
+        )
+    return int(float(digits) * _UNITS[unit])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """What a field knows about itself besides its type and default.
+
+    Attributes:
+        check: Returns the value to keep, or raises ``RequestError``.
+        text: What it is, in sentences.
+        unset: What None stands for, where it is the default.
+        parse: What the command line makes of its text; None goes by the type.
+        part: The configuration of the core that takes it, "scheduler" or "cache".
+        core_name: Its name there, where it differs.
+    """
+
+    check: Check[object]
+    text: str
+    unset: str | None = None
+    parse: Callable[[str], object] | None = None
+    part: Literal["scheduler", "cache"] | None = None
+    core_name: str | None = None
+
+
+def option(default: object, check: Check[object], text: str, **more: Any) -> Any:
+    """A dataclass field that is an option; ``more`` are further fields of ``Option``."""
+    return field(default=default, metadata={"option": Option(check=check, text=text, **more)})
+
+
+def options_of(arguments: type | Any) -> Iterator[tuple[dataclasses.Field[Any], Option]]:
+    """The fields of a dataclass, or of one of its instances, with what they know."""
+    for one in dataclasses.fields(arguments):
+        yield one, one.metadata["option"]
+
+
+def check_options(arguments: Any) -> None:
+    """Check every field of a frozen dataclass and keep what its check returns.
+
+    Raises:
+        ConfigError: A value that cannot be; the message says what is accepted.
+    """
+    for one, known in options_of(arguments):
+        try:
+            value = known.check(one.name, getattr(arguments, one.name))
+        except RequestError as error:  # what a check of a single value raises
+            raise ConfigError(str(error)) from None
+        object.__setattr__(arguments, one.name, value)
+
+
+def core_options(arguments: Any, part: Literal["scheduler", "cache"]) -> dict[str, Any]:
+    """What one configuration of the core is told; options left out have their default there."""
+    values = {
+        known.core_name or one.name: getattr(arguments, one.name)
+        for one, known in options_of(arguments)
+        if known.part == part
+    }
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def add_arguments(parser: argparse.ArgumentParser, arguments: type) -> None:
+    """Give a parser one argument for each field."""
+    group = parser.add_argument_group("engine")
+    for one, known in options_of(arguments):
+        default = None if one.default is MISSING else one.default
+        group.add_argument(
+            f"--{one.name.replace('_', '-')}",
+            default=default,
+            help=f"{known.text} ({_default_text(one, known)})".replace("%", "%%"),
+            **_argument(one.type, known),
+        )
+
+
+def _argument(kind: Any, known: Option) -> dict[str, Any]:
+    (plain,) = [one for one in _members(kind) if one is not NoneType]
+    if plain is bool:
+        return {"action": argparse.BooleanOptionalAction}
+    if get_origin(plain) is Literal:
+        return {"choices": get_args(plain)}
+    return {"type": known.parse or plain}
+
+
+def _members(kind: Any) -> tuple[Any, ...]:
+    return get_args(kind) if isinstance(kind, UnionType) or NoneType in get_args(kind) else (kind,)
+
+
+def describe(arguments: type) -> str:
+    """The "Attributes" of a docstring, from the fields."""
+    lines = [
+        f"    {one.name}: {known.text} {_capital(_default_text(one, known))}."
+        for one, known in options_of(arguments)
+    ]
+    return "\n".join(["Attributes:", *lines])
+
+
+def table(arguments: type) -> str:
+    """The fields as a table in Markdown."""
+    rows = [
+        f"| `{one.name}` | {_shown_type(one.type)} | {_default_text(one, known, short=True)} "
+        f"| {known.text} |"
+        for one, known in options_of(arguments)
+    ]
+    return "\n".join(["| option | type | default | what it is |", "|---|---|---|---|", *rows])
+
+
+def with_table(page: str, arguments: type) -> str:
+    """A page in Markdown with the table between its two marks brought up to date."""
+    before, _, rest = page.partition(_BEGIN)
+    _, _, after = rest.partition(_END)
+    return f"{before}{_BEGIN}\n\n{table(arguments)}\n\n{_END}{after}"
+
+
+def _shown_type(kind: Any) -> str:
+    shown = []
+    for one in _members(kind):
+        if get_origin(one) is Literal:
+            shown += [f'`"{word}"`' for word in get_args(one)]
+        else:
+            shown.append("`None`" if one is NoneType else f"`{one.__name__}`")
+    return ", ".join(shown)
+
+
+def _default_text(one: dataclasses.Field[Any], known: Option, *, short: bool = False) -> str:
+    if one.default is MISSING:
+        return "required"
+    shown = known.unset if one.default is None and known.unset else repr(one.default)
+    return shown if short else f"default: {shown}"
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

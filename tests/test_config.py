@@ -1,0 +1,182 @@
+import argparse
+import dataclasses
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pagedserve import LLM, CacheConfig, EngineArgs
+from pagedserve.engine.setup import scheduler_config
+from pagedserve.errors import ConfigError
+from pagedserve.options import parse_bytes, with_table
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"model": ""}, "model is ''; it must be smollm2, a directory"),
+        ({"model": None}, "model is None; it must be smollm2"),
+        ({"dtype": "int8"}, "dtype is 'int8'"),
+        ({"block_size": 0}, "block_size is 0; it must be an integer, at least 1"),
+        ({"block_size": None}, "block_size is None; it must be an integer, at least 1"),
+        ({"num_gpu_blocks": 0}, "num_gpu_blocks is 0; it must be an integer, at least 1, or None"),
+        ({"num_gpu_blocks": 2.5}, r"num_gpu_blocks is 2\.5"),
+        ({"max_num_seqs": True}, "max_num_seqs is True"),
+        ({"max_model_len": -3}, "max_model_len is -3"),
+        ({"kv_cache_memory": "1GiB"}, "kv_cache_memory is '1GiB'"),
+        ({"enable_prefix_caching": 1}, "enable_prefix_caching is 1; it must be True or False"),
+        ({"swap_space": -0.5}, r"swap_space is -0\.5; it must be a number of GiB, at least 0"),
+        ({"swap_space": float("nan")}, "swap_space is nan"),
+        ({"swap_space": "4"}, "swap_space is '4'"),
+        (
+            {"preemption_mode": "drop"},
+            "preemption_mode is 'drop'; it must be one of recompute, swap,",
+        ),
+        ({"preemption_mode": 1}, "preemption_mode is 1; it must be one of"),
+        (
+            {"attention_backend": "flash"},
+            "attention_backend is 'flash'; it must be one of rust, torch",
+        ),
+        (
+            {"cpu_kernels": "fast"},
+            "cpu_kernels is 'fast'; it must be one of fused, modules",
+        ),
+        (
+            {"cpu_kernels": "fused", "attention_backend": "torch"},
+            "cpu_kernels is 'fused', whose layers attend in Rust, and attention_backend is 'torch'",
+        ),
+        ({"quantization": "int4"}, "quantization is 'int4'; it must be one of int8, None"),
+        ({"quantization": 8}, "quantization is 8"),
+        (
+            {"quantization": "int8", "cpu_kernels": "generic"},
+            "quantization is 'int8', and cpu_kernels is 'generic', whose linear layers are torch's",
+        ),
+        ({"device": "gpu"}, "device is 'gpu'; it must be auto, cpu, cuda, cuda:0"),
+        ({"device": "cuda:one"}, "device is 'cuda:one'; it must be auto, cpu"),
+        ({"device": None}, "device is None; it must be auto, cpu"),
+        ({"load_format": "random"}, "load_format is 'random'; it must be one of auto, dummy"),
+        ({"enforce_eager": 1}, "enforce_eager is 1; it must be True or False"),
+        ({"async_scheduling": 1}, "async_scheduling is 1; it must be True or False"),
+        ({"gpu_memory_utilization": 0}, "gpu_memory_utilization is 0; it must be a number above 0"),
+        ({"gpu_memory_utilization": 1.5}, r"gpu_memory_utilization is 1\.5; it must be"),
+        ({"gpu_memory_utilization": True}, "gpu_memory_utilization is True"),
+        (
+            {"cpu_kernels": "fused", "attention_backend": "triton"},
+            "cpu_kernels is 'fused', whose layers attend in Rust, and attention_backend is 'trit",
+        ),
+        ({"scheduling_policy": "lifo"}, "scheduling_policy is 'lifo'; it must be one of fcfs, pri"),
+        ({"scheduler_delay_factor": -1}, "scheduler_delay_factor is -1; it must be a number"),
+        ({"max_num_bypasses": -1}, "max_num_bypasses is -1; it must be an integer, at least 0"),
+        ({"victim_policy": "first"}, "victim_policy is 'first'; it must be one of last, least_w"),
+        ({"watermark": 1.5}, r"watermark is 1\.5; it must be a number from 0 to 1, or None"),
+        ({"seed": -1}, "seed is -1; it must be an integer, at least 0"),
+    ],
+)
+def test_a_bad_value_is_named_with_what_is_accepted(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        EngineArgs(**({"model": "smollm2"} | options))
+
+
+def parse(*argv: str) -> EngineArgs:
+    parser = EngineArgs.add_cli_args(argparse.ArgumentParser())
+    return EngineArgs.from_cli_args(parser.parse_args(argv))
+
+
+def test_the_command_line_has_the_same_defaults() -> None:
+    assert parse("--model", "smollm2") == EngineArgs(model="smollm2")
+
+
+def test_every_field_can_be_given_on_the_command_line() -> None:
+    given = EngineArgs(
+        model="a",
+        dtype="bfloat16",
+        device="cuda:1",
+        max_model_len=100,
+        num_gpu_blocks=7,
+        block_size=8,
+        max_num_seqs=9,
+        max_num_batched_tokens=200,
+        seed=3,
+        kv_cache_memory=1 << 20,
+        gpu_memory_utilization=0.8,
+        enable_prefix_caching=True,
+        enable_chunked_prefill=True,
+        swap_space=0.5,
+        preemption_mode="swap",
+        scheduling_policy="priority",
+        scheduler_delay_factor=0.5,
+        max_num_bypasses=3,
+        victim_policy="last",
+        watermark=0.25,
+        attention_backend="torch",
+        cpu_kernels="modules",
+        quantization="int8",
+        load_format="dummy",
+        enforce_eager=True,
+        async_scheduling=True,
+        cpu_instructions="avx2",
+    )
+    argv = []
+    for name, value in dataclasses.asdict(given).items():
+        option = f"--{name.replace('_', '-')}"
+        argv += [option] if value is True else [option, str(value)]
+    assert parse(*argv) == given
+
+
+def test_options_of_the_core_are_passed_on_by_its_names() -> None:
+    args = EngineArgs(
+        "a",
+        scheduling_policy="priority",
+        scheduler_delay_factor=0.5,
+        max_num_bypasses=3,
+        victim_policy="last",
+        watermark=0.25,
+    )
+    config = scheduler_config(args, max_model_len=100)
+    assert (config.policy, config.delay_factor) == ("priority", 0.5)
+    assert (config.max_num_bypasses, config.victim_policy) == (3, "last")
+    cache = CacheConfig(num_gpu_blocks=10, **args.cache_options)
+    assert (cache.watermark, cache.block_size) == (0.25, 16)
+
+
+def test_llm_takes_the_same_arguments_with_the_same_defaults() -> None:
+    parameters = dict(inspect.signature(LLM).parameters)
+    assert {
+        one.name: inspect.Parameter.empty if one.default is dataclasses.MISSING else one.default
+        for one in dataclasses.fields(EngineArgs)
+    } == {name: parameter.default for name, parameter in parameters.items()}
+
+
+def test_docs_have_the_same_options() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "options.md").read_text(encoding="utf-8")
+    assert with_table(page, EngineArgs) == page, "run make options"
+    assert all(f"| `{one.name}` |" in page for one in dataclasses.fields(EngineArgs))
+
+
+def test_help_says_what_each_option_is(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = EngineArgs.add_cli_args(argparse.ArgumentParser())
+    parser.print_help()
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "--block-size BLOCK_SIZE Tokens of a KV block. (default: 16)" in shown
+    assert "max_model_len: Tokens of a sequence" in inspect.getdoc(EngineArgs)  # type: ignore[operator]
+
+
+def test_a_parsers_own_defaults_are_obeyed() -> None:
+    parser = EngineArgs.add_cli_args(argparse.ArgumentParser())
+    parser.set_defaults(model="smollm2", seed=3)
+    assert EngineArgs.from_cli_args(parser.parse_args([])) == EngineArgs("smollm2", seed=3)
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [("1000", 1000), ("2k", 2000), ("512MiB", 512 << 20), ("1.5GiB", 3 << 29), ("2 GB", 2 * 10**9)],
+)
+def test_bytes_have_units(text: str, num_bytes: int) -> None:
+    assert parse_bytes(text) == num_bytes
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "1.2.3k", "-5", "4 apples", "nan"])
+def test_other_texts_are_no_bytes(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="no number of bytes"):
+        parse_bytes(text)
