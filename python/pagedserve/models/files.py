@@ -35,7 +35,7 @@ def find_model_files(name: str, load_format: LoadFormat) -> ModelFiles:
     """Find a model's files, download or convert them if they are not here yet, read the config.
 
     Args:
-        name: see `pagedserve.config.ModelConfig`.
+        name: see `pagedserve.config.EngineArgs`.
         load_format: "dummy" needs no weights.
 
     Raises:

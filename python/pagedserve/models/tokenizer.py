@@ -20,7 +20,7 @@ def load_tokenizer(model: str, load_format: LoadFormat = "auto") -> PreTrainedTo
     """The tokenizer of a model; reads no weights.
 
     Args:
-        model: see `pagedserve.config.ModelConfig`.
+        model: see `pagedserve.config.EngineArgs`.
         load_format: with "dummy", a directory without a tokenizer gets one whose words are token
             ids: "5 17" is [5, 17].
 
