@@ -235,7 +235,7 @@ class Simulation:
         starts = np.arange(len(seqs) + 1, dtype=np.int32)
         tokens = token_at(seqs, produced)
         entered = perf_counter()
-        handles = self._scheduler.update(outputs.step_id, parents, starts, tokens, finish)
+        handles, _ = self._scheduler.update(outputs.step_id, parents, starts, tokens, finish)
         self._scheduler_seconds += perf_counter() - entered
         if self._load.num_samples > 1:
             self._seq_of.update(zip(handles.tolist(), seqs.tolist(), strict=True))

@@ -17,6 +17,7 @@ __all__ = [
     "CacheConfig",
     "CachedBlockAllocator",
     "DecoderLayer",
+    "GroupStats",
     "InputBuffers",
     "LRUEvictor",
     "PackedWeights",
@@ -244,7 +245,9 @@ class SchedulerOutputs:
     @property
     def has_moves(self) -> bool: ...
     @property
-    def ignored_seq_groups(self) -> list[tuple[int, str]]: ...  # handle (now dead), reason
+    def ignored_seq_groups(
+        self,
+    ) -> list[tuple[int, str, GroupStats]]: ...  # handle (now dead), reason
     @property
     def preempted(self) -> list[tuple[int, _PreemptionMode]]: ...
     @property
@@ -259,6 +262,19 @@ class SchedulerOutputs:
     def running_queue_size(self) -> int: ...
     @property
     def is_empty(self) -> bool: ...  # nothing to execute, and no update is awaited
+
+@final
+class GroupStats:
+    """What a sequence group has been through."""
+
+    @property
+    def num_preemptions(self) -> int: ...  # by recompute or by swap
+    @property
+    def num_recomputed_tokens(self) -> int: ...  # computed and given up
+    @property
+    def num_cached_tokens(
+        self,
+    ) -> int: ...  # of the prompt, when first admitted
 
 @final
 class Scheduler:
@@ -283,7 +299,7 @@ class Scheduler:
         salt: int = 0,
         num_encoder_tokens: int = 0,
     ) -> tuple[int, int]: ...
-    def abort(self, group: int) -> bool: ...
+    def abort(self, group: int) -> GroupStats | None: ...  # None: it has ended already
     def schedule(self, now: float) -> SchedulerOutputs: ...
     def prepare_inputs(self, buffers: InputBuffers) -> None: ...
     def update(
@@ -293,13 +309,19 @@ class Scheduler:
         token_start: NDArray[np.int32],  # [K + 1]
         tokens: NDArray[np.int32],  # [token_start[K]]
         finish: NDArray[np.uint8],  # [K], 0 = lives on
-    ) -> NDArray[np.int64]: ...  # [K]
-    def update_ahead(self, step_id: int) -> bool:
+    ) -> tuple[NDArray[np.int64], list[tuple[int, GroupStats]]]:
+        """Apply the results of the open step.
+
+        Returns:
+            The handle of each output's sequence, ``[K]`` (that of a finished one is dead), and the
+            groups that ended with what they had been through.
+        """
+    def update_async(self, step_id: int) -> bool:
         """End the open step before its tokens are known.
 
-        Every sampled row goes on with one token.  Until ``fill_tokens`` names it, the next step's
-        ``token_ids`` have ``-1 - i`` in its place, ``i`` the number of the sample.  What ends with
-        its token is aborted once that is known.
+        Every sampled row goes on with one token.  Until ``resolve_tokens`` names it, the next
+        step's ``token_ids`` have ``-1 - i`` in its place, ``i`` the number of the sample.  What
+        ends with its token is aborted once that is known.
 
         Returns:
             False, and the step stays open, where a sampled group may have several sequences or a
@@ -308,9 +330,9 @@ class Scheduler:
         Raises:
             StepError: Not the open step, or the tokens of the step before are missing.
         """
-    def fill_tokens(self, step_id: int, tokens: NDArray[np.int32]) -> None:
-        """Name the tokens of the step that went ahead, one a sample, ``[S]``."""
-    def abandon(self, step_id: int) -> None: ...  # the open step, and one that went ahead
+    def resolve_tokens(self, step_id: int, tokens: NDArray[np.int32]) -> None:
+        """Name the tokens of the step that ``update_async`` ended, one a sample, ``[S]``."""
+    def abandon(self, step_id: int) -> None: ...  # the open step, and an unresolved one
     def token_ids(self, seq: int) -> NDArray[np.int32]: ...
     def block_table(self, seq: int) -> NDArray[np.int32]: ...
     def cross_block_table(self, group: int) -> NDArray[np.int32]: ...
@@ -323,7 +345,14 @@ class Scheduler:
                 that the step writes, for a runner that keeps the rest.
         """
     def seqs_of(self, group: int) -> NDArray[np.int64]: ...
-    def preemptions_of(self, group: int) -> tuple[int, int]: ...  # how often, tokens given up
+    def group_stats(self, group: int) -> GroupStats: ...
+    def prompt_refusal(self, num_tokens: int) -> str | None:
+        """Why no prompt of that many tokens can ever run here to a new token, if so.
+
+        Returns:
+            A sentence without its subject, such as "has 40 tokens; max_model_len is 32, so at most
+            31 leave room for a new one"; None if it can.
+        """
     def reset_prefix_cache(self) -> bool: ...
     def check(self) -> None: ...
     @property

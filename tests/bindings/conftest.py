@@ -111,15 +111,16 @@ class Engine:
     ) -> list[int]:
         """End the step; a result is its row, its tokens and whether it is the last."""
         lengths = [len(tokens) for _, tokens, _ in results]
-        handles: list[int] = self.scheduler.update(
+        handles, _ = self.scheduler.update(
             outputs.step_id,
             np.array([row for row, _, _ in results], np.int32),
             np.cumsum([0, *lengths], dtype=np.int32),
             np.array([token for _, tokens, _ in results for token in tokens], np.int32),
             np.array([is_finished for _, _, is_finished in results], np.uint8),
-        ).tolist()
+        )
         self.scheduler.check()
-        return handles
+        seqs: list[int] = handles.tolist()
+        return seqs
 
     def step(self, token: int = 7) -> tuple[SchedulerOutputs, list[RowInputs]]:
         """One step; each sampled row gets ``token`` and lives on."""

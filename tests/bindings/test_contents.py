@@ -88,7 +88,7 @@ class Model:
 
     def step(self, fates: Iterator[int], *, fails: bool) -> None:
         outputs = self.engine.schedule()
-        for group, _ in outputs.ignored_seq_groups:
+        for group, _, _ in outputs.ignored_seq_groups:
             del self.widths[group]
         self.move(outputs)
         if outputs.is_empty:

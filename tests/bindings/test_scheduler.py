@@ -12,7 +12,7 @@ from pagedserve.errors import PagedServeError, RequestError, StaleHandleError, S
 
 NAN, INFINITY = float("nan"), float("inf")
 GOOD_PROMPT = np.arange(3, dtype=np.int32)
-GROUP_CALLS = ("seqs_of", "cross_block_table", "common_computed_blocks", "preemptions_of")
+GROUP_CALLS = ("seqs_of", "cross_block_table", "common_computed_blocks", "group_stats")
 SEQ_CALLS = ("token_ids", "block_table")
 
 
@@ -63,8 +63,11 @@ def test_handles_of_outputs_that_finished_and_of_dropped_rows_are_dead(engine: A
     assert second == seq
     rows = [row.seq for row in engine.inputs(engine.schedule())]
     assert sorted(rows) == sorted([first, second])
-    ended = engine.scheduler.update(1, ints(rows.index(first)), ints(0, 1), ints(9), flags(1))
-    assert ended.tolist() == [first]
+    handles, ended = engine.scheduler.update(
+        1, ints(rows.index(first)), ints(0, 1), ints(9), flags(1)
+    )
+    assert handles.tolist() == [first]
+    assert [ended_group for ended_group, _ in ended] == [group]
     for handle in (first, second):
         engine.refuses(StaleHandleError, str(handle), engine.scheduler.token_ids, handle)
     engine.refuses(StaleHandleError, "group", engine.scheduler.seqs_of, group)
@@ -74,9 +77,9 @@ def test_a_group_that_was_ended_by_the_scheduler_is_dead(engine: Any) -> None:
     group, seq = engine.add(65)
     outputs = engine.schedule()
     assert outputs.is_empty
-    assert outputs.ignored_seq_groups == [
-        (group, "the prompt has 65 tokens; at most 64 are accepted")
-    ]
+    ((ended, reason, stats),) = outputs.ignored_seq_groups
+    assert (ended, reason) == (group, "the prompt has 65 tokens; at most 64 are accepted")
+    assert (stats.num_preemptions, stats.num_recomputed_tokens) == (0, 0)
     engine.refuses(StaleHandleError, str(seq), engine.scheduler.token_ids, seq)
     assert not engine.scheduler.abort(group)
 
@@ -164,7 +167,7 @@ def test_an_encoder_that_no_memory_holds_ends_its_request_alone(
     engine = make_engine({}, {"block_size": block_size})
     group, _ = engine.add(4, num_encoder_tokens=num_tokens)
     ignored = engine.schedule().ignored_seq_groups
-    assert [ended for ended, _ in ignored] == [group]
+    assert [ended for ended, _, _ in ignored] == [group]
     assert "raise num_gpu_blocks" in ignored[0][1]
     assert not engine.scheduler.has_unfinished
     engine.scheduler.check()
@@ -263,7 +266,8 @@ def test_results_of_another_kind_are_refused(busy: Any, name: str) -> None:
         message = f"^{name} must be a one-dimensional contiguous {wanted} array; got "
         results = good | {name: value}
         busy.refuses(StepError, message, busy.scheduler.update, outputs.step_id, **results)
-    assert len(busy.scheduler.update(outputs.step_id, **good)) == 4
+    handles, _ = busy.scheduler.update(outputs.step_id, **good)
+    assert len(handles) == 4
 
 
 def test_unaligned_results_are_refused_by_name(busy: Any) -> None:
@@ -338,3 +342,32 @@ def test_nothing_lives_on_beyond_the_model_length(engine: Any) -> None:
 def test_a_scheduler_is_made_from_configurations_alone() -> None:
     with pytest.raises(TypeError):
         Scheduler({"max_num_seqs": 4}, {"block_size": 4})  # type: ignore[arg-type]
+
+
+# What a group has been through
+
+
+def test_a_prompt_that_can_never_run_is_refused_in_a_sentence_without_a_subject(
+    make_engine: Callable[..., Any],
+) -> None:
+    scheduler = make_engine({"max_model_len": 32}, {}).scheduler
+    assert scheduler.prompt_refusal(31) is None
+    assert scheduler.prompt_refusal(40) == (
+        "has 40 tokens; max_model_len is 32, so at most 31 leave room for a new one"
+    )
+    with pytest.raises(RequestError, match="num_tokens is -1"):
+        scheduler.prompt_refusal(-1)
+
+
+def test_what_a_group_has_been_through_is_told_with_its_end(engine: Any) -> None:
+    group, _ = engine.add(5)
+    engine.step()
+    engine.scheduler.abandon(engine.schedule().step_id)
+    stats = engine.scheduler.group_stats(group)
+    assert (stats.num_preemptions, stats.num_recomputed_tokens, stats.num_cached_tokens) == (
+        0,
+        5,
+        0,
+    )
+    assert engine.scheduler.abort(group) == stats
+    assert engine.scheduler.abort(group) is None

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from pagedserve import CacheConfig, Scheduler, SchedulerConfig, SchedulerOutputs
+from pagedserve import CacheConfig, GroupStats, Scheduler, SchedulerConfig, SchedulerOutputs
 from pagedserve.replay.driver import Row, ScenarioDriver
 from pagedserve.replay.scenario import Scenario, ScenarioConfig, load_scenario
 
@@ -37,23 +37,23 @@ class Watched:
         self._scheduler.check()
         return added
 
-    def abort(self, group: int) -> bool:
-        found = self._scheduler.abort(group)
+    def abort(self, group: int) -> GroupStats | None:
+        stats = self._scheduler.abort(group)
         self._scheduler.check()
-        return found
+        return stats
 
     def schedule(self, now: float) -> SchedulerOutputs:
         outputs = self._scheduler.schedule(now)
         self._scheduler.check()
         self._judge_order(outputs)
         self._judge_progress(outputs)
-        self.reasons |= dict(outputs.ignored_seq_groups)
+        self.reasons |= {group: reason for group, reason, _ in outputs.ignored_seq_groups}
         return outputs
 
     def update(self, *args: Any) -> Any:
-        handles = self._scheduler.update(*args)
+        updated = self._scheduler.update(*args)
         self._scheduler.check()
-        return handles
+        return updated
 
     @staticmethod
     def _judge_order(outputs: SchedulerOutputs) -> None:

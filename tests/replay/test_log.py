@@ -50,7 +50,7 @@ def decisions(scheduler: Scheduler, step: SchedulerOutputs) -> dict[str, Any]:
         "preempted": [list(one) for one in step.preempted],
         "swapped_in": step.swapped_in,
         "moves": [len(pairs) for pairs in moves],
-        "ignored": [list(one) for one in step.ignored_seq_groups],
+        "ignored": [[group, reason] for group, reason, _ in step.ignored_seq_groups],
         "refused": [list(one) for one in step.refused],
         "free": [scheduler.num_free_gpu_blocks, scheduler.num_free_cpu_blocks],
     }
@@ -86,8 +86,8 @@ class RandomEngine:
         self.asked: dict[int, int] = {}
         self.made: dict[int, int] = {}
         self.seen: list[dict[str, Any]] = []
-        # The step that went ahead of its tokens.
-        self.ahead: SchedulerOutputs | None = None
+        # The step that was ended before its tokens were known.
+        self.unresolved: SchedulerOutputs | None = None
         self.now = 0.0
 
     def run(self) -> None:
@@ -105,7 +105,7 @@ class RandomEngine:
             self.now += self.rng.choice([0.0, 0.01, 1 / 3])
             step = self.scheduler.schedule(self.now)
             self.seen.append(decisions(self.scheduler, step))
-            if self.follow_ahead() and not step.is_empty:
+            if self.resolve() and not step.is_empty:
                 self.finish(step)
             self.scheduler.check()
         self.scheduler.schedule(self.now)  # writes down what was done since the last step
@@ -131,22 +131,22 @@ class RandomEngine:
         if self.asked and self.rng.random() < 0.1:
             self.scheduler.abort(self.rng.choice(list(self.asked)))
 
-    def follow_ahead(self) -> bool:
-        """Name the tokens of the step that went ahead; False if it failed, and with it the next."""
-        step, self.ahead = self.ahead, None
+    def resolve(self) -> bool:
+        """Name the tokens of the unresolved step; False if it failed, and with it the next."""
+        step, self.unresolved = self.unresolved, None
         if step is None:
             return True
         if self.rng.random() < 0.1:
             self.scheduler.abandon(step.step_id)
             return False
         tokens = [self.rng.randrange(5) for _ in range(step.num_samples)]
-        self.scheduler.fill_tokens(step.step_id, np.array(tokens, np.int32))
+        self.scheduler.resolve_tokens(step.step_id, np.array(tokens, np.int32))
         return True
 
     def finish(self, step: SchedulerOutputs) -> None:
         self.maybe_abort()
-        if self.rng.random() < 0.5 and self.scheduler.update_ahead(step.step_id):
-            self.ahead = step
+        if self.rng.random() < 0.5 and self.scheduler.update_async(step.step_id):
+            self.unresolved = step
             return
         if self.rng.random() < 0.05:
             self.scheduler.abandon(step.step_id)
@@ -238,8 +238,8 @@ def test_the_random_lives_hold_what_they_are_to_show(log: Path) -> None:
         "abort",
         "update",
         "several tokens",
-        "update_ahead",
-        "fill_tokens",
+        "update_async",
+        "resolve_tokens",
         "abandon",
         "reset_prefix_cache",
     }

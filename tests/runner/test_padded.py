@@ -127,7 +127,7 @@ def test_inputs_stand_for_the_tokens_of_the_step_before(
     rows = [RowSampling(temperature=0.0)] * 3
     before = executor.launch(outputs, rows).tokens()
     assert before is not None
-    assert scheduler.update_ahead(outputs.step_id)
+    assert scheduler.update_async(outputs.step_id)
     outputs = scheduler.schedule(0.0)
     scheduler.prepare_inputs(executor.buffers.core)
     assert executor.buffers.on_device.token_ids[:3].tolist() == [-1, -2, -3]

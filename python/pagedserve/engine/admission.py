@@ -6,6 +6,7 @@ A request that passes can be run alone; what the scheduler may still end it for 
 KV pool that its output outgrows.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
-from pagedserve._core import CacheConfig, SchedulerConfig
+from pagedserve._core import SchedulerConfig
 from pagedserve.engine.rows import RowSource
 from pagedserve.errors import RequestError
 from pagedserve.inputs import ParsedPrompt, TokenizedPrompt, tokenize_prompt
@@ -61,7 +62,7 @@ class Admission:
         vocab_size: Token ids are below it.
         eos_token_ids: The model's end-of-sequence tokens.
         scheduler: The limits of a step and of a sequence.
-        cache: The KV pool.
+        prompt_refusal: The scheduler's answer to a prompt's length.
         processor: Opens the outputs of requests.
         seed: For the random numbers of requests that have no seed of their own.
     """
@@ -70,7 +71,7 @@ class Admission:
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     scheduler: SchedulerConfig
-    cache: CacheConfig
+    prompt_refusal: Callable[[int], str | None]
     processor: OutputProcessor
     seed: int
 
@@ -183,25 +184,6 @@ class Admission:
         return token_ids
 
     def _check_length(self, num_tokens: int, name: str) -> None:
-        longest = self.scheduler.max_model_len
-        if num_tokens >= longest:
-            raise RequestError(
-                f"{name} has {num_tokens} tokens; max_model_len is {longest}, so at most "
-                f"{longest - 1} leave room for a new one"
-            )
-        most = self.scheduler.max_num_batched_tokens
-        if num_tokens > most and not self.scheduler.enable_chunked_prefill:
-            raise RequestError(
-                f"{name} has {num_tokens} tokens; a prompt is computed in one step, and "
-                f"max_num_batched_tokens is {most}: raise it or enable_chunked_prefill"
-            )
-        cache = self.cache
-        needed = -(-num_tokens // cache.block_size)
-        # The share that the scheduler keeps free when it admits, rounded down as it does.
-        usable = cache.num_gpu_blocks - int(cache.watermark * cache.num_gpu_blocks)
-        if needed > usable:
-            raise RequestError(
-                f"{name} has {num_tokens} tokens and needs {needed} KV blocks of "
-                f"{cache.block_size}; the engine has {cache.num_gpu_blocks}, of which a prompt "
-                f"may use {usable}: raise num_gpu_blocks or kv_cache_memory"
-            )
+        refusal = self.prompt_refusal(num_tokens)
+        if refusal is not None:
+            raise RequestError(f"{name} {refusal}")

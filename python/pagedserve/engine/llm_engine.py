@@ -82,7 +82,7 @@ class LLMEngine:
             vocab_size=loaded.vocab_size,
             eos_token_ids=tuple(loaded.eos_token_ids),
             scheduler=config,
-            cache=cache,
+            prompt_refusal=self._scheduler.prompt_refusal,
             processor=self._processor,
             seed=args.seed,
         )

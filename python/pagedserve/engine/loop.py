@@ -118,10 +118,11 @@ class StepLoop:
         metrics = request.output.metrics
         metrics.scheduler_time = self._stats.scheduler_seconds - request.scheduler_seconds
         try:
-            counts = self._scheduler.preemptions_of(request.group)
+            counts = self._scheduler.group_stats(request.group)
         except StaleHandleError:
             return  # ended by the scheduler itself, or by the next step, which went ahead
-        metrics.num_preemptions, metrics.num_recomputed_tokens = counts
+        metrics.num_preemptions = counts.num_preemptions
+        metrics.num_recomputed_tokens = counts.num_recomputed_tokens
 
     def _finish_all(self) -> None:
         while self._steps:
@@ -164,7 +165,7 @@ class StepLoop:
         if not self._goes_ahead or step.launched is None:
             return False
         if step.launched.stands_alone and any(map(self._may_go_on, step.living)):
-            step.is_ahead = self._scheduler.update_ahead(step.scheduled[0].step_id)
+            step.is_ahead = self._scheduler.update_async(step.scheduled[0].step_id)
         return step.is_ahead
 
     def _may_go_on(self, one: LivingSequence) -> bool:
@@ -194,11 +195,11 @@ class StepLoop:
 
     def _closing(
         self, step: OpenStep, judged: JudgedStep, tokens: NDArray[np.int32]
-    ) -> Callable[[], NDArray[np.int64] | None]:
+    ) -> Callable[[], tuple[NDArray[np.int64], object] | None]:
         """The call that tells the scheduler what came out of a step."""
         step_id = step.scheduled[0].step_id
         if step.is_ahead:
-            return partial(self._scheduler.fill_tokens, step_id, tokens)
+            return partial(self._scheduler.resolve_tokens, step_id, tokens)
         return partial(
             self._scheduler.update,
             step_id,
@@ -214,7 +215,7 @@ class StepLoop:
             return
         self._processor.apply(step.judged.requests, step.prompts, now())
         of_outputs = step.handles[0]
-        handles: list[int] = [] if of_outputs is None else of_outputs.tolist()
+        handles: list[int] = [] if of_outputs is None else of_outputs[0].tolist()
         first = 0
         for one in step.judged.requests:
             num_outputs = len(one.outputs)
@@ -264,7 +265,7 @@ class StepLoop:
             self._requests.discard(request)
 
     def _end_ignored(self, scheduled: SchedulerOutputs) -> None:
-        for group, reason in scheduled.ignored_seq_groups:
+        for group, reason, _ in scheduled.ignored_seq_groups:
             request = self._requests.by_group(group)
             if request is not None:
                 self.note_scheduling(request)

@@ -45,7 +45,7 @@ class OpenStep:
     is_ahead: bool = False
     judged: JudgedStep | None = None
     prompts: list[NewPromptLogprobs] = field(default_factory=list)
-    handles: list[NDArray[np.int64] | None] = field(default_factory=list)
+    handles: list[tuple[NDArray[np.int64], object] | None] = field(default_factory=list)
 
 
 def call_into(results: list[T], call: Callable[[], T]) -> None:

@@ -128,7 +128,7 @@ class ScenarioDriver:
     def _step(self, step: int) -> Row:
         outputs = self.scheduler.schedule(step * _SECONDS_A_STEP)
         row = self._decisions(step, outputs)
-        for group, _ in outputs.ignored_seq_groups:
+        for group, _, _ in outputs.ignored_seq_groups:
             self._groups.pop(group, None)
         finished = [] if outputs.is_empty else self._update(outputs)
         row["finished"] = [self._ids[group] for group in finished]
@@ -159,7 +159,7 @@ class ScenarioDriver:
             "n_swap_in": len(outputs.blocks_to_swap_in),
             "n_swap_out": len(outputs.blocks_to_swap_out),
             "n_copy": len(outputs.blocks_to_copy),
-            "ignored": [self._ids[group] for group, _ in outputs.ignored_seq_groups],
+            "ignored": [self._ids[group] for group, _, _ in outputs.ignored_seq_groups],
             "queues": self._queue_sizes(),
             "free": self._free(),
         }
@@ -186,15 +186,15 @@ class ScenarioDriver:
             if scheduled.is_sampled:
                 samples.extend(self._sample(scheduled.group, first_row))
             first_row += scheduled.num_rows
-        handles = self.scheduler.update(
+        handles, _ = self.scheduler.update(
             outputs.step_id,
             np.array([one.row for one in samples], dtype=np.int32),
             np.arange(len(samples) + 1, dtype=np.int32),
             np.array([one.token for one in samples], dtype=np.int32),
             np.array([one.is_finished for one in samples], dtype=np.uint8),
-        ).tolist()
+        )
         groups = [one.group for one in outputs.scheduled_seq_groups if one.is_sampled]
-        self._follow(samples, handles, groups)
+        self._follow(samples, handles.tolist(), groups)
         ended = [group for group in groups if not self._groups[group].branches]
         for group in ended:
             del self._groups[group]

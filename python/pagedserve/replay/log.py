@@ -12,6 +12,9 @@ from pagedserve._core import CacheConfig, Scheduler, SchedulerConfig, SchedulerO
 from pagedserve.errors import PagedServeError
 from pagedserve.replay.scenario import ScenarioError, read_text
 
+# Of the logs that this version writes.
+_FORMAT = 2
+
 # What a line says of the step itself.
 _DECISIONS = ("step", "scheduled", "preempted", "swapped_in", "moves", "ignored", "refused", "free")
 
@@ -46,7 +49,7 @@ def replay_log(path: Path) -> LogReplay:
     is_cut = bool(texts) and not _is_json(texts[-1])
     lines = _lines(path, texts[: len(texts) - is_cut])
     header = next(lines, {})
-    if header.get("log") != 1:
+    if header.get("log") != _FORMAT:
         raise ScenarioError(f"{path} does not begin with a decision log's first line")
     try:
         player = _Player(header)
@@ -112,8 +115,8 @@ class _Player:
             "add": self._add,
             "abort": self._abort,
             "update": self._update,
-            "update_ahead": self._update_ahead,
-            "fill_tokens": self._fill_tokens,
+            "update_async": self._update_async,
+            "resolve_tokens": self._resolve_tokens,
             "abandon": self._abandon,
             "reset_prefix_cache": self._reset_prefix_cache,
         }
@@ -139,7 +142,7 @@ class _Player:
                 len(step.blocks_to_swap_in),
                 len(step.blocks_to_copy),
             ],
-            "ignored": [list(one) for one in step.ignored_seq_groups],
+            "ignored": [[group, reason] for group, reason, _ in step.ignored_seq_groups],
             "refused": [list(one) for one in step.refused],
             "free": [self._scheduler.num_free_gpu_blocks, self._scheduler.num_free_cpu_blocks],
         }
@@ -154,7 +157,7 @@ class _Player:
             raise ScenarioError(f"the log names group {request['group']}; it became {group}")
 
     def _abort(self, group: int) -> None:
-        if not self._scheduler.abort(group):
+        if self._scheduler.abort(group) is None:
             raise ScenarioError(f"the log aborts group {group}, which has ended")
 
     def _update(
@@ -186,12 +189,12 @@ class _Player:
         spans = zip(groups, pairwise(starts), strict=True)
         return [row for one, span in spans if one.is_sampled for row in range(*span)]
 
-    def _update_ahead(self) -> None:
-        if self._step is None or not self._scheduler.update_ahead(self._step.step_id):
-            raise ScenarioError("the log has a step go ahead of its tokens that cannot")
+    def _update_async(self) -> None:
+        if self._step is None or not self._scheduler.update_async(self._step.step_id):
+            raise ScenarioError("the log ends a step before its tokens that has to wait for them")
 
-    def _fill_tokens(self, step_id: int, tokens: list[int]) -> None:
-        self._scheduler.fill_tokens(step_id, np.array(tokens, dtype=np.int32))
+    def _resolve_tokens(self, step_id: int, tokens: list[int]) -> None:
+        self._scheduler.resolve_tokens(step_id, np.array(tokens, dtype=np.int32))
 
     def _abandon(self, step_id: int) -> None:
         self._scheduler.abandon(step_id)

@@ -12,9 +12,9 @@
 //! ```
 //!
 //! `update` is written as its tokens and the indices of the outputs that finish; parent rows
-//! and token starts follow where they are not one output a sampled row.  A step that went ahead
-//! of its tokens has `["update_ahead"]`, and later `["fill_tokens",7,[412,9]]`.  Equal configurations
-//! and events lead to equal decisions, handles included.
+//! and token starts follow where they are not one output a sampled row.  A step that
+//! ended before its tokens were known has `["update_async"]`, and later
+//! `["resolve_tokens",7,[412,9]]`.  Equal configurations and events lead to equal decisions, handles included.
 //!
 //! Invariant: a line is whole or missing: each is written in one call.
 //!
@@ -91,7 +91,7 @@ impl<W: Write> DecisionLog<W> {
     pub fn new(writer: W, scheduler: &SchedulerConfig, cache: &CacheConfig) -> Self {
         let mut log = Self { writer, line: Line::default(), error: None };
         let header = format!(
-            "{{\"log\":1,\"version\":{:?},\"scheduler\":{},\"cache\":{}}}",
+            "{{\"log\":2,\"version\":{:?},\"scheduler\":{},\"cache\":{}}}",
             env!("CARGO_PKG_VERSION"),
             scheduler_json(scheduler),
             cache_json(cache)
@@ -141,14 +141,14 @@ impl<W: Write> DecisionLog<W> {
     }
 
     /// Notes that a step was ended before its tokens were known.
-    pub fn update_ahead(&mut self) {
-        self.line.event().text("[\"update_ahead\"]");
+    pub fn update_async(&mut self) {
+        self.line.event().text("[\"update_async\"]");
     }
 
-    /// Notes the tokens of a step that had gone ahead of them.
-    pub fn fill_tokens(&mut self, step_id: u64, tokens: &[TokenId]) {
+    /// Notes the tokens of a step that ended before they were known.
+    pub fn resolve_tokens(&mut self, step_id: u64, tokens: &[TokenId]) {
         let line = self.line.event();
-        line.text("[\"fill_tokens\",").number(step_id);
+        line.text("[\"resolve_tokens\",").number(step_id);
         line.text(",").numbers(tokens.iter().copied()).text("]");
     }
 
@@ -178,7 +178,7 @@ impl<W: Write> DecisionLog<W> {
         let moves =
             [&outputs.blocks_to_swap_out, &outputs.blocks_to_swap_in, &outputs.blocks_to_copy];
         line.text(",\"moves\":").numbers(moves.map(Vec::len));
-        line.text(",\"ignored\":").list(&outputs.ignored_seq_groups, |line, (group, reason)| {
+        line.text(",\"ignored\":").list(&outputs.ignored_seq_groups, |line, (group, reason, _)| {
             line.text("[").number(group.to_bits());
             line.text(",\"").text(&reason.to_string()).text("\"]");
         });

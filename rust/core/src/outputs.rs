@@ -9,7 +9,7 @@ use std::fmt;
 
 use crate::config::PreemptionMode;
 use crate::ids::BlockPair;
-use crate::sequence::{GroupHandle, SeqHandle};
+use crate::sequence::{GroupHandle, GroupStats, SeqHandle};
 
 /// One sequence in one step: its next `num_tokens` uncomputed tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,6 +79,70 @@ impl fmt::Display for IgnoredReason {
     }
 }
 
+/// Why no prompt of so many tokens can be run.  As text it has no subject: whoever asked knows
+/// what it calls the prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PromptRefusal {
+    /// The prompt leaves no room for a new token in the model's length.
+    FillsModel {
+        /// Tokens of the prompt.
+        num_tokens: usize,
+        /// Tokens of a sequence.
+        max_model_len: usize,
+    },
+    /// Without chunks a prompt is computed in one step.
+    ExceedsStep {
+        /// Tokens of the prompt.
+        num_tokens: usize,
+        /// Tokens of a step.
+        max_num_batched_tokens: usize,
+    },
+    /// The prompt needs more blocks than a new group is ever given.
+    ExceedsCache {
+        /// Tokens of the prompt.
+        num_tokens: usize,
+        /// Tokens of a block.
+        block_size: usize,
+        /// Blocks needed.
+        num_blocks: usize,
+        /// Device blocks there are.
+        num_gpu_blocks: usize,
+        /// Those of them above the watermark.
+        num_usable_blocks: usize,
+    },
+}
+
+impl fmt::Display for PromptRefusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::FillsModel { num_tokens, max_model_len } => write!(
+                f,
+                "has {num_tokens} tokens; max_model_len is {max_model_len}, so at most {} leave \
+                 room for a new one",
+                max_model_len - 1
+            ),
+            Self::ExceedsStep { num_tokens, max_num_batched_tokens } => write!(
+                f,
+                "has {num_tokens} tokens; a prompt is computed in one step, and \
+                 max_num_batched_tokens is {max_num_batched_tokens}: raise it or \
+                 enable_chunked_prefill"
+            ),
+            Self::ExceedsCache {
+                num_tokens,
+                block_size,
+                num_blocks,
+                num_gpu_blocks,
+                num_usable_blocks,
+            } => write!(
+                f,
+                "has {num_tokens} tokens and needs {num_blocks} KV blocks of {block_size}; the \
+                 engine has {num_gpu_blocks}, of which a prompt may use {num_usable_blocks}: raise \
+                 num_gpu_blocks or kv_cache_memory"
+            ),
+        }
+    }
+}
+
 /// Why a group that waits or is swapped did not run in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
@@ -134,8 +198,8 @@ pub struct SchedulerOutputs {
     pub blocks_to_swap_in: Vec<BlockPair>,
     /// (source, destination) pairs on the device.
     pub blocks_to_copy: Vec<BlockPair>,
-    /// Groups ended in this step and why; their handles are dead.
-    pub ignored_seq_groups: Vec<(GroupHandle, IgnoredReason)>,
+    /// Groups ended in this step, why, and what they had been through; their handles are dead.
+    pub ignored_seq_groups: Vec<(GroupHandle, IgnoredReason, GroupStats)>,
     /// Groups that were considered and did not run, and why; those behind them were not.
     pub refused: Vec<(GroupHandle, Refusal)>,
     /// Groups that lost their device blocks in this step, lowest priority first.

@@ -13,7 +13,7 @@ use pagedserve_core::config::{Policy, PreemptionMode};
 use pagedserve_core::hash::PrefixKey;
 use pagedserve_core::outputs::{IgnoredReason, Refusal};
 use pagedserve_core::scheduler::Scheduler;
-use pagedserve_core::sequence::{GroupHandle, Request, SeqHandle};
+use pagedserve_core::sequence::{GroupHandle, GroupStats, Request, SeqHandle};
 
 /// One step in which every sampled row gets `width` outputs at its first token and then one.
 fn branching_step(scheduler: &mut Scheduler, width: usize, token: i32) -> Vec<SeqHandle> {
@@ -177,7 +177,7 @@ fn f6_a_request_that_outgrows_memory_is_ended_at_once_with_what_it_has() {
     step(&mut scheduler, 1);
     step(&mut scheduler, 1);
     let reason = IgnoredReason::OutgrewCache { limit: 3 };
-    assert_eq!(scheduler.outputs().ignored_seq_groups, [(big, reason)]);
+    assert_eq!(scheduler.outputs().ignored_seq_groups, [(big, reason, GroupStats::default())]);
     assert_eq!(scheduler.outputs().preempted, [], "it is not preempted first");
 }
 

@@ -45,7 +45,7 @@ struct Hostile {
     token_start: Vec<i32>,
     tokens: Vec<i32>,
     finish: Vec<u8>,
-    goes_ahead: bool,
+    is_async: bool,
 }
 
 fn hostile() -> impl Strategy<Value = Hostile> {
@@ -54,8 +54,8 @@ fn hostile() -> impl Strategy<Value = Hostile> {
     let step = (seconds(), prop_oneof![4 => Just(0u64), 1 => any::<u64>()]);
     let results = (integers(), integers(), integers(), prop::collection::vec(any::<u8>(), 0..12));
     let all = (request, step, results, any::<bool>());
-    all.prop_map(|(request, step, results, goes_ahead)| Hostile {
-        goes_ahead,
+    all.prop_map(|(request, step, results, is_async)| Hostile {
+        is_async,
         prompt: request.0,
         arrival_time: request.1,
         width: request.2,
@@ -100,13 +100,13 @@ fn attack(scheduler: &mut Scheduler, with: &Hostile) {
     };
     let result = scheduler.update(open, results).map(|_| ());
     unchanged_or_sound(&before, &result, scheduler);
-    if with.goes_ahead {
+    if with.is_async {
         let before = format!("{scheduler:?}");
-        let result = scheduler.update_ahead(open);
+        let result = scheduler.update_async(open);
         unchanged_or_sound(&before, &result, scheduler);
     }
     let before = format!("{scheduler:?}");
-    let result = scheduler.fill_tokens(open.wrapping_sub(with.step_offset), &with.tokens);
+    let result = scheduler.resolve_tokens(open.wrapping_sub(with.step_offset), &with.tokens);
     unchanged_or_sound(&before, &result, scheduler);
     if with.step_offset % 2 == 1 {
         let before = format!("{scheduler:?}");

@@ -36,11 +36,11 @@ enum Op {
     Fail(bool),
     /// A group aborted while the step runs.
     AbortInStep(prop::sample::Index),
-    /// Steps that go ahead of their tokens, as many as there are seeds; the last of a sequence
+    /// Steps ended before their tokens are known, as many as there are seeds; the last of a sequence
     /// now and then, by a number a sample.
-    Ahead(Vec<i32>, Vec<u8>),
-    /// A step that goes ahead and fails, after how much of the next.
-    FailAhead(Failure),
+    Async(Vec<i32>, Vec<u8>),
+    /// A step ended before its tokens are known that fails, after how much of the next.
+    FailAsync(Failure),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -61,9 +61,9 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         1 => any::<bool>().prop_map(Op::Fail),
         1 => any::<prop::sample::Index>().prop_map(Op::AbortInStep),
         4 => (prop::collection::vec(0..50i32, 1..9), prop::collection::vec(0..24u8, 1..12))
-            .prop_map(|(seeds, ends)| Op::Ahead(seeds, ends)),
+            .prop_map(|(seeds, ends)| Op::Async(seeds, ends)),
         1 => prop_oneof![Just(Failure::BeforeNext), Just(Failure::Scheduled), Just(Failure::Run)]
-            .prop_map(Op::FailAhead),
+            .prop_map(Op::FailAsync),
     ];
     prop::collection::vec(op, 20..120)
 }
@@ -144,7 +144,7 @@ struct Life {
     device: Slots,
     host: Slots,
     groups: Vec<GroupHandle>,
-    /// What the samples of the step that went ahead are, though the scheduler does not know yet.
+    /// What the samples of the unresolved step are, though the scheduler does not know yet.
     sampled: Vec<i32>,
     num_ops: usize,
 }
@@ -200,20 +200,20 @@ impl Life {
                     update(&mut self.scheduler, step_id, &outputs).unwrap();
                 }
             }
-            Op::Ahead(seeds, ends) => self.run_ahead(seeds, ends),
-            Op::FailAhead(failure) => self.fail_ahead(*failure),
+            Op::Async(seeds, ends) => self.run_async(seeds, ends),
+            Op::FailAsync(failure) => self.fail_async(*failure),
         }
         self.scheduler.check().unwrap();
     }
 
-    /// A step of the device that goes ahead, if it may: its id, and the groups of its samples.
-    fn go_ahead(&mut self, seed: i32) -> Option<(u64, Vec<GroupHandle>)> {
+    /// A step of the device, ended before its tokens are known if it may be: its id, and the groups of its samples.
+    fn end_async(&mut self, seed: i32) -> Option<(u64, Vec<GroupHandle>)> {
         let outputs = self.scheduler.outputs();
         let step_id = outputs.step_id;
         let rows = sampled_rows(&self.scheduler);
         let of_row = |row: usize| self.scheduler.sequence(self.scheduler.outputs().rows[row].seq);
         let groups = rows.into_iter().map(|row| of_row(row).unwrap().group()).collect();
-        if !self.scheduler.update_ahead(step_id).unwrap() {
+        if !self.scheduler.update_async(step_id).unwrap() {
             return None;
         }
         self.scheduler.check().unwrap();
@@ -222,14 +222,14 @@ impl Life {
     }
 
     /// Steps in a pipeline: each is scheduled before the tokens of the last are known.
-    fn run_ahead(&mut self, seeds: &[i32], ends: &[u8]) {
+    fn run_async(&mut self, seeds: &[i32], ends: &[u8]) {
         if !self.begin() {
             return;
         }
         for seed in seeds {
-            let Some((step_id, groups)) = self.go_ahead(*seed) else { break };
+            let Some((step_id, groups)) = self.end_async(*seed) else { break };
             let has_next = self.begin();
-            self.scheduler.fill_tokens(step_id, &self.sampled).unwrap();
+            self.scheduler.resolve_tokens(step_id, &self.sampled).unwrap();
             self.sampled.clear();
             for (nth, group) in groups.into_iter().enumerate() {
                 if ends[nth % ends.len()] == 0 {
@@ -246,11 +246,11 @@ impl Life {
         update(&mut self.scheduler, step_id, &outputs).unwrap();
     }
 
-    fn fail_ahead(&mut self, failure: Failure) {
+    fn fail_async(&mut self, failure: Failure) {
         if !self.begin() {
             return;
         }
-        let Some((step_id, _)) = self.go_ahead(3) else {
+        let Some((step_id, _)) = self.end_async(3) else {
             let step_id = self.scheduler.outputs().step_id;
             return self.scheduler.abandon(step_id).unwrap();
         };
@@ -282,8 +282,8 @@ impl Life {
         if !self.groups.is_empty() {
             let group = self.groups.swap_remove(pick.index(self.groups.len()));
             let lives = self.scheduler.store().find_group(group).is_ok();
-            assert_eq!(self.scheduler.abort(group), lives);
-            assert!(!self.scheduler.abort(group), "a second abort finds nothing");
+            assert_eq!(self.scheduler.abort(group).is_some(), lives);
+            assert!(self.scheduler.abort(group).is_none(), "a second abort finds nothing");
         }
     }
 

@@ -42,10 +42,10 @@ fn steady_decode_allocates_only_where_tokens_and_tables_grow() {
     for (enable_prefix_caching, enable_chunked_prefill) in
         [(false, false), (true, false), (false, true), (true, true)]
     {
-        for goes_ahead in [false, true] {
+        for is_async in [false, true] {
             let num_allocations =
-                allocations_of_decode(enable_prefix_caching, enable_chunked_prefill, goes_ahead);
-            let case = (enable_prefix_caching, enable_chunked_prefill, goes_ahead);
+                allocations_of_decode(enable_prefix_caching, enable_chunked_prefill, is_async);
+            let case = (enable_prefix_caching, enable_chunked_prefill, is_async);
             assert_eq!(num_allocations, 0, "{case:?}");
         }
     }
@@ -54,7 +54,7 @@ fn steady_decode_allocates_only_where_tokens_and_tables_grow() {
 fn allocations_of_decode(
     enable_prefix_caching: bool,
     enable_chunked_prefill: bool,
-    goes_ahead: bool,
+    is_async: bool,
 ) -> usize {
     const N: usize = 32;
     let limits = Limits {
@@ -96,9 +96,9 @@ fn allocations_of_decode(
             row_handles: &mut handles,
         };
         scheduler.prepare_inputs(&mut inputs).unwrap();
-        if goes_ahead {
-            assert!(scheduler.update_ahead(step_id).unwrap());
-            scheduler.fill_tokens(step_id, &tokens).unwrap();
+        if is_async {
+            assert!(scheduler.update_async(step_id).unwrap());
+            scheduler.resolve_tokens(step_id, &tokens).unwrap();
         } else {
             scheduler.update(step_id, results).unwrap();
         }

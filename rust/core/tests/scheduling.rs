@@ -7,9 +7,9 @@ mod common;
 use common::{Limits, Output, add, add_wide, assert_all_returned, one_each, step, update};
 use pagedserve_core::config::{Policy, PreemptionMode};
 use pagedserve_core::error::Error;
-use pagedserve_core::outputs::IgnoredReason;
-use pagedserve_core::scheduler::Scheduler;
-use pagedserve_core::sequence::{GroupHandle, Request, SeqHandle};
+use pagedserve_core::outputs::{IgnoredReason, PromptRefusal, Row};
+use pagedserve_core::scheduler::{Scheduler, StepResults};
+use pagedserve_core::sequence::{GroupHandle, GroupStats, Request, SeqHandle};
 
 fn scheduled(scheduler: &Scheduler) -> Vec<(GroupHandle, usize)> {
     let groups = scheduler.outputs().scheduled_seq_groups.iter();
@@ -72,7 +72,7 @@ fn a_prompt_no_step_can_hold_is_ended_with_its_numbers() {
     let (short, _) = add(&mut scheduler, 0, 3);
     step(&mut scheduler, 1);
     let reason = IgnoredReason::PromptTooLong { num_tokens: 21, limit: 20 };
-    assert_eq!(scheduler.outputs().ignored_seq_groups, [(long, reason)]);
+    assert_eq!(scheduler.outputs().ignored_seq_groups, [(long, reason, GroupStats::default())]);
     assert_eq!(scheduled(&scheduler), [(short, 3)]);
     assert!(matches!(scheduler.sequence(seq), Err(Error::StaleHandle { .. })));
 }
@@ -88,7 +88,7 @@ fn a_prompt_no_pool_can_hold_is_ended_and_does_not_block_the_queue() {
     let (small, _) = add(&mut scheduler, 0, 28);
     step(&mut scheduler, 1);
     let reason = IgnoredReason::NeverFits { num_blocks: 8, limit: 7 };
-    assert_eq!(scheduler.outputs().ignored_seq_groups, [(big, reason)]);
+    assert_eq!(scheduler.outputs().ignored_seq_groups, [(big, reason, GroupStats::default())]);
     assert_eq!(scheduled(&scheduler), [(small, 28)]);
 }
 
@@ -108,7 +108,7 @@ fn the_youngest_is_preempted_and_comes_back_in_front_with_all_its_tokens() {
     assert_eq!(scheduler.queues().waiting, [young, later]);
     assert_eq!(scheduler.stats().num_recomputed_tokens, 8);
     let group = scheduler.store().find_group(young).unwrap();
-    assert_eq!((group.num_preemptions, group.num_recomputed_tokens), (1, 8));
+    assert_eq!((group.stats.num_preemptions, group.stats.num_recomputed_tokens), (1, 8));
     assert_eq!(scheduler.sequence(young_seq).unwrap().len(), 9, "no token is lost");
     assert_eq!(scheduler.sequence(old_seq).unwrap().len(), 9);
 }
@@ -124,7 +124,7 @@ fn a_request_that_outgrows_the_cache_alone_is_ended_with_a_reason_and_nothing_el
         step(&mut scheduler, 1);
     }
     let reason = IgnoredReason::OutgrewCache { limit: 3 };
-    assert_eq!(scheduler.outputs().ignored_seq_groups, [(big, reason)]);
+    assert_eq!(scheduler.outputs().ignored_seq_groups, [(big, reason, GroupStats::default())]);
     assert_eq!(scheduler.stats().num_recompute_preemptions, 0);
     let (next, _) = add(&mut scheduler, 0, 10);
     step(&mut scheduler, 1);
@@ -184,7 +184,7 @@ fn a_forked_group_swaps_out_and_back_with_its_sharing() {
     assert!(pairs < 6, "shared blocks move once: {pairs}");
     assert_eq!(scheduler.queues().swapped, [group]);
     let old = scheduler.sequence(old).unwrap().group();
-    assert!(scheduler.abort(old));
+    assert!(scheduler.abort(old).is_some());
     step(&mut scheduler, 1);
     assert_eq!(scheduler.outputs().swapped_in, [group]);
     assert_eq!(scheduler.outputs().blocks_to_swap_in.len(), pairs);
@@ -230,12 +230,12 @@ fn an_abort_during_a_step_waits_for_its_end_and_then_frees_everything() {
     let (a, _) = add(&mut scheduler, 0, 5);
     let (b, _) = add(&mut scheduler, 0, 5);
     let step_id = scheduler.schedule(0.0).unwrap().step_id;
-    assert!(scheduler.abort(a));
-    assert!(!scheduler.abort(a), "it is on its way out");
+    assert!(scheduler.abort(a).is_some());
+    assert!(scheduler.abort(a).is_none(), "it is on its way out");
     let outputs = one_each(&scheduler, 1);
     update(&mut scheduler, step_id, &outputs).unwrap();
     assert!(scheduler.store().find_group(a).is_err());
-    assert!(scheduler.abort(b));
+    assert!(scheduler.abort(b).is_some());
     assert_all_returned(&scheduler);
 }
 
@@ -382,7 +382,7 @@ fn a_swap_makes_no_block_computed_that_a_sibling_has_still_to_compute() {
     let (urgent, _) = scheduler.add_seq_group(&urgent).unwrap();
     step(&mut scheduler, 3);
     assert_eq!(scheduler.outputs().preempted, [(pair, PreemptionMode::Swap)]);
-    assert!(scheduler.abort(urgent));
+    assert!(scheduler.abort(urgent).is_some());
     step(&mut scheduler, 3);
     assert_eq!(scheduler.outputs().swapped_in, [pair]);
     let computed = scheduler.space().common_computed_blocks(scheduler.store(), pair);
@@ -398,4 +398,103 @@ fn prefix_hits_are_counted_at_each_admission() {
     step(&mut scheduler, 1);
     let stats = scheduler.stats();
     assert_eq!((stats.num_looked_up_tokens, stats.num_cached_tokens), (25, 8));
+}
+
+#[test]
+fn a_prompt_is_refused_if_and_only_if_it_cannot_run_alone_to_a_new_token() {
+    for (enable_chunked_prefill, max_num_batched_tokens) in [(false, 20), (true, 8), (false, 40)] {
+        for (watermark, num_gpu_blocks) in [(0.0, 64), (0.13, 8), (0.5, 9), (0.0, 1)] {
+            let limits = Limits::with(|cache, scheduler| {
+                (cache.watermark, cache.num_gpu_blocks) = (watermark, num_gpu_blocks);
+                scheduler.enable_chunked_prefill = enable_chunked_prefill;
+                scheduler.max_num_batched_tokens = max_num_batched_tokens;
+                scheduler.max_model_len = 32;
+            });
+            for num_tokens in 1..=40 {
+                let mut scheduler = limits.scheduler();
+                let refusal = scheduler.prompt_refusal(num_tokens);
+                let (_, seq) = add(&mut scheduler, 0, num_tokens);
+                let has_room = num_tokens < limits.scheduler.max_model_len;
+                let mut gets_token = false;
+                while has_room && !gets_token && !scheduler.queues().is_empty() {
+                    step(&mut scheduler, 1);
+                    let sequence = scheduler.sequence(seq);
+                    gets_token = sequence.is_ok_and(|sequence| sequence.len() > num_tokens);
+                }
+                assert_eq!(refusal.is_none(), gets_token, "{num_tokens} {refusal:?} {limits:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_refusal_of_a_prompt_says_what_it_has_and_what_is_accepted() {
+    let limits = Limits::with(|cache, scheduler| {
+        (cache.watermark, cache.num_gpu_blocks) = (0.13, 8);
+        (scheduler.max_num_batched_tokens, scheduler.max_model_len) = (30, 40);
+    });
+    let scheduler = limits.scheduler();
+    let text = |num_tokens| scheduler.prompt_refusal(num_tokens).map(|refusal| refusal.to_string());
+    assert_eq!(text(28), None);
+    assert_eq!(
+        text(29).unwrap(),
+        "has 29 tokens and needs 8 KV blocks of 4; the engine has 8, of which a prompt may use 7: \
+         raise num_gpu_blocks or kv_cache_memory"
+    );
+    assert_eq!(
+        text(31).unwrap(),
+        "has 31 tokens; a prompt is computed in one step, and max_num_batched_tokens is 30: raise \
+         it or enable_chunked_prefill"
+    );
+    assert_eq!(
+        scheduler.prompt_refusal(40),
+        Some(PromptRefusal::FillsModel { num_tokens: 40, max_model_len: 40 })
+    );
+    assert_eq!(
+        text(40).unwrap(),
+        "has 40 tokens; max_model_len is 40, so at most 39 leave room for a new one"
+    );
+}
+
+#[test]
+fn whoever_ends_a_group_is_told_what_it_had_been_through() {
+    let limits = Limits::with(|cache, _| {
+        (cache.num_gpu_blocks, cache.enable_prefix_caching) = (8, true);
+    });
+    let mut scheduler = limits.scheduler();
+    add(&mut scheduler, 0, 12);
+    step(&mut scheduler, 1);
+    // Finished, with three full blocks in common, of which the first was computed.
+    let (group, _) = add(&mut scheduler, 0, 13);
+    step(&mut scheduler, 1);
+    let cached = GroupStats { num_cached_tokens: 12, ..GroupStats::default() };
+    assert_eq!(scheduler.group_stats(group), Ok(cached));
+    let step_id = scheduler.schedule(0.0).unwrap().step_id;
+    let parent_rows: Vec<i32> = (0..).take(scheduler.outputs().rows.len()).collect();
+    let token_start: Vec<i32> = (0..).take(parent_rows.len() + 1).collect();
+    let ours = |row: &Row| scheduler.sequence(row.seq).unwrap().group() == group;
+    let finish: Vec<u8> = scheduler.outputs().rows.iter().map(|row| u8::from(ours(row))).collect();
+    let results = StepResults {
+        parent_rows: &parent_rows,
+        token_start: &token_start,
+        tokens: &vec![1; parent_rows.len()],
+        finish: &finish,
+    };
+    let updated = scheduler.update(step_id, results).unwrap();
+    assert_eq!(updated.ended, [(group, cached)]);
+    assert!(scheduler.group_stats(group).is_err());
+    // Aborted, after its step was given up.
+    let (group, _) = add(&mut scheduler, 100, 5);
+    let step_id = scheduler.schedule(0.0).unwrap().step_id;
+    scheduler
+        .update(
+            step_id,
+            StepResults { parent_rows: &[0], token_start: &[0, 1], tokens: &[1], finish: &[0] },
+        )
+        .unwrap();
+    let step_id = scheduler.schedule(0.0).unwrap().step_id;
+    scheduler.abandon(step_id).unwrap();
+    let stats = GroupStats { num_recomputed_tokens: 5, ..GroupStats::default() };
+    assert_eq!(scheduler.abort(group), Some(stats));
+    assert_eq!(scheduler.abort(group), None);
 }

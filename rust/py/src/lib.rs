@@ -42,7 +42,7 @@ mod _core {
     #[pymodule_export]
     use super::moves::copy_blocks_cpu;
     #[pymodule_export]
-    use super::outputs::{ScheduledSequenceGroup, SchedulerOutputs};
+    use super::outputs::{GroupStats, ScheduledSequenceGroup, SchedulerOutputs};
     #[pymodule_export]
     use super::scheduler::Scheduler;
     #[pymodule_export]

@@ -2,6 +2,7 @@
 
 use numpy::PyArray2;
 use pagedserve_core::outputs as core;
+use pagedserve_core::sequence;
 use pyo3::prelude::*;
 
 use crate::arrays::pair_array;
@@ -73,9 +74,11 @@ impl SchedulerOutputs {
     }
 
     #[getter]
-    fn ignored_seq_groups(&self) -> Vec<(i64, String)> {
+    fn ignored_seq_groups(&self) -> Vec<(i64, String, GroupStats)> {
         let ignored = self.0.ignored_seq_groups.iter();
-        ignored.map(|(group, reason)| (group.to_bits(), reason.to_string())).collect()
+        ignored
+            .map(|(group, reason, stats)| (group.to_bits(), reason.to_string(), GroupStats(*stats)))
+            .collect()
     }
 
     #[getter]
@@ -157,5 +160,37 @@ impl ScheduledSequenceGroup {
     #[getter]
     fn num_rows(&self) -> usize {
         self.0.num_rows
+    }
+}
+
+/// What a group has been through.
+#[pyclass(frozen, eq, module = "pagedserve._core")]
+#[derive(PartialEq)]
+pub(crate) struct GroupStats(pub(crate) sequence::GroupStats);
+
+#[pymethods]
+impl GroupStats {
+    #[getter]
+    fn num_preemptions(&self) -> usize {
+        self.0.num_preemptions
+    }
+
+    #[getter]
+    fn num_recomputed_tokens(&self) -> usize {
+        self.0.num_recomputed_tokens
+    }
+
+    #[getter]
+    fn num_cached_tokens(&self) -> usize {
+        self.0.num_cached_tokens
+    }
+
+    fn __repr__(&self) -> String {
+        let sequence::GroupStats { num_preemptions, num_recomputed_tokens, num_cached_tokens } =
+            self.0;
+        format!(
+            "GroupStats(num_preemptions={num_preemptions}, \
+             num_recomputed_tokens={num_recomputed_tokens}, num_cached_tokens={num_cached_tokens})"
+        )
     }
 }

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use numpy::PyArray1;
 use pagedserve_core::arena::Handle;
+use pagedserve_core::error::Error;
 use pagedserve_core::hash::PrefixKey;
 use pagedserve_core::log::DecisionLog;
 use pagedserve_core::scheduler as core;
@@ -13,10 +14,10 @@ use pagedserve_core::sequence::{GroupHandle, Request};
 use pyo3::prelude::*;
 
 use crate::arrays::{InputBuffers, block_array, readonly};
-use crate::config::{CacheConfig, SchedulerConfig, count};
+use crate::config::{CacheConfig, SchedulerConfig, count, count_or};
 use crate::error::OrRaise;
 use crate::metadata::{self, SequenceGroupMetadata};
-use crate::outputs::SchedulerOutputs;
+use crate::outputs::{GroupStats, SchedulerOutputs};
 
 /// Decides step by step which sequences run and which blocks they get.
 #[pyclass(module = "pagedserve._core")]
@@ -79,13 +80,13 @@ impl Scheduler {
         Ok((group.to_bits(), seq.to_bits()))
     }
 
-    fn abort(&mut self, group: i64) -> bool {
+    fn abort(&mut self, group: i64) -> Option<GroupStats> {
         let group = Handle::from_bits(group);
-        let found = self.core.abort(group);
-        if let (Some(log), true) = (&mut self.log, found) {
+        let stats = self.core.abort(group)?;
+        if let Some(log) = &mut self.log {
             log.abort(group);
         }
-        found
+        Some(GroupStats(stats))
     }
 
     fn schedule(&mut self, now: f64) -> PyResult<SchedulerOutputs> {
@@ -109,7 +110,7 @@ impl Scheduler {
         token_start: &Bound<'py, PyAny>,
         tokens: &Bound<'py, PyAny>,
         finish: &Bound<'py, PyAny>,
-    ) -> PyResult<Bound<'py, PyArray1<i64>>> {
+    ) -> PyResult<(Bound<'py, PyArray1<i64>>, Vec<(i64, GroupStats)>)> {
         let parent_rows = readonly(parent_rows, "parent_rows")?;
         let token_start = readonly(token_start, "token_start")?;
         let tokens = readonly(tokens, "tokens")?;
@@ -120,28 +121,31 @@ impl Scheduler {
             tokens: tokens.as_slice()?,
             finish: finish.as_slice()?,
         };
-        let handles = self.core.update(step_id, results).or_raise()?;
-        let handles = PyArray1::from_iter(py, handles.iter().map(|handle| handle.to_bits()));
+        let updated = self.core.update(step_id, results).or_raise()?;
+        let handles = PyArray1::from_iter(py, updated.handles.iter().map(|seq| seq.to_bits()));
+        let ended =
+            updated.ended.iter().map(|(group, stats)| (group.to_bits(), GroupStats(*stats)));
+        let ended = ended.collect();
         if let Some(log) = &mut self.log {
             log.update(self.core.outputs(), &results);
         }
-        Ok(handles)
+        Ok((handles, ended))
     }
 
-    fn update_ahead(&mut self, step_id: u64) -> PyResult<bool> {
-        let is_ahead = self.core.update_ahead(step_id).or_raise()?;
-        if let (Some(log), true) = (&mut self.log, is_ahead) {
-            log.update_ahead();
+    fn update_async(&mut self, step_id: u64) -> PyResult<bool> {
+        let is_async = self.core.update_async(step_id).or_raise()?;
+        if let (Some(log), true) = (&mut self.log, is_async) {
+            log.update_async();
         }
-        Ok(is_ahead)
+        Ok(is_async)
     }
 
-    fn fill_tokens(&mut self, step_id: u64, tokens: &Bound<'_, PyAny>) -> PyResult<()> {
+    fn resolve_tokens(&mut self, step_id: u64, tokens: &Bound<'_, PyAny>) -> PyResult<()> {
         let tokens = readonly(tokens, "tokens")?;
         let tokens = tokens.as_slice()?;
-        self.core.fill_tokens(step_id, tokens).or_raise()?;
+        self.core.resolve_tokens(step_id, tokens).or_raise()?;
         if let Some(log) = &mut self.log {
-            log.fill_tokens(step_id, tokens);
+            log.resolve_tokens(step_id, tokens);
         }
         Ok(())
     }
@@ -211,9 +215,13 @@ impl Scheduler {
         Ok(PyArray1::from_iter(py, group.seqs.iter().map(|seq| seq.to_bits())))
     }
 
-    fn preemptions_of(&self, group: i64) -> PyResult<(usize, usize)> {
-        let group = self.core.store().find_group(Handle::from_bits(group)).or_raise()?;
-        Ok((group.num_preemptions, group.num_recomputed_tokens))
+    fn group_stats(&self, group: i64) -> PyResult<GroupStats> {
+        self.core.group_stats(Handle::from_bits(group)).map(GroupStats).or_raise()
+    }
+
+    fn prompt_refusal(&self, num_tokens: i64) -> PyResult<Option<String>> {
+        let num_tokens = count_or(Error::Request, "num_tokens", num_tokens)?;
+        Ok(self.core.prompt_refusal(num_tokens).map(|refusal| refusal.to_string()))
     }
 
     fn reset_prefix_cache(&mut self) -> bool {

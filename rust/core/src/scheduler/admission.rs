@@ -1,6 +1,6 @@
 //! Admission: which waiting groups join, and why others do not.
 
-use crate::outputs::{IgnoredReason, Refusal};
+use crate::outputs::{IgnoredReason, PromptRefusal, Refusal};
 use crate::scheduler::rows::Phase;
 use crate::scheduler::{Scheduler, SchedulingBudget};
 use crate::sequence::{GroupHandle, Sequence, SequenceStatus};
@@ -142,6 +142,31 @@ impl Scheduler {
         (is_new && is_too_long).then_some(IgnoredReason::PromptTooLong { num_tokens, limit })
     }
 
+    /// Why a prompt of `num_tokens` tokens, of a decoder alone, can never be run to a new token,
+    /// whatever else runs; `None` if it can.
+    pub fn prompt_refusal(&self, num_tokens: usize) -> Option<PromptRefusal> {
+        let (config, space) = (&self.config, &self.space);
+        let (max_model_len, max_num_batched_tokens) =
+            (config.max_model_len, config.max_num_batched_tokens);
+        let num_blocks = space.num_blocks_of(num_tokens);
+        let num_usable_blocks = space.num_usable_blocks();
+        if num_tokens >= max_model_len {
+            Some(PromptRefusal::FillsModel { num_tokens, max_model_len })
+        } else if num_tokens > max_num_batched_tokens && !config.enable_chunked_prefill {
+            Some(PromptRefusal::ExceedsStep { num_tokens, max_num_batched_tokens })
+        } else if num_blocks > num_usable_blocks {
+            Some(PromptRefusal::ExceedsCache {
+                num_tokens,
+                block_size: space.block_size(),
+                num_blocks,
+                num_gpu_blocks: space.gpu().num_total(),
+                num_usable_blocks,
+            })
+        } else {
+            None
+        }
+    }
+
     fn never_fits(&self, group: GroupHandle) -> IgnoredReason {
         IgnoredReason::NeverFits {
             num_blocks: self.space.num_blocks_to_allocate(&self.store, group),
@@ -161,8 +186,13 @@ impl Scheduler {
     fn count_cache_hits(&mut self, group: GroupHandle) {
         if self.space.gpu().cached().is_some() {
             let first = self.store.seq(self.store.group(group).seqs[0]);
-            self.stats.num_looked_up_tokens += first.len();
-            self.stats.num_cached_tokens += first.num_cached_tokens;
+            let (num_tokens, num_cached_tokens) = (first.len(), first.num_cached_tokens);
+            self.stats.num_looked_up_tokens += num_tokens;
+            self.stats.num_cached_tokens += num_cached_tokens;
+            let entry = self.store.group_mut(group);
+            if entry.first_scheduled_time.is_none() {
+                entry.stats.num_cached_tokens = num_cached_tokens;
+            }
         }
     }
 

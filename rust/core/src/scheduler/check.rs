@@ -103,7 +103,8 @@ impl Scheduler {
             ensure!(computed < len, "sequence {handle:?}: {computed} of {len} tokens computed");
             let (newest, known) = seq.token_ids().split_last().expect("never empty");
             ensure!(
-                known.iter().all(|token| *token >= 0) && (*newest >= 0 || self.ahead.holds(handle)),
+                known.iter().all(|token| *token >= 0)
+                    && (*newest >= 0 || self.unresolved.holds(handle)),
                 "sequence {handle:?} holds a placeholder that nobody will fill in"
             );
             let num_slots = len + self.config.num_lookahead_slots;

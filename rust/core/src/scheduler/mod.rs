@@ -2,7 +2,7 @@
 //!
 //! Owns everything: queues, sequences, blocks.  One caller at a time; the clock is an
 //! argument; equal calls give equal decisions.  Invariants:
-//! 1. A step is open from a `schedule` that was not empty to its `update`, `update_ahead` or
+//! 1. A step is open from a `schedule` that was not empty to its `update`, `update_async` or
 //!    `abandon`; between the two no decision is made, and an abort waits.
 //! 2. Waiting work implies progress: a step that schedules nothing has ended or preempted a
 //!    group, or nothing waits.
@@ -12,7 +12,6 @@
 //! allocates only where a token list or a table grows.
 
 mod admission;
-mod ahead;
 mod budget;
 mod check;
 mod delay;
@@ -20,20 +19,21 @@ mod phases;
 mod preempt;
 mod queues;
 mod rows;
+mod unresolved;
 mod update;
 
 pub use budget::SchedulingBudget;
 pub use queues::Queues;
-pub use update::StepResults;
+pub use update::{StepResults, Updated};
 
 use crate::config::{CacheConfig, SchedulerConfig};
 use crate::error::{Error, Result};
 use crate::inputs::{self, InputBuffers};
 use crate::outputs::{IgnoredReason, Row, SchedulerOutputs};
-use crate::scheduler::ahead::Ahead;
 use crate::scheduler::delay::PromptDelay;
 use crate::scheduler::rows::StepRows;
-use crate::sequence::{GroupHandle, Request, SeqHandle, Sequence, SequenceStore};
+use crate::scheduler::unresolved::UnresolvedStep;
+use crate::sequence::{GroupHandle, GroupStats, Request, SeqHandle, Sequence, SequenceStore};
 use crate::space::BlockSpaceManager;
 use crate::table::num_blocks_for;
 
@@ -69,11 +69,12 @@ pub struct Scheduler {
     /// Scratch of `order_running`.
     ranked: Vec<(u8, GroupHandle)>,
     is_step_open: bool,
-    ahead: Ahead,
+    unresolved: UnresolvedStep,
     next_step_id: u64,
     now: f64,
     aborted: Vec<GroupHandle>,
     output_handles: Vec<SeqHandle>,
+    ended: Vec<(GroupHandle, GroupStats)>,
     stats: Stats,
 }
 
@@ -106,11 +107,12 @@ impl Scheduler {
             requeued: Vec::new(),
             ranked: Vec::new(),
             is_step_open: false,
-            ahead: Ahead::default(),
+            unresolved: UnresolvedStep::default(),
             next_step_id: 0,
             now: 0.0,
             aborted: Vec::new(),
             output_handles: Vec::new(),
+            ended: Vec::new(),
             stats: Stats::default(),
             config,
         })
@@ -147,17 +149,26 @@ impl Scheduler {
     }
 
     /// Ends a group in any queue; its blocks are free at the next step edge, at once when no
-    /// step is open.  False when it has ended already.
-    pub fn abort(&mut self, group: GroupHandle) -> bool {
-        if self.store.find_group(group).is_err() || self.aborted.contains(&group) {
-            return false;
+    /// step is open.  Returns what it had been through; `None` when it has ended already.
+    pub fn abort(&mut self, group: GroupHandle) -> Option<GroupStats> {
+        let stats = self.store.find_group(group).ok()?.stats;
+        if self.aborted.contains(&group) {
+            return None;
         }
         if self.is_step_open {
             self.aborted.push(group);
         } else {
             self.end_group(group);
         }
-        true
+        Some(stats)
+    }
+
+    /// What a living group has been through so far.
+    ///
+    /// # Errors
+    /// [`Error::StaleHandle`].
+    pub fn group_stats(&self, group: GroupHandle) -> Result<GroupStats> {
+        Ok(self.store.find_group(group)?.stats)
     }
 
     /// Decides the next step at time `now` (seconds, not decreasing).
@@ -234,8 +245,9 @@ impl Scheduler {
 
     /// Ends a group that cannot go on.
     fn ignore(&mut self, group: GroupHandle, reason: IgnoredReason) {
+        let stats = self.store.group(group).stats;
         self.end_group(group);
-        self.outputs.ignored_seq_groups.push((group, reason));
+        self.outputs.ignored_seq_groups.push((group, reason, stats));
     }
 
     /// Forgets every cached prefix.  False, and nothing done, while a block is used.

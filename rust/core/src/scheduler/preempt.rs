@@ -65,7 +65,7 @@ impl Scheduler {
                 self.stats.num_swap_preemptions += 1;
             }
         }
-        self.store.group_mut(victim).num_preemptions += 1;
+        self.store.group_mut(victim).stats.num_preemptions += 1;
         self.outputs.preempted.push((victim, mode));
     }
 
@@ -94,7 +94,7 @@ impl Scheduler {
         });
         self.stats.num_recomputed_tokens += num_given_up;
         let entry = self.store.group_mut(group);
-        entry.num_recomputed_tokens += num_given_up;
+        entry.stats.num_recomputed_tokens += num_given_up;
         entry.status = SequenceStatus::Waiting;
         entry.is_prefill = true;
     }

@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::ids::TokenId;
 use crate::outputs::Row;
 use crate::scheduler::Scheduler;
-use crate::sequence::{GroupHandle, SeqHandle, SequenceStatus};
+use crate::sequence::{GroupHandle, GroupStats, SeqHandle, SequenceStatus};
 
 /// What the model's step led to: output `i` continues row `parent_rows[i]` with the tokens
 /// `tokens[token_start[i]..token_start[i + 1]]`.
@@ -25,6 +25,16 @@ pub struct StepResults<'a> {
     pub tokens: &'a [TokenId],
     /// 0 for an output that lives on.
     pub finish: &'a [u8],
+}
+
+/// What an update led to.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Updated<'a> {
+    /// The sequence of each output, in order; that of a finished one is dead.
+    pub handles: &'a [SeqHandle],
+    /// The groups that ended with the step, in its order, and what they had been through; their
+    /// handles are dead.
+    pub ended: &'a [(GroupHandle, GroupStats)],
 }
 
 impl StepResults<'_> {
@@ -58,23 +68,22 @@ impl StepResults<'_> {
 }
 
 impl Scheduler {
-    /// Applies the results of the open step; returns the handle of each output's sequence, in
-    /// order.  The handle of a finished output is dead.
+    /// Applies the results of the open step.
     ///
     /// # Errors
     /// [`Error::Step`] when `step_id` is not the open step or the tokens of one before are
     /// missing, [`Error::Arrays`] when the arrays do not fit the step; the step stays open.
-    pub fn update(&mut self, step_id: u64, results: StepResults<'_>) -> Result<&[SeqHandle]> {
+    pub fn update(&mut self, step_id: u64, results: StepResults<'_>) -> Result<Updated<'_>> {
         self.check_step(step_id)?;
-        self.ahead.check_none()?;
+        self.unresolved.check_none()?;
         results.check()?;
         self.check_rows(&results)?;
         self.is_step_open = false;
         self.output_handles.clear();
+        self.ended.clear();
         self.mark_moved();
         let mut output = 0;
         let mut first_row = 0;
-        let mut any_group_ended = false;
         for index in 0..self.outputs.scheduled_seq_groups.len() {
             let scheduled = self.outputs.scheduled_seq_groups[index];
             let last_row = first_row + scheduled.num_rows;
@@ -83,17 +92,17 @@ impl Scheduler {
             }
             first_row = last_row;
             if self.store.group(scheduled.group).seqs.is_empty() {
+                self.ended.push((scheduled.group, self.store.group(scheduled.group).stats));
                 self.space.free_cross(&mut self.store, scheduled.group);
                 self.store.remove_group(scheduled.group);
-                any_group_ended = true;
             }
         }
-        if any_group_ended {
+        if !self.ended.is_empty() {
             let store = &self.store;
             self.queues.running.retain(|group| store.find_group(*group).is_ok());
         }
         self.apply_aborts();
-        Ok(&self.output_handles)
+        Ok(Updated { handles: &self.output_handles, ended: &self.ended })
     }
 
     /// The moves of the step are made: their targets hold what was computed before.
@@ -250,20 +259,20 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Gives up the open step, and the one that went ahead of its tokens: execution failed,
+    /// Gives up the open step, and the one whose tokens are not resolved: execution failed,
     /// whatever was already done of it.  Every group that ran or was swapped out in them starts
     /// again from its tokens, in its old order, since moves and writes may have been done in part.
     ///
     /// # Errors
     /// [`Error::Step`] when `step_id` is neither of the two.
     pub fn abandon(&mut self, step_id: u64) -> Result<()> {
-        if !self.ahead.is(step_id) {
+        if !self.unresolved.is(step_id) {
             self.check_step(step_id)?;
         }
         if self.is_step_open {
             self.abandon_open();
         }
-        self.abandon_ahead();
+        self.abandon_unresolved();
         self.apply_aborts();
         Ok(())
     }

@@ -69,6 +69,17 @@ pub enum SequenceStatus {
     Swapped,
 }
 
+/// What a group has been through, for whoever keeps the metrics of its request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GroupStats {
+    /// How often it was preempted, by recompute or by swap.
+    pub num_preemptions: usize,
+    /// Tokens that were computed and given up, by recompute or by a step that failed.
+    pub num_recomputed_tokens: usize,
+    /// Tokens of the prompt that the prefix cache had when the group was first admitted.
+    pub num_cached_tokens: usize,
+}
+
 /// The sequences of one request.
 #[derive(Clone, Debug)]
 pub struct SequenceGroup {
@@ -93,10 +104,8 @@ pub struct SequenceGroup {
     pub cross_table: BlockTable,
     /// How often a later group was admitted while this one waited at the head.
     pub num_times_bypassed: usize,
-    /// How often the group was preempted, by recompute or by swap.
-    pub num_preemptions: usize,
-    /// Tokens that were computed and given up, by recompute or by a step that failed.
-    pub num_recomputed_tokens: usize,
+    /// What the group has been through.
+    pub stats: GroupStats,
     max_num_running_seqs: usize,
     /// Sequences ever made.
     num_seqs_made: usize,
@@ -115,8 +124,7 @@ impl SequenceGroup {
             num_encoder_tokens: request.num_encoder_tokens,
             cross_table: BlockTable::default(),
             num_times_bypassed: 0,
-            num_preemptions: 0,
-            num_recomputed_tokens: 0,
+            stats: GroupStats::default(),
             max_num_running_seqs: request.max_num_running_seqs,
             num_seqs_made: 0,
         }

@@ -10,7 +10,7 @@
 mod group;
 mod store;
 
-pub use group::{Request, SequenceGroup, SequenceStatus};
+pub use group::{GroupStats, Request, SequenceGroup, SequenceStatus};
 pub use store::SequenceStore;
 
 use crate::arena::Handle;
@@ -100,7 +100,7 @@ impl Sequence {
     }
 
     /// Names the newest token, so far a placeholder.
-    pub(crate) fn fill(&mut self, token: TokenId) {
+    pub(crate) fn resolve(&mut self, token: TokenId) {
         *self.newest() = token;
     }
 

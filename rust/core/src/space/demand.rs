@@ -19,13 +19,18 @@ pub struct SharedPrefix {
 }
 
 impl BlockSpaceManager {
+    /// Blocks that a sequence of `num_tokens` tokens holds.
+    pub fn num_blocks_of(&self, num_tokens: usize) -> usize {
+        let num_blocks = num_blocks_for(num_tokens, self.config.block_size);
+        self.ring.map_or(num_blocks, |ring| num_blocks.min(ring))
+    }
+
     /// Device blocks for all tokens of a group that has none, what its sequences have in
     /// common counted once, and those for its encoder.
     pub fn num_blocks_to_allocate(&self, store: &SequenceStore, group: GroupHandle) -> usize {
         let shared = self.shared_prefixes(store, group);
         let demand = |(seq, shared): (&Sequence, SharedPrefix)| {
-            let num_blocks = num_blocks_for(seq.len(), self.config.block_size);
-            self.ring.map_or(num_blocks, |ring| num_blocks.min(ring)) - shared.num_blocks
+            self.num_blocks_of(seq.len()) - shared.num_blocks
         };
         let num_encoder_tokens = store.group(group).num_encoder_tokens;
         let num_cross_blocks = num_blocks_for(num_encoder_tokens, self.config.block_size);

@@ -58,7 +58,7 @@ pub fn update(
         tokens: &tokens,
         finish: &finish,
     };
-    scheduler.update(step_id, results).map(<[SeqHandle]>::to_vec)
+    scheduler.update(step_id, results).map(|updated| updated.handles.to_vec())
 }
 
 /// The sampled rows of the open step.

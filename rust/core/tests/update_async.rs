@@ -1,4 +1,4 @@
-//! Steps that go ahead of their tokens: the same decisions as with the tokens at once, nothing
+//! Steps that end before their tokens are known: the same decisions as with the tokens at once, nothing
 //! lost when one fails, and nothing cached under tokens that nobody knows.
 
 #![allow(clippy::unwrap_used, missing_docs)]
@@ -21,12 +21,12 @@ fn tokens_of(scheduler: &Scheduler, seq: SeqHandle) -> Vec<i32> {
     scheduler.sequence(seq).unwrap().token_ids().to_vec()
 }
 
-/// Ends the open step ahead, schedules the next, and names the tokens of the first.
+/// Ends the open step, schedules the next, and names the tokens of the first.
 fn overlap(scheduler: &mut Scheduler, step_id: u64, tokens: &[i32]) -> u64 {
-    assert!(scheduler.update_ahead(step_id).unwrap());
+    assert!(scheduler.update_async(step_id).unwrap());
     let next = schedule(scheduler);
     scheduler.check().unwrap();
-    scheduler.fill_tokens(step_id, tokens).unwrap();
+    scheduler.resolve_tokens(step_id, tokens).unwrap();
     scheduler.check().unwrap();
     next
 }
@@ -39,23 +39,23 @@ fn steps_that_overlap_decide_and_end_as_steps_that_do_not() {
             (cache.num_gpu_blocks, cache.num_cpu_blocks) = (12, 12);
             scheduler.preemption_mode = Some(mode);
         });
-        let (mut plain, mut ahead) = (limits.scheduler(), limits.scheduler());
+        let (mut plain, mut overlapped) = (limits.scheduler(), limits.scheduler());
         let seqs: Vec<SeqHandle> = (0..5).map(|i| add(&mut plain, i, 6).1).collect();
         (0..5).for_each(|i| {
-            add(&mut ahead, i, 6);
+            add(&mut overlapped, i, 6);
         });
-        let mut open = schedule(&mut ahead);
+        let mut open = schedule(&mut overlapped);
         for token in 100..130 {
             step(&mut plain, token);
             let rows = plain.outputs().rows.clone();
-            assert_eq!(ahead.outputs().rows, rows, "{mode:?} {token}");
+            assert_eq!(overlapped.outputs().rows, rows, "{mode:?} {token}");
             let samples = vec![token; plain.outputs().num_samples];
-            open = overlap(&mut ahead, open, &samples);
+            open = overlap(&mut overlapped, open, &samples);
         }
         assert!(plain.stats().num_recompute_preemptions + plain.stats().num_swap_preemptions > 0);
-        ahead.abandon(open).unwrap();
+        overlapped.abandon(open).unwrap();
         for seq in seqs {
-            assert_eq!(tokens_of(&ahead, seq), tokens_of(&plain, seq));
+            assert_eq!(tokens_of(&overlapped, seq), tokens_of(&plain, seq));
         }
     }
 }
@@ -67,7 +67,7 @@ fn a_sequence_that_ends_with_its_token_is_gone_after_the_step_that_ran_it_once_m
     let (_, living) = add(&mut scheduler, 9, 5);
     let first = schedule(&mut scheduler);
     let second = overlap(&mut scheduler, first, &[1, 2]);
-    assert!(scheduler.abort(ending));
+    assert!(scheduler.abort(ending).is_some());
     assert_eq!(scheduler.outputs().rows.len(), 2, "the device may be at work on its blocks");
     // Of the two tokens that come out of it the first is nobody's.
     let third = overlap(&mut scheduler, second, &[3, 4]);
@@ -78,13 +78,13 @@ fn a_sequence_that_ends_with_its_token_is_gone_after_the_step_that_ran_it_once_m
 }
 
 #[test]
-fn a_step_that_went_ahead_and_failed_takes_its_tokens_back() {
+fn a_step_that_failed_before_its_tokens_were_known_takes_them_back() {
     for has_next in [false, true] {
         let mut scheduler = Limits::default().scheduler();
         let (_, seq) = add(&mut scheduler, 0, 5);
         let first = schedule(&mut scheduler);
         let second = overlap(&mut scheduler, first, &[7]);
-        assert!(scheduler.update_ahead(second).unwrap());
+        assert!(scheduler.update_async(second).unwrap());
         if has_next {
             schedule(&mut scheduler);
         }
@@ -99,17 +99,17 @@ fn a_step_that_went_ahead_and_failed_takes_its_tokens_back() {
 }
 
 #[test]
-fn a_step_cannot_go_ahead_where_somebody_may_fork_or_is_at_the_model_length() {
+fn a_step_waits_for_its_tokens_where_somebody_may_fork_or_is_at_the_model_length() {
     let mut scheduler = Limits::default().scheduler();
     let (group, _) = add_wide(&mut scheduler, 0, 5, 2);
     let open = schedule(&mut scheduler);
-    assert!(!scheduler.update_ahead(open).unwrap());
+    assert!(!scheduler.update_async(open).unwrap());
     scheduler.abandon(open).unwrap();
     scheduler.abort(group);
     add(&mut scheduler, 0, 63);
     let open = schedule(&mut scheduler);
     let open = overlap(&mut scheduler, open, &[1]);
-    assert!(!scheduler.update_ahead(open).unwrap(), "64 tokens are the model's length");
+    assert!(!scheduler.update_async(open).unwrap(), "64 tokens are the model's length");
     scheduler.abandon(open).unwrap();
 }
 
@@ -117,23 +117,23 @@ fn a_step_cannot_go_ahead_where_somebody_may_fork_or_is_at_the_model_length() {
 fn calls_out_of_order_are_refused_and_change_nothing() {
     let mut scheduler = Limits::default().scheduler();
     let (group, seq) = add(&mut scheduler, 0, 5);
-    assert!(matches!(scheduler.update_ahead(0), Err(Error::Step(_))));
+    assert!(matches!(scheduler.update_async(0), Err(Error::Step(_))));
     let first = schedule(&mut scheduler);
-    assert!(matches!(scheduler.fill_tokens(first, &[1]), Err(Error::Step(_))));
-    assert!(scheduler.update_ahead(first).unwrap());
-    assert!(matches!(scheduler.update_ahead(first), Err(Error::Step(_))));
+    assert!(matches!(scheduler.resolve_tokens(first, &[1]), Err(Error::Step(_))));
+    assert!(scheduler.update_async(first).unwrap());
+    assert!(matches!(scheduler.update_async(first), Err(Error::Step(_))));
     let second = schedule(&mut scheduler);
-    assert!(matches!(scheduler.update_ahead(second), Err(Error::Step(_))));
+    assert!(matches!(scheduler.update_async(second), Err(Error::Step(_))));
     assert!(matches!(common::update(&mut scheduler, second, &[]), Err(Error::Step(_))));
-    assert!(matches!(scheduler.fill_tokens(second, &[1]), Err(Error::Step(_))));
+    assert!(matches!(scheduler.resolve_tokens(second, &[1]), Err(Error::Step(_))));
     for wrong in [&[][..], &[1, 2], &[-1]] {
-        assert!(matches!(scheduler.fill_tokens(first, wrong), Err(Error::Arrays(_))));
+        assert!(matches!(scheduler.resolve_tokens(first, wrong), Err(Error::Arrays(_))));
     }
-    scheduler.fill_tokens(first, &[1]).unwrap();
+    scheduler.resolve_tokens(first, &[1]).unwrap();
     assert_eq!(tokens_of(&scheduler, seq), [0, 1, 2, 3, 4, 1]);
-    assert!(scheduler.update_ahead(second).unwrap());
-    assert!(scheduler.abort(group), "no step is open");
-    scheduler.fill_tokens(second, &[1]).unwrap();
+    assert!(scheduler.update_async(second).unwrap());
+    assert!(scheduler.abort(group).is_some(), "no step is open");
+    scheduler.resolve_tokens(second, &[1]).unwrap();
     assert_all_returned(&scheduler);
 }
 
@@ -147,9 +147,9 @@ fn a_block_is_cached_under_its_tokens_once_they_are_known_and_never_before() {
         let first = schedule(&mut scheduler);
         let second = overlap(&mut scheduler, first, &[token]);
         let third = overlap(&mut scheduler, second, &[70]);
-        assert!(scheduler.update_ahead(third).unwrap());
-        assert!(scheduler.abort(group));
-        scheduler.fill_tokens(third, &[71]).unwrap();
+        assert!(scheduler.update_async(third).unwrap());
+        assert!(scheduler.abort(group).is_some());
+        scheduler.resolve_tokens(third, &[71]).unwrap();
     }
     for (token, num_cached) in [(50, 8), (60, 8), (61, 4)] {
         let prompt: Vec<i32> = (0..7).chain([token, 70, 71]).collect();
