@@ -8,7 +8,7 @@ Cost: what is written is read once and written once; a copy in which a destinati
 source goes through a staging buffer and so does this twice.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import triton
@@ -154,7 +154,11 @@ def copy_blocks(cache: Tensor, pairs: Tensor) -> None:
     copy_layers([cache], pairs)
 
 
-def copy_layers(caches: Sequence[Tensor], pairs: Tensor) -> None:
+def copy_layers(
+    caches: Sequence[Tensor],
+    pairs: Tensor,
+    to_device: Callable[[Tensor], Tensor] | None = None,
+) -> None:
     """Copy the same blocks within each of several pools, as `copy_blocks` does within one.
 
     Chains are looked for, and pairs brought to the device, once.
@@ -162,6 +166,8 @@ def copy_layers(caches: Sequence[Tensor], pairs: Tensor) -> None:
     Args:
         caches: of each layer, as for `copy_blocks`; all on one device.
         pairs: as for `copy_blocks`.
+        to_device: brings pairs from host memory to the device; None leaves it to torch, whose copy
+            from pageable memory may wait for what the stream still does.
 
     Raises:
         ValueError: for blocks that are not contiguous or not whole words.
@@ -169,7 +175,7 @@ def copy_layers(caches: Sequence[Tensor], pairs: Tensor) -> None:
     if pairs.shape[0] == 0:
         return
     is_staged = pairs.device.type == "cuda" or _is_chained(pairs)
-    pairs = upload(pairs, caches[0].device)
+    pairs = pairs.to(caches[0].device) if to_device is None else to_device(pairs)
     if not is_staged:
         for cache in caches:
             copy_words(cache, cache, pairs)
@@ -209,7 +215,7 @@ def copy_words(source: Tensor, destination: Tensor, pairs: Tensor) -> None:
     _copy_kernel[(triton.cdiv(num_words, WORDS) * pairs.shape[0],)](
         source,
         destination,
-        upload(pairs, device).contiguous(),
+        pairs.to(device).contiguous(),
         source.stride(0),
         destination.stride(0),
         num_words,
@@ -217,13 +223,6 @@ def copy_words(source: Tensor, destination: Tensor, pairs: Tensor) -> None:
         num_warps=NUM_WARPS,
         enable_fp_fusion=True,
     )
-
-
-def upload(numbers: Tensor, device: torch.device) -> Tensor:
-    """Numbers on a device, queued there; from pageable memory a copy may wait for its stream."""
-    if device.type == "cuda" and numbers.device.type == "cpu":
-        numbers = numbers.pin_memory()
-    return numbers.to(device, non_blocking=True)
 
 
 def _as_words(pool: Tensor) -> Tensor:

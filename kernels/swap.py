@@ -5,22 +5,22 @@ On the host the layers of a block therefore lie together, and a block of all lay
 link in one piece, as do neighbouring blocks together.  On the device a kernel gathers the layers
 of the blocks into a staging buffer, or scatters them from it, at the rate of device memory.
 
-All of it runs on a stream of its own.  Swapping waits for the compute that was queued before it;
-compute that is queued after it waits only until the device's blocks have been read or written:
-the copies of blocks that leave go on beside it.
+All of it runs on a stream of its own, where the device has streams.  Swapping waits for the compute
+that was queued before it; compute that is queued after it waits only until the device's blocks
+have been read or written: the copies of blocks that leave go on beside it.
 
 Invariant: the staging buffer is filled and emptied on the swapping stream alone, in order, so no
 piece of a swap meets another.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-
-from .cache import upload
 
 if __name__.startswith("kernels."):
     raise ImportError(f"import this module as pagedserve.{__name__}: {__name__} is a second copy")
@@ -65,6 +65,61 @@ def _stage_kernel(
         tl.store(in_pool, tl.load(staged, mask=inside), mask=inside)
 
 
+class Streams(Protocol):
+    """Order and copies of a CUDA device."""
+
+    def pinned(self, *shape: int, dtype: torch.dtype) -> Tensor:
+        """Host memory that copies read and write in place."""
+
+    def copy(self, source: Tensor, destination: Tensor) -> None:
+        """Queue a copy between the device and pinned memory."""
+
+    def to_device(self, host: Tensor) -> Tensor:
+        """Queue a copy of a host tensor, which may be changed at once, to the device."""
+
+    def stream(self) -> Any:
+        """A new stream, with ``wait_stream`` and ``synchronize``."""
+
+    def current_stream(self) -> Any:
+        """The stream that work is queued on."""
+
+    def on(self, stream: Any) -> AbstractContextManager[None]:
+        """Queue work on another stream."""
+
+
+class InOrder:
+    """For tensors in host memory, where each operation is done before the next begins."""
+
+    def pinned(self, *shape: int, dtype: torch.dtype) -> Tensor:
+        """Host memory."""
+        return torch.empty(shape, dtype=dtype)
+
+    def copy(self, source: Tensor, destination: Tensor) -> None:
+        """Copy."""
+        destination.copy_(source)
+
+    def to_device(self, host: Tensor) -> Tensor:
+        """The tensor itself."""
+        return host
+
+    def stream(self) -> "InOrder":
+        """A stream that is never behind."""
+        return self
+
+    current_stream = stream
+
+    def on(self, stream: Any) -> AbstractContextManager[None]:
+        """Nothing: there is one order."""
+        del stream
+        return nullcontext()
+
+    def wait_stream(self, stream: Any) -> None:
+        """Nothing is behind."""
+
+    def synchronize(self) -> None:
+        """Nothing is behind."""
+
+
 class BlockSwapper:
     """Swaps blocks between the pools of a device and a pool of the host.
 
@@ -73,13 +128,16 @@ class BlockSwapper:
             another.
     """
 
-    def __init__(self, pools: Sequence[Tensor], num_host_blocks: int) -> None:
+    def __init__(
+        self, pools: Sequence[Tensor], num_host_blocks: int, streams: Streams | None = None
+    ) -> None:
         """Allocate the host's pool and the staging buffer.
 
         Args:
             pools: of each layer, ``[num_blocks, ...]``, each block contiguous and of a multiple
                 of 16 bytes, as is its address; kept and written in place.
             num_host_blocks: blocks of the host's pool.
+            streams: of the pools' device; None for pools in host memory.
 
         Raises:
             ValueError: for blocks that are scattered or no multiple of 16 bytes.
@@ -93,24 +151,25 @@ class BlockSwapper:
                     "blocks that are scattered or no multiple of 16 bytes"
                 )
         device = pools[0].device
-        is_cuda = device.type == "cuda"
         words = [size // 8 for size in block_bytes]
         offsets = [sum(words[:layer]) for layer in range(len(words))]
         addresses = [pool.data_ptr() for pool in pools]
         self._pools = pools  # their addresses are held, so they must live
+        self._parts = list(zip(offsets, words, strict=True))
         self._layers = torch.tensor(
             [addresses, [stride // 8 for stride in strides], words, offsets], device=device
         )
         self._num_pieces = triton.cdiv(max(words), WORDS)
         num_staged = max(1, min(STAGING_BYTES // (8 * sum(words)), num_host_blocks, MAX_STAGED))
         self._staging = torch.empty(num_staged, sum(words), dtype=torch.int64, device=device)
-        self._stream = torch.cuda.Stream(device) if is_cuda else None
-        self.host = torch.empty(num_host_blocks, sum(words), dtype=torch.int64, pin_memory=is_cuda)
+        self._streams = streams or InOrder()
+        self._stream = self._streams.stream()
+        self.host = self._streams.pinned(num_host_blocks, sum(words), dtype=torch.int64)
 
     def host_pool(self, layer: int) -> Tensor:
         """One layer's part of the host's pool, in the shape and dtype of its pool; a view."""
         pool = self._pools[layer]
-        words, offset = (int(self._layers[row, layer]) for row in (2, 3))
+        offset, words = self._parts[layer]
         part: Tensor = self.host[:, offset : offset + words].view(pool.dtype)
         return part.view(-1, *pool.shape[1:])
 
@@ -120,17 +179,17 @@ class BlockSwapper:
         Args:
             pairs: int64 ``[n, 2]`` in host memory, rows of (device block, host block).
         """
-        compute = self._compute_stream()
-        with torch.cuda.stream(self._stream):
-            blocks = upload(pairs[:, 0].contiguous(), self._staging.device)
-            _let_follow(self._stream, compute)
+        compute = self._streams.current_stream()
+        with self._streams.on(self._stream):
+            blocks = self._streams.to_device(pairs[:, 0].contiguous())
+            self._stream.wait_stream(compute)
             for start in range(0, len(pairs), len(self._staging)):
                 piece = slice(start, start + len(self._staging))
                 self._stage(blocks[piece], gather=True)
                 if piece.stop >= len(pairs):
-                    _let_follow(compute, self._stream)
+                    compute.wait_stream(self._stream)
                 for places, host_blocks in runs(pairs[piece, 1].tolist()):
-                    self.host[host_blocks].copy_(self._staging[places], non_blocking=True)
+                    self._streams.copy(self._staging[places], self.host[host_blocks])
 
     def swap_in(self, pairs: Tensor) -> None:
         """Copy blocks from the host; what is queued after this sees them.
@@ -138,26 +197,21 @@ class BlockSwapper:
         Args:
             pairs: int64 ``[n, 2]`` in host memory, rows of (host block, device block).
         """
-        compute = self._compute_stream()
-        with torch.cuda.stream(self._stream):
-            blocks = upload(pairs[:, 1].contiguous(), self._staging.device)
+        compute = self._streams.current_stream()
+        with self._streams.on(self._stream):
+            blocks = self._streams.to_device(pairs[:, 1].contiguous())
             for start in range(0, len(pairs), len(self._staging)):
                 piece = slice(start, start + len(self._staging))
                 for places, host_blocks in runs(pairs[piece, 0].tolist()):
-                    self._staging[places].copy_(self.host[host_blocks], non_blocking=True)
+                    self._streams.copy(self.host[host_blocks], self._staging[places])
                 # Only now: compute may still read what the device's blocks held before.
-                _let_follow(self._stream, compute)
+                self._stream.wait_stream(compute)
                 self._stage(blocks[piece], gather=False)
-            _let_follow(compute, self._stream)
+            compute.wait_stream(self._stream)
 
     def wait(self) -> None:
         """Let the host wait until all that was queued is done."""
-        if self._stream is not None:
-            self._stream.synchronize()
-
-    def _compute_stream(self) -> torch.cuda.Stream | None:
-        """The stream that the caller queues its work on."""
-        return None if self._stream is None else torch.cuda.current_stream(self._stream.device)
+        self._stream.synchronize()
 
     def _stage(self, blocks: Tensor, *, gather: bool) -> None:
         """Gather device blocks into the staging buffer, or scatter it to them."""
@@ -182,9 +236,3 @@ def runs(blocks: Sequence[int]) -> Iterator[tuple[slice, slice]]:
         if end == len(blocks) or blocks[end] != blocks[end - 1] + 1:
             yield slice(start, end), slice(blocks[start], blocks[end - 1] + 1)
             start = end
-
-
-def _let_follow(later: torch.cuda.Stream | None, earlier: torch.cuda.Stream | None) -> None:
-    """What is queued on one stream from now on waits for what is queued on the other by now."""
-    if later is not None and earlier is not None:
-        later.wait_stream(earlier)

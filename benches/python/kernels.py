@@ -245,12 +245,13 @@ def measure_moves(rates: Rates) -> list[Figure]:
 
 def measure_swaps() -> list[Figure]:
     """Swapping scattered blocks of all layers beside one pinned copy of the same bytes."""
+    from pagedserve.device import cuda_of
     from pagedserve.kernels.cache import swap_blocks
     from pagedserve.kernels.swap import BlockSwapper
 
     shape = (SWAPPED_BLOCKS + 64, BLOCK_SIZE, NUM_KV_HEADS, 2 * HEAD_SIZE)
     pools = [torch.zeros(shape, dtype=DTYPE, device="cuda") for _ in range(NUM_LAYERS)]
-    swapper = BlockSwapper(pools, shape[0])
+    swapper = BlockSwapper(pools, shape[0], cuda_of(pools[0].device))
     pairs = torch.stack([torch.randperm(shape[0])[:SWAPPED_BLOCKS] for _ in range(2)], dim=1)
     num_bytes = SWAPPED_BLOCKS * swapper.host[0].numel() * 8
     host = swapper.host[:SWAPPED_BLOCKS]
@@ -258,10 +259,11 @@ def measure_swaps() -> list[Figure]:
     out_rate = num_bytes / host_seconds(lambda: host.copy_(device, non_blocking=True))
     in_rate = num_bytes / host_seconds(lambda: device.copy_(host, non_blocking=True))
     layers = [swapper.host_pool(layer) for layer in range(NUM_LAYERS)]
+    pairs_there = pairs.cuda()
 
     def layer_by_layer(*, is_out: bool) -> None:
         for pool, layer in zip(pools, layers, strict=True):
-            swap_blocks(*((pool, layer) if is_out else (layer, pool)), pairs)
+            swap_blocks(*((pool, layer) if is_out else (layer, pool)), pairs_there)
 
     return [
         Figure(f"swap {SWAPPED_BLOCKS} blocks {what}", rate / 1e9, "GB/s", base, rate / best, bar)

@@ -81,7 +81,6 @@ class FormulaExecutor:
             max_num_tokens=max_num_tokens,
             max_num_rows=max_num_rows,
             max_blocks_per_row=-(-max_model_len // block_size),
-            device=torch.device("cpu"),
         )
         self._block_size = block_size
 
@@ -90,9 +89,9 @@ class FormulaExecutor:
         outputs: SchedulerOutputs,
         rows: Sequence[RowSampling],
         prompts: PromptTargets | None = None,
-        before: Tensor | None = None,
+        previous_tokens: Tensor | None = None,
     ) -> LaunchedStep:
-        inputs = self.buffers.inputs(outputs, self._block_size, before)
+        inputs = self.buffers.inputs(outputs, self._block_size, previous_tokens)
         self.num_rows.append(outputs.num_rows)
         self.before_sampling()
         index = inputs.sample_index

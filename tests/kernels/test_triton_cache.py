@@ -6,6 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from pagedserve.device import cuda_of
 from pagedserve.kernels import reference
 
 pytest.importorskip("triton", reason="triton is not installed")
@@ -149,7 +150,7 @@ def test_swapper_moves_all_layers_out_and_in(
     ]
     block_bytes = sum(pool[0].numel() * pool.element_size() for pool in pools)
     monkeypatch.setattr(swap, "STAGING_BYTES", staged_blocks * block_bytes)
-    swapper = BlockSwapper(pools, 7)
+    swapper = BlockSwapper(pools, 7, cuda_of(device))
     before = [pool.clone() for pool in pools]
     swapper.swap_out(torch.tensor([[0, 3], [4, 4], [7, 6], [8, 0], [1, 1]]))
     for pool in pools:

@@ -10,6 +10,7 @@ import pytest
 # Leaves that every part of the package may name.
 SHARED = {
     "collector",
+    "device",
     "errors",
     "checks",
     "options",
@@ -77,7 +78,15 @@ def modules_of_package(root: Path) -> Iterator[tuple[str, Path]]:
 
 
 def test_kernels_import_no_other_part(root: Path) -> None:
-    standard = {"__future__", "collections", "dataclasses", "functools", "math", "typing"}
+    standard = {
+        "__future__",
+        "collections",
+        "contextlib",
+        "dataclasses",
+        "functools",
+        "math",
+        "typing",
+    }
     allowed = standard | {"torch", "triton"}
     found = {
         f"{path.name}: {name}"

@@ -74,7 +74,7 @@ def run(executor: Executor) -> Callable[[_core.Scheduler, list[list[int]], int],
             outputs = scheduler.schedule(time.monotonic())
             if outputs.is_empty:
                 continue
-            scheduler.prepare_inputs(executor.buffers.core)
+            scheduler.prepare_inputs(executor.buffers.writable())
             rows = [RowSampling(temperature=0.0)] * outputs.num_samples
             tokens = executor.launch(outputs, rows).results().sampled.tokens
             parents = executor.buffers.sample_rows[: outputs.num_samples].copy()

@@ -1,16 +1,13 @@
 """The step's views are the very memory that the core fills."""
 
 import numpy as np
-import torch
 
 from pagedserve import _core
 from pagedserve.runner.buffers import StepBuffers
 
 
 def test_views_are_cut_to_the_step_and_share_memory() -> None:
-    buffers = StepBuffers(
-        max_num_tokens=32, max_num_rows=4, max_blocks_per_row=8, device=torch.device("cpu")
-    )
+    buffers = StepBuffers(max_num_tokens=32, max_num_rows=4, max_blocks_per_row=8)
     scheduler = _core.Scheduler(
         _core.SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=32, max_model_len=32),
         _core.CacheConfig(block_size=4, num_gpu_blocks=16),
@@ -18,7 +15,7 @@ def test_views_are_cut_to_the_step_and_share_memory() -> None:
     scheduler.add_seq_group(np.arange(10, 15, dtype=np.int32), arrival_time=0.0)
     scheduler.add_seq_group(np.arange(20, 29, dtype=np.int32), arrival_time=0.0)
     outputs = scheduler.schedule(0.0)
-    scheduler.prepare_inputs(buffers.core)
+    scheduler.prepare_inputs(buffers.writable())
     inputs = buffers.inputs(outputs, 4)
     assert inputs.token_ids.tolist() == [[*range(10, 15), *range(20, 29)]]
     assert inputs.positions.tolist() == [[*range(5), *range(9)]]

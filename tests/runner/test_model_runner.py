@@ -62,7 +62,7 @@ def test_only_sampled_rows_pass_the_head(executor: Executor, make_scheduler: Mak
     for size in (5, 9):
         scheduler.add_seq_group(np.arange(size, dtype=np.int32), arrival_time=0.0)
     outputs = scheduler.schedule(0.0)
-    scheduler.prepare_inputs(executor.buffers.core)
+    scheduler.prepare_inputs(executor.buffers.writable())
     logits = executor._worker._runner.execute(outputs)
     assert outputs.num_batched_tokens == 14
     assert logits.shape == (2, executor.loaded.vocab_size)
@@ -80,7 +80,7 @@ def test_a_failed_forward_leaves_the_runner_usable(
     scheduler = make_scheduler(100)
     scheduler.add_seq_group(np.arange(5, dtype=np.int32), arrival_time=0.0)
     outputs = scheduler.schedule(0.0)
-    scheduler.prepare_inputs(executor.buffers.core)
+    scheduler.prepare_inputs(executor.buffers.writable())
     layer = executor.loaded.model.get_submodule("model.layers.3")
 
     def fail(*_: object) -> None:
@@ -103,7 +103,7 @@ def test_a_wrong_number_of_parameters_is_refused(
     scheduler = make_scheduler(50)
     scheduler.add_seq_group(np.arange(5, dtype=np.int32), arrival_time=0.0)
     outputs = scheduler.schedule(0.0)
-    scheduler.prepare_inputs(executor.buffers.core)
+    scheduler.prepare_inputs(executor.buffers.writable())
     with pytest.raises(StepError, match="2 sampling parameters for 1 samples"):
         executor.launch(outputs, [RowSampling(), RowSampling()])
 

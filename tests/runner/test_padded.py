@@ -94,7 +94,7 @@ def generate(executor: Executor, scheduler: _core.Scheduler) -> dict[int, list[i
     lengths = dict(zip(texts, (NUM_TOKENS, 3, 7, NUM_TOKENS, 1), strict=True))
     while scheduler.has_unfinished:
         outputs = scheduler.schedule(0.0)
-        scheduler.prepare_inputs(executor.buffers.core)
+        scheduler.prepare_inputs(executor.buffers.writable())
         rows = [RowSampling(temperature=0.0)] * outputs.num_samples
         tokens = executor.launch(outputs, rows).results().sampled.tokens
         parents = executor.buffers.sample_rows[: outputs.num_samples].copy()
@@ -123,20 +123,20 @@ def test_inputs_stand_for_the_tokens_of_the_step_before(
     for index, prompt in enumerate(PROMPTS[:3]):
         scheduler.add_seq_group(np.array(prompt, dtype=np.int32), arrival_time=float(index))
     outputs = scheduler.schedule(0.0)
-    scheduler.prepare_inputs(executor.buffers.core)
+    scheduler.prepare_inputs(executor.buffers.writable())
     rows = [RowSampling(temperature=0.0)] * 3
-    before = executor.launch(outputs, rows).tokens()
-    assert before is not None
+    tokens = executor.launch(outputs, rows).tokens()
+    assert tokens is not None
     assert scheduler.update_async(outputs.step_id)
     outputs = scheduler.schedule(0.0)
-    scheduler.prepare_inputs(executor.buffers.core)
+    scheduler.prepare_inputs(executor.buffers.writable())
     assert executor.buffers.on_device.token_ids[:3].tolist() == [-1, -2, -3]
     runner = executor._worker._runner
-    expected = runner.execute(outputs, before=before).clone()
-    assert executor.buffers.on_device.token_ids[:3].equal(before)
+    expected = runner.execute(outputs, previous_tokens=tokens).clone()
+    assert executor.buffers.on_device.token_ids[:3].equal(tokens)
     decode = padded(executor, (4,))
-    scheduler.prepare_inputs(executor.buffers.core)
-    torch.testing.assert_close(runner.execute(outputs, before=before), expected)
+    scheduler.prepare_inputs(executor.buffers.writable())
+    torch.testing.assert_close(runner.execute(outputs, previous_tokens=tokens), expected)
     assert decode.seen == [(3, 4)]
 
 
@@ -166,7 +166,7 @@ def test_steps_of_other_kinds_are_left_alone(
         scheduler.add_seq_group(ids, arrival_time=0.0)
     prefill = scheduler.schedule(0.0)
     assert not decode.fits(prefill)
-    scheduler.prepare_inputs(executor.buffers.core)
+    scheduler.prepare_inputs(executor.buffers.writable())
     scheduler.update(
         prefill.step_id,
         np.arange(3, dtype=np.int32),
@@ -222,9 +222,7 @@ def test_the_ladder_ends_at_the_most_rows(most: int, sizes: tuple[int, ...]) -> 
 
 
 def test_buffers_lie_in_one_piece_with_the_tables_last() -> None:
-    buffers = StepBuffers(
-        max_num_tokens=33, max_num_rows=3, max_blocks_per_row=5, device=torch.device("cpu")
-    )
+    buffers = StepBuffers(max_num_tokens=33, max_num_rows=3, max_blocks_per_row=5)
     arrays = buffers.on_device
     names = list(arrays.__slots__)
     starts = [getattr(arrays, name).data_ptr() for name in names]

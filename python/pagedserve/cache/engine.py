@@ -22,6 +22,7 @@ from torch import Tensor
 
 from pagedserve.cpu.memory import empty_in_huge_pages
 from pagedserve.cpu.moves import copy_blocks as copy_in_host
+from pagedserve.device import Cuda
 from pagedserve.kernels.reference import copy_blocks, swap_blocks
 
 
@@ -119,6 +120,7 @@ class CacheEngine:
         block_size: int,
         dtype: torch.dtype,
         device: torch.device,
+        cuda: Cuda | None = None,
     ) -> None:
         """Allocate the pools; nothing is written, so unused blocks may cost no memory yet.
 
@@ -129,6 +131,8 @@ class CacheEngine:
             block_size: tokens of a block.
             dtype: of keys and values.
             device: the model's.
+            cuda: the same device where blocks are moved on it by kernels, if there is triton; None
+                moves them by torch's operations.
         """
         self.block_size = block_size
 
@@ -136,12 +140,12 @@ class CacheEngine:
             return [_empty_pool(layer, num_blocks, block_size, dtype, where) for layer in layers]
 
         self.gpu_pools = pools(num_gpu_blocks, device)
-        self._has_kernels = device.type == "cuda" and find_spec("triton") is not None
+        self._cuda = cuda if find_spec("triton") is not None else None
         self._swapper: Swapper
-        if self._has_kernels and num_cpu_blocks:
+        if self._cuda is not None and num_cpu_blocks:
             from pagedserve.kernels.swap import BlockSwapper
 
-            swapper = BlockSwapper(self.gpu_pools, num_cpu_blocks)
+            swapper = BlockSwapper(self.gpu_pools, num_cpu_blocks, self._cuda)
             self.cpu_pools = [swapper.host_pool(layer) for layer in range(len(layers))]
             self._swapper = swapper
         else:
@@ -160,13 +164,13 @@ class CacheEngine:
             self._copy(torch.from_numpy(moves.blocks_to_copy))
 
     def _copy(self, pairs: Tensor) -> None:
-        if self.gpu_pools[0].device.type == "cpu":
-            copy_in_host(self.gpu_pools, self.gpu_pools, pairs.numpy())
-            return
-        if self._has_kernels:
+        if self._cuda is not None:
             from pagedserve.kernels.cache import copy_layers
 
-            copy_layers(self.gpu_pools, pairs)
+            copy_layers(self.gpu_pools, pairs, self._cuda.to_device)
+            return
+        if self.gpu_pools[0].device.type == "cpu":
+            copy_in_host(self.gpu_pools, self.gpu_pools, pairs.numpy())
             return
         pairs = pairs.to(self.gpu_pools[0].device)
         for pool in self.gpu_pools:

@@ -144,27 +144,27 @@ class StepLoop:
 
     def _launch(self, step: OpenStep) -> None:
         scheduled, buffers = step.scheduled[0], self._executor.buffers
-        self._scheduler.prepare_inputs(buffers.core)
+        self._scheduler.prepare_inputs(buffers.writable())
         self._note_scheduled(scheduled)
         step.parent_rows = buffers.sample_rows[: scheduled.num_samples].copy()
         step.seqs = buffers.row_handles[step.parent_rows].tolist()
         step.living = self._requests.by_seqs(step.seqs)
         step.scored = self._scored_rows(scheduled)
         first = self._steps[0]
-        before = first.launched.tokens() if first.launched is not None else None
+        previous_tokens = first.launched.tokens() if first.launched is not None else None
         unknown = set(first.seqs) if first is not step else set()
         rows = [
             one.row(num_unknown=int(seq in unknown))
             for one, seq in zip(step.living, step.seqs, strict=True)
         ]
         targets = prompt_targets(step.scored)
-        step.launched = self._executor.launch(scheduled, rows, targets, before)
+        step.launched = self._executor.launch(scheduled, rows, targets, previous_tokens)
 
     def _go_ahead(self, step: OpenStep) -> bool:
         """End a step for the scheduler before its tokens are known, if nothing depends on them."""
         if not self._goes_ahead or step.launched is None:
             return False
-        if step.launched.stands_alone and any(map(self._may_go_on, step.living)):
+        if step.launched.is_async_safe and any(map(self._may_go_on, step.living)):
             step.is_ahead = self._scheduler.update_async(step.scheduled[0].step_id)
         return step.is_ahead
 

@@ -11,6 +11,7 @@ from typing import Final
 
 import torch
 
+from pagedserve.device import Cuda
 from pagedserve.errors import ConfigError
 from pagedserve.executor.available import AvailableBlocks
 
@@ -195,8 +196,7 @@ def default_kv_cache_bytes(device: torch.device) -> int | None:
 def free_bytes(device: torch.device) -> int:
     """Memory of a device that this process may still take."""
     if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return int(free)
+        return Cuda(device).memory().free
     return free_host_bytes()
 
 

@@ -74,7 +74,7 @@ class Executor:
         outputs: StepOutputs,
         rows: Sequence[RowSampling],
         prompts: PromptTargets | None = None,
-        before: Tensor | None = None,
+        previous_tokens: Tensor | None = None,
     ) -> LaunchedStep:
         """Begin one step, whose inputs the core has written to the buffers.
 
@@ -84,8 +84,8 @@ class Executor:
             outputs: the step's decisions.
             rows: parameters of its samples, S of them.
             prompts: positions whose log-probabilities are wanted besides.
-            before: the tokens of the step before, where it went ahead of them: an input of
-                ``-1 - i`` stands for token i.
+            previous_tokens: of the step before, where the host does not know them yet: an input
+                of ``-1 - i`` stands for token i.
 
         Returns:
             The step, whose results are the samples, in the order of ``rows``, and what ``prompts``
@@ -96,4 +96,4 @@ class Executor:
         """
         if outputs.num_rows and len(rows) != outputs.num_samples:
             raise StepError(f"{len(rows)} sampling parameters for {outputs.num_samples} samples")
-        return self._worker.launch(outputs, rows, prompts, before)
+        return self._worker.launch(outputs, rows, prompts, previous_tokens)

@@ -10,6 +10,7 @@ from torch import Tensor
 from pagedserve.attention.backends import check_block_size
 from pagedserve.cache.engine import BlockMoves, CacheEngine, kv_bytes_per_block
 from pagedserve.config import EngineArgs
+from pagedserve.device import Cuda, cuda_of
 from pagedserve.executor.available import AvailableBlocks, StepLimits
 from pagedserve.models.loader import load_model
 from pagedserve.runner.buffers import StepBuffers, StepSizes
@@ -49,9 +50,9 @@ class LaunchedStep:
         self._logits = logits
 
     @property
-    def stands_alone(self) -> bool:
+    def is_async_safe(self) -> bool:
         """Whether tokens are sampled, all of them on the device, and nothing else is wanted."""
-        return self._samples is not None and self._prompts is None and self._samples.stands_alone
+        return self._samples is not None and self._prompts is None and self._samples.is_async_safe
 
     def tokens(self) -> Tensor | None:
         """The tokens of a step that stands alone, int32 ``[S]`` on its device."""
@@ -75,9 +76,10 @@ class Worker:
     def __init__(self, args: EngineArgs) -> None:
         """Load the model; see `pagedserve.models.loader.load_model` for the errors."""
         self.loaded = load_model(args)
-        on_gpu = self.loaded.device.type == "cuda" and self.loaded.attention_backend == "triton"
-        self._captures_graphs = on_gpu and not args.enforce_eager
-        self._sampler = Sampler()
+        self._cuda = cuda_of(self.loaded.device)
+        is_recordable = self._cuda is not None and self.loaded.attention_backend == "triton"
+        self._captures_graphs = is_recordable and not args.enforce_eager
+        self._sampler = Sampler(self._cuda)
 
     def kv_bytes_per_block(self, block_size: int) -> int:
         """Bytes that one KV block takes, all layers together.
@@ -102,12 +104,16 @@ class Worker:
         Raises:
             torch.OutOfMemoryError: the largest steps do not even fit without a KV cache.
         """
-        device = self.loaded.device
+        cuda = Cuda(self.loaded.device)
         trial = partial(
-            run_trial, self.loaded, num_samples=limits.max_num_rows, block_size=block_size
+            run_trial,
+            self.loaded,
+            num_samples=limits.max_num_rows,
+            block_size=block_size,
+            cuda=cuda,
         )
-        prefill = peak_bytes(device, partial(trial, limits.largest_prefill()))
-        decode = peak_bytes(device, partial(trial, limits.largest_decode()))
+        prefill = peak_bytes(cuda, partial(trial, limits.largest_prefill()))
+        decode = peak_bytes(cuda, partial(trial, limits.largest_decode()))
         graphs = 0
         if self._captures_graphs:
             graphs = reserved_bytes(
@@ -115,7 +121,7 @@ class Worker:
                 vocab_size=self.loaded.vocab_size,
                 activation_bytes=decode,
             )
-        free, total = torch.cuda.mem_get_info(device)
+        free, total = cuda.memory()
         budget, used, activations = int(total * utilization), total - free, max(prefill, decode)
         left = max(0, budget - used - activations - graphs)
         return AvailableBlocks(
@@ -157,19 +163,20 @@ class Worker:
             block_size=block_size,
             dtype=self.loaded.dtype,
             device=self.loaded.device,
+            cuda=self._cuda,
         )
         buffers = StepBuffers(
             max_num_tokens=max_num_tokens,
             max_num_rows=max_num_rows,
             max_blocks_per_row=-(-max_model_len // block_size),
-            device=self.loaded.device,
+            cuda=self._cuda,
         )
         forward = Forward(self.loaded, self._cache)
         graphs = None
-        if self._captures_graphs:
+        if self._cuda is not None and self._captures_graphs:
             sizes = ladder(max_num_rows)
             graphs = DecodeGraphs(forward, buffers, sizes=sizes, block_size=block_size)
-            graphs.capture(self.loaded.vocab_size)
+            graphs.capture(self.loaded.vocab_size, self._cuda)
         self._runner = ModelRunner(forward, buffers, block_size, graphs)
         return buffers
 
@@ -178,13 +185,13 @@ class Worker:
         outputs: StepOutputs,
         rows: Sequence[RowSampling],
         prompts: PromptTargets | None,
-        before: Tensor | None,
+        previous_tokens: Tensor | None,
     ) -> LaunchedStep:
         """Moves, forward, sampling; see `Executor.launch`."""
         self._cache.move(outputs)
         if outputs.num_rows == 0:
             return LaunchedStep(None, None, None)
         index = None if prompts is None else torch.from_numpy(prompts.index)
-        logits = self._runner.execute(outputs, index, before)
+        logits = self._runner.execute(outputs, index, previous_tokens)
         samples = self._sampler.launch(logits[: len(rows)], rows) if rows else None
         return LaunchedStep(samples, prompts, logits[len(rows) :])

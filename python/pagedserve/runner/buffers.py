@@ -19,6 +19,7 @@ from torch import Tensor
 from pagedserve import _core
 from pagedserve.attention.buckets import StepLayout
 from pagedserve.attention.metadata import AttentionMetadata, DeviceRows
+from pagedserve.device import Cuda
 
 # Of every array in the buffers: a whole number of cache lines, and of what a GPU reads at once.
 _ALIGNMENT: Final = 128
@@ -117,7 +118,7 @@ class StepBuffers:
         max_num_tokens: int,
         max_num_rows: int,
         max_blocks_per_row: int,
-        device: torch.device,
+        cuda: Cuda | None = None,
     ) -> None:
         """Allocate.
 
@@ -125,7 +126,8 @@ class StepBuffers:
             max_num_tokens: most tokens of a step.
             max_num_rows: most rows of a step.
             max_blocks_per_row: longest block table.
-            device: the model's; the core's buffer is in host memory, pinned for a GPU.
+            cuda: the GPU of the model, for which the core's buffer is pinned; None where the
+                model reads that buffer itself.
         """
         self.max_blocks_per_row = max_blocks_per_row
         lengths = dict.fromkeys(_DTYPES, max_num_rows) | {
@@ -135,11 +137,14 @@ class StepBuffers:
             "slot_mapping": max_num_tokens,
             "block_tables": max_num_rows * max_blocks_per_row,
         }
-        is_gpu = device.type == "cuda"
         num_bytes = _buffer_bytes(lengths)
-        self._host = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=is_gpu)
-        self._there = self._host.to(device)  # the same on the CPU
-        self._copied = torch.cuda.Event() if is_gpu else None
+        self._cuda = cuda
+        if cuda is None:
+            self._host = self._there = torch.zeros(num_bytes, dtype=torch.uint8)
+        else:
+            self._host = cuda.pinned(num_bytes, dtype=torch.uint8).zero_()
+            self._there = torch.zeros(num_bytes, dtype=torch.uint8, device=cuda.device)
+            self._copied = cuda.event()
         self.on_device = StepArrays.of(self._there, lengths)
         host = StepArrays.of(self._host, lengths)
         self._tables_start = host.block_tables.storage_offset() * host.block_tables.itemsize
@@ -163,19 +168,24 @@ class StepBuffers:
             row_handles=self.row_handles,
         )
 
-    @property
-    def core(self) -> _core.InputBuffers:
-        """What the core fills, once the device has its copy of the step before."""
-        if self._copied is not None:
+    def writable(self) -> _core.InputBuffers:
+        """What the core fills; the host waits here until the device has its copy of the last."""
+        if self._cuda is not None:
             self._copied.synchronize()
         return self._core
+
+    def to_device(self, host: Tensor) -> Tensor:
+        """A host tensor where the model reads it."""
+        return host if self._cuda is None else self._cuda.to_device(host)
 
     @property
     def device(self) -> torch.device:
         """The model's."""
         return self._there.device
 
-    def inputs(self, sizes: StepSizes, block_size: int, before: Tensor | None = None) -> StepInputs:
+    def inputs(
+        self, sizes: StepSizes, block_size: int, previous_tokens: Tensor | None = None
+    ) -> StepInputs:
         """The used part of the buffers, after the core has filled them.
 
         These are views: valid until the next step is prepared.
@@ -183,9 +193,9 @@ class StepBuffers:
         Args:
             sizes: of the step.
             block_size: tokens of a block.
-            before: int32 ``[S']``, tokens for which inputs stand; see `upload`.
+            previous_tokens: int32 ``[S']``, for which inputs stand; see `upload`.
         """
-        self.upload(sizes, before)
+        self.upload(sizes, previous_tokens)
         arrays, num_tokens = self.on_device, sizes.num_batched_tokens
         return StepInputs(
             token_ids=arrays.token_ids[None, :num_tokens],
@@ -196,6 +206,8 @@ class StepBuffers:
 
     def pad(self, sizes: StepSizes, num_rows: int) -> None:
         """Put rows of one token behind those of a decode step, as nothing to be computed.
+
+        The buffers must be `writable`.
 
         Args:
             sizes: of the step, which has one token in each row.
@@ -208,22 +220,22 @@ class StepBuffers:
         self._seq_lens[padding] = 0
         self.query_start[sizes.num_rows : num_rows + 1] = sizes.num_rows
 
-    def upload(self, sizes: StepSizes, before: Tensor | None = None) -> None:
+    def upload(self, sizes: StepSizes, previous_tokens: Tensor | None = None) -> None:
         """Copy the step to the device, in one piece; on the CPU it is there.
 
         Args:
             sizes: of the step.
-            before: int32 ``[S']`` on the device, the tokens of the step before: they take the
-                place of inputs -1, -2 and so on.
+            previous_tokens: int32 ``[S']`` on the device, of the step before: they take the place
+                of inputs -1, -2 and so on.
         """
-        if self._copied is not None:
+        if self._cuda is not None:
             num_entries = sizes.num_rows * sizes.max_num_blocks
             used = slice(self._tables_start + num_entries * self._block_tables.itemsize)
-            self._there[used].copy_(self._host[used], non_blocking=True)
+            self._cuda.copy(self._host[used], self._there[used])
             self._copied.record()
-        if before is not None:
+        if previous_tokens is not None:
             ids = self.on_device.token_ids[: sizes.num_batched_tokens]
-            known = before[(-1 - ids).clamp_(min=0)]
+            known = previous_tokens[(-1 - ids).clamp_(min=0)]
             torch.where(ids < 0, known, ids, out=ids)
 
     def layout(self, sizes: StepSizes, block_size: int) -> StepLayout:
@@ -241,7 +253,7 @@ class StepBuffers:
         """The step as the attention calls read it."""
         layout, arrays = self.layout(sizes, block_size), self.on_device
         slots = arrays.slot_mapping[: sizes.num_batched_tokens]
-        if self._copied is None:
+        if self._cuda is None:
             return AttentionMetadata(layout, slots)
         rows = DeviceRows(
             query_start=arrays.query_start[: sizes.num_rows + 1],

@@ -5,11 +5,12 @@ Their logits are copied out of it, for two graphs may use the same bytes.
 """
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
+from pagedserve.device import Cuda, Graph
 from pagedserve.errors import ConfigError
 from pagedserve.runner.buffers import StepSizes
 from pagedserve.runner.padded import PaddedDecode
@@ -44,23 +45,23 @@ class DecodeGraphs(PaddedDecode):
     """Runs decode steps at padded sizes, each as one graph."""
 
     @torch.inference_mode()
-    def capture(self, vocab_size: int) -> None:
+    def capture(self, vocab_size: int, cuda: Cuda) -> None:
         """Record every size; called once, before the first step.
 
         Args:
             vocab_size: of the logits.
+            cuda: the model's device.
 
         Raises:
             ConfigError: the model does what cannot be recorded, or memory is out.
         """
-        device = self._buffers.device
         shape = self.sizes[-1], vocab_size
-        self._results = torch.empty(shape, dtype=torch.float32, device=device)
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        self._pool = torch.cuda.graph_pool_handle()
+        self._results = torch.empty(shape, dtype=torch.float32, device=cuda.device)
+        self._graphs: dict[int, Graph] = {}
+        pool = cuda.graph_pool()
         try:
             for size in reversed(self.sizes):
-                self._graphs[size] = self._record(size)
+                self._graphs[size] = self._record(size, cuda, pool)
         except RuntimeError as error:  # what torch raises for all that goes wrong on a device
             raise ConfigError(
                 "the decode steps of this model cannot be recorded as CUDA graphs "
@@ -68,15 +69,17 @@ class DecodeGraphs(PaddedDecode):
                 "is out, lower gpu_memory_utilization"
             ) from error
 
-    def _record(self, size: int) -> torch.cuda.CUDAGraph:
+    def _record(self, size: int, cuda: Cuda, pool: Any) -> Graph:
+        self._buffers.writable()
         self._fill(_NoRows(), size)
         inputs = self._inputs(_NoRows(), size)
-        # Kernels are compiled and libraries set up when first run, which must not be recorded.
-        self._results[:size].copy_(self._forward(inputs))
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+
+        def launch() -> None:
             self._results[:size].copy_(self._forward(inputs))
-        return graph
+
+        # Kernels are compiled and libraries set up when first run, which must not be recorded.
+        launch()
+        return cuda.capture(launch, pool)
 
     def _logits(self, step: StepSizes, size: int) -> Tensor:
         del step

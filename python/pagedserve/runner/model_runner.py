@@ -36,15 +36,15 @@ class ModelRunner:
         self,
         sizes: StepSizes,
         more_index: Tensor | None = None,
-        before: Tensor | None = None,
+        previous_tokens: Tensor | None = None,
     ) -> Tensor:
         """Run the step whose inputs are in the buffers.
 
         Args:
             sizes: of the step.
-            more_index: int32 ``[P]``, positions in T whose logits are wanted besides those of
-                the samples.
-            before: int32 ``[S']``, tokens for which inputs stand; see `StepBuffers.upload`.
+            more_index: int32 ``[P]`` in host memory, positions in T whose logits are wanted
+                besides those of the samples.
+            previous_tokens: int32 ``[S']``, for which inputs stand; see `StepBuffers.upload`.
 
         Returns:
             Logits, float32 ``[S + P, V]``; valid until the next step.
@@ -53,9 +53,9 @@ class ModelRunner:
             StepError: if not every layer attended over the pools.
         """
         if self._padded is not None and more_index is None and self._padded.fits(sizes):
-            return self._padded.run(sizes, before)
-        inputs = self._buffers.inputs(sizes, self._block_size, before)
+            return self._padded.run(sizes, previous_tokens)
+        inputs = self._buffers.inputs(sizes, self._block_size, previous_tokens)
         index = inputs.sample_index
         if more_index is not None:
-            index = torch.cat((index, more_index.to(index.device)))
+            index = torch.cat((index, self._buffers.to_device(more_index)))
         return self._forward(inputs, index).float()

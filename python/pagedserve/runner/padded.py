@@ -67,21 +67,21 @@ class PaddedDecode:
         is_decode = step.num_rows == step.num_batched_tokens == step.num_samples
         return is_decode and 0 < step.num_rows <= self.sizes[-1]
 
-    def run(self, step: StepSizes, before: Tensor | None = None) -> Tensor:
+    def run(self, step: StepSizes, previous_tokens: Tensor | None = None) -> Tensor:
         """Logits, float32 ``[R, V]``, of a step that fits; valid until the next step.
 
         Args:
             step: its sizes.
-            before: int32 ``[S']``, tokens for which inputs stand; see `StepBuffers.upload`.
+            previous_tokens: int32 ``[S']``, for which inputs stand; see `StepBuffers.upload`.
         """
         size = self.sizes[bisect_left(self.sizes, step.num_rows)]
-        self._fill(step, size, before)
+        self._fill(step, size, previous_tokens)
         return self._logits(step, size)[: step.num_rows]
 
-    def _fill(self, step: StepSizes, size: int, before: Tensor | None = None) -> None:
+    def _fill(self, step: StepSizes, size: int, previous_tokens: Tensor | None = None) -> None:
         """Pad the step that is in the buffers to ``size`` rows, and bring it to the device."""
         self._buffers.pad(step, size)
-        self._buffers.upload(step, before)
+        self._buffers.upload(step, previous_tokens)
         num_rows, num_blocks = step.num_rows, step.max_num_blocks
         tables = self._buffers.on_device.block_tables[: num_rows * num_blocks]
         self._tables[:num_rows, :num_blocks].copy_(tables.view(num_rows, num_blocks))

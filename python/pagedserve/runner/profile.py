@@ -13,6 +13,7 @@ import torch
 from pagedserve.attention.buckets import StepLayout
 from pagedserve.attention.metadata import AttentionMetadata
 from pagedserve.cache.engine import CacheEngine
+from pagedserve.device import Cuda
 from pagedserve.models.loader import LoadedModel
 from pagedserve.runner.buffers import StepInputs
 from pagedserve.runner.forward import Forward
@@ -29,7 +30,12 @@ class TrialRow(NamedTuple):
 
 @torch.inference_mode()
 def run_trial(
-    loaded: LoadedModel, rows: Sequence[TrialRow], *, num_samples: int, block_size: int
+    loaded: LoadedModel,
+    rows: Sequence[TrialRow],
+    *,
+    num_samples: int,
+    block_size: int,
+    cuda: Cuda | None = None,
 ) -> None:
     """Run and sample a step, and forget what came of it.
 
@@ -38,6 +44,7 @@ def run_trial(
         rows: of the step.
         num_samples: rows of logits, more than rows of the step if need be, drawn with every filter.
         block_size: tokens of a block.
+        cuda: the model's device; None for a model in host memory.
     """
     cache = CacheEngine(
         loaded.layers,
@@ -52,20 +59,20 @@ def run_trial(
     inputs = _inputs(rows, num_samples, block_size, loaded.device)
     logits = Forward(loaded, cache)(inputs, inputs.sample_index).float()
     row = RowSampling(temperature=1.0, top_p=0.9, min_p=0.01, uniforms=(0.5,))
-    Sampler().sample(logits, [row] * num_samples)
+    Sampler(cuda).sample(logits, [row] * num_samples)
 
 
-def peak_bytes(device: torch.device, run: Callable[[], None]) -> int:
+def peak_bytes(cuda: Cuda, run: Callable[[], None]) -> int:
     """The most memory that torch holds on a GPU while something runs, above what it held before."""
-    torch.cuda.synchronize(device)
-    torch.cuda.empty_cache()
-    before = torch.cuda.memory_reserved(device)
-    torch.cuda.reset_peak_memory_stats(device)
+    cuda.synchronize()
+    cuda.release_unused()
+    held = cuda.reserved_bytes()
+    cuda.start_peak()
     run()
-    torch.cuda.synchronize(device)
-    peak = torch.cuda.max_memory_reserved(device)
-    torch.cuda.empty_cache()
-    return max(0, peak - before)
+    cuda.synchronize()
+    peak = cuda.peak_reserved_bytes()
+    cuda.release_unused()
+    return max(0, peak - held)
 
 
 def _inputs(

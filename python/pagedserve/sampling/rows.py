@@ -76,7 +76,7 @@ class RowSampling:
         return not self.is_greedy and self.edits is None and not self.num_candidates
 
     @property
-    def stands_alone(self) -> bool:
+    def is_async_safe(self) -> bool:
         """Whether one token, known from the model's logits alone, is all that is wanted."""
         return (
             self.edits is None

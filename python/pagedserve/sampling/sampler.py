@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pagedserve.device import Cuda
 from pagedserve.sampling.batch import HostCopy, RandomRows, to_device
 from pagedserve.sampling.draw import draw
 from pagedserve.sampling.edits import edit_logits
@@ -38,6 +39,10 @@ from pagedserve.sampling.rows import RowSampling
 class Sampler:
     """Logits to tokens."""
 
+    def __init__(self, cuda: Cuda | None = None) -> None:
+        """Take the device of the logits; None for logits in host memory."""
+        self._cuda = cuda
+
     def sample(self, logits: Tensor, rows: Sequence[RowSampling]) -> SampledRows:
         """Sample the rows of a step, and wait for what comes out; see `launch`."""
         return self.launch(logits, rows).results()
@@ -50,25 +55,27 @@ class Sampler:
             logits: float32 ``[S, V]``; not changed.
             rows: S parameters.
         """
-        return LaunchedSamples(logits, rows)
+        return LaunchedSamples(logits, rows, self._cuda)
 
 
 class LaunchedSamples:
     """The samples of a step, some of them on their way from the device."""
 
-    def __init__(self, logits: Tensor, rows: Sequence[RowSampling]) -> None:
+    def __init__(
+        self, logits: Tensor, rows: Sequence[RowSampling], cuda: Cuda | None = None
+    ) -> None:
         """Find what does not depend on edits; see `Sampler.launch`."""
         peaks, ids = likeliest(logits, 1)
-        self._logits, self._rows = logits, rows
+        self._logits, self._rows, self._cuda = logits, rows, cuda
         self._random = [i for i, row in enumerate(rows) if row.is_drawn_as_is]
         self._greedy = ids[:, 0].int()
-        self._draws = [_draw(logits, rows, index) for index in _chunks(self._random, logits)]
-        self._arriving = HostCopy(self._greedy, peaks[:, 0], *self._draws)
+        self._draws = [_draw(logits, rows, index, cuda) for index in _chunks(self._random, logits)]
+        self._arriving = HostCopy(self._greedy, peaks[:, 0], *self._draws, cuda=cuda)
 
     @property
-    def stands_alone(self) -> bool:
+    def is_async_safe(self) -> bool:
         """Whether all that is wanted of the step is one token a row, and they are known by now."""
-        return all(row.stands_alone for row in self._rows)
+        return all(row.is_async_safe for row in self._rows)
 
     def tokens(self) -> Tensor:
         """The tokens of a step that stands alone, int32 ``[S]``, on its device.
@@ -78,7 +85,7 @@ class LaunchedSamples:
         if not self._random:
             return self._greedy
         drawn = torch.cat(self._draws).clamp_(max=self._logits.shape[1] - 1)
-        index = to_device(torch.tensor(self._random), drawn.device)
+        index = to_device(torch.tensor(self._random), self._cuda)
         return self._greedy.index_copy(0, index, drawn)
 
     @torch.inference_mode()
@@ -90,16 +97,16 @@ class LaunchedSamples:
         """
         logits, rows = self._logits, self._rows
         found, largest, *drawn = self._arriving.arrays()
-        step = _Step(rows, found, logits.shape[1])
+        step = _Step(rows, found, logits.shape[1], self._cuda)
         if self._random:
             step.put(np.array(self._random), np.concatenate(drawn))
         step.errors.update(_unusable(largest, "the logits"))
         usable = [(i, row) for i, row in enumerate(rows) if i not in step.errors]
         for index in _chunks([i for i, row in usable if row.edits is not None], logits):
-            step.edit_and_sample(index, _copy(logits, index))
+            step.edit_and_sample(index, _copy(logits, index, self._cuda))
         searched = [i for i, row in usable if row.edits is None and row.num_candidates]
         for index in _chunks(searched, logits):
-            step.search(index, _rows(logits, index))
+            step.search(index, _rows(logits, index, self._cuda))
         return step.finish(logits)
 
 
@@ -107,8 +114,13 @@ class _Step:
     """The results of one step while they are collected."""
 
     def __init__(
-        self, rows: Sequence[RowSampling], greedy: NDArray[np.int32], vocab_size: int
+        self,
+        rows: Sequence[RowSampling],
+        greedy: NDArray[np.int32],
+        vocab_size: int,
+        cuda: Cuda | None,
     ) -> None:
+        self._cuda = cuda
         num_draws = [row.num_draws for row in rows]
         self._rows = rows
         self._draw_start = np.cumsum([0, *num_draws], dtype=np.int64)
@@ -130,11 +142,11 @@ class _Step:
         is_greedy = np.array([rows[n].is_greedy for n in drawn], dtype=np.bool_)
         greedy, random = drawn[is_greedy], drawn[~is_greedy]
         if searched.size:
-            self.search(index[searched], _rows(logits, searched))
+            self.search(index[searched], _rows(logits, searched, self._cuda))
         if greedy.size:
-            self.put(index[greedy], _copy(ids[:, 0], greedy).cpu().numpy())
+            self.put(index[greedy], _copy(ids[:, 0], greedy, self._cuda).cpu().numpy())
         if random.size:
-            self.put(index[random], _draw(logits, rows, random).cpu().numpy())
+            self.put(index[random], _draw(logits, rows, random, self._cuda).cpu().numpy())
 
     def search(self, index: NDArray[np.int64], logits: Tensor) -> None:
         """Find the candidates of the rows `index`, one chunk."""
@@ -161,22 +173,24 @@ def _chunks(rows: Sequence[int], logits: Tensor) -> Iterator[NDArray[np.int64]]:
         yield np.array(rows[start : start + size])
 
 
-def _draw(logits: Tensor, rows: Sequence[RowSampling], index: NDArray[np.int64]) -> Tensor:
+def _draw(
+    logits: Tensor, rows: Sequence[RowSampling], index: NDArray[np.int64], cuda: Cuda | None
+) -> Tensor:
     """Draw from some of the rows, at random: int32 tokens on the device."""
-    parameters = RandomRows.of(
-        [rows[i] for i in index], vocab_size=logits.shape[1], device=logits.device
-    )
-    return draw(_rows(logits, index), parameters).int()
+    parameters = RandomRows.of([rows[i] for i in index], vocab_size=logits.shape[1], cuda=cuda)
+    return draw(_rows(logits, index, cuda), parameters).int()
 
 
-def _rows(logits: Tensor, index: NDArray[np.int64]) -> Tensor:
+def _rows(logits: Tensor, index: NDArray[np.int64], cuda: Cuda | None) -> Tensor:
     """Rows in ascending order: a view where they lie side by side."""
     first, last = int(index[0]), int(index[-1])
-    return logits[first : last + 1] if last - first + 1 == len(index) else _copy(logits, index)
+    if last - first + 1 == len(index):
+        return logits[first : last + 1]
+    return _copy(logits, index, cuda)
 
 
-def _copy(values: Tensor, index: NDArray[np.int64]) -> Tensor:
-    return values.index_select(0, to_device(torch.from_numpy(index), values.device))
+def _copy(values: Tensor, index: NDArray[np.int64], cuda: Cuda | None) -> Tensor:
+    return values.index_select(0, to_device(torch.from_numpy(index), cuda))
 
 
 def _unusable(largest: NDArray[np.float32], what: str) -> dict[int, str]:
