@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from pagedserve import LLM, CacheConfig, EngineArgs
 from pagedserve.engine.setup import scheduler_config
@@ -19,7 +20,6 @@ from pagedserve.options import parse_bytes, with_table
         ({"model": None}, "model is None; it must be smollm2"),
         ({"dtype": "int8"}, "dtype is 'int8'"),
         ({"block_size": 0}, "block_size is 0; it must be an integer, at least 1"),
-        ({"block_size": None}, "block_size is None; it must be an integer, at least 1"),
         ({"num_gpu_blocks": 0}, "num_gpu_blocks is 0; it must be an integer, at least 1, or None"),
         ({"num_gpu_blocks": 2.5}, r"num_gpu_blocks is 2\.5"),
         ({"max_num_seqs": True}, "max_num_seqs is True"),
@@ -54,8 +54,11 @@ from pagedserve.options import parse_bytes, with_table
         ),
         ({"device": "gpu"}, "device is 'gpu'; it must be auto, cpu, cuda, cuda:0"),
         ({"device": "cuda:one"}, "device is 'cuda:one'; it must be auto, cpu"),
-        ({"device": None}, "device is None; it must be auto, cpu"),
-        ({"load_format": "random"}, "load_format is 'random'; it must be one of auto, dummy"),
+        ({"device": 0}, "device is 0; it must be auto, cpu"),
+        (
+            {"load_format": "random"},
+            "load_format is 'random'; it must be one of auto, safe",
+        ),
         ({"enforce_eager": 1}, "enforce_eager is 1; it must be True or False"),
         ({"async_scheduling": 1}, "async_scheduling is 1; it must be True or False"),
         ({"gpu_memory_utilization": 0}, "gpu_memory_utilization is 0; it must be a number above 0"),
@@ -90,6 +93,7 @@ def test_the_command_line_has_the_same_defaults() -> None:
 def test_every_field_can_be_given_on_the_command_line() -> None:
     given = EngineArgs(
         model="a",
+        tokenizer="b",
         dtype="bfloat16",
         device="cuda:1",
         max_model_len=100,
@@ -138,6 +142,20 @@ def test_options_of_the_core_are_passed_on_by_its_names() -> None:
     assert (config.max_num_bypasses, config.victim_policy) == (3, "last")
     cache = CacheConfig(num_gpu_blocks=10, **args.cache_options)
     assert (cache.watermark, cache.block_size) == (0.25, 16)
+
+
+@pytest.mark.parametrize("name", [one.name for one in dataclasses.fields(EngineArgs)][1:])
+def test_none_leaves_any_option_at_its_default(name: str) -> None:
+    given: dict[str, Any] = {name: None}
+    assert EngineArgs("smollm2", **given) == EngineArgs("smollm2")
+
+
+@pytest.mark.parametrize(
+    ("given", "held"),
+    [("half", "float16"), ("float", "float32"), (torch.bfloat16, "bfloat16"), ("auto", "auto")],
+)
+def test_a_dtype_has_several_names(given: Any, held: str) -> None:
+    assert EngineArgs("smollm2", dtype=given).dtype == held
 
 
 def test_llm_takes_the_same_arguments_with_the_same_defaults() -> None:

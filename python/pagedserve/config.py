@@ -24,16 +24,24 @@ from pagedserve.options import (
     parse_bytes,
     with_table,
 )
+from pagedserve.vllm_names import (
+    ABSENT_OPTIONS,
+    ALIASES,
+    HINTS,
+    add_hidden_arguments,
+    takes_vllm_names,
+)
 
 ModelDtype: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
 AttentionBackend: TypeAlias = Literal["rust", "torch", "triton"]
 CpuKernels: TypeAlias = Literal["fused", "modules", "generic"]
 Quantization: TypeAlias = Literal["int8"]
-LoadFormat: TypeAlias = Literal["auto", "dummy"]
+LoadFormat: TypeAlias = Literal["auto", "safetensors", "dummy"]
 PreemptionMode: TypeAlias = Literal["recompute", "swap"]
 SchedulingPolicy: TypeAlias = Literal["fcfs", "priority"]
 VictimPolicy: TypeAlias = Literal["last", "least_work"]
 
+_DTYPE_ALIASES: Final = {"half": "float16", "float": "float32"}
 # The share of a GPU where nobody says; on the CPU it is the one that says nothing.
 GPU_MEMORY_UTILIZATION: Final = 0.9
 
@@ -52,6 +60,12 @@ def _device(name: str, value: object) -> str:
     return value
 
 
+def _dtype(name: str, value: object) -> object:
+    """Words, or dtypes of torch, which are written ``torch.float16``."""
+    word = str(value).removeprefix("torch.")
+    return checks.choice(get_args(ModelDtype))(name, _DTYPE_ALIASES.get(word, word))
+
+
 def _count(low: int = 1) -> checks.Check[int]:
     return checks.integer(f"at least {low}", low=low)
 
@@ -60,9 +74,18 @@ def _optional_count(low: int = 1) -> checks.Check[int | None]:
     return checks.optional(checks.integer(f"at least {low}, or None", low=low))
 
 
+@takes_vllm_names
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineArgs:
-    """Everything that decides how an engine is built; checked when made."""
+    """Everything that decides how an engine is built; checked when made.
+
+    None leaves any option at its default.  vLLM's names of options are taken too, as far as they
+    ask for nothing that is not here; ``pagedserve.vllm_names`` lists them.
+
+    Raises:
+        ConfigError: A value that cannot be, an unknown option, or options that contradict each
+            other; the message says what is accepted.
+    """
 
     model: str = field(
         kw_only=False,
@@ -73,9 +96,15 @@ class EngineArgs:
             )
         },
     )
+    tokenizer: str | None = option(
+        None,
+        checks.optional(checks.text),
+        "A local directory or a hub id with another tokenizer for the same vocabulary.",
+        unset="the model's own",
+    )
     dtype: ModelDtype = option(
         "auto",
-        checks.choice(get_args(ModelDtype)),
+        _dtype,
         "Of weights and KV cache; auto is float32 on the CPU, else the model's own.",
     )
     device: str = option(
@@ -211,8 +240,8 @@ class EngineArgs:
     load_format: LoadFormat = option(
         "auto",
         checks.choice(get_args(LoadFormat)),
-        "auto reads the weights; dummy makes them up from the seed, for measuring, and needs a "
-        "directory with nothing but a config.json.",
+        "auto reads the weights, safetensors only from files of that kind; dummy makes them up "
+        "from the seed, for measuring, and needs a directory with nothing but a config.json.",
     )
     enforce_eager: bool = option(
         False,
@@ -261,12 +290,12 @@ class EngineArgs:
 
     @classmethod
     def add_cli_args(cls, parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-        """Give a parser one option for each field.
+        """Give a parser one option for each field, and vLLM's names unseen.
 
         Returns:
             The parser.
         """
-        add_arguments(parser, cls)
+        add_hidden_arguments(add_arguments(parser, cls))
         return parser
 
     @classmethod
@@ -276,7 +305,7 @@ class EngineArgs:
         Raises:
             ConfigError: A value that cannot be.
         """
-        names = [one.name for one in fields(cls)]
+        names = [*(one.name for one in fields(cls)), *ALIASES, *ABSENT_OPTIONS, *HINTS]
         return cls(**{name: getattr(namespace, name) for name in names if hasattr(namespace, name)})
 
 

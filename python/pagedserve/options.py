@@ -79,12 +79,17 @@ def options_of(arguments: type | Any) -> Iterator[tuple[dataclasses.Field[Any], 
 def check_options(arguments: Any) -> None:
     """Check every field of a frozen dataclass and keep what its check returns.
 
+    None leaves any field at its default.
+
     Raises:
         ConfigError: A value that cannot be; the message says what is accepted.
     """
     for one, known in options_of(arguments):
+        value = getattr(arguments, one.name)
+        if value is None and one.default is not MISSING:
+            value = one.default
         try:
-            value = known.check(one.name, getattr(arguments, one.name))
+            value = known.check(one.name, value)
         except RequestError as error:  # what a check of a single value raises
             raise ConfigError(str(error)) from None
         object.__setattr__(arguments, one.name, value)
@@ -100,8 +105,8 @@ def core_options(arguments: Any, part: Literal["scheduler", "cache"]) -> dict[st
     return {name: value for name, value in values.items() if value is not None}
 
 
-def add_arguments(parser: argparse.ArgumentParser, arguments: type) -> None:
-    """Give a parser one argument for each field."""
+def add_arguments(parser: argparse.ArgumentParser, arguments: type) -> argparse._ArgumentGroup:
+    """Give a parser one argument for each field; returns their group."""
     group = parser.add_argument_group("engine")
     for one, known in options_of(arguments):
         default = None if one.default is MISSING else one.default
@@ -111,6 +116,7 @@ def add_arguments(parser: argparse.ArgumentParser, arguments: type) -> None:
             help=f"{known.text} ({_default_text(one, known)})".replace("%", "%%"),
             **_argument(one.type, known),
         )
+    return group
 
 
 def _argument(kind: Any, known: Option) -> dict[str, Any]:

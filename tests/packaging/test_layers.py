@@ -14,6 +14,7 @@ SHARED = {
     "errors",
     "checks",
     "options",
+    "vllm_names",
     "config",
     "sampling_params",
     "inputs",

@@ -60,7 +60,9 @@ class LLMEngine:
             ModelLoadError: The model cannot be found, read or run.
         """
         # Before the weights: a model without a tokenizer is refused at once.
-        self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(args.model, args.load_format)
+        self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(
+            args.model, args.load_format, args.tokenizer
+        )
         self._executor = Executor(args)
         loaded = self._executor.loaded
         config = scheduler_config(args, loaded.max_model_len)

@@ -11,7 +11,7 @@ from pagedserve.attention.backends import choose_backend, describe
 from pagedserve.attention.interface import ATTENTION_NAME, register
 from pagedserve.cache.engine import LayerShape
 from pagedserve.collector import collector_paused
-from pagedserve.config import AttentionBackend, EngineArgs
+from pagedserve.config import AttentionBackend, EngineArgs, LoadFormat
 from pagedserve.cpu.swap import exchange, use_instructions, weight_bytes
 from pagedserve.errors import ConfigError, ModelLoadError, PagedServeError, UnsupportedModelError
 from pagedserve.gpu.swap import exchange as exchange_for_gpu
@@ -105,7 +105,7 @@ def load_model(config: EngineArgs, device: torch.device | None = None) -> Loaded
         if config.load_format == "dummy":
             model = _make_up_weights(files, dtype, device, seed=config.seed)
         else:
-            model = _load_weights(files, dtype)
+            model = _load_weights(files, dtype, config.load_format)
         cast(nn.Module, model).to(device).eval()
         known = ProbeResult.of(files.directory, dtype, device, describe(backend), max_model_len)
         profile = known.recall()
@@ -161,13 +161,16 @@ def _checked_profile(
     return profile
 
 
-def _load_weights(files: ModelFiles, dtype: torch.dtype) -> PreTrainedModel:
+def _load_weights(
+    files: ModelFiles, dtype: torch.dtype, load_format: LoadFormat
+) -> PreTrainedModel:
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             files.directory,
             dtype=dtype,
             attn_implementation=ATTENTION_NAME,
             output_loading_info=True,
+            use_safetensors=True if load_format == "safetensors" else None,
             trust_remote_code=False,
         )
     except Exception as error:  # transformers raises many unrelated types here

@@ -16,13 +16,16 @@ from pagedserve.models.files import find_model_files, first_line, quiet_transfor
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
-def load_tokenizer(model: str, load_format: LoadFormat = "auto") -> PreTrainedTokenizerBase:
+def load_tokenizer(
+    model: str, load_format: LoadFormat = "auto", tokenizer: str | None = None
+) -> PreTrainedTokenizerBase:
     """The tokenizer of a model; reads no weights.
 
     Args:
         model: see `pagedserve.config.EngineArgs`.
         load_format: with "dummy", a directory without a tokenizer gets one whose words are token
             ids: "5 17" is [5, 17].
+        tokenizer: another place to take it from; None is the model.
 
     Raises:
         ModelLoadError: if there is no such model, or transformers cannot load its tokenizer.
@@ -30,11 +33,15 @@ def load_tokenizer(model: str, load_format: LoadFormat = "auto") -> PreTrainedTo
             encoder-decoder.
     """
     with collector_paused():
-        files = find_model_files(model, load_format)
-        if load_format == "dummy" and not _has_tokenizer(files.directory):
+        if tokenizer is not None and Path(tokenizer).is_dir():
+            with quiet_transformers():
+                return _load(tokenizer, Path(tokenizer))
+        name, is_dummy = tokenizer or model, load_format == "dummy"
+        files = find_model_files(name, load_format if name == model else "dummy")
+        if is_dummy and name == model and not _has_tokenizer(files.directory):
             return _number_tokenizer(files.hf_config.get_text_config().vocab_size)
         with quiet_transformers():
-            return _load(model, files.directory)
+            return _load(name, files.directory)
 
 
 def _load(name: str, directory: Path) -> PreTrainedTokenizerBase:

@@ -1,0 +1,140 @@
+"""Options as users of vLLM have them in their scripts."""
+
+import argparse
+from typing import Any
+
+import pytest
+
+from pagedserve import LLM, ConfigError, EngineArgs
+from pagedserve.vllm_names import ABSENT_OPTIONS, ALIASES, HINTS
+
+# As vLLM writes its defaults down; each asks for nothing that is not here.
+VLLM_0_6_2: dict[str, Any] = {
+    "tokenizer": None,
+    "skip_tokenizer_init": False,
+    "tokenizer_mode": "auto",
+    "trust_remote_code": False,
+    "download_dir": None,
+    "load_format": "auto",
+    "dtype": "auto",
+    "kv_cache_dtype": "auto",
+    "seed": 0,
+    "max_model_len": None,
+    "worker_use_ray": False,
+    "distributed_executor_backend": None,
+    "pipeline_parallel_size": 1,
+    "tensor_parallel_size": 1,
+    "max_parallel_loading_workers": None,
+    "block_size": 16,
+    "enable_prefix_caching": False,
+    "disable_sliding_window": False,
+    "use_v2_block_manager": False,
+    "swap_space": 4,
+    "cpu_offload_gb": 0,
+    "gpu_memory_utilization": 0.9,
+    "max_num_batched_tokens": None,
+    "max_num_seqs": 256,
+    "disable_log_stats": False,
+    "revision": None,
+    "code_revision": None,
+    "rope_scaling": None,
+    "rope_theta": None,
+    "tokenizer_revision": None,
+    "quantization": None,
+    "enforce_eager": None,
+    "max_context_len_to_capture": None,
+    "max_seq_len_to_capture": 8192,
+    "disable_custom_all_reduce": False,
+    "limit_mm_per_prompt": None,
+    "enable_lora": False,
+    "max_loras": 1,
+    "max_lora_rank": 16,
+    "lora_dtype": "auto",
+    "num_scheduler_steps": 1,
+    "num_gpu_blocks_override": None,
+    "num_lookahead_slots": 0,
+    "preemption_mode": None,
+    "scheduler_delay_factor": 0.0,
+    "enable_chunked_prefill": None,
+    "speculative_model": None,
+    "disable_async_output_proc": False,
+}
+VLLM_NEWEST: dict[str, Any] = {
+    "runner": "auto",
+    "convert": "auto",
+    "hf_overrides": {},
+    "hf_token": None,
+    "enable_sleep_mode": False,
+    "model_impl": "auto",
+    "data_parallel_size": 1,
+    "max_num_seqs": None,
+    "block_size": None,
+    "enable_prefix_caching": None,
+    "compilation_config": None,
+    "speculative_config": None,
+    "structured_outputs_config": None,
+    "scheduling_policy": "fcfs",
+    "async_scheduling": None,
+    "kv_cache_memory_bytes": None,
+}
+
+
+@pytest.mark.parametrize("options", [VLLM_0_6_2, VLLM_NEWEST])
+def test_vllms_defaults_ask_for_nothing(options: dict[str, Any]) -> None:
+    args = EngineArgs("smollm2", **options)
+    plain = EngineArgs("smollm2", swap_space=args.swap_space, scheduler_delay_factor=0.0)
+    if options is VLLM_NEWEST:
+        plain = EngineArgs("smollm2", scheduling_policy="fcfs")
+    assert args == plain
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tensor_parallel_size": 2}, "tensor_parallel_size is 2, which is not supported: one dev"),
+        ({"tensor_parallel_size": True}, "tensor_parallel_size is True"),
+        ({"trust_remote_code": True}, "trust_remote_code is True.*give False"),
+        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype is 'fp8'.*in the model's dtype.*'auto'"),
+        ({"enable_lora": True}, "enable_lora is True.*adapters are not there yet"),
+        ({"speculative_config": {"method": "ngram"}}, "speculative_config is .*not speculated"),
+        ({"quantization": "awq"}, "quantization is 'awq'; it must be one of int8, None"),
+        ({"load_format": "pt"}, "load_format is 'pt'; it must be one of auto, safetensors, dummy"),
+        ({"num_gpu_block": 3}, "unknown option: num_gpu_block=3; did you mean num_gpu_blocks"),
+        ({"swap": 3}, "unknown option: swap=3"),
+        ({"zzz": 3}, r"unknown option: zzz=3; help\(pagedserve.EngineArgs\) lists them"),
+        (
+            {"num_gpu_blocks": 3, "num_gpu_blocks_override": 4},
+            "num_gpu_blocks_override and num_gpu_blocks are the same option",
+        ),
+    ],
+)
+@pytest.mark.parametrize("make", [EngineArgs, LLM])
+def test_what_is_not_there_is_named(make: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make("smollm2", **options)
+
+
+def test_other_names_of_the_same_option() -> None:
+    named = EngineArgs("smollm2", num_gpu_blocks=5, kv_cache_memory=7)
+    options: dict[str, Any] = {"num_gpu_blocks_override": 5, "kv_cache_memory_bytes": 7}
+    assert EngineArgs("smollm2", **options) == named
+
+
+def test_no_name_means_two_things() -> None:
+    own = set(EngineArgs.__dataclass_fields__)
+    tables = [own, set(ALIASES), set(ABSENT_OPTIONS), set(HINTS)]
+    assert len(set().union(*tables)) == sum(map(len, tables))
+    assert set(ALIASES.values()) <= own
+
+
+def test_a_command_line_takes_them_too(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = EngineArgs.add_cli_args(argparse.ArgumentParser())
+    argv = "--model a --tensor-parallel-size 1 --num-gpu-blocks-override 5 --no-enable-lora"
+    namespace = parser.parse_args([*argv.split(), "--max-seq-len-to-capture", "4096"])
+    assert EngineArgs.from_cli_args(namespace) == EngineArgs("a", num_gpu_blocks=5)
+    # Scripts hand all that was parsed to LLM.
+    assert EngineArgs(**vars(namespace)) == EngineArgs("a", num_gpu_blocks=5)
+    parser.print_help()
+    assert "tensor-parallel-size" not in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="trust_remote_code is True"):
+        EngineArgs.from_cli_args(parser.parse_args(["--model", "a", "--trust-remote-code"]))
