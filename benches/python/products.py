@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pagedserve import _core
 from pagedserve.config import Quantization
-from pagedserve.cpu.linears import multiply, pack
+from pagedserve.models.fused.cpu.linears import multiply, pack
 
 # (N, K) of a layer of SmolLM2-135M: q, k and v; output; gate and up; down.
 LAYER = ((960, 576), (576, 576), (3072, 576), (576, 1536))

@@ -24,10 +24,10 @@ from torch import Tensor, nn
 from pagedserve import LLM
 from pagedserve._core import Scheduler
 from pagedserve.attention.interface import StepAttention
-from pagedserve.cpu.layers import FusedLayer
-from pagedserve.cpu.linears import PackedLinear
-from pagedserve.cpu.mlps import GatedMLP
-from pagedserve.cpu.norms import FastNorm
+from pagedserve.models.fused.cpu.layers import CpuDecoderLayer
+from pagedserve.models.fused.cpu.linears import PackedLinear
+from pagedserve.models.fused.cpu.mlps import PackedGatedMLP
+from pagedserve.models.fused.cpu.norms import CpuRMSNorm
 from pagedserve.sampling.sampler import LaunchedSamples, Sampler
 
 PRODUCT_SIZE = 2048
@@ -36,9 +36,9 @@ NUM_TRIALS = 5
 
 # Stages that are modules of the model; fused layers do the others' work in one call.
 STAGES: dict[str, tuple[type, ...]] = {
-    "decoder layers": (FusedLayer,),
-    "linear layers": (PackedLinear, GatedMLP, nn.Linear),
-    "norms": (FastNorm,),
+    "decoder layers": (CpuDecoderLayer,),
+    "linear layers": (PackedLinear, PackedGatedMLP, nn.Linear),
+    "norms": (CpuRMSNorm,),
 }
 
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from pagedserve.attention import paged
+import pagedserve.attention.torch
 from pagedserve.attention.backends import check_block_size, choose_backend, write_and_attend
 from pagedserve.errors import ConfigError
 
@@ -59,7 +59,7 @@ def test_triton_on_the_cpu_wants_its_interpreter(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_name_leads_to_its_function() -> None:
-    assert write_and_attend("torch") is paged.write_and_attend
+    assert write_and_attend("torch") is pagedserve.attention.torch.write_and_attend
 
 
 @pytest.mark.parametrize("block_size", [4, 8, 24, 48])

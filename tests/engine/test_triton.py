@@ -20,9 +20,9 @@ from pagedserve import LLM, SamplingParams
 from pagedserve.runner.forward import Forward
 from pagedserve.runner.padded import PaddedDecode
 
-directory, prompts, num_tokens, backend, tier, is_padded = json.loads(sys.argv[1])
+directory, prompts, num_tokens, backend, kernels, is_padded = json.loads(sys.argv[1])
 llm = LLM(
-    directory, load_format="dummy", device="cpu", cpu_kernels=tier, dtype="float32",
+    directory, load_format="dummy", device="cpu", cpu_kernels=kernels, dtype="float32",
     attention_backend=backend, num_gpu_blocks=16, max_num_seqs=4,
 )
 executor = llm.llm_engine._executor
@@ -46,10 +46,10 @@ def directory(tmp_path_factory: pytest.TempPathFactory, tiny_config: dict[str, A
 
 
 def generate(
-    directory: Path, backend: str, tier: str | None = "generic", *, is_padded: bool = False
+    directory: Path, backend: str, kernels: str | None = "generic", *, is_padded: bool = False
 ) -> tuple[Any, str]:
     """The tokens of each prompt, and what was said on stderr."""
-    given = json.dumps([str(directory), PROMPTS, NUM_TOKENS, backend, tier, is_padded])
+    given = json.dumps([str(directory), PROMPTS, NUM_TOKENS, backend, kernels, is_padded])
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, given],
         env=os.environ | {"TRITON_INTERPRET": "1"},
@@ -75,13 +75,13 @@ def expected(directory: Path) -> Any:
 )
 @pytest.mark.parametrize("is_padded", [False, True])
 @pytest.mark.parametrize(
-    ("tier", "exchanged"), [(None, "decoder layers 2, norms 1"), ("generic", "none")]
+    ("kernels", "replaced"), [(None, "decoder layers 2, norms 1"), ("generic", "none")]
 )
 def test_triton_generates_the_tokens_of_torch(
-    directory: Path, expected: Any, *, is_padded: bool, tier: str | None, exchanged: str
+    directory: Path, expected: Any, *, is_padded: bool, kernels: str | None, replaced: str
 ) -> None:
-    tokens, said = generate(directory, "triton", tier, is_padded=is_padded)
+    tokens, said = generate(directory, "triton", kernels, is_padded=is_padded)
     assert [len(one) for one in tokens] == [NUM_TOKENS] * len(PROMPTS)
     assert tokens == expected
     assert "attention: triton (interpreted" in said
-    assert f"exchanged modules: {exchanged}" in said
+    assert f"replaced modules: {replaced}" in said

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFa
 
 from pagedserve import _core
 from pagedserve.models.loader import LoadedModel
-from pagedserve.models.probe import _paged_logits
+from pagedserve.models.probe import paged_logits
 
 PROMPTS = [(torch.arange(length) * 31 + 11) % 97 for length in (21, 6)]
 # Largest difference from float64, as a share of the largest logit.
@@ -78,7 +78,7 @@ def assert_exact() -> AssertExact:
             edit(model)
         model = model.double()
         backend = loaded.attention_backend
-        found = _paged_logits(loaded.model, loaded.layers, PROMPTS, [16, 5], backend)
+        found = paged_logits(loaded.model, loaded.layers, PROMPTS, [16, 5], backend)
         for prompt, ours in zip(PROMPTS, found, strict=True):
             exact = model(prompt[None]).logits[0]
             error = float((ours.cpu().double() - exact).abs().max() / exact.abs().max())

@@ -1,4 +1,4 @@
-"""Who can compute attention on a device, and the function behind each name.
+"""Which backends compute attention on a device, and the function behind each name.
 
 A backend's module is imported when its function is first asked for, so that triton is loaded
 only where it computes.
@@ -13,16 +13,15 @@ from typing import Final, Protocol, cast
 import torch
 from torch import Tensor
 
-from pagedserve.attention import cpu
-from pagedserve.attention.metadata import AttentionMetadata
-from pagedserve.attention.paged import AttentionOptions
+from pagedserve.attention.metadata import AttentionMetadata, AttentionOptions
 from pagedserve.config import AttentionBackend
 from pagedserve.errors import ConfigError
+from pagedserve.host_ops.capabilities import describe_kernels, has_kernels
 
-_HOMES: Final[dict[AttentionBackend, str]] = {
-    "rust": "pagedserve.attention.cpu",
+_MODULES: Final[dict[AttentionBackend, str]] = {
+    "rust": "pagedserve.attention.rust",
     "triton": "pagedserve.attention.triton",
-    "torch": "pagedserve.attention.paged",
+    "torch": "pagedserve.attention.torch",
 }
 # A tile of keys is whole blocks, or a part of one that is a power of two.
 _MIN_TRITON_BLOCK: Final = 16
@@ -47,25 +46,25 @@ class WriteAndAttend(Protocol):
 @cache
 def write_and_attend(backend: AttentionBackend) -> WriteAndAttend:
     """The function that answers the attention calls of a step."""
-    return cast(WriteAndAttend, import_module(_HOMES[backend]).write_and_attend)
+    return cast(WriteAndAttend, import_module(_MODULES[backend]).write_and_attend)
 
 
 def choose_backend(
-    wish: AttentionBackend | None, device: torch.device, dtype: torch.dtype
+    requested: AttentionBackend | None, device: torch.device, dtype: torch.dtype
 ) -> AttentionBackend:
-    """The backend wished for, or the fastest that computes on such tensors.
+    """The backend requested, or the fastest that computes on such tensors.
 
     Raises:
-        ConfigError: The one wished for cannot; the message says why.
+        ConfigError: The one requested cannot; the message says why.
     """
-    if wish is None:
-        return next(one for one in _HOMES if _obstacle(one, device, dtype) is None)
-    obstacle = _obstacle(wish, device, dtype)
+    if requested is None:
+        return next(name for name in _MODULES if _obstacle(name, device, dtype) is None)
+    obstacle = _obstacle(requested, device, dtype)
     if obstacle is not None:
         raise ConfigError(
-            f"attention_backend is {wish!r}, which {obstacle}: give another or leave it out"
+            f"attention_backend is {requested!r}, which {obstacle}: give another or leave it out"
         )
-    return wish
+    return requested
 
 
 def check_block_size(backend: AttentionBackend, block_size: int) -> None:
@@ -88,9 +87,9 @@ def min_block_size(backend: AttentionBackend) -> int:
 
 
 def describe(backend: AttentionBackend) -> str:
-    """The backend for people, with what it uses of this machine."""
+    """The backend and what it uses of this machine, for people."""
     if backend == "rust":
-        return cpu.describe()
+        return f"rust ({describe_kernels()})"
     if backend == "triton" and _is_interpreted():
         return "triton (interpreted: TRITON_INTERPRET is set, for tests)"
     return backend
@@ -98,7 +97,7 @@ def describe(backend: AttentionBackend) -> str:
 
 def _obstacle(backend: AttentionBackend, device: torch.device, dtype: torch.dtype) -> str | None:
     """Why a backend cannot compute on such tensors, None if it can."""
-    if backend == "rust" and not cpu.can_attend(device, dtype):
+    if backend == "rust" and not has_kernels(device, dtype):
         return (
             f"takes float32, bfloat16 and float16 on the CPU; the model is in {dtype} on {device}"
         )

@@ -24,6 +24,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pagedserve.attention.metadata import StepLayout
+
 # Padding that costs as much as one more call, in gathered keys.
 _PADDING_KEYS = 320
 # Most gathered keys of a bucket of several rows.
@@ -110,33 +112,6 @@ class PagedBucket:
 
 
 Bucket = FreshBucket | PagedBucket
-
-
-@dataclass(frozen=True, slots=True)
-class StepLayout:
-    """Where the rows of a step lie, as numpy arrays in host memory.
-
-    Attributes:
-        query_start: int ``[R + 1]``.
-        seq_lens: int ``[R]``.
-        block_tables: int ``[R, B]``.
-        block_size: tokens of a block.
-    """
-
-    query_start: NDArray[np.int32]
-    seq_lens: NDArray[np.int32]
-    block_tables: NDArray[np.int32]
-    block_size: int
-
-    @property
-    def max_query_len(self) -> int:
-        """Queries of the longest row."""
-        return int(np.diff(self.query_start).max(initial=0))
-
-    @property
-    def max_seq_len(self) -> int:
-        """Keys of the longest row."""
-        return int(self.seq_lens.max(initial=0))
 
 
 @dataclass(frozen=True, slots=True)

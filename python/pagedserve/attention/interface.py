@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from pagedserve.attention.backends import write_and_attend
-from pagedserve.attention.metadata import AttentionMetadata
-from pagedserve.attention.paged import AttentionOptions
+from pagedserve.attention.metadata import AttentionMetadata, AttentionOptions
 from pagedserve.config import AttentionBackend
 from pagedserve.errors import StepError, UnsupportedModelError
 

@@ -1,11 +1,64 @@
-"""The frozen view of one step that every attention call of the step reads."""
+"""What every attention call of a step reads, and the types that all backends share."""
 
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import TypeVar, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from pagedserve.attention.buckets import Bucket, PlanOptions, StepLayout, plan_buckets
+Derived = TypeVar("Derived")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionOptions:
+    """How a layer attends; the words of ``pagedserve.kernels.reference.paged_attention``.
+
+    Attributes:
+        scale: factor of the scores.
+        window: sliding window, or None.
+        softcap: cap of the scores, or None.
+        sinks: ``[H]`` scores that take weight and have no value, or None.
+    """
+
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether torch's attention call computes it."""
+        return self.softcap is None and self.sinks is None
+
+
+@dataclass(frozen=True, slots=True)
+class StepLayout:
+    """Where the rows of a step lie, as numpy arrays in host memory.
+
+    Attributes:
+        query_start: int ``[R + 1]``.
+        seq_lens: int ``[R]``.
+        block_tables: int ``[R, B]``.
+        block_size: tokens of a block.
+    """
+
+    query_start: NDArray[np.int32]
+    seq_lens: NDArray[np.int32]
+    block_tables: NDArray[np.int32]
+    block_size: int
+
+    @property
+    def max_query_len(self) -> int:
+        """Queries of the longest row."""
+        return int(np.diff(self.query_start).max(initial=0))
+
+    @property
+    def max_seq_len(self) -> int:
+        """Keys of the longest row."""
+        return int(self.seq_lens.max(initial=0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +70,8 @@ class DeviceRows:
 
     Attributes:
         query_start: int32 ``[R + 1]`` on the model's device.
-        seq_lens: int32 ``[R]``, alike; 0 for a row that pads.
-        block_tables: int32 ``[R, B]``, alike.
+        seq_lens: int32 ``[R]``, likewise; 0 for a padding row.
+        block_tables: int32 ``[R, B]``, likewise.
         max_query_len: no row has more queries.
         max_seq_len: no row has more keys.
     """
@@ -41,52 +94,42 @@ class DeviceRows:
         )
 
 
-@dataclass(frozen=True, slots=True)
 class AttentionMetadata:
-    """One step: T tokens of R rows.
+    """One step: T tokens of R rows, and what its layers derive from them.
 
-    Invariant: the arrays are not changed while the step runs; they may be views of buffers
-    that the next step fills.
+    Invariant: the arrays are not changed while the step runs; they may be views of buffers that
+    the next step fills.  What is derived from them is made by the first layer that asks and kept
+    for the others.
 
     Attributes:
         layout: rows and block tables in host memory.
         slot_mapping: int64 ``[T]`` on the model's device; -1 means do not write.
     """
 
-    layout: StepLayout
-    slot_mapping: Tensor
-    _rows: list[DeviceRows] = field(default_factory=list)
-    _plans: dict[PlanOptions, list[Bucket]] = field(default_factory=dict)
+    __slots__ = ("_derived", "_rows", "layout", "slot_mapping")
 
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of the step, T."""
-        return int(self.slot_mapping.shape[0])
-
-    @classmethod
-    def on_device(
-        cls, layout: StepLayout, slot_mapping: Tensor, rows: DeviceRows
-    ) -> "AttentionMetadata":
-        """A step whose rows are on the device already."""
-        return cls(layout, slot_mapping, [rows])
+    def __init__(
+        self, layout: StepLayout, slot_mapping: Tensor, rows: DeviceRows | None = None
+    ) -> None:
+        """Take a step; ``rows`` are its rows on the device, where they are there already."""
+        self.layout = layout
+        self.slot_mapping = slot_mapping
+        self._rows = rows
+        self._derived: dict[Hashable, object] = {}
 
     def rows(self) -> DeviceRows:
-        """The rows on the device; copied at first use where they were not given."""
-        if not self._rows:
-            self._rows.append(DeviceRows.of(self.layout, self.slot_mapping.device))
-        return self._rows[0]
+        """The rows on the device; copied at the first call if they were not given."""
+        if self._rows is None:
+            self._rows = DeviceRows.of(self.layout, self.slot_mapping.device)
+        return self._rows
 
-    def buckets(self, *, window: int | None, allow_fresh: bool, dtype: torch.dtype) -> list[Bucket]:
-        """The rows grouped for attention calls; planned at first use, then remembered.
+    def once(self, key: Hashable, make: Callable[[], Derived]) -> Derived:
+        """What ``make`` returns, called for the first layer of the step that asks for ``key``.
 
         Args:
-            window: sliding window of the layer.
-            allow_fresh: whether rows without cached keys may use the step's own keys.
-            dtype: of the masks.
+            key: names what is made, with all that it depends on beside the step.
+            make: makes it.
         """
-        if window is not None and window >= self.layout.max_seq_len:
-            window = None
-        options = PlanOptions(window, allow_fresh, dtype, self.slot_mapping.device)
-        if options not in self._plans:
-            self._plans[options] = plan_buckets(self.layout, options)
-        return self._plans[options]
+        if key not in self._derived:
+            self._derived[key] = make()
+        return cast(Derived, self._derived[key])

@@ -6,8 +6,7 @@ no synchronisation and can be captured into a CUDA graph.
 
 from torch import Tensor
 
-from pagedserve.attention.metadata import AttentionMetadata
-from pagedserve.attention.paged import AttentionOptions
+from pagedserve.attention.metadata import AttentionMetadata, AttentionOptions
 from pagedserve.kernels.attention import paged_attention
 from pagedserve.kernels.cache import write_cache
 

@@ -20,9 +20,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pagedserve.cpu.memory import empty_in_huge_pages
-from pagedserve.cpu.moves import copy_blocks as copy_in_host
 from pagedserve.device import Cuda
+from pagedserve.host_ops.blocks import copy_blocks as copy_in_host
+from pagedserve.host_ops.memory import empty_in_huge_pages
 from pagedserve.kernels.reference import copy_blocks, swap_blocks
 
 

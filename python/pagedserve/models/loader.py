@@ -12,9 +12,8 @@ from pagedserve.attention.interface import ATTENTION_NAME, register
 from pagedserve.cache.engine import LayerShape
 from pagedserve.collector import collector_paused
 from pagedserve.config import AttentionBackend, EngineArgs, LoadFormat
-from pagedserve.cpu.swap import exchange, use_instructions, weight_bytes
-from pagedserve.errors import ConfigError, ModelLoadError, PagedServeError, UnsupportedModelError
-from pagedserve.gpu.swap import exchange as exchange_for_gpu
+from pagedserve.errors import ConfigError, ModelLoadError, UnsupportedModelError
+from pagedserve.host_ops.capabilities import use_instructions
 from pagedserve.models.device import choose_device
 from pagedserve.models.dummy import dummy_model
 from pagedserve.models.files import (
@@ -24,15 +23,11 @@ from pagedserve.models.files import (
     first_line,
     quiet_transformers,
 )
-from pagedserve.models.known import ProbeResult
+from pagedserve.models.fused.cpu.replace import replace_for_cpu, weight_bytes
+from pagedserve.models.fused.gpu.replace import replace_for_gpu
 from pagedserve.models.limits import check_max_model_len, derive_max_model_len, eos_token_ids
-from pagedserve.models.probe import (
-    AttentionProfile,
-    architecture,
-    check_logits,
-    profile_attention,
-    vocab_size,
-)
+from pagedserve.models.probe import probe_model, vocab_size
+from pagedserve.models.probe_cache import ProbeCacheEntry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +45,7 @@ class LoadedModel:
         device: of the model.
         attention_backend: who computes attention.
         weight_bytes: bytes of the weights; shared ones count once, unless one of them is packed.
-        modules: how many of the model's modules are exchanged for faster ones, for people.
+        replaced_modules: how many modules of which kind were replaced by faster ones, for people.
     """
 
     model: PreTrainedModel
@@ -63,7 +58,7 @@ class LoadedModel:
     device: torch.device
     attention_backend: AttentionBackend
     weight_bytes: int
-    modules: str
+    replaced_modules: str
 
     @property
     def num_layers(self) -> int:
@@ -72,7 +67,8 @@ class LoadedModel:
 
     def describe_backends(self) -> str:
         """One line for people: who computes attention and everything else."""
-        return f"attention: {describe(self.attention_backend)}; exchanged modules: {self.modules}"
+        backend = describe(self.attention_backend)
+        return f"attention: {backend}; replaced modules: {self.replaced_modules}"
 
 
 def load_model(config: EngineArgs, device: torch.device | None = None) -> LoadedModel:
@@ -107,21 +103,22 @@ def load_model(config: EngineArgs, device: torch.device | None = None) -> Loaded
         else:
             model = _load_weights(files, dtype, config.load_format)
         cast(nn.Module, model).to(device).eval()
-        known = ProbeResult.of(files.directory, dtype, device, describe(backend), max_model_len)
-        profile = known.recall()
-        if profile is None:
-            profile = _checked_profile(model, max_model_len, backend)
-            known.keep(profile)
+        how = (dtype, device, describe(backend), max_model_len)
+        cached = ProbeCacheEntry.of(files.directory, *how)
+        probed = cached.load()
+        if probed is None:
+            probed = probe_model(model, max_model_len=max_model_len, backend=backend)
+            cached.save(probed)
         num_embeddings = vocab_size(model)
-        modules = _exchange(model, config, device, backend)
+        replaced_modules = _replace_modules(model, config, device, backend)
     return LoadedModel(
         model=model,
         hf_config=text_config,
-        layers=profile.layers,
+        layers=probed.layers,
         vocab_size=num_embeddings,
         max_model_len=check_max_model_len(
             max_model_len if config.max_model_len else None,
-            min(max_model_len, profile.max_exact_len),
+            min(max_model_len, probed.max_exact_len),
             "the length of the chunks that its attention is cut into",
         ),
         eos_token_ids=eos_token_ids(model.generation_config, text_config),
@@ -129,36 +126,22 @@ def load_model(config: EngineArgs, device: torch.device | None = None) -> Loaded
         device=device,
         attention_backend=backend,
         weight_bytes=weight_bytes(model),
-        modules=modules,
+        replaced_modules=replaced_modules,
     )
 
 
-def _exchange(
+def _replace_modules(
     model: PreTrainedModel, config: EngineArgs, device: torch.device, backend: AttentionBackend
 ) -> str:
-    """Exchange modules by device; interpreted Triton has a GPU's unless the CPU's are named."""
-    is_named = config.cpu_kernels is not None or config.quantization is not None
-    if device.type != "cpu" or (backend == "triton" and not is_named):
-        return exchange_for_gpu(model, backend)
-    tier = config.cpu_kernels or ("fused" if backend == "rust" else "modules")
-    return exchange(model, tier, config.quantization)
+    """Replace modules as the device wants it; says what was replaced.
 
-
-def _checked_profile(
-    model: PreTrainedModel, max_model_len: int, backend: AttentionBackend
-) -> AttentionProfile:
-    try:
-        profile = profile_attention(model, max_model_len=max_model_len)
-        length = min(max_model_len, profile.max_exact_len)
-        check_logits(model, profile.layers, length, backend)
-    except PagedServeError:
-        raise
-    except Exception as error:  # whatever a foreign model does with a flat batch
-        raise UnsupportedModelError(
-            f"architecture {architecture(model)} cannot be run: a trial forward over paged "
-            f"attention failed with {type(error).__name__}: {error}"
-        ) from error
-    return profile
+    In Triton's interpreter the model gets a GPU's modules, unless an option names the CPU's.
+    """
+    names_cpu = config.cpu_kernels is not None or config.quantization is not None
+    if device.type != "cpu" or (backend == "triton" and not names_cpu):
+        return replace_for_gpu(model, backend)
+    kernels = config.cpu_kernels or ("fused" if backend == "rust" else "modules")
+    return replace_for_cpu(model, kernels, config.quantization)
 
 
 def _load_weights(

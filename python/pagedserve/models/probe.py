@@ -1,9 +1,9 @@
-"""What a model's attention really does, found by running it on a few tokens at load.
+"""Finds what a model's attention does by running the model on a few tokens when it is loaded.
 
-A model whose attention does not pass through our function in full would give wrong tokens
-without a sound.  So three forwards are made: one that records every attention call, one that
-reads the masks the model would have used, and one over paged KV whose logits are compared
-with the model's own attention.  An architecture that fails one of them is refused.
+A model that computes part of its attention outside of our function would silently give wrong
+tokens.  So the probe makes three forwards: one records every attention call, one reads the masks
+that the model would have used, and one runs over paged KV, whose logits are compared with those of
+the model's own attention.  An architecture that fails one of them is refused.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from pagedserve.attention.backends import min_block_size
-from pagedserve.attention.buckets import StepLayout
 from pagedserve.attention.interface import (
     ATTENTION_NAME,
     AttentionCall,
@@ -26,10 +25,10 @@ from pagedserve.attention.interface import (
     answering,
     paged_attention_forward,
 )
-from pagedserve.attention.metadata import AttentionMetadata
+from pagedserve.attention.metadata import AttentionMetadata, StepLayout
 from pagedserve.cache.engine import CacheEngine, LayerShape
 from pagedserve.config import AttentionBackend
-from pagedserve.errors import UnsupportedModelError
+from pagedserve.errors import PagedServeError, UnsupportedModelError
 
 _PROBE_NAME = "pagedserve_probe"
 # Largest difference of the logits, as a share of the largest logit.
@@ -63,14 +62,14 @@ class CallRecorder:
 
 
 class MaskReader:
-    """A mask function for transformers that reads the rule of a mask instead of drawing it.
+    """A mask function for transformers that reads the rule of a mask instead of making the mask.
 
-    Invariant: masks are told apart by identity, so a model that slices or copies its mask
-    makes it unreadable, never misread.
+    Invariant: masks are told apart by identity, so a mask that a model slices or copies cannot be
+    read, but it is never misread.
     """
 
     def __init__(self, num_positions: int) -> None:
-        """Read rules over positions 0 to `num_positions` - 1."""
+        """Read rules over positions 0 to ``num_positions - 1``."""
         self._num_positions = num_positions
         self._windows: dict[int, tuple[Tensor, int | None]] = {}
         self.max_exact_len = num_positions
@@ -92,8 +91,8 @@ class MaskReader:
         seen = self._num_visible(rule, last)
         if seen == last + 1:
             return None
-        others = {last - 1, last - seen}  # in chunks, at least one of them sees another number
-        if all(self._num_visible(rule, other) == min(seen, other + 1) for other in others):
+        earlier = {last - 1, last - seen}  # in chunks, at least one of them sees another number
+        if all(self._num_visible(rule, query) == min(seen, query + 1) for query in earlier):
             return seen
         # Neither full nor a window (chunks, say): it equals full attention for as long as
         # every query still sees the first key.
@@ -113,28 +112,50 @@ class MaskReader:
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionProfile:
+class ProbeResult:
     """What the probe found.
 
     Attributes:
-        layers: of each attention call, in order.
-        max_exact_len: tokens up to which these layers describe the model's attention.
+        layers: what each attention call stores, in the order of the calls.
+        max_exact_len: up to so many tokens these layers describe the model's attention.
     """
 
     layers: tuple[LayerShape, ...]
     max_exact_len: int
 
 
-def profile_attention(model: PreTrainedModel, *, max_model_len: int) -> AttentionProfile:
-    """Run the model on a few tokens and find what its attention layers do.
+def probe_model(
+    model: PreTrainedModel, *, max_model_len: int, backend: AttentionBackend
+) -> ProbeResult:
+    """Find what the attention layers of a model do, and check that paged attention computes it.
 
     Args:
         model: loaded with our attention function.
         max_model_len: positions that the masks are read over.
+        backend: computes paged attention.
 
     Raises:
-        UnsupportedModelError: if its attention does not pass through our function once a
-            layer.
+        UnsupportedModelError: if its attention does not pass through our function once a layer,
+            or paged attention gives other logits.
+    """
+    try:
+        result = find_layers(model, max_model_len=max_model_len)
+        check_logits(model, result.layers, min(max_model_len, result.max_exact_len), backend)
+    except PagedServeError:
+        raise
+    except Exception as error:  # whatever a foreign model does with a flat batch
+        raise UnsupportedModelError(
+            f"architecture {architecture(model)} cannot be run: a trial forward over paged "
+            f"attention failed with {type(error).__name__}: {error}"
+        ) from error
+    return result
+
+
+def find_layers(model: PreTrainedModel, *, max_model_len: int) -> ProbeResult:
+    """Run the model on a few tokens and find what its attention layers do.
+
+    Raises:
+        UnsupportedModelError: if its attention does not pass through our function once a layer.
     """
     recorder = CallRecorder()
     with answering(recorder):
@@ -152,7 +173,7 @@ def profile_attention(model: PreTrainedModel, *, max_model_len: int) -> Attentio
         shape if named or window is None else _with_window(shape, window)
         for shape, named, window in zip(recorder.layers, recorder.has_window, windows, strict=True)
     )
-    return AttentionProfile(tuple(layers), masks.max_exact_len)
+    return ProbeResult(tuple(layers), masks.max_exact_len)
 
 
 def check_logits(
@@ -163,8 +184,7 @@ def check_logits(
 ) -> None:
     """Compare logits over paged KV with those of the model's own attention.
 
-    Two sequences of several blocks, one in two chunks and one that decodes a token, from pools
-    full of NaN.
+    There are two sequences of several blocks: one comes in two chunks, one decodes a token.
 
     Raises:
         UnsupportedModelError: if they differ.
@@ -175,7 +195,7 @@ def check_logits(
     with _using_attention(model, "eager"):
         expected = [_forward(model, prompt) for prompt in prompts]
     first = [max(1, lengths[0] - 3), max(1, lengths[1] - 1)]
-    got = _paged_logits(model, layers, prompts, first, backend)
+    got = paged_logits(model, layers, prompts, first, backend)
     for ours, theirs in zip(got, expected, strict=True):
         error = float((ours - theirs).abs().max() / theirs.abs().max())
         if not error <= _TOLERANCE[model.dtype]:
@@ -196,14 +216,22 @@ def vocab_size(model: PreTrainedModel) -> int:
     return int(cast(nn.Embedding, model.get_input_embeddings()).weight.shape[0])
 
 
-def _paged_logits(
+def paged_logits(
     model: PreTrainedModel,
     layers: tuple[LayerShape, ...],
     prompts: list[Tensor],
     first: list[int],
     backend: AttentionBackend,
 ) -> list[Tensor]:
-    """Each prompt's logits [tokens, V], from two steps that cut it after `first` tokens."""
+    """Each prompt's logits ``[tokens, V]`` over paged KV that starts full of NaN.
+
+    Args:
+        model: loaded with our attention function.
+        layers: what its attention calls store.
+        prompts: token ids.
+        first: tokens of each prompt in the first of two steps; the rest is the second step.
+        backend: computes attention.
+    """
     block_size = min_block_size(backend)
     num_blocks = -(-max(len(prompt) for prompt in prompts) // block_size)
     tables = np.arange(2 * num_blocks, dtype=np.int32)[::-1].reshape(2, num_blocks)
@@ -268,12 +296,12 @@ def _prompt(model: PreTrainedModel, num_tokens: int) -> Tensor:
 @torch.inference_mode()
 def _forward(model: PreTrainedModel, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
     """Logits float32 [T, V] of one flat batch; without positions the model counts its own."""
-    given = {} if positions is None else {"position_ids": positions[None].to(model.device)}
+    arguments = {} if positions is None else {"position_ids": positions[None].to(model.device)}
     output = model(
         input_ids=tokens[None],
         use_cache=False,
         logits_to_keep=torch.arange(len(tokens), device=model.device),
-        **given,
+        **arguments,
     )
     return cast(Tensor, output.logits)[0].float()
 

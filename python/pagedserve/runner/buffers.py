@@ -16,9 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pagedserve import _core
-from pagedserve.attention.buckets import StepLayout
-from pagedserve.attention.metadata import AttentionMetadata, DeviceRows
+from pagedserve._core import InputBuffers
+from pagedserve.attention.metadata import AttentionMetadata, DeviceRows, StepLayout
 from pagedserve.device import Cuda
 
 # Of every array in the buffers: a whole number of cache lines, and of what a GPU reads at once.
@@ -156,7 +155,7 @@ class StepBuffers:
         self._block_tables: NDArray[np.int32] = host.block_tables.numpy()
         self.sample_rows: NDArray[np.int32] = np.zeros(max_num_rows, dtype=np.int32)
         self.row_handles: NDArray[np.int64] = np.zeros(max_num_rows, dtype=np.int64)
-        self._core = _core.InputBuffers(
+        self._core = InputBuffers(
             token_ids=self._token_ids,
             positions=self.positions,
             slot_mapping=self._slot_mapping,
@@ -168,7 +167,7 @@ class StepBuffers:
             row_handles=self.row_handles,
         )
 
-    def writable(self) -> _core.InputBuffers:
+    def writable(self) -> InputBuffers:
         """What the core fills; the host waits here until the device has its copy of the last."""
         if self._cuda is not None:
             self._copied.synchronize()
@@ -264,4 +263,4 @@ class StepBuffers:
             max_query_len=layout.max_query_len,
             max_seq_len=layout.max_seq_len,
         )
-        return AttentionMetadata.on_device(layout, slots, rows)
+        return AttentionMetadata(layout, slots, rows)

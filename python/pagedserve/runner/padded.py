@@ -101,7 +101,7 @@ class PaddedDecode:
             token_ids=arrays.token_ids[None, :size],
             positions=arrays.positions[None, :size],
             sample_index=arrays.sample_index[:size],
-            metadata=AttentionMetadata.on_device(layout, arrays.slot_mapping[:size], rows),
+            metadata=AttentionMetadata(layout, arrays.slot_mapping[:size], rows),
         )
 
     def _logits(self, step: StepSizes, size: int) -> Tensor:

@@ -10,8 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from pagedserve.attention.buckets import StepLayout
-from pagedserve.attention.metadata import AttentionMetadata
+from pagedserve.attention.metadata import AttentionMetadata, StepLayout
 from pagedserve.cache.engine import CacheEngine
 from pagedserve.device import Cuda
 from pagedserve.models.loader import LoadedModel

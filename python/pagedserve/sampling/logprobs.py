@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pagedserve.sampling.likeliest import likeliest
 from pagedserve.sampling.results import Candidates, PositionLogprobs, SampledLogprobs
 from pagedserve.sampling.rows import PromptTargets, RowSampling
+from pagedserve.sampling.top_k import top_k
 
 # Most elements of an intermediate array.  On a CPU a few float64 arrays of it (4 MB each) stay in
 # the cache, and cost half of what arrays of 32 MB do; elsewhere fewer, larger operations are
@@ -94,7 +94,7 @@ def empty_candidates(rows: Sequence[RowSampling], *, vocab_size: int) -> Candida
 
 def fill_candidates(candidates: Candidates, rows: NDArray[np.int64], logits: Tensor) -> None:
     """Fill in these rows from their edited logits, float32 ``[len(rows), V]``, one chunk."""
-    _, ids = likeliest(logits, candidates.logprobs.shape[1])
+    _, ids = top_k(logits, candidates.logprobs.shape[1])
     values = logits.log_softmax(dim=-1).gather(1, ids)
     candidates.token_ids[rows] = ids.cpu().numpy()
     candidates.logprobs[rows] = values.cpu().numpy()
@@ -136,5 +136,5 @@ def _top_of_chunk(
     total = logits.logsumexp(dim=-1, keepdim=True)
     value = logits.gather(1, targets[:, None])
     ranks = 1 + (logits > value).sum(dim=-1)
-    top_values, top_ids = likeliest(logits, num_top)
+    top_values, top_ids = top_k(logits, num_top)
     return (value - total)[:, 0], ranks.int(), top_ids.int(), top_values - total

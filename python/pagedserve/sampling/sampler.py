@@ -25,7 +25,6 @@ from pagedserve.device import Cuda
 from pagedserve.sampling.batch import HostCopy, RandomRows, to_device
 from pagedserve.sampling.draw import draw
 from pagedserve.sampling.edits import edit_logits
-from pagedserve.sampling.likeliest import likeliest
 from pagedserve.sampling.logprobs import (
     empty_candidates,
     fill_candidates,
@@ -34,6 +33,7 @@ from pagedserve.sampling.logprobs import (
 )
 from pagedserve.sampling.results import SampledRows
 from pagedserve.sampling.rows import RowSampling
+from pagedserve.sampling.top_k import argmax
 
 
 class Sampler:
@@ -65,12 +65,12 @@ class LaunchedSamples:
         self, logits: Tensor, rows: Sequence[RowSampling], cuda: Cuda | None = None
     ) -> None:
         """Find what does not depend on edits; see `Sampler.launch`."""
-        peaks, ids = likeliest(logits, 1)
+        peaks, ids = argmax(logits)
         self._logits, self._rows, self._cuda = logits, rows, cuda
         self._random = [i for i, row in enumerate(rows) if row.is_drawn_as_is]
-        self._greedy = ids[:, 0].int()
+        self._greedy = ids.int()
         self._draws = [_draw(logits, rows, index, cuda) for index in _chunks(self._random, logits)]
-        self._arriving = HostCopy(self._greedy, peaks[:, 0], *self._draws, cuda=cuda)
+        self._arriving = HostCopy(self._greedy, peaks, *self._draws, cuda=cuda)
 
     @property
     def is_async_safe(self) -> bool:
@@ -133,8 +133,8 @@ class _Step:
         """Edit and sample the rows `index`, whose logits are a copy, one chunk."""
         rows = [self._rows[i] for i in index]
         failed = edit_logits(logits, [row.edits for row in rows])
-        peaks, ids = likeliest(logits, 1)
-        failed = _unusable(peaks[:, 0].cpu().numpy(), "the edited logits") | failed
+        peaks, ids = argmax(logits)
+        failed = _unusable(peaks.cpu().numpy(), "the edited logits") | failed
         self.errors.update({int(index[n]): why for n, why in failed.items()})
         usable = [(n, row) for n, row in enumerate(rows) if n not in failed]
         searched = np.array([n for n, row in usable if row.num_candidates], dtype=np.int64)
@@ -144,7 +144,7 @@ class _Step:
         if searched.size:
             self.search(index[searched], _rows(logits, searched, self._cuda))
         if greedy.size:
-            self.put(index[greedy], _copy(ids[:, 0], greedy, self._cuda).cpu().numpy())
+            self.put(index[greedy], _copy(ids, greedy, self._cuda).cpu().numpy())
         if random.size:
             self.put(index[random], _draw(logits, rows, random, self._cuda).cpu().numpy())
 

@@ -1,0 +1,79 @@
+"""Paged attention on the CPU in Rust: one call a layer writes and attends.
+
+The layout of the pool is the kernel's own (``rust/cpu``); whole blocks may be copied and
+swapped, nothing else may read it.
+"""
+
+import torch
+from torch import Tensor
+
+from pagedserve._core import paged_attention_cpu
+from pagedserve.attention.metadata import AttentionMetadata, AttentionOptions
+from pagedserve.host_ops.capabilities import DTYPE_NAMES
+
+
+def write_and_attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    pool: Tensor,
+    *,
+    metadata: AttentionMetadata,
+    options: AttentionOptions,
+) -> Tensor:
+    """Write the step's keys and values into the pool, then attend over it.
+
+    Args:
+        query: ``[1, H, T, D]``.
+        key: ``[1, Hkv, T, D]``.
+        value: ``[1, Hkv, T, Dv]``.
+        pool: ``[num_blocks, block_size, Hkv, D + Dv]`` elements in the kernel's layout.
+        metadata: the step.
+        options: scale, window, cap, sinks.
+
+    Returns:
+        ``[T, H, Dv]``.
+    """
+    query, key, value = (_dense(tensor) for tensor in (query, key, value))
+    _, num_heads, num_tokens, key_size = query.shape
+    _, num_kv_heads, _, value_size = value.shape
+    output = query.new_empty(num_tokens, num_heads, value_size)
+    layout = metadata.layout
+    sinks = None if options.sinks is None else options.sinks.detach().float().contiguous().numpy()
+    paged_attention_cpu(
+        dtype=DTYPE_NAMES[query.dtype],
+        query=query.data_ptr(),
+        query_strides=_strides(query),
+        key=key.data_ptr(),
+        key_strides=_strides(key),
+        value=value.data_ptr(),
+        value_strides=_strides(value),
+        pool=pool.data_ptr(),
+        output=output.data_ptr(),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        key_size=key_size,
+        value_size=value_size,
+        num_blocks=pool.shape[0],
+        block_size=pool.shape[1],
+        block_tables=layout.block_tables.reshape(-1),
+        query_start=layout.query_start,
+        seq_lens=layout.seq_lens,
+        slot_mapping=metadata.slot_mapping.numpy(),
+        scale=options.scale,
+        window=options.window,
+        softcap=options.softcap,
+        sinks=sinks,
+        num_threads=torch.get_num_threads(),
+    )
+    return output
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    """With the elements of a head side by side."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def _strides(tensor: Tensor) -> tuple[int, int]:
+    """Elements from a token to the next and from a head to the next, of ``[1, H, T, D]``."""
+    return tensor.stride(2), tensor.stride(1)

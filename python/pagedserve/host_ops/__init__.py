@@ -1,0 +1,1 @@
+"""Operations in host memory, most of them in Rust: allocation, block copies, top-k of logits."""

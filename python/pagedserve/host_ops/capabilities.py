@@ -1,0 +1,39 @@
+"""What the Rust kernels compute with: dtypes, vector instructions and threads."""
+
+from typing import Final, Literal
+
+import torch
+
+from pagedserve._core import cpu_instructions, has_torch_threads, use_cpu_instructions
+
+# The kernels' names of the dtypes that they take.
+DTYPE_NAMES: Final[dict[torch.dtype, Literal["float32", "bfloat16", "float16"]]] = {
+    torch.float32: "float32",
+    torch.bfloat16: "bfloat16",
+    torch.float16: "float16",
+}
+
+
+def has_kernels(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the kernels compute on such tensors."""
+    return device.type == "cpu" and dtype in DTYPE_NAMES
+
+
+def has_vectors() -> bool:
+    """Whether the kernels use vector instructions, and not portable code alone."""
+    return cpu_instructions() != "portable"
+
+
+def use_instructions(name: str | None) -> None:
+    """Use these vector instructions in this process; see `pagedserve.config.EngineArgs`.
+
+    Raises:
+        ConfigError: if this CPU does not have them.
+    """
+    use_cpu_instructions(name)
+
+
+def describe_kernels() -> str:
+    """What the kernels use of this machine, for people."""
+    num_threads = torch.get_num_threads() if has_torch_threads() else 1
+    return f"{cpu_instructions()}, threads: {num_threads}"

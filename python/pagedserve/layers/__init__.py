@@ -1,1 +1,0 @@
-"""What layers of transformers' models are made of, for those who exchange them."""

@@ -1,0 +1,68 @@
+"""Runs a module and its replacement on the same random rows and compares."""
+
+from typing import Any, Final, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pagedserve.attention.interface import StepAttention, answering
+from pagedserve.attention.metadata import AttentionMetadata, StepLayout
+from pagedserve.config import AttentionBackend
+
+_NUM_TOKENS: Final = 5
+_BLOCK_SIZE: Final = 16
+
+
+def layers_agree(layer: Any, fused: nn.Module, backend: AttentionBackend) -> bool:
+    """Whether two decoder layers differ by roundings only; both attend over a pool of one block.
+
+    Args:
+        layer: of a known family, with its own modules.
+        fused: its replacement.
+        backend: attends for ``layer``.
+    """
+    attention = layer.self_attn
+    weight, head_size = attention.q_proj.weight, attention.head_dim
+    num_features = attention.q_proj.in_features
+    hidden = random_numbers(1, _NUM_TOKENS, num_features).to(weight.device, weight.dtype)
+    angles = random_numbers(1, _NUM_TOKENS, head_size // 2).repeat(1, 1, 2)
+    cosines = angles.cos().to(weight.device, weight.dtype)
+    sines = angles.sin().to(weight.device, weight.dtype)
+    pool = hidden.new_zeros(
+        1, _BLOCK_SIZE, attention.k_proj.out_features // head_size, 2 * head_size
+    )
+
+    def run(module: nn.Module) -> Tensor:
+        with answering(StepAttention(_metadata(weight.device), [pool], [None], backend)):
+            output = module(
+                hidden.clone(), attention_mask=None, position_embeddings=(cosines, sines)
+            )
+        return cast(Tensor, output[0] if isinstance(output, tuple) else output)
+
+    return is_close(run(fused), run(layer), num_terms=num_features, num_parts=4)
+
+
+def random_numbers(*shape: int) -> Tensor:
+    """The same normal numbers every time."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
+def is_close(found: Tensor, expected: Tensor, *, num_terms: int, num_parts: int) -> bool:
+    """Whether results differ by roundings: of sums in float32, and of what each part stores."""
+    error = torch.finfo(torch.float32).eps * num_terms**0.5
+    if expected.dtype != torch.float32:
+        error += torch.finfo(expected.dtype).eps
+    largest = float(expected.float().abs().max())
+    difference = float((found.float() - expected.float()).abs().max())
+    return bool(difference <= 4 * num_parts * error * max(largest, 1e-3))
+
+
+def _metadata(device: torch.device) -> AttentionMetadata:
+    layout = StepLayout(
+        query_start=np.array([0, _NUM_TOKENS], dtype=np.int32),
+        seq_lens=np.array([_NUM_TOKENS], dtype=np.int32),
+        block_tables=np.zeros((1, 1), dtype=np.int32),
+        block_size=_BLOCK_SIZE,
+    )
+    return AttentionMetadata(layout, torch.arange(_NUM_TOKENS, device=device))

@@ -1,0 +1,108 @@
+"""Whole decoder layers in one call of Rust, for the families that `fused.families` knows."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pagedserve._core import DecoderLayer
+from pagedserve.attention.interface import current_step
+from pagedserve.config import Quantization
+from pagedserve.host_ops.capabilities import DTYPE_NAMES
+from pagedserve.models.fused.cpu.linears import can_pack, pack, pack_gated
+from pagedserve.models.fused.cpu.mlps import packable_gate_of
+from pagedserve.models.fused.cpu.norms import norm_weight
+from pagedserve.models.fused.families import attention_linears, gate_of, norm_epsilon, norm_names
+
+
+def can_fuse(layer: Any) -> bool:
+    """Whether a module is a decoder layer of a known family, with parts that can be packed."""
+    if norm_names(layer) is None or packable_gate_of(layer.mlp) is None:
+        return False
+    attention = layer.self_attn
+    linears = attention_linears(attention)
+    return (
+        linears is not None
+        and all(can_pack(linear.weight) for linear in linears)
+        and (attention.head_dim * attention.q_proj.weight.element_size() % 4 == 0)
+    )
+
+
+class CpuDecoderLayer(nn.Module):
+    """A decoder layer that attends over the KV pool of the step in progress.
+
+    Hidden states are changed in place.
+    """
+
+    def __init__(self, layer: Any, quantization: Quantization | None = None) -> None:
+        """Pack the weights of a layer that `can_fuse` accepts."""
+        super().__init__()
+        attention, mlp = layer.self_attn, layer.mlp
+        names, gate = norm_names(layer), gate_of(mlp)
+        if names is None or gate is None:
+            raise TypeError(f"{type(layer).__name__} is no decoder layer of a known family")
+        qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
+        has_bias = qkv[0].bias is not None
+        self._head_size = int(attention.head_dim)
+        self._rotates = bool(getattr(attention, "use_rope", True))
+        self.packed = (
+            pack(
+                torch.cat([linear.weight for linear in qkv]),
+                torch.cat([linear.bias for linear in qkv]) if has_bias else None,
+                quantization=quantization,
+            ),
+            pack(attention.o_proj.weight, attention.o_proj.bias, quantization=quantization),
+            pack_gated(mlp.gate_proj.weight, mlp.up_proj.weight, gate, quantization),
+            pack(mlp.down_proj.weight, mlp.down_proj.bias, quantization=quantization),
+        )
+        self._layer = DecoderLayer(
+            dtype=DTYPE_NAMES[qkv[0].weight.dtype],
+            num_heads=attention.q_proj.out_features // self._head_size,
+            num_kv_heads=attention.k_proj.out_features // self._head_size,
+            head_size=self._head_size,
+            epsilon=norm_epsilon(getattr(layer, names.attention)),
+            scale=float(attention.scaling),
+            softcap=getattr(attention, "attn_logit_softcapping", None),
+            attention_norm=norm_weight(getattr(layer, names.attention)),
+            attention_output_norm=_weight_of(layer, names.attention_output),
+            mlp_norm=norm_weight(getattr(layer, names.mlp)),
+            mlp_output_norm=_weight_of(layer, names.mlp_output),
+            query_norm=_weight_of(attention, "q_norm"),
+            key_norm=_weight_of(attention, "k_norm"),
+            **dict(zip(("qkv", "output", "gate_up", "down"), self.packed, strict=True)),
+        )
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor],
+        **_: object,
+    ) -> Tensor:
+        """Hidden states ``[1, T, F]``; cosines and sines ``[1, T, rotary size]``."""
+        step = current_step()
+        pool, window = step.next_layer()
+        layout = step.metadata.layout
+        cosines, sines = (angles.contiguous() for angles in position_embeddings)
+        hidden_states = hidden_states.contiguous()
+        self._layer.forward(
+            hidden_states.data_ptr(),
+            cosines.data_ptr(),
+            sines.data_ptr(),
+            cosines.shape[-1] if self._rotates else 0,
+            pool.data_ptr(),
+            pool.shape[0],
+            pool.shape[1],
+            layout.block_tables.reshape(-1),
+            layout.query_start,
+            layout.seq_lens,
+            step.metadata.slot_mapping.numpy(),
+            window,
+            torch.get_num_threads(),
+        )
+        return hidden_states
+
+
+def _weight_of(module: nn.Module, name: str | None) -> Any:
+    """The weight of a norm; None where a family has no such norm."""
+    norm = None if name is None else getattr(module, name, None)
+    return None if norm is None else norm_weight(norm)

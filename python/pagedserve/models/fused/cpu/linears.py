@@ -1,0 +1,191 @@
+"""Linear layers on the CPU whose weights are packed once, in the order the Rust kernels read them.
+
+torch's own linear layer rearranges the weights in every call; with few rows, as in decoding, that
+costs more than the product.  The packed copy takes the place of the original.
+
+With int8 weights each output feature has a scale, a 127th of its largest weight, and each weight
+becomes the nearest multiple of it, so it moves by at most half a scale (Wu et al., "Integer
+Quantization for Deep Learning Inference", section 3.1, symmetric).  Activations, sums and biases
+are not quantized.
+"""
+
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pagedserve._core import PackedWeights
+from pagedserve.config import Quantization
+from pagedserve.host_ops.capabilities import DTYPE_NAMES
+from pagedserve.host_ops.memory import empty_in_huge_pages
+from pagedserve.models.fused.families import Gate
+
+PANEL_FEATURES: Final = 64  # of rust/cpu/src/linear.rs
+
+_LARGEST_INT8: Final = 127  # without -128, which has no positive counterpart
+
+
+class Int8Weights(NamedTuple):
+    """Weights ``[N, K]`` as whole numbers from -127 to 127, and their scales ``[N]`` in float32."""
+
+    values: Tensor
+    scales: Tensor
+
+    def dequantize(self, dtype: torch.dtype) -> Tensor:
+        """The weights ``[N, K]`` that these numbers represent."""
+        return (self.values.float() * self.scales[:, None]).to(dtype)
+
+
+def quantize(weight: Tensor) -> Int8Weights:
+    """The nearest int8 weights of weights ``[N, K]``, ties to even."""
+    weight = weight.detach().float()
+    scales = weight.abs().amax(dim=1) / _LARGEST_INT8
+    # Without a scale all weights of a feature are zero, or so small that they become zero.
+    steps = weight / scales.masked_fill(scales == 0, torch.inf)[:, None]
+    return Int8Weights(steps.round_().clamp_(-_LARGEST_INT8, _LARGEST_INT8).to(torch.int8), scales)
+
+
+def can_pack(weight: Tensor) -> bool:
+    """Whether the kernels multiply with such weights ``[N, K]``."""
+    per_unit = 4 // weight.element_size()
+    return (
+        weight.device.type == "cpu"
+        and weight.dtype in DTYPE_NAMES
+        and weight.dim() == 2  # noqa: PLR2004  # a matrix
+        and weight.shape[1] % per_unit == 0
+        and weight.numel() > 0
+    )
+
+
+def pack(
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    gate: Gate | None = None,
+    quantization: Quantization | None = None,
+) -> PackedWeights:
+    """Pack the weights ``[N, K]`` and bias ``[N]`` of a linear layer.
+
+    Args:
+        weight: of a dtype that `can_pack`; it is copied.
+        bias: of any dtype.
+        gate: makes a gated layer: the first 32 features of each 64, activated, times the others.
+        quantization: what the weights become; None leaves them as they are.
+    """
+    num_features, depth = weight.shape
+    panels, scales = (
+        (_panels(weight.detach(), torch.int32).view(np.uint32), None)
+        if quantization is None
+        else _int8_panels(weight)
+    )
+    return PackedWeights(
+        panels,
+        dtype=DTYPE_NAMES[weight.dtype],
+        in_features=depth,
+        out_features=num_features,
+        scales=scales,
+        bias=None if bias is None else float32_vector(bias),
+        gate=gate,
+    )
+
+
+def _int8_panels(weight: Tensor) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    values, scales = quantize(weight)
+    return _panels(values, torch.int8), scales.numpy()
+
+
+def _panels(weight: Tensor, lane: torch.dtype) -> NDArray[Any]:
+    """Weights ``[N, K]`` as ``[ceil(N / 64), K, 64]`` lanes, which may hold several of them."""
+    padding = -len(weight) % PANEL_FEATURES
+    lanes = functional.pad(weight, (0, 0, 0, padding)).contiguous().view(lane)
+    rows = lanes.view(-1, PANEL_FEATURES, lanes.shape[1])
+    panels = empty_in_huge_pages(len(rows), lanes.shape[1], PANEL_FEATURES, dtype=lane)
+    panels.copy_(rows.transpose(1, 2))
+    return panels.numpy().reshape(-1)
+
+
+def pack_gated(
+    gate: Tensor, up: Tensor, activation: Gate, quantization: Quantization | None = None
+) -> PackedWeights:
+    """Pack two weights ``[N, K]``, N a multiple of 32, into one gated layer."""
+    half = PANEL_FEATURES // 2
+    pairs = torch.stack((gate.view(-1, half, gate.shape[1]), up.view(-1, half, up.shape[1])), dim=1)
+    return pack(pairs.view(-1, gate.shape[1]), gate=activation, quantization=quantization)
+
+
+def float32_vector(tensor: Tensor) -> NDArray[np.float32]:
+    """A copy of a vector in float32: a view would keep the file of all weights in memory."""
+    return tensor.detach().float().contiguous().numpy().copy()
+
+
+def multiply(x: Tensor, weights: PackedWeights, output: Tensor) -> Tensor:
+    """Rows ``[T, K]`` times packed weights into ``[T, N]``, whose dtype may be another."""
+    if x.stride(-1) != 1:
+        x = x.contiguous()
+    weights.multiply(
+        num_rows=x.shape[0],
+        x=x.data_ptr(),
+        x_stride=x.stride(0),
+        output=output.data_ptr(),
+        output_stride=output.stride(0),
+        output_dtype=DTYPE_NAMES[output.dtype],
+        num_threads=torch.get_num_threads(),
+    )
+    return output
+
+
+class PackedLinear(nn.Module):
+    """An ``nn.Linear`` with packed weights."""
+
+    def __init__(
+        self,
+        linear: nn.Linear,
+        output_dtype: torch.dtype | None = None,
+        quantization: Quantization | None = None,
+    ) -> None:
+        """Pack a copy of the weights of ``linear``.
+
+        Args:
+            linear: the layer.
+            output_dtype: None takes that of the weights.
+            quantization: see `pack`.
+        """
+        super().__init__()
+        self.in_features = linear.in_features
+        self.out_features = linear.out_features
+        self.output_dtype = output_dtype or linear.weight.dtype
+        self.packed = (pack(linear.weight, linear.bias, quantization=quantization),)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[..., in_features]`` to ``[..., out_features]``."""
+        rows = x.reshape(-1, self.in_features)
+        output = torch.empty(len(rows), self.out_features, dtype=self.output_dtype)
+        return multiply(rows, self.packed[0], output).view(*x.shape[:-1], self.out_features)
+
+
+class PackedEmbedding(nn.Module):
+    """An embedding that shares the packed weights of the model's head."""
+
+    def __init__(self, head: PackedLinear, dtype: torch.dtype, scale: float = 1.0) -> None:
+        """Take the weights of ``head``.
+
+        Args:
+            head: made of the same weights.
+            dtype: of the weights.
+            scale: what embeddings are multiplied with.
+        """
+        super().__init__()
+        self._weights = head.packed[0]
+        # Empty: a model asks its parameters for their dtype and device.
+        self.weight = nn.Parameter(torch.empty(0, head.in_features, dtype=dtype), False)
+        self._scale = scale
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        """``[...]`` to ``[..., features]``."""
+        ids = token_ids.reshape(-1).int().numpy()
+        output = self.weight.new_empty(*token_ids.shape, self.weight.shape[1])
+        self._weights.gather(ids, output.data_ptr(), torch.get_num_threads())
+        return output if self._scale == 1.0 else output.mul_(self._scale)

@@ -1,0 +1,161 @@
+"""Replaces the modules of a model on the CPU, each after a comparison with its replacement.
+
+A module with int8 weights does not compute what the model's own computes.  So it is compared with
+a copy of the model's own whose weights are rounded to int8 and back, and the bound is that of
+roundings of sums, as without quantization.
+"""
+
+from collections import Counter
+from copy import deepcopy
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from pagedserve.config import CpuKernels, Quantization
+from pagedserve.errors import ConfigError
+from pagedserve.host_ops.capabilities import has_kernels, has_vectors
+from pagedserve.models.fused.compare import is_close, layers_agree, random_numbers
+from pagedserve.models.fused.cpu.layers import CpuDecoderLayer, can_fuse
+from pagedserve.models.fused.cpu.linears import PackedEmbedding, PackedLinear, can_pack, quantize
+from pagedserve.models.fused.cpu.mlps import PackedGatedMLP, packable_gate_of
+from pagedserve.models.fused.cpu.norms import CpuRMSNorm
+from pagedserve.models.fused.families import is_norm
+from pagedserve.models.fused.replace import replace_modules
+
+_KINDS: Final[dict[type, str]] = {
+    PackedGatedMLP: "gated layers",
+    PackedLinear: "linear layers",
+    CpuRMSNorm: "norms",
+}
+
+
+class _Replacement(NamedTuple):
+    """A module's replacement, and the features of its input."""
+
+    module: nn.Module
+    num_features: int
+
+
+@torch.inference_mode()
+def replace_for_cpu(
+    model: Any, kernels: CpuKernels, quantization: Quantization | None = None
+) -> str:
+    """Replace modules of a model on the CPU, in place.
+
+    Args:
+        model: of transformers, with its own modules.
+        kernels: which modules; see `pagedserve.config.EngineArgs`.
+        quantization: what the weights of linear layers become.
+
+    Returns:
+        How many modules of which kind were replaced, and what share of the bytes of weights is
+        quantized, for people.
+
+    Raises:
+        ConfigError: if there is no linear layer to quantize.
+    """
+    replaced: Counter[str] = Counter()
+    # Without vector instructions torch's own modules are faster, but they have no int8 weights.
+    is_slow = not has_vectors() and quantization is None
+    if kernels == "generic" or is_slow:
+        return "none"
+    if kernels == "fused":
+        replaced["decoder layers"] = _replace_layers(model, quantization)
+    _replace_children(model, model.get_output_embeddings(), quantization, replaced)
+    replaced["embeddings"] = _share_head(model, quantization)
+    modules = ", ".join(f"{kind} {count}" for kind, count in replaced.items() if count) or "none"
+    if quantization is None:
+        return modules
+    share = _packed_bytes(model) / weight_bytes(model)
+    if share == 0:
+        raise ConfigError(
+            f"quantization is {quantization!r}, and {type(model).__name__} has no linear layers "
+            "that can be packed: leave it out"
+        )
+    return f"{modules}; weights: {int(100 * share)}% {quantization}"
+
+
+def weight_bytes(model: nn.Module) -> int:
+    """Bytes of a model's weights, packed ones and others."""
+    return _packed_bytes(model) + sum(parameter.nbytes for parameter in model.parameters())
+
+
+def _packed_bytes(model: nn.Module) -> int:
+    packed = (weights for module in model.modules() for weights in getattr(module, "packed", ()))
+    return sum(int(weights.nbytes) for weights in packed)
+
+
+def _replace_layers(model: nn.Module, quantization: Quantization | None) -> int:
+    def agree(layer: nn.Module, fused: CpuDecoderLayer) -> bool:
+        return layers_agree(_quantized(layer, quantization), fused, "rust")
+
+    make = partial(CpuDecoderLayer, quantization=quantization)
+    return replace_modules(model, can_fuse, make, agree)
+
+
+def _share_head(model: Any, quantization: Quantization | None) -> int:
+    """Let an embedding that is tied to the head read the packed weights; the number that do."""
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    weight = getattr(embedding, "weight", None)
+    is_tied = getattr(model.config.get_text_config(), "tie_word_embeddings", False)
+    if not is_tied or not isinstance(head, PackedLinear) or not isinstance(weight, Tensor):
+        return 0
+    scale = getattr(embedding, "embed_scale", torch.tensor(1.0)).to(weight.dtype)
+    packed = PackedEmbedding(head, weight.dtype, float(scale))
+    ids = torch.arange(len(weight), device=weight.device)
+    wanted = _quantized(embedding, quantization)
+    if len(weight) != head.out_features or not packed(ids[:999]).equal(wanted(ids[:999])):
+        return 0
+    model.set_input_embeddings(packed)
+    return 1
+
+
+def _replace_children(
+    parent: nn.Module,
+    head: nn.Module | None,
+    quantization: Quantization | None,
+    replaced: Counter[str],
+) -> None:
+    for name, child in list(parent.named_children()):
+        replacement = _replacement(child, quantization, is_head=child is head)
+        if replacement is not None and _agree(_quantized(child, quantization), replacement):
+            setattr(parent, name, replacement.module)
+            replaced[_KINDS[type(replacement.module)]] += 1
+        else:
+            _replace_children(child, head, quantization, replaced)
+
+
+def _replacement(
+    module: Any, quantization: Quantization | None, *, is_head: bool
+) -> _Replacement | None:
+    if (gate := packable_gate_of(module)) is not None:
+        packed_mlp = PackedGatedMLP(module, gate, quantization)
+        return _Replacement(packed_mlp, module.down_proj.out_features)
+    if type(module) is nn.Linear and can_pack(module.weight):
+        # Sampling is in float32: rounding the logits to fewer bits before only makes ties.
+        packed = PackedLinear(module, torch.float32 if is_head else None, quantization)
+        return _Replacement(packed, module.in_features)
+    if is_norm(module) and has_kernels(module.weight.device, module.weight.dtype):
+        return _Replacement(CpuRMSNorm(module), module.weight.numel())
+    return None
+
+
+def _quantized(module: nn.Module, quantization: Quantization | None) -> nn.Module:
+    """A copy whose weights are quantized and back; the module itself without quantization."""
+    if quantization is None:
+        return module
+    module = deepcopy(module)
+    for child in module.modules():
+        if isinstance(child, nn.Linear | nn.Embedding):
+            child.weight.copy_(quantize(child.weight).dequantize(child.weight.dtype))
+    return module
+
+
+def _agree(module: nn.Module, replacement: _Replacement) -> bool:
+    """Whether both give the same but for roundings."""
+    dtype = next(module.parameters()).dtype
+    num_features = replacement.num_features
+    x = random_numbers(8, num_features).to(dtype)
+    return is_close(replacement.module(x), module(x), num_terms=num_features, num_parts=1)

@@ -1,0 +1,135 @@
+"""Whole decoder layers in nine launches, for the families that `fused.families` knows.
+
+transformers writes such a layer as 39 launches.  Most of them move a few KiB in a decode step and
+take as long as a launch does.  Here everything between two products is one kernel, products of the
+same rows are one product, and the down product adds to the residual stream itself.  Where the keys
+of few rows are split, attention takes one launch more.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pagedserve.attention.interface import current_step
+from pagedserve.attention.metadata import AttentionOptions
+from pagedserve.attention.triton import attend
+from pagedserve.kernels.layer import add_norm, rotate_and_write, swiglu
+from pagedserve.models.fused.families import (
+    attention_linears,
+    gate_of,
+    is_norm,
+    norm_epsilon,
+    norm_names,
+)
+from pagedserve.models.fused.gpu.norms import GpuRMSNorm
+
+
+def can_fuse(layer: Any) -> bool:
+    """Whether a module is a decoder layer of a known family, with parts that kernels compute."""
+    names = norm_names(layer)
+    if names is None or names.attention_output or gate_of(layer.mlp) != "silu":
+        return False
+    linears = attention_linears(layer.self_attn)
+    if linears is None or layer.mlp.down_proj.bias is not None:
+        return False
+    has_biases = {linear.bias is not None for linear in linears[:3]}
+    norms = [getattr(layer, names.attention), getattr(layer, names.mlp), *_head_norms(layer)]
+    return len(has_biases) == 1 and all(is_norm(norm) for norm in norms)
+
+
+class GpuDecoderLayer(nn.Module):
+    """A decoder layer that attends over the KV pool of the step in progress.
+
+    Hidden states are changed in place.
+    """
+
+    def __init__(self, layer: Any) -> None:
+        """Take the weights of a layer that `can_fuse` accepts; stacked ones are copies."""
+        super().__init__()
+        attention, mlp, names = layer.self_attn, layer.mlp, norm_names(layer)
+        if names is None:
+            raise TypeError(f"{type(layer).__name__} is no decoder layer of a known family")
+        self.attention_norm = GpuRMSNorm(getattr(layer, names.attention))
+        self.qkv = _stacked(attention.q_proj, attention.k_proj, attention.v_proj)
+        self.output = attention.o_proj
+        self.mlp_norm = GpuRMSNorm(getattr(layer, names.mlp))
+        self.gate_up = _stacked(mlp.gate_proj, mlp.up_proj)
+        self.down = mlp.down_proj
+        norms = _head_norms(layer)
+        self.query_norm: Tensor | None
+        self.key_norm: Tensor | None
+        self.query_norm, self.key_norm = (norm.weight for norm in norms) if norms else (None, None)
+        self._head_epsilon = norm_epsilon(norms[0]) if norms else 0.0
+        self._head_size = int(attention.head_dim)
+        self._scale = float(attention.scaling)
+        self._rotates = bool(getattr(attention, "use_rope", True))
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor],
+        **_: object,
+    ) -> Tensor:
+        """Hidden states ``[1, T, F]``; cosines and sines ``[1, T, rotary size]``."""
+        step = current_step()
+        pool, window = step.next_layer()
+        hidden = hidden_states.contiguous().flatten(0, 1)
+        query = self._rotate_and_write(
+            self.qkv(self.attention_norm(hidden)),
+            position_embeddings,
+            pool,
+            step.metadata.slot_mapping,
+        )
+        attended = attend(
+            query,
+            pool,
+            metadata=step.metadata,
+            options=AttentionOptions(scale=self._scale, window=window),
+        )
+        norm = self.mlp_norm
+        rows = add_norm(self.output(attended.flatten(1)), hidden, norm.weight, norm.epsilon)
+        hidden.addmm_(swiglu(self.gate_up(rows)), self.down.weight.t())
+        return hidden.unsqueeze(0)
+
+    def _rotate_and_write(
+        self,
+        qkv: Tensor,
+        position_embeddings: tuple[Tensor, Tensor],
+        pool: Tensor,
+        slot_mapping: Tensor,
+    ) -> Tensor:
+        """The queries ``[T, H, D]``."""
+        cosines, sines = (angles.contiguous().flatten(0, 1) for angles in position_embeddings)
+        if not self._rotates:
+            cosines, sines = cosines[:, :0], sines[:, :0]
+        return rotate_and_write(
+            qkv,
+            cosines,
+            sines,
+            pool[..., : self._head_size],
+            pool[..., self._head_size :],
+            slot_mapping,
+            query_norm=self.query_norm,
+            key_norm=self.key_norm,
+            epsilon=self._head_epsilon,
+        )
+
+
+def _head_norms(layer: Any) -> list[Any]:
+    """The norms of queries and of keys, where a family has them."""
+    norms = [getattr(layer.self_attn, name, None) for name in ("q_norm", "k_norm")]
+    return [norm for norm in norms if norm is not None]
+
+
+def _stacked(*linears: nn.Linear) -> nn.Linear:
+    """One layer with the features of several, all or none of which have a bias."""
+    first, num_features = linears[0], sum(linear.out_features for linear in linears)
+    has_bias = first.bias is not None
+    stacked = nn.Linear(first.in_features, num_features, has_bias, device="meta")
+    weights = [linear.weight.detach() for linear in linears]
+    stacked.weight = nn.Parameter(torch.cat(weights), requires_grad=False)
+    if has_bias:
+        biases = [linear.bias.detach() for linear in linears]
+        stacked.bias = nn.Parameter(torch.cat(biases), requires_grad=False)
+    return stacked

@@ -1,0 +1,47 @@
+"""Replaces the modules of a model on a GPU, each after a comparison with its replacement."""
+
+from collections import Counter
+from functools import partial
+
+import torch
+from torch import nn
+
+from pagedserve.config import AttentionBackend
+from pagedserve.models.fused.compare import is_close, layers_agree, random_numbers
+from pagedserve.models.fused.families import is_norm
+from pagedserve.models.fused.gpu.norms import GpuRMSNorm
+from pagedserve.models.fused.replace import replace_modules
+
+
+@torch.inference_mode()
+def replace_for_gpu(model: nn.Module, backend: AttentionBackend) -> str:
+    """Replace decoder layers and then the norms that are left, in place.
+
+    Args:
+        model: of transformers, with its own modules.
+        backend: computes attention; whole layers are replaced with "triton" alone.
+
+    Returns:
+        How many modules of which kind were replaced, for people.
+    """
+    replaced: Counter[str] = Counter()
+    if backend == "triton":
+        replaced["decoder layers"] = _replace_layers(model)
+    replaced["norms"] = replace_modules(model, is_norm, GpuRMSNorm, _agree)
+    return ", ".join(f"{kind} {count}" for kind, count in replaced.items() if count) or "none"
+
+
+def _replace_layers(model: nn.Module) -> int:
+    from pagedserve.models.fused.gpu.layers import GpuDecoderLayer, can_fuse  # imports triton
+
+    agree = partial(layers_agree, backend="triton")
+    return replace_modules(model, can_fuse, GpuDecoderLayer, agree)
+
+
+def _agree(norm: nn.Module, fused: GpuRMSNorm) -> bool:
+    """Whether both give the same but for roundings."""
+    weight = fused.weight
+    x = random_numbers(8, len(weight)).to(weight.device, weight.dtype)
+    found, expected = fused(x), norm(x)
+    same_dtype = found.dtype == expected.dtype
+    return same_dtype and is_close(found, expected, num_terms=len(weight), num_parts=1)

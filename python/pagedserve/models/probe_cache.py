@@ -1,0 +1,92 @@
+"""Results of the probe, kept for the next start: this saves half a second of it.
+
+A file in the cache directory holds the last result of `pagedserve.models.probe` for one model, and
+all that the result depends on: the files of the model and of this package, by size and time of
+change, the versions of torch and transformers, and how the model runs.
+
+Invariants:
+
+1. Only models that passed are kept: one that was refused is probed again.
+2. A file that is about something else, or cannot be read or written, counts as no file.
+"""
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+import transformers
+
+from pagedserve.cache.engine import LayerShape
+from pagedserve.models.convert import cache_directory
+from pagedserve.models.probe import ProbeResult
+
+_PACKAGE = Path(__file__).parents[1]
+# In a checkout kernels is a link, which the first pattern does not follow.
+_PACKAGE_PATTERNS = ("**/*.py", "kernels/*.py", "_core*")
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeCacheEntry:
+    """The place of one model's result.
+
+    Attributes:
+        file: holds the result.
+        depends_on: all that the result depends on, readable and to be compared.
+    """
+
+    file: Path
+    depends_on: list[str]
+
+    @classmethod
+    def of(cls, model: Path, *how: object) -> "ProbeCacheEntry":
+        """The entry of a model.
+
+        Args:
+            model: its directory.
+            *how: what else the result depends on: dtype, device, kernel and so on.
+        """
+        name = hashlib.sha256(str(model.resolve()).encode()).hexdigest()[:32]
+        depends_on = [
+            f"transformers {transformers.__version__}",
+            f"torch {torch.__version__}",
+            *_stamps(path for path in model.iterdir() if path.is_file()),
+            *_stamps(file for pattern in _PACKAGE_PATTERNS for file in _PACKAGE.glob(pattern)),
+            *map(str, how),
+        ]
+        return cls(cache_directory() / "probed" / f"{name}.json", depends_on)
+
+    def load(self) -> ProbeResult | None:
+        """The result; None if there is none, or it is of something else."""
+        try:
+            content = json.loads(self.file.read_text(encoding="utf-8"))
+            if content["depends_on"] != self.depends_on:
+                return None
+            layers = tuple(LayerShape(**layer) for layer in content["layers"])
+            return ProbeResult(layers, int(content["max_exact_len"]))
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+
+    def save(self, result: ProbeResult) -> None:
+        """Keep a result; the file is complete or not there."""
+        try:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            handle, work = tempfile.mkstemp(prefix=".writing-", dir=self.file.parent)
+            with os.fdopen(handle, "w", encoding="utf-8") as opened:
+                json.dump({"depends_on": self.depends_on, **asdict(result)}, opened)
+            Path(work).replace(self.file)
+        except OSError:
+            return
+
+
+def _stamps(files: Iterable[Path]) -> list[str]:
+    """Files by path, size and time of change."""
+    stamps = []
+    for path in sorted(set(files)):
+        status = path.stat()
+        stamps.append(f"{path.resolve()} {status.st_size} {status.st_mtime_ns}")
+    return stamps

@@ -1,0 +1,63 @@
+"""The largest logits of a row, with one rule for equal ones.
+
+Invariant: of equal logits the smaller id comes first, on every device.
+
+Costs: on the CPU one read of the logits, in Rust: 0.3 ms for 64 rows of 49,152 where torch's
+``max`` takes 1.5 and its ``topk`` 2.9 (two cores); elsewhere a ``topk`` and a few small operations.
+"""
+
+import torch
+from torch import Tensor
+
+from pagedserve.host_ops.logits import top_k_on_host
+
+# The Rust kernel keeps the best in order: beyond this, sorting them costs more than the read.
+_MAX_HOST_K = 64
+
+
+def argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest logit of each row and its int64 id, ``[N]`` each; otherwise as `top_k`."""
+    if logits.device.type != "cpu":
+        largest, ids = logits.max(dim=-1)
+        return largest, ids
+    values, ids = top_k(logits, 1)
+    return values[:, 0], ids[:, 0]
+
+
+def top_k(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest logits, largest first.
+
+    Args:
+        logits: float32 ``[N, V]``.
+        k: 0 to V.
+
+    Returns:
+        The logits and int64 ids, both ``[N, k]``.  Of a row that holds NaN the first value is NaN,
+        and nothing else means anything.
+    """
+    if logits.device.type == "cpu" and logits.is_contiguous() and 0 < k <= _MAX_HOST_K:
+        return top_k_on_host(logits, k)
+    return _by_topk(logits, k)
+
+
+def _by_topk(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    vocab_size = logits.shape[1]
+    values, ids = logits.topk(min(k + 1, vocab_size), dim=-1)
+    # topk chooses any of equals: where the next one equals the last, choose again.
+    if 0 < k < vocab_size:
+        tied = (values[:, k - 1] == values[:, k]).nonzero()[:, 0]
+        if tied.numel():
+            last = values[tied, k - 1 : k]
+            ids[tied, :k] = _first_of_equals(logits[tied], last, k)
+    ids = ids[:, :k].sort(dim=-1).values
+    values = logits.gather(1, ids)
+    order = values.argsort(dim=-1, descending=True, stable=True)
+    return values.gather(1, order), ids.gather(1, order)
+
+
+def _first_of_equals(logits: Tensor, last: Tensor, k: int) -> Tensor:
+    """Ids of all logits above `last` [N, 1] and of the first that equal it, int64 [N, k]."""
+    # Exact: vocabularies are far smaller than 2 ** 24.
+    first = -torch.arange(logits.shape[1], dtype=torch.float32, device=logits.device)
+    preference = torch.where(logits > last, 1.0, -torch.inf)
+    return torch.where(logits == last, first, preference).topk(k, dim=-1).indices

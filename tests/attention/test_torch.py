@@ -1,0 +1,178 @@
+"""Bucketed attention against the reference kernel, over pools poisoned with NaN."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pagedserve.attention.buckets import (
+    FreshBucket,
+    PagedBucket,
+    PlanOptions,
+    plan_buckets,
+)
+from pagedserve.attention.metadata import AttentionMetadata, AttentionOptions, StepLayout
+from pagedserve.attention.torch import attend, step_buckets
+from pagedserve.kernels.reference import paged_attention, write_cache
+
+Row = tuple[int, int]  # cached keys, queries
+
+HEADS, KV_HEADS, KEY_SIZE = 4, 2, 8
+
+
+class Step:
+    """A step over random rows: cached keys written, everything else in the pool NaN."""
+
+    def __init__(self, rows: list[Row], *, block_size: int = 4, value_size: int = KEY_SIZE) -> None:
+        torch.manual_seed(1)
+        lengths = [cached + queries for cached, queries in rows]
+        counts = [-(-length // block_size) for length in lengths]
+        ids = np.random.default_rng(1).permutation(sum(counts) + 2).astype(np.int32)
+        # Entries past a row's last block name a block that nobody wrote.
+        tables = np.full((len(rows), max(counts)), ids[-1], dtype=np.int32)
+        self.pool = torch.full((len(ids), block_size, KV_HEADS, KEY_SIZE + value_size), torch.nan)
+        slots: list[int] = []
+        for row, (cached, _) in enumerate(rows):
+            start = sum(counts[:row])
+            tables[row, : counts[row]] = ids[start : start + counts[row]]
+            own = [
+                int(tables[row, position // block_size]) * block_size + position % block_size
+                for position in range(lengths[row])
+            ]
+            self.pool.flatten(0, 1)[own[:cached]] = torch.randn(
+                cached, KV_HEADS, KEY_SIZE + value_size
+            )
+            slots += own[cached:]
+        self.query_start = np.cumsum([0, *(queries for _, queries in rows)]).astype(np.int32)
+        self.layout = StepLayout(
+            self.query_start, np.array(lengths, dtype=np.int32), tables, block_size
+        )
+        num_tokens = len(slots)
+        self.query = torch.randn(1, num_tokens, HEADS, KEY_SIZE).transpose(1, 2)
+        self.key = torch.randn(1, num_tokens, KV_HEADS, KEY_SIZE).transpose(1, 2)
+        self.value = torch.randn(1, num_tokens, KV_HEADS, value_size).transpose(1, 2)
+        self.slot_mapping = torch.tensor(slots)
+
+    def compare(self, options: AttentionOptions) -> None:
+        caches = self.pool[..., :KEY_SIZE], self.pool[..., KEY_SIZE:]
+        key, value = self.key[0].transpose(0, 1), self.value[0].transpose(0, 1)
+        write_cache(key, value, *caches, self.slot_mapping)
+        got = attend(
+            self.query,
+            self.key,
+            self.value,
+            self.pool,
+            metadata=AttentionMetadata(self.layout, self.slot_mapping),
+            options=options,
+        )
+        expected = paged_attention(
+            self.query[0].transpose(0, 1),
+            *caches,
+            block_tables=torch.from_numpy(self.layout.block_tables),
+            query_start=torch.from_numpy(self.layout.query_start),
+            seq_lens=torch.from_numpy(self.layout.seq_lens),
+            scale=options.scale,
+            window=options.window,
+            softcap=options.softcap,
+            sinks=options.sinks,
+        )
+        assert not expected.isnan().any()
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+
+
+rows_of_a_step = st.lists(
+    st.tuples(st.integers(0, 40), st.integers(1, 30)), min_size=1, max_size=12
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=rows_of_a_step,
+    block_size=st.sampled_from([1, 4, 16]),
+    window=st.sampled_from([None, 1, 5, 1000]),
+)
+def test_any_mix_of_rows(rows: list[Row], block_size: int, window: int | None) -> None:
+    Step(rows, block_size=block_size).compare(AttentionOptions(scale=0.3, window=window))
+
+
+@settings(max_examples=20, deadline=None)
+@given(rows=rows_of_a_step, window=st.sampled_from([None, 6]))
+def test_softcap_and_sinks(rows: list[Row], window: int | None) -> None:
+    sinks = torch.tensor([0.5, -1.0, 2.0, 0.0])
+    Step(rows).compare(AttentionOptions(scale=0.3, window=window, softcap=1.5, sinks=sinks))
+    Step(rows).compare(AttentionOptions(scale=0.3, window=window, sinks=sinks))
+
+
+def test_values_of_another_size() -> None:
+    Step([(9, 1), (0, 12), (5, 4)], value_size=3).compare(AttentionOptions(scale=0.3))
+
+
+def test_long_chunk_over_a_cached_prefix_is_cut_into_runs() -> None:
+    Step([(100, 600), (0, 300), (37, 1)], block_size=16).compare(AttentionOptions(scale=0.2))
+    Step([(100, 600)], block_size=16).compare(AttentionOptions(scale=0.2, window=70))
+
+
+def test_the_plan_covers_every_query_once() -> None:
+    rows = [(0, 9), (0, 10), (3, 300), *[(length, 1) for length in range(1, 200, 7)]]
+    step = Step(rows)
+    options = PlanOptions(None, True, torch.float32, torch.device("cpu"))
+    seen: list[int] = []
+    for bucket in plan_buckets(step.layout, options):
+        written = bucket.written
+        if isinstance(written, slice):
+            seen += range(written.start, written.stop)
+        else:
+            seen += written.tolist()
+    assert sorted(seen) == list(range(int(step.query_start[-1])))
+
+
+def test_decode_rows_of_similar_length_share_a_call_and_padding_stays_small() -> None:
+    rows = [(length, 1) for length in np.random.default_rng(0).integers(50, 600, 64).tolist()]
+    options = PlanOptions(None, True, torch.float32, torch.device("cpu"))
+    buckets = plan_buckets(Step(rows, block_size=16).layout, options)
+    gathered = sum(len(bucket.slots) for bucket in buckets if isinstance(bucket, PagedBucket))
+    assert len(buckets) <= 16
+    assert gathered <= 1.25 * sum(cached + 1 for cached, _ in rows)
+
+
+def test_whole_prompts_do_not_gather() -> None:
+    options = PlanOptions(None, True, torch.float32, torch.device("cpu"))
+    buckets = plan_buckets(Step([(0, 50), (0, 20), (0, 21)]).layout, options)
+    assert all(isinstance(bucket, FreshBucket) for bucket in buckets)
+
+
+def test_plans_are_made_once_and_shared_by_windows_that_hide_nothing() -> None:
+    step = Step([(30, 1), (0, 12)])
+    metadata = AttentionMetadata(step.layout, step.slot_mapping)
+
+    def plan(window: int | None) -> object:
+        return step_buckets(metadata, window=window, allow_fresh=True, dtype=torch.float32)
+
+    assert plan(None) is plan(31)
+    assert plan(None) is not plan(8)
+    assert plan(8) is plan(8)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(dtype: torch.dtype) -> None:
+    step = Step([(20, 1), (0, 16), (3, 5)])
+    exact = Step([(20, 1), (0, 16), (3, 5)])
+    for part in ("query", "key", "value", "pool"):
+        setattr(step, part, getattr(step, part).to(dtype))
+    outputs = []
+    for each in (step, exact):
+        write_cache(
+            each.key[0].transpose(0, 1),
+            each.value[0].transpose(0, 1),
+            each.pool[..., :KEY_SIZE],
+            each.pool[..., KEY_SIZE:],
+            each.slot_mapping,
+        )
+        metadata = AttentionMetadata(each.layout, each.slot_mapping)
+        options = AttentionOptions(scale=0.3)
+        outputs.append(
+            attend(each.query, each.key, each.value, each.pool, metadata=metadata, options=options)
+        )
+    assert outputs[0].dtype == dtype
+    torch.testing.assert_close(outputs[0].float(), outputs[1], rtol=0.05, atol=0.05)
