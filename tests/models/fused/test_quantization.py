@@ -142,7 +142,7 @@ def test_the_real_model_in_a_quarter_of_the_memory(smollm2: LLM, int8: LLM) -> N
 
 
 def test_the_real_model_answers_as_before(smollm2: LLM, int8: LLM) -> None:
-    """The bounds are twice what was seen: docs/design.md states the error over longer texts."""
+    """The bounds are twice what was seen: docs/cpu.md states the error over longer texts."""
     outputs = int8.generate(
         ["The capital of France is"], SamplingParams(temperature=0, max_tokens=8), use_tqdm=False
     )
