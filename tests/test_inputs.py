@@ -53,13 +53,19 @@ def test_all_forms_become_one(
         ([], None, "no prompts: the list is empty"),
         (None, [], "no prompts: prompt_token_ids is empty"),
         ("a", [1], "both given; give one of them"),
-        ([{"prompt": "a", "prompt_token_ids": [1]}], None, "prompt 0 has both text and token ids"),
-        ([1, 2], None, r"prompt 0 is 1.*token ids go into a dict"),
-        ([[1, 2]], None, r"prompt 0 is \[1, 2\].*token ids go into a dict"),
-        (["a", None], None, "prompt 1 is None; it must be a string or"),
-        ([{"token_ids": [1]}], None, "prompt 0 is"),
+        ([1, "a"], None, "prompt 0 is 1; it must be a string, a list of token ids"),
+        (["a", None], None, "prompt 1 is None; it must be a string, a list"),
+        ([{"token_ids": [1]}], None, "prompt 0 has the key 'token_ids'; accepted are prompt, pro"),
+        ([{"prompt": None}], None, "prompt 0 is"),
+        (
+            {"prompt": "a", "multi_modal_data": {"image": 1}},
+            None,
+            "the prompt has multi_modal_data, which is not supported: models take text alone",
+        ),
+        ({"prompt": "a", "cache_salt": 5}, None, "cache_salt of the prompt is 5; it must be a str"),
+        ({"prompt": "a", "cache_salt": ""}, None, "cache_salt of the prompt is ''"),
         ([{"prompt": 3}], None, "prompt 0 is"),
-        (7, None, "prompts is 7; it must be a string or"),
+        (7, None, "prompts is 7; it must be a string, a list"),
         (None, "abc", "prompt_token_ids is 'abc'; it must be a list"),
         (None, [[1], "b"], "the token ids of prompt 1 are 'b'"),
         ({"prompt_token_ids": "abc"}, None, "the token ids of the prompt are 'abc'"),
@@ -105,6 +111,28 @@ def test_an_empty_text_is_refused() -> None:
 def test_text_that_is_no_unicode_is_refused() -> None:
     with pytest.raises(RequestError, match="prompt 3 is no valid Unicode text"):
         tokenize(ParsedPrompt("a \ud800 b", None))
+
+
+def test_a_list_of_integers_is_one_prompt() -> None:
+    (one,) = parse_prompts([1, 2])
+    assert (one.text, list(one.token_ids or ())) == (None, [1, 2])
+    both = parse_prompts([[1, 2], np.array([3])])
+    assert [tokenize(prompt).token_ids for prompt in both] == [[1, 2], [3]]
+
+
+def test_ids_win_and_their_text_is_kept() -> None:
+    (prompt,) = parse_prompts({"prompt": "shown", "prompt_token_ids": [1, 2]})
+    assert (tokenize(prompt).text, tokenize(prompt).token_ids) == ("shown", [1, 2])
+    assert parse_prompts({"prompt": "a", "multi_modal_data": None}) == parse_prompts("a")
+
+
+def test_equal_salts_are_one_salt_and_others_another() -> None:
+    prompts = [{"prompt": "a", "cache_salt": salt} for salt in ("x", "x", "y")]
+    (one, same, other), (plain,) = parse_prompts(prompts), parse_prompts("a")
+    assert tokenize(one).salt == tokenize(same).salt == one.salt
+    assert len({one.salt, other.salt, plain.salt}) == 3
+    assert plain.salt == 0
+    assert max(one.salt, other.salt) < 1 << 63  # above are prompts that share with nobody
 
 
 def test_params_are_one_for_all_or_one_each() -> None:

@@ -37,12 +37,23 @@ if TYPE_CHECKING:
         StepError,
         UnsupportedModelError,
     )
+    from pagedserve.inputs import TextPrompt, TokensPrompt
     from pagedserve.llm import LLM
-    from pagedserve.outputs import CompletionOutput, Logprob, RequestOutput
-    from pagedserve.sampling_params import SamplingParams
+    from pagedserve.outputs import (
+        BeamSearchOutput,
+        BeamSearchSequence,
+        CompletionOutput,
+        Logprob,
+        RequestMetrics,
+        RequestOutput,
+    )
+    from pagedserve.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 
 __all__ = [
     "LLM",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
     "BlockSpaceManager",
     "CacheConfig",
     "CachedBlockAllocator",
@@ -59,7 +70,9 @@ __all__ = [
     "PagedServeError",
     "Prefix",
     "RequestError",
+    "RequestMetrics",
     "RequestOutput",
+    "RequestOutputKind",
     "SamplingParams",
     "ScheduledSequenceGroup",
     "Scheduler",
@@ -68,6 +81,8 @@ __all__ = [
     "SequenceGroupMetadata",
     "StaleHandleError",
     "StepError",
+    "TextPrompt",
+    "TokensPrompt",
     "UncachedBlockAllocator",
     "UnsupportedModelError",
     "__version__",
@@ -77,8 +92,21 @@ _HOME = {
     "LLM": "pagedserve.llm",
     "LLMEngine": "pagedserve.engine.llm_engine",
     "EngineArgs": "pagedserve.config",
-    "SamplingParams": "pagedserve.sampling_params",
-    **dict.fromkeys(["CompletionOutput", "Logprob", "RequestOutput"], "pagedserve.outputs"),
+    **dict.fromkeys(
+        ["BeamSearchParams", "RequestOutputKind", "SamplingParams"], "pagedserve.sampling_params"
+    ),
+    **dict.fromkeys(["TextPrompt", "TokensPrompt"], "pagedserve.inputs"),
+    **dict.fromkeys(
+        [
+            "BeamSearchOutput",
+            "BeamSearchSequence",
+            "CompletionOutput",
+            "Logprob",
+            "RequestMetrics",
+            "RequestOutput",
+        ],
+        "pagedserve.outputs",
+    ),
     **dict.fromkeys(
         [
             "BlockSpaceManager",

@@ -18,7 +18,8 @@ from pagedserve.config import EngineArgs
 from pagedserve.engine.stats import hit_rate
 from pagedserve.errors import ConfigError, ModelLoadError, RequestError
 from pagedserve.outputs import CompletionOutput, RequestOutput
-from pagedserve.sampling_params import UNDRAWN, SamplingParams
+from pagedserve.sampling_checks import UNDRAWN
+from pagedserve.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from pagedserve.engine.llm_engine import LLMEngine

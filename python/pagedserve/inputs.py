@@ -2,27 +2,52 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import SupportsIndex, TypeAlias, TypedDict
+from hashlib import blake2b
+from typing import NotRequired, SupportsIndex, TypeAlias, TypedDict
 
 from pagedserve.errors import RequestError
 from pagedserve.sampling_params import SamplingParams
 
 
+class TextPrompt(TypedDict):
+    """A prompt given as text.
+
+    Attributes:
+        prompt: The text.
+        cache_salt: Prompts with equal salts, or with none, share what the prefix cache holds.
+    """
+
+    prompt: str
+    cache_salt: NotRequired[str]
+
+
 class TokensPrompt(TypedDict):
-    """A prompt given as token ids; nothing is added to them, no start token either."""
+    """A prompt given as token ids; nothing is added to them, no start token either.
+
+    Attributes:
+        prompt_token_ids: The ids.
+        prompt: The text they stand for, only to be shown in the output.
+        cache_salt: As in ``TextPrompt``.
+    """
 
     prompt_token_ids: Sequence[SupportsIndex]
+    prompt: NotRequired[str]
+    cache_salt: NotRequired[str]
 
 
-Prompt: TypeAlias = str | TokensPrompt
+Prompt: TypeAlias = str | Sequence[SupportsIndex] | TextPrompt | TokensPrompt
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedPrompt:
-    """A prompt as it was given: exactly one of the two is not None."""
+    """A prompt as it was given: text to be tokenised unless there are token ids.
+
+    ``salt`` keeps it apart in the prefix cache; 0 is the salt of all that have none.
+    """
 
     text: str | None
     token_ids: Sequence[SupportsIndex] | None
+    salt: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,19 +55,22 @@ class TokenizedPrompt:
     """A prompt ready for the engine.
 
     Attributes:
-        text: As given, or None where the prompt was given as token ids.
+        text: As given; None where only token ids were.
         token_ids: At least one, each within the vocabulary.
+        salt: As of the ``ParsedPrompt``.
     """
 
     text: str | None
     token_ids: list[int]
+    salt: int = 0
 
 
 def parse_prompts(prompts: object, prompt_token_ids: object = None) -> list[ParsedPrompt]:
     """Bring the two ways to name prompts to one list.
 
     Args:
-        prompts: One prompt or a sequence of them (``Prompt``), or None.
+        prompts: One prompt or a sequence of them (``Prompt``), or None.  A list of integers is
+            one prompt.
         prompt_token_ids: One list of token ids or a list of such lists, or None.
 
     Raises:
@@ -62,6 +90,8 @@ def parse_prompts(prompts: object, prompt_token_ids: object = None) -> list[Pars
         raise RequestError(f"prompts is {_shown(prompts)}; it must be {_ACCEPTED}, or a list")
     if not listed:
         raise RequestError("no prompts: the list is empty; give at least one")
+    if all(isinstance(item, SupportsIndex) and not hasattr(item, "__len__") for item in listed):
+        return [parse_prompt(listed, "the prompt")]
     return [parse_prompt(prompt, f"prompt {index}") for index, prompt in enumerate(listed)]
 
 
@@ -69,26 +99,45 @@ def parse_prompt(prompt: object, name: str) -> ParsedPrompt:
     """Check the form of one prompt.
 
     Args:
-        prompt: A string, ``{"prompt_token_ids": [...]}`` or ``{"prompt": "..."}``.
+        prompt: A string, a list of token ids, ``{"prompt": "..."}`` or
+            ``{"prompt_token_ids": [...]}``, whose "prompt" is only shown; both may have a
+            "cache_salt".
         name: What an error calls it.
 
     Raises:
-        RequestError: Another form, or both text and token ids.
+        RequestError: Another form, or what is not supported, by its name.
     """
     if isinstance(prompt, str):
         return ParsedPrompt(prompt, None)
     if not isinstance(prompt, Mapping):
-        hint = ""
-        if _listed(prompt) is not None or isinstance(prompt, SupportsIndex):
-            hint = "; token ids go into a dict or into the argument prompt_token_ids"
-        raise RequestError(f"{name} is {_shown(prompt)}; it must be {_ACCEPTED}{hint}")
-    if "prompt" in prompt and "prompt_token_ids" in prompt:
-        raise RequestError(f"{name} has both text and token ids; give one of them")
-    if set(prompt) == {"prompt_token_ids"}:
-        return ParsedPrompt(None, _token_list(prompt["prompt_token_ids"], name))
-    if set(prompt) == {"prompt"} and isinstance(prompt["prompt"], str):
-        return ParsedPrompt(prompt["prompt"], None)
-    raise RequestError(f"{name} is {_shown(prompt)}; it must be {_ACCEPTED}")
+        if _listed(prompt) is None:
+            raise RequestError(f"{name} is {_shown(prompt)}; it must be {_ACCEPTED}")
+        return ParsedPrompt(None, _token_list(prompt, name))
+    _refuse_absent(prompt, name)
+    text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+    if (text is None and token_ids is None) or not isinstance(text, str | None):
+        raise RequestError(f"{name} is {_shown(prompt)}; it must be {_ACCEPTED}")
+    if token_ids is not None:
+        token_ids = _token_list(token_ids, name)
+    return ParsedPrompt(text, token_ids, _salt(prompt.get("cache_salt"), name))
+
+
+def _refuse_absent(prompt: Mapping[str, object], name: str) -> None:
+    for key, value in prompt.items():
+        if key in _ABSENT_KEYS and value is not None:
+            raise RequestError(f"{name} has {key}, which is not supported: models take text alone")
+        if key not in (*_KEYS, *_ABSENT_KEYS):
+            raise RequestError(f"{name} has the key {key!r}; accepted are {', '.join(_KEYS)}")
+
+
+def _salt(value: object, name: str) -> int:
+    if value is None:
+        return 0
+    if not isinstance(value, str) or not value:
+        raise RequestError(f"cache_salt of {name} is {_shown(value)}; it must be a string, or None")
+    digest = blake2b(value.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    # The upper half belongs to prompts that share with nobody.
+    return int.from_bytes(digest, "big") >> 1 or 1
 
 
 def tokenize_prompt(
@@ -110,7 +159,6 @@ def tokenize_prompt(
         _check_unicode(text, name)
         token_ids = encode(text) if text else []
     else:
-        text = None
         token_ids = _integers(prompt.token_ids, name)
     if not token_ids:
         raise RequestError(f"{name} is empty; it must have at least one token")
@@ -120,7 +168,7 @@ def tokenize_prompt(
             f"token {index} of {name} is {token_ids[index]}; token ids must be from 0 to "
             f"{vocab_size - 1}, the last of the vocabulary"
         )
-    return TokenizedPrompt(text, token_ids)
+    return TokenizedPrompt(prompt.text, token_ids, prompt.salt)
 
 
 def match_params(
@@ -146,7 +194,17 @@ def match_params(
     return list(sampling_params)
 
 
-_ACCEPTED = 'a string or {"prompt_token_ids": [...]}'
+_ACCEPTED = 'a string, a list of token ids, {"prompt": "..."} or {"prompt_token_ids": [...]}'
+_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
+_ABSENT_KEYS = (
+    "multi_modal_data",
+    "multi_modal_uuids",
+    "mm_processor_kwargs",
+    "prompt_embeds",
+    "token_type_ids",
+    "encoder_prompt",
+    "decoder_prompt",
+)
 _SHOWN_LENGTH = 60
 
 

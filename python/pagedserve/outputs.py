@@ -28,7 +28,7 @@ class Logprob:
 Logprobs: TypeAlias = Sequence[dict[int, Logprob]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CompletionOutput:
     """One continuation of a prompt.
 
@@ -47,6 +47,7 @@ class CompletionOutput:
             doing, such as a logits processor that raised).
         stop_reason: The stop token's id or the stop string; None for the end-of-sequence token;
             the reason in words where ``finish_reason`` is "ignored" or "error".
+        lora_request: None: adapters are not there yet.
     """
 
     index: int
@@ -56,18 +57,26 @@ class CompletionOutput:
     logprobs: Logprobs | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    lora_request: None = None
+
+    def finished(self) -> bool:
+        """Whether it has ended."""
+        return self.finish_reason is not None
 
 
 @dataclass(slots=True)
 class RequestMetrics:
-    """When things happened to a request, in seconds of the engine's clock (monotonic).
+    """When things happened to a request, in seconds of the wall clock.
 
-    A request that is computed again after a preemption keeps its first times.
+    Their differences are those of a clock that nobody sets.
+
+    Arequest that is computed again after a preemption keeps its first times.
 
     Attributes:
         arrival_time: When it was added.
         first_scheduled_time: When a step first computed something of it.
         first_token_time: When its first new token was there.
+        last_token_time: When its newest token was there.
         finished_time: When it ended.
         scheduler_time: Seconds that the scheduler took for the steps between arrival and end.
         num_preemptions: How often it gave its place to others, by recompute or by swap.
@@ -78,6 +87,7 @@ class RequestMetrics:
     arrival_time: float
     first_scheduled_time: float | None = None
     first_token_time: float | None = None
+    last_token_time: float | None = None
     finished_time: float | None = None
     scheduler_time: float = 0.0
     num_preemptions: int = 0
@@ -94,7 +104,7 @@ class RequestMetrics:
         return _between(self.arrival_time, self.first_token_time)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RequestOutput:
     """A request as it stands.
 
@@ -103,21 +113,57 @@ class RequestOutput:
         prompt: Its text, or None where token ids were given.
         prompt_token_ids: The prompt's tokens, as computed (``truncate_prompt_tokens`` obeyed); one
             list for all outputs of a request.
+        prompt_logprobs: One entry a prompt token, None for the first, which nothing foretells;
+            None unless asked for.
         outputs: Its continuations: the best first with ``best_of`` above ``n`` and with beams,
             otherwise in the order of their indices.
         finished: Whether this is the last output of the request.
         metrics: When what happened.
-        prompt_logprobs: One entry a prompt token, None for the first, which nothing foretells;
-            None unless asked for.
+        lora_request: None: adapters are not there yet.
+        encoder_prompt: None: models are decoders alone.
+        encoder_prompt_token_ids: None, as well.
+        num_cached_tokens: Prompt tokens that the prefix cache had when it first ran; None before.
     """
 
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
+    prompt_logprobs: Sequence[dict[int, Logprob] | None] | None
     outputs: list[CompletionOutput]
     finished: bool
     metrics: RequestMetrics
-    prompt_logprobs: Sequence[dict[int, Logprob] | None] | None = None
+    lora_request: None = None
+    encoder_prompt: None = None
+    encoder_prompt_token_ids: None = None
+    num_cached_tokens: int | None = None
+
+
+@dataclass(slots=True)
+class BeamSearchSequence:
+    """One beam that a search found.
+
+    Attributes:
+        tokens: Prompt and new tokens.
+        text: What they say, the prompt included.
+        logprobs: One entry a new token.
+        cum_logprob: Sum of the new tokens' log-probabilities.
+        finish_reason: "stop" or "length".
+        stop_reason: As of a ``CompletionOutput``.
+    """
+
+    tokens: list[int]
+    text: str
+    logprobs: Logprobs | None
+    cum_logprob: float | None
+    finish_reason: FinishReason | None
+    stop_reason: int | str | None
+
+
+@dataclass(slots=True)
+class BeamSearchOutput:
+    """The beams of one prompt, the best first."""
+
+    sequences: list[BeamSearchSequence]
 
 
 def _between(start: float, end: float | None) -> float | None:

@@ -1,35 +1,58 @@
 """How the tokens of one request are chosen, what its text shows, and when it ends."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, SupportsFloat, SupportsIndex, TypeAlias
+from enum import Enum
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    Literal,
+    NoReturn,
+    Self,
+    SupportsFloat,
+    SupportsIndex,
+    TypeAlias,
+)
 
 from pagedserve import checks
 from pagedserve.errors import RequestError
+from pagedserve.sampling_checks import CHECKS, contradictions
+from pagedserve.vllm_names import ABSENT_PARAMS, is_neutral
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 LogitsProcessor: TypeAlias = "Callable[[list[int], Tensor], Tensor]"
+_AnyLogitsProcessor: TypeAlias = (
+    "LogitsProcessor | Callable[[list[int], list[int], Tensor], Tensor]"
+)
 EarlyStopping: TypeAlias = bool | Literal["never"]
 
-# Below this a temperature only makes logits overflow; the likeliest token has all the mass.
-_GREEDY_BELOW: Final = 1e-5
-
-# Values with which nothing is drawn at random, or nothing is left out of what is drawn.
-UNDRAWN: Final = {"temperature": (0,), "top_p": (1,), "top_k": (-1, 0), "min_p": (0,)}
-
-# Larger factors and summands, or factors below the inverse, could leave float32.
-_LARGE: Final = 1e30
-
-# Parameters of the field that this engine does not have yet; None asks for nothing.  Any other
-# value is refused: a parameter that is taken and ignored is a lie.
-_LATER: Final = ("guided_decoding", "structured_outputs", "output_kind", "extra_args")
+_NUM_WITH_PROMPT: Final = 3
+# Its None means something of its own: no limit.
+_LEN: Final = "max_tokens"
 
 
-@dataclass(frozen=True, slots=True, init=False)
+class RequestOutputKind(Enum):
+    """Which outputs of a request its caller gets, where the engine is driven step by step.
+
+    CUMULATIVE: one a step with everything so far.  DELTA: one a step with what is new.  FINAL_ONLY:
+    the last alone.
+    """
+
+    CUMULATIVE = 0
+    DELTA = 1
+    FINAL_ONLY = 2
+
+
+@dataclass(slots=True, init=False)
 class SamplingParams:
-    """The sampling parameters of one request; checked when made, never changed after.
+    """The sampling parameters of one request.
+
+    Each value is checked when it is given, here or by assignment; whether the values go together
+    is checked here and again when a request is made with them.  Requests keep a copy.
 
     Attributes:
         n: Outputs to return, at least 1.
@@ -45,7 +68,7 @@ class SamplingParams:
         top_k: Keep the k likeliest tokens; -1 or 0 keeps all.
         min_p: Keep tokens at least this share as likely as the likeliest, in [0, 1].
         seed: Makes the request's random numbers its own: the same tokens alone or among others.
-            None derives them from the engine's seed and the request's ordinal.
+            None, or -1, derives them from the engine's seed and the request's ordinal.
         use_beam_search: Search for the ``n`` likeliest outputs with ``best_of`` beams, at least
             2; asks for temperature 0 and no top_p, top_k or min_p.
         length_penalty: A beam's log-probability is divided by its length to this power, from
@@ -58,10 +81,11 @@ class SamplingParams:
         bad_words: Words that must not come, as the tokenizer writes them.
         include_stop_str_in_output: Whether the text holds the stop string or token that ended it.
         ignore_eos: Go on past the model's end-of-sequence token.
-        max_tokens: At most this many new tokens, at least 1.  The engine's ``max_model_len``
-            may end the request earlier.
+        max_tokens: At most this many new tokens, at least 1; None sets no limit.  The engine's
+            ``max_model_len`` may end the request earlier.
         min_tokens: No end-of-sequence or stop token before this many new tokens.
-        logprobs: Return so many likeliest tokens with each new one's log-probability, or None.
+        logprobs: Return so many likeliest tokens with each new one's log-probability; -1 is
+            the whole vocabulary, None is nothing.
         prompt_logprobs: The same for each token of the prompt.
         detokenize: Make text; without it ``stop`` cannot be found.
         skip_special_tokens: Leave special tokens out of the text.
@@ -70,9 +94,13 @@ class SamplingParams:
         logit_bias: What to add to the logits of which tokens: given as a mapping of token id to
             number from -1e30 to 1e30, held as pairs in the order of the ids.
         allowed_token_ids: The only tokens that may come, at least one; None allows all.
-        logits_processors: Called in turn with the output token ids and the logits, ``[V]``; each
-            returns the logits to go on with.
-        truncate_prompt_tokens: Keep so many of the prompt's last tokens, at least 1, or None.
+        logits_processors: Called in turn with the output token ids and the logits, ``[V]``, those
+            with three arguments with the prompt's token ids before them; each returns the logits
+            to go on with.
+        truncate_prompt_tokens: Keep so many of the prompt's last tokens, at least 1; -1 keeps as
+            many as leave room for a new one, None all.
+        output_kind: Which outputs come before the last.  Beam searches, and requests for the best
+            of several, have the last alone in any case.
 
     Raises:
         RequestError: A value out of range (the message says what is accepted), two parameters
@@ -98,7 +126,7 @@ class SamplingParams:
     bad_words: tuple[str, ...]
     include_stop_str_in_output: bool
     ignore_eos: bool
-    max_tokens: int
+    max_tokens: int | None
     min_tokens: int
     logprobs: int | None
     prompt_logprobs: int | None
@@ -109,10 +137,10 @@ class SamplingParams:
     allowed_token_ids: tuple[int, ...] | None
     logits_processors: tuple[LogitsProcessor, ...]
     truncate_prompt_tokens: int | None
+    output_kind: RequestOutputKind
 
-    def __init__(
+    def __init__(  # noqa: PLR0917  # in vLLM's order
         self,
-        *,
         n: SupportsIndex = 1,
         best_of: SupportsIndex | None = None,
         presence_penalty: SupportsFloat = 0.0,
@@ -128,20 +156,21 @@ class SamplingParams:
         early_stopping: EarlyStopping = False,
         stop: str | Iterable[str] | None = None,
         stop_token_ids: Iterable[SupportsIndex] | None = None,
-        bad_words: Iterable[str] | None = None,
         include_stop_str_in_output: bool = False,
         ignore_eos: bool = False,
-        max_tokens: SupportsIndex = 16,
+        max_tokens: SupportsIndex | None = 16,
         min_tokens: SupportsIndex = 0,
         logprobs: SupportsIndex | None = None,
         prompt_logprobs: SupportsIndex | None = None,
         detokenize: bool = True,
         skip_special_tokens: bool = True,
         spaces_between_special_tokens: bool = True,
+        logits_processors: "Iterable[_AnyLogitsProcessor] | None" = None,
+        truncate_prompt_tokens: SupportsIndex | None = None,
+        output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE,
+        bad_words: Iterable[str] | None = None,
         logit_bias: Mapping[int, SupportsFloat] | Iterable[tuple[int, float]] | None = None,
         allowed_token_ids: Iterable[SupportsIndex] | None = None,
-        logits_processors: Iterable[LogitsProcessor] | None = None,
-        truncate_prompt_tokens: SupportsIndex | None = None,
         **later: object,
     ) -> None:
         # All arguments by name: _CHECKS has one entry for each.
@@ -149,7 +178,71 @@ class SamplingParams:
         _refuse_unless_neutral(later)
         for name, check in _CHECKS.items():
             object.__setattr__(self, name, check(name, given[name]))
-        _refuse_contradictions(self)
+        self.check()
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name not in _CHECKS:
+            _refuse_unknown({name: value})
+        object.__setattr__(self, name, _CHECKS[name](name, value))
+
+    @classmethod
+    def from_optional(cls, **given: Any) -> Self:
+        """As the constructor, where None leaves any parameter but ``max_tokens`` at its default.
+
+        Keys of ``logit_bias`` may be token ids in digits, as JSON has them.
+        """
+        given = {name: value for name, value in given.items() if value is not None or name == _LEN}
+        if "logit_bias" in given:
+            given["logit_bias"] = {int(token): v for token, v in dict(given["logit_bias"]).items()}
+        return cls(**given)
+
+    def clone(self) -> Self:
+        """A copy that shares nothing that could change."""
+        copied = object.__new__(type(self))
+        for name in _CHECKS:
+            object.__setattr__(copied, name, getattr(self, name))
+        return copied
+
+    def check(self) -> None:
+        """Check that the values go together.
+
+        Raises:
+            RequestError: Two that contradict each other.
+        """
+        reason = next(contradictions(self), None)
+        if reason is not None:
+            raise RequestError(reason)
+
+    def resolved(self, *, max_model_len: int, vocab_size: int) -> Self:
+        """A checked copy for one engine, with numbers in place of -1.
+
+        Args:
+            max_model_len: Tokens of a sequence.
+            vocab_size: Of the model.
+
+        Raises:
+            RequestError: As ``check``.
+        """
+        self.check()
+        params = self.clone()
+        if params.logprobs == -1:
+            params.logprobs = vocab_size
+        if params.prompt_logprobs == -1:
+            params.prompt_logprobs = vocab_size
+        if params.truncate_prompt_tokens == -1:
+            params.truncate_prompt_tokens = max(1, max_model_len - 1)
+        return params
+
+    def with_prompt(self, token_ids: Sequence[int]) -> Self:
+        """Hand the prompt to the logits processors that take it."""
+        if not any(map(_takes_prompt, self.logits_processors)):
+            return self
+        prompt, params = list(token_ids), self.clone()
+        params.logits_processors = tuple(
+            _bound(processor, prompt) if _takes_prompt(processor) else processor
+            for processor in self.logits_processors
+        )
+        return params
 
     @property
     def is_greedy(self) -> bool:
@@ -162,147 +255,85 @@ class SamplingParams:
         return self.n if self.best_of is None else self.best_of
 
 
-def _temperature(name: str, value: object) -> float:
-    number = checks.real("a finite number, at least 0", low=0)(name, value)
-    return number if number >= _GREEDY_BELOW else 0.0
+def _output_kind(name: str, value: object) -> RequestOutputKind:
+    if not isinstance(value, RequestOutputKind):
+        checks.refuse(name, value, "a RequestOutputKind: CUMULATIVE, DELTA or FINAL_ONLY")
+    return value
 
 
-def _early_stopping(name: str, value: object) -> EarlyStopping:
-    if isinstance(value, bool):
-        return value
-    if not isinstance(value, str) or value != "never":
-        checks.refuse(name, value, 'True, False or "never"')
-    return "never"
+_CHECKS: Final[dict[str, checks.Check[object]]] = {**CHECKS, "output_kind": _output_kind}
 
 
-def _stop(name: str, value: object) -> tuple[str, ...]:
-    strings = checks.each(checks.text, "a string or a list of strings")
-    return strings(name, [value] if isinstance(value, str) else value)
-
-
-def _allowed_token_ids(name: str, value: object) -> tuple[int, ...] | None:
-    accepted = "None or a list of token ids, at least one"
-    token_ids = checks.each(_TOKEN_ID, accepted)(name, value)
-    if value is not None and not token_ids:
-        checks.refuse(name, value, accepted)
-    return token_ids or None
-
-
-def _logit_bias(name: str, value: Any) -> tuple[tuple[int, float], ...]:
-    """Pairs are taken as well: ``dataclasses.replace`` gives back what is held."""
-    try:
-        biases = {} if value is None else dict(value)
-    except (TypeError, ValueError):
-        checks.refuse(name, value, "a mapping of token ids to numbers")
-    token_id = checks.integer("at least 0; a string of digits is no token id", low=0)
-    bias = checks.real("a number from -1e30 to 1e30", low=-_LARGE, high=_LARGE)
-    return tuple(
-        sorted(
-            (token_id(f"a key of {name}", token), bias(f"{name}[{token!r}]", number))
-            for token, number in biases.items()
-        )
-    )
-
-
-_TOKEN_ID: Final = checks.integer("at least 0", low=0)
-_PENALTY: Final = checks.real("from -2 to 2", low=-2, high=2)
-_NUM_LOGPROBS: Final = checks.optional(checks.integer("at least 0, or None", low=0))
-
-_CHECKS: Final[dict[str, checks.Check[object]]] = {
-    "n": checks.integer("at least 1", low=1),
-    "best_of": checks.optional(checks.integer("at least 1, or None for n", low=1)),
-    "presence_penalty": _PENALTY,
-    "frequency_penalty": _PENALTY,
-    "repetition_penalty": checks.real("a number from 1e-30 to 1e30", low=1 / _LARGE, high=_LARGE),
-    "temperature": _temperature,
-    "top_p": checks.real("above 0 and at most 1", low=0, high=1, open_low=True),
-    "top_k": checks.integer("at least 1, or -1 or 0 for all tokens", low=-1),
-    "min_p": checks.real("from 0 to 1", low=0, high=1),
-    "seed": checks.optional(checks.integer("at least 0, or None", low=0)),
-    "use_beam_search": checks.flag,
-    "length_penalty": checks.real("from -10 to 10", low=-10, high=10),
-    "early_stopping": _early_stopping,
-    "stop": _stop,
-    "stop_token_ids": checks.each(_TOKEN_ID, "a list of token ids"),
-    "bad_words": checks.each(checks.text, "a list of strings"),
-    "include_stop_str_in_output": checks.flag,
-    "ignore_eos": checks.flag,
-    "max_tokens": checks.integer("at least 1", low=1),
-    "min_tokens": checks.integer("from 0 to max_tokens", low=0),
-    "logprobs": _NUM_LOGPROBS,
-    "prompt_logprobs": _NUM_LOGPROBS,
-    "detokenize": checks.flag,
-    "skip_special_tokens": checks.flag,
-    "spaces_between_special_tokens": checks.flag,
-    "logit_bias": _logit_bias,
-    "allowed_token_ids": _allowed_token_ids,
-    "logits_processors": checks.each(checks.function, "a list of callables"),
-    "truncate_prompt_tokens": checks.optional(checks.integer("at least 1, or None", low=1)),
-}
-
-
-def _refuse_unless_neutral(later: dict[str, object]) -> None:
-    for name, value in later.items():
-        if name not in _LATER:
-            accepted = ", ".join(_CHECKS)
-            raise RequestError(
-                f"unknown sampling parameter: {name}={value!r}; accepted: {accepted}"
-            )
-        if value is not None:
+def _refuse_unless_neutral(given: dict[str, object]) -> None:
+    for name, value in given.items():
+        if name not in ABSENT_PARAMS:
+            _refuse_unknown({name: value})
+        if not is_neutral(value, ABSENT_PARAMS[name]):
             raise RequestError(f"not supported yet: {name}={value!r}; leave it out")
 
 
-def _refuse_contradictions(params: SamplingParams) -> None:
-    reason = next(_contradictions(params), None)
-    if reason is not None:
-        raise RequestError(reason)
+def _refuse_unknown(given: dict[str, object]) -> NoReturn:
+    ((name, value),) = given.items()
+    accepted = ", ".join(_CHECKS)
+    raise RequestError(f"unknown sampling parameter: {name}={value!r}; accepted: {accepted}")
 
 
-def _contradictions(params: SamplingParams) -> Iterator[str]:
-    """What is wrong between parameters each of which is fine alone."""
-    if params.max_num_running_seqs < params.n:
-        yield f"best_of is {params.best_of}; it must be at least n, {params.n}"
-    if params.min_tokens > params.max_tokens:
-        most = params.max_tokens
-        yield f"min_tokens is {params.min_tokens}; it must be from 0 to max_tokens, {most}"
-    if params.stop and not params.detokenize:
-        yield (
-            f"stop is {list(params.stop)} with detokenize=False; stop strings are found in the "
-            "text: leave detokenize True or give stop_token_ids"
+def _takes_prompt(processor: LogitsProcessor) -> bool:
+    """Whether a logits processor has three arguments, the first of which is the prompt."""
+    try:
+        return len(inspect.signature(processor).parameters) == _NUM_WITH_PROMPT
+    except (TypeError, ValueError):  # of some builtins nobody knows
+        return False
+
+
+def _bound(processor: Any, prompt: list[int]) -> LogitsProcessor:
+    def bound(token_ids: list[int], logits: "Tensor") -> "Tensor":
+        changed: Tensor = processor(prompt, token_ids, logits)
+        return changed
+
+    bound.__name__ = getattr(processor, "__name__", type(processor).__name__)
+    return bound
+
+
+@dataclass(kw_only=True, slots=True)
+class BeamSearchParams:
+    """A beam search, for ``LLM.beam_search``.
+
+    Attributes:
+        beam_width: Beams, and outputs a prompt; at least 1.
+        max_tokens: New tokens of a beam.
+        ignore_eos: Go on past the model's end-of-sequence token.
+        temperature: 0 alone: a search draws nothing.
+        length_penalty: A beam's log-probability is divided by its length to this power.
+        include_stop_str_in_output: Whether the text holds the token that ended it.
+    """
+
+    beam_width: int
+    max_tokens: int
+    ignore_eos: bool = False
+    temperature: float = 0.0
+    length_penalty: float = 1.0
+    include_stop_str_in_output: bool = False
+
+    def sampling_params(self) -> SamplingParams:
+        """The same search as sampling parameters; a single beam is greedy sampling.
+
+        Raises:
+            RequestError: A value that cannot be.
+        """
+        beams: dict[str, Any] = {}
+        if self.beam_width != 1:
+            beams = {
+                "use_beam_search": True,
+                "length_penalty": self.length_penalty,
+                "early_stopping": "never",
+            }
+        return SamplingParams(
+            n=self.beam_width,
+            max_tokens=self.max_tokens,
+            ignore_eos=self.ignore_eos,
+            temperature=self.temperature,
+            logprobs=0,
+            include_stop_str_in_output=self.include_stop_str_in_output,
+            **beams,
         )
-    if params.max_num_running_seqs > 1 and params.is_greedy:
-        yield (
-            f"{_named_width(params)} with greedy sampling (temperature={params.temperature}, "
-            f"top_k={params.top_k}): all would be equal; give 1, sample at random or give "
-            "use_beam_search=True"
-        )
-    yield from _against_beams(params) if params.use_beam_search else _for_beams_only(params)
-
-
-def _named_width(params: SamplingParams) -> str:
-    return f"n is {params.n}" if params.best_of is None else f"best_of is {params.best_of}"
-
-
-def _against_beams(params: SamplingParams) -> Iterator[str]:
-    if params.max_num_running_seqs == 1:
-        yield (
-            f"{_named_width(params)} with use_beam_search; best_of, or n without it, is the width "
-            "and must be at least 2"
-        )
-    for name, neutral in UNDRAWN.items():
-        value = getattr(params, name)
-        if value not in neutral:
-            yield (
-                f"{name} is {value} with use_beam_search; beam search chooses by "
-                f"log-probability; give {name}={neutral[0]}"
-            )
-
-
-def _for_beams_only(params: SamplingParams) -> Iterator[str]:
-    for name, neutral in {"early_stopping": False, "length_penalty": 1.0}.items():
-        value = getattr(params, name)
-        if value != neutral:
-            yield (
-                f"{name} is {value!r} without use_beam_search; it is for beams alone: leave it out "
-                "or give use_beam_search=True"
-            )

@@ -125,6 +125,20 @@ ABSENT_OPTIONS: Final[dict[str, Absent]] = {
     **_absent("stream_interval", (1, None), "an output comes with each token"),
 }
 
+# Sampling parameters of vLLM that are not here, with the values that ask for nothing.
+ABSENT_PARAMS: Final[dict[str, tuple[object, ...]]] = {
+    "guided_decoding": (None,),
+    "structured_outputs": (None,),
+    "extra_args": (None,),
+    "logprob_token_ids": (None,),
+    "thinking_token_budget": (None,),
+    "stream_interval": (None, 1),
+    "repetition_detection": (None,),
+    "flat_logprobs": (False, None),
+    "skip_clone": (False, None),
+    "skip_reading_prefix_cache": (False, None),
+}
+
 # What only steers vLLM's own machinery, or what nothing here depends on.
 HINTS: Final = frozenset(
     [

@@ -16,6 +16,7 @@ SHARED = {
     "options",
     "vllm_names",
     "config",
+    "sampling_checks",
     "sampling_params",
     "inputs",
     "outputs",

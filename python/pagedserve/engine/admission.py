@@ -86,6 +86,9 @@ class Admission:
         Raises:
             RequestError: What is wrong, and what is accepted.
         """
+        params = params.resolved(
+            max_model_len=self.scheduler.max_model_len, vocab_size=self.vocab_size
+        )
         tokenized = tokenize_prompt(prompt, name, encode=self._encode, vocab_size=self.vocab_size)
         if params.truncate_prompt_tokens is not None:
             kept = tokenized.token_ids[-params.truncate_prompt_tokens :]
@@ -95,7 +98,7 @@ class Admission:
         bad_words = None
         if params.bad_words:
             bad_words = BadWords.from_words(params.bad_words, self._encode_word)
-        return CheckedRequest(tokenized, params, bad_words)
+        return CheckedRequest(tokenized, params.with_prompt(tokenized.token_ids), bad_words)
 
     def open(
         self,
@@ -144,7 +147,7 @@ class Admission:
             key=(1, self.seed, number) if params.seed is None else (0, params.seed),
         )
         # What the cache has is not computed, and so nothing is learnt about it.
-        salt = 0 if params.prompt_logprobs is None else _PRIVATE_SALT + number
+        salt = prompt.salt if params.prompt_logprobs is None else _PRIVATE_SALT + number
         return NewRequest(np.array(prompt.token_ids, dtype=np.int32), salt, output, rows)
 
     def _check_params(self, params: SamplingParams) -> None:

@@ -64,7 +64,7 @@ class StopRule:
         return cls(
             endings,
             params.min_tokens,
-            min(params.max_tokens, max_new_tokens),
+            min(params.max_tokens or max_new_tokens, max_new_tokens),
             strings if params.stop else None,
             params.include_stop_str_in_output,
         )

@@ -1,0 +1,66 @@
+"""What vLLM's names ask for, obeyed by an engine."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from pagedserve import RequestOutput, SamplingParams
+
+PROMPT = list(b"a prompt of several blocks of four")
+
+
+def run(formula: Any, engine: Any, prompt: Any, **params: Any) -> RequestOutput:
+    engine.add_request("a", prompt, SamplingParams(**{"temperature": 0} | params))
+    output: RequestOutput = formula.finish(engine)["a"]
+    return output
+
+
+def test_max_tokens_none_goes_on_to_the_models_length(formula: Any) -> None:
+    output = run(formula, formula.engine(max_model_len=48), PROMPT, max_tokens=None)
+    completion = output.outputs[0]
+    assert len(completion.token_ids) == 48 - len(PROMPT)
+    assert (completion.finish_reason, completion.finished()) == ("length", True)
+
+
+def test_minus_one_is_the_whole_vocabulary(formula: Any) -> None:
+    output = run(formula, formula.engine(), PROMPT, logprobs=-1, prompt_logprobs=-1, max_tokens=2)
+    every = set(range(formula.vocab_size))
+    assert all(set(entry) == every for entry in output.outputs[0].logprobs or ())
+    assert output.prompt_logprobs is not None
+    assert all(set(entry or ()) == every for entry in output.prompt_logprobs[1:])
+
+
+def test_a_prompt_is_cut_to_what_leaves_room_for_a_token(formula: Any) -> None:
+    output = run(
+        formula, formula.engine(max_model_len=16), PROMPT, truncate_prompt_tokens=-1, max_tokens=5
+    )
+    assert output.prompt_token_ids == PROMPT[-15:]
+    assert len(output.outputs[0].token_ids) == 1
+
+
+def test_a_processor_may_see_the_prompt(formula: Any) -> None:
+    seen: list[tuple[list[int], list[int]]] = []
+
+    def watch(prompt: list[int], token_ids: list[int], logits: Any) -> Any:
+        seen.append((prompt, token_ids))
+        return logits
+
+    output = run(formula, formula.engine(), PROMPT, logits_processors=[watch], max_tokens=3)
+    tokens = output.outputs[0].token_ids
+    assert tokens == formula.greedy(PROMPT, 3)
+    assert seen == [(PROMPT, tokens[:count]) for count in range(3)]
+
+
+def hits(formula: Any, salts: Sequence[str | None]) -> list[int]:
+    """Tokens that prompts found in the prefix cache, one after the other."""
+    engine, found = formula.engine(enable_prefix_caching=True), []
+    for salt in salts:
+        before = engine.scheduler.num_cached_tokens
+        run(formula, engine, {"prompt_token_ids": PROMPT, "cache_salt": salt}, max_tokens=1)
+        found.append(engine.scheduler.num_cached_tokens - before)
+    return found
+
+
+def test_prompts_of_other_salts_share_nothing(formula: Any) -> None:
+    first, other, same, none, none_again = hits(formula, ["x", "y", "x", None, None])
+    assert (first, other, none) == (0, 0, 0)
+    assert same == none_again > 0
