@@ -50,7 +50,7 @@ def test_the_seed_names_the_weights_and_nothing_else_is_drawn_from(directory: Pa
     assert torch.equal(torch.get_rng_state(), state)
     assert all(map(torch.equal, first, again))
     assert not all(map(torch.equal, first, other))
-    assert all(one.isfinite().all() for one in first)
+    assert all(weight.isfinite().all() for weight in first)
 
 
 def test_a_tokenizer_in_the_directory_is_taken(

@@ -81,9 +81,9 @@ class FreshBucket:
     written: Tensor | slice
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PagedBucket:
-    """Rows whose keys are gathered from the pool.
+    """Rows whose keys are gathered from the pool; keeps the masks that layers ask for.
 
     Attributes:
         tokens: int64 ``[rows * queries]``, padded like those of a FreshBucket.

@@ -1,9 +1,9 @@
-"""The attention function that transformers' models call, and what stands behind it.
+"""The attention function that transformers' models call, and the handler that answers the calls.
 
-One function is registered under the name ``"pagedserve"``, and no mask function, so the
-models make no masks.  Who answers the calls of a forward is a context variable: own keyword
-arguments do not reach the function in every model.  The layer is the ordinal of the call,
-because some models number their layers twice or not at all.
+One function is registered under the name ``"pagedserve"``, and no mask function, so the models make
+no masks.  The handler of a forward is a context variable, because not every model passes keyword
+arguments on to the function.  A layer is known by the ordinal of its call, because some models
+number their layers twice or not at all.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,8 +22,8 @@ from pagedserve.errors import StepError, UnsupportedModelError
 
 ATTENTION_NAME = "pagedserve"
 
-# Arguments that change what a model attends to, and that paged attention does not know.  Of
-# "alibi" it knows slopes, but models have tensors of biases, and none hands them on here.
+# Arguments that change what a model attends to, and that paged attention does not know.  It knows
+# ALiBi by slopes, but models have tensors of biases, and none of them passes those on here.
 _UNKNOWN_ARGUMENTS = ("position_bias", "indices", "block_indices", "head_mask", "alibi")
 
 
@@ -84,8 +84,8 @@ class StepAttention:
             metadata: the step.
             pools: of each layer, ``[num_blocks, block_size, Hkv, D + Dv]``; the layout of a block
                 is the backend's own.
-            windows: of each layer, as found at load.
-            backend: who writes and attends; the same for all steps over one set of pools.
+            windows: of each layer, as the probe found them.
+            backend: writes and attends; the same for all steps over one set of pools.
         """
         self.metadata = metadata
         self._write_and_attend = write_and_attend(backend)

@@ -1,11 +1,11 @@
 """KV pools of each layer on each tier, and the moves of blocks between them.
 
-Owns the pools.  Block ids mean the same block in every layer; the two tiers have id spaces
-of their own.  A pool is ``[num_blocks, block_size, Hkv, D + Dv]``: keys and values of a token
-lie side by side, so that attention gathers both at once and a block moves in one piece.
+Owns the pools.  A block id means the same block in every layer; each tier numbers its own blocks.
+A pool is ``[num_blocks, block_size, Hkv, D + Dv]``: keys and values of a token lie side by side, so
+that attention gathers both at once and a block moves in one piece.
 
-On a GPU blocks are swapped and copied by `pagedserve.kernels`, which order the swaps on a stream
-of their own against the steps by events; elsewhere, and without triton, by torch's operations.
+On a GPU `pagedserve.kernels` swaps and copies blocks; swaps run on a stream of their own, which
+events order against the steps.  On a CPU Rust does both, and without triton torch's operations.
 
 Invariant: a block's contents before its first write are undefined.
 """
@@ -74,7 +74,7 @@ def kv_bytes_per_block(layers: Sequence[LayerShape], *, block_size: int, dtype: 
 
 
 class Swapper(Protocol):
-    """Moves blocks of all layers between the tiers; what is queued later sees them moved."""
+    """Swaps blocks of all layers between the tiers; work that is queued later sees them moved."""
 
     def swap_out(self, pairs: Tensor) -> None:
         """Int64 ``[n, 2]`` in host memory, rows of (device block, host block)."""

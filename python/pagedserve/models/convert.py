@@ -3,8 +3,8 @@
 Invariants:
 
 1. A directory of the cache is complete: it is made under another name and renamed.
-2. Its name depends on the file's path, size and modification time, on the version of
-   transformers and on the format version below, so it never goes stale.
+2. Its name depends on the file's path, size and modification time, the version of transformers
+   and the format version below, so a copy never goes stale.
 """
 
 import hashlib
@@ -20,9 +20,9 @@ _FORMAT_VERSION = 1
 
 def cache_directory() -> Path:
     """$PAGEDSERVE_CACHE, else $XDG_CACHE_HOME/pagedserve, else ~/.cache/pagedserve."""
-    own = os.environ.get("PAGEDSERVE_CACHE")
-    if own:
-        return Path(own).expanduser()
+    named = os.environ.get("PAGEDSERVE_CACHE")
+    if named:
+        return Path(named).expanduser()
     shared = os.environ.get("XDG_CACHE_HOME")
     return (Path(shared) if shared else Path.home() / ".cache") / "pagedserve"
 
@@ -124,6 +124,6 @@ def _publish(work: Path, target: Path) -> None:
     try:
         work.rename(target)
     except OSError:
-        # Somebody else converted the same file meanwhile; theirs is as good.
+        # Another process converted the same file meanwhile; its copy is as good.
         if not target.is_dir():
             raise

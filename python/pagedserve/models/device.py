@@ -1,4 +1,4 @@
-"""From a device's name to a device that is there."""
+"""Chooses the device that a model runs on."""
 
 import torch
 
@@ -6,7 +6,7 @@ from pagedserve.errors import ConfigError
 
 
 def choose_device(name: str) -> torch.device:
-    """The device of that name, made the current one if it is a GPU: kernels launch there.
+    """The device of that name; a GPU becomes the current device, on which kernels launch.
 
     Args:
         name: "auto", "cpu", "cuda" or "cuda:N"; "auto" is the first GPU that torch sees, else the

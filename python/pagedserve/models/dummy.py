@@ -1,4 +1,4 @@
-"""Models that nobody trained, to measure without weights: same shapes, made-up contents."""
+"""Models with made-up weights of the right shapes, to measure without downloading any."""
 
 from typing import cast
 
@@ -14,7 +14,7 @@ def dummy_model(
     device: torch.device,
     seed: int,
 ) -> PreTrainedModel:
-    """A model with the weights that its class begins training with.
+    """A model with random weights, as its class initialises them for training.
 
     Args:
         hf_config: its shapes.

@@ -1,4 +1,4 @@
-"""How long a sequence of a model may be, and which tokens end it: read from its configs."""
+"""How long a sequence of a model may be, read from its config."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -7,8 +7,8 @@ from transformers import PreTrainedConfig
 
 from pagedserve.errors import ConfigError, ModelLoadError
 
-# These read the largest position of the whole batch and change every row's frequencies, so in
-# a batch of several sequences they are right only below the length where they set in.
+# These change the frequencies of every row by the largest position of the whole batch, so in a
+# batch of several sequences they are right only below the length where that begins.
 _BATCH_DEPENDENT_ROPE = ("dynamic", "longrope")
 
 
@@ -39,7 +39,7 @@ def derive_max_model_len(config: PreTrainedConfig, requested: int | None) -> int
 
 
 def check_max_model_len(requested: int | None, limit: int | None, reason: str) -> int:
-    """What is requested, or the limit; an error if the one exceeds the other.
+    """The length requested, or else the limit.
 
     Raises:
         ConfigError: if more is requested than the limit.
@@ -54,17 +54,6 @@ def check_max_model_len(requested: int | None, limit: int | None, reason: str) -
     if requested is not None and requested > limit:
         raise ConfigError(f"max_model_len is {requested}: this model takes up to {limit}, {reason}")
     return limit if requested is None else requested
-
-
-def eos_token_ids(generation_config: Any, config: PreTrainedConfig) -> tuple[int, ...]:
-    """Tokens that end a sequence: the generation config's, else the model config's."""
-    for source in (generation_config, config):
-        ids = getattr(source, "eos_token_id", None)
-        if isinstance(ids, int):
-            return (ids,)
-        if ids:
-            return tuple(int(token) for token in ids)
-    return ()
 
 
 def _rope_parameters(config: PreTrainedConfig) -> Iterator[Mapping[str, Any]]:

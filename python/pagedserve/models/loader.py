@@ -1,5 +1,6 @@
 """From the engine's arguments to a model that is known to run on paged attention."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -25,35 +26,37 @@ from pagedserve.models.files import (
 )
 from pagedserve.models.fused.cpu.replace import replace_for_cpu, weight_bytes
 from pagedserve.models.fused.gpu.replace import replace_for_gpu
-from pagedserve.models.limits import check_max_model_len, derive_max_model_len, eos_token_ids
+from pagedserve.models.generation import eos_token_ids, recommended_sampling
+from pagedserve.models.limits import check_max_model_len, derive_max_model_len
 from pagedserve.models.probe import probe_model, vocab_size
 from pagedserve.models.probe_cache import ProbeCacheEntry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """A model that is ready to run, and what the engine needs to know of it.
+    """A model that is ready to run, and what is known of it.
 
     Attributes:
         model: runs on a flat ``[1, T]`` batch with our attention function.
-        hf_config: the text model's config.
         layers: what each attention call stores, in the order of the calls.
         vocab_size: rows of the embedding; token ids are below it.
         max_model_len: most tokens of a sequence.
         eos_token_ids: tokens that end a sequence.
+        generation_config: the sampling parameters that the model's makers recommend, by the names
+            of ``SamplingParams``.
         dtype: of the weights, and of keys and values.
         device: of the model.
-        attention_backend: who computes attention.
+        attention_backend: computes attention.
         weight_bytes: bytes of the weights; shared ones count once, unless one of them is packed.
         replaced_modules: how many modules of which kind were replaced by faster ones, for people.
     """
 
     model: PreTrainedModel
-    hf_config: PreTrainedConfig
     layers: tuple[LayerShape, ...]
     vocab_size: int
     max_model_len: int
     eos_token_ids: tuple[int, ...]
+    generation_config: Mapping[str, float]
     dtype: torch.dtype
     device: torch.device
     attention_backend: AttentionBackend
@@ -113,7 +116,6 @@ def load_model(config: EngineArgs, device: torch.device | None = None) -> Loaded
         replaced_modules = _replace_modules(model, config, device, backend)
     return LoadedModel(
         model=model,
-        hf_config=text_config,
         layers=probed.layers,
         vocab_size=num_embeddings,
         max_model_len=check_max_model_len(
@@ -122,6 +124,7 @@ def load_model(config: EngineArgs, device: torch.device | None = None) -> Loaded
             "the length of the chunks that its attention is cut into",
         ),
         eos_token_ids=eos_token_ids(model.generation_config, text_config),
+        generation_config=recommended_sampling(model.generation_config),
         dtype=dtype,
         device=device,
         attention_backend=backend,
@@ -195,5 +198,5 @@ def _dtype(config: EngineArgs, hf_config: PreTrainedConfig, device: torch.device
     if config.dtype != "auto":
         return cast(torch.dtype, getattr(torch, config.dtype))
     # On the CPU, torch's half precision is slower than float32 and less exact.
-    own = getattr(hf_config, "dtype", None)
-    return own if device.type != "cpu" and isinstance(own, torch.dtype) else torch.float32
+    saved = getattr(hf_config, "dtype", None)
+    return saved if device.type != "cpu" and isinstance(saved, torch.dtype) else torch.float32

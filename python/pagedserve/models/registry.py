@@ -1,4 +1,4 @@
-"""From the name a user gives to files on this machine."""
+"""Finds the files of a model by the name that a user gives."""
 
 import importlib.util
 import json
@@ -19,7 +19,7 @@ _SMOLLM2_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
-# Of a request to the hub: a machine without network is told so quickly.
+# Of a request to the hub, so that a machine without network is told quickly.
 _HUB_TIMEOUT_SECONDS = 10.0
 
 
