@@ -4,9 +4,9 @@ By itself it runs the load here. A step's share outside the model is what is lef
 `LLMEngine.step` when the model's forward pass is taken out: scheduling, moves, arrays, attention
 metadata, sampling, detokenisation. --profile says more: where the seconds of one run go.
 
-With --compare (the tiers of our engine) and --peers (transformers, vllm) every program is a process
-of its own, one after the other, round after round, until --repeat rounds were quiet; the others are
-compared with the first.
+With --compare (the variants of our engine) and --peers (transformers, vllm) every program is a
+process of its own, one after the other, round after round, until --repeat rounds were quiet; the
+others are compared with the first.
 """
 
 import argparse
@@ -32,7 +32,7 @@ NUM_WARMING = 16
 MOST_OTHER_CORES = 0.05
 
 # Ways for our engine to compute, the one it takes by itself first; more arguments of `LLM`.
-TIERS: dict[str, dict[str, Any]] = {
+VARIANTS: dict[str, dict[str, Any]] = {
     "best": {},
     "modules": {"cpu_kernels": "modules"},
     "generic": {"cpu_kernels": "generic"},
@@ -136,7 +136,7 @@ def run_load(options: argparse.Namespace) -> None:
         num_gpu_blocks=options.num_gpu_blocks,
         enable_prefix_caching=options.enable_prefix_caching,
         enable_chunked_prefill=options.enable_chunked_prefill,
-        **TIERS[options.tier],
+        **VARIANTS[options.variant],
     )
     kinds = MIXED if options.sampling == "mixed" else GREEDY
     generate(llm, [{**request, "out": 4} for request in requests[:NUM_WARMING]])
@@ -163,10 +163,10 @@ def print_profile(
 
 
 def programs(options: argparse.Namespace, work: Path) -> list[Program]:
-    """Our tiers, then the peers that were asked for."""
+    """Our variants, then the peers that were asked for."""
     given = [word for name in FORWARDED for word in option(name, getattr(options, name))]
-    tiers = TIERS if options.compare else (options.tier,)
-    found = [ours(f"pagedserve {tier}", [*given, "--tier", tier]) for tier in tiers]
+    variants = VARIANTS if options.compare else (options.variant,)
+    found = [ours(f"pagedserve {variant}", [*given, "--variant", variant]) for variant in variants]
     if options.peers:
         peers = Peers(options.peers, workload=options.workload, model=options.model, work=work)
         about = {"dtype": options.dtype, "load": options.load}
@@ -206,7 +206,9 @@ def options_from(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="mixed: each fifth request greedy, top-p, top-k, with penalties, with a bias",
     )
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--tier", choices=TIERS, default="best", help="how our engine computes")
+    parser.add_argument(
+        "--variant", choices=VARIANTS, default="best", help="how our engine computes"
+    )
     parser.add_argument("--repeat", type=int, default=1, help="runs, or quiet rounds of a contest")
     parser.add_argument("--json", action="store_true", help="one object a line")
     parser.add_argument("--profile", action="store_true", help="one run, split into its stages")
@@ -220,7 +222,9 @@ def options_from(arguments: Sequence[str] | None) -> argparse.Namespace:
 def add_contest_options(parser: argparse.ArgumentParser) -> None:
     """What concerns several programs."""
     group = parser.add_argument_group("contest, each program in a process of its own")
-    group.add_argument("--compare", action="store_true", help=f"all tiers: {', '.join(TIERS)}")
+    group.add_argument(
+        "--compare", action="store_true", help=f"all variants: {', '.join(VARIANTS)}"
+    )
     group.add_argument(
         "--peers",
         type=Path,
@@ -248,7 +252,7 @@ def contradiction(options: argparse.Namespace) -> str | None:
     """What is wrong with options that do not go together."""
     is_contest = options.peers or options.compare
     rules = (
-        (options.profile and is_contest, "--profile is of one run: give --tier, not --compare"),
+        (options.profile and is_contest, "--profile is of one run: give --variant, not --compare"),
         (
             bool(options.peers) != bool(options.vllm_python or options.transformers),
             "--peers is where the scripts are, --vllm-python and --transformers say which to run",

@@ -204,7 +204,7 @@ def test_another_workload_than_that_of_the_peers_is_refused(
 
 
 @pytest.mark.slow
-def test_tiers_are_compared_in_processes_of_their_own(
+def test_variants_are_compared_in_processes_of_their_own(
     engine: ModuleType, model_package: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     workload = tmp_path / "workload.json"
@@ -212,7 +212,7 @@ def test_tiers_are_compared_in_processes_of_their_own(
     words = ["--workload", str(workload), "--num-requests", "2", "--compare", "--json"]
     engine.main([*words, "--max-other-cores", "1000"])
     rows = printed(capsys)
-    names = [f"pagedserve {tier}" for tier in engine.TIERS]
+    names = [f"pagedserve {variant}" for variant in engine.VARIANTS]
     table = rows[-len(names) :]
     assert [row["program"] for row in table] == names
     assert [row["kind"] for row in table] == ["median"] * len(names)
