@@ -13,7 +13,7 @@ unexport CONDA_PREFIX
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help build demo test test-rust test-py soak grid options lint fmt bench gpu-check tune-gpu wheel
+.PHONY: help build demo test test-rust test-py soak grid options lint fmt bench gpu-check compile-kernels tune-gpu wheel
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -75,6 +75,9 @@ bench: build ## criterion benches and the border bench
 # another (make gpu-check BIN=/usr/bin).
 gpu-check: ## the kernels and the engine on an NVIDIA GPU, under 8 minutes
 	$(BIN)/python benches/python/gpu_check.py
+
+compile-kernels: ## every kernel compiled for GPUs that need not be here: registers, memory, spills
+	$(BIN)/python benches/python/compile_kernels.py
 
 tune-gpu: ## remeasure the table of the kernels' configurations on an NVIDIA GPU
 	$(BIN)/python benches/python/tune_kernels.py

@@ -125,7 +125,7 @@ def _config(kernel: Kernel, call: AttentionCall) -> Config:
     device = call.query.device
     capability = INTERPRETED_CAPABILITY
     if device.type == "cuda":
-        capability = torch.cuda.get_device_capability(device)[0]
+        capability = int(torch.cuda.get_device_properties(device).major)
     return config_for(
         kernel,
         head_size=max(call.query.shape[-1], call.output.shape[-1]),

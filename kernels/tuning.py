@@ -61,6 +61,9 @@ TABLE: dict[tuple[Kernel, int, int, int], Config] = {
     ("decode", 9, 2, 64): Config(16, 128, 4, 4, 2),
     ("decode", 9, 2, 128): Config(16, 64, 4, 4, 2),
     ("decode", 9, 2, 256): Config(16, 32, 4, 4, 2),
+    ("decode", 10, 4, 128): Config(16, 32, 8, 3, 1),
+    # With two stages ptxas gives this one 64 registers, and spills.
+    ("decode", 10, 4, 256): Config(16, 16, 8, 3, 1),
     ("decode_wide", 8, 2, 64): Config(64, 128, 8, 3, 1),
     ("decode_wide", 8, 2, 128): Config(64, 64, 8, 3, 1),
     ("decode_wide", 8, 2, 256): Config(64, 32, 8, 3, 1),
@@ -75,10 +78,13 @@ TABLE: dict[tuple[Kernel, int, int, int], Config] = {
     ("prefill", 9, 2, 64): Config(128, 128, 8, 3, 1),
     ("prefill", 9, 2, 128): Config(128, 64, 8, 3, 1),
     ("prefill", 9, 2, 256): Config(128, 32, 8, 3, 1),
+    # Blackwell's products keep their sums elsewhere, and 128 keys with all options spill.
+    ("prefill", 10, 2, 64): Config(128, 64, 8, 3, 1),
     ("prefill_plain", 8, 2, 256): Config(64, 32, 8, 3, 1),
     # As many keys as elements of a value: both products have one layout, and nothing is exchanged
     # between warps in the loop.  With two stages no tile would be on its way during the products.
     ("prefill_plain", 9, 2, 128): Config(128, 128, 8, 3, 1),
+    ("prefill_plain", 10, 2, 64): Config(128, 128, 8, 3, 1),
 }
 
 

@@ -1,23 +1,25 @@
 """Compile the Triton kernels ahead of time, without a GPU: registers, shared memory and spills.
 
     python benches/python/compile_kernels.py                       # everything
-    python benches/python/compile_kernels.py --head-sizes 128 --dtypes bfloat16
+    python benches/python/compile_kernels.py --head-sizes 128 --dtypes bfloat16 --kernels decode
 
-The launches run on small tensors in host memory, and triton compiles what they ask for, with the
-specialisations of a real launch, for a device that is only named.
+It fails if a kernel spills, or takes more of a multiprocessor than there is.  The launches run on
+small tensors in host memory, and triton compiles what they ask for, with the specialisations of a
+real launch, for a device that is only named.
 """
 
 import argparse
 import os
 import re
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 from unittest.mock import patch
 
 os.environ.pop("TRITON_INTERPRET", None)  # read when a kernel is decorated
@@ -33,7 +35,17 @@ from pagedserve.kernels.tuning import Config, Kernel, config_for
 
 NUM_HEADS, NUM_KV_HEADS = 32, 8
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+# KiB of shared memory: what a program may take, and what a multiprocessor has, of which each
+# program takes 1 KiB more than it asked for (CUDA programming guide, "Compute Capabilities").
+SHARED_KIB = {80: (163, 164), 90: (227, 228), 100: (227, 228)}
+# Registers of a multiprocessor; a warp gets them in pieces of 256.
+REGISTERS = 65536
+# Columns of Blackwell's memory for sums of products.
+TENSOR_COLUMNS = 512
+# What multiplies tiles, the newest first.
+PRODUCTS = ("tcgen05.mma", "wgmma.mma_async", "mma.sync")
 WIDE_LOAD = re.compile(r"ld\.global[.:\w]*\.(v4\.b32|v2\.b64)|cp\.async[.\w]* \[.*, 0x10")
+Name = TypeVar("Name", bound=str)
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "all": {
@@ -60,17 +72,38 @@ class Shape:
 class Compiled:
     """What a kernel takes; ``local_bytes`` of a thread are 0 unless registers spill.
 
-    ``config`` is None for kernels that have one.  ``is_wide`` says whether memory is read in pieces
-    of 16 bytes a thread.
+    ``config`` is None for kernels that have one.  ``product`` is the instruction that multiplies
+    tiles, and ``tensor_columns`` what it takes of Blackwell's memory for their sums.  ``is_wide``
+    says whether memory is read in pieces of 16 bytes a thread.
     """
 
     shape: Shape
     config: Config | None
+    num_warps: int
     registers: int
     shared_bytes: int
+    tensor_columns: int
     local_bytes: int
-    has_wgmma: bool
+    product: str
     is_wide: bool
+
+    def faults(self) -> list[str]:
+        """What is wrong with it; nothing, if it runs as the table says."""
+        resident = 1 if self.config is None else self.config.resident
+        most, there = SHARED_KIB[self.shape.sm]
+        shared, registers = self.shared_bytes / 1024, -(-self.registers // 8) * 8 * 32
+        found = {
+            f"spills {self.local_bytes} bytes": self.local_bytes > 0,
+            f"takes {shared} of {most} KiB": shared > most,
+            f"{resident} at a time take more than {there} KiB": resident * (shared + 1) > there,
+            f"{resident} at a time take more than {REGISTERS} registers": (
+                resident * self.num_warps * registers > REGISTERS
+            ),
+            f"{resident} at a time take more than {TENSOR_COLUMNS} columns": (
+                resident * self.tensor_columns > TENSOR_COLUMNS
+            ),
+        }
+        return [fault for fault, is_true in found.items() if is_true]
 
 
 class NamedDevice:
@@ -216,10 +249,12 @@ def measured(shape: Shape, compiled: Sequence[Any], config: Config | None) -> Co
     return Compiled(
         shape=shape,
         config=config,
+        num_warps=binary.metadata.num_warps,
         registers=registers,
         shared_bytes=binary.metadata.shared,
+        tensor_columns=binary.metadata.tmem_size or 0,
         local_bytes=local_bytes,
-        has_wgmma="wgmma.mma_async" in binary.asm["ptx"],
+        product=next((name for name in PRODUCTS if name in binary.asm["ptx"]), ""),
         is_wide=WIDE_LOAD.search(binary.asm["ptx"]) is not None,
     )
 
@@ -231,16 +266,23 @@ def table_rows(results: Sequence[Compiled]) -> list[dict[str, Any]]:
             **asdict(one.shape),
             "rows": one.config and one.config.rows,
             "keys": one.config and one.config.key_tile,
-            "warps": one.config and one.config.num_warps,
+            "warps": one.num_warps,
             "stages": one.config and one.config.num_stages,
             "registers": one.registers,
-            "shared KiB": one.shared_bytes / 1024,
+            "shared KiB": round(one.shared_bytes / 1024, 2),
+            "columns": one.tensor_columns,
             "local bytes": one.local_bytes,
-            "wgmma": "yes" if one.has_wgmma else "no",
+            "product": one.product,
             "16-byte loads": "yes" if one.is_wide else "no",
+            "faults": "; ".join(one.faults()),
         }
         for one in results
     ]
+
+
+def named(kernels: tuple[Name, ...], wanted: str | None) -> list[Name]:
+    """The kernels that were asked for."""
+    return [kernel for kernel in kernels if wanted is None or kernel in wanted.split(",")]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -248,7 +290,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--head-sizes", default="64,80,96,128,256")
     parser.add_argument("--dtypes", default="bfloat16,float16,float32")
-    parser.add_argument("--capabilities", default="80,90")
+    parser.add_argument("--capabilities", default="80,90,100")
+    parser.add_argument("--kernels", help="only these")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     options = parser.parse_args(arguments)
     print(f"triton {triton.__version__}, torch {torch.__version__}")
@@ -258,24 +301,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ):
         results += [
             compile_attention(Shape(kernel, int(capability), dtype, int(head), name), kernel)
-            for kernel in get_args(Kernel)
+            for kernel in named(get_args(Kernel), options.kernels)
             for name in OPTIONS
             if not (kernel == "prefill_plain" and name == "all")
         ]
         results += [
             compile_move(Shape(kernel, int(capability), dtype, int(head), "plain"))
-            for kernel in ("write", "copy", "stage")
+            for kernel in named(("write", "copy", "stage"), options.kernels)
         ]
         results += [
             compile_layer(Shape(kernel, int(capability), dtype, int(head), name))
-            for kernel in ("add_norm", "rotate_and_write", "swiglu")
+            for kernel in named(("add_norm", "rotate_and_write", "swiglu"), options.kernels)
             for name in OPTIONS
             if kernel == "rotate_and_write" or name == "plain"
         ]
     results.sort(key=lambda one: one.shape.kernel)
     report_table("compiled", table_rows(results), as_json=options.json)
-    num_spilling = sum(one.local_bytes > 0 for one in results)
-    print(f"{len(results)} kernels, {num_spilling} of them spill")
+    num_faulty = sum(bool(one.faults()) for one in results)
+    print(f"{len(results)} kernels, {num_faulty} of them spill or do not fit")
+    sys.exit(num_faulty > 0)
 
 
 if __name__ == "__main__":

@@ -261,3 +261,11 @@ def test_a_step_without_rows_gives_nothing() -> None:
     assert sampled.tokens.tolist() == []
     assert sampled.draw_start.tolist() == [0]
     assert (sampled.logprobs, sampled.candidates, sampled.errors) == (None, None, {})
+
+
+@pytest.mark.parametrize("top_k", [2, 255, 256, 257, 599])
+def test_equal_tokens_are_all_kept_however_many(top_k: int) -> None:
+    uniforms = (0.0, 0.25, 0.5, 0.999)
+    row = RowSampling(top_k=top_k, top_p=0.9, uniforms=uniforms)
+    sampled = Sampler().sample(torch.zeros(2, 600), [row, RowSampling(uniforms=(0.5,))])
+    assert sampled.tokens.tolist() == [*(int(600 * u) for u in uniforms), 300]
