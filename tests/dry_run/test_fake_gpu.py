@@ -87,11 +87,11 @@ def loaded_model(family: str, *, is_fused: bool) -> LoadedModel:
     shape = LayerShape(num_kv_heads=2, key_size=32, value_size=32)
     return LoadedModel(
         model=model.eval(),
-        hf_config=hf_config,
         layers=(shape,) * 2,
         vocab_size=VOCAB_SIZE,
         max_model_len=MAX_LEN,
         eos_token_ids=(2,),
+        generation_config={},
         dtype=torch.bfloat16,
         device=GPU,
         attention_backend="triton",
