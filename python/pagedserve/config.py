@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, Literal, Self, TypeAlias, get_args
 
-from pagedserve import checks
+import pagedserve.checks as checks
 from pagedserve.errors import ConfigError
 from pagedserve.options import (
     Option,

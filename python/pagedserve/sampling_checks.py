@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from pagedserve import checks
+import pagedserve.checks as checks
 
 if TYPE_CHECKING:
     from pagedserve.sampling_params import EarlyStopping, SamplingParams

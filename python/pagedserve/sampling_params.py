@@ -16,7 +16,7 @@ from typing import (
     TypeAlias,
 )
 
-from pagedserve import checks
+import pagedserve.checks as checks
 from pagedserve.errors import RequestError
 from pagedserve.sampling_checks import CHECKS, contradictions
 from pagedserve.vllm_names import ABSENT_PARAMS, is_neutral

@@ -136,6 +136,16 @@ def test_python_parts_name_only_lower_ones(root: Path) -> None:
     assert not {part: names for part, names in wrong.items() if names}
 
 
+def test_no_part_imports_through_the_face_of_the_package(root: Path) -> None:
+    wrong = [
+        module
+        for module, path in modules_of_package(root)
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and node.module == "pagedserve"
+    ]
+    assert set(wrong) <= {"pagedserve.cli"}  # it uses the public names, as users do
+
+
 def test_every_permission_of_a_part_is_used(root: Path) -> None:
     parts = named_parts(root)
     unused = {part: allowed - parts[part] for part, allowed in PYTHON_LAYERS.items()}

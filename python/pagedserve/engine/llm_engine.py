@@ -16,7 +16,7 @@ from typing import Final
 
 from transformers import PreTrainedTokenizerBase
 
-from pagedserve import checks
+import pagedserve.checks as checks
 from pagedserve._core import Scheduler, SchedulerOutputs
 from pagedserve.config import EngineArgs
 from pagedserve.engine.admission import Admission, CheckedRequest
