@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -68,11 +69,22 @@ MAX_LINES = {".rs": 600, ".py": 400}
 
 def imports(path: Path) -> Iterator[str]:
     """Absolute names of all modules that a file imports, wherever in the file."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    yield from imports_in(ast.parse(path.read_text()))
+
+
+def imports_in(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def imports_for_types(path: Path) -> Iterator[str]:
+    """Those that only a type checker follows."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            yield from imports_in(node)
 
 
 def modules_of_package(root: Path) -> Iterator[tuple[str, Path]]:
@@ -144,6 +156,17 @@ def test_no_part_imports_through_the_face_of_the_package(root: Path) -> None:
         if isinstance(node, ast.ImportFrom) and node.module == "pagedserve"
     ]
     assert set(wrong) <= {"pagedserve.cli"}  # it uses the public names, as users do
+
+
+def test_files_do_not_import_in_a_circle(root: Path) -> None:
+    modules = dict(modules_of_package(root))
+    graph = {}
+    for module, path in modules.items():
+        if module != "pagedserve":
+            names = set(imports(path)) - set(imports_for_types(path))
+            homes = {name if name in modules else name.rpartition(".")[0] for name in names}
+            graph[module] = homes & modules.keys() - {module, "pagedserve"}
+    TopologicalSorter(graph).prepare()  # its CycleError names the circle
 
 
 def test_every_permission_of_a_part_is_used(root: Path) -> None:
