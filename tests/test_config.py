@@ -1,6 +1,7 @@
 import argparse
 import dataclasses
 import inspect
+import json
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,8 @@ def test_every_field_can_be_given_on_the_command_line() -> None:
         max_num_bypasses=3,
         victim_policy="last",
         watermark=0.25,
+        generation_config="vllm",
+        override_generation_config={"top_k": 5},
         attention_backend="torch",
         cpu_kernels="modules",
         quantization="int8",
@@ -124,7 +127,8 @@ def test_every_field_can_be_given_on_the_command_line() -> None:
     argv = []
     for name, value in dataclasses.asdict(given).items():
         option = f"--{name.replace('_', '-')}"
-        argv += [option] if value is True else [option, str(value)]
+        shown = json.dumps(value) if isinstance(value, dict) else str(value)
+        argv += [option] if value is True else [option, shown]
     assert parse(*argv) == given
 
 

@@ -82,6 +82,17 @@ def test_the_end_of_sequence_token_is_in_the_ids_but_not_in_the_text(smollm2: LL
     assert "<|im_end|>" not in completion.text
 
 
+def test_chat_answers_in_the_models_own_template(smollm2: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=24)
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    asked = smollm2.chat([question, question], params, use_tqdm=False)
+    template = smollm2.get_tokenizer().apply_chat_template(
+        question, add_generation_prompt=True, return_dict=False
+    )
+    assert [output.prompt_token_ids for output in asked] == [template, template]
+    assert all("Paris" in output.outputs[0].text for output in asked)
+
+
 def test_a_seeded_request_is_the_same_alone_and_among_others(smollm2: LLM) -> None:
     seeded = SamplingParams(temperature=0.9, top_p=0.95, seed=1234, max_tokens=24, ignore_eos=True)
     alone = smollm2.generate(PROMPTS[1], seeded, use_tqdm=False)[0].outputs[0].token_ids

@@ -75,6 +75,8 @@ VLLM_NEWEST: dict[str, Any] = {
     "structured_outputs_config": None,
     "scheduling_policy": "fcfs",
     "async_scheduling": None,
+    "generation_config": "auto",
+    "override_generation_config": {},
     "kv_cache_memory_bytes": None,
 }
 
@@ -84,7 +86,7 @@ def test_vllms_defaults_ask_for_nothing(options: dict[str, Any]) -> None:
     args = EngineArgs("smollm2", **options)
     plain = EngineArgs("smollm2", swap_space=args.swap_space, scheduler_delay_factor=0.0)
     if options is VLLM_NEWEST:
-        plain = EngineArgs("smollm2", scheduling_policy="fcfs")
+        plain = EngineArgs("smollm2", scheduling_policy="fcfs", override_generation_config={})
     assert args == plain
 
 

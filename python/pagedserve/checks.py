@@ -78,6 +78,13 @@ def choice(accepted: Sequence[str | None]) -> Check[Any]:
     return check
 
 
+def mapping(name: str, value: object) -> dict[str, Any]:
+    """A mapping whose keys are names; returns a copy."""
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        refuse(name, value, "a mapping with names for keys")
+    return dict(value)
+
+
 def function(name: str, value: T) -> T:
     """Anything that can be called."""
     if not callable(value):

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, cast
+from typing import TYPE_CHECKING, NoReturn
 
 from pagedserve import __version__
 from pagedserve.config import EngineArgs
@@ -23,8 +23,6 @@ from pagedserve.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from pagedserve.engine.llm_engine import LLMEngine
-    from pagedserve.inputs import Prompt
-    from pagedserve.llm import LLM
 
 _BAD_INPUT = 2
 _MISSING_EXTRA = 1
@@ -178,9 +176,11 @@ def _generate(options: argparse.Namespace) -> None:
     from pagedserve import LLM
 
     llm = LLM(**dataclasses.asdict(args))
-    prompts = [_chat_prompt(llm, text) for text in texts] if options.chat else texts
     started = time.perf_counter()
-    outputs = llm.generate(prompts, params)
+    if options.chat:
+        outputs = llm.chat([[{"role": "user", "content": text}] for text in texts], params)
+    else:
+        outputs = llm.generate(texts, params)
     seconds = time.perf_counter() - started
     for text, output in zip(texts, outputs, strict=True):
         print(_json_line(text, output) if options.json else _readable(text, output))
@@ -210,19 +210,6 @@ def _prompt_texts(prompts: list[str] | None, path: Path | None) -> list[str]:
     if not lines:
         raise RequestError(f"--prompts-file {path} has no prompt: it wants one a line")
     return [line.removesuffix("\r") for line in lines]
-
-
-def _chat_prompt(llm: "LLM", text: str) -> "Prompt":
-    tokenizer = llm.get_tokenizer()
-    if not tokenizer.chat_template:
-        raise RequestError("--chat: the model's tokenizer has no chat template")
-    token_ids = tokenizer.apply_chat_template(
-        [{"role": "user", "content": text}],
-        add_generation_prompt=True,
-        tokenize=True,
-        return_dict=False,
-    )
-    return {"prompt_token_ids": cast("list[int]", token_ids)}  # one conversation, one list
 
 
 def _json_line(prompt: str, output: RequestOutput) -> str:

@@ -8,6 +8,7 @@ the core, where their defaults are.
 import argparse
 import re
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, Literal, Self, TypeAlias, get_args
@@ -22,6 +23,7 @@ from pagedserve.options import (
     describe,
     option,
     parse_bytes,
+    parse_mapping,
     with_table,
 )
 from pagedserve.vllm_names import (
@@ -214,6 +216,20 @@ class EngineArgs:
         "Share of the KV blocks that stays free when a prompt is admitted.",
         unset="0.01",
         part="cache",
+    )
+    generation_config: str = option(
+        "auto",
+        checks.text,
+        "Where requests without sampling parameters have them from: auto is the model's own "
+        "generation_config.json, vllm is none, so that SamplingParams() holds, anything else a "
+        "directory with such a file.",
+    )
+    override_generation_config: Mapping[str, Any] | None = option(
+        None,
+        checks.optional(checks.mapping),
+        "Values that take the place of those in generation_config; on the command line in JSON.",
+        unset="nothing",
+        parse=parse_mapping,
     )
     attention_backend: AttentionBackend | None = option(
         None,

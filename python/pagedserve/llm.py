@@ -2,18 +2,26 @@
 
 import inspect
 import sys
-from collections.abc import Sequence
-from typing import Any, Final, SupportsIndex
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final, Literal, NoReturn, SupportsIndex, TypeAlias
 
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
+import pagedserve.checks as checks
+from pagedserve.chat import Conversation, chat_prompt, conversations_of
 from pagedserve.config import EngineArgs
 from pagedserve.engine.admission import CheckedRequest
+from pagedserve.engine.defaults import default_sampling_params
 from pagedserve.engine.llm_engine import LLMEngine
 from pagedserve.inputs import Prompt, match_params, parse_prompts
-from pagedserve.outputs import RequestOutput
-from pagedserve.sampling_params import SamplingParams
+from pagedserve.outputs import BeamSearchOutput, RequestOutput
+from pagedserve.sampling_params import BeamSearchParams, SamplingParams
+from pagedserve.vllm_names import ABSENT_METHODS, refuse_arguments
+
+# Whether a progress bar is shown, or what makes one.
+UseTqdm: TypeAlias = bool | Callable[..., Any]
 
 # Seconds between two looks at the engine's statistics.
 _STATS_INTERVAL: Final = 2.0
@@ -38,8 +46,9 @@ class LLM:
             ConfigError: Arguments that contradict each other, the model or the memory.
             ModelLoadError: The model cannot be found, read or run.
         """
-        args = EngineArgs(model, **options)
-        self.llm_engine = LLMEngine(args)
+        self._args = EngineArgs(model, **options)
+        self._default_params: SamplingParams | None = None
+        self.llm_engine = LLMEngine(self._args)
         self._num_calls = 0
         for line in (self.llm_engine.memory.describe(), self.llm_engine.describe_backends()):
             print(line, file=sys.stderr)  # noqa: T201  # for the user
@@ -47,6 +56,16 @@ class LLM:
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
         """The model's tokenizer."""
         return self.llm_engine.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """The parameters of requests that bring none; ``generation_config`` says whose they are.
+
+        Raises:
+            ConfigError: ``generation_config`` cannot be read, or has a value that cannot be.
+        """
+        if self._default_params is None:
+            self._default_params = default_sampling_params(self._args)
+        return self._default_params.clone()
 
     def reset_prefix_cache(self) -> bool:
         """Forget every cached prefix, as if nothing had been computed yet.
@@ -61,7 +80,8 @@ class LLM:
         prompts: Prompt | Sequence[Prompt] | None = None,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         prompt_token_ids: Sequence[SupportsIndex] | Sequence[Sequence[SupportsIndex]] | None = None,
-        use_tqdm: bool = True,
+        use_tqdm: UseTqdm = True,
+        **absent: None,
     ) -> list[RequestOutput]:
         """Continue prompts, all of them together.
 
@@ -69,11 +89,14 @@ class LLM:
         included, none of them is left in the engine, which stays usable.
 
         Args:
-            prompts: One prompt or several: strings or ``{"prompt_token_ids": [...]}``.
-            sampling_params: One for all or one a prompt; None is ``SamplingParams()``.
+            prompts: One prompt or several: strings, lists of token ids, ``TextPrompt`` or
+                ``TokensPrompt``.
+            sampling_params: One for all or one a prompt; None is
+                ``get_default_sampling_params()``.
             prompt_token_ids: Instead of ``prompts``: token ids of one prompt or of several.
             use_tqdm: Show a progress bar on stderr, every few seconds with the engine's
-                statistics.
+                statistics; or what makes the bar, called as ``tqdm.tqdm`` is.
+            **absent: ``lora_request=None`` and its like, for the sake of vLLM's scripts.
 
         Returns:
             The finished outputs in the order of the prompts.
@@ -81,7 +104,10 @@ class LLM:
         Raises:
             RequestError: A prompt or parameter that cannot be accepted; it says which and why.
         """
+        refuse_arguments(absent)
         parsed = parse_prompts(prompts, prompt_token_ids)
+        if sampling_params is None:
+            sampling_params = self.get_default_sampling_params()
         params = match_params(sampling_params, len(parsed))
         engine = self.llm_engine
         single = len(parsed) == 1
@@ -97,7 +123,98 @@ class LLM:
             engine.abort_request(request_ids)
             raise
 
-    def _run(self, requests: dict[str, CheckedRequest], *, use_tqdm: bool) -> list[RequestOutput]:
+    def chat(  # noqa: PLR0917  # in vLLM's order
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: UseTqdm = True,
+        lora_request: None = None,
+        chat_template: str | None = None,
+        chat_template_content_format: Literal["auto", "string"] = "auto",
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **absent: None,
+    ) -> list[RequestOutput]:
+        """Answer a conversation or several.
+
+        Args:
+            messages: Messages with "role" and "content", or a list of such lists.
+            sampling_params: As of ``generate``, as ``use_tqdm`` and ``absent`` are.
+            use_tqdm: See there.
+            lora_request: None: adapters are not there yet.
+            chat_template: Instead of the model's own.
+            chat_template_content_format: Content that comes in parts is put together to one text.
+            add_generation_prompt: End with what begins the assistant's answer.
+            continue_final_message: Leave the last message open, so that it is continued.
+            tools: Handed to the template.
+            chat_template_kwargs: What else the template takes.
+            **absent: See there.
+
+        Returns:
+            The finished outputs in the order of the conversations.
+
+        Raises:
+            RequestError: What is wrong with messages or parameters.
+        """
+        if chat_template_content_format not in ("auto", "string"):
+            checks.refuse(
+                "chat_template_content_format", chat_template_content_format, "auto or string"
+            )
+        prompts = [
+            chat_prompt(
+                self.get_tokenizer(),
+                conversation,
+                chat_template=chat_template,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                tools=tools,
+                chat_template_kwargs=chat_template_kwargs,
+            )
+            for conversation in conversations_of(messages)
+        ]
+        return self.generate(
+            prompts, sampling_params, use_tqdm=use_tqdm, lora_request=lora_request, **absent
+        )
+
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        *,
+        use_tqdm: UseTqdm = False,
+        **absent: None,
+    ) -> list[BeamSearchOutput]:
+        """Find the likeliest continuations of prompts.
+
+        Args:
+            prompts: As of ``generate``.
+            params: The width of the search, and when it ends.
+            use_tqdm: As of ``generate``.
+            **absent: As of ``generate``.
+
+        Returns:
+            The beams of each prompt, the best first.
+
+        Raises:
+            RequestError: A prompt or parameter that cannot be accepted; it says which and why.
+        """
+        outputs = self.generate(prompts, params.sampling_params(), use_tqdm=use_tqdm, **absent)
+        tokenizer = self.get_tokenizer()
+        return [
+            BeamSearchOutput.of(output, lambda ids: str(tokenizer.decode(ids)))
+            for output in outputs
+        ]
+
+    def __getattr__(self, name: str) -> NoReturn:
+        reason = ABSENT_METHODS.get(name)
+        said = f"{type(self).__name__!r} object has no attribute {name!r}"
+        raise AttributeError(said if reason is None else f"{said}: {reason}")
+
+    def _run(
+        self, requests: dict[str, CheckedRequest], *, use_tqdm: UseTqdm
+    ) -> list[RequestOutput]:
         for request_id, checked in requests.items():
             self.llm_engine.add_request(request_id, checked, final_only=True)
         finished: dict[str, RequestOutput] = {}
@@ -112,8 +229,9 @@ class LLM:
         return [finished[request_id] for request_id in requests]
 
 
-def _progress(num_requests: int, *, use_tqdm: bool) -> Any:  # tqdm has no types
-    return tqdm(total=num_requests, desc="prompts", dynamic_ncols=True, disable=not use_tqdm)
+def _progress(num_requests: int, *, use_tqdm: UseTqdm) -> Any:  # tqdm has no types
+    make = use_tqdm if callable(use_tqdm) else partial(tqdm, disable=not use_tqdm)
+    return make(total=num_requests, desc="prompts", dynamic_ncols=True)
 
 
 def _takes_options_of_engine_args() -> None:

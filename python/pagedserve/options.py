@@ -7,6 +7,7 @@ write the fields down for people.
 
 import argparse
 import dataclasses
+import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, dataclass, field
@@ -42,6 +43,21 @@ def parse_bytes(text: str) -> int:
             f"{text!r} is no number of bytes; give e.g. 512MiB or 2G (k, M, G, T, Ki, Mi, Gi, Ti)"
         )
     return int(float(digits) * _UNITS[unit])
+
+
+def parse_mapping(text: str) -> dict[str, Any]:
+    """What a JSON object says.
+
+    Raises:
+        argparse.ArgumentTypeError: Another form.
+    """
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"{text!r} is no JSON object")
+    return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

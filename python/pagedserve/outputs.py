@@ -1,8 +1,8 @@
 """What a caller gets back."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, Self, TypeAlias
 
 FinishReason: TypeAlias = Literal["stop", "length", "abort", "ignored", "error"]
 
@@ -164,6 +164,24 @@ class BeamSearchOutput:
     """The beams of one prompt, the best first."""
 
     sequences: list[BeamSearchSequence]
+
+    @classmethod
+    def of(cls, output: RequestOutput, decode: Callable[[list[int]], str]) -> Self:
+        """From the output of a request that searched; ``decode`` is the tokenizer's."""
+        beams = []
+        for completion in output.outputs:
+            tokens = [*output.prompt_token_ids, *completion.token_ids]
+            beams.append(
+                BeamSearchSequence(
+                    tokens=tokens,
+                    text=decode(tokens),
+                    logprobs=completion.logprobs,
+                    cum_logprob=completion.cumulative_logprob,
+                    finish_reason=completion.finish_reason,
+                    stop_reason=completion.stop_reason,
+                )
+            )
+        return cls(beams)
 
 
 def _between(start: float, end: float | None) -> float | None:

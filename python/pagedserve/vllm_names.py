@@ -13,7 +13,7 @@ from dataclasses import fields
 from functools import wraps
 from typing import Any, Final, NamedTuple, TypeVar
 
-from pagedserve.errors import ConfigError
+from pagedserve.errors import ConfigError, RequestError
 
 T = TypeVar("T")
 
@@ -139,6 +139,35 @@ ABSENT_PARAMS: Final[dict[str, tuple[object, ...]]] = {
     "skip_reading_prefix_cache": (False, None),
 }
 
+# Arguments of LLM's methods that are not here; None asks for nothing.
+ABSENT_ARGUMENTS: Final = frozenset(
+    [
+        "lora_request",
+        "prompt_adapter_request",
+        "guided_options_request",
+        "tokenization_kwargs",
+        "mm_processor_kwargs",
+    ]
+)
+
+# Methods of LLM that are not here, and why.
+ABSENT_METHODS: Final = {
+    **dict.fromkeys(
+        ("encode", "embed", "classify", "score", "reward"), "models generate, and nothing else"
+    ),
+    **dict.fromkeys(
+        ("start_profile", "stop_profile"), "benches/python/engine.py --profile measures an engine"
+    ),
+    **dict.fromkeys(
+        ("sleep", "wake_up"), "an engine gives its memory back when it is no longer referred to"
+    ),
+    **dict.fromkeys(
+        ("collective_rpc", "apply_model"), "the model runs in this process, and is the executor's"
+    ),
+    "get_metrics": "llm_engine.stats and RequestOutput.metrics have the figures",
+    "set_tokenizer": "give LLM(..., tokenizer=...)",
+}
+
 # What only steers vLLM's own machinery, or what nothing here depends on.
 HINTS: Final = frozenset(
     [
@@ -198,6 +227,20 @@ def own_options(given: Mapping[str, Any], own: Collection[str]) -> dict[str, Any
         elif name not in HINTS:
             raise ConfigError(_unknown(name, value, own))
     return options
+
+
+def refuse_arguments(given: Mapping[str, object]) -> None:
+    """Take the absent arguments of a method where they are None.
+
+    Raises:
+        RequestError: Another value.
+        TypeError: An argument of another name.
+    """
+    for name, value in given.items():
+        if name not in ABSENT_ARGUMENTS:
+            raise TypeError(f"unexpected keyword argument {name!r}")
+        if value is not None:
+            raise RequestError(f"not supported yet: {name}={value!r}; leave it out")
 
 
 def _refuse_unless_neutral(name: str, value: object) -> None:

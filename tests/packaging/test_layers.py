@@ -35,9 +35,10 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "executor": {"attention", "cache", "models", "runner", "sampling"},
     "output": {"sampling"},
     "engine": {"executor", "models", "output", "sampling"},
-    "llm": {"engine"},
+    "chat": set(),
+    "llm": {"chat", "engine"},
     "replay": set(),
-    "cli": {"engine", "llm", "LLM", "__version__"},  # two of the public names
+    "cli": {"engine", "LLM", "__version__"},  # two of the public names
 }
 
 # The modules and packages that may name the Rust core.

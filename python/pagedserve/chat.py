@@ -1,0 +1,101 @@
+"""Conversations, put into the words of a model's chat template."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+from transformers import PreTrainedTokenizerBase
+
+from pagedserve.errors import RequestError
+from pagedserve.inputs import TokensPrompt
+
+Message: TypeAlias = Mapping[str, Any]
+Conversation: TypeAlias = Sequence[Message]
+
+
+def conversations_of(messages: Any) -> list[Conversation]:
+    """One conversation, or a list of them, as a list.
+
+    Raises:
+        RequestError: Neither.
+    """
+    accepted = 'a list of messages like {"role": "user", "content": "..."}, or a list of such lists'
+    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
+        raise RequestError(f"messages is {messages!r}; it must be {accepted}")
+    conversations: Any = [messages] if isinstance(messages[0], Mapping) else messages
+    for conversation in conversations:
+        is_list = isinstance(conversation, Sequence) and not isinstance(conversation, str)
+        if not is_list or not conversation or not all(map(_is_message, conversation)):
+            raise RequestError(f"messages has {conversation!r}; it must be {accepted}")
+    return list(conversations)
+
+
+def chat_prompt(
+    tokenizer: PreTrainedTokenizerBase,
+    conversation: Conversation,
+    *,
+    chat_template: str | None = None,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+) -> TokensPrompt:
+    """The prompt that a conversation is to a model.
+
+    Args:
+        tokenizer: The model's.
+        conversation: Messages with "role" and "content", which is text or a list of parts
+            ``{"type": "text", "text": "..."}``.
+        chat_template: Instead of the model's own.
+        add_generation_prompt: End with what begins the assistant's answer.
+        continue_final_message: Leave the last message open, so that it is continued.
+        tools: Handed to the template.
+        chat_template_kwargs: What else the template takes.
+
+    Raises:
+        RequestError: No chat template, a part that is no text, or messages that the template does
+            not accept.
+    """
+    if chat_template is None and not tokenizer.chat_template:
+        raise RequestError("the model's tokenizer has no chat template: give chat_template")
+    if add_generation_prompt and continue_final_message:
+        raise RequestError(
+            "add_generation_prompt and continue_final_message are both True: a last message that "
+            "is continued is followed by no other; give add_generation_prompt=False"
+        )
+    try:
+        text = tokenizer.apply_chat_template(
+            [_with_text(message) for message in conversation],
+            chat_template=chat_template,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=None if tools is None else [dict(tool) for tool in tools],
+            tokenize=False,
+            **(chat_template_kwargs or {}),
+        )
+    except (RequestError, ImportError):
+        raise
+    except Exception as error:  # what a template raises is its author's choice
+        raise RequestError(f"the chat template does not take the messages: {error}") from error
+    # The template has written the special tokens down.
+    token_ids = tokenizer(str(text), add_special_tokens=False, verbose=False).input_ids
+    return {"prompt": str(text), "prompt_token_ids": token_ids}
+
+
+def _is_message(message: object) -> bool:
+    return isinstance(message, Mapping) and isinstance(message.get("role"), str)
+
+
+def _with_text(message: Message) -> dict[str, Any]:
+    content = message.get("content")
+    if not isinstance(content, str) and isinstance(content, Sequence):
+        content = "\n".join(_text_of(part) for part in content)
+    return {**message, "content": content}
+
+
+def _text_of(part: object) -> str:
+    if isinstance(part, str):
+        return part
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if not isinstance(part, Mapping) or kind not in ("text", None) or "text" not in part:
+        raise RequestError(f"a message has a part of type {kind!r}; models take text alone")
+    return str(part["text"])

@@ -1,0 +1,90 @@
+"""Conversations and what becomes of them, with a template whose text is known."""
+
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from pagedserve import RequestError
+from pagedserve.chat import chat_prompt, conversations_of
+
+TEMPLATE = (
+    "{% for message in messages %}{{ message.role }} {{ message.content }} . {% endfor %}"
+    "{% if tools %}{{ tools[0].name }} {% endif %}{% if loud %}loud {% endif %}"
+    "{% if add_generation_prompt %}assistant{% endif %}"
+)
+WORDS = ["user", "assistant", "hello", "there", ".", "search", "loud", "<s>"]
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture
+def tokenizer() -> PreTrainedTokenizerFast:
+    """Words are tokens, and whoever asks for special tokens gets one in front."""
+    words = Tokenizer(models.WordLevel({word: index for index, word in enumerate(WORDS)}))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>", chat_template=TEMPLATE)
+
+
+def words(prompt: Any) -> str:
+    return " ".join(WORDS[token] for token in prompt["prompt_token_ids"])
+
+
+def test_a_conversation_becomes_text_and_its_tokens(tokenizer: PreTrainedTokenizerFast) -> None:
+    prompt = chat_prompt(tokenizer, HELLO)
+    assert prompt.get("prompt") == "user hello . assistant"
+    assert words(prompt) == "user hello . assistant"
+
+
+def test_parts_of_text_are_one_text(tokenizer: PreTrainedTokenizerFast) -> None:
+    parts = [{"type": "text", "text": "hello"}, {"type": "text", "text": "there"}]
+    prompt = chat_prompt(tokenizer, [{"role": "user", "content": parts}])
+    assert prompt.get("prompt") == "user hello\nthere . assistant"
+
+
+def test_what_the_template_takes_is_handed_to_it(tokenizer: PreTrainedTokenizerFast) -> None:
+    prompt = chat_prompt(
+        tokenizer,
+        HELLO,
+        add_generation_prompt=False,
+        tools=[{"name": "search"}],
+        chat_template_kwargs={"loud": True},
+    )
+    assert words(prompt) == "user hello . search loud"
+    other = chat_prompt(tokenizer, HELLO, chat_template="{{ messages[0].content }} there")
+    assert words(other) == "hello there"
+
+
+def test_a_last_message_can_be_continued(tokenizer: PreTrainedTokenizerFast) -> None:
+    messages = [*HELLO, {"role": "assistant", "content": "hello"}]
+    prompt = chat_prompt(
+        tokenizer, messages, add_generation_prompt=False, continue_final_message=True
+    )
+    assert words(prompt) == "user hello . assistant hello"
+    with pytest.raises(RequestError, match="add_generation_prompt and continue_final_message"):
+        chat_prompt(tokenizer, messages, continue_final_message=True)
+
+
+def test_what_is_no_text_is_refused_by_name(tokenizer: PreTrainedTokenizerFast) -> None:
+    image = [{"type": "image_url", "image_url": {"url": "a"}}]
+    with pytest.raises(RequestError, match="a part of type 'image_url'; models take text alone"):
+        chat_prompt(tokenizer, [{"role": "user", "content": image}])
+
+
+def test_a_template_that_raises_is_a_bad_request(tokenizer: PreTrainedTokenizerFast) -> None:
+    with pytest.raises(RequestError, match="the chat template does not take the messages: no role"):
+        chat_prompt(tokenizer, HELLO, chat_template="{{ raise_exception('no role') }}")
+    tokenizer.chat_template = None
+    with pytest.raises(RequestError, match="has no chat template: give chat_template"):
+        chat_prompt(tokenizer, HELLO)
+
+
+def test_one_conversation_or_several() -> None:
+    assert conversations_of(HELLO) == [HELLO]
+    assert conversations_of([HELLO, HELLO]) == [HELLO, HELLO]
+
+
+@pytest.mark.parametrize("messages", [[], "hello", [[]], ["hello"], [HELLO, "a"], [{"a": 1}], 5])
+def test_what_is_no_conversation_is_refused(messages: Any) -> None:
+    with pytest.raises(RequestError, match="it must be a list of messages"):
+        conversations_of(messages)
