@@ -77,7 +77,7 @@ gpu-check: ## the kernels and the engine on an NVIDIA GPU, under 8 minutes
 	$(BIN)/python benches/python/gpu_check.py
 
 compile-kernels: ## every kernel compiled for GPUs that need not be here: registers, memory, spills
-	$(BIN)/python benches/python/compile_kernels.py
+	$(BIN)/python benches/python/compile_kernels.py --head-sizes 64,128,256
 
 tune-gpu: ## remeasure the table of the kernels' configurations on an NVIDIA GPU
 	$(BIN)/python benches/python/tune_kernels.py

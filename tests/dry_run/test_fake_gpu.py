@@ -27,7 +27,8 @@ from pagedserve.runner.graphs import DecodeGraphs
 from pagedserve.runner.model_runner import ModelRunner
 from pagedserve.runner.padded import ladder
 from pagedserve.runner.profile import peak_bytes, run_trial
-from pagedserve.sampling.rows import LogitsEdits, RowSampling
+from pagedserve.sampling.logprobs import prompt_logprobs
+from pagedserve.sampling.rows import LogitsEdits, PromptTargets, RowSampling
 from pagedserve.sampling.sampler import Sampler
 from tests.support.fake_cuda import GPU, FakeGpu
 from tests.support.fake_kernels import checked_kernels
@@ -338,6 +339,9 @@ def test_more_positions_are_brought_there(gpu: FakeGpu, launches: list[str]) -> 
     outputs, logits, samples = engine.launch(GREEDY, more=torch.tensor([0, 1], dtype=torch.int32))
     assert logits.shape == (outputs.num_samples + 2, VOCAB_SIZE)
     assert gpu.waits == []
+    targets = PromptTargets(np.array([0, 1], np.int32), np.array([5, 6], np.int64), num_top=3)
+    found = prompt_logprobs(targets, logits[outputs.num_samples :])
+    assert (found.logprobs.shape, found.top_token_ids.shape) == ((2,), (2, 3))
     engine.finish(outputs, samples)
 
 

@@ -152,6 +152,24 @@ def test_a_step_that_failed_leaves_buffers_that_can_be_written(
     ]
 
 
+def test_a_step_behind_another_may_fail(cuda: RecordingCuda, buffers: WatchedBuffers) -> None:
+    forward = ZeroForward()
+    runner = ModelRunner(forward, buffers, BLOCK_SIZE)  # type: ignore[arg-type]
+    row = RowSampling(temperature=0.0)
+    buffers.writable()
+    samples = Sampler(cuda).launch(runner.execute(Sizes(2)), [row] * 2)
+    arrived = cuda.pinned_tensors[-1]
+    forward.fails = True
+    buffers.writable()
+    with pytest.raises(RuntimeError, match="the model failed"):
+        runner.execute(Sizes(2), previous_tokens=samples.tokens())
+    with pytest.raises(RaceError, match="does not wait for 'upload'"):
+        buffers.host_writes("what failed is still on its way")
+    assert samples.results().tokens.shape == (2,)
+    cuda.host_access("the host reads the tokens", reads=[arrived])
+    buffers.writable()
+
+
 def test_graphs_share_a_pool_and_the_largest_is_first(
     cuda: RecordingCuda, buffers: WatchedBuffers
 ) -> None:
