@@ -13,12 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from torch import Tensor
 
 from pagedserve import _core
-from pagedserve.attention.interface import register
-from pagedserve.cache.engine import CacheEngine, LayerShape
+from pagedserve.cache.engine import CacheEngine
 from pagedserve.executor.available import StepLimits
 from pagedserve.models.loader import LoadedModel
 from pagedserve.runner.buffers import StepBuffers
@@ -32,24 +30,13 @@ from pagedserve.sampling.rows import LogitsEdits, PromptTargets, RowSampling
 from pagedserve.sampling.sampler import Sampler
 from tests.support.fake_cuda import GPU, FakeGpu
 from tests.support.fake_kernels import checked_kernels
+from tests.support.fake_model import MAX_LEN, VOCAB_SIZE, loaded_model
 from tests.support.recording_cuda import RecordingCuda
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-VOCAB_SIZE = 97
 MAX_ROWS = 40
-MAX_LEN = 64
 BLOCK_SIZE = 16
-SIZES: dict[str, Any] = {
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 128,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "max_position_embeddings": MAX_LEN,
-}
 GREEDY = RowSampling(temperature=0.0)
 
 
@@ -63,42 +50,6 @@ def gpu() -> Iterator[FakeGpu]:
 def launches() -> Iterator[list[str]]:
     with checked_kernels(GPU) as launches:
         yield launches
-
-
-def loaded_model(family: str, *, is_fused: bool) -> LoadedModel:
-    """A model of the device as the loader leaves it, without what the loader compares."""
-    from pagedserve.models.fused.gpu.layers import GpuDecoderLayer, can_fuse
-    from pagedserve.models.fused.gpu.norms import GpuRMSNorm
-
-    register()
-    kinds: dict[str, tuple[type[Any], type[Any]]] = {
-        "llama": (LlamaConfig, LlamaForCausalLM),
-        "qwen3": (Qwen3Config, Qwen3ForCausalLM),
-    }
-    config, kind = kinds[family]
-    hf_config = config(**SIZES)
-    hf_config._attn_implementation = "pagedserve"
-    with torch.device(GPU):
-        model = kind._from_config(hf_config, dtype=torch.bfloat16)
-    if is_fused:
-        layers = model.model.layers
-        assert all(can_fuse(layer) for layer in layers)
-        model.model.layers = nn.ModuleList(GpuDecoderLayer(layer) for layer in layers)
-        model.model.norm = GpuRMSNorm(model.model.norm)
-    shape = LayerShape(num_kv_heads=2, key_size=32, value_size=32)
-    return LoadedModel(
-        model=model.eval(),
-        layers=(shape,) * 2,
-        vocab_size=VOCAB_SIZE,
-        max_model_len=MAX_LEN,
-        eos_token_ids=(2,),
-        generation_config={},
-        dtype=torch.bfloat16,
-        device=GPU,
-        attention_backend="triton",
-        weight_bytes=1,
-        replaced_modules="none",
-    )
 
 
 class Engine:

@@ -16,12 +16,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pagedserve.cache.engine import CacheEngine, LayerShape
-from pagedserve.runner.buffers import StepBuffers, StepInputs, StepSizes
+from pagedserve.runner.buffers import StepInputs
 from pagedserve.runner.graphs import DecodeGraphs
 from pagedserve.runner.model_runner import ModelRunner
 from pagedserve.sampling.rows import RowSampling
 from pagedserve.sampling.sampler import Sampler
-from tests.support.recording_cuda import RaceError, RecordedStream, RecordingCuda
+from tests.support.recording_cuda import (
+    RaceError,
+    RecordedStream,
+    RecordingCuda,
+    WatchedBuffers,
+)
 
 pytest.importorskip("triton", reason="triton is not installed")
 
@@ -51,24 +56,6 @@ class Sizes:
     @property
     def num_samples(self) -> int:
         return self.num_rows
-
-
-class WatchedBuffers(StepBuffers):
-    """Buffers whose writes by the host are noted."""
-
-    def writable(self) -> Any:
-        core = super().writable()
-        self.host_writes("the core fills the buffers")
-        return core
-
-    def pad(self, sizes: StepSizes, num_rows: int) -> None:
-        self.host_writes("the host pads the buffers")
-        super().pad(sizes, num_rows)
-
-    def host_writes(self, what: str) -> None:
-        cuda = self._cuda
-        assert isinstance(cuda, RecordingCuda)
-        cuda.host_access(what, writes=[self._host])
 
 
 class ZeroForward:

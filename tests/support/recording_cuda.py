@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from pagedserve.device import Cuda, DeviceMemory
+from pagedserve.runner.buffers import StepBuffers, StepSizes
 
 HOST = -1
 Clock = dict[int, int]
@@ -227,3 +228,21 @@ class RecordingCuda(Cuda):
         from torch._subclasses.fake_tensor import unset_fake_temporarily
 
         return unset_fake_temporarily()
+
+
+class WatchedBuffers(StepBuffers):
+    """Buffers whose writes by the host are noted."""
+
+    def writable(self) -> Any:
+        core = super().writable()
+        self.host_writes("the core fills the buffers")
+        return core
+
+    def pad(self, sizes: StepSizes, num_rows: int) -> None:
+        self.host_writes("the host pads the buffers")
+        super().pad(sizes, num_rows)
+
+    def host_writes(self, what: str) -> None:
+        cuda = self._cuda
+        assert isinstance(cuda, RecordingCuda)
+        cuda.host_access(what, writes=[self._host])
