@@ -9,6 +9,7 @@ import pytest
 
 if TYPE_CHECKING:
     import torch
+    from transformers import PreTrainedTokenizerBase
 
     from pagedserve import LLM
 
@@ -93,3 +94,11 @@ def licence(smollm2: "LLM") -> list[int]:
     """The tokens of a text that does not change; prompts are windows of it."""
     text = (Path(__file__).parents[1] / "LICENSE").read_text(encoding="utf-8")
     return list(smollm2.get_tokenizer()(text, verbose=False).input_ids)
+
+
+@pytest.fixture(scope="session")
+def real_tokenizer(model_package: None) -> "PreTrainedTokenizerBase":
+    """SmolLM2's, without its weights."""
+    from pagedserve.models.tokenizer import load_tokenizer
+
+    return load_tokenizer("smollm2")

@@ -24,7 +24,7 @@ PROMPTS = ["The capital of France is", "One, two, three, four,", "Water freezes 
 
 def check_idle(llm: LLM) -> None:
     engine = llm.llm_engine
-    assert engine.num_unfinished_requests == 0
+    assert engine.get_num_unfinished_requests() == 0
     assert engine.scheduler.num_free_gpu_blocks == engine.memory.num_gpu_blocks
     engine.scheduler.check()
 

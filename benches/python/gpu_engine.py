@@ -33,6 +33,7 @@ from transformers import AutoConfig, GenerationConfig
 from pagedserve import LLM, LLMEngine, SamplingParams
 from pagedserve.inputs import TokensPrompt
 from pagedserve.models.dummy import dummy_model
+from pagedserve.sampling_params import RequestOutputKind
 
 TINY: dict[str, Any] = {
     "model_type": "llama",
@@ -186,12 +187,17 @@ def copy_bandwidth() -> float:
 
 def start_decoding(engine: LLMEngine, batch: int) -> None:
     """Take up so many requests and step until all of them decode, CONTEXT tokens behind each."""
-    params = SamplingParams(temperature=0, max_tokens=4 * NUM_STEPS, ignore_eos=True)
+    params = SamplingParams(
+        temperature=0,
+        max_tokens=4 * NUM_STEPS,
+        ignore_eos=True,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
     random = np.random.default_rng(batch)
     for number in range(batch):
         prompt = random.integers(0, 100_000, CONTEXT - NUM_STEPS).tolist()
         request = TokensPrompt(prompt_token_ids=prompt)
-        engine.add_request(f"{batch}-{number}", request, params, final_only=True)
+        engine.add_request(f"{batch}-{number}", request, params)
     while engine.scheduler.num_waiting:
         engine.step()
     for _ in range(4):

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from pagedserve import LLM
 from pagedserve._core import Scheduler
 from pagedserve.attention.interface import StepAttention
+from pagedserve.executor.local import LocalExecutor
 from pagedserve.models.fused.cpu.layers import CpuDecoderLayer
 from pagedserve.models.fused.cpu.linears import PackedLinear
 from pagedserve.models.fused.cpu.mlps import PackedGatedMLP
@@ -82,7 +83,12 @@ class TimedScheduler:
 
 def model_of(llm: LLM) -> nn.Module:
     """The model that an engine runs."""
-    return cast(nn.Module, llm.llm_engine._executor.loaded.model)  # noqa: SLF001  # from outside
+    return cast(nn.Module, executor_of(llm).loaded.model)
+
+
+def executor_of(llm: LLM) -> LocalExecutor:
+    """The executor that runs it, in this process."""
+    return cast(LocalExecutor, llm.llm_engine.model_executor)
 
 
 def head_of(model: nn.Module) -> nn.Module:
@@ -166,7 +172,7 @@ def least_seconds(llm: LLM, requests: Sequence[Request], rates: Rates) -> dict[s
     num_sampled = sum(out for _, out in lengths)
     # A prompt reads itself once, and each later token all that are before it and itself.
     num_read = sum(prompt * out + out * (out - 1) // 2 for prompt, out in lengths)
-    token_bytes = llm.llm_engine._executor.kv_bytes_per_block(1)  # noqa: SLF001
+    token_bytes = executor_of(llm).kv_bytes_per_block(1)
     return {
         "attention": num_read * token_bytes / (rates.read_gb_per_s * 1e9),
         "linear layers": 2 * (weights - num_weights(head)) * num_tokens / (rates.gflops * 1e9),

@@ -12,12 +12,13 @@ from transformers import PreTrainedTokenizerBase
 import pagedserve.checks as checks
 from pagedserve.chat import Conversation, chat_prompt, conversations_of
 from pagedserve.config import EngineArgs
-from pagedserve.engine.admission import CheckedRequest
 from pagedserve.engine.defaults import default_sampling_params
 from pagedserve.engine.llm_engine import LLMEngine
+from pagedserve.engine.request import Request
+from pagedserve.engine.stats import StatsLine
 from pagedserve.inputs import Prompt, match_params, parse_prompts
 from pagedserve.outputs import BeamSearchOutput, RequestOutput
-from pagedserve.sampling_params import BeamSearchParams, SamplingParams
+from pagedserve.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from pagedserve.vllm_names import ABSENT_METHODS, refuse_arguments
 
 # Whether a progress bar is shown, or what makes one.
@@ -50,7 +51,7 @@ class LLM:
         self._default_params: SamplingParams | None = None
         self.llm_engine = LLMEngine(self._args)
         self._num_calls = 0
-        for line in (self.llm_engine.memory.describe(), self.llm_engine.describe_backends()):
+        for line in (self.llm_engine.memory.describe(), self.llm_engine.model_info.backends):
             print(line, file=sys.stderr)  # noqa: T201  # for the user
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
@@ -110,17 +111,22 @@ class LLM:
             sampling_params = self.get_default_sampling_params()
         params = match_params(sampling_params, len(parsed))
         engine = self.llm_engine
-        single = len(parsed) == 1
-        checked = [
-            engine.check_request(one, own, name="the prompt" if single else f"prompt {index}")
-            for index, (one, own) in enumerate(zip(parsed, params, strict=True))
-        ]
-        request_ids = [f"generate-{self._num_calls}-{index}" for index in range(len(checked))]
+        call, single = self._num_calls, len(parsed) == 1
         self._num_calls += 1
+        requests = [
+            engine.make_request(
+                f"generate-{call}-{index}",
+                prompt,
+                own,
+                output_kind=RequestOutputKind.FINAL_ONLY,
+                name="the prompt" if single else f"prompt {index}",
+            )
+            for index, (prompt, own) in enumerate(zip(parsed, params, strict=True))
+        ]
         try:
-            return self._run(dict(zip(request_ids, checked, strict=True)), use_tqdm=use_tqdm)
+            return self._run(requests, use_tqdm=use_tqdm)
         except BaseException:
-            engine.abort_request(request_ids)
+            engine.abort_request([request.request_id for request in requests])
             raise
 
     def chat(  # noqa: PLR0917  # in vLLM's order
@@ -212,21 +218,25 @@ class LLM:
         said = f"{type(self).__name__!r} object has no attribute {name!r}"
         raise AttributeError(said if reason is None else f"{said}: {reason}")
 
-    def _run(
-        self, requests: dict[str, CheckedRequest], *, use_tqdm: UseTqdm
-    ) -> list[RequestOutput]:
-        for request_id, checked in requests.items():
-            self.llm_engine.add_request(request_id, checked, final_only=True)
-        finished: dict[str, RequestOutput] = {}
+    def _run(self, requests: list[Request], *, use_tqdm: UseTqdm) -> list[RequestOutput]:
+        for request in requests:
+            self.llm_engine.add(request)
+        finished: dict[str, RequestOutput | None] = dict.fromkeys(
+            request.request_id for request in requests
+        )
+        num_left, line = len(requests), StatsLine()
         with _progress(len(requests), use_tqdm=use_tqdm) as progress:
-            while len(finished) < len(requests):
-                outputs = [one for one in self.llm_engine.step() if one.request_id in requests]
+            while num_left:
+                outputs = [
+                    output for output in self.llm_engine.step() if output.request_id in finished
+                ]
+                finished |= {output.request_id: output for output in outputs}
+                num_left -= len(outputs)
                 if outputs:
-                    finished |= {one.request_id: one for one in outputs}
                     progress.update(len(outputs))
-                if use_tqdm and self.llm_engine.seconds_since_stats > _STATS_INTERVAL:
-                    progress.set_postfix_str(self.llm_engine.stats_line())
-        return [finished[request_id] for request_id in requests]
+                if use_tqdm and line.age() > _STATS_INTERVAL:
+                    progress.set_postfix_str(self.llm_engine.stats_line(line))
+        return [output for output in finished.values() if output is not None]
 
 
 def _progress(num_requests: int, *, use_tqdm: UseTqdm) -> Any:  # tqdm has no types

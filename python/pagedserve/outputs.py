@@ -70,7 +70,7 @@ class RequestMetrics:
 
     Their differences are those of a clock that nobody sets.
 
-    Arequest that is computed again after a preemption keeps its first times.
+    A request that is computed again after a preemption keeps its first times.
 
     Attributes:
         arrival_time: When it was added.

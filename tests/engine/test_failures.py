@@ -1,21 +1,26 @@
 """Whatever breaks in the middle of a step, requests and scheduler stay together."""
 
-import linecache
-import re
-import sys
-from collections.abc import Callable
+import importlib
+import operator
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from types import FrameType
 from typing import Any
 
 import pytest
 
 from pagedserve import LLMEngine, RequestOutput, SamplingParams, StepError
-from pagedserve.executor.worker import LaunchedStep
+from pagedserve.executor.local import LaunchedRun
 from pagedserve.inputs import TokensPrompt
+from pagedserve.sampling_params import RequestOutputKind
+from tests.support.formula import FormulaModel
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
-STATEFUL = re.compile(r"/pagedserve/(engine|output)/")
 SEVERAL = SamplingParams(n=2, max_tokens=6, ignore_eos=True, seed=3, logprobs=2, stop="zz")
 BEAMS = SamplingParams(
     n=2, best_of=3, use_beam_search=True, temperature=0, max_tokens=6, prompt_logprobs=1
@@ -23,6 +28,7 @@ BEAMS = SamplingParams(
 RANDOM = SamplingParams(max_tokens=9, ignore_eos=True, seed=3, stop="zz")
 # What the formula says in the middle of the answers below.
 ENDING = SamplingParams(temperature=0, max_tokens=7, stop_token_ids=[65, 219], ignore_eos=True)
+KINDS = [RequestOutputKind.FINAL_ONLY, RequestOutputKind.CUMULATIVE]
 NAMES = [str(number) for number in range(4)]
 
 
@@ -33,19 +39,20 @@ class Way:
     params: tuple[SamplingParams, ...]
     options: dict[str, Any]
 
-    def engine(self, formula: Any) -> LLMEngine:
+    def engine(self, formula: FormulaModel) -> LLMEngine:
         engine: LLMEngine = formula.engine(**self.options)
         for number, name in enumerate(NAMES):
             prompt: TokensPrompt = {"prompt_token_ids": list(range(number + 1))}
             params = self.params[number % len(self.params)]
-            engine.add_request(name, prompt, params, final_only=number < 1)
+            kind = KINDS[number % len(KINDS)]
+            engine.add_request(name, prompt, replace(params, output_kind=kind))
         return engine
 
 
 WAYS = {
-    "one by one": Way((GREEDY, SEVERAL, BEAMS), {}),
-    "ahead": Way((GREEDY, RANDOM, ENDING), {"async_scheduling": True}),
-    "ahead with little memory": Way(
+    "sync": Way((GREEDY, SEVERAL, BEAMS), {}),
+    "async": Way((GREEDY, RANDOM, ENDING), {"async_scheduling": True}),
+    "async with little memory": Way(
         (GREEDY, RANDOM, ENDING), {"async_scheduling": True, "num_gpu_blocks": 6}
     ),
 }
@@ -66,9 +73,15 @@ def answers(outputs: dict[str, RequestOutput]) -> dict[str, tuple[object, object
 
 
 @pytest.fixture
-def undisturbed(formula: Any, way: Way) -> dict[str, tuple[object, object]]:
+def undisturbed(formula: FormulaModel, way: Way) -> dict[str, tuple[object, object]]:
     plain = replace(way, options={})
     return answers(formula.finish(plain.engine(formula)))
+
+
+def run(engine: LLMEngine, outputs: dict[str, RequestOutput]) -> None:
+    """Step until something raises."""
+    while True:
+        outputs |= last_outputs(engine)
 
 
 class FailOnce:
@@ -86,7 +99,7 @@ class FailOnce:
 @pytest.mark.parametrize("error", [RuntimeError("out of order"), KeyboardInterrupt()])
 @pytest.mark.parametrize("step", [0, 2, 5])
 def test_a_step_that_failed_is_done_again(
-    formula: Any,
+    formula: FormulaModel,
     way: Way,
     undisturbed: dict[str, tuple[object, object]],
     error: BaseException,
@@ -95,13 +108,8 @@ def test_a_step_that_failed_is_done_again(
     engine = way.engine(formula)
     formula.executor(engine).before_sampling = FailOnce(step, error)
     outputs: dict[str, RequestOutput] = {}
-
-    def run() -> None:
-        while True:
-            outputs.update(last_outputs(engine))
-
     with pytest.raises(type(error)):
-        run()
+        run(engine, outputs)
     engine.scheduler.check()
     outputs |= formula.finish(engine)
     assert answers(outputs) == undisturbed
@@ -109,7 +117,7 @@ def test_a_step_that_failed_is_done_again(
 
 
 def test_a_model_that_breaks_the_step_protocol_leaves_the_engine_usable(
-    formula: Any,
+    formula: FormulaModel,
     way: Way,
     undisturbed: dict[str, tuple[object, object]],
     monkeypatch: pytest.MonkeyPatch,
@@ -119,8 +127,8 @@ def test_a_model_that_breaks_the_step_protocol_leaves_the_engine_usable(
     with monkeypatch.context() as patch:
         launch = executor.launch
 
-        def broken(*given: Any) -> LaunchedStep:
-            launched: LaunchedStep = launch(*given)
+        def broken(*given: Any) -> LaunchedRun:
+            launched: LaunchedRun = launch(*given)
             results = launched.results()
             sampled = replace(results.sampled, tokens=results.sampled.tokens - 1000)
             patch.setattr(launched, "results", lambda: results._replace(sampled=sampled))
@@ -133,7 +141,7 @@ def test_a_model_that_breaks_the_step_protocol_leaves_the_engine_usable(
     assert answers(formula.finish(engine)) == undisturbed
 
 
-def test_requests_aborted_after_a_failure_leave_nothing(formula: Any, way: Way) -> None:
+def test_requests_aborted_after_a_failure_leave_nothing(formula: FormulaModel, way: Way) -> None:
     engine = way.engine(formula)
     formula.executor(engine).before_sampling = FailOnce(2, RuntimeError("no"))
     with pytest.raises(RuntimeError, match="no"):
@@ -142,75 +150,125 @@ def test_requests_aborted_after_a_failure_leave_nothing(formula: Any, way: Way) 
     formula.check_idle(engine)
 
 
-def interrupt_at(num_lines: int, call: Callable[[], object]) -> bool:
-    """Call with an interrupt at the n-th line that engine and output processing run.
+NUM_INTERRUPTS = 250
 
-    What they call is left out: it gives results or none.  So is the line that gives the outputs
-    of a step away: Python looks for signals after calls, and there is none between forgetting
-    them and returning.
 
-    Returns:
-        Whether the call ran that many lines.
-    """
-    left = num_lines
+@contextmanager
+def interrupted_at_random(armed: threading.Event, seed: int) -> Iterator[None]:
+    """Send this process a SIGINT some time after each moment at which ``armed`` is set."""
+    moments = random.Random(seed)
+    is_over = threading.Event()
 
-    def trace(frame: FrameType, event: str, _: object) -> Any:
-        nonlocal left
-        if not STATEFUL.search(frame.f_code.co_filename):
-            return None
-        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
-        if event == "line" and line.strip() != "return outputs":
-            left -= 1
-            if left == 0:
-                sys.settrace(None)
-                raise KeyboardInterrupt
-        return trace
+    def send() -> None:
+        while armed.wait() and not is_over.is_set():
+            armed.clear()
+            time.sleep(moments.random() * 0.004)
+            os.kill(os.getpid(), signal.SIGINT)
 
-    previous = sys.gettrace()
-    sys.settrace(trace)
+    sender = threading.Thread(target=send)
+    sender.start()
     try:
-        call()
-    except KeyboardInterrupt:
-        return True
+        yield
     finally:
-        sys.settrace(previous)
-    return False
+        is_over.set()
+        armed.set()
+        sender.join()
 
 
-@pytest.mark.parametrize("step", [0, 1, 5])
-def test_an_interrupt_at_any_line_of_a_step_loses_nothing(
-    formula: Any, way: Way, undisturbed: dict[str, tuple[object, object]], step: int
+def work(engine: LLMEngine, way: Way, outputs: list[list[RequestOutput]], last: int) -> None:
+    """Keep five requests going, the newest called ``last``, and take down what comes."""
+    number = last
+    while True:
+        if engine.get_num_unfinished_requests() < 5:
+            number += 1
+            prompt: TokensPrompt = {"prompt_token_ids": [number % 250, number // 250]}
+            kind = list(RequestOutputKind)[number % 3]
+            params = replace(way.params[number % len(way.params)], output_kind=kind)
+            engine.add_request(str(number), prompt, params)
+        # No interrupt can come between the end of step and the list: both are C.
+        outputs.extend(map(operator.call, (engine.step,)))
+
+
+def check_whole_state(engine: LLMEngine) -> None:
+    """The engine and the scheduler know the same requests, and the core's invariants hold."""
+    scheduler = engine.scheduler
+    scheduler.check()
+    groups = {request.group for request in engine._requests}
+    known = {*scheduler.waiting, *scheduler.running, *scheduler.swapped}
+    # A request that has ended keeps its group until a step that was launched ahead is done.
+    assert groups == known or (groups < known and engine._loop._steps)
+    for request in engine._requests:
+        alive = [one.handle for one in request.sequences if one.finish is None]
+        assert sorted(alive) == sorted(scheduler.seqs_of(request.group).tolist())
+
+
+def joined(outputs: list[RequestOutput]) -> list[tuple[str, list[int], object, object]]:
+    """What the outputs of one request say together, whatever their kind."""
+    texts: dict[int, str] = {}
+    tokens: dict[int, list[int]] = {}
+    ends: dict[int, tuple[object, object]] = {}
+    is_delta = int(outputs[0].request_id) % 3 == RequestOutputKind.DELTA.value
+    for output in outputs:
+        for one in output.outputs:
+            before = (texts.get(one.index, ""), tokens.get(one.index, []))
+            texts[one.index] = before[0] + one.text if is_delta else one.text
+            tokens[one.index] = before[1] + one.token_ids if is_delta else one.token_ids
+            ends[one.index] = (one.finish_reason, one.stop_reason)
+    return [(texts[index], tokens[index], *ends[index]) for index in sorted(texts)]
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_interrupts_at_random_moments_lose_nothing(formula: FormulaModel, name: str) -> None:
+    way = WAYS[name]
+    # An import that is interrupted leaves its file open, which is no concern of ours: so what a
+    # step may import is there before.
+    importlib.import_module("numpy.ma")
+    formula.finish(way.engine(formula))
+    engine = formula.engine(**way.options)
+    outputs: list[list[RequestOutput]] = []
+    armed = threading.Event()
+    num_interrupts = 0
+    last = -1
+    with interrupted_at_random(armed, seed=len(name)):
+        while num_interrupts < NUM_INTERRUPTS:
+            try:
+                armed.set()
+                work(engine, way, outputs, last)
+            except KeyboardInterrupt:
+                num_interrupts += 1
+            check_whole_state(engine)
+            seen = [int(one.request_id) for step in outputs for one in step]
+            last = max([*seen, *(int(one.request_id) for one in engine._requests)], default=-1)
+    while engine.has_unfinished_requests():
+        outputs.append(engine.step())
+    formula.check_idle(engine)
+    by_request: dict[str, list[RequestOutput]] = {}
+    for output in (output for step in outputs for output in step):
+        by_request.setdefault(output.request_id, []).append(output)
+    assert sorted(map(int, by_request)) == list(range(last + 1))
+    undisturbed = formula.engine()
+    for number, given in sorted((int(one), both) for one, both in by_request.items()):
+        params = replace(way.params[number % len(way.params)])
+        prompt: TokensPrompt = {"prompt_token_ids": [number % 250, number // 250]}
+        undisturbed.add_request(str(number), prompt, params)
+        expected = formula.finish(undisturbed)[str(number)]
+        both = [
+            (one.text, one.token_ids, one.finish_reason, one.stop_reason)
+            for one in expected.outputs
+        ]
+        assert joined(given) == both, f"request {number}"
+
+
+def test_an_interrupt_that_keeps_another_from_rolling_back_loses_nothing(
+    formula: FormulaModel, undisturbed: dict[str, tuple[object, object]], way: Way
 ) -> None:
-    num_lines = 1
-    while True:
-        engine = way.engine(formula)
-        outputs: dict[str, RequestOutput] = {}
-        for _ in range(step):
-            outputs |= last_outputs(engine)
-        interrupted = interrupt_at(num_lines, engine.step)
-        if not interrupted:
-            break
-        engine.scheduler.check()
-        outputs |= formula.finish(engine)
-        assert answers(outputs) == undisturbed, f"interrupted at line {num_lines}"
-        formula.check_idle(engine)
-        num_lines += 1
-    assert num_lines > 50
-
-
-def test_an_interrupt_at_any_line_of_add_request_adds_all_or_nothing(formula: Any) -> None:
-    num_lines = 1
-    while True:
-        engine = formula.engine()
-
-        def add(engine: LLMEngine = engine) -> None:
-            engine.add_request("a", {"prompt_token_ids": [1, 2]}, GREEDY)
-
-        interrupted = interrupt_at(num_lines, add)
-        if not interrupted:
-            break
-        assert engine.scheduler.num_waiting == engine.num_unfinished_requests
-        engine.abort_request("a")
-        formula.check_idle(engine)
-        num_lines += 1
-    assert num_lines > 20
+    engine = way.engine(formula)
+    formula.executor(engine).before_sampling = FailOnce(2, KeyboardInterrupt())
+    outputs: dict[str, RequestOutput] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine._loop, "_roll_back", FailOnce(0, KeyboardInterrupt()))
+        with pytest.raises(KeyboardInterrupt):
+            run(engine, outputs)
+    outputs |= formula.finish(engine)
+    assert answers(outputs) == undisturbed
+    formula.check_idle(engine)

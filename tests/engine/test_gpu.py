@@ -61,7 +61,7 @@ def test_fused_layers_give_the_tokens_of_the_torch_backend(tmp_path: Path, model
     options: dict[str, Any] = {"model_type": model_type, "num_gpu_blocks": 64}
     plain = load(tmp_path, attention_backend="torch", enforce_eager=True, **options)
     fused = load(tmp_path, attention_backend="triton", **options)
-    assert "decoder layers 2" in fused.llm_engine.describe_backends()
+    assert "decoder layers 2" in fused.llm_engine.model_info.backends
     assert tokens(fused, temperature=0) == tokens(plain, temperature=0)
 
 
@@ -71,8 +71,8 @@ def test_steps_that_go_ahead_give_the_tokens_of_those_that_wait(tmp_path: Path) 
         ahead = load(tmp_path, **{"num_gpu_blocks": 64, **options})
         for params in ({"temperature": 0}, {"temperature": 1.0, "seed": 3, "top_p": 0.9}):
             assert tokens(ahead, **params) == tokens(waits, **params)
-        assert ahead.llm_engine.stats.num_steps_ahead > 10
-        assert waits.llm_engine.stats.num_steps_ahead == 0
+        assert ahead.llm_engine.stats.num_async_steps > 10
+        assert waits.llm_engine.stats.num_async_steps == 0
 
 
 def test_the_profile_run_leaves_the_share_that_was_asked_for(tmp_path: Path) -> None:

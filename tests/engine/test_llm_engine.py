@@ -1,10 +1,12 @@
 import logging
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from pagedserve import LLMEngine, RequestError, RequestOutput, SamplingParams
 from pagedserve.errors import ConfigError, InvariantError
+from pagedserve.sampling_params import RequestOutputKind
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 
@@ -38,7 +40,8 @@ def test_text_prompts_are_tokenised_and_kept(formula: Any) -> None:
 def test_a_followed_request_has_an_output_each_step_and_one_last(formula: Any) -> None:
     engine = formula.engine()
     engine.add_request("followed", ids(1, 2), GREEDY)
-    engine.add_request("final", ids(1, 2), GREEDY, final_only=True)
+    final = replace(GREEDY, output_kind=RequestOutputKind.FINAL_ONLY)
+    engine.add_request("final", ids(1, 2), final)
     seen: dict[str, list[RequestOutput]] = {"followed": [], "final": []}
     while engine.has_unfinished_requests():
         for output in engine.step():

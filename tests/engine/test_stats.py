@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from pagedserve import SamplingParams
+from pagedserve.engine.stats import StatsLine
 from pagedserve.inputs import TokensPrompt
 
 
@@ -47,8 +48,9 @@ def test_the_line_of_statistics_has_the_figures(formula: Any) -> None:
     engine = formula.engine(max_num_seqs=2, enable_prefix_caching=True)
     for number in range(3):
         engine.add_request(str(number), prompt(8), greedy(8))
+    rates = StatsLine()
     engine.step()
-    line = engine.stats_line()
+    line = engine.stats_line(rates)
     assert "running 2, waiting 1, swapped 0" in line
     used = 1 - engine.scheduler.num_free_gpu_blocks / 64
     assert f"KV cache {used:.1%}" in line
@@ -57,6 +59,6 @@ def test_the_line_of_statistics_has_the_figures(formula: Any) -> None:
     assert found is not None
     assert all(float(rate) > 0 for rate in found.groups())
     formula.finish(engine)
-    engine.stats_line()
-    assert "running 0, waiting 0, swapped 0" in engine.stats_line()
-    assert "prompt 0.0, generation 0.0 tokens/s" in engine.stats_line()
+    engine.stats_line(rates)
+    assert "running 0, waiting 0, swapped 0" in engine.stats_line(rates)
+    assert "prompt 0.0, generation 0.0 tokens/s" in engine.stats_line(rates)

@@ -25,11 +25,10 @@ llm = LLM(
     directory, load_format="dummy", device="cpu", cpu_kernels=kernels, dtype="float32",
     attention_backend=backend, num_gpu_blocks=16, max_num_seqs=4,
 )
-executor = llm.llm_engine._executor
+executor = llm.llm_engine.model_executor
 if is_padded:
-    worker = executor._worker
-    forward = Forward(worker.loaded, worker._cache)
-    worker._runner._padded = PaddedDecode(forward, executor.buffers, sizes=(4,), block_size=16)
+    forward = Forward(executor.loaded, executor._cache)
+    executor._runner._padded = PaddedDecode(forward, executor.buffers, sizes=(4,), block_size=16)
 params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
 given = [{"prompt_token_ids": prompt} for prompt in prompts]
 outputs = llm.generate(given, params, use_tqdm=False)

@@ -42,7 +42,7 @@ def test_tokens_are_those_of_transformers(gemma: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("PAGEDSERVE_CACHE", str(gemma.parent))
     params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
     llm = LLM(model=str(gemma), dtype="float32", max_model_len=1024, num_gpu_blocks=256)
-    assert "decoder layers 18" in llm.llm_engine.describe_backends()
+    assert "decoder layers 18" in llm.llm_engine.model_info.backends
     found = [list(output.outputs[0].token_ids) for output in llm.generate(PROMPTS, params)]
     del llm
     directory = converted_directory(gemma)

@@ -2,10 +2,7 @@
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
-
-from pagedserve.models.convert import converted_directory
-from pagedserve.models.registry import resolve_model
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
@@ -70,12 +67,3 @@ TOYS = [byte_level, byte_level_in_a_sequence, byte_fallback, word_pieces]
 @pytest.fixture(scope="session", params=TOYS)
 def toy_tokenizer(request: pytest.FixtureRequest) -> PreTrainedTokenizerBase:
     return PreTrainedTokenizerFast(tokenizer_object=request.param())
-
-
-@pytest.fixture(scope="session")
-def real_tokenizer(model_package: None) -> PreTrainedTokenizerBase:
-    """SmolLM2's, without its weights."""
-    source = resolve_model("smollm2")
-    tokenizer = AutoTokenizer.from_pretrained(converted_directory(source.path))
-    assert isinstance(tokenizer, PreTrainedTokenizerBase)
-    return tokenizer

@@ -9,16 +9,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 
-from pagedserve.output.beam import Beam
+from pagedserve.engine.output_processor import make_output
+from pagedserve.engine.request import Request
+from pagedserve.engine.step_update import process_step
 from pagedserve.output.detokenizer import Detokenizer
-from pagedserve.output.judge import Living, RequestStep, judge
-from pagedserve.output.processor import OutputProcessor
-from pagedserve.output.state import OutputState
-from pagedserve.output.stop import StopRule
 from pagedserve.output.stop_strings import StopMatch, StopStrings
 from pagedserve.outputs import CompletionOutput
 from pagedserve.sampling.results import Candidates, SampledRows
-from pagedserve.sampling_params import SamplingParams
+from pagedserve.sampling_params import RequestOutputKind
+from tests.support.serving import end, feed, make_request, record
 
 # The fixtures are read-only, so one serves all examples.
 PROPERTY = settings(
@@ -41,11 +40,11 @@ TEXT = st.one_of(
 
 def first_match(stops: StopStrings, text: str, num_old: int = 0) -> StopMatch | None:
     """What text that comes character by character says."""
-    for end in range(num_old + 1, len(text) + 1):
-        ending = [string for string in stops.strings if text[:end].endswith(string)]
+    for count in range(num_old + 1, len(text) + 1):
+        ending = [string for string in stops.strings if text[:count].endswith(string)]
         if ending:
             longest = max(ending, key=len)
-            return StopMatch(longest, end - len(longest), end)
+            return StopMatch(longest, count - len(longest), count)
     return None
 
 
@@ -55,7 +54,6 @@ def ended(stops: StopStrings, text: str) -> str:
     return stops.cut(text, match) if match else text
 
 
-ROW = np.zeros(1, np.int32)
 NO_DRAW = np.zeros(2, np.int64)
 BEAMS: dict[str, Any] = {"use_beam_search": True, "best_of": 2, "temperature": 0}
 
@@ -64,52 +62,40 @@ BEAMS: dict[str, Any] = {"use_beam_search": True, "best_of": 2, "temperature": 0
 class Serving:
     """Feeds a request with tokens that are known beforehand."""
 
-    processor: OutputProcessor
+    tokenizer: PreTrainedTokenizerBase
     token_ids: list[int]
 
-    def open(self, *, follow: bool, **params: Any) -> OutputState:
-        parameters = SamplingParams(max_tokens=len(self.token_ids), ignore_eos=True, **params)
-        return self.processor.open(
-            request_id="a",
-            prompt=None,
-            prompt_token_ids=[1],
-            params=parameters,
-            rule=StopRule.from_params(parameters, eos_token_ids=[], max_new_tokens=1000),
-            arrival_time=0.0,
-            is_followed=follow,
+    def open(self, kind: RequestOutputKind, **params: Any) -> Request:
+        num_tokens = len(self.token_ids)
+        return make_request(
+            self.tokenizer, max_tokens=num_tokens, ignore_eos=True, output_kind=kind, **params
         )
 
-    def sampled(self, *, follow: bool, **params: Any) -> tuple[list[str], CompletionOutput]:
+    def sampled(
+        self, kind: RequestOutputKind, **params: Any
+    ) -> tuple[list[CompletionOutput], CompletionOutput]:
         """What is shown of a sampled sequence, and its end."""
-        state = self.open(follow=follow, **params)
+        request = self.open(kind, **params)
         shown = []
         for token in self.token_ids:
-            drawn = SampledRows(np.array([token], np.int32), np.arange(2), None, None, {})
-            step = self._take(Living(state, state.sequences[0]), drawn)
-            if step.is_done:
+            feed(request, token)
+            if request.is_finished:
                 break
-            if follow:
-                shown.append(self.processor.follow(state).outputs[0].text)
-        return shown, self.processor.conclude(state, None, 1.0).outputs[0]
+            if kind is not RequestOutputKind.FINAL_ONLY:
+                shown += make_output(request).outputs
+        return shown, end(request).outputs[0]
 
     def searched(self, **params: Any) -> CompletionOutput:
         """The end of a beam search that has no choice."""
-        state = self.open(follow=False, **params, **BEAMS)
-        beam = Beam() if state.search is None else state.search.beams[0]
+        request = self.open(RequestOutputKind.FINAL_ONLY, **params, **BEAMS)
         for token in self.token_ids:
             choice = np.array([[token, (token + 1) % 2]], np.int32)
             only = Candidates(choice, np.array([[0.0, -np.inf]], np.float32))
-            none = np.zeros(0, np.int32)
-            step = self._take(Living(state, beam), SampledRows(none, NO_DRAW, None, only, {}))
-            if step.is_done or step.search is None:
+            sampled = SampledRows(np.zeros(0, np.int32), NO_DRAW, None, only, {})
+            record(process_step(request.sequences, sampled))
+            if request.is_finished:
                 break
-            beam = step.search.beams[0]
-        return self.processor.conclude(state, None, 1.0).outputs[0]
-
-    def _take(self, living: Living, sampled: SampledRows) -> RequestStep:
-        (step,) = judge([living], ROW, sampled).requests
-        self.processor.apply([step], [], 1.0)
-        return step
+        return end(request).outputs[0]
 
 
 def check_serving(
@@ -117,7 +103,7 @@ def check_serving(
 ) -> None:
     """With stop strings cut from the text itself, so that they overlap and match, and stop tokens.
 
-    Sampled and followed, sampled alone, and as a beam: all end alike.
+    Sampled with outputs of every kind, and as a beam: all end alike.
     """
     skips = data.draw(st.booleans())
     decode = Detokenizer(tokenizer, skip_special_tokens=skips).decode
@@ -134,16 +120,24 @@ def check_serving(
         "include_stop_str_in_output": stops.include,
         "skip_special_tokens": skips,
     }
-    serving = Serving(OutputProcessor(tokenizer), token_ids)
-    shown, end = serving.sampled(follow=True, **params)
-    for before, after in pairwise([*shown, end.text]):
-        assert after.startswith(before)
-    assert serving.sampled(follow=False, **params) == ([], end)
-    assert replace(serving.searched(**params), cumulative_logprob=None) == end
-    if end.finish_reason == "stop":
-        assert len(end.token_ids) > params["min_tokens"]
+    serving = Serving(tokenizer, token_ids)
+    shown, last = serving.sampled(RequestOutputKind.CUMULATIVE, **params)
+    for before, after in pairwise([*shown, last]):
+        assert after.text.startswith(before.text)
+    assert serving.sampled(RequestOutputKind.FINAL_ONLY, **params) == ([], last)
+    deltas, final = serving.sampled(RequestOutputKind.DELTA, **params)
+    assert [delta.text for delta in deltas] == [
+        after.text[len(before) :]
+        for before, after in zip(["", *(one.text for one in shown)], shown, strict=False)
+    ]
+    assert "".join(delta.text for delta in [*deltas, final]) == last.text
+    assert [token for delta in [*deltas, final] for token in delta.token_ids] == last.token_ids
+    assert (final.finish_reason, final.stop_reason) == (last.finish_reason, last.stop_reason)
+    assert replace(serving.searched(**params), cumulative_logprob=None) == last
+    if last.finish_reason == "stop":
+        assert len(last.token_ids) > params["min_tokens"]
     if params["min_tokens"] == 0:
-        assert (end.text, end.stop_reason) == expected(decode, stops, token_ids, params)
+        assert (last.text, last.stop_reason) == expected(decode, stops, token_ids, params)
 
 
 def expected(
@@ -230,13 +224,16 @@ def test_a_stop_string_within_a_token_cuts_it(
     real_tokenizer: PreTrainedTokenizerBase, include: bool
 ) -> None:
     token_ids = real_tokenizer("The capital of France is Paris").input_ids
-    serving = Serving(OutputProcessor(real_tokenizer), token_ids)
-    stop = ["of Fr", "France"]
-    shown, end = serving.sampled(follow=True, stop=stop, include_stop_str_in_output=include)
+    serving = Serving(real_tokenizer, token_ids)
+    kind = RequestOutputKind.CUMULATIVE
+    shown, last = serving.sampled(
+        kind, stop=["of Fr", "France"], include_stop_str_in_output=include
+    )
+    texts = [completion.text for completion in [*shown, last]]
     if include:
-        assert [*shown, end.text] == ["The", "The capital", "The capital of", "The capital of Fr"]
+        assert texts == ["The", "The capital", "The capital of", "The capital of Fr"]
     else:
-        assert [*shown, end.text] == ["The", "The capital", "The capital ", "The capital "]
+        assert texts == ["The", "The capital", "The capital ", "The capital "]
 
 
 def test_of_matches_that_end_together_the_longest_counts() -> None:

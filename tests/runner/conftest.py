@@ -10,7 +10,8 @@ import torch
 
 from pagedserve import _core
 from pagedserve.config import EngineArgs
-from pagedserve.executor.executor import Executor
+from pagedserve.executor.local import LocalExecutor
+from pagedserve.executor.protocol import CacheShape, StepLimits
 from pagedserve.sampling.rows import RowSampling
 
 BLOCK_SIZE = 4
@@ -19,12 +20,12 @@ Generate = Callable[[list[list[int]], int], list[list[int]]]
 
 
 @pytest.fixture(scope="session")
-def executor(model_package: None) -> Executor:
-    return Executor(EngineArgs(model="smollm2", dtype="float32", max_model_len=MAX_MODEL_LEN))
+def executor(model_package: None) -> LocalExecutor:
+    return LocalExecutor(EngineArgs(model="smollm2", dtype="float32", max_model_len=MAX_MODEL_LEN))
 
 
 @pytest.fixture(scope="session")
-def make_scheduler(executor: Executor) -> Callable[..., _core.Scheduler]:
+def make_scheduler(executor: LocalExecutor) -> Callable[..., _core.Scheduler]:
     """A scheduler over so many blocks, the executor's pools made to fit and poisoned."""
 
     def make(
@@ -35,14 +36,16 @@ def make_scheduler(executor: Executor) -> Callable[..., _core.Scheduler]:
         **options: Any,
     ) -> _core.Scheduler:
         executor.init_cache(
-            num_gpu_blocks=num_gpu_blocks,
-            num_cpu_blocks=num_cpu_blocks,
-            block_size=BLOCK_SIZE,
-            max_num_tokens=MAX_MODEL_LEN,
-            max_num_rows=16,
-            max_model_len=MAX_MODEL_LEN,
+            CacheShape(
+                num_gpu_blocks=num_gpu_blocks,
+                num_cpu_blocks=num_cpu_blocks,
+                block_size=BLOCK_SIZE,
+                limits=StepLimits(
+                    max_num_tokens=MAX_MODEL_LEN, max_num_rows=16, max_model_len=MAX_MODEL_LEN
+                ),
+            )
         )
-        for pool in executor._worker._cache.gpu_pools:
+        for pool in executor._cache.gpu_pools:
             pool.fill_(torch.nan)
         limits = {"max_num_seqs": 16, "max_num_batched_tokens": MAX_MODEL_LEN}
         return _core.Scheduler(
@@ -59,7 +62,9 @@ def make_scheduler(executor: Executor) -> Callable[..., _core.Scheduler]:
 
 
 @pytest.fixture(scope="session")
-def run(executor: Executor) -> Callable[[_core.Scheduler, list[list[int]], int], list[list[int]]]:
+def run(
+    executor: LocalExecutor,
+) -> Callable[[_core.Scheduler, list[list[int]], int], list[list[int]]]:
     """Generates greedily with a scheduler until nothing is left."""
 
     def generate(

@@ -9,7 +9,7 @@ import torch
 
 from pagedserve import _core
 from pagedserve.errors import StepError
-from pagedserve.executor.executor import Executor
+from pagedserve.executor.local import LocalExecutor
 from pagedserve.sampling.rows import RowSampling
 
 MakeScheduler = Callable[..., _core.Scheduler]
@@ -57,13 +57,15 @@ def test_so_they_do_when_sequences_are_preempted(
     assert scheduler.num_preemptions > 0
 
 
-def test_only_sampled_rows_pass_the_head(executor: Executor, make_scheduler: MakeScheduler) -> None:
+def test_only_sampled_rows_pass_the_head(
+    executor: LocalExecutor, make_scheduler: MakeScheduler
+) -> None:
     scheduler = make_scheduler(50)
     for size in (5, 9):
         scheduler.add_seq_group(np.arange(size, dtype=np.int32), arrival_time=0.0)
     outputs = scheduler.schedule(0.0)
     scheduler.prepare_inputs(executor.buffers.writable())
-    logits = executor._worker._runner.execute(outputs)
+    logits = executor._runner.execute(outputs)
     assert outputs.num_batched_tokens == 14
     assert logits.shape == (2, executor.loaded.vocab_size)
     assert logits.dtype == torch.float32
@@ -71,7 +73,7 @@ def test_only_sampled_rows_pass_the_head(executor: Executor, make_scheduler: Mak
 
 
 def test_a_failed_forward_leaves_the_runner_usable(
-    executor: Executor,
+    executor: LocalExecutor,
     make_scheduler: MakeScheduler,
     run: Run,
     prompts: list[list[int]],
@@ -98,7 +100,7 @@ def test_a_failed_forward_leaves_the_runner_usable(
 
 
 def test_a_wrong_number_of_parameters_is_refused(
-    executor: Executor, make_scheduler: MakeScheduler
+    executor: LocalExecutor, make_scheduler: MakeScheduler
 ) -> None:
     scheduler = make_scheduler(50)
     scheduler.add_seq_group(np.arange(5, dtype=np.int32), arrival_time=0.0)
@@ -108,5 +110,5 @@ def test_a_wrong_number_of_parameters_is_refused(
         executor.launch(outputs, [RowSampling(), RowSampling()])
 
 
-def test_bytes_of_a_block_count_every_layer(executor: Executor) -> None:
+def test_bytes_of_a_block_count_every_layer(executor: LocalExecutor) -> None:
     assert executor.kv_bytes_per_block(16) == 30 * 3 * (64 + 64) * 16 * 4

@@ -10,8 +10,8 @@ import torch
 
 from pagedserve import _core
 from pagedserve.config import EngineArgs
-from pagedserve.executor.available import StepLimits
-from pagedserve.executor.executor import Executor
+from pagedserve.executor.local import LocalExecutor, largest_decode, largest_prefill
+from pagedserve.executor.protocol import CacheShape, StepLimits
 from pagedserve.runner.buffers import StepBuffers, StepSizes
 from pagedserve.runner.forward import Forward
 from pagedserve.runner.padded import PaddedDecode, ladder
@@ -26,11 +26,13 @@ PROMPTS = [[5, 6, 7, 8, 9], [11], [1, 2, 3], [40, 41, 42, 43, 44, 45, 46, 47, 48
 
 
 @pytest.fixture(scope="module")
-def executor(tmp_path_factory: pytest.TempPathFactory, tiny_config: dict[str, Any]) -> Executor:
+def executor(
+    tmp_path_factory: pytest.TempPathFactory, tiny_config: dict[str, Any]
+) -> LocalExecutor:
     directory: Path = tmp_path_factory.mktemp("tiny")
     config = tiny_config | {"initializer_range": 0.3}
     (directory / "config.json").write_text(json.dumps(config))
-    return Executor(
+    return LocalExecutor(
         EngineArgs(
             model=str(directory),
             load_format="dummy",
@@ -41,17 +43,17 @@ def executor(tmp_path_factory: pytest.TempPathFactory, tiny_config: dict[str, An
     )
 
 
-def fresh_scheduler(executor: Executor) -> _core.Scheduler:
+def fresh_scheduler(executor: LocalExecutor) -> _core.Scheduler:
     """Over pools full of NaN, with room for all prompts at once."""
     executor.init_cache(
-        num_gpu_blocks=NUM_BLOCKS,
-        num_cpu_blocks=0,
-        block_size=BLOCK_SIZE,
-        max_num_tokens=MAX_LEN,
-        max_num_rows=8,
-        max_model_len=MAX_LEN,
+        CacheShape(
+            num_gpu_blocks=NUM_BLOCKS,
+            num_cpu_blocks=0,
+            block_size=BLOCK_SIZE,
+            limits=StepLimits(max_num_tokens=MAX_LEN, max_num_rows=8, max_model_len=MAX_LEN),
+        )
     )
-    for pool in executor._worker._cache.gpu_pools:
+    for pool in executor._cache.gpu_pools:
         pool.fill_(torch.nan)
     config = _core.SchedulerConfig(
         max_num_seqs=8, max_num_batched_tokens=MAX_LEN, max_model_len=MAX_LEN
@@ -61,7 +63,7 @@ def fresh_scheduler(executor: Executor) -> _core.Scheduler:
 
 
 @pytest.fixture
-def scheduler(executor: Executor) -> _core.Scheduler:
+def scheduler(executor: LocalExecutor) -> _core.Scheduler:
     return fresh_scheduler(executor)
 
 
@@ -77,15 +79,15 @@ class Recorder(PaddedDecode):
         return super()._logits(step, size)
 
 
-def padded(executor: Executor, sizes: tuple[int, ...]) -> Recorder:
-    worker = executor._worker
+def padded(executor: LocalExecutor, sizes: tuple[int, ...]) -> Recorder:
+    worker = executor
     forward = Forward(worker.loaded, worker._cache)
     decode = Recorder(forward, executor.buffers, sizes=sizes, block_size=BLOCK_SIZE)
     worker._runner._padded = decode
     return decode
 
 
-def generate(executor: Executor, scheduler: _core.Scheduler) -> dict[int, list[int]]:
+def generate(executor: LocalExecutor, scheduler: _core.Scheduler) -> dict[int, list[int]]:
     """Greedy tokens of each prompt, which end at different steps."""
     texts: dict[int, list[int]] = {}
     for index, prompt in enumerate(PROMPTS):
@@ -107,7 +109,9 @@ def generate(executor: Executor, scheduler: _core.Scheduler) -> dict[int, list[i
     return texts
 
 
-def test_tokens_are_the_same_padded_and_not(executor: Executor, scheduler: _core.Scheduler) -> None:
+def test_tokens_are_the_same_padded_and_not(
+    executor: LocalExecutor, scheduler: _core.Scheduler
+) -> None:
     expected = list(generate(executor, scheduler).values())
     decode = padded(executor, (1, 4, 8))
     assert list(generate(executor, scheduler).values()) == expected
@@ -118,7 +122,7 @@ def test_tokens_are_the_same_padded_and_not(executor: Executor, scheduler: _core
 
 
 def test_inputs_stand_for_the_tokens_of_the_step_before(
-    executor: Executor, scheduler: _core.Scheduler
+    executor: LocalExecutor, scheduler: _core.Scheduler
 ) -> None:
     for index, prompt in enumerate(PROMPTS[:3]):
         scheduler.add_seq_group(np.array(prompt, dtype=np.int32), arrival_time=float(index))
@@ -131,7 +135,7 @@ def test_inputs_stand_for_the_tokens_of_the_step_before(
     outputs = scheduler.schedule(0.0)
     scheduler.prepare_inputs(executor.buffers.writable())
     assert executor.buffers.on_device.token_ids[:3].tolist() == [-1, -2, -3]
-    runner = executor._worker._runner
+    runner = executor._runner
     expected = runner.execute(outputs, previous_tokens=tokens).clone()
     assert executor.buffers.on_device.token_ids[:3].equal(tokens)
     decode = padded(executor, (4,))
@@ -140,13 +144,13 @@ def test_inputs_stand_for_the_tokens_of_the_step_before(
     assert decode.seen == [(3, 4)]
 
 
-def written(executor: Executor) -> list[list[bool]]:
+def written(executor: LocalExecutor) -> list[list[bool]]:
     """Which slots of the first layer hold something."""
-    pool = executor._worker._cache.gpu_pools[0]
+    pool = executor._cache.gpu_pools[0]
     return (~pool.isnan()).any(dim=3).any(dim=2).tolist()
 
 
-def test_padding_writes_to_no_slot(executor: Executor, scheduler: _core.Scheduler) -> None:
+def test_padding_writes_to_no_slot(executor: LocalExecutor, scheduler: _core.Scheduler) -> None:
     generate(executor, scheduler)
     expected = written(executor)
     assert sum(map(sum, expected)) > 0
@@ -158,7 +162,7 @@ def test_padding_writes_to_no_slot(executor: Executor, scheduler: _core.Schedule
 
 
 def test_steps_of_other_kinds_are_left_alone(
-    executor: Executor, scheduler: _core.Scheduler
+    executor: LocalExecutor, scheduler: _core.Scheduler
 ) -> None:
     decode = padded(executor, (2,))
     for number in range(3):
@@ -182,7 +186,7 @@ def test_steps_of_other_kinds_are_left_alone(
 
 
 def test_a_size_has_its_inputs_at_one_address(
-    executor: Executor, scheduler: _core.Scheduler
+    executor: LocalExecutor, scheduler: _core.Scheduler
 ) -> None:
     decode = padded(executor, (4, 8))
     seen: dict[int, set[tuple[int, ...]]] = {4: set(), 8: set()}
@@ -233,10 +237,12 @@ def test_buffers_lie_in_one_piece_with_the_tables_last() -> None:
     assert len({getattr(arrays, name).untyped_storage().data_ptr() for name in names}) == 1
 
 
-def test_the_largest_steps_can_be_tried_out(executor: Executor, scheduler: _core.Scheduler) -> None:
+def test_the_largest_steps_can_be_tried_out(
+    executor: LocalExecutor, scheduler: _core.Scheduler
+) -> None:
     del scheduler
     limits = StepLimits(max_num_tokens=80, max_num_rows=6, max_model_len=MAX_LEN)
-    prefill, decode = limits.largest_prefill(), limits.largest_decode()
+    prefill, decode = largest_prefill(limits), largest_decode(limits)
     assert [row.num_queries for row in prefill] == [32, 32, 16]
     assert [(row.num_queries, row.seq_len) for row in decode] == [(1, MAX_LEN)] * 6
     shapes: list[torch.Size] = []

@@ -1,6 +1,6 @@
 """``LLMEngine``: requests in, one step at a time, outputs out.
 
-Owns the scheduler, the executor and the requests; the steps are those of the ``StepLoop``.
+Owns the scheduler, the executor and the requests; the steps are those of the ``EngineLoop``.
 Invariants:
 
 1. The scheduler's groups and ``_requests`` name the same requests whenever no method runs, also
@@ -10,34 +10,35 @@ Invariants:
 """
 
 import logging
+import time
 from collections.abc import Iterable
-from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from transformers import PreTrainedTokenizerBase
+import numpy as np
 
 import pagedserve.checks as checks
-from pagedserve._core import Scheduler, SchedulerOutputs
+from pagedserve._core import CacheConfig, Scheduler, SchedulerConfig, SchedulerOutputs
 from pagedserve.config import EngineArgs
-from pagedserve.engine.admission import Admission, CheckedRequest
-from pagedserve.engine.loop import StepLoop, now
-from pagedserve.engine.requests import Request, RequestTable
-from pagedserve.engine.setup import cache_config, memory_plan, scheduler_config
+from pagedserve.engine.input_processor import InputProcessor
+from pagedserve.engine.interrupts import sigint_deferred
+from pagedserve.engine.loop import EngineLoop
+from pagedserve.engine.request import Request, RequestTable
 from pagedserve.engine.stats import EngineStats, StatsLine
-from pagedserve.engine.step import call_into
 from pagedserve.errors import InvariantError, RequestError
-from pagedserve.executor.executor import Executor
+from pagedserve.executor.protocol import CacheShape, Executor, ModelInfo, StepLimits
 from pagedserve.inputs import ParsedPrompt, Prompt, match_params, parse_prompt
 from pagedserve.models.tokenizer import load_tokenizer
-from pagedserve.output.processor import OutputProcessor
 from pagedserve.output.stop import Finish
 from pagedserve.outputs import RequestOutput
-from pagedserve.sampling_params import SamplingParams
+from pagedserve.sampling_params import RequestOutputKind, SamplingParams
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 
 _ABORTED: Final = Finish("abort")
-# Seconds between two lines of statistics.
+# Seconds between two lines of statistics in the log.
 _STATS_INTERVAL: Final = 10.0
 
 
@@ -48,66 +49,87 @@ class LLMEngine:
 
     Attributes:
         tokenizer: The model's.
+        model_executor: Runs the model.
+        model_info: What the model is.
         stats: Sums over the engine's life.
         memory: Where the memory went.
     """
 
-    def __init__(self, args: EngineArgs) -> None:
+    def __init__(
+        self,
+        args: EngineArgs,
+        *,
+        executor: Executor | None = None,
+        tokenizer: "PreTrainedTokenizerBase | None" = None,
+    ) -> None:
         """Load the model and make the KV cache.
+
+        Args:
+            args: The user's.
+            executor: Runs the model; None loads it into this process.
+            tokenizer: Instead of the model's own.
 
         Raises:
             ConfigError: Arguments that contradict each other, the model or the memory.
             ModelLoadError: The model cannot be found, read or run.
         """
         # Before the weights: a model without a tokenizer is refused at once.
-        self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(
-            args.model, args.load_format, args.tokenizer
-        )
-        self._executor = Executor(args)
-        loaded = self._executor.loaded
-        config = scheduler_config(args, loaded.max_model_len)
-        self.memory = memory_plan(args, self._executor, config)
-        logger.info("%s", self.memory.describe())
-        cache = cache_config(args, self.memory)
-        self._scheduler = Scheduler(config, cache)
-        self._executor.init_cache(
-            num_gpu_blocks=cache.num_gpu_blocks,
-            num_cpu_blocks=cache.num_cpu_blocks,
-            block_size=cache.block_size,
+        self.tokenizer = tokenizer or load_tokenizer(args.model, args.load_format, args.tokenizer)
+        if executor is None:
+            from pagedserve.executor.local import LocalExecutor
+
+            executor = LocalExecutor(args)
+        self.model_executor = executor
+        self.model_info: ModelInfo = executor.model_info
+        config = _scheduler_config(args, self.model_info.max_model_len)
+        limits = StepLimits(
             max_num_tokens=config.max_num_batched_tokens,
             max_num_rows=config.max_num_seqs,
-            max_model_len=config.max_model_len + config.num_lookahead_slots,
+            max_model_len=config.max_model_len,
         )
-        self._processor = OutputProcessor(self.tokenizer)
-        self._admission = Admission(
+        self.memory = executor.determine_num_blocks(limits)
+        logger.info("%s", self.memory.describe())
+        num_blocks, num_cpu_blocks = self.memory.num_gpu_blocks, self.memory.num_cpu_blocks
+        cache = CacheConfig(
+            num_gpu_blocks=num_blocks, num_cpu_blocks=num_cpu_blocks, **args.cache_options
+        )
+        self._scheduler = Scheduler(config, cache)
+        executor.init_cache(
+            CacheShape(
+                num_gpu_blocks=num_blocks,
+                num_cpu_blocks=num_cpu_blocks,
+                block_size=cache.block_size,
+                limits=limits,
+            )
+        )
+        self._inputs = InputProcessor(
             tokenizer=self.tokenizer,
-            vocab_size=loaded.vocab_size,
-            eos_token_ids=tuple(loaded.eos_token_ids),
-            scheduler=config,
-            prompt_refusal=self._scheduler.prompt_refusal,
-            processor=self._processor,
+            model=self.model_info,
+            scheduler=self._scheduler,
+            max_num_seqs=config.max_num_seqs,
+            max_model_len=config.max_model_len,
             seed=args.seed,
         )
-        self._num_added = 0
         self._requests = RequestTable()
         self.stats = EngineStats()
-        self._stats_line = StatsLine(now())
-        on_gpu = loaded.device.type == "cuda"
-        self._loop = StepLoop(
+        self._log_line = StatsLine()
+        is_async = args.async_scheduling
+        if is_async is None:
+            is_async = self.model_info.device_type == "cuda"
+        self._loop = EngineLoop(
             self._scheduler,
-            self._executor,
-            self._processor,
+            executor,
             self._requests,
             self.stats,
-            num_gpu_blocks=cache.num_gpu_blocks,
+            num_gpu_blocks=num_blocks,
             max_num_seqs=config.max_num_seqs,
-            goes_ahead=on_gpu if args.async_scheduling is None else args.async_scheduling,
+            async_scheduling=is_async,
         )
 
     @classmethod
-    def from_engine_args(cls, args: EngineArgs) -> "LLMEngine":
-        """The engine that ``args`` describe; the same as calling the class."""
-        return cls(args)
+    def from_engine_args(cls, engine_args: EngineArgs) -> "LLMEngine":
+        """The engine that ``engine_args`` describe; the same as calling the class."""
+        return cls(engine_args)
 
     @property
     def scheduler(self) -> Scheduler:
@@ -117,30 +139,35 @@ class LLMEngine:
     @property
     def max_model_len(self) -> int:
         """Tokens of a sequence, prompt and output together."""
-        return self._admission.scheduler.max_model_len
+        return self._inputs.max_model_len
 
-    @property
-    def num_unfinished_requests(self) -> int:
+    def get_tokenizer(self) -> "PreTrainedTokenizerBase":
+        """The model's tokenizer."""
+        return self.tokenizer
+
+    def get_model_config(self) -> ModelInfo:
+        """What the model is."""
+        return self.model_info
+
+    def get_num_unfinished_requests(self) -> int:
         """Requests that have not ended."""
         return len(self._requests)
 
     def has_unfinished_requests(self) -> bool:
         """Whether another ``step`` is wanted."""
-        return len(self._requests) > 0 or len(self._loop.ready) > 0
+        return len(self._requests) > 0 or len(self._loop.outputs) > 0
 
-    def describe_backends(self) -> str:
-        """One line for people: who computes attention and linear layers."""
-        return self._executor.loaded.describe_backends()
+    def stats_line(self, line: StatsLine) -> str:
+        """One line for people: queues, KV cache, prefix hits, tokens/s.
 
-    def stats_line(self) -> str:
-        """One line for people: queues, KV cache, prefix hits, tokens/s since the last line."""
-        num_blocks = self.memory.num_gpu_blocks
-        return self._stats_line.write(self.stats, self._scheduler, num_blocks, now())
+        Args:
+            line: Of whoever asks: its rates are those since that one asked before.
+        """
+        return line.write(self.stats, self._scheduler, self.memory.num_gpu_blocks)
 
-    @property
-    def seconds_since_stats(self) -> float:
-        """Seconds since the last line of statistics."""
-        return self._stats_line.age(now())
+    def do_log_stats(self) -> None:
+        """Write a line of statistics to the log."""
+        logger.info("%s", self.stats_line(self._log_line))
 
     def reset_prefix_cache(self) -> bool:
         """Forget every cached prefix.
@@ -151,72 +178,92 @@ class LLMEngine:
         """
         return self._scheduler.reset_prefix_cache()
 
-    def check_request(
-        self, prompt: ParsedPrompt, params: SamplingParams, *, name: str = "the prompt"
-    ) -> CheckedRequest:
+    def make_request(
+        self,
+        request_id: str,
+        prompt: ParsedPrompt,
+        params: SamplingParams,
+        *,
+        arrival_time: float | None = None,
+        priority: int = 0,
+        output_kind: RequestOutputKind | None = None,
+        name: str = "the prompt",
+    ) -> Request:
         """Tokenise a prompt and check that the request can be run; takes up nothing.
 
         Args:
+            request_id: The caller's name for it.
             prompt: As ``pagedserve.inputs`` parsed it.
             params: How to continue it.
+            arrival_time: Seconds of the wall clock; None is now.
+            priority: Smaller goes first, with ``scheduling_policy="priority"``.
+            output_kind: Instead of the parameters' own.
             name: What an error calls the prompt.
 
         Raises:
             RequestError: What is wrong with the prompt or the parameters, and what is accepted.
         """
-        return self._admission.check(prompt, params, name=name)
+        return self._inputs.process(
+            request_id,
+            prompt,
+            params,
+            arrival_time=arrival_time,
+            priority=priority,
+            output_kind=output_kind,
+            name=name,
+        )
 
     def add_request(
         self,
         request_id: str,
-        prompt: Prompt | CheckedRequest,
-        sampling_params: SamplingParams | None = None,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        arrival_time: float | None = None,
         *,
-        final_only: bool = False,
+        priority: int = 0,
     ) -> None:
         """Take up a request; its first tokens come with later steps.
 
         Args:
             request_id: The caller's name for it, of no other unfinished request.
-            prompt: Text, token ids, or what ``check_request`` made (with its own parameters).
-            sampling_params: How to continue it; None is ``SamplingParams()``.
-            final_only: Leave out the outputs before the last; spares their text.  Beam searches,
-                and requests for the best of several, have the last output alone in any case.
+            prompt: Text or token ids.
+            params: How to continue it; None is ``SamplingParams()``.  ``output_kind`` says which
+                outputs come; beam searches, and requests for the best of several, have the last
+                alone in any case.
+            arrival_time: Seconds of the wall clock; None is now.
+            priority: Smaller goes first, with ``scheduling_policy="priority"``.
 
         Raises:
             RequestError: A request that cannot be run; nothing was taken up.
         """
         self._check_id(request_id)
-        if not isinstance(prompt, CheckedRequest):
-            (params,) = match_params(sampling_params, 1)
-            prompt = self.check_request(parse_prompt(prompt, "the prompt"), params)
-        new = self._admission.open(
-            request_id,
-            prompt,
-            number=self._num_added,
-            arrival_time=now(),
-            is_followed=not final_only,
+        (checked,) = match_params(params, 1)
+        parsed = parse_prompt(prompt, "the prompt")
+        self.add(
+            self.make_request(
+                request_id, parsed, checked, arrival_time=arrival_time, priority=priority
+            )
         )
-        add = partial(
-            self._scheduler.add_seq_group,
-            new.token_ids,
-            arrival_time=new.output.metrics.arrival_time,
-            max_num_running_seqs=prompt.params.max_num_running_seqs,
-            salt=new.salt,
-        )
-        handles: list[tuple[int, int]] = []
-        try:
-            call_into(handles, add)
-            group, seq = handles[0]
-            seconds = self.stats.scheduler_seconds
-            self._requests.add(Request(group, new.output, new.rows, seconds), seq)
-        except BaseException:
-            for group, _ in handles:
-                self._scheduler.abort(group)
-                self._discard(request_id)
-            raise
-        self._num_added += 1
-        self.stats.num_prompt_tokens += len(new.token_ids)
+
+    def add(self, request: Request) -> None:
+        """Take up a request that ``make_request`` made.
+
+        Raises:
+            RequestError: Its id is that of another unfinished request; nothing was taken up.
+        """
+        self._check_id(request.request_id)
+        token_ids = np.array(request.prompt_token_ids, dtype=np.int32)
+        request.start_seconds = self.stats.scheduler_seconds
+        with sigint_deferred():
+            group, handle = self._scheduler.add_seq_group(
+                token_ids,
+                arrival_time=time.monotonic(),
+                max_num_running_seqs=request.params.max_num_running_seqs,
+                priority=request.priority,
+                salt=request.salt,
+            )
+            self._requests.add(request, group, handle)
+            self.stats.num_prompt_tokens += len(token_ids)
 
     def abort_request(self, request_id: str | Iterable[str]) -> list[RequestOutput]:
         """End requests now; their blocks are free when this returns.
@@ -234,21 +281,23 @@ class LLMEngine:
         if not isinstance(request_id, Iterable):
             checks.refuse("request_id", request_id, "a string or a list of strings")
         names = [request_id] if isinstance(request_id, str) else list(request_id)
-        unfinished = {one for one in names if one in self._requests}
+        unfinished = {name for name in names if name in self._requests}
         # A step under way may be at work on their blocks, or bring their end.
-        self._loop.settle()
-        outputs = []
-        for one in names:
-            ready = self._loop.ready.pop(one, None)
-            request = self._requests.by_id(one)
-            if request is not None:
-                self._loop.note_scheduling(request)
-                self._scheduler.abort(request.group)
-                self._requests.discard(request)
-                outputs.append(self._processor.conclude(request.output, _ABORTED, now()))
-            elif ready is not None and one in unfinished:
-                outputs.append(ready)
-        return outputs
+        self._loop.drain()
+        with sigint_deferred():
+            for name in names:
+                request = self._requests.by_id(name)
+                if request is not None:
+                    self._loop.end(request, _ABORTED, self._scheduler.abort(request.group))
+            ended = [
+                output
+                for output in self._loop.outputs
+                if output.finished and output.request_id in unfinished
+            ]
+            self._loop.outputs = [
+                output for output in self._loop.outputs if output.request_id not in names
+            ]
+        return ended
 
     def step(self) -> list[RequestOutput]:
         """Schedule and run one step.
@@ -260,19 +309,14 @@ class LLMEngine:
             InvariantError: The scheduler has nothing to do though requests wait: a bug.
         """
         decisions = self._loop.step()
-        if len(self._requests) and not self._loop.ready and _did_nothing(decisions):
+        if len(self._requests) and not self._loop.outputs and _did_nothing(decisions):
             raise InvariantError(
                 f"the scheduler has nothing to do though {len(self._requests)} requests wait"
             )
-        if self.seconds_since_stats >= _STATS_INTERVAL and logger.isEnabledFor(logging.INFO):
-            logger.info("%s", self.stats_line())
-        outputs, self._loop.ready = list(self._loop.ready.values()), {}
+        if self._log_line.age() >= _STATS_INTERVAL and logger.isEnabledFor(logging.INFO):
+            self.do_log_stats()
+        outputs, self._loop.outputs = self._loop.outputs, []
         return outputs
-
-    def _discard(self, request_id: str) -> None:
-        request = self._requests.by_id(request_id)
-        if request is not None:
-            self._requests.discard(request)
 
     def _check_id(self, request_id: object) -> None:
         if not isinstance(request_id, str) or request_id in self._requests:
@@ -284,3 +328,10 @@ class LLMEngine:
 
 def _did_nothing(scheduled: SchedulerOutputs) -> bool:
     return scheduled.is_empty and not scheduled.preempted
+
+
+def _scheduler_config(args: EngineArgs, max_model_len: int) -> SchedulerConfig:
+    """With chunks few tokens a step, so that no decode waits long for a prompt."""
+    most = 512 if args.enable_chunked_prefill else max(2048, max_model_len)
+    defaults = {"max_num_batched_tokens": max(most, args.max_num_seqs)}
+    return SchedulerConfig(max_model_len=max_model_len, **(defaults | args.scheduler_options))

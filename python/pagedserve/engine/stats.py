@@ -1,5 +1,6 @@
 """Counts of an engine, and the line that tells people how it is doing."""
 
+import time
 from dataclasses import dataclass
 
 from pagedserve._core import Scheduler, SchedulerOutputs
@@ -11,7 +12,7 @@ class EngineStats:
 
     Attributes:
         num_steps: Steps that ran the model.
-        num_steps_ahead: Those of them that were launched before the tokens of the one before were
+        num_async_steps: Those of them that were launched before the tokens of the one before were
             known to the host.
         num_prompt_tokens: Prompt tokens of the requests taken up.
         num_generation_tokens: New tokens.
@@ -23,7 +24,7 @@ class EngineStats:
     """
 
     num_steps: int = 0
-    num_steps_ahead: int = 0
+    num_async_steps: int = 0
     num_prompt_tokens: int = 0
     num_generation_tokens: int = 0
     num_computed_prompt_tokens: int = 0
@@ -32,7 +33,7 @@ class EngineStats:
     peak_used_blocks: int = 0
     scheduler_seconds: float = 0.0
 
-    def note_step(self, scheduled: SchedulerOutputs, num_used_blocks: int) -> None:
+    def record_step(self, scheduled: SchedulerOutputs, num_used_blocks: int) -> None:
         """Count a step about to run.
 
         Args:
@@ -51,32 +52,29 @@ class EngineStats:
 class StatsLine:
     """One readable line about an engine; its rates are those since the line before."""
 
-    def __init__(self, now: float) -> None:
-        """Begin to measure at ``now``, seconds of the engine's clock."""
-        self._then = now
+    def __init__(self) -> None:
+        """Begin to measure."""
+        self._then = time.monotonic()
         self._counts = (0, 0)
 
-    def age(self, now: float) -> float:
+    def age(self) -> float:
         """Seconds since the last line."""
-        return now - self._then
+        return time.monotonic() - self._then
 
-    def write(
-        self, stats: EngineStats, scheduler: Scheduler, num_gpu_blocks: int, now: float
-    ) -> str:
-        """The line at ``now``.
+    def write(self, stats: EngineStats, scheduler: Scheduler, num_gpu_blocks: int) -> str:
+        """The line.
 
         Args:
             stats: The engine's counts.
             scheduler: Its scheduler.
             num_gpu_blocks: Its KV blocks.
-            now: Seconds of the engine's clock.
         """
-        seconds = max(self.age(now), 1e-9)
+        seconds = max(self.age(), 1e-9)
         counts = (stats.num_computed_prompt_tokens, stats.num_generation_tokens)
         prompt, generation = (
             (count - before) / seconds for count, before in zip(counts, self._counts, strict=True)
         )
-        self._then, self._counts = now, counts
+        self._then, self._counts = time.monotonic(), counts
         used = 1 - scheduler.num_free_gpu_blocks / num_gpu_blocks
         return (
             f"running {scheduler.num_running}, waiting {scheduler.num_waiting}, "

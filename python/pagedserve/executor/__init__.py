@@ -1,1 +1,1 @@
-"""Where the workers are, and nothing about scheduling."""
+"""Who runs the model: the contract that an engine knows, and who keeps it."""

@@ -45,7 +45,8 @@ from numpy.typing import NDArray
 
 from pagedserve.output.detokenizer import TextStream
 from pagedserve.output.logprobs import TokenLogprob, TopLogprobs
-from pagedserve.output.stop import Finish
+from pagedserve.output.stop import Finish, StopRule, find_stop, is_by_token
+from pagedserve.output.stop_strings import StopMatch
 from pagedserve.sampling_params import EarlyStopping
 
 _LENGTH = Finish("length")
@@ -90,8 +91,20 @@ class Beam:
             token = TokenLogprob(float(row.logprobs[column]), column + 1, row.top)
             logprobs = (*(self.logprobs or ()), token)
         token_ids = (*self.token_ids, int(row.token_ids[column]))
-        text = None if self.text is None else self.text.advanced(token_ids)
+        text = None if self.text is None else self.text.advanced(token_ids[-1:])
         return Beam(token_ids, cumulative_logprob, logprobs, text, self.text)
+
+    def finish_by(self, rule: StopRule) -> Finish | None:
+        """Why this beam ends with its last token, or None."""
+        finish = rule.check(self.token_ids[-1], len(self.token_ids))
+        match = self.stop_match(rule, finish)
+        return finish if match is None else Finish("stop", match.string)
+
+    def stop_match(self, rule: StopRule, finish: Finish | None) -> StopMatch | None:
+        """The stop string that the last token completes, where the token alone is no ``finish``."""
+        if self.text is None or self.text_before is None or is_by_token(finish):
+            return None
+        return find_stop(rule, self.text_before, self.text, len(self.token_ids))
 
 
 class Hypothesis(NamedTuple):
@@ -102,7 +115,7 @@ class Hypothesis(NamedTuple):
     finish: Finish
 
 
-class BeamStep(NamedTuple):
+class BeamResult(NamedTuple):
     """What a step made of a search.
 
     Attributes:
@@ -185,7 +198,9 @@ class BeamSearch:
         num_tokens = self.max_tokens if looks_ahead else len(best.token_ids)
         return self._score(best, num_tokens) <= self.hypotheses[-1].score
 
-    def step(self, rows: Sequence[BeamRow], finish_of: Callable[[Beam], Finish | None]) -> BeamStep:
+    def step(
+        self, rows: Sequence[BeamRow], finish_of: Callable[[Beam], Finish | None]
+    ) -> BeamResult:
         """Continue each beam by one token; changes nothing, this search included.
 
         Args:
@@ -198,13 +213,13 @@ class BeamSearch:
                 that is over.
         """
         going, ended = self._divide(self._ranked(rows), finish_of)
-        hypotheses = sorted([*self.hypotheses, *ended], key=lambda one: one.score, reverse=True)
+        hypotheses = sorted([*self.hypotheses, *ended], key=_score_of, reverse=True)
         going.sort(key=lambda candidate: candidate.parent)
         beams = tuple(candidate.beam for candidate in going)
         search = replace(self, beams=beams, hypotheses=tuple(hypotheses[: self.width]))
         if search.is_over:
-            return BeamStep(replace(search, beams=()), [], is_done=True)
-        return BeamStep(search, [candidate.parent for candidate in going], is_done=False)
+            return BeamResult(replace(search, beams=()), [], is_done=True)
+        return BeamResult(search, [candidate.parent for candidate in going], is_done=False)
 
     def best(self, n: int, unfinished: Finish | None = None) -> list[Hypothesis]:
         """The answer: at most ``n`` hypotheses, best score first.
@@ -217,7 +232,7 @@ class BeamSearch:
         answer = list(self.hypotheses)
         if unfinished is not None:
             answer += (self._hypothesis(beam, unfinished) for beam in self.beams)
-        return sorted(answer, key=lambda one: one.score, reverse=True)[:n]
+        return sorted(answer, key=_score_of, reverse=True)[:n]
 
     def _ranked(self, rows: Sequence[BeamRow]) -> Iterator[_Candidate]:
         """The candidates of a step, best first; of equal ones the first row's, as it ranks them."""
@@ -256,3 +271,7 @@ class BeamSearch:
     def _score(self, beam: Beam, num_tokens: int) -> float:
         """Score of ``beam`` if its sum were that of ``num_tokens`` tokens; 0 for no tokens."""
         return beam.cumulative_logprob / math.pow(max(1, num_tokens), self.length_penalty)
+
+
+def _score_of(hypothesis: Hypothesis) -> float:
+    return hypothesis.score

@@ -55,7 +55,7 @@ class TextStream(ABC):
     """The text of one sequence as its tokens come; immutable.
 
     Attributes:
-        text: What is certain so far.
+        text: What is certain so far and not forgotten.
         num_tokens: Tokens taken.
     """
 
@@ -64,11 +64,11 @@ class TextStream(ABC):
 
     @abstractmethod
     def advanced(self, token_ids: Sequence[int]) -> Self:
-        """The stream with what is new taken in.
+        """The stream after the next tokens, those from number ``num_tokens`` on."""
 
-        Args:
-            token_ids: All tokens of the sequence so far; those taken before are passed over.
-        """
+    def without(self, num_chars: int) -> Self:
+        """The stream with so many characters at the beginning of its text forgotten."""
+        return replace(self, text=self.text[num_chars:]) if num_chars else self
 
     @abstractmethod
     def rest(self) -> str:
@@ -136,7 +136,9 @@ class _Vocabulary:
         """The ids that have text: models pad their vocabulary with ids that have no token."""
         names = self._tokenizer.convert_ids_to_tokens(list(token_ids))
         pairs = zip(token_ids, names, strict=True)
-        return [one for one, name in pairs if name is not None and one not in self.silent]
+        return [
+            token_id for token_id, name in pairs if name is not None and token_id not in self.silent
+        ]
 
     def is_byte(self, token_id: int) -> bool:
         """Whether an audible id stands for one byte of a character."""
@@ -153,7 +155,12 @@ class _TokenBytes:
 
     def of(self, token_ids: Sequence[int]) -> bytes:
         known = self._known
-        return b"".join([known[one] if one in known else self._learn(one) for one in token_ids])
+        return b"".join(
+            [
+                known[token_id] if token_id in known else self._learn(token_id)
+                for token_id in token_ids
+            ]
+        )
 
     def _learn(self, token_id: int) -> bytes:
         # An id without a token (models pad their vocabulary) has no text.
@@ -174,10 +181,13 @@ class _ByteStream(TextStream):
     held: bytes = b""
 
     def advanced(self, token_ids: Sequence[int]) -> Self:
-        data = self.held + self.token_bytes.of(token_ids[self.num_tokens :])
+        data = self.held + self.token_bytes.of(token_ids)
         piece, num_bytes = codecs.utf_8_decode(data, "replace", False)  # not final
-        return replace(
-            self, text=self.text + piece, num_tokens=len(token_ids), held=data[num_bytes:]
+        return type(self)(
+            text=self.text + piece,
+            num_tokens=self.num_tokens + len(token_ids),
+            token_bytes=self.token_bytes,
+            held=data[num_bytes:],
         )
 
     def rest(self) -> str:
@@ -198,8 +208,9 @@ class _WindowStream(TextStream):
     pending: tuple[int, ...] = ()
 
     def advanced(self, token_ids: Sequence[int]) -> Self:
-        new = self.vocabulary.audible(token_ids[self.num_tokens :])
-        taken = replace(self, num_tokens=len(token_ids), pending=(*self.pending, *new))
+        new = self.vocabulary.audible(token_ids)
+        num_tokens = self.num_tokens + len(token_ids)
+        taken = replace(self, num_tokens=num_tokens, pending=(*self.pending, *new))
         piece = "" if taken.ends_in_byte() else taken.rest()
         if not piece or piece.endswith(_REPLACEMENT):
             return taken

@@ -4,7 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pagedserve.output.stop_strings import StopStrings
+from pagedserve.output.detokenizer import TextStream
+from pagedserve.output.stop_strings import StopMatch, StopStrings
 from pagedserve.outputs import FinishReason
 from pagedserve.sampling_params import SamplingParams
 
@@ -82,3 +83,19 @@ class StopRule:
         if token in self.endings and num_tokens > self.min_tokens:
             return self.endings[token]
         return _LENGTH if num_tokens >= self.max_tokens else None
+
+
+def find_stop(
+    rule: StopRule, before: TextStream, text: TextStream, num_tokens: int
+) -> StopMatch | None:
+    """The stop string that a text of ``num_tokens`` came to hold with the last of them.
+
+    Args:
+        rule: Of the request.
+        before: The text without the last token.
+        text: The text with it.
+        num_tokens: New tokens, the last one included.
+    """
+    if rule.strings is None or num_tokens <= rule.min_tokens:
+        return None
+    return rule.strings.find(text.text, len(before.text))

@@ -31,6 +31,11 @@ class StopStrings:
     strings: tuple[str, ...]
     include: bool
 
+    @property
+    def max_length(self) -> int:
+        """Characters of the longest string."""
+        return max(map(len, self.strings))
+
     def find(self, text: str, num_old: int) -> StopMatch | None:
         """The match that ends first; of several that end together the longest.
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from pagedserve import LLM, SamplingParams, _core
 from pagedserve.config import CpuKernels, EngineArgs
 from pagedserve.errors import ConfigError
+from pagedserve.executor.local import LocalExecutor
 from pagedserve.models.fused.cpu.layers import CpuDecoderLayer
 from pagedserve.models.fused.cpu.linears import PackedEmbedding, PackedLinear, quantize
 from pagedserve.models.fused.cpu.mlps import PackedGatedMLP
@@ -152,7 +153,9 @@ def test_the_real_model_answers_as_before(smollm2: LLM, int8: LLM) -> None:
 
     def logprobs(llm: LLM) -> Tensor:
         """Of both texts, each in two chunks."""
-        loaded = llm.llm_engine._executor.loaded
+        executor = llm.llm_engine.model_executor
+        assert isinstance(executor, LocalExecutor)
+        loaded = executor.loaded
         model, backend = loaded.model, loaded.attention_backend
         logits = paged_logits(model, loaded.layers, prompts, [20, 20], backend)
         return torch.cat(logits).log_softmax(dim=-1)

@@ -39,8 +39,12 @@ class UniformStream:
         return self._block[index - self._start]
 
 
-class RowSource:
-    """Makes the rows of a request; those of a greedy one without edits are all the same."""
+class RowSampler:
+    """Makes the rows of a request.
+
+    Attributes:
+        constant: The row of every token, where all are the same: greedy, and nothing edited.
+    """
 
     __slots__ = (
         "_bad_words",
@@ -52,6 +56,7 @@ class RowSource:
         "_plain",
         "_prompt",
         "_uniforms",
+        "constant",
     )
 
     def __init__(
@@ -88,6 +93,8 @@ class RowSource:
         # Beams are greedy.
         num_streams = 0 if self._plain.is_greedy else params.max_num_running_seqs
         self._uniforms = [UniformStream(*key, index) for index in range(num_streams)]
+        is_constant = not (self._uniforms or self._has_edits or self._banned)
+        self.constant = self._plain if is_constant else None
 
     def row(self, token_ids: Sequence[int], index: int, *, num_unknown: int = 0) -> RowSampling:
         """The row for what follows ``token_ids``, the new tokens of sequence ``index``.

@@ -1,15 +1,15 @@
 import numpy as np
 import pytest
 
-from pagedserve.engine.rows import RowSource, UniformStream
+from pagedserve.engine.row_sampler import RowSampler, UniformStream
 from pagedserve.sampling.bad_words import BadWords
 from pagedserve.sampling_params import SamplingParams
 
 BANNED = (2, 9)
 
 
-def source(params: SamplingParams, *key: int, bad_words: BadWords | None = None) -> RowSource:
-    return RowSource(
+def source(params: SamplingParams, *key: int, bad_words: BadWords | None = None) -> RowSampler:
+    return RowSampler(
         params,
         prompt_token_ids=[7],
         bad_words=bad_words,

@@ -7,7 +7,7 @@ import pytest
 from pagedserve import LLM, LLMEngine, RequestOutput, SamplingParams
 from pagedserve.inputs import TokensPrompt
 
-AHEAD: dict[str, Any] = {"async_scheduling": True}
+ASYNC: dict[str, Any] = {"async_scheduling": True}
 NUM_REQUESTS = 40
 BLOCK_SIZE = 8
 
@@ -33,27 +33,27 @@ def run_rows(formula: Any, engine: LLMEngine) -> list[int]:
 
 
 def test_it_is_off_on_the_cpu_unless_asked_for(formula: Any) -> None:
-    for options, is_ahead in (({}, False), (AHEAD, True), ({"async_scheduling": False}, False)):
+    for options, is_async in (({}, False), (ASYNC, True), ({"async_scheduling": False}, False)):
         engine = formula.engine(**options)
         engine.add_request("a", ids(1, 2), greedy(5))
         run_rows(formula, engine)
-        assert (engine.stats.num_steps_ahead > 0) == is_ahead
+        assert (engine.stats.num_async_steps > 0) == is_async
 
 
 def test_every_step_but_the_first_goes_ahead_and_the_last_is_not_run_twice(formula: Any) -> None:
-    engine = formula.engine(**AHEAD)
+    engine = formula.engine(**ASYNC)
     for name in "ab":
         engine.add_request(name, ids(1, 2), greedy(5))
     # Both are sure to end with their fifth token: no sixth step is launched.
     assert run_rows(formula, engine) == [2] * 5
-    assert engine.stats.num_steps_ahead == 4
+    assert engine.stats.num_async_steps == 4
 
 
 def test_a_sequence_that_ends_early_runs_once_more_and_its_answer_does_not_show_it(
     formula: Any,
 ) -> None:
     expected = formula.greedy([1, 2], 9)
-    engine = formula.engine(**AHEAD)
+    engine = formula.engine(**ASYNC)
     engine.add_request("stops", ids(1, 2), greedy(9, stop_token_ids=[expected[2]]))
     engine.add_request("goes on", ids(1, 2), greedy(6))
     last = formula.finish(engine)
@@ -80,18 +80,18 @@ def test_steps_wait_where_the_next_depends_on_the_tokens(
 ) -> None:
     params = SamplingParams(**{"temperature": 0, "max_tokens": 6, "ignore_eos": True} | wanted)
     answers = []
-    for options in ({}, AHEAD):
+    for options in ({}, ASYNC):
         engine = formula.engine(**options)
         engine.add_request("a", ids(1, 2), params)
         last = formula.finish(engine)
         formula.check_idle(engine)
         answers.append(last["a"].outputs)
-        assert engine.stats.num_steps_ahead == 0
+        assert engine.stats.num_async_steps == 0
     assert answers[0] == answers[1]
 
 
 def test_an_abort_waits_for_the_step_under_way_and_frees_everything(formula: Any) -> None:
-    engine = formula.engine(**AHEAD)
+    engine = formula.engine(**ASYNC)
     engine.add_request("a", ids(1, 2), greedy(50))
     engine.add_request("b", ids(3, 4), greedy(50))
     engine.step()
@@ -108,7 +108,7 @@ def test_an_abort_waits_for_the_step_under_way_and_frees_everything(formula: Any
 
 
 def test_an_abort_that_comes_with_the_last_token_gives_the_whole_answer(formula: Any) -> None:
-    engine = formula.engine(**AHEAD)
+    engine = formula.engine(**ASYNC)
     engine.add_request("a", ids(1, 2), greedy(2))
     engine.step()
     (ended,) = engine.abort_request("a")
@@ -118,7 +118,7 @@ def test_an_abort_that_comes_with_the_last_token_gives_the_whole_answer(formula:
 
 
 def test_requests_that_come_while_a_step_is_under_way_join_the_next(formula: Any) -> None:
-    engine = formula.engine(**AHEAD)
+    engine = formula.engine(**ASYNC)
     last: dict[str, RequestOutput] = {}
     for number in range(12):
         engine.add_request(str(number), ids(number, 7), greedy(5))
@@ -133,7 +133,7 @@ def test_a_request_that_outgrows_the_cache_keeps_the_token_that_was_under_way(
     formula: Any,
 ) -> None:
     answers = []
-    for options in ({}, AHEAD):
+    for options in ({}, ASYNC):
         engine = formula.engine(num_gpu_blocks=4, **options)
         engine.add_request("a", ids(1, 2, 3), greedy(40))
         last = formula.finish(engine)
@@ -177,7 +177,7 @@ def answers(llm: LLM, source: list[int]) -> list[tuple[list[int], str, object, o
 
 @pytest.fixture(scope="module")
 def expected(smollm2: LLM, licence: list[int]) -> list[tuple[list[int], str, object, object]]:
-    assert smollm2.llm_engine.stats.num_steps_ahead == 0
+    assert smollm2.llm_engine.stats.num_async_steps == 0
     return answers(smollm2, licence)
 
 
@@ -202,10 +202,10 @@ def test_a_real_model_says_the_same(
     licence: list[int],
     options: dict[str, Any],
 ) -> None:
-    llm = LLM("smollm2", block_size=BLOCK_SIZE, **AHEAD, **options)
+    llm = LLM("smollm2", block_size=BLOCK_SIZE, **ASYNC, **options)
     assert answers(llm, licence) == expected
     engine = llm.llm_engine
     if options["num_gpu_blocks"] == 64:
         assert engine.scheduler.num_preemptions > 5
-    assert engine.stats.num_steps_ahead > 15
-    assert engine.stats.num_steps_ahead < engine.stats.num_steps
+    assert engine.stats.num_async_steps > 15
+    assert engine.stats.num_async_steps < engine.stats.num_steps

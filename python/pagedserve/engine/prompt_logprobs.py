@@ -5,17 +5,15 @@ position i.  A prompt computed in chunks gets its entries in order; what is comp
 a preemption is not asked again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence as SequenceOf
 from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedserve.engine.requests import LivingSequence
+from pagedserve.engine.request import Request, Sequence
 from pagedserve.output.logprobs import TokenLogprob
-from pagedserve.output.processor import NewPromptLogprobs
-from pagedserve.output.state import OutputState
 from pagedserve.sampling.results import PositionLogprobs
 from pagedserve.sampling.rows import PromptTargets
 
@@ -24,13 +22,13 @@ class ScoredRow(NamedTuple):
     """Positions of one row to ask about.
 
     Attributes:
-        state: Whose prompt it is.
+        request: Whose prompt it is.
         first: The first position in the prompt.
         place: Where that lies in the step's tokens.
         num_positions: How many of them.
     """
 
-    state: OutputState
+    request: Request
     first: int
     place: int
     num_positions: int
@@ -38,11 +36,11 @@ class ScoredRow(NamedTuple):
     @property
     def num_top(self) -> int:
         """Likeliest tokens wanted of each position."""
-        return self.state.num_prompt_logprobs or 0
+        return self.request.params.prompt_logprobs or 0
 
 
 def scored_rows(
-    rows: Sequence[LivingSequence],
+    rows: SequenceOf[Sequence],
     query_start: NDArray[np.int32],
     positions: NDArray[np.int64],
 ) -> list[ScoredRow]:
@@ -54,46 +52,43 @@ def scored_rows(
         positions: Place of each of the step's tokens in its sequence, [T].
     """
     scored = []
-    for row, (request, _) in enumerate(rows):
-        state = request.output
-        if state.prompt_logprobs is None:
+    for row, sequence in enumerate(rows):
+        request = sequence.request
+        if request.prompt_logprobs is None:
             continue
         start, end = query_start[row : row + 2].tolist()
         position = int(positions[start])
-        first = max(position, len(state.prompt_logprobs))
-        last = min(position + end - start, len(state.prompt_token_ids) - 1)
+        first = max(position, len(request.prompt_logprobs))
+        last = min(position + end - start, len(request.prompt_token_ids) - 1)
         if first < last:
             place = start + first - position
-            scored.append(ScoredRow(state, first, place, last - first))
+            scored.append(ScoredRow(request, first, place, last - first))
     return scored
 
 
-def prompt_targets(scored: Sequence[ScoredRow]) -> PromptTargets | None:
+def prompt_targets(scored: SequenceOf[ScoredRow]) -> PromptTargets | None:
     """All positions to ask about and the tokens that follow them; None for none."""
     if not scored:
         return None
-    index = [np.arange(one.place, one.place + one.num_positions, dtype=np.int32) for one in scored]
+    index = [np.arange(row.place, row.place + row.num_positions, dtype=np.int32) for row in scored]
     following = [
-        one.state.prompt_token_ids[one.first + 1 : one.first + one.num_positions + 1]
-        for one in scored
+        row.request.prompt_token_ids[row.first + 1 : row.first + row.num_positions + 1]
+        for row in scored
     ]
     return PromptTargets(
         index=np.concatenate(index),
-        token_ids=np.concatenate([np.array(one, dtype=np.int64) for one in following]),
-        num_top=max(one.num_top for one in scored),
+        token_ids=np.concatenate([np.array(tokens, dtype=np.int64) for tokens in following]),
+        num_top=max(row.num_top for row in scored),
     )
 
 
-def prompt_logprobs(
-    scored: Sequence[ScoredRow], answers: PositionLogprobs | None
-) -> list[NewPromptLogprobs]:
-    """What the answers say of each prompt."""
+def record_prompts(scored: SequenceOf[ScoredRow], answers: PositionLogprobs | None) -> None:
+    """Give each prompt what the answers say of it."""
     if answers is None:
-        return []
-    found = []
+        return
     positions = zip(*answers, strict=True)
-    for one in scored:
-        own = islice(positions, one.num_positions)
-        entries = [TokenLogprob.of(*answer, one.num_top) for answer in own]
-        found.append(NewPromptLogprobs(one.state, one.first, entries))
-    return found
+    for row in scored:
+        own = islice(positions, row.num_positions)
+        entries = [TokenLogprob.of(*answer, row.num_top) for answer in own]
+        if row.request.prompt_logprobs is not None:
+            row.request.prompt_logprobs[row.first :] = entries

@@ -9,11 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import torch
-
-from pagedserve.device import Cuda
 from pagedserve.errors import ConfigError
-from pagedserve.executor.available import AvailableBlocks
 
 GIB: Final = 1 << 30
 DEFAULT_KV_CACHE_BYTES: Final = GIB
@@ -30,6 +26,27 @@ _CONTROL_GROUP_FILES: Final = (
         "/sys/fs/cgroup/memory/memory.usage_in_bytes",
     ),
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AvailableBlocks:
+    """How many KV blocks a device has room for, and the sum that says so; bytes.
+
+    Attributes:
+        num_blocks: Blocks.
+        total_bytes: The device's memory.
+        budget_bytes: The share of it that may be taken.
+        used_bytes: Taken once the model is loaded, by this process and others.
+        activation_bytes: The most that a step takes on top.
+        graph_bytes: Kept for CUDA graphs.
+    """
+
+    num_blocks: int
+    total_bytes: int
+    budget_bytes: int
+    used_bytes: int
+    activation_bytes: int
+    graph_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,18 +203,6 @@ def _num_swap_blocks(
             f"{shown_bytes(free_bytes)} are free"
         )
     return num_bytes // block_bytes
-
-
-def default_kv_cache_bytes(device: torch.device) -> int | None:
-    """What the KV cache takes when nobody says: a GPU is there for it, host memory is shared."""
-    return None if device.type == "cuda" else DEFAULT_KV_CACHE_BYTES
-
-
-def free_bytes(device: torch.device) -> int:
-    """Memory of a device that this process may still take."""
-    if device.type == "cuda":
-        return Cuda(device).memory().free
-    return free_host_bytes()
 
 
 def free_host_bytes() -> int:

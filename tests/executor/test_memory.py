@@ -1,13 +1,22 @@
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pagedserve.engine import memory
-from pagedserve.engine.memory import GIB, free_host_bytes, plan_memory, shown_bytes
+from pagedserve.config import EngineArgs
 from pagedserve.errors import ConfigError
-from pagedserve.executor.available import AvailableBlocks
+from pagedserve.executor import memory
+from pagedserve.executor.local import LocalExecutor
+from pagedserve.executor.memory import (
+    GIB,
+    AvailableBlocks,
+    free_host_bytes,
+    plan_memory,
+    shown_bytes,
+)
+from pagedserve.executor.protocol import StepLimits
 
 MIB = 1 << 20
 SIZES = {
@@ -119,10 +128,13 @@ def test_a_profile_run_that_leaves_too_little_is_shown_with_its_sum() -> None:
         plan(available=nothing, default_bytes=None, weight_bytes=5 * GIB, max_model_len=100)
 
 
-@pytest.mark.parametrize("share", [0.5, 0.9])
-def test_a_share_of_the_cpus_memory_is_refused(formula: Any, share: float) -> None:
-    with pytest.raises(ConfigError, match=rf"gpu_memory_utilization is {share}, .* on the CPU"):
-        formula.engine(gpu_memory_utilization=share)
+def test_a_share_of_the_cpus_memory_is_refused(tmp_path: Path, tiny_config: dict[str, Any]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(tiny_config))
+    options: dict[str, Any] = {"load_format": "dummy", "device": "cpu"}
+    limits = StepLimits(max_num_tokens=64, max_num_rows=4, max_model_len=64)
+    args = EngineArgs(str(tmp_path), gpu_memory_utilization=0.5, **options)
+    with pytest.raises(ConfigError, match=r"gpu_memory_utilization is 0\.5, .* on the CPU"):
+        LocalExecutor(args).determine_num_blocks(limits)
 
 
 def test_free_memory_is_the_machines_or_the_control_groups(

@@ -1,0 +1,184 @@
+"""From a prompt and sampling parameters to a request that can be run.
+
+Everything that can be known before the first step is checked here.  A request that passes can be
+run alone; what the scheduler may still end it for ("ignored") is a KV pool that its output
+outgrows.  Nothing here touches the scheduler's state, so any thread may do it beside a step.
+"""
+
+import itertools
+import time
+from dataclasses import dataclass, field
+from typing import Final
+
+from transformers import PreTrainedTokenizerBase
+
+from pagedserve._core import Scheduler
+from pagedserve.engine.request import Request
+from pagedserve.engine.row_sampler import RowSampler
+from pagedserve.errors import RequestError
+from pagedserve.executor.protocol import ModelInfo
+from pagedserve.inputs import ParsedPrompt, tokenize_prompt
+from pagedserve.output.beam import BeamSearch
+from pagedserve.output.detokenizer import Detokenizer
+from pagedserve.output.stop import StopRule
+from pagedserve.outputs import RequestMetrics
+from pagedserve.sampling.bad_words import BadWords
+from pagedserve.sampling_params import RequestOutputKind, SamplingParams
+
+# Added to a request's number: the salt of a prompt that must not be found in the prefix cache.
+_PRIVATE_SALT: Final = 1 << 63
+
+
+@dataclass(slots=True, kw_only=True)
+class InputProcessor:
+    """Checks requests against the limits of one engine.
+
+    Attributes:
+        tokenizer: The model's.
+        model: What the model is.
+        scheduler: Knows which prompts can never run.
+        max_num_seqs: Sequences of a step.
+        max_model_len: Tokens of a sequence.
+        seed: For the random numbers of requests that have no seed of their own.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    model: ModelInfo
+    scheduler: Scheduler
+    max_num_seqs: int
+    max_model_len: int
+    seed: int
+    _numbers: "itertools.count[int]" = field(default_factory=itertools.count)
+    _detokenizers: dict[bool, Detokenizer] = field(default_factory=dict)
+
+    def process(
+        self,
+        request_id: str,
+        prompt: ParsedPrompt,
+        params: SamplingParams,
+        *,
+        arrival_time: float | None = None,
+        priority: int = 0,
+        output_kind: RequestOutputKind | None = None,
+        name: str = "the prompt",
+    ) -> Request:
+        """Tokenise a prompt, check that the request can be run, and make it.
+
+        Args:
+            request_id: The caller's name for it.
+            prompt: As ``pagedserve.inputs`` parsed it.
+            params: How to continue it.
+            arrival_time: Seconds of the wall clock; None is now.
+            priority: Smaller goes first, where the scheduler's policy asks for it.
+            output_kind: Instead of the parameters' own.
+            name: What an error calls the prompt.
+
+        Raises:
+            RequestError: What is wrong with the prompt or the parameters, and what is accepted.
+        """
+        vocab_size = self.model.vocab_size
+        params = params.resolved(max_model_len=self.max_model_len, vocab_size=vocab_size)
+        tokenized = tokenize_prompt(prompt, name, encode=self._encode, vocab_size=vocab_size)
+        token_ids = tokenized.token_ids
+        if params.truncate_prompt_tokens is not None:
+            token_ids = token_ids[-params.truncate_prompt_tokens :]
+        refusal = self.scheduler.prompt_refusal(len(token_ids))
+        if refusal is not None:
+            raise RequestError(f"{name} {refusal}")
+        self._check_params(params)
+        params = params.with_prompt(token_ids)
+        rule = StopRule.from_params(
+            params,
+            eos_token_ids=self.model.eos_token_ids,
+            max_new_tokens=self.max_model_len - len(token_ids),
+        )
+        bad_words = None
+        if params.bad_words:
+            bad_words = BadWords.from_words(params.bad_words, self._encode_word)
+        number = next(self._numbers)
+        detokenizer = self._detokenizer(params) if params.detokenize else None
+        search = _beam_search(params, rule, detokenizer) if params.use_beam_search else None
+        # What the cache has is not computed, and so nothing is learnt about it.
+        salt = tokenized.salt if params.prompt_logprobs is None else _PRIVATE_SALT + number
+        chooses_best = params.max_num_running_seqs > params.n
+        if params.use_beam_search or chooses_best:  # the answer is not known before the end
+            output_kind = RequestOutputKind.FINAL_ONLY
+        return Request(
+            request_id=request_id,
+            prompt=tokenized.text,
+            prompt_token_ids=token_ids,
+            params=params,
+            rule=rule,
+            row_sampler=RowSampler(
+                params,
+                prompt_token_ids=token_ids,
+                bad_words=bad_words,
+                banned_at_first=rule.banned_at_first,
+                num_candidates=max(search.num_candidates, params.logprobs or 0) if search else 0,
+                keeps_logprobs=search is None and (params.logprobs is not None or chooses_best),
+                # The first number keeps the two kinds of keys apart.
+                key=(1, self.seed, number) if params.seed is None else (0, params.seed),
+            ),
+            detokenizer=detokenizer,
+            output_kind=params.output_kind if output_kind is None else output_kind,
+            metrics=RequestMetrics(time.time() if arrival_time is None else arrival_time),
+            salt=salt,
+            priority=priority,
+            search=search,
+            prompt_logprobs=None if params.prompt_logprobs is None else [],
+        )
+
+    def _detokenizer(self, params: SamplingParams) -> Detokenizer:
+        skip = params.skip_special_tokens
+        if skip not in self._detokenizers:
+            self._detokenizers[skip] = Detokenizer(self.tokenizer, skip_special_tokens=skip)
+        return self._detokenizers[skip]
+
+    def _check_params(self, params: SamplingParams) -> None:
+        num_seqs, vocab_size = params.max_num_running_seqs, self.model.vocab_size
+        if num_seqs > self.max_num_seqs:
+            name = "n" if params.best_of is None else "best_of"
+            raise RequestError(
+                f"{name} is {num_seqs}; max_num_seqs is {self.max_num_seqs}, and the sequences of "
+                "a request run together"
+            )
+        for name in ("logprobs", "prompt_logprobs"):
+            number = getattr(params, name)
+            if number is not None and number > vocab_size:
+                raise RequestError(
+                    f"{name} is {number}; it must be at most {vocab_size}, the size of the "
+                    "vocabulary"
+                )
+        biased = [token for token, _ in params.logit_bias]
+        for name, tokens in (
+            ("stop_token_ids", params.stop_token_ids),
+            ("allowed_token_ids", params.allowed_token_ids or ()),
+            ("logit_bias", biased),
+        ):
+            if any(token >= vocab_size for token in tokens):
+                raise RequestError(
+                    f"{name} has {max(tokens)}; token ids must be from 0 to {vocab_size - 1}, the "
+                    "last of the vocabulary"
+                )
+
+    def _encode_word(self, text: str) -> list[int]:
+        token_ids: list[int] = self.tokenizer(text, add_special_tokens=False).input_ids
+        return token_ids
+
+    def _encode(self, text: str) -> list[int]:
+        # verbose: the length is checked here, against the limit of this engine.
+        token_ids: list[int] = self.tokenizer(text, verbose=False).input_ids
+        return token_ids
+
+
+def _beam_search(
+    params: SamplingParams, rule: StopRule, detokenizer: Detokenizer | None
+) -> BeamSearch:
+    return BeamSearch.start(
+        width=params.max_num_running_seqs,
+        length_penalty=params.length_penalty,
+        early_stopping=params.early_stopping,
+        max_tokens=rule.max_tokens,
+        num_ending_tokens=len(rule.endings),
+        text=detokenizer.stream() if detokenizer is not None and rule.strings else None,
+    )

@@ -1,0 +1,268 @@
+"""What the tokens of a step mean: which sequences go on, fork or end.
+
+``process_step`` only looks, so a step whose update the scheduler refuses leaves no trace;
+``record_step`` takes it down once the scheduler has.
+
+Costs: under a microsecond a plain token (one sequence, no text or log-probabilities before the
+end); some three for others, a text search more where there are stop strings.
+"""
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagedserve.engine.request import Request, RequestTable, Sequence
+from pagedserve.output.beam import Beam, BeamRow, BeamSearch
+from pagedserve.output.detokenizer import TextStream
+from pagedserve.output.logprobs import TokenLogprob, TopLogprobs
+from pagedserve.output.stop import Finish, find_stop, is_by_token
+from pagedserve.output.stop_strings import StopMatch
+from pagedserve.sampling.results import SampledRows
+
+
+class TokenDetail(NamedTuple):
+    """What is known of a new token where somebody looks closer.
+
+    Attributes:
+        text: The sequence's text with it, where somebody looks at every text.
+        stop_match: The stop string that it completes.
+        logprob: How likely it was, where somebody asked.
+    """
+
+    text: TextStream | None
+    stop_match: StopMatch | None
+    logprob: TokenLogprob | None
+
+
+class RequestUpdate(NamedTuple):
+    """What a step means to a request that is not plain.
+
+    Attributes:
+        request: The request.
+        outputs: Its places among the outputs of the step.
+        search: Its beam search after the step.
+        failure: Why it ends here, whatever its tokens say.
+        is_done: Whether nothing of it goes on.
+    """
+
+    request: Request
+    outputs: range
+    search: BeamSearch | None = None
+    failure: Finish | None = None
+    is_done: bool = False
+
+
+@dataclass(slots=True)
+class StepUpdate:
+    """What a step means to all; entry i of the first four lists is output i of the step.
+
+    Attributes:
+        sequences: Whose token it is; of beams, those that go on.
+        tokens: The new tokens.
+        finishes: Why the sequence ends with it, or None.
+        parents: The sampled row that it continues, not decreasing.
+        details: Of outputs where somebody looks closer.
+        requests: Of requests that are not plain.
+    """
+
+    sequences: list[Sequence] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    finishes: list[Finish | None] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    details: dict[int, TokenDetail] = field(default_factory=dict)
+    requests: list[RequestUpdate] = field(default_factory=list)
+
+    def add(self, row: int, sequence: Sequence, token: int, finish: Finish | None) -> None:
+        """Add an output."""
+        self.sequences.append(sequence)
+        self.tokens.append(token)
+        self.finishes.append(finish)
+        self.parents.append(row)
+
+    def finish_flags(self) -> NDArray[np.uint8]:
+        """[K], 1 where the sequence ends."""
+        return np.array([finish is not None for finish in self.finishes], dtype=np.uint8)
+
+
+def process_step(sequences: SequenceOf[Sequence], sampled: SampledRows) -> StepUpdate:
+    """Find out what a step's tokens mean.
+
+    Args:
+        sequences: What each sampled row continues, S of them; those of a request lie together.
+            Those of requests that have ended meanwhile are passed over.
+        sampled: What the sampler made of the rows.
+    """
+    update = StepUpdate()
+    tokens: list[int] = sampled.tokens.tolist()
+    starts: list[int] = sampled.draw_start.tolist()
+    row = 0
+    while row < len(sequences):
+        sequence = sequences[row]
+        request = sequence.request
+        if request.is_finished:
+            row += 1
+        elif request.is_plain and row not in sampled.errors:
+            token = tokens[starts[row]]
+            finish = request.rule.check(token, len(sequence.token_ids) + 1)
+            update.add(row, sequence, token, finish)
+            row += 1
+        else:
+            end = row + 1
+            while end < len(sequences) and sequences[end].request is request:
+                end += 1
+            _process_request(update, sequences[row:end], row, sampled)
+            row = end
+    return update
+
+
+def _process_request(
+    update: StepUpdate, sequences: SequenceOf[Sequence], first_row: int, sampled: SampledRows
+) -> None:
+    """Process the rows of one request, from ``first_row`` on."""
+    request = sequences[0].request
+    first_output = len(update.tokens)
+    for row in range(first_row, first_row + len(sequences)):
+        if row in sampled.errors:
+            failure = Finish("error", sampled.errors[row])
+            update.requests.append(RequestUpdate(request, range(0), None, failure, is_done=True))
+            return
+    if request.search is not None:
+        _process_beams(update, request.search, sequences, first_row, sampled)
+        return
+    for row, parent in enumerate(sequences, first_row):
+        draws = range(int(sampled.draw_start[row]), int(sampled.draw_start[row + 1]))
+        for index, draw in enumerate(draws):
+            sequence = parent if index == 0 else request.new_sequence(index)
+            _process_token(update, sequence, row, draw, sampled)
+    outputs = range(first_output, len(update.tokens))
+    is_done = all(update.finishes[output] is not None for output in outputs)
+    update.requests.append(RequestUpdate(request, outputs, is_done=is_done))
+
+
+def _process_token(
+    update: StepUpdate, sequence: Sequence, row: int, draw: int, sampled: SampledRows
+) -> None:
+    request = sequence.request
+    rule, token = request.rule, int(sampled.tokens[draw])
+    num_tokens = len(sequence.token_ids) + 1
+    finish = rule.check(token, num_tokens)
+    text, match = None, None
+    if rule.strings is not None and sequence.text is not None and not is_by_token(finish):
+        text = sequence.text.advanced((token,))
+        match = find_stop(rule, sequence.text, text, num_tokens)
+        if match is not None:
+            finish = Finish("stop", match.string)
+    logprob = None
+    if sequence.logprobs is not None:
+        found = sampled.logprobs
+        assert found is not None  # noqa: S101  # asked for
+        logprob = TokenLogprob.of(
+            found.token_logprobs[draw],
+            found.token_ranks[draw],
+            found.top_token_ids[row],
+            found.top_logprobs[row],
+            request.params.logprobs or 0,
+        )
+    if text is not None or logprob is not None:
+        update.details[len(update.tokens)] = TokenDetail(text, match, logprob)
+    update.add(row, sequence, token, finish)
+
+
+def _process_beams(
+    update: StepUpdate,
+    search: BeamSearch,
+    sequences: SequenceOf[Sequence],
+    first_row: int,
+    sampled: SampledRows,
+) -> None:
+    request, candidates = sequences[0].request, sampled.candidates
+    assert candidates is not None  # noqa: S101  # asked for
+    rows = []
+    for row in range(first_row, first_row + len(sequences)):
+        ids, logprobs = candidates.token_ids[row], candidates.logprobs[row]
+        top = None
+        if (num_top := request.params.logprobs) is not None:
+            top = TopLogprobs(ids[:num_top], logprobs[:num_top])
+        rows.append(BeamRow(ids, logprobs, top))
+    beams = tuple(sequence.beam for sequence in sequences if sequence.beam is not None)
+    # The scheduler's order of the beams; what the search decides does not depend on it.
+    result = replace(search, beams=beams).step(rows, partial(Beam.finish_by, rule=request.rule))
+    first_output = len(update.tokens)
+    for beam, parent in zip(result.search.beams, result.parents, strict=True):
+        sequence = request.new_sequence(0, beam=beam)
+        update.add(first_row + parent, sequence, beam.token_ids[-1], None)
+    outputs = range(first_output, len(update.tokens))
+    update.requests.append(RequestUpdate(request, outputs, result.search, is_done=result.is_done))
+
+
+def record_step(
+    update: StepUpdate, handles: SequenceOf[int], table: RequestTable, now: float
+) -> list[Request]:
+    """Take down a step that the scheduler has taken.
+
+    Args:
+        update: What the step means.
+        handles: The scheduler's handle of each output; empty where it knew none of them yet, and
+            then every sequence keeps its own.
+        table: Where sequences that go on are found again.
+        now: Seconds of the wall clock.
+
+    Returns:
+        The requests that got something, those that end among them (``is_finished``).
+    """
+    plain = [sequence for sequence in update.sequences if sequence.request.is_plain]
+    for sequence, token, finish in zip(
+        update.sequences, update.tokens, update.finishes, strict=True
+    ):
+        if sequence.beam is None:
+            sequence.token_ids.append(token)
+        sequence.finish = finish
+    for output, detail in update.details.items():
+        _record_detail(update.sequences[output], detail)
+    touched = []
+    for sequence in plain:
+        request = sequence.request
+        request.is_finished = sequence.finish is not None
+        touched.append(request)
+    for entry in update.requests:
+        _record_request(entry, update, handles, table)
+        touched.append(entry.request)
+    for request in touched:
+        metrics = request.metrics
+        if request.finish is None:
+            metrics.last_token_time = now
+            if metrics.first_token_time is None:
+                metrics.first_token_time = now
+    return touched
+
+
+def _record_detail(sequence: Sequence, detail: TokenDetail) -> None:
+    if detail.logprob is not None and sequence.logprobs is not None:
+        sequence.logprobs.append(detail.logprob)
+        sequence.cumulative_logprob += detail.logprob.logprob
+    if detail.text is not None:
+        sequence.text = detail.text
+    sequence.stop_match = detail.stop_match
+
+
+def _record_request(
+    entry: RequestUpdate, update: StepUpdate, handles: SequenceOf[int], table: RequestTable
+) -> None:
+    request = entry.request
+    request.finish = entry.failure
+    request.is_finished = entry.is_done
+    if entry.search is not None:
+        request.search = entry.search
+    if entry.failure is not None or not handles:
+        return
+    sequences = [update.sequences[output] for output in entry.outputs]
+    if request.search is not None or len(sequences) > len(request.sequences):
+        own = [handles[output] for output in entry.outputs]
+        table.replace_sequences(request, sequences, own)
+    for sequence in sequences:
+        if sequence.finish is not None:
+            table.drop_sequence(sequence)

@@ -1,0 +1,256 @@
+"""The executor of one process: one device, its model, its KV pools, and the steps they run."""
+
+import traceback
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from pagedserve._core import SchedulerOutputs
+from pagedserve.attention.backends import check_block_size
+from pagedserve.cache.engine import CacheEngine, kv_bytes_per_block
+from pagedserve.config import GPU_MEMORY_UTILIZATION, EngineArgs
+from pagedserve.device import Cuda, cuda_of
+from pagedserve.errors import ConfigError, StepError
+from pagedserve.executor.memory import (
+    DEFAULT_KV_CACHE_BYTES,
+    AvailableBlocks,
+    MemoryPlan,
+    free_host_bytes,
+    plan_memory,
+    shown_bytes,
+)
+from pagedserve.executor.protocol import (
+    CacheShape,
+    ModelInfo,
+    ModelOutput,
+    StepHandle,
+    StepLimits,
+)
+from pagedserve.models.loader import load_model
+from pagedserve.runner.buffers import StepBuffers
+from pagedserve.runner.forward import Forward
+from pagedserve.runner.graphs import DecodeGraphs, reserved_bytes
+from pagedserve.runner.model_runner import ModelRunner
+from pagedserve.runner.padded import ladder
+from pagedserve.runner.profile import TrialRow, peak_bytes, run_trial
+from pagedserve.sampling.logprobs import prompt_logprobs
+from pagedserve.sampling.results import SampledRows
+from pagedserve.sampling.rows import PromptTargets, RowSampling
+from pagedserve.sampling.sampler import LaunchedSamples, Sampler
+
+
+class LaunchedRun:
+    """A step that this process launched: a ``StepHandle``."""
+
+    def __init__(
+        self, samples: LaunchedSamples | None, prompts: PromptTargets | None, logits: Tensor | None
+    ) -> None:
+        """Keep what is needed for the results.
+
+        Args:
+            samples: Of the step; None where it samples nothing.
+            prompts: What was asked about prompts.
+            logits: Float32 ``[P, V]``, of the positions of ``prompts``.
+        """
+        self._samples = samples
+        self._prompts = prompts
+        self._logits = logits
+
+    @property
+    def is_async_safe(self) -> bool:
+        """See ``StepHandle``."""
+        return self._samples is not None and self._prompts is None and self._samples.is_async_safe
+
+    def tokens(self) -> Tensor | None:
+        """The tokens of a step that is async-safe, int32 ``[S]`` on its device."""
+        return None if self._samples is None else self._samples.tokens()
+
+    def results(self) -> ModelOutput:
+        """Wait for the step; called before another is launched, unless it is async-safe."""
+        sampled = SampledRows.none() if self._samples is None else self._samples.results()
+        if self._prompts is None or self._logits is None:
+            return ModelOutput(sampled, None)
+        return ModelOutput(sampled, prompt_logprobs(self._prompts, self._logits))
+
+
+class LocalExecutor:
+    """Loads a model into this process and runs steps on it; an ``Executor``."""
+
+    def __init__(self, args: EngineArgs) -> None:
+        """Load the model; see `pagedserve.models.loader.load_model` for the errors."""
+        self._args = args
+        self.loaded = load_model(args)
+        self._cuda = cuda_of(self.loaded.device)
+        is_recordable = self._cuda is not None and self.loaded.attention_backend == "triton"
+        self._captures_graphs = is_recordable and not args.enforce_eager
+        self._sampler = Sampler(self._cuda)
+        self._buffers: StepBuffers | None = None
+
+    @property
+    def model_info(self) -> ModelInfo:
+        """See ``Executor``."""
+        loaded = self.loaded
+        return ModelInfo(
+            vocab_size=loaded.vocab_size,
+            max_model_len=loaded.max_model_len,
+            eos_token_ids=tuple(loaded.eos_token_ids),
+            device_type=loaded.device.type,
+            backends=loaded.describe_backends(),
+        )
+
+    @property
+    def buffers(self) -> StepBuffers:
+        """See ``Executor``.
+
+        Raises:
+            StepError: Before ``init_cache``.
+        """
+        if self._buffers is None:
+            raise StepError("the executor has no KV cache yet: call init_cache first")
+        return self._buffers
+
+    def kv_bytes_per_block(self, block_size: int) -> int:
+        """Bytes that one KV block takes, all layers together.
+
+        Raises:
+            ConfigError: Blocks that the attention backend cannot read.
+        """
+        loaded = self.loaded
+        check_block_size(loaded.attention_backend, block_size)
+        return kv_bytes_per_block(loaded.layers, block_size=block_size, dtype=loaded.dtype)
+
+    def determine_num_blocks(self, limits: StepLimits) -> MemoryPlan:
+        """See ``Executor``; on a GPU the largest steps are run to see what they leave."""
+        args, cuda = self._args, self._cuda
+        if cuda is None and args.gpu_memory_utilization != GPU_MEMORY_UTILIZATION:
+            raise ConfigError(
+                f"gpu_memory_utilization is {args.gpu_memory_utilization}, and the model is on the "
+                "CPU, whose memory others use too: give kv_cache_memory instead"
+            )
+        block_bytes = self.kv_bytes_per_block(args.block_size)
+        available = None
+        if cuda is not None and args.num_gpu_blocks is None and args.kv_cache_memory is None:
+            available = self._profile(cuda, limits)
+        return plan_memory(
+            block_bytes=block_bytes,
+            block_size=args.block_size,
+            weight_bytes=self.loaded.weight_bytes,
+            free_bytes=free_host_bytes() if cuda is None else cuda.memory().free,
+            # A GPU is there for the cache; host memory is shared with others.
+            default_bytes=DEFAULT_KV_CACHE_BYTES if cuda is None else None,
+            num_gpu_blocks=args.num_gpu_blocks,
+            kv_cache_memory=args.kv_cache_memory,
+            max_model_len=args.max_model_len,
+            swap_space=args.swap_space,
+            free_host_bytes=free_host_bytes(),
+            available=available,
+        )
+
+    def init_cache(self, shape: CacheShape) -> None:
+        """See ``Executor``."""
+        loaded, limits = self.loaded, shape.limits
+        self._cache = CacheEngine(
+            loaded.layers,
+            num_gpu_blocks=shape.num_gpu_blocks,
+            num_cpu_blocks=shape.num_cpu_blocks,
+            block_size=shape.block_size,
+            dtype=loaded.dtype,
+            device=loaded.device,
+            cuda=self._cuda,
+        )
+        buffers = StepBuffers(
+            max_num_tokens=limits.max_num_tokens,
+            max_num_rows=limits.max_num_rows,
+            max_blocks_per_row=-(-limits.max_model_len // shape.block_size),
+            cuda=self._cuda,
+        )
+        forward = Forward(loaded, self._cache)
+        graphs = None
+        if self._cuda is not None and self._captures_graphs:
+            sizes = ladder(limits.max_num_rows)
+            graphs = DecodeGraphs(forward, buffers, sizes=sizes, block_size=shape.block_size)
+            graphs.capture(loaded.vocab_size, self._cuda)
+        self._runner = ModelRunner(forward, buffers, shape.block_size, graphs)
+        self._buffers = buffers
+
+    def launch(
+        self,
+        scheduled: SchedulerOutputs,
+        rows: Sequence[RowSampling],
+        prompts: PromptTargets | None = None,
+        after: StepHandle | None = None,
+    ) -> LaunchedRun:
+        """See ``Executor``: moves, forward, sampling."""
+        if scheduled.num_rows and len(rows) != scheduled.num_samples:
+            raise StepError(f"{len(rows)} sampling parameters for {scheduled.num_samples} samples")
+        self._cache.move(scheduled)
+        if scheduled.num_rows == 0:
+            return LaunchedRun(None, None, None)
+        index = None if prompts is None else torch.from_numpy(prompts.index)
+        previous_tokens = after.tokens() if isinstance(after, LaunchedRun) else None
+        logits = self._runner.execute(scheduled, index, previous_tokens)
+        samples = self._sampler.launch(logits[: len(rows)], rows) if rows else None
+        return LaunchedRun(samples, prompts, logits[len(rows) :])
+
+    def _profile(self, cuda: Cuda, limits: StepLimits) -> AvailableBlocks:
+        """Run the largest steps on the GPU and find how many KV blocks fit beside them."""
+        free = cuda.memory().free
+        try:
+            activations, graphs = self._step_bytes(cuda, limits)
+        except torch.OutOfMemoryError as error:
+            # Its frames hold the tensors of the step, which whoever tries again needs.
+            traceback.clear_frames(error.__traceback__)
+            weights = shown_bytes(self.loaded.weight_bytes)
+            raise ConfigError(
+                f"out of memory in the profile run on {cuda.device}: weights take {weights}, and "
+                f"the {shown_bytes(free)} that are free beside them do not hold the activations of "
+                f"a step of {limits.max_num_tokens} tokens or {limits.max_num_rows} sequences, let "
+                "alone a KV cache: lower max_num_batched_tokens (and max_model_len, unless prompts "
+                "are chunked) or max_num_seqs"
+            ) from error
+        free, total = cuda.memory()
+        budget = int(total * self._args.gpu_memory_utilization)
+        left = max(0, budget - (total - free) - activations - graphs)
+        return AvailableBlocks(
+            num_blocks=left // self.kv_bytes_per_block(self._args.block_size),
+            total_bytes=total,
+            budget_bytes=budget,
+            used_bytes=total - free,
+            activation_bytes=activations,
+            graph_bytes=graphs,
+        )
+
+    def _step_bytes(self, cuda: Cuda, limits: StepLimits) -> tuple[int, int]:
+        """What the largest step takes on the GPU, and what is kept for CUDA graphs."""
+        trial = partial(
+            run_trial,
+            self.loaded,
+            num_samples=limits.max_num_rows,
+            block_size=self._args.block_size,
+            cuda=cuda,
+        )
+        prefill = peak_bytes(cuda, partial(trial, largest_prefill(limits)))
+        decode = peak_bytes(cuda, partial(trial, largest_decode(limits)))
+        graphs = 0
+        if self._captures_graphs:
+            graphs = reserved_bytes(
+                ladder(limits.max_num_rows),
+                vocab_size=self.loaded.vocab_size,
+                activation_bytes=decode,
+            )
+        return max(prefill, decode), graphs
+
+
+def largest_prefill(limits: StepLimits) -> list[TrialRow]:
+    """All tokens of a step in prompts as long as they may be."""
+    longest = limits.max_model_len
+    num_whole, rest = divmod(limits.max_num_tokens, longest)
+    lengths = [longest] * num_whole + [rest] * (rest > 0)
+    return [TrialRow(length, length) for length in lengths[: limits.max_num_rows]]
+
+
+def largest_decode(limits: StepLimits) -> list[TrialRow]:
+    """A token for each of the most sequences, all of them at their end."""
+    return [TrialRow(1, limits.max_model_len)] * limits.max_num_rows

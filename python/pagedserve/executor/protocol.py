@@ -1,0 +1,157 @@
+"""What an engine asks of whatever runs the model: plain data in, handles and plain data out.
+
+Whoever implements ``Executor`` owns the weights, the KV pools and every tensor: those that one step
+leaves for the next one too.  Nothing here knows torch, so the engine does not either; a test double
+implements the Protocol and is passed to the engine.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagedserve._core import InputBuffers, SchedulerOutputs
+from pagedserve.executor.memory import MemoryPlan
+from pagedserve.sampling.results import PositionLogprobs, SampledRows
+from pagedserve.sampling.rows import PromptTargets, RowSampling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInfo:
+    """What an engine needs to know of a model.
+
+    Attributes:
+        vocab_size: Rows of the embedding; token ids are below it.
+        max_model_len: Most tokens of a sequence.
+        eos_token_ids: Tokens that end a sequence.
+        device_type: "cpu" or "cuda".
+        backends: One line for people: who computes attention and everything else.
+    """
+
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    device_type: str
+    backends: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLimits:
+    """The most that a step may hold.
+
+    Attributes:
+        max_num_tokens: Tokens of a step.
+        max_num_rows: Rows of a step.
+        max_model_len: Tokens of a sequence.
+    """
+
+    max_num_tokens: int
+    max_num_rows: int
+    max_model_len: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheShape:
+    """The KV cache, and the largest step that is to run over it.
+
+    Attributes:
+        num_gpu_blocks: Blocks where the model computes.
+        num_cpu_blocks: Blocks for swapped sequences.
+        block_size: Tokens of a block.
+        limits: Of a step.
+    """
+
+    num_gpu_blocks: int
+    num_cpu_blocks: int
+    block_size: int
+    limits: StepLimits
+
+
+class HostBuffers(Protocol):
+    """The arrays of a step in host memory, which the core fills."""
+
+    @property
+    def query_start(self) -> NDArray[np.int32]:
+        """Where each row begins in the step's tokens, ``[max_num_rows + 1]``."""
+
+    @property
+    def positions(self) -> NDArray[np.int64]:
+        """Place of each token in its sequence, ``[max_num_tokens]``."""
+
+    @property
+    def sample_rows(self) -> NDArray[np.int32]:
+        """The row of each sample, ``[max_num_rows]``."""
+
+    @property
+    def row_handles(self) -> NDArray[np.int64]:
+        """The scheduler's handle of each row's sequence, ``[max_num_rows]``."""
+
+    def writable(self) -> InputBuffers:
+        """What the core fills, once the device has its copy of the step before."""
+
+
+class ModelOutput(NamedTuple):
+    """What a step gave: its samples, and what was asked about prompts."""
+
+    sampled: SampledRows
+    prompt_logprobs: PositionLogprobs | None
+
+
+class StepHandle(Protocol):
+    """A step that was launched."""
+
+    @property
+    def is_async_safe(self) -> bool:
+        """Whether one token a row, known on the device by now, is all that is wanted of it.
+
+        Only then may the next step be launched before ``results``.
+        """
+
+    def results(self) -> ModelOutput:
+        """Wait for the step."""
+
+
+class Executor(Protocol):
+    """A loaded model and all that runs it."""
+
+    @property
+    def model_info(self) -> ModelInfo:
+        """What the model is."""
+
+    def determine_num_blocks(self, limits: StepLimits) -> MemoryPlan:
+        """How many KV blocks there are to be, and where the memory goes.
+
+        Raises:
+            ConfigError: More than is free, or too little to be of use.
+        """
+
+    def init_cache(self, shape: CacheShape) -> None:
+        """Allocate KV pools and step buffers; called once, before the first step."""
+
+    @property
+    def buffers(self) -> HostBuffers:
+        """The arrays that the core fills before ``launch``; there from ``init_cache`` on."""
+
+    def launch(
+        self,
+        scheduled: SchedulerOutputs,
+        rows: Sequence[RowSampling],
+        prompts: PromptTargets | None = None,
+        after: StepHandle | None = None,
+    ) -> StepHandle:
+        """Begin one step, whose inputs the core has written to the buffers.
+
+        On a GPU this returns once everything is queued, on the CPU once the model has run.
+
+        Args:
+            scheduled: The step's decisions; its block moves come before the model.
+            rows: Parameters of its samples, S of them.
+            prompts: Positions whose log-probabilities are wanted besides.
+            after: The step before, where its tokens are not yet known to the core: an input of
+                ``-1 - i`` stands for token i of it.
+
+        Raises:
+            StepError: Rows are not as many as the step's samples.
+        """
