@@ -17,7 +17,8 @@ from torch import Tensor
 
 from pagedserve import _core
 from pagedserve.cache.engine import CacheEngine
-from pagedserve.executor.available import StepLimits
+from pagedserve.executor.local import largest_decode, largest_prefill
+from pagedserve.executor.protocol import StepLimits
 from pagedserve.models.loader import LoadedModel
 from pagedserve.runner.buffers import StepBuffers
 from pagedserve.runner.forward import Forward
@@ -308,7 +309,7 @@ def test_the_profile_run_lets_go_of_all_it_made(
 
     def run() -> None:
         cuda.log.append("run")
-        for rows in (limits.largest_prefill(), limits.largest_decode()):
+        for rows in (largest_prefill(limits), largest_decode(limits)):
             run_trial(loaded, rows, num_samples=MAX_ROWS, block_size=BLOCK_SIZE, cuda=cuda)
 
     assert peak_bytes(cuda, run) == 1600
