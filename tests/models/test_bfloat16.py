@@ -21,7 +21,10 @@ def ours(sequences: list[list[int]]) -> list[list[int]]:
     found = []
     for output in llm.generate(prompt_token_ids=sequences, sampling_params=asked, use_tqdm=False):
         entries = (output.prompt_logprobs or [])[1 - NUM_TOKENS :]
-        likeliest = [next(t for t, one in (e or {}).items() if one.rank == 1) for e in entries]
+        likeliest = [
+            next(token for token, logprob in (entry or {}).items() if logprob.rank == 1)
+            for entry in entries
+        ]
         found.append([*likeliest, *output.outputs[0].token_ids])
     return found
 

@@ -52,7 +52,6 @@ def loaded_model(family: str, *, is_fused: bool) -> LoadedModel:
         vocab_size=VOCAB_SIZE,
         max_model_len=MAX_LEN,
         eos_token_ids=(2,),
-        generation_config={},
         dtype=torch.bfloat16,
         device=GPU,
         attention_backend="triton",

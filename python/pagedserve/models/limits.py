@@ -1,9 +1,9 @@
-"""How long a sequence of a model may be, read from its config."""
+"""How long a sequence of a model may be, and which tokens end it: read from its configs."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from transformers import PreTrainedConfig
+from transformers import GenerationConfig, PreTrainedConfig
 
 from pagedserve.errors import ConfigError, ModelLoadError
 
@@ -54,6 +54,19 @@ def check_max_model_len(requested: int | None, limit: int | None, reason: str) -
     if requested is not None and requested > limit:
         raise ConfigError(f"max_model_len is {requested}: this model takes up to {limit}, {reason}")
     return limit if requested is None else requested
+
+
+def eos_token_ids(
+    generation_config: GenerationConfig | None, config: PreTrainedConfig
+) -> tuple[int, ...]:
+    """Tokens that end a sequence: the generation config's, else the model config's."""
+    for source in (generation_config, config):
+        ids = getattr(source, "eos_token_id", None)
+        if isinstance(ids, int):
+            return (ids,)
+        if ids:
+            return tuple(int(token) for token in ids)
+    return ()
 
 
 def _rope_parameters(config: PreTrainedConfig) -> Iterator[Mapping[str, Any]]:

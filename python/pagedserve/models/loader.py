@@ -1,6 +1,5 @@
 """From the engine's arguments to a model that is known to run on paged attention."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -26,8 +25,7 @@ from pagedserve.models.files import (
 )
 from pagedserve.models.fused.cpu.replace import replace_for_cpu, weight_bytes
 from pagedserve.models.fused.gpu.replace import replace_for_gpu
-from pagedserve.models.generation import eos_token_ids, recommended_sampling
-from pagedserve.models.limits import check_max_model_len, derive_max_model_len
+from pagedserve.models.limits import check_max_model_len, derive_max_model_len, eos_token_ids
 from pagedserve.models.probe import probe_model, vocab_size
 from pagedserve.models.probe_cache import ProbeCacheEntry
 
@@ -42,8 +40,6 @@ class LoadedModel:
         vocab_size: rows of the embedding; token ids are below it.
         max_model_len: most tokens of a sequence.
         eos_token_ids: tokens that end a sequence.
-        generation_config: the sampling parameters that the model's makers recommend, by the names
-            of ``SamplingParams``.
         dtype: of the weights, and of keys and values.
         device: of the model.
         attention_backend: computes attention.
@@ -56,7 +52,6 @@ class LoadedModel:
     vocab_size: int
     max_model_len: int
     eos_token_ids: tuple[int, ...]
-    generation_config: Mapping[str, float]
     dtype: torch.dtype
     device: torch.device
     attention_backend: AttentionBackend
@@ -124,7 +119,6 @@ def load_model(config: EngineArgs, device: torch.device | None = None) -> Loaded
             "the length of the chunks that its attention is cut into",
         ),
         eos_token_ids=eos_token_ids(model.generation_config, text_config),
-        generation_config=recommended_sampling(model.generation_config),
         dtype=dtype,
         device=device,
         attention_backend=backend,
