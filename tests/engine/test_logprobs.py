@@ -1,104 +1,81 @@
 """Log-probabilities against one direct forward of transformers on the same weights."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from typing import Any, Literal
 
 import pytest
-import torch
-from torch import Tensor
 
-from pagedserve import LLM, CompletionOutput, RequestOutput, SamplingParams
+from pagedserve import LLM, CompletionOutput, RequestOutput
 from pagedserve.inputs import TokensPrompt
 from pagedserve.outputs import Logprob
+from tests.support import logprobs
+from tests.support.logprobs import (
+    NUM_PROMPT_TOP,
+    NUM_TOKENS,
+    NUM_TOP,
+    SHARED_PROMPT,
+    TOLERANCE,
+    LogprobReferences,
+    Position,
+)
 
-TOLERANCE = 1e-4
-NUM_TOP, NUM_PROMPT_TOP = 5, 3
-NUM_PROMPTS = 8
-NUM_TOKENS = 10
 # A prompt and its output are 4 of them at most: three requests at a time preempt each other.
 FEW_BLOCKS = 10
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
-GREEDY = SamplingParams(
-    temperature=0,
-    max_tokens=NUM_TOKENS,
-    ignore_eos=True,
-    logprobs=NUM_TOP,
-    prompt_logprobs=NUM_PROMPT_TOP,
-)
-RANDOM: dict[str, Any] = {"temperature": 0.8, "top_k": 20, "seed": 7, "max_tokens": NUM_TOKENS}
-SAMPLED = SamplingParams(**RANDOM, ignore_eos=True, logprobs=NUM_TOP)
-# In turn for the prompts: with and without log-probabilities of the prompt.
-PARAMS = (
-    GREEDY,
-    SAMPLED,
-    replace(GREEDY, prompt_logprobs=None),
-    replace(SAMPLED, prompt_logprobs=NUM_PROMPT_TOP),
-)
-
-Forward = Callable[[tuple[int, ...]], Tensor]
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")
-def forward(peer: Any) -> Forward:
-    """Token ids, L of them, to the log-probabilities [L, V] of what follows each."""
-
-    @torch.inference_mode()
-    def logprobs(token_ids: tuple[int, ...]) -> Tensor:
-        logits: Tensor = peer(torch.tensor([token_ids])).logits[0]
-        return logits.log_softmax(dim=-1)
-
-    return cache(logprobs)  # every configuration asks the same
+def references() -> LogprobReferences:
+    """What transformers said of the sequences when it was asked."""
+    return logprobs.recorded()
 
 
 @pytest.fixture(scope="module")
 def prompts(licence: list[int]) -> list[TokensPrompt]:
-    """From 3 to 43 tokens; all but the first begin with the same 20."""
-    begin = licence[:20]
-    others = [begin + licence[60 * n : 60 * n + 3 * n + 2] for n in range(1, NUM_PROMPTS)]
-    return [{"prompt_token_ids": one} for one in [licence[100:103], *others]]
+    return logprobs.prompts_of(licence)
 
 
-def check_entry(entry: Mapping[int, Logprob], token: int, expected: Tensor, num_top: int) -> None:
-    """One position: [V] log-probabilities, and what is said of ``token`` and of the likeliest."""
-    for one, said in entry.items():
-        true = expected[one]
-        assert abs(said.logprob - true) < TOLERANCE
-        least = 1 + int((expected > true + TOLERANCE).sum())
-        most = int((expected >= true - TOLERANCE).sum())
+def check_entry(entry: Mapping[int, Logprob], token: int, expected: Position, num_top: int) -> None:
+    """One position: what is said of ``token``, which comes next, and of the likeliest."""
+    for candidate, said in entry.items():
+        assert abs(said.logprob - expected.logprob(candidate, token)) < TOLERANCE
+        least, most = expected.ranks(candidate, token)
         assert least <= said.rank <= most
     ranked = list(entry)[:num_top]
-    assert [entry[one].rank for one in ranked] == list(range(1, num_top + 1))
-    best = expected.topk(num_top).values
-    assert [entry[one].logprob for one in ranked] == pytest.approx(best.tolist(), abs=TOLERANCE)
+    assert [entry[candidate].rank for candidate in ranked] == list(range(1, num_top + 1))
+    best = list(expected.best.values())[:num_top]
+    assert [entry[candidate].logprob for candidate in ranked] == pytest.approx(best, abs=TOLERANCE)
     assert set(entry) == {*ranked, token}
 
 
-def check_output(output: RequestOutput, forward: Forward) -> None:
+def check_output(output: RequestOutput, references: LogprobReferences) -> None:
     """All that is said of a request's new tokens, and of its prompt if anything is."""
     prompt = output.prompt_token_ids
-    for one in output.outputs:
-        expected = forward((*prompt, *one.token_ids))
-        check_completion(one, expected[len(prompt) - 1 :])
+    for completion in output.outputs:
+        expected = references((*prompt, *completion.token_ids))
+        check_completion(completion, expected[len(prompt) - 1 :])
         if output.prompt_logprobs is not None:
             check_prompt(prompt, output.prompt_logprobs, expected)
 
 
-def check_completion(output: CompletionOutput, expected: Tensor) -> None:
+def check_completion(output: CompletionOutput, expected: Sequence[Position]) -> None:
     assert output.logprobs is not None
     assert len(output.logprobs) == len(output.token_ids)
     chosen = []
-    for token, entry, row in zip(output.token_ids, output.logprobs, expected[:-1], strict=True):
-        check_entry(entry, token, row, NUM_TOP)
+    for token, entry, position in zip(
+        output.token_ids, output.logprobs, expected[:-1], strict=True
+    ):
+        check_entry(entry, token, position, NUM_TOP)
         chosen.append(entry[token].logprob)
     assert output.cumulative_logprob == pytest.approx(sum(chosen), abs=TOLERANCE)
 
 
 def check_prompt(
-    prompt: Sequence[int], said: Sequence[Mapping[int, Logprob] | None], expected: Tensor
+    prompt: Sequence[int],
+    said: Sequence[Mapping[int, Logprob] | None],
+    expected: Sequence[Position],
 ) -> None:
     assert len(said) == len(prompt)
     assert said[0] is None
@@ -114,19 +91,19 @@ def check_idle(llm: LLM) -> None:
     engine.scheduler.check()
 
 
-def check(llm: LLM, prompts: list[TokensPrompt], forward: Forward) -> None:
-    params = [PARAMS[number % len(PARAMS)] for number in range(NUM_PROMPTS)]
+def check(llm: LLM, prompts: list[TokensPrompt], references: LogprobReferences) -> None:
+    params = logprobs.one_output_each()
     outputs = llm.generate(prompts, params, use_tqdm=False)
-    for output, own in zip(outputs, params, strict=True):
+    for output, asked in zip(outputs, params, strict=True):
         (completion,) = output.outputs
         assert len(completion.token_ids) == NUM_TOKENS
-        assert (output.prompt_logprobs is None) == (own.prompt_logprobs is None)
-        check_output(output, forward)
+        assert (output.prompt_logprobs is None) == (asked.prompt_logprobs is None)
+        check_output(output, references)
     check_idle(llm)
 
 
-def test_plain(smollm2: LLM, prompts: list[TokensPrompt], forward: Forward) -> None:
-    check(smollm2, prompts, forward)
+def test_plain(smollm2: LLM, prompts: list[TokensPrompt], references: LogprobReferences) -> None:
+    check(smollm2, prompts, references)
 
 
 CHUNKED: dict[str, Any] = {
@@ -146,73 +123,62 @@ CHUNKED: dict[str, Any] = {
     ids=["prefix caching", "chunked", "both"],
 )
 def test_shared_and_in_parts(
-    options: dict[str, Any], prompts: list[TokensPrompt], forward: Forward
+    options: dict[str, Any], prompts: list[TokensPrompt], references: LogprobReferences
 ) -> None:
     llm = LLM("smollm2", dtype="float32", num_gpu_blocks=256, **options)
-    check(llm, prompts, forward)
+    check(llm, prompts, references)
     if "enable_prefix_caching" in options:
         num_cold = llm.llm_engine.scheduler.num_cached_tokens
-        check(llm, prompts, forward)
+        check(llm, prompts, references)
         assert llm.llm_engine.scheduler.num_cached_tokens > 2 * num_cold
 
 
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
 def test_with_preemptions(
-    mode: Literal["recompute", "swap"], prompts: list[TokensPrompt], forward: Forward
+    mode: Literal["recompute", "swap"],
+    prompts: list[TokensPrompt],
+    references: LogprobReferences,
 ) -> None:
     llm = LLM("smollm2", dtype="float32", num_gpu_blocks=FEW_BLOCKS, preemption_mode=mode)
-    check(llm, prompts, forward)
+    check(llm, prompts, references)
     assert llm.llm_engine.scheduler.num_preemptions > 0
     assert (llm.llm_engine.stats.num_swapped_blocks > 0) == (mode == "swap")
 
 
 def test_several_outputs_each_have_their_own(
-    smollm2: LLM, prompts: list[TokensPrompt], forward: Forward
+    smollm2: LLM, prompts: list[TokensPrompt], references: LogprobReferences
 ) -> None:
-    prompt = prompts[5]
-    params = SamplingParams(**RANDOM, n=2, logprobs=NUM_TOP)
-    (output,) = smollm2.generate(prompt, params, use_tqdm=False)
-    assert len({tuple(one.token_ids) for one in output.outputs}) == 2
-    check_output(output, forward)
+    (output,) = smollm2.generate(prompts[SHARED_PROMPT], logprobs.SEVERAL, use_tqdm=False)
+    assert len({tuple(completion.token_ids) for completion in output.outputs}) == 2
+    check_output(output, references)
     check_idle(smollm2)
 
 
 def test_the_best_of_several_are_the_likeliest(
-    smollm2: LLM, prompts: list[TokensPrompt], forward: Forward
+    smollm2: LLM, prompts: list[TokensPrompt], references: LogprobReferences
 ) -> None:
-    prompt = prompts[5]
-    several = SamplingParams(**RANDOM, n=4, logprobs=NUM_TOP)
-    best = SamplingParams(**RANDOM, n=2, best_of=4, logprobs=NUM_TOP)
-    all_four, best_two = smollm2.generate([prompt] * 2, [several, best], use_tqdm=False)
+    prompt, best = prompts[SHARED_PROMPT], logprobs.BEST_TWO
+    all_four, best_two = smollm2.generate([prompt] * 2, [logprobs.FOUR, best], use_tqdm=False)
     ranked = sorted(all_four.outputs, key=summed, reverse=True)
+    likeliest = [completion.token_ids for completion in ranked[:2]]
     assert summed(ranked[1]) - summed(ranked[2]) > TOLERANCE  # no tie that rounding could turn
-    assert [one.index for one in best_two.outputs] == [0, 1]
-    assert [one.token_ids for one in best_two.outputs] == [one.token_ids for one in ranked[:2]]
-    check_output(best_two, forward)
+    assert [completion.index for completion in best_two.outputs] == [0, 1]
+    assert [completion.token_ids for completion in best_two.outputs] == likeliest
+    check_output(best_two, references)
     silent = replace(best, logprobs=None)
     (output,) = smollm2.generate(prompt, silent, use_tqdm=False)
-    assert [one.token_ids for one in output.outputs] == [one.token_ids for one in ranked[:2]]
-    assert [one.logprobs for one in output.outputs] == [None, None]
+    assert [completion.token_ids for completion in output.outputs] == likeliest
+    assert [completion.logprobs for completion in output.outputs] == [None, None]
     check_idle(smollm2)
 
 
 def test_beams_sum_their_tokens(
-    smollm2: LLM, prompts: list[TokensPrompt], forward: Forward
+    smollm2: LLM, prompts: list[TokensPrompt], references: LogprobReferences
 ) -> None:
-    prompt = prompts[5]
-    params = SamplingParams(
-        n=4,
-        best_of=4,
-        use_beam_search=True,
-        temperature=0,
-        max_tokens=NUM_TOKENS,
-        logprobs=NUM_TOP,
-        prompt_logprobs=NUM_PROMPT_TOP,
-    )
-    (output,) = smollm2.generate(prompt, params, use_tqdm=False)
+    (output,) = smollm2.generate(prompts[SHARED_PROMPT], logprobs.BEAMS, use_tqdm=False)
     assert output.prompt_logprobs is not None
-    check_output(output, forward)
-    scores = [summed(one) / len(one.token_ids) for one in output.outputs]
+    check_output(output, references)
+    scores = [summed(hypothesis) / len(hypothesis.token_ids) for hypothesis in output.outputs]
     assert scores == sorted(scores, reverse=True)
     check_idle(smollm2)
 

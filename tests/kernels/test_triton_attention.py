@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pagedserve.kernels import reference
+from tests.support.examples import examples
 
 pytest.importorskip("triton", reason="triton is not installed")
 
@@ -215,7 +216,9 @@ rows_of_a_batch = st.lists(
 
 
 @settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(30, all_of_them=150),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(
     rows=rows_of_a_batch,

@@ -1,6 +1,5 @@
 """GGUF files: broken ones, and the converted copy."""
 
-import time
 from pathlib import Path
 
 import pytest
@@ -71,8 +70,6 @@ def test_a_conversion_is_made_once_and_known_by_its_file(
     link = tmp_path / "model.gguf"
     link.symlink_to(gguf)
     first = converted_directory(link)
-    start = time.perf_counter()
     assert converted_directory(link) == first
-    assert time.perf_counter() - start < 0.1
     assert len(calls) == 1
     assert (first / "config.json").is_file()

@@ -1,4 +1,4 @@
-"""The same tokens on machines that are not this one, each played by a process of its own."""
+"""The same tokens on machines that are not this one, played by processes of their own."""
 
 import ctypes.util
 import json
@@ -14,18 +14,24 @@ import pytest
 from pagedserve import _core
 
 SaveTiny = Callable[..., Path]
+# One engine after another, each with options of its own.
 SCRIPT = """
 import json, sys
 from pagedserve import LLM, SamplingParams
-llm = LLM(model=sys.argv[1], num_gpu_blocks=64, **json.loads(sys.argv[2]))
+prompts = [[5, 7, 11], list(range(20, 50))]
 params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
-outputs = llm.generate(prompt_token_ids=[[5, 7, 11], list(range(20, 50))], sampling_params=params)
-print(json.dumps([list(output.outputs[0].token_ids) for output in outputs]))
+for options in json.loads(sys.argv[2]):
+    llm = LLM(model=sys.argv[1], num_gpu_blocks=64, **options)
+    outputs = llm.generate(prompt_token_ids=prompts, sampling_params=params)
+    print(json.dumps([list(output.outputs[0].token_ids) for output in outputs]))
 """
+GENERIC = {"cpu_kernels": "generic", "attention_backend": "torch"}
+
+Ran = tuple[list[list[int]], str]
 
 
-def run(model: Path, options: dict[str, Any], **environment: str) -> tuple[list[list[int]], str]:
-    """The tokens, and what was said about the machine."""
+def run(model: Path, *options: dict[str, Any], **environment: str) -> list[Ran]:
+    """For each of the options the tokens, and what was said about the machine."""
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(model), json.dumps(options)],
         env=os.environ | environment,
@@ -34,30 +40,21 @@ def run(model: Path, options: dict[str, Any], **environment: str) -> tuple[list[
         check=True,
     )
     said = [line for line in done.stderr.splitlines() if line.startswith("attention:")]
-    return json.loads(done.stdout), said[0]
+    return list(zip(map(json.loads, done.stdout.splitlines()), said, strict=True))
 
 
-@pytest.mark.slow
 def test_tokens_do_not_depend_on_the_machine(save_tiny: SaveTiny) -> None:
     model = save_tiny("llama", intermediate_size=64)
-    expected, _ = run(model, {"cpu_kernels": "generic", "attention_backend": "torch"})
-    for instructions in _core.cpu_instruction_sets():
-        options = {"cpu_instructions": instructions}
-        tokens, said = run(model, options)
+    sets = list(_core.cpu_instruction_sets())
+    (expected, _), *found = run(model, GENERIC, *({"cpu_instructions": name} for name in sets))
+    for name, (tokens, said) in zip(sets, found, strict=True):
         assert tokens == expected
-        assert f"rust ({instructions}, threads" in said
-    tokens, said = run(model, {}, OMP_NUM_THREADS="1")
+        assert f"rust ({name}, threads" in said
+    [(tokens, said)] = run(model, {}, OMP_NUM_THREADS="1")
     assert tokens == expected
     assert "threads: 1)" in said
-
-
-@pytest.mark.slow
-def test_another_openmp_runtime_that_is_loaded_first(save_tiny: SaveTiny) -> None:
-    other = ctypes.util.find_library("gomp")
-    if other is None:
-        pytest.skip("this machine has no OpenMP runtime beside torch's")
-    model = save_tiny("llama", intermediate_size=64)
-    expected, _ = run(model, {"cpu_kernels": "generic", "attention_backend": "torch"})
-    tokens, said = run(model, {}, LD_PRELOAD=other, OMP_NUM_THREADS="2")
-    assert tokens == expected
-    assert "threads: 2)" in said
+    other = ctypes.util.find_library("gomp")  # an OpenMP runtime beside torch's, loaded first
+    if other is not None:
+        [(tokens, said)] = run(model, {}, LD_PRELOAD=other, OMP_NUM_THREADS="2")
+        assert tokens == expected
+        assert "threads: 2)" in said

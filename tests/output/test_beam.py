@@ -180,6 +180,8 @@ def test_equals_transformers_where_any_token_may_end(width: int) -> None:
         assert_equal(found, expected)
 
 
+# tests/engine/test_beams.py compares whole requests with what is recorded of it.
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["The capital of France is", "Is ice cold? Yes or no?"])
 def test_so_it_does_on_the_real_model(text: str, peer: Any, real_tokenizer: Any) -> None:
     eos = peer.generation_config.eos_token_id

@@ -1,5 +1,5 @@
-import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -168,23 +168,50 @@ def test_each_token_has_a_text_of_its_own(toy_tokenizer: PreTrainedTokenizerBase
         assert [detokenizer.token_text(one) for one in token_ids] == expected
 
 
-def seconds_of(stream: TextStream, token_id: int, num_tokens: int) -> tuple[float, str]:
-    """How long a sequence of one token over and over takes, and its text."""
+def repeat(stream: TextStream, token_id: int, num_tokens: int) -> tuple[str, int]:
+    """The text of one token over and over, and the most characters ever held back."""
     grown: list[int] = []
-    started = time.process_time()
+    most = 0
     for _ in range(num_tokens):
         grown.append(token_id)
         stream = stream.advanced(grown)
-    return time.process_time() - started, stream.text + stream.rest()
+        most = max(most, len(stream.rest()))
+    return stream.text + stream.rest(), most
+
+
+class CountingTokenizer:
+    """A tokenizer that counts the ids it is asked about."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        self.num_ids = 0
+
+    @property
+    def added_tokens_decoder(self) -> Mapping[int, Any]:
+        return self._tokenizer.added_tokens_decoder
+
+    @property
+    def backend_tokenizer(self) -> Any:
+        return self._tokenizer.backend_tokenizer
+
+    def decode(self, token_ids: list[int], **options: Any) -> Any:
+        self.num_ids += len(token_ids)
+        return self._tokenizer.decode(token_ids, **options)
+
+    def convert_ids_to_tokens(self, ids: list[int]) -> Any:
+        self.num_ids += len(ids)
+        return self._tokenizer.convert_ids_to_tokens(ids)
 
 
 def test_bytes_that_never_complete_a_character_cost_no_more_than_others(
     real_tokenizer: PreTrainedTokenizerBase,
 ) -> None:
     lone_byte = real_tokenizer.get_vocab()["¨"]  # 0xA8
-    seconds, text = seconds_of(Detokenizer(real_tokenizer).stream(), lone_byte, 4000)
-    assert seconds < 1
+    counting = CountingTokenizer(real_tokenizer)
+    text, most_held_back = repeat(Detokenizer(counting).stream(), lone_byte, 4000)
     assert text == REPLACEMENT * 4000
+    assert most_held_back <= 3
+    assert counting.num_ids <= 4000
 
 
 def test_tokens_without_text_cost_no_more_than_others(
@@ -192,6 +219,7 @@ def test_tokens_without_text_cost_no_more_than_others(
 ) -> None:
     added = toy_tokenizer.added_tokens_decoder
     special = next(token_id for token_id, token in added.items() if token.special)
-    seconds, text = seconds_of(Detokenizer(toy_tokenizer).stream(), special, 4000)
-    assert seconds < 1
-    assert text == ""
+    counting = CountingTokenizer(toy_tokenizer)
+    text, most_held_back = repeat(Detokenizer(counting).stream(), special, 4000)
+    assert (text, most_held_back) == ("", 0)
+    assert counting.num_ids <= 2 * 4000

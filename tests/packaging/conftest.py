@@ -4,7 +4,6 @@ import importlib.metadata
 import os
 import subprocess
 import sys
-import tarfile
 import venv
 from collections.abc import Callable
 from pathlib import Path
@@ -28,15 +27,6 @@ def execute(*command: str | Path, cwd: Path) -> str:
     return done.stdout
 
 
-def build(source: Path, out: Path, kind: str) -> Path:
-    """Build a wheel or an sdist the way pip does, with the build tools installed here."""
-    execute(
-        sys.executable, "-m", "build", "--no-isolation", f"--{kind}", "-o", out, source, cwd=source
-    )
-    (artifact,) = out.iterdir()
-    return artifact
-
-
 @pytest.fixture(scope="session")
 def root() -> Path:
     return ROOT
@@ -48,24 +38,27 @@ def run() -> Callable[..., str]:
 
 
 @pytest.fixture(scope="session")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(ROOT, tmp_path_factory.mktemp("wheel"), "wheel")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the sdist and the wheel that is built from it, as a release makes them.
+
+    It is unpacked under another name each time, so cargo builds its crates and no older ones.
+    """
+    out = tmp_path_factory.mktemp("dist")
+    execute(sys.executable, "-m", "build", "--no-isolation", "-o", out, ROOT, cwd=ROOT)
+    return out
 
 
 @pytest.fixture(scope="session")
-def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(ROOT, tmp_path_factory.mktemp("sdist"), "sdist")
+def sdist(dist: Path) -> Path:
+    (path,) = dist.glob("*.tar.gz")
+    return path
 
 
 @pytest.fixture(scope="session")
-def wheel_from_sdist(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("unpacked")
-    with tarfile.open(sdist) as archive:
-        archive.extractall(folder, filter="data")
-    (source,) = folder.iterdir()
-    for path in source.rglob("*.rs"):
-        path.touch()  # newer than what cargo has built of the same package: it must build these
-    return build(source, tmp_path_factory.mktemp("wheel_from_sdist"), "wheel")
+def wheel(dist: Path) -> Path:
+    """What people install; nothing of the working tree but through the sdist."""
+    (path,) = dist.glob("*.whl")
+    return path
 
 
 @pytest.fixture(scope="session")

@@ -14,8 +14,6 @@ pytestmark = pytest.mark.packaging
 
 Run = Callable[..., str]
 
-IMPORT_SECONDS = 0.3
-
 
 def contents(wheel: Path) -> dict[str, bytes]:
     with zipfile.ZipFile(wheel) as archive:
@@ -27,15 +25,20 @@ def metadata_of(wheel: Path, name: str) -> list[tuple[str, str]]:
     return list(Parser().parsestr(contents(wheel)[path].decode()).items())
 
 
-def kernels_of(files: dict[str, bytes], folder: str) -> dict[str, bytes]:
+def below(folder: str, files: dict[str, bytes]) -> dict[str, bytes]:
     return {
         name.removeprefix(folder): data for name, data in files.items() if name.startswith(folder)
     }
 
 
-def kernel_sources(root: Path) -> dict[str, bytes]:
-    folder = root / "kernels"
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.py")}
+def sources(root: Path) -> dict[str, bytes]:
+    """The package's own files in the working tree, the linked kernels among them."""
+    found = {}
+    for folder, prefix in ((root / "python" / "pagedserve", ""), (root / "kernels", "kernels/")):
+        for path in folder.rglob("*"):
+            if path.suffix in {".py", ".pyi", ".typed"}:
+                found[prefix + path.relative_to(folder).as_posix()] = path.read_bytes()
+    return found
 
 
 def test_wheel_is_abi3_for_python_3_11(wheel: Path) -> None:
@@ -55,35 +58,29 @@ def test_wheel_requires_numpy_alone(wheel: Path) -> None:
     assert [re.split(r"[^\w-]", requirement)[0] for requirement in required] == ["numpy"]
 
 
-def test_wheel_holds_the_kernels(wheel: Path, root: Path) -> None:
-    sources = kernel_sources(root)
-    assert "reference.py" in sources
-    assert kernels_of(contents(wheel), "pagedserve/kernels/") == sources
+def test_wheel_holds_the_package_and_the_built_module_alone(wheel: Path, root: Path) -> None:
+    package = below("pagedserve/", contents(wheel))
+    assert package.pop("_core.abi3.so")
+    expected = sources(root)
+    assert {"__init__.py", "kernels/reference.py", "py.typed"} <= expected.keys()
+    assert package == expected
 
 
-def test_sdist_holds_the_kernels(sdist: Path, root: Path) -> None:
+def test_sdist_holds_the_same_package_and_what_builds_it(sdist: Path, root: Path) -> None:
     with tarfile.open(sdist) as archive:
         files = {
             member.name.split("/", 1)[1]: extracted.read()
             for member in archive.getmembers()
             if (extracted := archive.extractfile(member)) is not None
         }
-    assert kernels_of(files, "python/pagedserve/kernels/") == kernel_sources(root)
-
-
-def test_sdist_builds_the_same_wheel(wheel: Path, wheel_from_sdist: Path) -> None:
-    assert wheel_from_sdist.name == wheel.name
-    direct, through_sdist = contents(wheel), contents(wheel_from_sdist)
-    assert sorted(through_sdist) == sorted(direct)
-    # The module and the files that describe the build hold paths of the build.
-    differing = {name for name in direct if direct[name] != through_sdist[name]}
-    assert not {name for name in differing if name.endswith((".py", ".pyi", "METADATA"))}
-
-
-def test_import_is_fast_with_numpy_alone(bare_python: Path, run: Run, tmp_path: Path) -> None:
-    code = "import time; t = time.perf_counter(); import pagedserve; print(time.perf_counter() - t)"
-    seconds = [float(run(bare_python, "-I", "-c", code, cwd=tmp_path)) for _ in range(7)]
-    assert min(seconds) < IMPORT_SECONDS, seconds
+    assert below("python/pagedserve/", files) == sources(root)
+    rust = {
+        path.relative_to(root).as_posix(): path.read_bytes()
+        for path in root.glob("rust/*/src/**/*.rs")
+    }
+    built = {name for name in files if re.fullmatch(r"rust/\w+/src/.*\.rs", name)}
+    assert built == rust.keys()
+    assert all(files[name] == data for name, data in rust.items())
 
 
 def test_import_loads_no_heavy_package(run: Run, tmp_path: Path) -> None:
