@@ -9,8 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from pagedserve import _core
 
 SaveTiny = Callable[..., Path]
