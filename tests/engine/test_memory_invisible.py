@@ -106,7 +106,7 @@ class Model:
             llm = self.load(AMPLE | {"async_scheduling": False})
             self._expected[is_async] = self.run(llm, is_async=is_async)
             assert llm.llm_engine.scheduler.num_preemptions == 0
-            assert llm.llm_engine.stats.num_steps_ahead == 0
+            assert llm.llm_engine.stats.num_async_steps == 0
         return self._expected[is_async]
 
 
@@ -173,7 +173,7 @@ def check(model: Model, options: dict[str, Any], *, is_async: bool) -> str:
         assert (engine.scheduler.num_cached_tokens > num_hits) == is_shared
     assert (engine.scheduler.num_preemptions > 0) == ("preemption_mode" in options)
     if is_async:
-        assert 15 < engine.stats.num_steps_ahead < engine.stats.num_steps
+        assert 15 < engine.stats.num_async_steps < engine.stats.num_steps
     elif "swap_space" in options:
         assert engine.stats.num_swapped_blocks >= MIN_SWAPS
         assert engine.stats.num_copied_blocks >= MIN_COPIES

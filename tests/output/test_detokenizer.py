@@ -170,11 +170,9 @@ def test_each_token_has_a_text_of_its_own(toy_tokenizer: PreTrainedTokenizerBase
 
 def repeat(stream: TextStream, token_id: int, num_tokens: int) -> tuple[str, int]:
     """The text of one token over and over, and the most characters ever held back."""
-    grown: list[int] = []
     most = 0
     for _ in range(num_tokens):
-        grown.append(token_id)
-        stream = stream.advanced(grown)
+        stream = stream.advanced([token_id])
         most = max(most, len(stream.rest()))
     return stream.text + stream.rest(), most
 
