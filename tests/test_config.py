@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pagedserve import LLM, CacheConfig, EngineArgs
-from pagedserve.engine.setup import scheduler_config
+from pagedserve.engine.llm_engine import _scheduler_config
 from pagedserve.errors import ConfigError
 from pagedserve.options import parse_bytes, with_table
 
@@ -141,7 +141,7 @@ def test_options_of_the_core_are_passed_on_by_its_names() -> None:
         victim_policy="last",
         watermark=0.25,
     )
-    config = scheduler_config(args, max_model_len=100)
+    config = _scheduler_config(args, max_model_len=100)
     assert (config.policy, config.delay_factor) == ("priority", 0.5)
     assert (config.max_num_bypasses, config.victim_policy) == (3, "last")
     cache = CacheConfig(num_gpu_blocks=10, **args.cache_options)
