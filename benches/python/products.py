@@ -47,7 +47,7 @@ class Rate:
 class Layers:
     """Packed weights, and an input and an output for each shape."""
 
-    weights: list[_core.PackedWeights]
+    weights: list[_core.cpu.PackedWeights]
     x: dict[int, Tensor]
     outputs: dict[int, Tensor]
 

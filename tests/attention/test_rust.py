@@ -127,7 +127,7 @@ class Pools:
             "num_threads": case.num_threads,
             "instructions": case.instructions,
         }
-        _core.paged_attention_cpu(**(arguments | changes))
+        _core.cpu.paged_attention(**(arguments | changes))
         return output, expected
 
 
@@ -156,7 +156,7 @@ def cases(draw: st.DrawFn) -> Case:
         has_sinks=draw(st.booleans()),
         has_alibi=draw(st.booleans()),
         num_threads=draw(st.integers(1, 3)),
-        instructions=draw(st.none() | st.sampled_from(_core.cpu_instruction_sets())),
+        instructions=draw(st.none() | st.sampled_from(_core.cpu.instruction_sets())),
     )
 
 
@@ -172,7 +172,7 @@ def test_long_rows_whose_keys_are_split_over_threads(dtype: torch.dtype) -> None
 
 
 def test_the_threads_of_torch_are_found() -> None:
-    assert _core.has_torch_threads()
+    assert _core.cpu.has_torch_threads()
 
 
 def test_a_token_without_a_slot_is_not_written() -> None:

@@ -91,4 +91,4 @@ def assert_exact() -> AssertExact:
 def best_instructions() -> Iterator[None]:
     """Whatever a test chose, the next one begins with the best."""
     yield
-    _core.use_cpu_instructions(None)
+    _core.cpu.use_instructions(None)

@@ -43,7 +43,7 @@ def run(model: Path, *options: dict[str, Any], **environment: str) -> list[Ran]:
 
 def test_tokens_do_not_depend_on_the_machine(save_tiny: SaveTiny) -> None:
     model = save_tiny("llama", intermediate_size=64)
-    sets = list(_core.cpu_instruction_sets())
+    sets = list(_core.cpu.instruction_sets())
     (expected, _), *found = run(model, GENERIC, *({"cpu_instructions": name} for name in sets))
     for name, (tokens, said) in zip(sets, found, strict=True):
         assert tokens == expected

@@ -46,7 +46,8 @@ def test_wheel_is_abi3_for_python_3_11(wheel: Path) -> None:
     assert tags
     assert all(tag.startswith("cp311-abi3-") for tag in tags), tags
     assert "pagedserve/_core.abi3.so" in contents(wheel)
-    assert {"pagedserve/py.typed", "pagedserve/_core.pyi"} <= contents(wheel).keys()
+    typed = {"py.typed", "_core/__init__.pyi", "_core/cpu.pyi"}
+    assert {f"pagedserve/{name}" for name in typed} <= contents(wheel).keys()
 
 
 def test_wheel_requires_numpy_alone(wheel: Path) -> None:

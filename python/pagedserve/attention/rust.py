@@ -7,7 +7,7 @@ swapped, nothing else may read it.
 import torch
 from torch import Tensor
 
-from pagedserve._core import paged_attention_cpu
+from pagedserve._core.cpu import paged_attention
 from pagedserve.attention.metadata import AttentionMetadata, AttentionOptions
 from pagedserve.host_ops.capabilities import DTYPE_NAMES
 
@@ -40,7 +40,7 @@ def write_and_attend(
     output = query.new_empty(num_tokens, num_heads, value_size)
     layout = metadata.layout
     sinks = None if options.sinks is None else options.sinks.detach().float().contiguous().numpy()
-    paged_attention_cpu(
+    paged_attention(
         dtype=DTYPE_NAMES[query.dtype],
         query=query.data_ptr(),
         query_strides=_strides(query),

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pagedserve._core import copy_blocks_cpu
+from pagedserve._core import cpu
 
 
 def copy_blocks(
@@ -23,7 +23,7 @@ def copy_blocks(
     Raises:
         StepError: for a block that a pool does not have.
     """
-    copy_blocks_cpu(
+    cpu.copy_blocks(
         layers=[
             (source.data_ptr(), len(source), target.data_ptr(), len(target), source[0].nbytes)
             for source, target in zip(sources, destinations, strict=True)

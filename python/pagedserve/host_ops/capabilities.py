@@ -4,7 +4,7 @@ from typing import Final, Literal
 
 import torch
 
-from pagedserve._core import cpu_instructions, has_torch_threads, use_cpu_instructions
+from pagedserve._core import cpu
 
 # The kernels' names of the dtypes that they take.
 DTYPE_NAMES: Final[dict[torch.dtype, Literal["float32", "bfloat16", "float16"]]] = {
@@ -21,7 +21,7 @@ def has_kernels(device: torch.device, dtype: torch.dtype) -> bool:
 
 def has_vectors() -> bool:
     """Whether the kernels use vector instructions, and not portable code alone."""
-    return cpu_instructions() != "portable"
+    return cpu.instructions_in_use() != "portable"
 
 
 def use_instructions(name: str | None) -> None:
@@ -30,10 +30,10 @@ def use_instructions(name: str | None) -> None:
     Raises:
         ConfigError: if this CPU does not have them.
     """
-    use_cpu_instructions(name)
+    cpu.use_instructions(name)
 
 
 def describe_kernels() -> str:
     """What the kernels use of this machine, for people."""
-    num_threads = torch.get_num_threads() if has_torch_threads() else 1
-    return f"{cpu_instructions()}, threads: {num_threads}"
+    num_threads = torch.get_num_threads() if cpu.has_torch_threads() else 1
+    return f"{cpu.instructions_in_use()}, threads: {num_threads}"

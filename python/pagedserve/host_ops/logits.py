@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from pagedserve._core import likeliest_cpu
+from pagedserve._core import cpu
 
 
 def top_k_on_host(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -22,7 +22,7 @@ def top_k_on_host(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """
     ids = torch.empty(logits.shape[0], k, dtype=torch.int64)
     values = torch.empty(logits.shape[0], k)
-    likeliest_cpu(
+    cpu.top_k(
         logits=logits.data_ptr(),
         vocab_size=logits.shape[1],
         num=k,

@@ -6,7 +6,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from pagedserve._core import advise_huge_pages
+from pagedserve._core.cpu import advise_huge_pages
 
 _HUGE_PAGE: Final = 1 << 21
 

@@ -27,7 +27,7 @@ from pagedserve.models.probe import ProbeResult
 
 _PACKAGE = Path(__file__).parents[1]
 # In a checkout kernels is a link, which the first pattern does not follow.
-_PACKAGE_PATTERNS = ("**/*.py", "kernels/*.py", "_core*")
+_PACKAGE_PATTERNS = ("**/*.py", "kernels/*.py", "_core.*")
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,9 @@ pub struct Layer<'a> {
     pub down: Weights<'a>,
 }
 
+// SAFETY: addresses, that any thread may hold; who calls a kernel with them answers for the rest.
+unsafe impl Send for LayerMemory {}
+
 /// The memory of a call; T tokens.
 #[derive(Clone, Copy, Debug)]
 pub struct LayerMemory {

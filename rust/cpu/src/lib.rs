@@ -22,7 +22,6 @@ mod error;
 mod isa;
 mod kernel;
 pub mod layer;
-mod likeliest;
 pub mod linear;
 mod math;
 pub mod moves;
@@ -33,15 +32,16 @@ mod pages;
 mod portable;
 mod scratch;
 mod team;
+mod top_k;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
 pub use elementwise::{Norm, rms_norm};
 pub use error::{Error, Result};
 pub use isa::InstructionSet;
-pub use likeliest::likeliest;
 pub use number::DType;
 #[cfg(target_os = "linux")]
 pub use openmp::OpenMp;
 pub use pages::advise_huge_pages;
 pub use team::{Execution, Sequential, Team};
+pub use top_k::top_k;

@@ -115,6 +115,9 @@ pub struct Weights<'a> {
     pub bias: Option<&'a [f32]>,
 }
 
+// SAFETY: addresses, that any thread may hold; who calls a kernel with them answers for the rest.
+unsafe impl Send for Matrix {}
+
 /// `[rows, features]` in memory; the features of a row are contiguous.
 #[derive(Clone, Copy, Debug)]
 pub struct Matrix {

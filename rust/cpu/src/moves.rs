@@ -14,6 +14,9 @@
 use crate::error::{Error, Result};
 use crate::team::Execution;
 
+// SAFETY: addresses, that any thread may hold; who calls a kernel with them answers for the rest.
+unsafe impl Send for Pools {}
+
 /// Two pools of a layer, or one of them twice: blocks go from one to the other.
 #[derive(Clone, Copy, Debug)]
 pub struct Pools {

@@ -28,9 +28,16 @@ pub(crate) fn to_py(error: &Error) -> PyErr {
     })
 }
 
-/// Maps the error of a core result.
+/// Maps the error of a result.
 pub(crate) trait OrRaise<T> {
     fn or_raise(self) -> PyResult<T>;
+}
+
+/// What a function of the CPU refused: arrays that do not fit each other.
+impl<T> OrRaise<T> for Result<T, pagedserve_cpu::Error> {
+    fn or_raise(self) -> PyResult<T> {
+        self.map_err(|error| to_py(&Error::Arrays(error.to_string())))
+    }
 }
 
 impl<T> OrRaise<T> for Result<T, Error> {

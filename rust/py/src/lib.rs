@@ -1,46 +1,40 @@
 //! `pagedserve._core`: the Python face of `pagedserve-core`, and nothing more.  Every method
-//! checks its arguments, calls the core, maps the error.
+//! checks its arguments, calls the core, maps the error.  The doc comments of what Python sees are
+//! its docstrings, and written as such.
+#![allow(clippy::doc_markdown, reason = "Python's docstrings name arguments without backticks")]
 
 mod arrays;
-mod attention;
 mod blocks;
 mod config;
 mod cpu;
 mod error;
-mod layer;
-mod linear;
+mod gateway;
 mod metadata;
-mod moves;
 mod outputs;
 mod scheduler;
 mod space;
 
-use pyo3::prelude::*;
+use pyo3::prelude::pymodule;
 
-/// The scheduler core.
+/// The scheduler core: every decision about sequences and KV blocks, written in Rust.
+///
+/// Handles (sequence groups, sequences) are opaque integers.  A handle dies with what it names and
+/// is never given out again, so a late call raises ``StaleHandleError`` instead of touching
+/// somebody else's blocks.  ``pagedserve._core.cpu`` holds what a model computes on a CPU.
 #[pymodule(gil_used = true)]
 mod _core {
+    use pyo3::prelude::*;
+
     #[pymodule_export]
     use super::arrays::InputBuffers;
-    #[pymodule_export]
-    use super::attention::paged_attention_cpu;
     #[pymodule_export]
     use super::blocks::{CachedBlockAllocator, LRUEvictor, Prefix, UncachedBlockAllocator};
     #[pymodule_export]
     use super::config::{CacheConfig, SchedulerConfig};
     #[pymodule_export]
-    use super::cpu::{
-        advise_huge_pages, cpu_instruction_sets, cpu_instructions, has_torch_threads,
-        likeliest_cpu, use_cpu_instructions,
-    };
-    #[pymodule_export]
-    use super::layer::{DecoderLayer, rms_norm_cpu};
-    #[pymodule_export]
-    use super::linear::PackedWeights;
+    use super::cpu::module as cpu;
     #[pymodule_export]
     use super::metadata::SequenceGroupMetadata;
-    #[pymodule_export]
-    use super::moves::copy_blocks_cpu;
     #[pymodule_export]
     use super::outputs::{GroupStats, ScheduledSequenceGroup, SchedulerOutputs};
     #[pymodule_export]
@@ -51,4 +45,12 @@ mod _core {
     #[pymodule_export]
     #[expect(non_upper_case_globals, reason = "the name that Python packages use")]
     const __version__: &str = env!("CARGO_PKG_VERSION");
+
+    /// A module inside of an extension has no file: it is found by its name if it stands here.
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        let cpu = module.getattr("cpu")?;
+        cpu.setattr("__name__", "pagedserve._core.cpu")?;
+        module.py().import("sys")?.getattr("modules")?.set_item("pagedserve._core.cpu", cpu)
+    }
 }

@@ -1,77 +1,120 @@
 //! `SequenceGroupMetadata`: one scheduled group as an object, made only when asked for.
 
 use numpy::PyArray1;
-use pagedserve_core::outputs::Row;
+use pagedserve_core::error::Result;
+use pagedserve_core::ids::{BlockId, TokenId};
+use pagedserve_core::outputs::{Row, ScheduledSequenceGroup};
 use pagedserve_core::scheduler::Scheduler;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::arrays::block_array;
 
-/// What a model runner of the classic kind wants to know of a scheduled group.
+/// What a model runner of the classic kind wants to know of a scheduled group; dictionaries are
+/// keyed by the handles of its sequences.
 #[pyclass(frozen, get_all, module = "pagedserve._core")]
 pub(crate) struct SequenceGroupMetadata {
+    /// Handle of the group.
     group: i64,
+    /// Whether it was still computing its prompt, or recomputing, before the step.
     is_prompt: bool,
+    /// Whether its next tokens are wanted.
     do_sample: bool,
+    /// Tokens computed for it in the step: of a prompt in all, of a decode for each sequence.
     token_chunk_size: usize,
+    /// Whether tokens and tables are those of the step alone.
+    is_delta: bool,
+    /// The adapter, 0 for none.
+    adapter: u32,
+    /// int32 token ids of each sequence, those of the step last.
+    token_ids: Py<PyDict>,
+    /// Tokens of each sequence that were computed before the step.
+    num_computed_tokens: Py<PyDict>,
+    /// int32 physical blocks of each sequence.
+    block_tables: Py<PyDict>,
+    /// int32 physical blocks of the encoder.
+    cross_block_table: Py<PyArray1<i32>>,
+    /// int32 leading blocks that all sequences share and that are computed.
+    computed_block_nums: Py<PyArray1<i32>>,
+}
+
+/// The same before it is made into Python objects.
+pub(crate) struct Group {
+    scheduled: ScheduledSequenceGroup,
     is_delta: bool,
     adapter: u32,
-    token_ids: Py<PyDict>,
-    num_computed_tokens: Py<PyDict>,
-    block_tables: Py<PyDict>,
-    cross_block_table: Py<PyArray1<i32>>,
-    computed_block_nums: Py<PyArray1<i32>>,
+    rows: Vec<RowData>,
+    cross_blocks: Vec<BlockId>,
+    computed_blocks: Vec<BlockId>,
+}
+
+struct RowData {
+    seq: i64,
+    token_ids: Vec<TokenId>,
+    num_computed_tokens: usize,
+    blocks: Vec<BlockId>,
 }
 
 /// The groups of the open step, in its order.  As a delta the token ids are those of the step
 /// alone, and of a group that decodes the block table holds only what the step touches.
-pub(crate) fn of_step(
-    py: Python<'_>,
-    scheduler: &Scheduler,
-    is_delta: bool,
-) -> PyResult<Vec<SequenceGroupMetadata>> {
+pub(crate) fn of_step(scheduler: &Scheduler, is_delta: bool) -> Result<Vec<Group>> {
     let outputs = scheduler.outputs();
     let mut rows = outputs.rows.as_slice();
-    let mut metadata = Vec::with_capacity(outputs.scheduled_seq_groups.len());
+    let mut groups = Vec::with_capacity(outputs.scheduled_seq_groups.len());
     for scheduled in &outputs.scheduled_seq_groups {
         let (own, rest) = rows.split_at(scheduled.num_rows);
         rows = rest;
         let Ok(group) = scheduler.store().find_group(scheduled.group) else { continue };
         let computed = scheduler.space().common_computed_blocks(scheduler.store(), scheduled.group);
-        let (token_ids, num_computed_tokens, block_tables) =
-            (PyDict::new(py), PyDict::new(py), PyDict::new(py));
-        for row in own {
-            let seq = scheduler.sequence(row.seq).map_err(|error| crate::error::to_py(&error))?;
-            let key = row.seq.to_bits();
-            let first_token = if is_delta { seq.num_computed_tokens } else { 0 };
-            let end = seq.num_computed_tokens + row.num_tokens;
-            token_ids
-                .set_item(key, PyArray1::from_slice(py, &seq.token_ids()[first_token..end]))?;
-            num_computed_tokens.set_item(key, seq.num_computed_tokens)?;
-            let first_block = first_block(scheduler, row, is_delta && !scheduled.is_prefill);
-            let blocks = (first_block..seq.table.len()).map(|index| seq.table.block(index));
-            block_tables.set_item(key, block_array(py, blocks))?;
-        }
-        metadata.push(SequenceGroupMetadata {
-            group: scheduled.group.to_bits(),
-            is_prompt: scheduled.is_prefill,
-            do_sample: scheduled.is_sampled,
-            token_chunk_size: scheduled.token_chunk_size,
+        let is_cut = is_delta && !scheduled.is_prefill;
+        let rows = own.iter().map(|row| row_data(scheduler, row, is_delta, is_cut));
+        groups.push(Group {
+            scheduled: *scheduled,
             is_delta,
             adapter: group.key.adapter,
+            rows: rows.collect::<Result<_>>()?,
+            cross_blocks: group.cross_table.blocks().to_vec(),
+            computed_blocks: computed.to_vec(),
+        });
+    }
+    Ok(groups)
+}
+
+/// One row; its table from the first block that the step writes on, where it is cut.
+fn row_data(scheduler: &Scheduler, row: &Row, is_delta: bool, is_cut: bool) -> Result<RowData> {
+    let seq = scheduler.sequence(row.seq)?;
+    let num_computed_tokens = seq.num_computed_tokens;
+    let first_token = if is_delta { num_computed_tokens } else { 0 };
+    let first_block = if is_cut { num_computed_tokens / scheduler.space().block_size() } else { 0 };
+    Ok(RowData {
+        seq: row.seq.to_bits(),
+        token_ids: seq.token_ids()[first_token..num_computed_tokens + row.num_tokens].to_vec(),
+        num_computed_tokens,
+        blocks: (first_block..seq.table.len()).map(|index| seq.table.block(index)).collect(),
+    })
+}
+
+impl SequenceGroupMetadata {
+    pub(crate) fn new(py: Python<'_>, group: Group) -> PyResult<Self> {
+        let (token_ids, num_computed_tokens, block_tables) =
+            (PyDict::new(py), PyDict::new(py), PyDict::new(py));
+        for row in group.rows {
+            token_ids.set_item(row.seq, PyArray1::from_vec(py, row.token_ids))?;
+            num_computed_tokens.set_item(row.seq, row.num_computed_tokens)?;
+            block_tables.set_item(row.seq, block_array(py, row.blocks))?;
+        }
+        Ok(Self {
+            group: group.scheduled.group.to_bits(),
+            is_prompt: group.scheduled.is_prefill,
+            do_sample: group.scheduled.is_sampled,
+            token_chunk_size: group.scheduled.token_chunk_size,
+            is_delta: group.is_delta,
+            adapter: group.adapter,
             token_ids: token_ids.unbind(),
             num_computed_tokens: num_computed_tokens.unbind(),
             block_tables: block_tables.unbind(),
-            cross_block_table: block_array(py, group.cross_table.blocks().iter().copied()).unbind(),
-            computed_block_nums: block_array(py, computed.iter().copied()).unbind(),
-        });
+            cross_block_table: block_array(py, group.cross_blocks).unbind(),
+            computed_block_nums: block_array(py, group.computed_blocks).unbind(),
+        })
     }
-    Ok(metadata)
-}
-
-/// The first logical block that the row writes, or 0 for the whole table.
-fn first_block(scheduler: &Scheduler, row: &Row, is_delta: bool) -> usize {
-    let computed = scheduler.sequence(row.seq).map_or(0, |seq| seq.num_computed_tokens);
-    if is_delta { computed / scheduler.space().block_size() } else { 0 }
 }

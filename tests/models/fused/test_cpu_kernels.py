@@ -102,7 +102,7 @@ def test_nothing_is_replaced_without_vector_instructions(save_tiny: SaveTiny) ->
     assert "rust (portable" in loaded.describe_backends()
 
 
-@pytest.mark.parametrize("instructions", _core.cpu_instruction_sets())
+@pytest.mark.parametrize("instructions", _core.cpu.instruction_sets())
 def test_older_cpus_give_the_same_logits(
     save_tiny: SaveTiny, assert_exact: AssertExact, instructions: str
 ) -> None:

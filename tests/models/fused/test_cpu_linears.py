@@ -25,7 +25,7 @@ from pagedserve.models.fused.cpu.linears import (
     quantize,
 )
 
-INSTRUCTIONS = _core.cpu_instruction_sets()
+INSTRUCTIONS = _core.cpu.instruction_sets()
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 POISON = 6.0e4
 QUANTIZATIONS: list[Quantization | None] = [None, "int8"]
@@ -230,7 +230,7 @@ def test_weights_that_do_not_fit_are_refused(changes: dict[str, Any], text: str)
     arguments: dict[str, Any] = {"dtype": "float32", "in_features": 2, "out_features": 64}
     arguments |= {"panels": np.zeros(128, dtype=np.uint32)} | changes
     with pytest.raises(StepError, match=text):
-        _core.PackedWeights(arguments.pop("panels"), **arguments)
+        _core.cpu.PackedWeights(arguments.pop("panels"), **arguments)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from pagedserve.host_ops.capabilities import DTYPE_NAMES
 from pagedserve.models.fused.cpu.norms import CpuRMSNorm
 
 
-@pytest.mark.parametrize("instructions", _core.cpu_instruction_sets())
+@pytest.mark.parametrize("instructions", _core.cpu.instruction_sets())
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", [(1, 1), (3, 16), (5, 37), (700, 64), (9, 576)])
 def test_rows_are_normalised(shape: tuple[int, int], dtype: torch.dtype, instructions: Any) -> None:
@@ -22,7 +22,7 @@ def test_rows_are_normalised(shape: tuple[int, int], dtype: torch.dtype, instruc
     x = (30 * torch.randn(shape)).to(dtype)
     weight = torch.randn(shape[1])
     output = torch.full((shape[0] + 1, shape[1]), 7.0, dtype=dtype)
-    _core.rms_norm_cpu(
+    _core.cpu.rms_norm(
         dtype=DTYPE_NAMES[dtype],
         num_rows=shape[0],
         x=x.data_ptr(),
@@ -69,7 +69,7 @@ def test_calls_that_do_not_fit_are_refused() -> None:
     ]
     for changes, text in cases:
         with pytest.raises(StepError, match=text):
-            _core.rms_norm_cpu(**(arguments | changes))
+            _core.cpu.rms_norm(**(arguments | changes))
 
 
 def test_a_norm_keeps_no_part_of_the_weights_it_was_made_of() -> None:

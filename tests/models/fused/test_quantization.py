@@ -90,7 +90,7 @@ def test_logits_are_those_of_the_weights_that_are_left(
     assert_exact(loaded, directory, leave_what_int8_leaves)
 
 
-@pytest.mark.parametrize("instructions", _core.cpu_instruction_sets())
+@pytest.mark.parametrize("instructions", _core.cpu.instruction_sets())
 def test_every_cpu_has_int8_weights(
     save_tiny: SaveTiny, assert_exact: AssertExact, instructions: str
 ) -> None:

@@ -55,6 +55,9 @@ use tile::{Attend, Call, Scratch};
 pub use layout::Place;
 pub use shape::{Memory, Options, Rows, Shape, Tokens};
 
+// SAFETY: addresses, that any thread may hold; who calls the kernel answers for the rest.
+unsafe impl Send for Memory {}
+
 thread_local! {
     /// Taken while a thread works; a thread of the team outlives the call.
     static SCRATCH: Cell<Scratch> = Cell::default();

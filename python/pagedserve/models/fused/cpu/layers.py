@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pagedserve._core import DecoderLayer
+from pagedserve._core.cpu import DecoderLayer
 from pagedserve.attention.interface import current_step
 from pagedserve.config import Quantization
 from pagedserve.host_ops.capabilities import DTYPE_NAMES

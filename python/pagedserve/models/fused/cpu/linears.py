@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pagedserve._core import PackedWeights
+from pagedserve._core.cpu import PackedWeights
 from pagedserve.config import Quantization
 from pagedserve.host_ops.capabilities import DTYPE_NAMES
 from pagedserve.host_ops.memory import empty_in_huge_pages

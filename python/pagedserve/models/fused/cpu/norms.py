@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pagedserve._core import rms_norm_cpu
+from pagedserve._core.cpu import rms_norm
 from pagedserve.host_ops.capabilities import DTYPE_NAMES
 from pagedserve.models.fused.cpu.linears import float32_vector
 from pagedserve.models.fused.families import norm_epsilon
@@ -32,7 +32,7 @@ class CpuRMSNorm(nn.Module):
         """``[..., features]`` to the same."""
         x = x.contiguous()
         output = torch.empty_like(x)
-        rms_norm_cpu(
+        rms_norm(
             dtype=DTYPE_NAMES[x.dtype],
             num_rows=x.numel() // len(self._weight),
             x=x.data_ptr(),

@@ -7,7 +7,9 @@ use pagedserve_cpu::linear::{Activation, Finish, Matrix, Panels, Weights, gather
 use pyo3::prelude::*;
 
 use crate::arrays::{checked, numbers, readonly};
-use crate::cpu::{choice, dtype_of, on_torch_threads, refused, size};
+use crate::cpu::{choice, dtype_of, on_torch_threads, size};
+use crate::error::OrRaise;
+use crate::gateway::Work;
 
 const ACTIVATIONS: [(&str, Activation); 2] =
     [("silu", Activation::Silu), ("gelu_tanh", Activation::GeluTanh)];
@@ -18,8 +20,23 @@ enum PanelArray {
     Int8 { values: Py<PyArray1<i8>>, scales: Vec<f32> },
 }
 
-/// The packed weights of a linear layer.
-#[pyclass(frozen, module = "pagedserve._core")]
+/// The weights of a linear layer of K to N features, packed for the kernels
+/// (rust/cpu/src/linear.rs describes the layout).
+///
+/// Args:
+///     panels: uint32, ``ceil(N / 64)`` panels of the units of ``K * 64`` weights; int8 where
+///         there are scales, ``ceil(N / 64) * K * 64`` of them.  Kept, and never to be written
+///         any more.
+///     dtype: Of the rows, and of weights that are not int8.
+///     in_features: K.
+///     out_features: N.
+///     scales: float32 ``[N]``: the panels are int8, multiples of these.
+///     bias: float32 ``[N]``.
+///     gate: "silu" or "gelu_tanh" between the halves of the features of a gated layer.
+///
+/// Raises:
+///     ``StepError``: Arguments that do not fit each other.
+#[pyclass(frozen, module = "pagedserve._core.cpu")]
 pub(crate) struct PackedWeights {
     dtype: DType,
     in_features: usize,
@@ -86,20 +103,23 @@ impl PackedWeights {
             },
             bias: bias.map(|bias| numbers(bias, "bias")).transpose()?,
         };
-        weights.weights(panels.py())?.check().map_err(|error| refused(&error))?;
+        weights.weights(panels.py())?.check().or_raise()?;
         Ok(weights)
     }
 
+    /// K.
     #[getter]
     fn in_features(&self) -> usize {
         self.in_features
     }
 
+    /// N, both halves of a gated layer.
     #[getter]
     fn out_features(&self) -> usize {
         self.out_features
     }
 
+    /// Bytes of the packed weights, scales among them.
     #[getter]
     fn nbytes(&self, py: Python<'_>) -> PyResult<usize> {
         Ok(match self.weights(py)?.panels {
@@ -108,6 +128,21 @@ impl PackedWeights {
         })
     }
 
+    /// Multiply rows with the weights.
+    ///
+    /// Args:
+    ///     num_rows: How many.
+    ///     x: Address of ``[num_rows, K]``.
+    ///     x_stride: Elements from a row to the next.
+    ///     output: Address of ``[num_rows, N]``, or ``[num_rows, N / 2]`` of a gated layer.
+    ///     output_stride: Elements from a row to the next.
+    ///     output_dtype: Of the output.
+    ///     adds: Add to the output instead of writing it.
+    ///     num_threads: Of torch's threads, where `has_torch_threads`; else one is used.
+    ///     instructions: None for those in use.
+    ///
+    /// Raises:
+    ///     ``StepError``: Arguments that do not fit each other.
     #[pyo3(signature = (
         *, num_rows, x, x_stride, output, output_stride, output_dtype, adds = false,
         num_threads = 1, instructions = None
@@ -142,13 +177,23 @@ impl PackedWeights {
             None => Finish::Store,
         };
         let weights = self.weights(py)?;
-        on_torch_threads(num_threads, instructions, |execution| {
+        let work = Work::numbers(&[num_rows.div_ceil(4), self.in_features, self.out_features]);
+        on_torch_threads(py, num_threads, instructions, work, move |execution| {
             // SAFETY: that the addresses are those of live tensors of these sizes is the caller's
             // promise, as the stub says; everything else is checked.
             unsafe { linear(&weights, finish, num_rows, x, output, execution) }
         })
     }
 
+    /// Copy the weights of some output features, as numbers of the dtype.
+    ///
+    /// Args:
+    ///     features: int32 ``[T]``, each below N.
+    ///     output: Address of ``[T, K]``, contiguous.
+    ///     num_threads: Of torch's threads, where `has_torch_threads`; else one is used.
+    ///
+    /// Raises:
+    ///     ``StepError``: A feature that does not exist.
     #[pyo3(signature = (features, output, num_threads = 1))]
     fn gather(
         &self,
@@ -159,7 +204,8 @@ impl PackedWeights {
     ) -> PyResult<()> {
         let features = readonly::<i32>(features, "features")?;
         let (weights, features) = (self.weights(py)?, features.as_slice()?);
-        on_torch_threads(num_threads, None, |execution| {
+        let work = Work::numbers(&[features.len(), self.in_features]);
+        on_torch_threads(py, num_threads, None, work, move |execution| {
             // SAFETY: that the address is that of a live tensor of this size is the caller's
             // promise, as the stub says; everything else is checked.
             let output = std::ptr::with_exposed_provenance_mut(output);

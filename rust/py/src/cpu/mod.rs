@@ -1,7 +1,13 @@
-//! What the functions of the CPU share: names of types and instructions, torch's threads.
+//! `pagedserve._core.cpu`: kernels over the memory of torch tensors, and what they share: names of
+//! types and instructions, torch's threads.
 //!
 //! torch is not linked: a tensor comes as its address, sizes and strides.
 #![expect(unsafe_code, reason = "addresses from Python become pointers")]
+
+mod attention;
+mod layer;
+mod linear;
+mod moves;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -14,6 +20,30 @@ use pyo3::prelude::*;
 use crate::arrays::{checked, readwrite};
 use crate::config::{choice_or, count_or};
 use crate::error::to_py;
+use crate::gateway::{Work, compute};
+
+/// What a model computes on a CPU, over the memory of torch tensors.
+///
+/// Tensors come as addresses (``Tensor.data_ptr()``), which nothing can check: a wrong one ends the
+/// process.  Everything else is checked before the first byte is read or written.  Calls that take
+/// more than some 20 us run without the GIL; the memory must live, and nobody else may change it,
+/// until they return.
+#[pymodule(submodule, name = "cpu")]
+pub(crate) mod module {
+    #[pymodule_export]
+    use super::attention::paged_attention;
+    #[pymodule_export]
+    use super::layer::{DecoderLayer, rms_norm};
+    #[pymodule_export]
+    use super::linear::PackedWeights;
+    #[pymodule_export]
+    use super::moves::copy_blocks;
+    #[pymodule_export]
+    use super::{
+        advise_huge_pages, has_torch_threads, instruction_sets, instructions_in_use, top_k,
+        use_instructions,
+    };
+}
 
 const DTYPES: [(&str, DType); 3] =
     [("float32", DType::Float32), ("bfloat16", DType::BFloat16), ("float16", DType::Float16)];
@@ -52,9 +82,9 @@ fn team() -> Option<impl Team> {
     }
 }
 
-/// The instruction sets that this CPU has, the best last.
+/// The vector instructions that this CPU has and the kernels can use, the best last.
 #[pyfunction]
-pub(crate) fn cpu_instruction_sets() -> Vec<&'static str> {
+pub(crate) fn instruction_sets() -> Vec<&'static str> {
     let available = INSTRUCTION_SETS.iter().filter(|(_, set)| set.is_available());
     available.map(|(name, _)| *name).collect()
 }
@@ -62,22 +92,26 @@ pub(crate) fn cpu_instruction_sets() -> Vec<&'static str> {
 /// Which of `INSTRUCTION_SETS` this process uses; beyond the last means the best of this CPU.
 static IN_USE: AtomicUsize = AtomicUsize::new(INSTRUCTION_SETS.len());
 
-fn instructions_in_use() -> InstructionSet {
+fn in_use() -> InstructionSet {
     let chosen = INSTRUCTION_SETS.get(IN_USE.load(Ordering::Relaxed));
     chosen.map_or_else(InstructionSet::detect, |(_, set)| *set)
 }
 
-/// The instruction set that this process uses.
+/// The vector instructions that this process uses.
 #[pyfunction]
-pub(crate) fn cpu_instructions() -> &'static str {
-    let in_use = instructions_in_use();
+pub(crate) fn instructions_in_use() -> &'static str {
+    let in_use = in_use();
     let found = INSTRUCTION_SETS.iter().find(|(_, set)| *set == in_use);
     found.map_or("portable", |(name, _)| name)
 }
 
+/// Use these vector instructions in this process; None is the best of this CPU.
+///
+/// Raises:
+///     ``ConfigError``: This CPU does not have them.
 #[pyfunction]
 #[pyo3(signature = (name))]
-pub(crate) fn use_cpu_instructions(name: Option<&str>) -> PyResult<()> {
+pub(crate) fn use_instructions(name: Option<&str>) -> PyResult<()> {
     let Some(name) = name else {
         IN_USE.store(INSTRUCTION_SETS.len(), Ordering::Relaxed);
         return Ok(());
@@ -85,7 +119,7 @@ pub(crate) fn use_cpu_instructions(name: Option<&str>) -> PyResult<()> {
     let place =
         INSTRUCTION_SETS.iter().position(|(other, set)| *other == name && set.is_available());
     let Some(place) = place else {
-        let accepted = cpu_instruction_sets();
+        let accepted = instruction_sets();
         return Err(to_py(&Error::Config(format!(
             "cpu_instructions is {name:?}; this CPU has {accepted:?}"
         ))));
@@ -94,21 +128,40 @@ pub(crate) fn use_cpu_instructions(name: Option<&str>) -> PyResult<()> {
     Ok(())
 }
 
-/// Whether the threads of a loaded torch can be used.
+/// Whether torch is loaded and the kernels can run on its OpenMP threads.
 #[pyfunction]
 pub(crate) fn has_torch_threads() -> bool {
     team().is_some()
 }
 
-/// Asks for huge pages; a system that has none goes on with small ones.
+/// Ask for huge pages behind a range of memory; a system without them goes on as before.
+///
+/// Args:
+///     address: Of its first byte.
+///     num_bytes: Its length.
 #[pyfunction]
 pub(crate) fn advise_huge_pages(address: usize, num_bytes: usize) {
     pagedserve_cpu::advise_huge_pages(std::ptr::with_exposed_provenance_mut(address), num_bytes);
 }
 
+/// Find the largest logits of each row, largest first, of equals the smaller id first.
+///
+/// The first value of a row that holds NaN is NaN, and what else is found in it means nothing.
+///
+/// Args:
+///     logits: Address of float32 ``[rows, vocab_size]``, contiguous.
+///     vocab_size: Logits of a row.
+///     num: How many are wanted of each.
+///     ids: int64 ``[rows * num]``, written.
+///     values: float32 ``[rows * num]``, written.
+///     num_threads: Of torch's threads, where `has_torch_threads`; else one is used.
+///     instructions: None for those in use.
+///
+/// Raises:
+///     ``StepError``: Arguments that do not fit each other.
 #[pyfunction]
 #[pyo3(signature = (*, logits, vocab_size, num, ids, values, num_threads = 1, instructions = None))]
-pub(crate) fn likeliest_cpu(
+pub(crate) fn top_k(
     logits: usize,
     vocab_size: i64,
     num: i64,
@@ -117,15 +170,17 @@ pub(crate) fn likeliest_cpu(
     num_threads: i64,
     instructions: Option<&str>,
 ) -> PyResult<()> {
+    let py = ids.py();
     let (vocab_size, num) = (size("vocab_size", vocab_size)?, size("num", num)?);
     let (ids, values) = (checked::<i64>(ids, "ids")?, checked::<f32>(values, "values")?);
     let (mut ids, mut values) = (readwrite(&ids, "ids")?, readwrite(&values, "values")?);
     let found = (ids.as_slice_mut()?, values.as_slice_mut()?);
-    on_torch_threads(num_threads, instructions, |execution| {
+    let work = Work::numbers(&[found.0.len() / num.max(1), vocab_size]);
+    on_torch_threads(py, num_threads, instructions, work, move |execution| {
         let logits = std::ptr::with_exposed_provenance(logits);
         // SAFETY: that the address is that of a live tensor of this size is the caller's promise,
         // as the stub says; everything else is checked.
-        unsafe { pagedserve_cpu::likeliest(logits, vocab_size, num, found, execution) }
+        unsafe { pagedserve_cpu::top_k(logits, vocab_size, num, found, execution) }
     })
 }
 
@@ -134,13 +189,15 @@ pub(crate) fn likeliest_cpu(
 /// The interpreter's lock stays: a call takes microseconds, and threads that work here never ask
 /// for it.
 pub(crate) fn on_torch_threads(
+    py: Python<'_>,
     num_threads: i64,
     instructions: Option<&str>,
-    work: impl FnOnce(&Execution<'_>) -> pagedserve_cpu::Result<()>,
+    work: Work,
+    run: impl FnOnce(&Execution<'_>) -> pagedserve_cpu::Result<()> + Send,
 ) -> PyResult<()> {
     let instructions = match instructions {
         Some(name) => choice("instructions", name, &INSTRUCTION_SETS)?,
-        None => instructions_in_use(),
+        None => in_use(),
     };
     let num_threads = size("num_threads", num_threads)?;
     let found = team();
@@ -148,10 +205,5 @@ pub(crate) fn on_torch_threads(
         Some(team) => (team, num_threads),
         None => (&Sequential, 1),
     };
-    work(&Execution { instructions, team, num_threads }).map_err(|error| refused(&error))
-}
-
-/// What a function of the CPU refused, as Python sees it.
-pub(crate) fn refused(error: &pagedserve_cpu::Error) -> PyErr {
-    to_py(&Error::Arrays(error.to_string()))
+    compute(py, work, || run(&Execution { instructions, team, num_threads }))
 }

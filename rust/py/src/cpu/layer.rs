@@ -4,20 +4,45 @@
 use pagedserve_core::error::Error;
 use pagedserve_cpu::attention::Options;
 use pagedserve_cpu::layer::{Layer, LayerMemory, forward};
-use pagedserve_cpu::{DType, Norm, rms_norm};
+use pagedserve_cpu::{DType, Norm};
 use pyo3::prelude::*;
 
 use crate::arrays::{numbers, readonly};
-use crate::attention::RowArrays;
-use crate::cpu::{dtype_of, on_torch_threads, refused, size};
-use crate::error::to_py;
-use crate::linear::PackedWeights;
+use crate::cpu::attention::RowArrays;
+use crate::cpu::linear::PackedWeights;
+use crate::cpu::{dtype_of, on_torch_threads, size};
+use crate::error::{OrRaise, to_py};
+use crate::gateway::Work;
 
 /// The numbers of a norm.
 type NormWeight = Option<Vec<f32>>;
 
-/// A decoder layer of a family that is known, with packed weights.
-#[pyclass(frozen, module = "pagedserve._core")]
+/// A decoder layer of Llama's kind, with packed weights: norm, attention, norm, gated layers.
+///
+/// F hidden features, H query heads and Hkv KV heads of size D.
+///
+/// Args:
+///     dtype: Of hidden states, weights, keys and values.
+///     num_heads: H.
+///     num_kv_heads: Hkv.
+///     head_size: D.
+///     epsilon: Of all norms.
+///     scale: Factor of the scores.
+///     attention_norm: float32 ``[F]``, of what attention reads.
+///     mlp_norm: float32 ``[F]``, of what the gated layers read.
+///     qkv: F to ``(H + 2 * Hkv) * D`` features.
+///     output: ``H * D`` to F features.
+///     gate_up: F to twice the inner features, made with a gate.
+///     down: The inner features to F.
+///     softcap: Scores become ``softcap * tanh(scores / softcap)``.
+///     attention_output_norm: float32 ``[F]``, of what attention adds.
+///     mlp_output_norm: float32 ``[F]``, of what the gated layers add.
+///     query_norm: float32 ``[D]``, of each query head.
+///     key_norm: float32 ``[D]``, of each key head.
+///
+/// Raises:
+///     ``StepError``: Parts that do not fit each other.
+#[pyclass(frozen, module = "pagedserve._core.cpu")]
 pub(crate) struct DecoderLayer {
     dtype: DType,
     num_heads: usize,
@@ -117,10 +142,30 @@ impl DecoderLayer {
             gate_up,
             down,
         };
-        made.layer(py)?.check().map_err(|error| refused(&error))?;
+        made.layer(py)?.check().or_raise()?;
         Ok(made)
     }
 
+    /// Compute the layer for a step of R rows and T tokens.
+    ///
+    /// Args:
+    ///     hidden: Address of ``[T, F]``, contiguous, changed in place.
+    ///     cosines: Address of ``[T, rotary_size]``, contiguous.
+    ///     sines: Address of ``[T, rotary_size]``, contiguous.
+    ///     rotary_size: Elements of a head that are rotated.
+    ///     pool: Address of the layer's KV blocks, in the layout of `paged_attention`.
+    ///     num_blocks: Blocks of the pool.
+    ///     block_size: Tokens of a block.
+    ///     block_tables: int32 ``[R * B]``.
+    ///     query_start: int32 ``[R + 1]``.
+    ///     seq_lens: int32 ``[R]``.
+    ///     slot_mapping: int64 ``[T]``.
+    ///     window: A query sees only keys with position > its own - window.
+    ///     num_threads: Of torch's threads, where `has_torch_threads`; else one is used.
+    ///     instructions: None for those in use.
+    ///
+    /// Raises:
+    ///     ``StepError``: Arguments that do not fit each other; nothing was read or written.
     #[pyo3(signature = (
         hidden, cosines, sines, rotary_size, pool, num_blocks, block_size, block_tables,
         query_start, seq_lens, slot_mapping, window = None, num_threads = 1, instructions = None
@@ -163,7 +208,11 @@ impl DecoderLayer {
             alibi: None,
         };
         let layer = self.layer(py)?;
-        on_torch_threads(num_threads, instructions, |execution| {
+        let products = [layer.qkv, layer.output, layer.gate_up, layer.down];
+        let weights = products.map(|weights| weights.in_features * weights.out_features);
+        let keys = Work::numbers(&[arrays.num_keys()?, self.num_kv_heads, 2 * self.head_size]);
+        let work = Work::numbers(&[weights.iter().sum()]).and(keys);
+        on_torch_threads(py, num_threads, instructions, work, move |execution| {
             // SAFETY: that the addresses are those of live tensors of these sizes is the caller's
             // promise, as the stub says; everything else is checked.
             unsafe { forward(&layer, &memory, &rows, &options, execution) }
@@ -171,12 +220,26 @@ impl DecoderLayer {
     }
 }
 
+/// Divide rows by the root of their mean square and multiply them with a weight.
+///
+/// Args:
+///     dtype: Of both tensors.
+///     num_rows: How many.
+///     x: Address of ``[num_rows, features]``, contiguous.
+///     output: Address of as many; may be ``x``.
+///     weight: float32 ``[features]``.
+///     epsilon: Added to the mean square.
+///     num_threads: Of torch's threads, where `has_torch_threads`; else one is used.
+///     instructions: None for those in use.
+///
+/// Raises:
+///     ``StepError``: Arguments that do not fit each other.
 #[pyfunction]
 #[pyo3(signature = (
     *, dtype, num_rows, x, output, weight, epsilon, num_threads = 1, instructions = None
 ))]
 #[expect(clippy::too_many_arguments, reason = "tensors without torch: addresses and sizes")]
-pub(crate) fn rms_norm_cpu(
+pub(crate) fn rms_norm(
     dtype: &str,
     num_rows: i64,
     x: usize,
@@ -186,15 +249,17 @@ pub(crate) fn rms_norm_cpu(
     num_threads: i64,
     instructions: Option<&str>,
 ) -> PyResult<()> {
+    let py = weight.py();
     let dtype = dtype_of("dtype", dtype)?;
     let num_rows = size("num_rows", num_rows)?;
     let weight = readonly::<f32>(weight, "weight")?;
     let norm = Norm { weight: weight.as_slice()?, epsilon };
-    let memory =
-        (std::ptr::with_exposed_provenance(x), std::ptr::with_exposed_provenance_mut(output));
-    on_torch_threads(num_threads, instructions, |execution| {
+    let work = Work::numbers(&[num_rows, norm.weight.len()]);
+    on_torch_threads(py, num_threads, instructions, work, move |execution| {
+        let memory =
+            (std::ptr::with_exposed_provenance(x), std::ptr::with_exposed_provenance_mut(output));
         // SAFETY: that the addresses are those of live tensors of these sizes is the caller's
         // promise, as the stub says; everything else is checked.
-        unsafe { rms_norm(norm, dtype, num_rows, memory, execution) }
+        unsafe { pagedserve_cpu::rms_norm(norm, dtype, num_rows, memory, execution) }
     })
 }

@@ -1,26 +1,21 @@
-"""The scheduler core: every decision about sequences and KV blocks, written in Rust.
+# The scheduler core.  Its docstrings stand in rust/py and so in the built module:
+# `help(pagedserve.Scheduler)` is a page to program from.
 
-Handles (sequence groups, sequences) are opaque integers.  A handle dies with what it
-names and is never given out again, so a late call raises ``StaleHandleError`` instead
-of touching somebody else's blocks.
-"""
-
-from collections.abc import Sequence
 from os import PathLike
 from typing import Final, Literal, TypeAlias, final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pagedserve._core import cpu
+
 __all__ = [
     "BlockSpaceManager",
     "CacheConfig",
     "CachedBlockAllocator",
-    "DecoderLayer",
     "GroupStats",
     "InputBuffers",
     "LRUEvictor",
-    "PackedWeights",
     "Prefix",
     "ScheduledSequenceGroup",
     "Scheduler",
@@ -29,15 +24,7 @@ __all__ = [
     "SequenceGroupMetadata",
     "UncachedBlockAllocator",
     "__version__",
-    "advise_huge_pages",
-    "copy_blocks_cpu",
-    "cpu_instruction_sets",
-    "cpu_instructions",
-    "has_torch_threads",
-    "likeliest_cpu",
-    "paged_attention_cpu",
-    "rms_norm_cpu",
-    "use_cpu_instructions",
+    "cpu",
 ]
 
 __version__: Final[str]
@@ -51,14 +38,8 @@ _Refusal: TypeAlias = Literal[
 
 _AllocStatus: TypeAlias = Literal["ok", "later", "never"]
 
-_DType: TypeAlias = Literal["float32", "bfloat16", "float16"]
-_Gate: TypeAlias = Literal["silu", "gelu_tanh"]
-_InstructionSet: TypeAlias = Literal["portable", "avx2", "avx512", "avx512_bf16"]
-
 @final
 class CacheConfig:
-    """The KV blocks of both tiers; docs/options.md says what each option gives."""
-
     def __new__(
         cls,
         *,
@@ -85,8 +66,7 @@ class CacheConfig:
         watermark: float = 0.01,
         enable_prefix_caching: bool = False,
         sliding_window: int | None = None,
-    ) -> CacheConfig:
-        """The decisions of vLLM 0.6.2's block manager."""
+    ) -> CacheConfig: ...
     @property
     def block_size(self) -> int: ...
     @property
@@ -116,8 +96,6 @@ class CacheConfig:
 
 @final
 class SchedulerConfig:
-    """The limits and choices of the scheduler; docs/options.md says what each option gives."""
-
     def __new__(
         cls,
         *,
@@ -149,8 +127,7 @@ class SchedulerConfig:
         delay_factor: float = 0.0,
         num_lookahead_slots: int = 0,
         max_loras: int | None = None,
-    ) -> SchedulerConfig:
-        """The decisions of vLLM 0.6.2's scheduler, its faults excepted."""
+    ) -> SchedulerConfig: ...
     @property
     def max_num_seqs(self) -> int: ...
     @property
@@ -184,11 +161,6 @@ class SchedulerConfig:
 
 @final
 class InputBuffers:
-    """The arrays that ``Scheduler.prepare_inputs`` fills in place.
-
-    All one-dimensional, C-contiguous, writable; checked here once, never coerced.
-    """
-
     def __new__(
         cls,
         *,
@@ -218,8 +190,6 @@ class ScheduledSequenceGroup:
 
 @final
 class SchedulerOutputs:
-    """The decisions of one step, frozen."""
-
     @property
     def step_id(self) -> int: ...
     @property
@@ -245,9 +215,7 @@ class SchedulerOutputs:
     @property
     def has_moves(self) -> bool: ...
     @property
-    def ignored_seq_groups(
-        self,
-    ) -> list[tuple[int, str, GroupStats]]: ...  # handle (now dead), reason
+    def ignored_seq_groups(self) -> list[tuple[int, str, GroupStats]]: ...  # handle, reason
     @property
     def preempted(self) -> list[tuple[int, _PreemptionMode]]: ...
     @property
@@ -265,16 +233,12 @@ class SchedulerOutputs:
 
 @final
 class GroupStats:
-    """What a sequence group has been through."""
-
     @property
     def num_preemptions(self) -> int: ...  # by recompute or by swap
     @property
     def num_recomputed_tokens(self) -> int: ...  # computed and given up
     @property
-    def num_cached_tokens(
-        self,
-    ) -> int: ...  # of the prompt, when first admitted
+    def num_cached_tokens(self) -> int: ...  # of the prompt, when first admitted
 
 @final
 class Scheduler:
@@ -309,50 +273,18 @@ class Scheduler:
         token_start: NDArray[np.int32],  # [K + 1]
         tokens: NDArray[np.int32],  # [token_start[K]]
         finish: NDArray[np.uint8],  # [K], 0 = lives on
-    ) -> tuple[NDArray[np.int64], list[tuple[int, GroupStats]]]:
-        """Apply the results of the open step.
-
-        Returns:
-            The handle of each output's sequence, ``[K]`` (that of a finished one is dead), and the
-            groups that ended with what they had been through.
-        """
-    def update_async(self, step_id: int) -> bool:
-        """End the open step before its tokens are known.
-
-        Every sampled row goes on with one token.  Until ``resolve_tokens`` names it, the next
-        step's ``token_ids`` have ``-1 - i`` in its place, ``i`` the number of the sample.  What
-        ends with its token is aborted once that is known.
-
-        Returns:
-            False, and the step stays open, where a sampled group may have several sequences or a
-            sequence is at the model's length.
-
-        Raises:
-            StepError: Not the open step, or the tokens of the step before are missing.
-        """
-    def resolve_tokens(self, step_id: int, tokens: NDArray[np.int32]) -> None:
-        """Name the tokens of the step that ``update_async`` ended, one a sample, ``[S]``."""
+    ) -> tuple[NDArray[np.int64], list[tuple[int, GroupStats]]]: ...
+    def update_async(self, step_id: int) -> bool: ...
+    def resolve_tokens(self, step_id: int, tokens: NDArray[np.int32]) -> None: ...
     def abandon(self, step_id: int) -> None: ...  # the open step, and an unresolved one
     def token_ids(self, seq: int) -> NDArray[np.int32]: ...
     def block_table(self, seq: int) -> NDArray[np.int32]: ...
     def cross_block_table(self, group: int) -> NDArray[np.int32]: ...
     def common_computed_blocks(self, group: int) -> NDArray[np.int32]: ...
-    def seq_group_metadata(self, *, delta: bool = False) -> list[SequenceGroupMetadata]:
-        """The scheduled groups of the last step, in order.
-
-        Args:
-            delta: Only the token ids of the step, and of groups that decode only the blocks
-                that the step writes, for a runner that keeps the rest.
-        """
+    def seq_group_metadata(self, *, delta: bool = False) -> list[SequenceGroupMetadata]: ...
     def seqs_of(self, group: int) -> NDArray[np.int64]: ...
     def group_stats(self, group: int) -> GroupStats: ...
-    def prompt_refusal(self, num_tokens: int) -> str | None:
-        """Why no prompt of that many tokens can ever run here to a new token, if so.
-
-        Returns:
-            A sentence without its subject, such as "has 40 tokens; max_model_len is 32, so at most
-            31 leave room for a new one"; None if it can.
-        """
+    def prompt_refusal(self, num_tokens: int) -> str | None: ...
     def reset_prefix_cache(self) -> bool: ...
     def check(self) -> None: ...
     @property
@@ -386,8 +318,6 @@ class Scheduler:
 
 @final
 class SequenceGroupMetadata:
-    """One scheduled group, as a model runner of the classic kind wants it; keys are handles."""
-
     @property
     def group(self) -> int: ...
     @property
@@ -413,8 +343,6 @@ class SequenceGroupMetadata:
 
 @final
 class UncachedBlockAllocator:
-    """Blocks without memory of their contents; numbers that are not used are refused."""
-
     def __new__(cls, num_blocks: int) -> UncachedBlockAllocator: ...
     def allocate(self) -> int | None: ...
     def fork(self, block: int) -> None: ...
@@ -427,19 +355,11 @@ class UncachedBlockAllocator:
 
 @final
 class Prefix:
-    """A prefix of whole blocks; made by ``root``, ``register`` and ``prefix_of``."""
-
     @staticmethod
     def root(*, adapter: int = 0, salt: int = 0) -> Prefix: ...
 
 @final
 class CachedBlockAllocator:
-    """Blocks that keep their contents until the room is needed.
-
-    ``find`` compares every token and the identity of what comes before, so a hit is never
-    another prefix's block.  Found blocks are taken with ``acquire``, new ones with ``allocate``.
-    """
-
     def __new__(cls, num_blocks: int, block_size: int) -> CachedBlockAllocator: ...
     def allocate(self, num_prefix_tokens: int = 0) -> int | None: ...
     def find(self, before: Prefix, token_ids: NDArray[np.int32]) -> int | None: ...
@@ -461,8 +381,6 @@ class CachedBlockAllocator:
 
 @final
 class LRUEvictor:
-    """Oldest access first, among equals the longest prefix, then the first added."""
-
     def __new__(cls) -> LRUEvictor: ...
     def add(self, block: int, last_access: int, num_hashed_tokens: int) -> None: ...
     def remove(self, block: int) -> None: ...
@@ -472,8 +390,6 @@ class LRUEvictor:
 
 @final
 class BlockSpaceManager:
-    """Block tables of groups that another scheduler schedules; acts out of turn are refused."""
-
     def __new__(
         cls, cache_config: CacheConfig, *, num_lookahead_slots: int = 0
     ) -> BlockSpaceManager: ...
@@ -511,248 +427,3 @@ class BlockSpaceManager:
     def num_free_cpu_blocks(self) -> int: ...
     @property
     def watermark_blocks(self) -> int: ...
-
-@final
-class PackedWeights:
-    """The weights of a linear layer in the layout of `rust/cpu/src/linear.rs`.
-
-    The array must not be written any more.
-    """
-
-    def __new__(
-        cls,
-        panels: NDArray[np.uint32 | np.int8],  # [ceil(N / 64) * units of K * 64]; int8: K of them
-        *,
-        dtype: _DType,  # of rows, and of weights that are not int8
-        in_features: int,  # K
-        out_features: int,  # N
-        scales: NDArray[np.float32] | None = None,  # [N]: the panels are int8, multiples of these
-        bias: NDArray[np.float32] | None = None,  # [N]
-        gate: _Gate | None = None,
-    ) -> PackedWeights: ...
-    @property
-    def in_features(self) -> int: ...
-    @property
-    def out_features(self) -> int: ...
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the packed weights, scales among them."""
-    def multiply(
-        self,
-        *,
-        num_rows: int,
-        x: int,  # address of [rows, K]
-        x_stride: int,  # elements from a row to the next
-        output: int,  # address of [rows, N], or [rows, N / 2] of a gated layer
-        output_stride: int,
-        output_dtype: _DType,
-        adds: bool = False,  # adds to the output instead of writing it
-        num_threads: int = 1,
-        instructions: _InstructionSet | None = None,
-    ) -> None:
-        """Multiply rows with the weights; addresses and strides must be those of live memory.
-
-        Raises:
-            StepError: for arguments that do not fit each other.
-        """
-
-    def gather(
-        self,
-        features: NDArray[np.int32],  # [T], each below N
-        output: int,  # address of [T, K]
-        num_threads: int = 1,
-    ) -> None:
-        """Copy the weights of some features, as numbers of the dtype.
-
-        Raises:
-            StepError: for a feature that does not exist.
-        """
-
-@final
-class DecoderLayer:
-    """A decoder layer of Llama's kind; `rust/cpu/src/layer.rs` says what it computes."""
-
-    def __new__(
-        cls,
-        *,
-        dtype: _DType,
-        num_heads: int,
-        num_kv_heads: int,
-        head_size: int,
-        epsilon: float,  # of all norms
-        scale: float,  # of the scores
-        attention_norm: NDArray[np.float32],
-        mlp_norm: NDArray[np.float32],
-        qkv: PackedWeights,
-        output: PackedWeights,
-        gate_up: PackedWeights,
-        down: PackedWeights,
-        softcap: float | None = None,
-        attention_output_norm: NDArray[np.float32] | None = None,
-        mlp_output_norm: NDArray[np.float32] | None = None,
-        query_norm: NDArray[np.float32] | None = None,  # [head_size]
-        key_norm: NDArray[np.float32] | None = None,  # [head_size]
-    ) -> DecoderLayer: ...
-    def forward(
-        self,
-        hidden: int,  # address of [T, F], changed in place
-        cosines: int,  # address of [T, rotary_size]
-        sines: int,
-        rotary_size: int,
-        pool: int,
-        num_blocks: int,
-        block_size: int,
-        block_tables: NDArray[np.int32],  # [R * B]
-        query_start: NDArray[np.int32],  # [R + 1]
-        seq_lens: NDArray[np.int32],  # [R]
-        slot_mapping: NDArray[np.int64],  # [T]
-        window: int | None = None,
-        num_threads: int = 1,
-        instructions: _InstructionSet | None = None,
-    ) -> None:
-        """Compute the layer for a step; addresses must be those of live, contiguous tensors.
-
-        Raises:
-            StepError: for arguments that do not fit each other.
-        """
-
-def copy_blocks_cpu(
-    *,
-    # Of each layer: address and blocks of the sources, of the destinations, bytes of a block.
-    layers: Sequence[tuple[int, int, int, int, int]],
-    pairs: NDArray[np.int64],  # [n, 2], source and destination
-    num_threads: int = 1,
-) -> None:
-    """Copy blocks in every layer; all sources are read before a destination is written.
-
-    Raises:
-        StepError: for a block that a pool does not have, or pairs that are not contiguous.
-    """
-
-def likeliest_cpu(
-    *,
-    logits: int,  # address of float32 [rows, vocab_size]
-    vocab_size: int,
-    num: int,
-    ids: NDArray[np.int64],  # [rows * num], written
-    values: NDArray[np.float32],  # [rows * num], written
-    num_threads: int = 1,
-    instructions: _InstructionSet | None = None,
-) -> None:
-    """Find the largest logits of each row, largest first, of equals the smaller id first.
-
-    The first value of a row that holds NaN is NaN, and what else is found in it means nothing.
-
-    Raises:
-        StepError: for arguments that do not fit each other.
-    """
-
-def rms_norm_cpu(
-    *,
-    dtype: _DType,
-    num_rows: int,
-    x: int,  # address of [rows, features]
-    output: int,
-    weight: NDArray[np.float32],  # [features]
-    epsilon: float,
-    num_threads: int = 1,
-    instructions: _InstructionSet | None = None,
-) -> None:
-    """Divide rows by the root of their mean square and multiply them with a weight.
-
-    Raises:
-        StepError: for arguments that do not fit each other.
-    """
-
-def advise_huge_pages(address: int, num_bytes: int) -> None:
-    """Ask for huge pages behind a range of memory; a system without them goes on as before."""
-
-def cpu_instruction_sets() -> list[_InstructionSet]:
-    """The vector instructions that this CPU has and `paged_attention_cpu` uses, the best last."""
-
-def cpu_instructions() -> _InstructionSet:
-    """The vector instructions that this process uses."""
-
-def use_cpu_instructions(name: str | None) -> None:
-    """Use these vector instructions in this process; None is the best of this CPU.
-
-    Raises:
-        ConfigError: if this CPU does not have them.
-    """
-
-def has_torch_threads() -> bool:
-    """Whether torch is loaded and `paged_attention_cpu` can use its OpenMP threads."""
-
-def paged_attention_cpu(
-    *,
-    dtype: _DType,  # of queries, keys, values, pool and output
-    query: int,
-    query_strides: tuple[int, int],
-    key: int,
-    key_strides: tuple[int, int],
-    value: int,
-    value_strides: tuple[int, int],
-    pool: int,
-    output: int,
-    num_heads: int,
-    num_kv_heads: int,
-    key_size: int,
-    value_size: int,
-    num_blocks: int,
-    block_size: int,
-    block_tables: NDArray[np.int32],  # [R * B], of shape [R, B] flattened
-    query_start: NDArray[np.int32],  # [R + 1]
-    seq_lens: NDArray[np.int32],  # [R]
-    slot_mapping: NDArray[np.int64],  # [T]
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: NDArray[np.float32] | None = None,  # [H]
-    alibi: NDArray[np.float32] | None = None,  # [H]
-    num_threads: int = 1,
-    instructions: _InstructionSet | None = None,
-) -> None:
-    """Write one step's keys and values into a pool, then attend: one layer, a whole flat batch.
-
-    What is computed is ``write_cache`` and ``paged_attention`` of pagedserve.kernels.reference,
-    but the pool has a layout of its own: a contiguous tensor of ``num_blocks`` blocks, each of
-    ``block_size * num_kv_heads * (key_size + value_size)`` elements, that only this function
-    reads and writes.  Whole blocks may be copied between pools.
-
-    The tensors come as addresses (``Tensor.data_ptr()``), which nothing can check: a wrong one
-    ends the process.  The lock of the interpreter is held.
-
-    Args:
-        dtype: how numbers are stored; they are computed in float32.
-        query: ``[T, H, D]``; the last dimension is contiguous here and below.
-        query_strides: elements from a token to the next, and from a head to the next.
-        key: ``[T, Hkv, D]``.
-        key_strides: as those of the query.
-        value: ``[T, Hkv, Dv]``.
-        value_strides: as those of the query.
-        pool: written in place.
-        output: ``[T, H, Dv]``, contiguous; every element is written.
-        num_heads: H.
-        num_kv_heads: Hkv.
-        key_size: D.
-        value_size: Dv.
-        num_blocks: blocks of the pool.
-        block_size: tokens of a block; multiples of 16 are fast.
-        block_tables: block ids; entries past a row's last block, or before its window, mean
-            nothing.
-        query_start: row boundaries in T.
-        seq_lens: keys of each row, its queries' own included.
-        slot_mapping: where each token's key and value go; -1 means that they are not written.
-        scale: factor of the scores.
-        window: a query sees only keys with position > its own - window.
-        softcap: scores become ``softcap * tanh(scores / softcap)``, before the mask.
-        sinks: one more score a head, which takes weight and has no value.
-        alibi: slopes; a score gets its head's slope times (the key's position minus the query's),
-            after the cap.
-        num_threads: of torch's threads, where `has_torch_threads`; else one is used.
-        instructions: None for the best that the CPU has.
-
-    Raises:
-        StepError: for arguments that do not fit each other or an id outside of the pool;
-            nothing was read or written.
-    """

@@ -28,7 +28,7 @@ const STRETCH: usize = 8 * PANEL;
 ///
 /// # Safety
 /// The logits exist, and nobody writes them while the call lasts.
-pub unsafe fn likeliest(
+pub unsafe fn top_k(
     logits: *const f32,
     vocab_size: usize,
     num: usize,

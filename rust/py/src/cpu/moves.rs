@@ -3,23 +3,35 @@
 
 use numpy::PyReadonlyArray2;
 use pagedserve_core::error::Error;
-use pagedserve_cpu::moves::{Pools, copy_blocks};
+use pagedserve_cpu::moves::{self as kernel, Pools};
 use pyo3::prelude::*;
 
 use crate::cpu::{on_torch_threads, size};
 use crate::error::OrRaise;
+use crate::gateway::Work;
 
 /// Addresses, blocks and bytes of a block of two pools.
 type PoolPair = (usize, i64, usize, i64, i64);
 
+/// Copy blocks in every layer; all sources are read before a destination is written.
+///
+/// Args:
+///     layers: Of each layer the address and the number of blocks of the sources, those of the
+///         destinations, and the bytes of a block.
+///     pairs: int64 ``[n, 2]``, source and destination; destinations are distinct.
+///     num_threads: Of torch's threads, where `has_torch_threads`; else one is used.
+///
+/// Raises:
+///     ``StepError``: A block that a pool does not have, or pairs that are not contiguous.
 #[pyfunction]
 #[pyo3(signature = (*, layers, pairs, num_threads = 1))]
 #[expect(clippy::needless_pass_by_value, reason = "what PyO3 makes of a list")]
-pub(crate) fn copy_blocks_cpu(
+pub(crate) fn copy_blocks(
     layers: Vec<PoolPair>,
     pairs: PyReadonlyArray2<'_, i64>,
     num_threads: i64,
 ) -> PyResult<()> {
+    let py = pairs.py();
     let layers = layers.iter().map(|layer| pools(*layer)).collect::<PyResult<Vec<_>>>()?;
     let refusal = || Error::Arrays("pairs must be contiguous, two block ids a row".into());
     let flat = pairs.as_slice().map_err(|_| refusal()).or_raise()?;
@@ -30,10 +42,12 @@ pub(crate) fn copy_blocks_cpu(
     let block = |id: i64| size("a block of pairs", id);
     let pairs = rows.iter().map(|[from, to]| Ok((block(*from)?, block(*to)?)));
     let pairs = pairs.collect::<PyResult<Vec<_>>>()?;
-    on_torch_threads(num_threads, None, |execution| {
+    let block_bytes = layers.iter().map(|pools| pools.block_bytes).max().unwrap_or(0);
+    let work = Work::numbers(&[pairs.len(), layers.len(), block_bytes / 4]);
+    on_torch_threads(py, num_threads, None, work, move |execution| {
         // SAFETY: that the addresses are those of live tensors of these sizes is the caller's
         // promise, as the stub says; everything else is checked.
-        unsafe { copy_blocks(&layers, &pairs, execution) }
+        unsafe { kernel::copy_blocks(&layers, &pairs, execution) }
     })
 }
 

@@ -4,11 +4,12 @@
 #![expect(unsafe_code, reason = "addresses from Python become pointers")]
 
 use numpy::PyReadonlyArray1;
-use pagedserve_cpu::attention::{Memory, Options, Rows, Shape, Tokens, paged_attention};
+use pagedserve_cpu::attention::{self as kernel, Memory, Options, Rows, Shape, Tokens};
 use pyo3::prelude::*;
 
 use crate::arrays::readonly;
 use crate::cpu::{dtype_of, on_torch_threads, size};
+use crate::gateway::Work;
 
 /// `[T, heads, size]` from its address and the strides of tokens and heads.
 fn tokens(name: &str, address: usize, (token, head): (i64, i64)) -> PyResult<Tokens> {
@@ -42,6 +43,12 @@ impl<'py> RowArrays<'py> {
         })
     }
 
+    /// Keys of all rows.
+    pub(crate) fn num_keys(&self) -> PyResult<usize> {
+        let num_keys = self.seq_lens.as_slice()?.iter();
+        Ok(num_keys.map(|len| usize::try_from(*len).unwrap_or(0)).sum())
+    }
+
     pub(crate) fn rows(&self) -> PyResult<Rows<'_>> {
         Ok(Rows {
             block_tables: self.block_tables.as_slice()?,
@@ -52,6 +59,49 @@ impl<'py> RowArrays<'py> {
     }
 }
 
+/// Write one step's keys and values into a pool, then attend: one layer, a whole flat batch.
+///
+/// What is computed is ``write_cache`` and ``paged_attention`` of pagedserve.kernels.reference,
+/// but the pool has a layout of its own: a contiguous tensor of ``num_blocks`` blocks, each of
+/// ``block_size * num_kv_heads * (key_size + value_size)`` elements, that only this function
+/// reads and writes.  Whole blocks may be copied between pools.
+///
+/// R rows, T tokens, H query heads, Hkv KV heads; sizes D and Dv of keys and values.
+///
+/// Args:
+///     dtype: How numbers are stored: "float32", "bfloat16" or "float16"; they are computed in
+///         float32.
+///     query: Address of ``[T, H, D]``; the last dimension is contiguous here and below.
+///     query_strides: Elements from a token to the next, and from a head to the next.
+///     key: Address of ``[T, Hkv, D]``.
+///     key_strides: As those of the query.
+///     value: Address of ``[T, Hkv, Dv]``.
+///     value_strides: As those of the query.
+///     pool: Its address; written in place.
+///     output: Address of ``[T, H, Dv]``, contiguous; every element is written.
+///     num_heads: H.
+///     num_kv_heads: Hkv.
+///     key_size: D.
+///     value_size: Dv.
+///     num_blocks: Blocks of the pool.
+///     block_size: Tokens of a block; multiples of 16 are fast.
+///     block_tables: int32 ``[R * B]``, the table ``[R, B]`` flattened; entries past a row's last
+///         block, or before its window, mean nothing.
+///     query_start: int32 ``[R + 1]``, row boundaries in T.
+///     seq_lens: int32 ``[R]``, keys of each row, its queries' own included.
+///     slot_mapping: int64 ``[T]``, where each token's key and value go; -1: they are not written.
+///     scale: Factor of the scores.
+///     window: A query sees only keys with position > its own - window.
+///     softcap: Scores become ``softcap * tanh(scores / softcap)``, before the mask.
+///     sinks: float32 ``[H]``, one more score a head, which takes weight and has no value.
+///     alibi: float32 ``[H]``, slopes; a score gets its head's slope times (the key's position
+///         minus the query's), after the cap.
+///     num_threads: Of torch's threads, where `has_torch_threads`; else one is used.
+///     instructions: None for those in use.
+///
+/// Raises:
+///     ``StepError``: Arguments that do not fit each other or an id outside of the pool; nothing
+///         was read or written.
 #[pyfunction]
 #[pyo3(signature = (
     *, dtype, query, query_strides, key, key_strides, value, value_strides, pool, output,
@@ -60,7 +110,7 @@ impl<'py> RowArrays<'py> {
     alibi = None, num_threads = 1, instructions = None
 ))]
 #[expect(clippy::too_many_arguments, reason = "tensors without torch: addresses and sizes")]
-pub(crate) fn paged_attention_cpu(
+pub(crate) fn paged_attention(
     dtype: &str,
     query: usize,
     query_strides: (i64, i64),
@@ -104,6 +154,7 @@ pub(crate) fn paged_attention_cpu(
         pool: std::ptr::with_exposed_provenance_mut(pool),
         output: std::ptr::with_exposed_provenance_mut(output),
     };
+    let py = block_tables.py();
     let arrays = RowArrays::new(block_tables, query_start, seq_lens, slot_mapping)?;
     let sinks = sinks.map(|sinks| readonly::<f32>(sinks, "sinks")).transpose()?;
     let alibi = alibi.map(|alibi| readonly::<f32>(alibi, "alibi")).transpose()?;
@@ -115,9 +166,13 @@ pub(crate) fn paged_attention_cpu(
         sinks: sinks.as_ref().map(|sinks| sinks.as_slice()).transpose()?,
         alibi: alibi.as_ref().map(|alibi| alibi.as_slice()).transpose()?,
     };
-    on_torch_threads(num_threads, instructions, |execution| {
+    let numbers_per_key =
+        shape.num_kv_heads.saturating_mul(shape.key_size.saturating_add(shape.value_size));
+    let keys = Work::numbers(&[arrays.num_keys()?, numbers_per_key]);
+    let queries = Work::numbers(&[rows.slot_mapping.len(), shape.num_heads, shape.key_size]);
+    on_torch_threads(py, num_threads, instructions, keys.and(queries), move |execution| {
         // SAFETY: that the addresses are those of live tensors of these sizes is the caller's
         // promise, as the stub says; everything else is checked.
-        unsafe { paged_attention(&shape, &memory, &rows, &options, execution) }
+        unsafe { kernel::paged_attention(&shape, &memory, &rows, &options, execution) }
     })
 }

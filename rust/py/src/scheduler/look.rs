@@ -1,0 +1,210 @@
+//! What can be seen of a scheduler.
+
+use numpy::PyArray1;
+use pagedserve_core::arena::Handle;
+use pagedserve_core::error::Error;
+use pagedserve_core::scheduler::Stats;
+use pagedserve_core::sequence::GroupHandle;
+use pyo3::prelude::*;
+
+use crate::arrays::block_array;
+use crate::error::OrRaise;
+use crate::gateway::Work;
+use crate::metadata::{self, SequenceGroupMetadata};
+use crate::scheduler::{Scheduler, State};
+
+#[pymethods]
+impl Scheduler {
+    /// Prompt and output of a sequence, int32.
+    ///
+    /// Raises:
+    ///     ``StaleHandleError``: The sequence has ended.
+    fn token_ids<'py>(&self, py: Python<'py>, seq: i64) -> PyResult<Bound<'py, PyArray1<i32>>> {
+        let seq = Handle::from_bits(seq);
+        let tokens = self.0.look(py, |state| {
+            state.core.sequence(seq).map(|sequence| sequence.token_ids().to_vec())
+        });
+        Ok(PyArray1::from_vec(py, tokens.or_raise()?))
+    }
+
+    /// The physical blocks of a sequence by logical block, int32; empty while it waits.
+    ///
+    /// Under a sliding window a physical block stands for several logical ones.
+    ///
+    /// Raises:
+    ///     ``StaleHandleError``: The sequence has ended.
+    fn block_table<'py>(&self, py: Python<'py>, seq: i64) -> PyResult<Bound<'py, PyArray1<i32>>> {
+        let seq = Handle::from_bits(seq);
+        let blocks = self.0.look(py, |state| {
+            let table = &state.core.sequence(seq)?.table;
+            Ok::<_, Error>((0..table.len()).map(|index| table.block(index)).collect::<Vec<_>>())
+        });
+        Ok(block_array(py, blocks.or_raise()?))
+    }
+
+    /// The physical blocks of a group's encoder, int32; empty for a decoder alone.
+    ///
+    /// Raises:
+    ///     ``StaleHandleError``: The group has ended.
+    fn cross_block_table<'py>(
+        &self,
+        py: Python<'py>,
+        group: i64,
+    ) -> PyResult<Bound<'py, PyArray1<i32>>> {
+        let group = Handle::from_bits(group);
+        let blocks = self.0.look(py, |state| {
+            state.core.store().find_group(group).map(|group| group.cross_table.blocks().to_vec())
+        });
+        Ok(block_array(py, blocks.or_raise()?))
+    }
+
+    /// The leading blocks that all sequences of a group share and that are computed, int32.
+    ///
+    /// Raises:
+    ///     ``StaleHandleError``: The group has ended.
+    fn common_computed_blocks<'py>(
+        &self,
+        py: Python<'py>,
+        group: i64,
+    ) -> PyResult<Bound<'py, PyArray1<i32>>> {
+        let group = Handle::from_bits(group);
+        let blocks = self.0.look(py, |state| {
+            state.core.store().find_group(group)?;
+            Ok::<_, Error>(
+                state.core.space().common_computed_blocks(state.core.store(), group).to_vec(),
+            )
+        });
+        Ok(block_array(py, blocks.or_raise()?))
+    }
+
+    /// The scheduled groups of the last step as objects, in order.
+    ///
+    /// Args:
+    ///     delta: Only the token ids of the step, and of groups that decode only the blocks that
+    ///         the step writes, for a runner that keeps the rest.
+    #[pyo3(signature = (*, delta = false))]
+    fn seq_group_metadata(
+        &self,
+        py: Python<'_>,
+        delta: bool,
+    ) -> PyResult<Vec<SequenceGroupMetadata>> {
+        let groups = self.0.look(py, |state| metadata::of_step(&state.core, delta)).or_raise()?;
+        groups.into_iter().map(|group| SequenceGroupMetadata::new(py, group)).collect()
+    }
+
+    /// The living sequences of a group in order of creation, int64 handles.
+    ///
+    /// Raises:
+    ///     ``StaleHandleError``: The group has ended.
+    fn seqs_of<'py>(&self, py: Python<'py>, group: i64) -> PyResult<Bound<'py, PyArray1<i64>>> {
+        let group = Handle::from_bits(group);
+        let seqs = self.0.look(py, |state| {
+            let group = state.core.store().find_group(group)?;
+            Ok::<_, Error>(group.seqs.iter().map(|seq| seq.to_bits()).collect::<Vec<i64>>())
+        });
+        Ok(PyArray1::from_vec(py, seqs.or_raise()?))
+    }
+
+    /// Check every invariant of the whole state; slow, for tests and idle moments.
+    ///
+    /// Raises:
+    ///     ``InvariantError``: The first that is broken: a bug in this package.
+    fn check(&self, py: Python<'_>) -> PyResult<()> {
+        self.0.act(py, |_| Work::LONG, |state| state.core.check())
+    }
+
+    /// Whether a group waits, runs or is swapped.
+    #[getter]
+    fn has_unfinished(&self, py: Python<'_>) -> bool {
+        self.0.look(py, |state| !state.core.queues().is_empty())
+    }
+
+    /// Groups without blocks, in the order in which they are served.
+    #[getter]
+    fn waiting(&self, py: Python<'_>) -> Vec<i64> {
+        self.0.look(py, |state| handles(&state.core.queues().waiting))
+    }
+
+    /// Groups with device blocks, in the order in which they are served.
+    #[getter]
+    fn running(&self, py: Python<'_>) -> Vec<i64> {
+        self.0.look(py, |state| handles(&state.core.queues().running))
+    }
+
+    /// Groups with host blocks, in the order in which they are served.
+    #[getter]
+    fn swapped(&self, py: Python<'_>) -> Vec<i64> {
+        self.0.look(py, |state| handles(&state.core.queues().swapped))
+    }
+
+    /// Groups that wait.
+    #[getter]
+    fn num_waiting(&self, py: Python<'_>) -> usize {
+        self.0.look(py, |state| state.core.queues().waiting.len())
+    }
+
+    /// Groups that run.
+    #[getter]
+    fn num_running(&self, py: Python<'_>) -> usize {
+        self.0.look(py, |state| state.core.queues().running.len())
+    }
+
+    /// Groups that are swapped out.
+    #[getter]
+    fn num_swapped(&self, py: Python<'_>) -> usize {
+        self.0.look(py, |state| state.core.queues().swapped.len())
+    }
+
+    /// Device blocks that nobody uses, cached ones among them.
+    #[getter]
+    fn num_free_gpu_blocks(&self, py: Python<'_>) -> usize {
+        self.0.look(py, |state| state.core.space().gpu().num_free())
+    }
+
+    /// Host blocks that nobody uses, cached ones among them.
+    #[getter]
+    fn num_free_cpu_blocks(&self, py: Python<'_>) -> usize {
+        self.0.look(py, |state| state.core.space().cpu().num_free())
+    }
+
+    /// Preemptions so far, by recompute and by swap.
+    #[getter]
+    fn num_preemptions(&self, py: Python<'_>) -> usize {
+        let stats = self.stats(py);
+        stats.num_recompute_preemptions + stats.num_swap_preemptions
+    }
+
+    /// Tokens so far that were computed and given up.
+    #[getter]
+    fn num_recomputed_tokens(&self, py: Python<'_>) -> usize {
+        self.stats(py).num_recomputed_tokens
+    }
+
+    /// Tokens so far of sequences admitted with prefix caching on, each admission counted.
+    #[getter]
+    fn num_looked_up_tokens(&self, py: Python<'_>) -> usize {
+        self.stats(py).num_looked_up_tokens
+    }
+
+    /// Those of them that the cache had.
+    #[getter]
+    fn num_cached_tokens(&self, py: Python<'_>) -> usize {
+        self.stats(py).num_cached_tokens
+    }
+
+    /// Seconds so far that groups waited from arrival to their first step, summed.
+    #[getter]
+    fn queue_seconds(&self, py: Python<'_>) -> f64 {
+        self.stats(py).queue_seconds
+    }
+}
+
+impl Scheduler {
+    fn stats(&self, py: Python<'_>) -> Stats {
+        self.0.look(py, |state: &State| state.core.stats())
+    }
+}
+
+fn handles<'a>(queue: impl IntoIterator<Item = &'a GroupHandle>) -> Vec<i64> {
+    queue.into_iter().map(|group| group.to_bits()).collect()
+}
