@@ -6,6 +6,7 @@ the core, where their defaults are.
 """
 
 import argparse
+import inspect
 import re
 import sys
 from collections.abc import Mapping
@@ -325,7 +326,7 @@ class EngineArgs:
         return cls(**{name: getattr(namespace, name) for name in names if hasattr(namespace, name)})
 
 
-EngineArgs.__doc__ = f"{EngineArgs.__doc__}\n\n{describe(EngineArgs)}"
+EngineArgs.__doc__ = f"{inspect.getdoc(EngineArgs)}\n\n{describe(EngineArgs)}"
 
 if __name__ == "__main__":  # make options
     page = Path(sys.argv[1])

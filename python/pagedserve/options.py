@@ -9,6 +9,7 @@ import argparse
 import dataclasses
 import json
 import math
+import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, dataclass, field
 from types import NoneType, UnionType
@@ -23,6 +24,8 @@ _UNITS: Final = {"": 1} | {
     for power, prefix in enumerate("kmgt", start=1)
 }
 
+# Columns of a docstring.
+_WIDTH: Final = 96
 # What the page says about itself, around the table that is made from the options.
 _BEGIN: Final = "<!-- made by `make options` from python/pagedserve/config.py -->"
 _END: Final = "<!-- end of the table -->"
@@ -150,11 +153,13 @@ def _members(kind: Any) -> tuple[Any, ...]:
 
 def describe(arguments: type) -> str:
     """The "Attributes" of a docstring, from the fields."""
-    lines = [
-        f"    {one.name}: {known.text} {_capital(_default_text(one, known))}."
-        for one, known in options_of(arguments)
-    ]
-    return "\n".join(["Attributes:", *lines])
+    lines = ["Attributes:"]
+    for one, known in options_of(arguments):
+        text = f"{one.name}: {known.text} {_capital(_default_text(one, known))}."
+        lines += textwrap.wrap(
+            text, _WIDTH, initial_indent=" " * 4, subsequent_indent=" " * 8, break_on_hyphens=False
+        )
+    return "\n".join(lines)
 
 
 def table(arguments: type) -> str:
@@ -187,7 +192,7 @@ def _shown_type(kind: Any) -> str:
 def _default_text(one: dataclasses.Field[Any], known: Option, *, short: bool = False) -> str:
     if one.default is MISSING:
         return "required"
-    shown = known.unset if one.default is None and known.unset else repr(one.default)
+    shown = known.unset if one.default is None and known.unset else str(one.default)
     return shown if short else f"default: {shown}"
 
 
