@@ -225,6 +225,19 @@ def test_an_absent_method_is_named(llm: LLM, name: str, message: str) -> None:
         getattr(llm, name)
 
 
+def test_priorities_are_one_for_all_or_one_each(make: Callable[..., LLM]) -> None:
+    llm = make(scheduling_policy="priority", max_num_seqs=1)
+    params = SamplingParams(temperature=0, max_tokens=2)
+    outputs = llm.generate(["5", "8", "3"], params, use_tqdm=False, priority=[2, 0, 1])
+    ends = [output.metrics.finished_time or 0 for output in outputs]
+    assert ends[1] < ends[2] < ends[0]
+    assert len(llm.generate(["5", "8"], params, use_tqdm=False, priority=3)) == 2
+    with pytest.raises(RequestError, match="1 priorities for 2 prompts"):
+        llm.generate(["5", "8"], params, priority=[1])
+    with pytest.raises(RequestError, match=r"priority\[0\] is 'high'; it must be an integer"):
+        llm.generate("5", params, priority=cast(Any, ["high"]))
+
+
 def test_an_absent_argument_is_named(llm: LLM) -> None:
     adapter = cast(Any, object())
     with pytest.raises(RequestError, match="not supported yet: lora_request="):

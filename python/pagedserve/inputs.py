@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import NotRequired, SupportsIndex, TypeAlias, TypedDict
 
+import pagedserve.checks as checks
 from pagedserve.errors import RequestError
 from pagedserve.sampling_params import SamplingParams
 
@@ -194,6 +195,25 @@ def match_params(
     return list(sampling_params)
 
 
+def match_priorities(priority: object, num_prompts: int) -> list[int]:
+    """One priority a prompt: one for all, or one each; None is 0.
+
+    Raises:
+        RequestError: Not as many as prompts, or something else than integers.
+    """
+    if priority is None or isinstance(priority, int):
+        return [_priority("priority", priority or 0)] * num_prompts
+    priorities = checks.each(_priority, "an integer or a list with one a prompt")(
+        "priority", priority
+    )
+    if len(priorities) != num_prompts:
+        raise RequestError(
+            f"{len(priorities)} priorities for {num_prompts} prompts; give one for all or one each"
+        )
+    return list(priorities)
+
+
+_priority = checks.integer("the lowest is served first", low=-(2**63))
 _ACCEPTED = 'a string, a list of token ids, {"prompt": "..."} or {"prompt_token_ids": [...]}'
 _KEYS = ("prompt", "prompt_token_ids", "cache_salt")
 _ABSENT_KEYS = (

@@ -16,7 +16,7 @@ from pagedserve.engine.defaults import default_sampling_params
 from pagedserve.engine.llm_engine import LLMEngine
 from pagedserve.engine.request import Request
 from pagedserve.engine.stats import StatsLine
-from pagedserve.inputs import Prompt, match_params, parse_prompts
+from pagedserve.inputs import Prompt, match_params, match_priorities, parse_prompts
 from pagedserve.outputs import BeamSearchOutput, RequestOutput
 from pagedserve.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from pagedserve.vllm_names import ABSENT_METHODS, refuse_arguments
@@ -82,6 +82,8 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         prompt_token_ids: Sequence[SupportsIndex] | Sequence[Sequence[SupportsIndex]] | None = None,
         use_tqdm: UseTqdm = True,
+        *,
+        priority: int | Sequence[int] | None = None,
         **absent: None,
     ) -> list[RequestOutput]:
         """Continue prompts, all of them together.
@@ -97,6 +99,8 @@ class LLM:
             prompt_token_ids: Instead of ``prompts``: token ids of one prompt or of several.
             use_tqdm: Show a progress bar on stderr, every few seconds with the engine's
                 statistics; or what makes the bar, called as ``tqdm.tqdm`` is.
+            priority: One for all or one a prompt; the lowest number goes first, with
+                ``scheduling_policy="priority"``.
             **absent: ``lora_request=None`` and its like, for the sake of vLLM's scripts.
 
         Returns:
@@ -110,6 +114,7 @@ class LLM:
         if sampling_params is None:
             sampling_params = self.get_default_sampling_params()
         params = match_params(sampling_params, len(parsed))
+        priorities = match_priorities(priority, len(parsed))
         engine = self.llm_engine
         call, single = self._num_calls, len(parsed) == 1
         self._num_calls += 1
@@ -118,6 +123,7 @@ class LLM:
                 f"generate-{call}-{index}",
                 prompt,
                 own,
+                priority=priorities[index],
                 output_kind=RequestOutputKind.FINAL_ONLY,
                 name="the prompt" if single else f"prompt {index}",
             )

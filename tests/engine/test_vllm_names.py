@@ -1,27 +1,31 @@
 """What vLLM's names ask for, obeyed by an engine."""
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
+
 from pagedserve import RequestOutput, SamplingParams
+from tests.support.formula import FormulaModel
 
 PROMPT = list(b"a prompt of several blocks of four")
 
 
-def run(formula: Any, engine: Any, prompt: Any, **params: Any) -> RequestOutput:
+def run(formula: FormulaModel, engine: Any, prompt: Any, **params: Any) -> RequestOutput:
     engine.add_request("a", prompt, SamplingParams(**{"temperature": 0} | params))
     output: RequestOutput = formula.finish(engine)["a"]
     return output
 
 
-def test_max_tokens_none_goes_on_to_the_models_length(formula: Any) -> None:
+def test_max_tokens_none_goes_on_to_the_models_length(formula: FormulaModel) -> None:
     output = run(formula, formula.engine(max_model_len=48), PROMPT, max_tokens=None)
     completion = output.outputs[0]
     assert len(completion.token_ids) == 48 - len(PROMPT)
     assert (completion.finish_reason, completion.finished()) == ("length", True)
 
 
-def test_minus_one_is_the_whole_vocabulary(formula: Any) -> None:
+def test_minus_one_is_the_whole_vocabulary(formula: FormulaModel) -> None:
     output = run(formula, formula.engine(), PROMPT, logprobs=-1, prompt_logprobs=-1, max_tokens=2)
     every = set(range(formula.vocab_size))
     assert all(set(entry) == every for entry in output.outputs[0].logprobs or ())
@@ -29,7 +33,7 @@ def test_minus_one_is_the_whole_vocabulary(formula: Any) -> None:
     assert all(set(entry or ()) == every for entry in output.prompt_logprobs[1:])
 
 
-def test_a_prompt_is_cut_to_what_leaves_room_for_a_token(formula: Any) -> None:
+def test_a_prompt_is_cut_to_what_leaves_room_for_a_token(formula: FormulaModel) -> None:
     output = run(
         formula, formula.engine(max_model_len=16), PROMPT, truncate_prompt_tokens=-1, max_tokens=5
     )
@@ -37,7 +41,7 @@ def test_a_prompt_is_cut_to_what_leaves_room_for_a_token(formula: Any) -> None:
     assert len(output.outputs[0].token_ids) == 1
 
 
-def test_a_processor_may_see_the_prompt(formula: Any) -> None:
+def test_a_processor_may_see_the_prompt(formula: FormulaModel) -> None:
     seen: list[tuple[list[int], list[int]]] = []
 
     def watch(prompt: list[int], token_ids: list[int], logits: Any) -> Any:
@@ -50,7 +54,7 @@ def test_a_processor_may_see_the_prompt(formula: Any) -> None:
     assert seen == [(PROMPT, tokens[:count]) for count in range(3)]
 
 
-def hits(formula: Any, salts: Sequence[str | None]) -> list[int]:
+def hits(formula: FormulaModel, salts: Sequence[str | None]) -> list[int]:
     """Tokens that prompts found in the prefix cache, one after the other."""
     engine, found = formula.engine(enable_prefix_caching=True), []
     for salt in salts:
@@ -60,7 +64,37 @@ def hits(formula: Any, salts: Sequence[str | None]) -> list[int]:
     return found
 
 
-def test_prompts_of_other_salts_share_nothing(formula: Any) -> None:
+def test_prompts_of_other_salts_share_nothing(formula: FormulaModel) -> None:
     first, other, same, none, none_again = hits(formula, ["x", "y", "x", None, None])
     assert (first, other, none) == (0, 0, 0)
     assert same == none_again > 0
+
+
+@pytest.mark.parametrize("priorities", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
+def test_the_lowest_number_is_served_first(
+    formula: FormulaModel, priorities: tuple[int, ...]
+) -> None:
+    engine = formula.engine(scheduling_policy="priority", max_num_seqs=1)
+    params = SamplingParams(temperature=0, max_tokens=2)
+    for index, priority in enumerate(priorities):
+        engine.add_request(str(index), PROMPT, params, priority=priority)
+    ended: list[str] = []
+    while engine.has_unfinished_requests():
+        ended += [output.request_id for output in engine.step() if output.finished]
+    assert ended == sorted(ended, key=lambda name: priorities[int(name)])
+
+
+def test_an_engine_has_the_classic_names(formula: FormulaModel) -> None:
+    engine = formula.engine()
+    arrived = time.time() - 5
+    engine.add_request("a", {"prompt_token_ids": PROMPT}, SamplingParams(max_tokens=2), arrived)
+    assert engine.get_num_unfinished_requests() == 1
+    assert engine.has_unfinished_requests()
+    assert engine.get_tokenizer() is engine.tokenizer
+    assert engine.get_model_config().vocab_size == formula.vocab_size
+    engine.do_log_stats()
+    metrics = formula.finish(engine)["a"].metrics
+    assert metrics.arrival_time == arrived
+    assert (metrics.time_in_queue or 0) >= 5
+    assert arrived + 5 <= (metrics.first_token_time or 0) <= (metrics.last_token_time or 0)
+    assert (metrics.finished_time or 0) <= time.time()
