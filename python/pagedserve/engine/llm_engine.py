@@ -20,8 +20,7 @@ import pagedserve.checks as checks
 from pagedserve._core import CacheConfig, Scheduler, SchedulerConfig, SchedulerOutputs
 from pagedserve.config import EngineArgs
 from pagedserve.engine.input_processor import InputProcessor
-from pagedserve.engine.interrupts import sigint_deferred
-from pagedserve.engine.loop import EngineLoop
+from pagedserve.engine.loop import EngineLoop, sigint_deferred
 from pagedserve.engine.request import Request, RequestTable
 from pagedserve.engine.stats import EngineStats, StatsLine
 from pagedserve.errors import InvariantError, RequestError

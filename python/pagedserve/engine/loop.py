@@ -16,16 +16,18 @@ about a microsecond a plain row.
 """
 
 import logging
+import signal
+import threading
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Final
+from types import FrameType, TracebackType
+from typing import Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pagedserve._core import GroupStats, Scheduler, SchedulerOutputs
-from pagedserve.engine.interrupts import sigint_deferred
 from pagedserve.engine.output_processor import make_output
 from pagedserve.engine.prompt_logprobs import ScoredRow, prompt_targets, record_prompts, scored_rows
 from pagedserve.engine.request import Request, RequestTable, Sequence
@@ -42,6 +44,41 @@ logger = logging.getLogger(__name__)
 now: Final = time.monotonic
 # Added to it: the wall clock of request metrics, whose differences stay those of a steady clock.
 _WALL_CLOCK: Final = time.time() - time.monotonic()
+
+
+class sigint_deferred:  # noqa: N801  # reads as what it does in a with statement
+    """A context in which SIGINT is noted; its handler runs when the context ends.
+
+    Only the main thread of a program runs handlers, so in any other nothing is to be done; nor is
+    there where SIGINT has no handler of Python's.
+    """
+
+    __slots__ = ("_handler", "_is_noted")
+
+    def __enter__(self) -> Self:
+        self._is_noted = False
+        self._handler = None
+        if threading.current_thread() is threading.main_thread():
+            handler = signal.getsignal(signal.SIGINT)
+            if callable(handler):
+                self._handler = handler
+                signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._handler is not None:
+            signal.signal(signal.SIGINT, self._handler)
+            if self._is_noted:
+                signal.raise_signal(signal.SIGINT)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        del number, frame
+        self._is_noted = True
 
 
 @dataclass(slots=True, eq=False)
@@ -176,7 +213,7 @@ class EngineLoop:
                 return step
             self._prepare(step)
             rows = _rows(step, after)
-            targets = prompt_targets(step.scored)
+            targets = prompt_targets(step.scored) if step.scored else None
         previous = after.handle if after else None
         step.handle = self._executor.launch(step.scheduled, rows, targets, previous)
         return step
@@ -215,7 +252,8 @@ class EngineLoop:
             update = process_step(step.sequences, output.sampled)
             handles, ended = self._update(step, update, output)
             self._steps.popleft()
-            record_prompts(step.scored, output.prompt_logprobs)
+            if output.prompt_logprobs is not None:
+                record_prompts(step.scored, output.prompt_logprobs)
             touched = record_step(update, handles, self._requests, now() + _WALL_CLOCK)
             self._stats.num_generation_tokens += len(update.tokens)
             for request in touched:
@@ -303,8 +341,7 @@ def _rows(step: Step, after: Step | None) -> list[RowSampling]:
     """What the sampler is told; ``after`` is the step whose tokens are not known yet."""
     unknown = {id(sequence) for sequence in after.sequences} if after else ()
     return [
-        sequence.request.row_sampler.constant
-        or sequence.row(num_unknown=int(id(sequence) in unknown))
+        sequence.constant_row or sequence.row(num_unknown=int(id(sequence) in unknown))
         for sequence in step.sequences
     ]
 

@@ -66,10 +66,8 @@ def scored_rows(
     return scored
 
 
-def prompt_targets(scored: SequenceOf[ScoredRow]) -> PromptTargets | None:
-    """All positions to ask about and the tokens that follow them; None for none."""
-    if not scored:
-        return None
+def prompt_targets(scored: SequenceOf[ScoredRow]) -> PromptTargets:
+    """All positions to ask about, at least one, and the tokens that follow them."""
     index = [np.arange(row.place, row.place + row.num_positions, dtype=np.int32) for row in scored]
     following = [
         row.request.prompt_token_ids[row.first + 1 : row.first + row.num_positions + 1]
@@ -82,10 +80,8 @@ def prompt_targets(scored: SequenceOf[ScoredRow]) -> PromptTargets | None:
     )
 
 
-def record_prompts(scored: SequenceOf[ScoredRow], answers: PositionLogprobs | None) -> None:
+def record_prompts(scored: SequenceOf[ScoredRow], answers: PositionLogprobs) -> None:
     """Give each prompt what the answers say of it."""
-    if answers is None:
-        return
     positions = zip(*answers, strict=True)
     for row in scored:
         own = islice(positions, row.num_positions)

@@ -28,6 +28,7 @@ class Sequence:
         text: Its text as it comes; None where only the last text is wanted.  Text that was sent
             as a delta is forgotten.
         logprobs: Of each new token; None where nobody asked.
+        constant_row: What the sampler is told about every token, where that is always the same.
         beam: What a beam search knows of it.
         handle: The scheduler's.
         token_ids: New tokens.
@@ -43,6 +44,7 @@ class Sequence:
     index: int
     text: TextStream | None
     logprobs: list[TokenLogprob] | None
+    constant_row: RowSampling | None
     beam: Beam | None = None
     handle: int = -1
     token_ids: list[int] = field(default_factory=list)
@@ -139,11 +141,12 @@ class Request:
 
     def new_sequence(self, index: int, beam: Beam | None = None) -> Sequence:
         """A continuation: without tokens, or with those of a beam."""
+        row = self.row_sampler.constant
         if beam is not None:
-            return Sequence(self, 0, None, None, beam, token_ids=list(beam.token_ids))
+            return Sequence(self, 0, None, None, row, beam, token_ids=list(beam.token_ids))
         watches_text = self.is_streamed or self.rule.strings is not None
         stream = self.detokenizer.stream() if self.detokenizer and watches_text else None
-        return Sequence(self, index, stream, [] if self.keeps_logprobs else None)
+        return Sequence(self, index, stream, [] if self.keeps_logprobs else None, row)
 
 
 class RequestTable:

@@ -185,7 +185,8 @@ class LocalExecutor:
         """See ``Executor``: moves, forward, sampling."""
         if scheduled.num_rows and len(rows) != scheduled.num_samples:
             raise StepError(f"{len(rows)} sampling parameters for {scheduled.num_samples} samples")
-        self._cache.move(scheduled)
+        if scheduled.has_moves:
+            self._cache.move(scheduled)
         if scheduled.num_rows == 0:
             return LaunchedRun(None, None, None)
         index = None if prompts is None else torch.from_numpy(prompts.index)
