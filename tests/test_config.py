@@ -122,6 +122,7 @@ def test_every_field_can_be_given_on_the_command_line() -> None:
         load_format="dummy",
         enforce_eager=True,
         async_scheduling=True,
+        disable_log_stats=True,
         cpu_instructions="avx2",
     )
     argv = []

@@ -273,6 +273,11 @@ class EngineArgs:
         "nothing.",
         unset="True on a GPU",
     )
+    disable_log_stats: bool = option(
+        False,
+        checks.flag,
+        "Leave out the line of statistics that comes to the log every ten seconds, at level INFO.",
+    )
     cpu_instructions: str | None = option(
         None,
         checks.optional(checks.text),

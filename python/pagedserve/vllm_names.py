@@ -191,7 +191,6 @@ HINTS: Final = frozenset(
         "served_model_name",
         "disable_log_requests",
         "enable_log_requests",
-        "disable_log_stats",
         "show_hidden_metrics_for_version",
     ]
 )

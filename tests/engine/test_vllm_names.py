@@ -1,5 +1,6 @@
 """What vLLM's names ask for, obeyed by an engine."""
 
+import logging
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 
 from pagedserve import RequestOutput, SamplingParams
+from pagedserve.engine import llm_engine
 from tests.support.formula import FormulaModel
 
 PROMPT = list(b"a prompt of several blocks of four")
@@ -98,3 +100,17 @@ def test_an_engine_has_the_classic_names(formula: FormulaModel) -> None:
     assert (metrics.time_in_queue or 0) >= 5
     assert arrived + 5 <= (metrics.first_token_time or 0) <= (metrics.last_token_time or 0)
     assert (metrics.finished_time or 0) <= time.time()
+
+
+@pytest.mark.parametrize("disable_log_stats", [False, True])
+def test_the_line_in_the_log_can_be_left_out(
+    formula: FormulaModel,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    disable_log_stats: bool,
+) -> None:
+    monkeypatch.setattr(llm_engine, "_STATS_INTERVAL", 0)
+    engine = formula.engine(disable_log_stats=disable_log_stats)
+    with caplog.at_level(logging.INFO, "pagedserve"):
+        run(formula, engine, PROMPT, max_tokens=3)
+    assert ("generation" in caplog.text) is not disable_log_stats

@@ -13,6 +13,7 @@ from typing import Final
 from transformers import PreTrainedTokenizerBase
 
 from pagedserve._core import Scheduler
+from pagedserve.config import EngineArgs
 from pagedserve.engine.request import Request
 from pagedserve.engine.row_sampler import RowSampler
 from pagedserve.errors import RequestError
@@ -39,7 +40,7 @@ class InputProcessor:
         scheduler: Knows which prompts can never run.
         max_num_seqs: Sequences of a step.
         max_model_len: Tokens of a sequence.
-        seed: For the random numbers of requests that have no seed of their own.
+        args: What the user said about requests.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -47,7 +48,7 @@ class InputProcessor:
     scheduler: Scheduler
     max_num_seqs: int
     max_model_len: int
-    seed: int
+    args: EngineArgs
     _numbers: "itertools.count[int]" = field(default_factory=itertools.count)
     _detokenizers: dict[bool, Detokenizer] = field(default_factory=dict)
 
@@ -117,7 +118,7 @@ class InputProcessor:
                 num_candidates=max(search.num_candidates, params.logprobs or 0) if search else 0,
                 keeps_logprobs=search is None and (params.logprobs is not None or chooses_best),
                 # The first number keeps the two kinds of keys apart.
-                key=(1, self.seed, number) if params.seed is None else (0, params.seed),
+                key=(1, self.args.seed, number) if params.seed is None else (0, params.seed),
             ),
             detokenizer=detokenizer,
             output_kind=params.output_kind if output_kind is None else output_kind,

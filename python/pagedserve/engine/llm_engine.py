@@ -107,11 +107,12 @@ class LLMEngine:
             scheduler=self._scheduler,
             max_num_seqs=config.max_num_seqs,
             max_model_len=config.max_model_len,
-            seed=args.seed,
+            args=args,
         )
         self._requests = RequestTable()
         self.stats = EngineStats()
         self._log_line = StatsLine()
+        self._logs_stats = not args.disable_log_stats
         is_async = args.async_scheduling
         if is_async is None:
             is_async = self.model_info.device_type == "cuda"
@@ -312,7 +313,8 @@ class LLMEngine:
             raise InvariantError(
                 f"the scheduler has nothing to do though {len(self._requests)} requests wait"
             )
-        if self._log_line.age() >= _STATS_INTERVAL and logger.isEnabledFor(logging.INFO):
+        is_logged = self._logs_stats and logger.isEnabledFor(logging.INFO)
+        if is_logged and self._log_line.age() >= _STATS_INTERVAL:
             self.do_log_stats()
         outputs, self._loop.outputs = self._loop.outputs, []
         return outputs
