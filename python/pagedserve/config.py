@@ -218,6 +218,12 @@ class EngineArgs:
         unset="0.01",
         part="cache",
     )
+    max_logprobs: int = option(
+        -1,
+        checks.integer("at least 0, or -1 for the whole vocabulary", low=-1),
+        "The most logprobs and prompt_logprobs that a request may ask for; -1 is the whole "
+        "vocabulary.",
+    )
     generation_config: str = option(
         "auto",
         checks.text,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pagedserve import RequestOutput, SamplingParams
+from pagedserve import RequestError, RequestOutput, SamplingParams
 from pagedserve.engine import llm_engine
 from tests.support.formula import FormulaModel
 
@@ -33,6 +33,16 @@ def test_minus_one_is_the_whole_vocabulary(formula: FormulaModel) -> None:
     assert all(set(entry) == every for entry in output.outputs[0].logprobs or ())
     assert output.prompt_logprobs is not None
     assert all(set(entry or ()) == every for entry in output.prompt_logprobs[1:])
+
+
+@pytest.mark.parametrize("name", ["logprobs", "prompt_logprobs"])
+def test_an_engine_may_limit_log_probabilities(formula: FormulaModel, name: str) -> None:
+    engine = formula.engine(max_logprobs=5)
+    run(formula, engine, PROMPT, **{name: 5})
+    for number in (6, -1):
+        with pytest.raises(RequestError, match=f"^{name} is .*; max_logprobs is 5"):
+            run(formula, engine, PROMPT, **{name: number})
+    formula.check_idle(engine)
 
 
 def test_a_prompt_is_cut_to_what_leaves_room_for_a_token(formula: FormulaModel) -> None:

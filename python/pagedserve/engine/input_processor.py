@@ -143,6 +143,7 @@ class InputProcessor:
                 f"{name} is {num_seqs}; max_num_seqs is {self.max_num_seqs}, and the sequences of "
                 "a request run together"
             )
+        most = self.args.max_logprobs
         for name in ("logprobs", "prompt_logprobs"):
             number = getattr(params, name)
             if number is not None and number > vocab_size:
@@ -150,6 +151,8 @@ class InputProcessor:
                     f"{name} is {number}; it must be at most {vocab_size}, the size of the "
                     "vocabulary"
                 )
+            if number is not None and number > most >= 0:
+                raise RequestError(f"{name} is {number}; max_logprobs is {most}")
         biased = [token for token, _ in params.logit_bias]
         for name, tokens in (
             ("stop_token_ids", params.stop_token_ids),
