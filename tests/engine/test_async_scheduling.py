@@ -4,12 +4,10 @@ from typing import Any
 
 import pytest
 
-from pagedserve import LLM, LLMEngine, RequestOutput, SamplingParams
+from pagedserve import LLMEngine, RequestOutput, SamplingParams
 from pagedserve.inputs import TokensPrompt
 
 ASYNC: dict[str, Any] = {"async_scheduling": True}
-NUM_REQUESTS = 40
-BLOCK_SIZE = 8
 
 
 def ids(*token_ids: int) -> TokensPrompt:
@@ -141,71 +139,3 @@ def test_a_request_that_outgrows_the_cache_keeps_the_token_that_was_under_way(
         answers.append(last["a"].outputs)
     assert answers[0][0].finish_reason == "ignored"
     assert answers[0] == answers[1]
-
-
-def params_of(number: int) -> SamplingParams:
-    given: dict[str, Any] = {"max_tokens": 24 - number % 9, "ignore_eos": number % 7 > 0}
-    random = {"temperature": 0.8, "top_k": 12, "seed": 100 + number}
-    kinds: list[dict[str, Any]] = [
-        {"temperature": 0},
-        random,
-        {"temperature": 0, "stop": [" the", ","]},
-        random | {"top_p": 0.9, "stop": [" of"]},
-        {"temperature": 0, "logprobs": 1, "max_tokens": 3},  # no step goes ahead meanwhile
-    ]
-    return SamplingParams(**(given | kinds[number % len(kinds)]))
-
-
-def answers(llm: LLM, source: list[int]) -> list[tuple[list[int], str, object, object]]:
-    """Of prompts from a text; half share a beginning."""
-    prompts = []
-    for number in range(NUM_REQUESTS):
-        start = 50 + number * 29
-        shared = source[:28] if number % 2 else []
-        prompts.append(ids(*shared, *source[start : start + 10 + number * 7 % 21]))
-    params = [params_of(number) for number in range(NUM_REQUESTS)]
-    outputs = llm.generate(prompts, params, use_tqdm=False)
-    engine = llm.llm_engine
-    assert engine.scheduler.num_free_gpu_blocks == engine.memory.num_gpu_blocks
-    engine.scheduler.check()
-    return [
-        (list(one.token_ids), one.text, one.finish_reason, one.stop_reason)
-        for output in outputs
-        for one in output.outputs
-    ]
-
-
-@pytest.fixture(scope="module")
-def expected(smollm2: LLM, licence: list[int]) -> list[tuple[list[int], str, object, object]]:
-    assert smollm2.llm_engine.stats.num_async_steps == 0
-    return answers(smollm2, licence)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"num_gpu_blocks": 1024},
-        {"num_gpu_blocks": 64, "preemption_mode": "recompute"},
-        {"num_gpu_blocks": 64, "preemption_mode": "swap", "swap_space": 0.25},
-        {
-            "num_gpu_blocks": 96,
-            "enable_prefix_caching": True,
-            "enable_chunked_prefill": True,
-            "max_num_batched_tokens": 64,
-            "max_num_seqs": 32,
-        },
-    ],
-    ids=["ample", "recomputed", "swapped", "cached and in chunks"],
-)
-def test_a_real_model_says_the_same(
-    expected: list[tuple[list[int], str, object, object]],
-    licence: list[int],
-    options: dict[str, Any],
-) -> None:
-    llm = LLM("smollm2", block_size=BLOCK_SIZE, **ASYNC, **options)
-    assert answers(llm, licence) == expected
-    engine = llm.llm_engine
-    if options["num_gpu_blocks"] == 64:
-        assert engine.scheduler.num_preemptions > 5
-    assert engine.stats.num_async_steps > 15
-    assert engine.stats.num_async_steps < engine.stats.num_steps
