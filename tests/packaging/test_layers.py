@@ -30,7 +30,7 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "attention": {"host_ops", "kernels"},
     "cache": {"host_ops", "kernels"},
     "models": {"attention", "cache", "host_ops", "kernels"},
-    "sampling": {"host_ops"},
+    "sampling": set(),
     "runner": {"attention", "cache", "models", "sampling"},
     "executor": {"attention", "cache", "models", "runner", "sampling"},
     "output": set(),
@@ -51,6 +51,7 @@ CORE_USERS = {
     "pagedserve.models.fused.cpu",
     "pagedserve.replay",
     "pagedserve.runner.buffers",
+    "pagedserve.sampling.top_k",
 }
 
 # The core's modules from low to high; those of one line may name each other.

@@ -8,12 +8,11 @@ import os
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Final, Protocol, cast
+from typing import Final, cast
 
 import torch
-from torch import Tensor
 
-from pagedserve.attention.metadata import AttentionMetadata, AttentionOptions
+from pagedserve.attention.metadata import WriteAndAttend
 from pagedserve.config import AttentionBackend
 from pagedserve.errors import ConfigError
 from pagedserve.host_ops.capabilities import describe_kernels, has_kernels
@@ -25,22 +24,6 @@ _MODULES: Final[dict[AttentionBackend, str]] = {
 }
 # A tile of keys is whole blocks, or a part of one that is a power of two.
 _MIN_TRITON_BLOCK: Final = 16
-
-
-class WriteAndAttend(Protocol):
-    """What a backend's module has under the name ``write_and_attend``."""
-
-    def __call__(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        pool: Tensor,
-        *,
-        metadata: AttentionMetadata,
-        options: AttentionOptions,
-    ) -> Tensor:
-        """Write the step's keys and values into the pool, then attend over it."""
 
 
 @cache

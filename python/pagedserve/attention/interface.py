@@ -15,9 +15,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from pagedserve.attention.backends import write_and_attend
-from pagedserve.attention.metadata import AttentionMetadata, AttentionOptions
-from pagedserve.config import AttentionBackend
+from pagedserve.attention.metadata import AttentionMetadata, AttentionOptions, WriteAndAttend
 from pagedserve.errors import StepError, UnsupportedModelError
 
 ATTENTION_NAME = "pagedserve"
@@ -76,7 +74,7 @@ class StepAttention:
         metadata: AttentionMetadata,
         pools: Sequence[Tensor],
         windows: Sequence[int | None],
-        backend: AttentionBackend,
+        write_and_attend: WriteAndAttend,
     ) -> None:
         """Take a step.
 
@@ -85,10 +83,10 @@ class StepAttention:
             pools: of each layer, ``[num_blocks, block_size, Hkv, D + Dv]``; the layout of a block
                 is the backend's own.
             windows: of each layer, as the probe found them.
-            backend: writes and attends; the same for all steps over one set of pools.
+            write_and_attend: the backend's; the same for all steps over one set of pools.
         """
         self.metadata = metadata
-        self._write_and_attend = write_and_attend(backend)
+        self._write_and_attend = write_and_attend
         self._pools = pools
         self._windows = windows
         self.num_calls = 0

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import TypeVar, cast
+from typing import Protocol, TypeVar, cast
 
 import numpy as np
 import torch
@@ -133,3 +133,19 @@ class AttentionMetadata:
         if key not in self._derived:
             self._derived[key] = make()
         return cast(Derived, self._derived[key])
+
+
+class WriteAndAttend(Protocol):
+    """What a backend's module has under the name ``write_and_attend``."""
+
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        pool: Tensor,
+        *,
+        metadata: AttentionMetadata,
+        options: AttentionOptions,
+    ) -> Tensor:
+        """Write the step's keys and values into the pool, then attend over it."""

@@ -1,1 +1,1 @@
-"""Operations in host memory, most of them in Rust: allocation, block copies, top-k of logits."""
+"""Host memory and the Rust kernels there: huge pages, block copies, dtypes and instructions."""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
-from pagedserve.attention.backends import min_block_size
+from pagedserve.attention.backends import min_block_size, write_and_attend
 from pagedserve.attention.interface import (
     ATTENTION_NAME,
     AttentionCall,
@@ -282,7 +282,7 @@ def _paged_step(
     )
     metadata = AttentionMetadata(layout, torch.from_numpy(np.concatenate(slots)).to(model.device))
     windows = [layer.window for layer in layers]
-    step = StepAttention(metadata, cache.gpu_pools, windows, backend)
+    step = StepAttention(metadata, cache.gpu_pools, windows, write_and_attend(backend))
     tokens = torch.cat([prompts[row][slice(*spans[row])] for row in rows])
     with answering(step):
         return _forward(model, tokens, torch.from_numpy(np.concatenate(positions)))

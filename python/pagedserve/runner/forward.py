@@ -4,6 +4,7 @@ from typing import cast
 
 from torch import Tensor
 
+from pagedserve.attention.backends import write_and_attend
 from pagedserve.attention.interface import StepAttention, answering
 from pagedserve.cache.engine import CacheEngine
 from pagedserve.errors import StepError
@@ -17,7 +18,7 @@ class Forward:
     def __init__(self, loaded: LoadedModel, cache: CacheEngine) -> None:
         """Put the parts together; nothing is copied."""
         self._model = loaded.model
-        self._backend = loaded.attention_backend
+        self._write_and_attend = write_and_attend(loaded.attention_backend)
         self._windows = [layer.window for layer in loaded.layers]
         self._cache = cache
 
@@ -35,7 +36,7 @@ class Forward:
             StepError: if not every layer attended over the pools.
         """
         attention = StepAttention(
-            inputs.metadata, self._cache.gpu_pools, self._windows, self._backend
+            inputs.metadata, self._cache.gpu_pools, self._windows, self._write_and_attend
         )
         with answering(attention):
             output = self._model(

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from pagedserve.attention.backends import write_and_attend
 from pagedserve.attention.interface import StepAttention, answering
 from pagedserve.attention.metadata import AttentionMetadata, StepLayout
 from pagedserve.config import AttentionBackend
@@ -33,8 +34,10 @@ def layers_agree(layer: Any, fused: nn.Module, backend: AttentionBackend) -> boo
         1, _BLOCK_SIZE, attention.k_proj.out_features // head_size, 2 * head_size
     )
 
+    attend = write_and_attend(backend)
+
     def run(module: nn.Module) -> Tensor:
-        with answering(StepAttention(_metadata(weight.device), [pool], [None], backend)):
+        with answering(StepAttention(_metadata(weight.device), [pool], [None], attend)):
             output = module(
                 hidden.clone(), attention_mask=None, position_embeddings=(cosines, sines)
             )
