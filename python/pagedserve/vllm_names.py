@@ -139,7 +139,7 @@ ABSENT_PARAMS: Final[dict[str, tuple[object, ...]]] = {
     "skip_reading_prefix_cache": (False, None),
 }
 
-# Arguments of LLM's methods that are not here; None asks for nothing.
+# Arguments of methods that are not here; None asks for nothing.
 ABSENT_ARGUMENTS: Final = frozenset(
     [
         "lora_request",
@@ -147,6 +147,7 @@ ABSENT_ARGUMENTS: Final = frozenset(
         "guided_options_request",
         "tokenization_kwargs",
         "mm_processor_kwargs",
+        "trace_headers",
     ]
 )
 

@@ -30,6 +30,7 @@ from pagedserve.models.tokenizer import load_tokenizer
 from pagedserve.output.stop import Finish
 from pagedserve.outputs import RequestOutput
 from pagedserve.sampling_params import RequestOutputKind, SamplingParams
+from pagedserve.vllm_names import refuse_arguments
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -127,7 +128,11 @@ class LLMEngine:
         )
 
     @classmethod
-    def from_engine_args(cls, engine_args: EngineArgs) -> "LLMEngine":
+    def from_engine_args(
+        cls,
+        engine_args: EngineArgs,
+        usage_context: object = None,  # noqa: ARG003  # nothing is reported to anybody
+    ) -> "LLMEngine":
         """The engine that ``engine_args`` describe; the same as calling the class."""
         return cls(engine_args)
 
@@ -221,6 +226,7 @@ class LLMEngine:
         arrival_time: float | None = None,
         *,
         priority: int = 0,
+        **absent: None,
     ) -> None:
         """Take up a request; its first tokens come with later steps.
 
@@ -232,10 +238,12 @@ class LLMEngine:
                 alone in any case.
             arrival_time: Seconds of the wall clock; None is now.
             priority: Smaller goes first, with ``scheduling_policy="priority"``.
+            **absent: ``lora_request=None`` and its like, for the sake of vLLM's scripts.
 
         Raises:
             RequestError: A request that cannot be run; nothing was taken up.
         """
+        refuse_arguments(absent)
         self._check_id(request_id)
         (checked,) = match_params(params, 1)
         parsed = parse_prompt(prompt, "the prompt")
