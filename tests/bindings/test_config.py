@@ -1,5 +1,6 @@
 """Configurations from Python: what is refused, by which name, and what the options become."""
 
+import inspect
 from typing import Any
 
 import pytest
@@ -123,10 +124,10 @@ def test_whole_block_chunks_ask_for_a_budget_of_whole_blocks() -> None:
         (CacheConfig, CACHE | {"enable_prefix_caching": 1}),
         (CacheConfig, CACHE | {"speed": 1}),
         (CacheConfig, {"block_size": 4}),
-        (SchedulerConfig, SCHEDULER | {"policy": None}),
+        (SchedulerConfig, SCHEDULER | {"policy": 1}),
         (SchedulerConfig, SCHEDULER | {"max_loras": "2"}),
         (SchedulerConfig, SCHEDULER | {"speed": 1}),
-        (SchedulerConfig, {}),
+        (SchedulerConfig, {"max_num_seqs": 4}),
     ],
 )
 def test_other_types_and_names_are_a_type_error(make: Any, arguments: dict[str, Any]) -> None:
@@ -199,3 +200,24 @@ def test_the_classic_configuration_turns_every_improvement_off() -> None:
         made = make(**SCHEDULER)
         assert (made.policy, made.preemption_mode, made.max_loras) == ("fcfs", None, None)
         assert (made.delay_factor, made.num_lookahead_slots) == (0.0, 0)
+
+
+def test_what_is_none_has_the_default_of_what_is_left_out() -> None:
+    for make, limits in ((SchedulerConfig, {"max_model_len": 64}), (CacheConfig, CACHE)):
+        fields = [name for name in dir(make) if not name.startswith("_") and name != "classic"]
+        ways: tuple[Any, ...] = (make, make.classic)
+        for way in ways:
+            accepted = inspect.signature(way).parameters
+            nothing = {name: None for name in fields if name in accepted and name not in limits}
+            made = way(**limits, **nothing)
+            for name in fields:
+                assert getattr(made, name) == getattr(way(**limits), name), name
+
+
+def test_limits_follow_each_other() -> None:
+    limits = SchedulerConfig(max_model_len=64)
+    assert (limits.max_num_seqs, limits.max_num_batched_tokens) == (256, 2048)
+    assert SchedulerConfig(max_model_len=4096).max_num_batched_tokens == 4096
+    chunked = SchedulerConfig(max_model_len=4096, enable_chunked_prefill=True)
+    assert (chunked.max_num_batched_tokens, chunked.max_num_bypasses) == (512, 64)
+    assert SchedulerConfig(max_model_len=64, max_num_seqs=5000).max_num_batched_tokens == 5000

@@ -81,7 +81,7 @@ class Model:
             adapter=key[0],
             salt=key[1],
             priority=next(fates) % 3,
-            num_encoder_tokens=5 * (next(fates) % 2),
+            num_encoder_tokens=5 * (next(fates) % 2) * key[1],  # a salt names its input
         )
         self.tokens[seq] = key, prompt
         self.widths[group] = [width, 1]

@@ -116,14 +116,15 @@ class RandomEngine:
         length = rng.choice([1, 5, 20, 30, 63, 64, 110 if rng.random() < 0.1 else 8])
         token_ids = np.arange(length, dtype=np.int32) + rng.randrange(3)
         asked = rng.choice([1, 1, 1, 2, 4])
+        salt = rng.choice([0, 0, 0, 2**64 - 1])
         group, _ = self.scheduler.add_seq_group(
             token_ids,
             arrival_time=self.now - rng.random() / 20,
             max_num_running_seqs=asked,
             priority=rng.randrange(-2, 3),
             adapter=rng.randrange(4) if self.config.max_loras else 0,
-            salt=rng.choice([0, 0, 0, 2**64 - 1]),
-            num_encoder_tokens=rng.choice([0, 0, 0, 9]),
+            salt=salt,
+            num_encoder_tokens=rng.choice([0, 9]) if salt else 0,
         )
         self.asked[group], self.made[group] = asked, 1
 

@@ -340,7 +340,5 @@ def _did_nothing(scheduled: SchedulerOutputs) -> bool:
 
 
 def _scheduler_config(args: EngineArgs, max_model_len: int) -> SchedulerConfig:
-    """With chunks few tokens a step, so that no decode waits long for a prompt."""
-    most = 512 if args.enable_chunked_prefill else max(2048, max_model_len)
-    defaults = {"max_num_batched_tokens": max(most, args.max_num_seqs)}
-    return SchedulerConfig(max_model_len=max_model_len, **(defaults | args.scheduler_options))
+    """What was asked for; the core knows the rest."""
+    return SchedulerConfig(max_model_len=max_model_len, **args.scheduler_options)

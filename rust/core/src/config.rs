@@ -199,7 +199,25 @@ pub struct SchedulerConfig {
 }
 
 impl SchedulerConfig {
-    /// The best known behaviour within these limits.
+    /// Sequences that may run at once where nobody says.
+    pub const DEFAULT_MAX_NUM_SEQS: usize = 256;
+
+    /// Tokens of a step where nobody says: with chunks few, so that no decode waits long for a
+    /// prompt; without them room for the longest prompt.  Never fewer than sequences.
+    pub fn default_max_num_batched_tokens(
+        enable_chunked_prefill: bool,
+        max_num_seqs: usize,
+        max_model_len: usize,
+    ) -> usize {
+        if enable_chunked_prefill { 512 } else { max_model_len.max(2048) }.max(max_num_seqs)
+    }
+
+    /// How many may pass a head of a queue where nobody says; measured in docs/options.md.
+    pub fn default_max_num_bypasses(enable_chunked_prefill: bool) -> usize {
+        if enable_chunked_prefill { 64 } else { 0 }
+    }
+
+    /// The best known behaviour within these limits, without chunks.
     pub fn new(max_num_seqs: usize, max_num_batched_tokens: usize, max_model_len: usize) -> Self {
         Self {
             max_num_seqs,
@@ -211,7 +229,7 @@ impl SchedulerConfig {
             delay_factor: 0.0,
             num_lookahead_slots: 0,
             max_loras: None,
-            max_num_bypasses: 0,
+            max_num_bypasses: Self::default_max_num_bypasses(false),
             victim_policy: VictimPolicy::LeastWork,
             admit_after_preemption: false,
             reverse_swapped_order: false,

@@ -517,3 +517,27 @@ fn u10_a_swapped_group_does_not_hold_up_a_more_urgent_one() {
     step(&mut scheduler, 1);
     assert_eq!(scheduled(&scheduler), [urgent]);
 }
+
+#[test]
+fn prefixes_are_not_shared_between_requests_whose_encoders_may_differ() {
+    let limits = Limits::with(|cache, _| cache.enable_prefix_caching = true);
+    let mut scheduler = limits.scheduler();
+    let prompt: Vec<i32> = (0..13).collect();
+    let request = |salt| Request {
+        num_encoder_tokens: 4,
+        key: PrefixKey { adapter: 0, salt },
+        ..Request::new(&prompt, 0.0)
+    };
+    let refusal = scheduler.add_seq_group(&request(0)).unwrap_err().to_string();
+    assert!(refusal.contains("num_encoder_tokens"), "{refusal}");
+    let cached_of = |scheduler: &mut Scheduler, salt| {
+        let (group, _) = scheduler.add_seq_group(&request(salt)).unwrap();
+        step(scheduler, 1);
+        scheduler.group_stats(group).unwrap().num_cached_tokens
+    };
+    assert_eq!(cached_of(&mut scheduler, 7), 0, "nobody had it before");
+    assert_eq!(cached_of(&mut scheduler, 7), 12, "the same encoder's input");
+    assert_eq!(cached_of(&mut scheduler, 8), 0, "another one");
+    let mut without = Limits::default().scheduler();
+    without.add_seq_group(&request(0)).unwrap();
+}

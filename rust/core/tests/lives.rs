@@ -170,7 +170,11 @@ impl Life {
                 let request = Request {
                     max_num_running_seqs: *width,
                     priority: i64::from(*seed),
-                    key: PrefixKey { adapter: adapter.saturating_sub(1), salt: 0 },
+                    // A request with an encoder needs a salt where prefixes are shared.
+                    key: PrefixKey {
+                        adapter: adapter.saturating_sub(1),
+                        salt: u64::from(*encoder > 5),
+                    },
                     num_encoder_tokens: encoder.saturating_sub(5),
                     ..Request::new(&prompt, 0.0)
                 };

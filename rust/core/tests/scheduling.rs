@@ -5,7 +5,7 @@
 mod common;
 
 use common::{Limits, Output, add, add_wide, assert_all_returned, one_each, step, update};
-use pagedserve_core::config::{Policy, PreemptionMode};
+use pagedserve_core::config::{Policy, PreemptionMode, SchedulerConfig};
 use pagedserve_core::error::Error;
 use pagedserve_core::outputs::{IgnoredReason, PromptRefusal, Row};
 use pagedserve_core::scheduler::{Scheduler, StepResults};
@@ -497,4 +497,14 @@ fn whoever_ends_a_group_is_told_what_it_had_been_through() {
     let stats = GroupStats { num_recomputed_tokens: 5, ..GroupStats::default() };
     assert_eq!(scheduler.abort(group), Some(stats));
     assert_eq!(scheduler.abort(group), None);
+}
+
+#[test]
+fn limits_that_nobody_gives_leave_room_for_a_prompt_or_for_every_sequence() {
+    let tokens = SchedulerConfig::default_max_num_batched_tokens;
+    assert_eq!([tokens(false, 4, 100), tokens(false, 4, 4000)], [2048, 4000]);
+    assert_eq!([tokens(true, 4, 4000), tokens(true, 600, 4000)], [512, 600]);
+    assert_eq!(tokens(false, 3000, 100), 3000);
+    assert_eq!(SchedulerConfig::default_max_num_bypasses(true), 64);
+    assert_eq!(SchedulerConfig::default_max_num_bypasses(false), 0);
 }

@@ -71,6 +71,25 @@ pub(crate) fn readwrite<'py, T: Element>(
 macro_rules! input_buffers {
     ($($name:ident: $element:ty),* $(,)?) => {
         /// The arrays that `Scheduler.prepare_inputs` fills in place.
+        ///
+        /// All one-dimensional, C-contiguous, writable and of exactly these types; checked here
+        /// once, never coerced.  Each may be longer than a step needs: R rows, T tokens, S samples,
+        /// B blocks in the longest table.
+        ///
+        /// Args:
+        ///     token_ids: int32 ``[T]``, the inputs, rows packed one after another.
+        ///     positions: int64 ``[T]``, of each token in its sequence.
+        ///     slot_mapping: int64 ``[T]``, where its keys and values go: block * block size +
+        ///         offset, or -1 where they lie already.
+        ///     query_start: int32 ``[R + 1]``, row boundaries in T.
+        ///     seq_lens: int32 ``[R]``, keys visible to the last token of the row.
+        ///     block_tables: int32 ``[R * B]``, physical blocks, row-major, padded with 0.
+        ///     sample_index: int32 ``[S]``, positions in T whose logits are wanted, ascending.
+        ///     sample_rows: int32 ``[S]``, the row of each.
+        ///     row_handles: int64 ``[R]``, the handle of each row's sequence.
+        ///
+        /// Raises:
+        ///     ``StepError``: An array of another kind, by name.
         #[pyclass(frozen, module = "pagedserve._core")]
         pub(crate) struct InputBuffers {
             $($name: Py<PyArray1<$element>>),*

@@ -23,29 +23,47 @@ impl UncachedBlockAllocator {
         Ok(Self(core::UncachedBlockAllocator::new(num_of_blocks(num_blocks)?)))
     }
 
+    /// Take a free block.
+    ///
+    /// Returns:
+    ///     Its number, or None if all are used.
     fn allocate(&mut self) -> Option<usize> {
         self.0.allocate().map(BlockId::index)
     }
 
+    /// Take one more reference to a used block.
+    ///
+    /// Raises:
+    ///     ``RequestError``: No such block, or a free one.
     fn fork(&mut self, block: i64) -> PyResult<()> {
         self.0.fork(self.used(block)?);
         Ok(())
     }
 
+    /// Give one reference back; with the last the block is free.
+    ///
+    /// Raises:
+    ///     ``RequestError``: No such block, or a free one.
     fn free(&mut self, block: i64) -> PyResult<()> {
         self.0.free(self.used(block)?);
         Ok(())
     }
 
+    /// References to a block, 0 for a free one.
+    ///
+    /// Raises:
+    ///     ``RequestError``: No such block.
     fn ref_count(&self, block: i64) -> PyResult<u32> {
         Ok(self.0.ref_count(block_of(block, self.0.num_total())?))
     }
 
+    /// Blocks without references.
     #[getter]
     fn num_free(&self) -> usize {
         self.0.num_free()
     }
 
+    /// All blocks.
     #[getter]
     fn num_total(&self) -> usize {
         self.0.num_total()
@@ -66,6 +84,11 @@ pub(crate) struct Prefix(core::Prefix);
 
 #[pymethods]
 impl Prefix {
+    /// The prefix before the first block.
+    ///
+    /// Args:
+    ///     adapter: Prefixes of different adapters are never equal.
+    ///     salt: Nor are those of different salts.
     #[staticmethod]
     #[pyo3(signature = (*, adapter = 0, salt = 0))]
     fn root(adapter: u32, salt: u64) -> Self {
@@ -90,16 +113,35 @@ impl CachedBlockAllocator {
         Ok(Self { core, block_size })
     }
 
+    /// Take a free block, whose contents are forgotten: blank ones first, then the oldest.
+    ///
+    /// Args:
+    ///     num_prefix_tokens: Tokens up to the end of the block; among equals longest goes first.
+    ///
+    /// Returns:
+    ///     Its number, or None if all are used.
     #[pyo3(signature = (num_prefix_tokens = 0))]
     fn allocate(&mut self, num_prefix_tokens: usize) -> Option<usize> {
         self.core.allocate(num_prefix_tokens).map(BlockId::index)
     }
 
+    /// The block that holds these tokens behind a prefix, compared token by token.
+    ///
+    /// Args:
+    ///     before: What comes before it.
+    ///     token_ids: int32 ``[1..block_size]``.
+    ///
+    /// Returns:
+    ///     Its number, or None.
     fn find(&self, before: &Prefix, token_ids: &Bound<'_, PyAny>) -> PyResult<Option<usize>> {
         let token_ids = readonly::<TokenId>(token_ids, "token_ids")?;
         Ok(self.core.find(before.0, token_ids.as_slice()?).map(BlockId::index))
     }
 
+    /// Take one more reference to a block that was found, used or not.
+    ///
+    /// Raises:
+    ///     ``RequestError``: No such block, or one that is free and holds nothing.
     fn acquire(&mut self, block: i64) -> PyResult<()> {
         let id = block_of(block, self.core.num_total())?;
         let is_known = self.core.ref_count(id) > 0 || self.core.prefix_of(id).is_some();
@@ -108,6 +150,18 @@ impl CachedBlockAllocator {
         Ok(())
     }
 
+    /// Note what a used block holds.
+    ///
+    /// Args:
+    ///     block: The block.
+    ///     before: What comes before it.
+    ///     token_ids: int32 ``[1..block_size]``.
+    ///
+    /// Returns:
+    ///     The prefix up to its end.
+    ///
+    /// Raises:
+    ///     ``RequestError``: A free block, too many tokens, or a prefix that another block holds.
     fn register(
         &mut self,
         block: i64,
@@ -127,16 +181,32 @@ impl CachedBlockAllocator {
         Ok(Prefix(self.core.register(id, before.0, token_ids)))
     }
 
+    /// The prefix up to the end of a block, or None if nobody said what it holds.
+    ///
+    /// Raises:
+    ///     ``RequestError``: No such block.
     fn prefix_of(&self, block: i64) -> PyResult<Option<Prefix>> {
         Ok(self.core.prefix_of(block_of(block, self.core.num_total())?).map(Prefix))
     }
 
+    /// Take one more reference to a used block.
+    ///
+    /// Raises:
+    ///     ``RequestError``: No such block, or a free one.
     fn fork(&mut self, block: i64) -> PyResult<()> {
         let id = self.used(block)?;
         self.core.fork(id);
         Ok(())
     }
 
+    /// Give one reference back; with the last the block is free and keeps its contents.
+    ///
+    /// Args:
+    ///     block: The block.
+    ///     last_access: When it was last used; the oldest is evicted first.
+    ///
+    /// Raises:
+    ///     ``RequestError``: No such block, or a free one.
     #[pyo3(signature = (block, *, last_access = 0))]
     fn free(&mut self, block: i64, last_access: u64) -> PyResult<()> {
         let id = self.used(block)?;
@@ -144,34 +214,53 @@ impl CachedBlockAllocator {
         Ok(())
     }
 
+    /// Note that a used block's keys and values are there.
+    ///
+    /// Raises:
+    ///     ``RequestError``: No such block, or a free one.
     fn mark_computed(&mut self, block: i64) -> PyResult<()> {
         let id = self.used(block)?;
         self.core.mark_computed(id);
         Ok(())
     }
 
+    /// Whether a block's keys and values are there.
+    ///
+    /// Raises:
+    ///     ``RequestError``: No such block.
     fn is_computed(&self, block: i64) -> PyResult<bool> {
         Ok(self.core.is_computed(block_of(block, self.core.num_total())?))
     }
 
+    /// References to a block, 0 for a free one.
+    ///
+    /// Raises:
+    ///     ``RequestError``: No such block.
     fn ref_count(&self, block: i64) -> PyResult<u32> {
         Ok(self.core.ref_count(block_of(block, self.core.num_total())?))
     }
 
+    /// Forget all contents.
+    ///
+    /// Returns:
+    ///     Whether it was done; False, and nothing is forgotten, while a block is used.
     fn reset(&mut self) -> bool {
         self.core.reset()
     }
 
+    /// Blocks without references.
     #[getter]
     fn num_free(&self) -> usize {
         self.core.num_free()
     }
 
+    /// Free blocks that hold something.
     #[getter]
     fn num_cached(&self) -> usize {
         self.core.num_cached()
     }
 
+    /// All blocks.
     #[getter]
     fn num_total(&self) -> usize {
         self.core.num_total()
@@ -197,16 +286,33 @@ impl LRUEvictor {
         Self(core::LRUEvictor::default())
     }
 
+    /// Add a block that may be evicted.
+    ///
+    /// Args:
+    ///     block: The block, not yet there.
+    ///     last_access: When it was last used; the oldest goes first.
+    ///     num_hashed_tokens: Tokens up to its end; among equals the longest goes first.
+    ///
+    /// Raises:
+    ///     ``RequestError``: A block that is there already.
     fn add(&mut self, block: i64, last_access: u64, num_hashed_tokens: usize) -> PyResult<()> {
         let is_new = self.0.add(block_of(block, MAX_BLOCKS)?, last_access, num_hashed_tokens);
         expect(is_new, || format!("block {block} is here already"))
     }
 
+    /// Take a block out: it is used again.
+    ///
+    /// Raises:
+    ///     ``RequestError``: A block that is not there.
     fn remove(&mut self, block: i64) -> PyResult<()> {
         let was_here = self.0.remove(block_of(block, MAX_BLOCKS)?);
         expect(was_here, || format!("block {block} is not here"))
     }
 
+    /// Take out the block that goes first.
+    ///
+    /// Returns:
+    ///     The block, or None if there is none.
     fn evict(&mut self) -> Option<usize> {
         self.0.evict().map(BlockId::index)
     }

@@ -6,11 +6,64 @@ use pyo3::prelude::*;
 
 use crate::error::OrRaise;
 
-/// The KV blocks of both tiers.
+/// The KV blocks of both tiers; docs/options.md says what each choice gives.
+///
+/// What is not given, or None, has the default named here.
+///
+/// Args:
+///     block_size: Tokens a block holds, at least 1.
+///     num_gpu_blocks: Blocks on the device, at least 1.
+///     num_cpu_blocks: Blocks in host memory for swapped groups; 0, the default, turns swapping
+///         off.
+///     watermark: Share of the device blocks kept free when a new group is admitted, from 0 to
+///         below 1; 0.01.
+///     enable_prefix_caching: Keep the contents of blocks for later prompts that begin with the
+///         same tokens; False.
+///     sliding_window: Tokens that a query can see, itself included, where all layers have one
+///         window; None.  Excludes prefix caching.
+///     count_cached_blocks: In admission take off what a request shares with running ones; True.
+///     charge_cached_tokens: Charge cached tokens to the token budget and compute them again;
+///         False.
+///     share_partial_blocks: Share the last, partly filled block of identical prompts; False.
+///     share_generated_blocks: Let later prompts find blocks with generated tokens; True.
+///     swap_in_cached_blocks: Move blocks that the other tier still has, too; False.
+///     evict_blank_blocks_in_order: Evict free blocks without contents in turn with the cached
+///         ones, instead of first; False.
+///     exact_append_demand: Ask the pool for the blocks that a step takes, instead of one for each
+///         sequence; True.
+///
+/// Raises:
+///     ``ConfigError``: Numbers out of range, or a window with prefix caching.
 #[pyclass(frozen, module = "pagedserve._core")]
 pub(crate) struct CacheConfig(pub(crate) core::CacheConfig);
 
-/// The limits and choices of the scheduler.
+/// The limits and choices of the scheduler; docs/options.md says what each choice gives.
+///
+/// What is not given, or None, has the default named here.
+///
+/// Args:
+///     max_model_len: Tokens of a sequence, prompt and output together.
+///     max_num_seqs: Sequences that may run at once; 256.
+///     max_num_batched_tokens: Tokens that one step may compute; 512 with chunked prefill, else
+///         2048, or max_model_len if that is more; never fewer than max_num_seqs.
+///     preemption_mode: "recompute" or "swap"; None takes recompute for groups of one sequence,
+///         swap for those of several.
+///     enable_chunked_prefill: Cut prompts into chunks that share steps with decodes; False.
+///     policy: Which group is served first: "fcfs", the default, or "priority".
+///     delay_factor: Hold prompts back until the oldest has waited this many times the last prompt
+///         step; 0, not.
+///     num_lookahead_slots: Slots of a decoding sequence beyond its next token; 0.
+///     max_loras: Adapters that may be active in one step; None, no adapters.
+///     max_num_bypasses: How many groups may be admitted before a head of a queue that does not
+///         fit; then nobody passes it any more.  64 with chunked prefill, else 0.
+///     victim_policy: Who is preempted: "least_work", the default, or "last".
+///     admit_after_preemption: Admit prompts in a step in which somebody was preempted; False.
+///     reverse_swapped_order: Bring groups swapped out in one step back last first; False.
+///     whole_block_chunks: Cut a chunk at a block boundary where prefix caching is on; False.
+///     limit_chunked_prompts: Refuse a prompt beyond max_model_len with chunks too; True.
+///
+/// Raises:
+///     ``ConfigError``: Numbers out of range, or limits that contradict each other.
 #[pyclass(frozen, module = "pagedserve._core")]
 pub(crate) struct SchedulerConfig(pub(crate) core::SchedulerConfig);
 
@@ -20,6 +73,7 @@ macro_rules! getters {
         #[pymethods]
         impl $class {
             $(
+                /// As given, or the default; see the class.
                 #[getter]
                 fn $field(&self) -> $type {
                     self.0.$field
@@ -64,81 +118,132 @@ getters!(SchedulerConfig {
 impl CacheConfig {
     #[new]
     #[pyo3(signature = (
-        *, block_size, num_gpu_blocks, num_cpu_blocks = 0, watermark = 0.01,
-        enable_prefix_caching = false, sliding_window = None, count_cached_blocks = true,
-        charge_cached_tokens = false, share_partial_blocks = false,
-        share_generated_blocks = true, swap_in_cached_blocks = false,
-        evict_blank_blocks_in_order = false, exact_append_demand = true,
+        *, block_size, num_gpu_blocks, num_cpu_blocks = None, watermark = None,
+        enable_prefix_caching = None, sliding_window = None, count_cached_blocks = None,
+        charge_cached_tokens = None, share_partial_blocks = None, share_generated_blocks = None,
+        swap_in_cached_blocks = None, evict_blank_blocks_in_order = None,
+        exact_append_demand = None,
     ))]
-    #[expect(clippy::too_many_arguments, clippy::fn_params_excessive_bools, reason = "keywords")]
+    #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
     fn new(
         block_size: i64,
         num_gpu_blocks: i64,
-        num_cpu_blocks: i64,
-        watermark: f64,
-        enable_prefix_caching: bool,
+        num_cpu_blocks: Option<i64>,
+        watermark: Option<f64>,
+        enable_prefix_caching: Option<bool>,
         sliding_window: Option<i64>,
-        count_cached_blocks: bool,
-        charge_cached_tokens: bool,
-        share_partial_blocks: bool,
-        share_generated_blocks: bool,
-        swap_in_cached_blocks: bool,
-        evict_blank_blocks_in_order: bool,
-        exact_append_demand: bool,
+        count_cached_blocks: Option<bool>,
+        charge_cached_tokens: Option<bool>,
+        share_partial_blocks: Option<bool>,
+        share_generated_blocks: Option<bool>,
+        swap_in_cached_blocks: Option<bool>,
+        evict_blank_blocks_in_order: Option<bool>,
+        exact_append_demand: Option<bool>,
     ) -> PyResult<Self> {
-        Self::validated(core::CacheConfig {
-            num_cpu_blocks: count("num_cpu_blocks", num_cpu_blocks)?,
-            watermark,
-            enable_prefix_caching,
-            sliding_window: sliding_window
-                .map(|tokens| count("sliding_window", tokens))
-                .transpose()?,
-            count_cached_blocks,
-            charge_cached_tokens,
-            share_partial_blocks,
-            share_generated_blocks,
-            swap_in_cached_blocks,
-            evict_blank_blocks_in_order,
-            exact_append_demand,
-            ..core::CacheConfig::new(
-                count("block_size", block_size)?,
-                count("num_gpu_blocks", num_gpu_blocks)?,
-            )
-        })
+        let mut config = core::CacheConfig::new(
+            count("block_size", block_size)?,
+            count("num_gpu_blocks", num_gpu_blocks)?,
+        );
+        set(&mut config.count_cached_blocks, count_cached_blocks);
+        set(&mut config.charge_cached_tokens, charge_cached_tokens);
+        set(&mut config.share_partial_blocks, share_partial_blocks);
+        set(&mut config.share_generated_blocks, share_generated_blocks);
+        set(&mut config.swap_in_cached_blocks, swap_in_cached_blocks);
+        set(&mut config.evict_blank_blocks_in_order, evict_blank_blocks_in_order);
+        set(&mut config.exact_append_demand, exact_append_demand);
+        Self::with(config, num_cpu_blocks, watermark, enable_prefix_caching, sliding_window)
     }
 
+    /// The decisions of vLLM 0.6.2's block manager, its faults excepted.
+    ///
+    /// Args:
+    ///     block_size: As of the class.
+    ///     num_gpu_blocks: As of the class.
+    ///     num_cpu_blocks: As of the class.
+    ///     watermark: As of the class.
+    ///     enable_prefix_caching: As of the class.
+    ///     sliding_window: As of the class.
     #[staticmethod]
     #[pyo3(signature = (
-        *, block_size, num_gpu_blocks, num_cpu_blocks = 0, watermark = 0.01,
-        enable_prefix_caching = false, sliding_window = None,
+        *, block_size, num_gpu_blocks, num_cpu_blocks = None, watermark = None,
+        enable_prefix_caching = None, sliding_window = None,
     ))]
     fn classic(
         block_size: i64,
         num_gpu_blocks: i64,
-        num_cpu_blocks: i64,
-        watermark: f64,
-        enable_prefix_caching: bool,
+        num_cpu_blocks: Option<i64>,
+        watermark: Option<f64>,
+        enable_prefix_caching: Option<bool>,
         sliding_window: Option<i64>,
     ) -> PyResult<Self> {
-        Self::validated(core::CacheConfig {
-            num_cpu_blocks: count("num_cpu_blocks", num_cpu_blocks)?,
-            watermark,
-            enable_prefix_caching,
-            sliding_window: sliding_window
-                .map(|tokens| count("sliding_window", tokens))
-                .transpose()?,
-            ..core::CacheConfig::classic(
-                count("block_size", block_size)?,
-                count("num_gpu_blocks", num_gpu_blocks)?,
-            )
-        })
+        let config = core::CacheConfig::classic(
+            count("block_size", block_size)?,
+            count("num_gpu_blocks", num_gpu_blocks)?,
+        );
+        Self::with(config, num_cpu_blocks, watermark, enable_prefix_caching, sliding_window)
     }
 }
 
 impl CacheConfig {
-    fn validated(config: core::CacheConfig) -> PyResult<Self> {
+    /// `config` with what both ways of making one accept.
+    fn with(
+        mut config: core::CacheConfig,
+        num_cpu_blocks: Option<i64>,
+        watermark: Option<f64>,
+        enable_prefix_caching: Option<bool>,
+        sliding_window: Option<i64>,
+    ) -> PyResult<Self> {
+        set(&mut config.num_cpu_blocks, optional_count("num_cpu_blocks", num_cpu_blocks)?);
+        set(&mut config.watermark, watermark);
+        set(&mut config.enable_prefix_caching, enable_prefix_caching);
+        config.sliding_window = optional_count("sliding_window", sliding_window)?;
         config.validate().or_raise()?;
         Ok(Self(config))
+    }
+}
+
+/// What both ways of making a `SchedulerConfig` accept.
+struct Limits<'a> {
+    max_model_len: i64,
+    max_num_seqs: Option<i64>,
+    max_num_batched_tokens: Option<i64>,
+    preemption_mode: Option<&'a str>,
+    enable_chunked_prefill: Option<bool>,
+    policy: Option<&'a str>,
+    delay_factor: Option<f64>,
+    num_lookahead_slots: Option<i64>,
+    max_loras: Option<i64>,
+}
+
+impl Limits<'_> {
+    /// The configuration that `make` makes of the limits, and the rest of them.
+    fn config(
+        &self,
+        make: fn(usize, usize, usize) -> core::SchedulerConfig,
+    ) -> PyResult<core::SchedulerConfig> {
+        let is_chunked = self.enable_chunked_prefill.unwrap_or(false);
+        let max_model_len = count("max_model_len", self.max_model_len)?;
+        let max_num_seqs = optional_count("max_num_seqs", self.max_num_seqs)?
+            .unwrap_or(core::SchedulerConfig::DEFAULT_MAX_NUM_SEQS);
+        let max_num_batched_tokens =
+            optional_count("max_num_batched_tokens", self.max_num_batched_tokens)?;
+        let max_num_batched_tokens = max_num_batched_tokens.unwrap_or_else(|| {
+            core::SchedulerConfig::default_max_num_batched_tokens(
+                is_chunked,
+                max_num_seqs,
+                max_model_len,
+            )
+        });
+        let mut config = make(max_num_seqs, max_num_batched_tokens, max_model_len);
+        config.enable_chunked_prefill = is_chunked;
+        config.preemption_mode = self.preemption_mode.map(mode).transpose()?;
+        let policy = self.policy.map(|policy| choice("policy", policy, &POLICIES));
+        set(&mut config.policy, policy.transpose()?);
+        set(&mut config.delay_factor, self.delay_factor);
+        let num_slots = optional_count("num_lookahead_slots", self.num_lookahead_slots)?;
+        set(&mut config.num_lookahead_slots, num_slots);
+        config.max_loras = optional_count("max_loras", self.max_loras)?;
+        Ok(config)
     }
 }
 
@@ -146,98 +251,112 @@ impl CacheConfig {
 impl SchedulerConfig {
     #[new]
     #[pyo3(signature = (
-        *, max_num_seqs, max_num_batched_tokens, max_model_len, preemption_mode = None,
-        enable_chunked_prefill = false, policy = "fcfs", delay_factor = 0.0,
-        num_lookahead_slots = 0, max_loras = None, max_num_bypasses = None, victim_policy = "least_work",
-        admit_after_preemption = false, reverse_swapped_order = false, whole_block_chunks = false,
-        limit_chunked_prompts = true,
+        *, max_model_len, max_num_seqs = None, max_num_batched_tokens = None,
+        preemption_mode = None, enable_chunked_prefill = None, policy = None, delay_factor = None,
+        num_lookahead_slots = None, max_loras = None, max_num_bypasses = None,
+        victim_policy = None, admit_after_preemption = None, reverse_swapped_order = None,
+        whole_block_chunks = None, limit_chunked_prompts = None,
     ))]
-    #[expect(clippy::too_many_arguments, clippy::fn_params_excessive_bools, reason = "keywords")]
+    #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
     fn new(
-        max_num_seqs: i64,
-        max_num_batched_tokens: i64,
         max_model_len: i64,
+        max_num_seqs: Option<i64>,
+        max_num_batched_tokens: Option<i64>,
         preemption_mode: Option<&str>,
-        enable_chunked_prefill: bool,
-        policy: &str,
-        delay_factor: f64,
-        num_lookahead_slots: i64,
+        enable_chunked_prefill: Option<bool>,
+        policy: Option<&str>,
+        delay_factor: Option<f64>,
+        num_lookahead_slots: Option<i64>,
         max_loras: Option<i64>,
         max_num_bypasses: Option<i64>,
-        victim_policy: &str,
-        admit_after_preemption: bool,
-        reverse_swapped_order: bool,
-        whole_block_chunks: bool,
-        limit_chunked_prompts: bool,
+        victim_policy: Option<&str>,
+        admit_after_preemption: Option<bool>,
+        reverse_swapped_order: Option<bool>,
+        whole_block_chunks: Option<bool>,
+        limit_chunked_prompts: Option<bool>,
     ) -> PyResult<Self> {
-        Self::validated(core::SchedulerConfig {
-            preemption_mode: preemption_mode.map(mode).transpose()?,
+        let limits = Limits {
+            max_model_len,
+            max_num_seqs,
+            max_num_batched_tokens,
+            preemption_mode,
             enable_chunked_prefill,
-            policy: choice("policy", policy, &POLICIES)?,
+            policy,
             delay_factor,
-            num_lookahead_slots: count("num_lookahead_slots", num_lookahead_slots)?,
-            max_loras: max_loras.map(|loras| count("max_loras", loras)).transpose()?,
-            max_num_bypasses: match max_num_bypasses {
-                Some(number) => count("max_num_bypasses", number)?,
-                None if enable_chunked_prefill => BYPASSES_WITH_CHUNKS,
-                None => 0,
-            },
-            victim_policy: choice("victim_policy", victim_policy, &VICTIM_POLICIES)?,
-            admit_after_preemption,
-            reverse_swapped_order,
-            whole_block_chunks,
-            limit_chunked_prompts,
-            ..core::SchedulerConfig::new(
-                count("max_num_seqs", max_num_seqs)?,
-                count("max_num_batched_tokens", max_num_batched_tokens)?,
-                count("max_model_len", max_model_len)?,
-            )
-        })
+            num_lookahead_slots,
+            max_loras,
+        };
+        let mut config = limits.config(core::SchedulerConfig::new)?;
+        config.max_num_bypasses = optional_count("max_num_bypasses", max_num_bypasses)?
+            .unwrap_or_else(|| {
+                core::SchedulerConfig::default_max_num_bypasses(config.enable_chunked_prefill)
+            });
+        let victims = victim_policy.map(|name| choice("victim_policy", name, &VICTIM_POLICIES));
+        set(&mut config.victim_policy, victims.transpose()?);
+        set(&mut config.admit_after_preemption, admit_after_preemption);
+        set(&mut config.reverse_swapped_order, reverse_swapped_order);
+        set(&mut config.whole_block_chunks, whole_block_chunks);
+        set(&mut config.limit_chunked_prompts, limit_chunked_prompts);
+        Self::validated(config)
     }
 
+    /// The decisions of vLLM 0.6.2's scheduler, its faults excepted.
+    ///
+    /// Args:
+    ///     max_model_len: As of the class.
+    ///     max_num_seqs: As of the class.
+    ///     max_num_batched_tokens: As of the class.
+    ///     preemption_mode: As of the class.
+    ///     enable_chunked_prefill: As of the class.
+    ///     policy: As of the class.
+    ///     delay_factor: As of the class.
+    ///     num_lookahead_slots: As of the class.
+    ///     max_loras: As of the class.
     #[staticmethod]
     #[pyo3(signature = (
-        *, max_num_seqs, max_num_batched_tokens, max_model_len, preemption_mode = None,
-        enable_chunked_prefill = false, policy = "fcfs", delay_factor = 0.0,
-        num_lookahead_slots = 0, max_loras = None,
+        *, max_model_len, max_num_seqs = None, max_num_batched_tokens = None,
+        preemption_mode = None, enable_chunked_prefill = None, policy = None, delay_factor = None,
+        num_lookahead_slots = None, max_loras = None,
     ))]
     #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
     fn classic(
-        max_num_seqs: i64,
-        max_num_batched_tokens: i64,
         max_model_len: i64,
+        max_num_seqs: Option<i64>,
+        max_num_batched_tokens: Option<i64>,
         preemption_mode: Option<&str>,
-        enable_chunked_prefill: bool,
-        policy: &str,
-        delay_factor: f64,
-        num_lookahead_slots: i64,
+        enable_chunked_prefill: Option<bool>,
+        policy: Option<&str>,
+        delay_factor: Option<f64>,
+        num_lookahead_slots: Option<i64>,
         max_loras: Option<i64>,
     ) -> PyResult<Self> {
-        Self::validated(core::SchedulerConfig {
-            preemption_mode: preemption_mode.map(mode).transpose()?,
+        let limits = Limits {
+            max_model_len,
+            max_num_seqs,
+            max_num_batched_tokens,
+            preemption_mode,
             enable_chunked_prefill,
-            policy: choice("policy", policy, &POLICIES)?,
+            policy,
             delay_factor,
-            num_lookahead_slots: count("num_lookahead_slots", num_lookahead_slots)?,
-            max_loras: max_loras.map(|loras| count("max_loras", loras)).transpose()?,
-            ..core::SchedulerConfig::classic(
-                count("max_num_seqs", max_num_seqs)?,
-                count("max_num_batched_tokens", max_num_batched_tokens)?,
-                count("max_model_len", max_model_len)?,
-            )
-        })
+            num_lookahead_slots,
+            max_loras,
+        };
+        Self::validated(limits.config(core::SchedulerConfig::classic)?)
     }
 
+    /// "recompute", "swap" or None; see the class.
     #[getter]
     fn preemption_mode(&self) -> Option<&'static str> {
         self.0.preemption_mode.map(core::PreemptionMode::as_str)
     }
 
+    /// "fcfs" or "priority"; see the class.
     #[getter]
     fn policy(&self) -> &'static str {
         name_of(self.0.policy, &POLICIES)
     }
 
+    /// "last" or "least_work"; see the class.
     #[getter]
     fn victim_policy(&self) -> &'static str {
         name_of(self.0.victim_policy, &VICTIM_POLICIES)
@@ -251,8 +370,16 @@ impl SchedulerConfig {
     }
 }
 
-/// Measured: docs/options.md.
-const BYPASSES_WITH_CHUNKS: usize = 64;
+/// What is not given leaves the default.
+fn set<T>(field: &mut T, given: Option<T>) {
+    if let Some(value) = given {
+        *field = value;
+    }
+}
+
+fn optional_count(name: &str, value: Option<i64>) -> PyResult<Option<usize>> {
+    value.map(|value| count(name, value)).transpose()
+}
 
 const POLICIES: [(&str, core::Policy); 2] =
     [("fcfs", core::Policy::Fcfs), ("priority", core::Policy::Priority)];

@@ -24,6 +24,7 @@ use pyo3::prelude::pymodule;
 #[pymodule(gil_used = true)]
 mod _core {
     use pyo3::prelude::*;
+    use pyo3::types::{PyString, PyType};
 
     #[pymodule_export]
     use super::arrays::InputBuffers;
@@ -49,8 +50,16 @@ mod _core {
     /// A module inside of an extension has no file: it is found by its name if it stands here.
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        const NAME: &str = "pagedserve._core.cpu";
         let cpu = module.getattr("cpu")?;
-        cpu.setattr("__name__", "pagedserve._core.cpu")?;
-        module.py().import("sys")?.getattr("modules")?.set_item("pagedserve._core.cpu", cpu)
+        cpu.setattr("__name__", NAME)?;
+        for name in cpu.getattr("__all__")?.try_iter()? {
+            // Functions take the name that the module had when it was made.
+            let member = cpu.getattr(name?.cast::<PyString>()?)?;
+            if !member.is_instance_of::<PyType>() {
+                member.setattr("__module__", NAME)?;
+            }
+        }
+        module.py().import("sys")?.getattr("modules")?.set_item(NAME, cpu)
     }
 }

@@ -13,66 +13,79 @@ pub(crate) struct SchedulerOutputs(pub(crate) core::SchedulerOutputs);
 
 #[pymethods]
 impl SchedulerOutputs {
+    /// Names the step in `update` and `abandon`; counts up from 0.
     #[getter]
     fn step_id(&self) -> u64 {
         self.0.step_id
     }
 
+    /// R: sequences that run.
     #[getter]
     fn num_rows(&self) -> usize {
         self.0.rows.len()
     }
 
+    /// T: tokens computed in all rows.
     #[getter]
     fn num_batched_tokens(&self) -> usize {
         self.0.num_batched_tokens
     }
 
+    /// S: rows whose next token is wanted.
     #[getter]
     fn num_samples(&self) -> usize {
         self.0.num_samples
     }
 
+    /// B: blocks of the longest table of a row.
     #[getter]
     fn max_num_blocks(&self) -> usize {
         self.0.max_num_blocks
     }
 
+    /// Leading groups that still compute their prompt, or recompute.
     #[getter]
     fn num_prefill_groups(&self) -> usize {
         self.0.num_prefill_groups
     }
 
+    /// Tokens of these groups.
     #[getter]
     fn num_prefill_tokens(&self) -> usize {
         self.0.num_prefill_tokens
     }
 
+    /// Groups that run, prefills first; the rows of a group are neighbours, in this order.
     #[getter]
     fn scheduled_seq_groups(&self) -> Vec<ScheduledSequenceGroup> {
         self.0.scheduled_seq_groups.iter().copied().map(ScheduledSequenceGroup).collect()
     }
 
+    /// Moves to the host, int64 ``[n, 2]`` (device, host); carried out first.
     #[getter]
     fn blocks_to_swap_out<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray2<i64>>> {
         pair_array(py, &self.0.blocks_to_swap_out)
     }
 
+    /// Moves from the host, int64 ``[n, 2]`` (host, device); carried out second.
     #[getter]
     fn blocks_to_swap_in<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray2<i64>>> {
         pair_array(py, &self.0.blocks_to_swap_in)
     }
 
+    /// Copies on the device, int64 ``[n, 2]`` (source, destination); carried out third.
     #[getter]
     fn blocks_to_copy<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray2<i64>>> {
         pair_array(py, &self.0.blocks_to_copy)
     }
 
+    /// Whether blocks are to be moved before the rows run.
     #[getter]
     fn has_moves(&self) -> bool {
         self.0.has_moves()
     }
 
+    /// Groups ended in this step: handle (now dead), reason, what it had been through.
     #[getter]
     fn ignored_seq_groups(&self) -> Vec<(i64, String, GroupStats)> {
         let ignored = self.0.ignored_seq_groups.iter();
@@ -81,36 +94,43 @@ impl SchedulerOutputs {
             .collect()
     }
 
+    /// Groups that lost their device blocks in this step, and how: "recompute" or "swap".
     #[getter]
     fn preempted(&self) -> Vec<(i64, &'static str)> {
         self.0.preempted.iter().map(|(group, mode)| (group.to_bits(), mode.as_str())).collect()
     }
 
+    /// Groups that were looked at and did not run, and why; those behind them were not.
     #[getter]
     fn refused(&self) -> Vec<(i64, &'static str)> {
         self.0.refused.iter().map(|(group, reason)| (group.to_bits(), reason.as_str())).collect()
     }
 
+    /// Slots beyond its next token that every decoding sequence has.
     #[getter]
     fn num_lookahead_slots(&self) -> usize {
         self.0.num_lookahead_slots
     }
 
+    /// Leading rows that belong to prefill groups.
     #[getter]
     fn num_prefill_rows(&self) -> usize {
         self.0.num_prefill_rows
     }
 
+    /// Groups that came back from the host.
     #[getter]
     fn swapped_in(&self) -> Vec<i64> {
         self.0.swapped_in.iter().map(|group| group.to_bits()).collect()
     }
 
+    /// Groups in the running queue after the decisions.
     #[getter]
     fn running_queue_size(&self) -> usize {
         self.0.running_queue_size
     }
 
+    /// Whether there is nothing to execute; then no step is open.
     #[getter]
     fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -137,26 +157,31 @@ pub(crate) struct ScheduledSequenceGroup(core::ScheduledSequenceGroup);
 
 #[pymethods]
 impl ScheduledSequenceGroup {
+    /// Handle of the group.
     #[getter]
     fn group(&self) -> i64 {
         self.0.group.to_bits()
     }
 
+    /// Tokens computed for it: of a prefill in all its rows, of a decode in each.
     #[getter]
     fn token_chunk_size(&self) -> usize {
         self.0.token_chunk_size
     }
 
+    /// Whether it was still computing its prompt, or recomputing, before this step.
     #[getter]
     fn is_prefill(&self) -> bool {
         self.0.is_prefill
     }
 
+    /// Whether its next tokens are wanted: False for a chunk that stops before the end.
     #[getter]
     fn is_sampled(&self) -> bool {
         self.0.is_sampled
     }
 
+    /// Its rows.
     #[getter]
     fn num_rows(&self) -> usize {
         self.0.num_rows
@@ -170,16 +195,19 @@ pub(crate) struct GroupStats(pub(crate) sequence::GroupStats);
 
 #[pymethods]
 impl GroupStats {
+    /// How often it was preempted, by recompute or by swap.
     #[getter]
     fn num_preemptions(&self) -> usize {
         self.0.num_preemptions
     }
 
+    /// Tokens that were computed and given up, by recompute or by a step that failed.
     #[getter]
     fn num_recomputed_tokens(&self) -> usize {
         self.0.num_recomputed_tokens
     }
 
+    /// Tokens of the prompt that the prefix cache had when the group was first admitted.
     #[getter]
     fn num_cached_tokens(&self) -> usize {
         self.0.num_cached_tokens

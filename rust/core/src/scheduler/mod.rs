@@ -29,7 +29,7 @@ pub use update::{StepResults, Updated};
 use crate::config::{CacheConfig, SchedulerConfig};
 use crate::error::{Error, Result};
 use crate::inputs::{self, InputBuffers};
-use crate::outputs::{IgnoredReason, Row, SchedulerOutputs};
+use crate::outputs::{IgnoredReason, SchedulerOutputs};
 use crate::scheduler::delay::PromptDelay;
 use crate::scheduler::rows::StepRows;
 use crate::scheduler::unresolved::UnresolvedStep;
@@ -63,6 +63,10 @@ pub struct Scheduler {
     queues: Queues,
     outputs: SchedulerOutputs,
     step_rows: StepRows,
+    /// Tokens of the longest sequence of the step.
+    longest: usize,
+    /// Keys that a row of the step sees, at most.
+    most_keys: usize,
     delay: PromptDelay,
     /// Groups preempted by recompute in the step being decided, lowest first.
     requeued: Vec<GroupHandle>,
@@ -103,6 +107,8 @@ impl Scheduler {
             queues: Queues::default(),
             outputs: SchedulerOutputs::default(),
             step_rows: StepRows::default(),
+            longest: 0,
+            most_keys: 0,
             delay: PromptDelay::default(),
             requeued: Vec::new(),
             ranked: Vec::new(),
@@ -122,7 +128,8 @@ impl Scheduler {
     ///
     /// # Errors
     /// [`Error::Request`] for an empty prompt, a negative token, an arrival time that is not a
-    /// time, more sequences than may run at all, or an adapter where none are configured.
+    /// time, more sequences than may run at all, an adapter where none are configured, or an
+    /// encoder without a salt where prefixes are shared.
     pub fn add_seq_group(&mut self, request: &Request<'_>) -> Result<(GroupHandle, SeqHandle)> {
         self.check_request(request)?;
         let (group, seq) = self.store.add_group(request);
@@ -131,7 +138,7 @@ impl Scheduler {
     }
 
     fn check_request(&self, request: &Request<'_>) -> Result<()> {
-        request.check()?;
+        request.check(self.space.config().enable_prefix_caching)?;
         let Request { arrival_time, max_num_running_seqs: num_seqs, key, .. } = *request;
         let refusal = if !arrival_time.is_finite() {
             format!("arrival_time is {arrival_time}; it must be finite")
@@ -190,6 +197,7 @@ impl Scheduler {
         }
         self.now = now;
         self.outputs.reset(self.next_step_id);
+        (self.longest, self.most_keys) = (0, 0);
         self.space.begin_step(self.next_step_id);
         self.run_phases();
         self.finish_outputs();
@@ -206,9 +214,7 @@ impl Scheduler {
         if has_decodes {
             outputs.num_lookahead_slots = self.config.num_lookahead_slots;
         }
-        let num_keys = |row: &Row| self.store.seq(row.seq).num_computed_tokens + row.num_tokens;
-        let longest = outputs.rows.iter().map(num_keys).max().unwrap_or(0);
-        let num_slots = longest + outputs.num_lookahead_slots;
+        let num_slots = self.most_keys + outputs.num_lookahead_slots;
         outputs.max_num_blocks = num_blocks_for(num_slots, self.space.block_size());
         outputs.running_queue_size = self.queues.running.len();
     }

@@ -78,6 +78,8 @@ impl Scheduler {
                 num_rows += 1;
                 seq.last_step = self.outputs.step_id;
                 part.rows.push(Row { seq: handle, num_tokens, is_sampled });
+                self.longest = self.longest.max(seq.len());
+                self.most_keys = self.most_keys.max(seq.num_computed_tokens + num_tokens);
                 self.space.mark_pending(seq, seq.num_computed_tokens + num_tokens);
             }
         }

@@ -225,8 +225,10 @@ impl Scheduler {
                 )));
             }
         }
-        let len = self.store.seq(row.seq).len() + num_tokens;
-        if results.finish[output] == 0 && len > self.config.max_model_len {
+        // Looked up only where somebody may be at the limit: a row costs a miss of the cache.
+        let is_near = self.longest + num_tokens > self.config.max_model_len;
+        let is_beyond = || self.store.seq(row.seq).len() + num_tokens > self.config.max_model_len;
+        if results.finish[output] == 0 && is_near && is_beyond() {
             return Err(Error::Arrays(format!(
                 "an output of row {parent} lives on beyond max_model_len, {}",
                 self.config.max_model_len

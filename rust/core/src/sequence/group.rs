@@ -38,12 +38,12 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// What holds whoever schedules the request.
+    /// What holds whoever schedules the request; `shares_prefixes` where blocks are found again.
     ///
     /// # Errors
-    /// [`Error::Request`] for an empty prompt, a negative token, or more encoder tokens than an
-    /// int32 counts.
-    pub(crate) fn check(&self) -> Result<()> {
+    /// [`Error::Request`] for an empty prompt, a negative token, more encoder tokens than an int32
+    /// counts, or an encoder without a salt where prefixes are shared.
+    pub(crate) fn check(&self, shares_prefixes: bool) -> Result<()> {
         let refusal = if self.prompt.is_empty() {
             "the prompt is empty; at least one token is needed".to_owned()
         } else if let Some(token) = self.prompt.iter().find(|token| **token < 0) {
@@ -51,6 +51,10 @@ impl<'a> Request<'a> {
         } else if i32::try_from(self.num_encoder_tokens).is_err() {
             let number = self.num_encoder_tokens;
             format!("num_encoder_tokens is {number}; it must be at most {}", i32::MAX)
+        } else if shares_prefixes && self.num_encoder_tokens > 0 && self.key.salt == 0 {
+            "the salt is 0; with prefix caching a request with num_encoder_tokens needs one that \
+             names its encoder's input: what a decoder computes depends on it"
+                .to_owned()
         } else {
             return Ok(());
         };

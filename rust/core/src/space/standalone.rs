@@ -56,7 +56,7 @@ impl StandaloneSpace {
     /// [`Error::Request`] for an empty prompt, a negative token, or more encoder tokens than can
     /// be counted.
     pub fn add_group(&mut self, request: &Request<'_>) -> Result<(GroupHandle, SeqHandle)> {
-        request.check()?;
+        request.check(self.space.config().enable_prefix_caching)?;
         Ok(self.store.add_group(request))
     }
 

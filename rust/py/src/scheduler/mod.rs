@@ -120,7 +120,8 @@ impl Scheduler {
     ///     max_num_running_seqs: The most sequences alive at once: parallel samples or beams.
     ///     priority: The smallest goes first; counts only under the priority policy.
     ///     adapter: The adapter, 0 for none: it takes a slot of ``max_loras``.
-    ///     salt: Prefixes are shared among equal adapters and salts alone.
+    ///     salt: Prefixes are shared among equal adapters and salts alone.  Requests with an
+    ///         encoder need one where prefixes are shared: it names the encoder's input.
     ///     num_encoder_tokens: Tokens of the encoder's output, for cross attention; 0 for a
     ///         decoder alone.
     ///
@@ -129,7 +130,8 @@ impl Scheduler {
     ///
     /// Raises:
     ///     ``RequestError``: An empty prompt, a negative token, an arrival time that is no time,
-    ///         more sequences than may run, or an adapter where none are configured.
+    ///         more sequences than may run, an adapter where none are configured, or an encoder
+    ///         without a salt where prefixes are shared.
     #[pyo3(signature = (
         token_ids, *, arrival_time, max_num_running_seqs = 1, priority = 0, adapter = 0, salt = 0,
         num_encoder_tokens = 0,
