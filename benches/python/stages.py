@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from pagedserve import LLM
 from pagedserve._core import Scheduler
-from pagedserve.attention.interface import StepAttention
+from pagedserve.attention.interface import PagedAttention
 from pagedserve.executor.local import LocalExecutor
 from pagedserve.models.fused.cpu.layers import CpuDecoderLayer
 from pagedserve.models.fused.cpu.linears import PackedLinear
@@ -109,7 +109,7 @@ def watching(llm: LLM) -> Iterator[dict[str, Stopwatch]]:
     model = model_of(llm)
     wrapped: dict[str, list[tuple[Any, str]]] = {
         "forward": [(model, "forward")],
-        "attention": [(StepAttention, "answer")],
+        "attention": [(PagedAttention, "answer")],
         **{
             stage: [(module, "forward") for module in modules_of(model, *kinds)]
             for stage, kinds in STAGES.items()

@@ -131,3 +131,8 @@ class Cuda:
 def cuda_of(device: torch.device) -> Cuda | None:
     """The calls for a model's device; None where it computes in host memory."""
     return Cuda(device) if device.type == "cuda" else None
+
+
+def to_device(host: Tensor, cuda: Cuda | None) -> Tensor:
+    """A host tensor where the logits are, without waiting for what the device still does."""
+    return host if cuda is None else cuda.to_device(host)

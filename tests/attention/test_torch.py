@@ -12,7 +12,7 @@ from pagedserve.attention.buckets import (
     PlanOptions,
     plan_buckets,
 )
-from pagedserve.attention.metadata import AttentionMetadata, AttentionOptions, StepLayout
+from pagedserve.attention.metadata import AttentionMetadata, AttentionOptions, BatchLayout
 from pagedserve.attention.torch import attend, step_buckets
 from pagedserve.kernels.reference import paged_attention, write_cache
 
@@ -45,7 +45,7 @@ class Step:
             )
             slots += own[cached:]
         self.query_start = np.cumsum([0, *(queries for _, queries in rows)]).astype(np.int32)
-        self.layout = StepLayout(
+        self.layout = BatchLayout(
             self.query_start, np.array(lengths, dtype=np.int32), tables, block_size
         )
         num_tokens = len(slots)

@@ -21,9 +21,8 @@ from pagedserve.executor.local import largest_decode, largest_prefill
 from pagedserve.executor.protocol import StepLimits
 from pagedserve.models.loader import LoadedModel
 from pagedserve.runner.buffers import StepBuffers
-from pagedserve.runner.forward import Forward
 from pagedserve.runner.graphs import DecodeGraphs
-from pagedserve.runner.model_runner import ModelRunner
+from pagedserve.runner.model_runner import Forward, ModelRunner
 from pagedserve.runner.padded import ladder
 from pagedserve.runner.profile import peak_bytes, run_trial
 from pagedserve.sampling.logprobs import prompt_logprobs

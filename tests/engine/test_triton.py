@@ -17,7 +17,7 @@ NUM_TOKENS = 16
 PROGRAM = """
 import json, sys
 from pagedserve import LLM, SamplingParams
-from pagedserve.runner.forward import Forward
+from pagedserve.runner.model_runner import Forward
 from pagedserve.runner.padded import PaddedDecode
 
 directory, prompts, num_tokens, backend, kernels, is_padded = json.loads(sys.argv[1])

@@ -12,8 +12,8 @@ from pagedserve import _core
 from pagedserve.config import EngineArgs
 from pagedserve.executor.local import LocalExecutor, largest_decode, largest_prefill
 from pagedserve.executor.protocol import CacheShape, StepLimits
-from pagedserve.runner.buffers import StepBuffers, StepSizes
-from pagedserve.runner.forward import Forward
+from pagedserve.runner.buffers import BatchSizes, StepBuffers
+from pagedserve.runner.model_runner import Forward
 from pagedserve.runner.padded import PaddedDecode, ladder
 from pagedserve.runner.profile import run_trial
 from pagedserve.sampling.rows import RowSampling
@@ -74,7 +74,7 @@ class Recorder(PaddedDecode):
         super().__init__(*given, **options)
         self.seen: list[tuple[int, int]] = []
 
-    def _logits(self, step: StepSizes, size: int) -> torch.Tensor:
+    def _logits(self, step: BatchSizes, size: int) -> torch.Tensor:
         self.seen.append((step.num_rows, size))
         return super()._logits(step, size)
 
@@ -192,7 +192,7 @@ def test_a_size_has_its_inputs_at_one_address(
     seen: dict[int, set[tuple[int, ...]]] = {4: set(), 8: set()}
     logits = decode._logits
 
-    def note(step: StepSizes, size: int) -> torch.Tensor:
+    def note(step: BatchSizes, size: int) -> torch.Tensor:
         inputs = decode._inputs(step, size)
         rows = inputs.metadata.rows()
         assert rows.query_start.tolist() == [min(n, step.num_rows) for n in range(size + 1)]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pagedserve.device import Cuda, DeviceMemory
-from pagedserve.runner.buffers import StepBuffers, StepSizes
+from pagedserve.runner.buffers import BatchSizes, StepBuffers
 
 HOST = -1
 Clock = dict[int, int]
@@ -238,7 +238,7 @@ class WatchedBuffers(StepBuffers):
         self.host_writes("the core fills the buffers")
         return core
 
-    def pad(self, sizes: StepSizes, num_rows: int) -> None:
+    def pad(self, sizes: BatchSizes, num_rows: int) -> None:
         self.host_writes("the host pads the buffers")
         super().pad(sizes, num_rows)
 

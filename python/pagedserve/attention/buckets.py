@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pagedserve.attention.metadata import StepLayout
+from pagedserve.attention.metadata import BatchLayout
 
 # Padding that costs as much as one more call, in gathered keys.
 _PADDING_KEYS = 320
@@ -131,7 +131,7 @@ class PlanOptions:
     device: torch.device
 
 
-def plan_buckets(layout: StepLayout, options: PlanOptions) -> list[Bucket]:
+def plan_buckets(layout: BatchLayout, options: PlanOptions) -> list[Bucket]:
     """Group the rows of a step.
 
     Args:
@@ -230,7 +230,7 @@ def _fresh_bucket(spans: list[Span], options: PlanOptions) -> FreshBucket:
     return FreshBucket(index, len(spans), kept, written)
 
 
-def _paged_bucket(spans: list[Span], layout: StepLayout, options: PlanOptions) -> PagedBucket:
+def _paged_bucket(spans: list[Span], layout: BatchLayout, options: PlanOptions) -> PagedBucket:
     queries = _Queries.of(spans)
     kept, written = queries.kept(options.device)
     num_keys = _column([span.num_keys for span in spans])

@@ -66,7 +66,7 @@ def answering(handler: AttentionHandler) -> Iterator[None]:
         _handler.reset(token)
 
 
-class StepAttention:
+class PagedAttention:
     """Answers the calls of one step from the KV pools, the n-th call from the n-th pool."""
 
     def __init__(
@@ -119,14 +119,14 @@ class StepAttention:
         )
 
 
-def current_step() -> StepAttention:
+def current_step() -> PagedAttention:
     """The step in progress, for layers that write and attend by themselves.
 
     Raises:
         StepError: outside of `answering`, or where no pools are.
     """
     handler = _handler.get(None)
-    if not isinstance(handler, StepAttention):
+    if not isinstance(handler, PagedAttention):
         raise StepError("a fused layer was called outside of a step of the model runner")
     return handler
 

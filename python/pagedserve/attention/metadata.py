@@ -35,7 +35,7 @@ class AttentionOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class StepLayout:
+class BatchLayout:
     """Where the rows of a step lie, as numpy arrays in host memory.
 
     Attributes:
@@ -83,7 +83,7 @@ class DeviceRows:
     max_seq_len: int
 
     @classmethod
-    def of(cls, layout: StepLayout, device: torch.device) -> "DeviceRows":
+    def of(cls, layout: BatchLayout, device: torch.device) -> "DeviceRows":
         """Copies on a device; on the CPU views."""
         return cls(
             query_start=torch.from_numpy(layout.query_start).to(device),
@@ -109,7 +109,7 @@ class AttentionMetadata:
     __slots__ = ("_derived", "_rows", "layout", "slot_mapping")
 
     def __init__(
-        self, layout: StepLayout, slot_mapping: Tensor, rows: DeviceRows | None = None
+        self, layout: BatchLayout, slot_mapping: Tensor, rows: DeviceRows | None = None
     ) -> None:
         """Take a step; ``rows`` are its rows on the device, where they are there already."""
         self.layout = layout

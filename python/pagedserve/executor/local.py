@@ -30,9 +30,8 @@ from pagedserve.executor.protocol import (
 )
 from pagedserve.models.loader import load_model
 from pagedserve.runner.buffers import StepBuffers
-from pagedserve.runner.forward import Forward
 from pagedserve.runner.graphs import DecodeGraphs, reserved_bytes
-from pagedserve.runner.model_runner import ModelRunner
+from pagedserve.runner.model_runner import Forward, ModelRunner
 from pagedserve.runner.padded import ladder
 from pagedserve.runner.profile import TrialRow, peak_bytes, run_trial
 from pagedserve.sampling.logprobs import prompt_logprobs

@@ -21,11 +21,11 @@ from pagedserve.attention.backends import min_block_size, write_and_attend
 from pagedserve.attention.interface import (
     ATTENTION_NAME,
     AttentionCall,
-    StepAttention,
+    PagedAttention,
     answering,
     paged_attention_forward,
 )
-from pagedserve.attention.metadata import AttentionMetadata, StepLayout
+from pagedserve.attention.metadata import AttentionMetadata, BatchLayout
 from pagedserve.cache.engine import CacheEngine, LayerShape
 from pagedserve.config import AttentionBackend
 from pagedserve.errors import PagedServeError, UnsupportedModelError
@@ -274,7 +274,7 @@ def _paged_step(
         tables[row, position // block_size].astype(np.int64) * block_size + position % block_size
         for row, position in zip(rows, positions, strict=True)
     ]
-    layout = StepLayout(
+    layout = BatchLayout(
         query_start=np.cumsum([0, *map(len, positions)]).astype(np.int32),
         seq_lens=np.array([spans[row][1] for row in rows], dtype=np.int32),
         block_tables=tables[rows],
@@ -282,7 +282,7 @@ def _paged_step(
     )
     metadata = AttentionMetadata(layout, torch.from_numpy(np.concatenate(slots)).to(model.device))
     windows = [layer.window for layer in layers]
-    step = StepAttention(metadata, cache.gpu_pools, windows, write_and_attend(backend))
+    step = PagedAttention(metadata, cache.gpu_pools, windows, write_and_attend(backend))
     tokens = torch.cat([prompts[row][slice(*spans[row])] for row in rows])
     with answering(step):
         return _forward(model, tokens, torch.from_numpy(np.concatenate(positions)))

@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pagedserve._core import InputBuffers
-from pagedserve.attention.metadata import AttentionMetadata, DeviceRows, StepLayout
+from pagedserve.attention.metadata import AttentionMetadata, BatchLayout, DeviceRows
 from pagedserve.device import Cuda
 
 # Of every array in the buffers: a whole number of cache lines, and of what a GPU reads at once.
 _ALIGNMENT: Final = 128
 
 
-class StepSizes(Protocol):
+class BatchSizes(Protocol):
     """How much of the buffers a step uses; of ``pagedserve._core.SchedulerOutputs``."""
 
     @property
@@ -62,7 +62,7 @@ class StepInputs:
 
 
 @dataclass(frozen=True, slots=True)
-class StepArrays:
+class InputArrays:
     """The arrays as views of one buffer of bytes, in the order in which they lie there.
 
     Attributes:
@@ -94,7 +94,7 @@ class StepArrays:
         return cls(**arrays)
 
 
-_DTYPES: Final = {one.name: torch.int32 for one in fields(StepArrays)} | {
+_DTYPES: Final = {one.name: torch.int32 for one in fields(InputArrays)} | {
     "positions": torch.int64,
     "slot_mapping": torch.int64,
 }
@@ -144,8 +144,8 @@ class StepBuffers:
             self._host = cuda.pinned(num_bytes, dtype=torch.uint8).zero_()
             self._there = torch.zeros(num_bytes, dtype=torch.uint8, device=cuda.device)
             self._copied = cuda.event()
-        self.on_device = StepArrays.of(self._there, lengths)
-        host = StepArrays.of(self._host, lengths)
+        self.on_device = InputArrays.of(self._there, lengths)
+        host = InputArrays.of(self._host, lengths)
         self._tables_start = host.block_tables.storage_offset() * host.block_tables.itemsize
         self._token_ids: NDArray[np.int32] = host.token_ids.numpy()
         self.positions: NDArray[np.int64] = host.positions.numpy()
@@ -183,7 +183,7 @@ class StepBuffers:
         return self._there.device
 
     def inputs(
-        self, sizes: StepSizes, block_size: int, previous_tokens: Tensor | None = None
+        self, sizes: BatchSizes, block_size: int, previous_tokens: Tensor | None = None
     ) -> StepInputs:
         """The used part of the buffers, after the core has filled them.
 
@@ -203,7 +203,7 @@ class StepBuffers:
             metadata=self._metadata(sizes, block_size),
         )
 
-    def pad(self, sizes: StepSizes, num_rows: int) -> None:
+    def pad(self, sizes: BatchSizes, num_rows: int) -> None:
         """Put rows of one token behind those of a decode step, as nothing to be computed.
 
         The buffers must be `writable`.
@@ -219,7 +219,7 @@ class StepBuffers:
         self._seq_lens[padding] = 0
         self.query_start[sizes.num_rows : num_rows + 1] = sizes.num_rows
 
-    def upload(self, sizes: StepSizes, previous_tokens: Tensor | None = None) -> None:
+    def upload(self, sizes: BatchSizes, previous_tokens: Tensor | None = None) -> None:
         """Copy the step to the device, in one piece; on the CPU it is there.
 
         Args:
@@ -237,18 +237,18 @@ class StepBuffers:
             known = previous_tokens[(-1 - ids).clamp_(min=0)]
             torch.where(ids < 0, known, ids, out=ids)
 
-    def layout(self, sizes: StepSizes, block_size: int) -> StepLayout:
+    def layout(self, sizes: BatchSizes, block_size: int) -> BatchLayout:
         """The rows of the step, in host memory."""
         num_rows, num_blocks = sizes.num_rows, sizes.max_num_blocks
         tables = self._block_tables[: num_rows * num_blocks].reshape(num_rows, num_blocks)
-        return StepLayout(
+        return BatchLayout(
             query_start=self.query_start[: num_rows + 1],
             seq_lens=self._seq_lens[:num_rows],
             block_tables=tables,
             block_size=block_size,
         )
 
-    def _metadata(self, sizes: StepSizes, block_size: int) -> AttentionMetadata:
+    def _metadata(self, sizes: BatchSizes, block_size: int) -> AttentionMetadata:
         """The step as the attention calls read it."""
         layout, arrays = self.layout(sizes, block_size), self.on_device
         slots = arrays.slot_mapping[: sizes.num_batched_tokens]

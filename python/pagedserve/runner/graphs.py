@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pagedserve.device import Cuda, Graph
 from pagedserve.errors import ConfigError
-from pagedserve.runner.buffers import StepSizes
+from pagedserve.runner.buffers import BatchSizes
 from pagedserve.runner.padded import PaddedDecode
 
 # What a graph takes beside tensors: a few KiB for each of some thousand kernels, by estimate.
@@ -81,7 +81,7 @@ class DecodeGraphs(PaddedDecode):
         launch()
         return cuda.capture(launch, pool)
 
-    def _logits(self, step: StepSizes, size: int) -> Tensor:
+    def _logits(self, step: BatchSizes, size: int) -> Tensor:
         del step
         self._graphs[size].replay()
         return self._results[:size]

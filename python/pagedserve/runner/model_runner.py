@@ -1,11 +1,67 @@
-"""Runs the model on one step, the way that suits the step."""
+"""From a step's inputs to logits: the model over the KV pools, run the way that suits the step."""
+
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
 
-from pagedserve.runner.buffers import StepBuffers, StepSizes
-from pagedserve.runner.forward import Forward
-from pagedserve.runner.padded import PaddedDecode
+from pagedserve.attention.backends import write_and_attend
+from pagedserve.attention.interface import PagedAttention, answering
+from pagedserve.cache.engine import CacheEngine
+from pagedserve.errors import StepError
+from pagedserve.models.loader import LoadedModel
+from pagedserve.runner.buffers import BatchSizes, StepBuffers, StepInputs
+
+
+class Forward:
+    """One model over one set of KV pools."""
+
+    def __init__(self, loaded: LoadedModel, cache: CacheEngine) -> None:
+        """Put the parts together; nothing is copied."""
+        self._model = loaded.model
+        self._write_and_attend = write_and_attend(loaded.attention_backend)
+        self._windows = [layer.window for layer in loaded.layers]
+        self._cache = cache
+
+    def __call__(self, inputs: StepInputs, index: Tensor | None = None) -> Tensor:
+        """Run the model on one step: a flat batch, ``[1, T]``.
+
+        Args:
+            inputs: of the step.
+            index: int32 ``[N]``, positions in T whose logits are wanted; None wants all.
+
+        Returns:
+            Logits ``[N, V]``, in the model's dtype.
+
+        Raises:
+            StepError: if not every layer attended over the pools.
+        """
+        attention = PagedAttention(
+            inputs.metadata, self._cache.gpu_pools, self._windows, self._write_and_attend
+        )
+        with answering(attention):
+            output = self._model(
+                input_ids=inputs.token_ids,
+                position_ids=inputs.positions,
+                use_cache=False,
+                logits_to_keep=0 if index is None else index,
+            )
+        if attention.num_calls != len(self._windows):
+            raise StepError(
+                f"the model made {attention.num_calls} attention calls instead of "
+                f"{len(self._windows)}"
+            )
+        return cast(Tensor, output.logits)[0]
+
+
+class DecodeRunner(Protocol):
+    """A way of its own to run decode steps."""
+
+    def fits(self, step: BatchSizes) -> bool:
+        """Whether it takes such a step."""
+
+    def run(self, step: BatchSizes, previous_tokens: Tensor | None = None) -> Tensor:
+        """Logits, float32 ``[R, V]``, of a step that fits; valid until the next step."""
 
 
 class ModelRunner:
@@ -16,7 +72,7 @@ class ModelRunner:
         forward: Forward,
         buffers: StepBuffers,
         block_size: int,
-        padded: PaddedDecode | None = None,
+        padded: DecodeRunner | None = None,
     ) -> None:
         """Put the parts together; nothing is copied.
 
@@ -34,7 +90,7 @@ class ModelRunner:
     @torch.inference_mode()
     def execute(
         self,
-        sizes: StepSizes,
+        sizes: BatchSizes,
         more_index: Tensor | None = None,
         previous_tokens: Tensor | None = None,
     ) -> Tensor:

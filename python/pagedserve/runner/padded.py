@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from pagedserve.attention.metadata import AttentionMetadata, DeviceRows
-from pagedserve.runner.buffers import StepBuffers, StepInputs, StepSizes
-from pagedserve.runner.forward import Forward
+from pagedserve.runner.buffers import BatchSizes, StepBuffers, StepInputs
+from pagedserve.runner.model_runner import Forward
 
 # Steps with more rows spend their time in kernels, not between them.
 _MAX_ROWS: Final = 256
@@ -62,12 +62,12 @@ class PaddedDecode:
         shape = self.sizes[-1], buffers.max_blocks_per_row
         self._tables = torch.zeros(shape, dtype=torch.int32, device=buffers.device)
 
-    def fits(self, step: StepSizes) -> bool:
+    def fits(self, step: BatchSizes) -> bool:
         """Whether every row of a step has one token and samples, and there are not too many."""
         is_decode = step.num_rows == step.num_batched_tokens == step.num_samples
         return is_decode and 0 < step.num_rows <= self.sizes[-1]
 
-    def run(self, step: StepSizes, previous_tokens: Tensor | None = None) -> Tensor:
+    def run(self, step: BatchSizes, previous_tokens: Tensor | None = None) -> Tensor:
         """Logits, float32 ``[R, V]``, of a step that fits; valid until the next step.
 
         Args:
@@ -78,7 +78,7 @@ class PaddedDecode:
         self._fill(step, size, previous_tokens)
         return self._logits(step, size)[: step.num_rows]
 
-    def _fill(self, step: StepSizes, size: int, previous_tokens: Tensor | None = None) -> None:
+    def _fill(self, step: BatchSizes, size: int, previous_tokens: Tensor | None = None) -> None:
         """Pad the step that is in the buffers to ``size`` rows, and bring it to the device."""
         self._buffers.pad(step, size)
         self._buffers.upload(step, previous_tokens)
@@ -86,7 +86,7 @@ class PaddedDecode:
         tables = self._buffers.on_device.block_tables[: num_rows * num_blocks]
         self._tables[:num_rows, :num_blocks].copy_(tables.view(num_rows, num_blocks))
 
-    def _inputs(self, step: StepSizes, size: int) -> StepInputs:
+    def _inputs(self, step: BatchSizes, size: int) -> StepInputs:
         """The inputs of a size: the same addresses whatever the step."""
         arrays = self._buffers.on_device
         rows = DeviceRows(
@@ -104,6 +104,6 @@ class PaddedDecode:
             metadata=AttentionMetadata(layout, arrays.slot_mapping[:size], rows),
         )
 
-    def _logits(self, step: StepSizes, size: int) -> Tensor:
+    def _logits(self, step: BatchSizes, size: int) -> Tensor:
         """Logits, float32 ``[size, V]``, of the step that was filled in."""
         return self._forward(self._inputs(step, size)).float()

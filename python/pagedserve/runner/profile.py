@@ -10,12 +10,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from pagedserve.attention.metadata import AttentionMetadata, StepLayout
+from pagedserve.attention.metadata import AttentionMetadata, BatchLayout
 from pagedserve.cache.engine import CacheEngine
 from pagedserve.device import Cuda
 from pagedserve.models.loader import LoadedModel
 from pagedserve.runner.buffers import StepInputs
-from pagedserve.runner.forward import Forward
+from pagedserve.runner.model_runner import Forward
 from pagedserve.sampling.rows import RowSampling
 from pagedserve.sampling.sampler import Sampler
 
@@ -82,7 +82,7 @@ def _inputs(
     query_start = np.concatenate(([0], np.cumsum(num_queries))).astype(np.int32)
     num_tokens = int(query_start[-1])
     num_blocks = -(-int(seq_lens.max()) // block_size)
-    layout = StepLayout(
+    layout = BatchLayout(
         query_start=query_start,
         seq_lens=seq_lens,
         block_tables=np.zeros((len(rows), num_blocks), dtype=np.int32),

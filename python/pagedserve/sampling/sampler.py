@@ -15,15 +15,15 @@ Invariants:
 """
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pagedserve.device import Cuda
-from pagedserve.sampling.batch import HostCopy, RandomRows, to_device
-from pagedserve.sampling.draw import draw
+from pagedserve.device import Cuda, to_device
+from pagedserve.sampling.draw import RandomRows, draw
 from pagedserve.sampling.edits import edit_logits
 from pagedserve.sampling.logprobs import (
     empty_candidates,
@@ -34,6 +34,35 @@ from pagedserve.sampling.logprobs import (
 from pagedserve.sampling.results import SampledRows
 from pagedserve.sampling.rows import RowSampling
 from pagedserve.sampling.top_k import argmax
+
+
+class HostCopy:
+    """Tensors of 4-byte elements on their way to the host, in one transfer.
+
+    In host memory they are there.
+    """
+
+    def __init__(self, *tensors: Tensor, cuda: Cuda | None = None) -> None:
+        """Send the tensors, all of one device, behind what the device still does."""
+        self._tensors = tensors
+        self._cuda = cuda
+        if cuda is not None:
+            packed = torch.cat([tensor.flatten().view(torch.int32) for tensor in tensors])
+            self._packed = cuda.pinned(*packed.shape, dtype=packed.dtype)
+            cuda.copy(packed, self._packed)
+            self._arrived = cuda.event()
+            self._arrived.record()
+
+    def arrays(self) -> list[NDArray[Any]]:
+        """The tensors in host memory, once they are there."""
+        if self._cuda is None:
+            return [tensor.numpy() for tensor in self._tensors]
+        self._arrived.synchronize()
+        parts = self._packed.split([tensor.numel() for tensor in self._tensors])
+        return [
+            part.view(tensor.dtype).view(tensor.shape).numpy()
+            for part, tensor in zip(parts, self._tensors, strict=True)
+        ]
 
 
 class Sampler:
@@ -97,7 +126,7 @@ class LaunchedSamples:
         """
         logits, rows = self._logits, self._rows
         found, largest, *drawn = self._arriving.arrays()
-        step = _Step(rows, found, logits.shape[1], self._cuda)
+        step = _Collector(rows, found, logits.shape[1], self._cuda)
         if self._random:
             step.put(np.array(self._random), np.concatenate(drawn))
         step.errors.update(_unusable(largest, "the logits"))
@@ -110,7 +139,7 @@ class LaunchedSamples:
         return step.finish(logits)
 
 
-class _Step:
+class _Collector:
     """The results of one step while they are collected."""
 
     def __init__(

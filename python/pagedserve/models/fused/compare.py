@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from pagedserve.attention.backends import write_and_attend
-from pagedserve.attention.interface import StepAttention, answering
-from pagedserve.attention.metadata import AttentionMetadata, StepLayout
+from pagedserve.attention.interface import PagedAttention, answering
+from pagedserve.attention.metadata import AttentionMetadata, BatchLayout
 from pagedserve.config import AttentionBackend
 
 _NUM_TOKENS: Final = 5
@@ -37,7 +37,7 @@ def layers_agree(layer: Any, fused: nn.Module, backend: AttentionBackend) -> boo
     attend = write_and_attend(backend)
 
     def run(module: nn.Module) -> Tensor:
-        with answering(StepAttention(_metadata(weight.device), [pool], [None], attend)):
+        with answering(PagedAttention(_metadata(weight.device), [pool], [None], attend)):
             output = module(
                 hidden.clone(), attention_mask=None, position_embeddings=(cosines, sines)
             )
@@ -62,7 +62,7 @@ def is_close(found: Tensor, expected: Tensor, *, num_terms: int, num_parts: int)
 
 
 def _metadata(device: torch.device) -> AttentionMetadata:
-    layout = StepLayout(
+    layout = BatchLayout(
         query_start=np.array([0, _NUM_TOKENS], dtype=np.int32),
         seq_lens=np.array([_NUM_TOKENS], dtype=np.int32),
         block_tables=np.zeros((1, 1), dtype=np.int32),
