@@ -35,7 +35,7 @@ def make_output(request: Request) -> RequestOutput:
     return RequestOutput(
         request_id=request.request_id,
         prompt=request.prompt,
-        prompt_token_ids=request.prompt_token_ids,
+        prompt_token_ids=request.shown_prompt,
         prompt_logprobs=prompt_logprobs,
         outputs=completions,
         finished=request.is_finished,

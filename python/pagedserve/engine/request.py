@@ -71,7 +71,8 @@ class Request:
     Attributes:
         request_id: The caller's name for it.
         prompt: Its text, or None where token ids were given.
-        prompt_token_ids: The prompt's tokens; outputs show this very list.
+        prompt_token_ids: The prompt's tokens, which nobody outside the engine can change.
+        shown_prompt: The same for all its outputs: their caller may do with it as he likes.
         params: How to continue it.
         rule: When its sequences end.
         row_sampler: Makes what the sampler is told.
@@ -106,6 +107,7 @@ class Request:
     priority: int
     search: BeamSearch | None
     prompt_logprobs: list[TokenLogprob] | None
+    shown_prompt: list[int] = field(default_factory=list)
     sequences: list[Sequence] = field(default_factory=list)
     is_plain: bool = False
     group: int = -1
@@ -115,6 +117,7 @@ class Request:
     start_seconds: float = 0.0
 
     def __post_init__(self) -> None:
+        self.shown_prompt = self.prompt_token_ids.copy()
         first = self.search.beams[0] if self.search is not None else None
         self.sequences = [self.new_sequence(0, beam=first)]
         self.is_plain = (
