@@ -1,8 +1,8 @@
 """``EngineArgs``: everything that decides how an engine is built, each option written once.
 
 The table below feeds the arguments of ``LLM``, the command line and docs/options.md.  Options of
-the scheduler and of the KV blocks are passed on to the core by their names; None leaves them to
-the core, where their defaults are.
+the scheduler and of the KV blocks are passed on to the core by their names; their defaults are
+there alone, and only asked for to be shown.
 """
 
 import argparse
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, Self, TypeAlias, get_args
 
 import pagedserve.checks as checks
+from pagedserve._core import CacheConfig, SchedulerConfig
 from pagedserve.errors import ConfigError
 from pagedserve.options import (
     Option,
@@ -45,6 +46,11 @@ SchedulingPolicy: TypeAlias = Literal["fcfs", "priority"]
 VictimPolicy: TypeAlias = Literal["last", "least_work"]
 
 _DTYPE_ALIASES: Final = {"half": "float16", "float": "float32"}
+# Say what the core does where nobody says.
+_CORE: Final = {
+    "scheduler": SchedulerConfig(max_model_len=1),
+    "cache": CacheConfig(block_size=1, num_gpu_blocks=1),
+}
 # The share of a GPU where nobody says; on the CPU it is the one that says nothing.
 GPU_MEMORY_UTILIZATION: Final = 0.9
 
@@ -55,6 +61,28 @@ def _model(name: str, value: object) -> str:
     if not isinstance(value, str) or not value:
         checks.refuse(name, value, "smollm2, a directory, a .gguf file or a hub id")
     return value
+
+
+def _core_option(
+    part: Literal["scheduler", "cache"],
+    core_name: str,
+    check: checks.Check[object],
+    text: str,
+    *,
+    unset: str | None = None,
+) -> Any:
+    """An option that the core has, and whose default is there; ``unset`` says more of it."""
+    shown = str(getattr(_CORE[part], core_name)) if unset is None else unset
+    return option(None, check, text, unset=shown, part=part, core_name=core_name)
+
+
+def _by_chunks(core_name: str, more: str = "") -> str:
+    """The default of an option that depends on ``enable_chunked_prefill``."""
+    chunked = SchedulerConfig(max_model_len=1, enable_chunked_prefill=True)
+    return (
+        f"{getattr(chunked, core_name)} with chunked prefill, else "
+        f"{getattr(_CORE['scheduler'], core_name)}{more}"
+    )
 
 
 def _device(name: str, value: object) -> str:
@@ -123,13 +151,15 @@ class EngineArgs:
         None, _optional_count(), "KV blocks.", unset="what kv_cache_memory holds"
     )
     block_size: int = option(16, _count(), "Tokens of a KV block.", part="cache")
-    max_num_seqs: int = option(256, _count(), "Sequences of a step.", part="scheduler")
-    max_num_batched_tokens: int | None = option(
-        None,
+    max_num_seqs: int | None = _core_option(
+        "scheduler", "max_num_seqs", _optional_count(), "Sequences of a step."
+    )
+    max_num_batched_tokens: int | None = _core_option(
+        "scheduler",
+        "max_num_batched_tokens",
         _optional_count(),
         "Tokens of a step; never fewer than max_num_seqs.",
-        unset="512 with chunked prefill, else 2048, or max_model_len if more",
-        part="scheduler",
+        unset=_by_chunks("max_num_batched_tokens", ", or max_model_len if more"),
     )
     seed: int = option(
         0, _count(0), "For the random numbers of requests that have no seed of their own."
@@ -149,60 +179,55 @@ class EngineArgs:
         "together, above 0, to 1; the largest step is tried out to learn what activations need. "
         "On the CPU nothing but the default is accepted.",
     )
-    enable_prefix_caching: bool = option(
-        False,
-        checks.flag,
+    enable_prefix_caching: bool | None = _core_option(
+        "cache",
+        "enable_prefix_caching",
+        checks.optional(checks.flag),
         "Keep the KV blocks of what was computed, for later prompts that begin with the same "
         "tokens.",
-        part="cache",
     )
-    enable_chunked_prefill: bool = option(
-        False,
-        checks.flag,
+    enable_chunked_prefill: bool | None = _core_option(
+        "scheduler",
+        "enable_chunked_prefill",
+        checks.optional(checks.flag),
         "Compute long prompts in parts, beside the tokens of others.",
-        part="scheduler",
     )
-    scheduling_policy: SchedulingPolicy | None = option(
-        None,
+    scheduling_policy: SchedulingPolicy | None = _core_option(
+        "scheduler",
+        "policy",
         checks.choice((*get_args(SchedulingPolicy), None)),
         "Which request is served first: fcfs is the one that came first, priority the one whose "
         "priority is the lowest number.",
-        unset="fcfs",
-        part="scheduler",
-        core_name="policy",
     )
-    scheduler_delay_factor: float | None = option(
-        None,
+    scheduler_delay_factor: float | None = _core_option(
+        "scheduler",
+        "delay_factor",
         checks.optional(checks.real("a number, at least 0, or None", low=0)),
         "Hold prompts back until the oldest has waited this many times the last prompt step, so "
         "that more of them run together.",
-        unset="0",
-        part="scheduler",
-        core_name="delay_factor",
     )
-    max_num_bypasses: int | None = option(
-        None,
+    max_num_bypasses: int | None = _core_option(
+        "scheduler",
+        "max_num_bypasses",
         _optional_count(0),
         "How many requests may be admitted before the head of a queue that does not fit yet; then "
         "nobody passes it.",
-        unset="64 with chunked prefill, else 0",
-        part="scheduler",
+        unset=_by_chunks("max_num_bypasses"),
     )
-    victim_policy: VictimPolicy | None = option(
-        None,
+    victim_policy: VictimPolicy | None = _core_option(
+        "scheduler",
+        "victim_policy",
         checks.choice((*get_args(VictimPolicy), None)),
         "Who gives its KV blocks to others: last is the last of the queue, least_work the one "
         "with the fewest computed tokens.",
-        unset="least_work",
-        part="scheduler",
     )
-    preemption_mode: PreemptionMode | None = option(
-        None,
+    preemption_mode: PreemptionMode | None = _core_option(
+        "scheduler",
+        "preemption_mode",
         checks.choice((*get_args(PreemptionMode), None)),
         "What becomes of the KV blocks of a request that must give its place to others: recompute "
         "drops them, swap moves them to the host.",
         unset="recompute for requests of one sequence, swap for those of several",
-        part="scheduler",
     )
     swap_space: float | None = option(
         None,
@@ -211,12 +236,11 @@ class EngineArgs:
         unset="as much as the KV cache holds, at most 4 and at most half of the host memory that "
         "is free",
     )
-    watermark: float | None = option(
-        None,
+    watermark: float | None = _core_option(
+        "cache",
+        "watermark",
         checks.optional(checks.real("a number from 0 to 1, or None", low=0, high=1)),
         "Share of the KV blocks that stays free when a prompt is admitted.",
-        unset="0.01",
-        part="cache",
     )
     max_logprobs: int = option(
         -1,

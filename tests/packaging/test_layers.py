@@ -45,6 +45,7 @@ PYTHON_LAYERS: dict[str, set[str]] = {
 CORE_USERS = {
     "pagedserve",
     "pagedserve.attention.rust",
+    "pagedserve.config",
     "pagedserve.engine",
     "pagedserve.executor",
     "pagedserve.host_ops",
