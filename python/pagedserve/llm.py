@@ -10,6 +10,7 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 import pagedserve.checks as checks
+import pagedserve.executor.local  # noqa: F401  # who lacks torch is told when LLM is asked for
 from pagedserve.chat import Conversation, chat_prompt, conversations_of
 from pagedserve.config import EngineArgs
 from pagedserve.engine.defaults import default_sampling_params

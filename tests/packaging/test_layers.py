@@ -36,7 +36,7 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "output": set(),
     "engine": {"executor", "models", "output", "sampling"},
     "chat": set(),
-    "llm": {"chat", "engine"},
+    "llm": {"chat", "engine", "executor"},
     "replay": set(),
     "cli": {"engine", "LLM", "__version__"},  # two of the public names
 }
