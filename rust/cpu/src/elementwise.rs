@@ -5,11 +5,12 @@
 #![expect(unsafe_code, reason = "tokens are addresses of tensors")]
 #![expect(clippy::inline_always, reason = "must become part of a function with the instructions")]
 
+use crate::element::Element;
 use crate::error::{Error, Result};
-use crate::isa::{Kernel, Vectors};
 use crate::math::across;
-use crate::number::{BFloat16, DType, Element, Float16, PANEL};
+use crate::number::{BFloat16, DType, Float16, PANEL};
 use crate::team::Execution;
+use crate::vectors::{Kernel, Vectors};
 
 /// A norm by the root of the mean square (Zhang and Sennrich, "Root Mean Square Layer
 /// Normalization", equation 4).

@@ -8,8 +8,9 @@
 #![expect(clippy::inline_always, reason = "must become part of a function with the instructions")]
 #![expect(clippy::needless_range_loop, reason = "constant bounds over several arrays at once")]
 
-use crate::isa::Vectors;
-use crate::number::{Element, Lane, PANEL};
+use crate::element::{Element, Lane};
+use crate::number::PANEL;
+use crate::vectors::Vectors;
 
 /// Rows of one operand and of the result.
 #[derive(Clone, Copy)]

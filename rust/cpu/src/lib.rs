@@ -17,6 +17,7 @@
 compile_error!("pairs of 16-bit numbers are read as little-endian words");
 
 pub mod attention;
+mod element;
 mod elementwise;
 mod error;
 mod isa;
@@ -33,6 +34,7 @@ mod portable;
 mod scratch;
 mod team;
 mod top_k;
+mod vectors;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 

@@ -30,14 +30,15 @@
 use std::cell::Cell;
 use std::mem::MaybeUninit;
 
+use crate::element::{Element, Lane};
 use crate::elementwise::{Rowwise, for_rows};
 use crate::error::{Error, Result};
-use crate::isa::{Kernel, Vectors};
 use crate::kernel::{self, Segment, tile_vectors};
 use crate::math::{gelu_tanh, silu};
-use crate::number::{BFloat16, DType, Element, Float16, Lane, PANEL, check_units};
+use crate::number::{BFloat16, DType, Float16, PANEL, Stored, check_units};
 use crate::scratch::pieces;
 use crate::team::Execution;
+use crate::vectors::{Kernel, Vectors};
 
 /// Output features of a panel.
 pub const PANEL_FEATURES: usize = 64;

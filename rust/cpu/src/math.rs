@@ -4,8 +4,8 @@
 
 use std::f32::consts::LOG2_E;
 
-use crate::isa::Vectors;
 use crate::number::PANEL;
+use crate::vectors::Vectors;
 
 /// All lanes in one, pairs first.
 #[inline(always)]

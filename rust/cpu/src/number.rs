@@ -2,11 +2,9 @@
 //!
 //! A *unit* is 32 bits of stored numbers: one float32, a pair of bfloat16 or one of float16.
 //! Kernels walk units, whatever is in them.
-#![expect(unsafe_code, reason = "loads and stores of a kernel, by kind of number")]
 #![expect(clippy::inline_always, reason = "must become part of a function with the instructions")]
 
 use crate::error::{Error, Result};
-use crate::isa::Vectors;
 
 /// Tokens of a panel, and lanes of a vector.
 pub(crate) const PANEL: usize = 16;
@@ -60,37 +58,8 @@ pub(crate) fn check_units(name: &str, address: *const u8) -> Result<()> {
     Err(Error(format!("{name} must be an address, a multiple of 4; got {address:?}")))
 }
 
-/// What a panel holds for one lane of a vector.
-pub(crate) trait Lane: Copy {
-    /// Sixteen of them, as tiles take them.
-    ///
-    /// # Safety
-    /// The CPU has the instructions of `I`, and 16 can be read.
-    unsafe fn load<I: Vectors>(from: *const Self) -> I::V;
-}
-
-/// A unit, whose bits are not looked at.
-impl Lane for u32 {
-    #[inline(always)]
-    unsafe fn load<I: Vectors>(from: *const Self) -> I::V {
-        // SAFETY: the caller's promise.
-        unsafe { I::load(from.cast()) }
-    }
-}
-
-/// A whole number, which meets float32.
-impl Lane for i8 {
-    #[inline(always)]
-    unsafe fn load<I: Vectors>(from: *const Self) -> I::V {
-        // SAFETY: the caller's promise.
-        unsafe { I::load_int8(from) }
-    }
-}
-
 /// A stored number.
-pub(crate) trait Element: Copy {
-    /// Numbers in 32 bits.
-    const PER_UNIT: usize;
+pub(crate) trait Stored: Copy {
     /// Zero.
     const ZERO: Self;
 
@@ -99,28 +68,9 @@ pub(crate) trait Element: Copy {
 
     /// The number itself.
     fn to_f32(self) -> f32;
-
-    /// Loads 16 numbers.
-    ///
-    /// # Safety
-    /// The CPU has the instructions of `I`, and 16 numbers can be read.
-    unsafe fn load<I: Vectors>(from: *const Self) -> I::V;
-
-    /// Adds the products of a unit with each lane's unit.
-    ///
-    /// # Safety
-    /// The CPU has the instructions of `I`, and `unit` can be read.
-    unsafe fn accumulate<I: Vectors>(sum: I::V, unit: *const u32, units: I::V) -> I::V;
-
-    /// Stores 16 numbers.
-    ///
-    /// # Safety
-    /// The CPU has the instructions of `I`, and `to` has room for `16 / PER_UNIT` units.
-    unsafe fn store<I: Vectors>(numbers: I::V, to: *mut u32);
 }
 
-impl Element for f32 {
-    const PER_UNIT: usize = 1;
+impl Stored for f32 {
     const ZERO: Self = 0.0;
 
     #[inline(always)]
@@ -132,24 +82,6 @@ impl Element for f32 {
     fn to_f32(self) -> f32 {
         self
     }
-
-    #[inline(always)]
-    unsafe fn load<I: Vectors>(from: *const Self) -> I::V {
-        // SAFETY: the caller's promise.
-        unsafe { I::load(from) }
-    }
-
-    #[inline(always)]
-    unsafe fn accumulate<I: Vectors>(sum: I::V, unit: *const u32, units: I::V) -> I::V {
-        // SAFETY: the caller's promise.
-        unsafe { I::multiply_add(I::splat(*unit.cast::<f32>()), units, sum) }
-    }
-
-    #[inline(always)]
-    unsafe fn store<I: Vectors>(numbers: I::V, to: *mut u32) {
-        // SAFETY: the caller's promise.
-        unsafe { I::store(numbers, to.cast()) }
-    }
 }
 
 /// A bfloat16: the upper half of a float32.
@@ -157,8 +89,7 @@ impl Element for f32 {
 #[repr(transparent)]
 pub(crate) struct BFloat16(u16);
 
-impl Element for BFloat16 {
-    const PER_UNIT: usize = 2;
+impl Stored for BFloat16 {
     const ZERO: Self = Self(0);
 
     #[inline(always)]
@@ -172,24 +103,6 @@ impl Element for BFloat16 {
     #[inline(always)]
     fn to_f32(self) -> f32 {
         f32::from_bits(u32::from(self.0) << 16)
-    }
-
-    #[inline(always)]
-    unsafe fn load<I: Vectors>(from: *const Self) -> I::V {
-        // SAFETY: the caller's promise.
-        unsafe { I::load_bfloat16(from) }
-    }
-
-    #[inline(always)]
-    unsafe fn accumulate<I: Vectors>(sum: I::V, unit: *const u32, units: I::V) -> I::V {
-        // SAFETY: the caller's promise.
-        unsafe { I::dot_pairs(sum, unit, units) }
-    }
-
-    #[inline(always)]
-    unsafe fn store<I: Vectors>(numbers: I::V, to: *mut u32) {
-        // SAFETY: the caller's promise: 16 elements take eight units.
-        unsafe { I::store_pairs(numbers, to) }
     }
 }
 
@@ -210,8 +123,7 @@ impl Float16 {
     }
 }
 
-impl Element for Float16 {
-    const PER_UNIT: usize = 2;
+impl Stored for Float16 {
     const ZERO: Self = Self(0);
 
     #[inline(always)]
@@ -248,110 +160,5 @@ impl Element for Float16 {
             _ => magnitude + EXPONENT_SHIFT,
         };
         f32::from_bits(number | (bits & 0x8000) << 16)
-    }
-
-    #[inline(always)]
-    unsafe fn load<I: Vectors>(from: *const Self) -> I::V {
-        // SAFETY: the caller's promise.
-        unsafe { I::load_float16(from) }
-    }
-
-    #[inline(always)]
-    unsafe fn accumulate<I: Vectors>(sum: I::V, unit: *const u32, units: I::V) -> I::V {
-        // SAFETY: the caller's promise.
-        unsafe { I::dot_pairs_f16(sum, unit, units) }
-    }
-
-    #[inline(always)]
-    unsafe fn store<I: Vectors>(numbers: I::V, to: *mut u32) {
-        // SAFETY: the caller's promise: 16 elements take eight units.
-        unsafe { I::store_pairs_f16(numbers, to) }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::isa::{InstructionSet, Kernel};
-
-    /// What the bits say, by the definition of the format.
-    fn meaning(bits: u16) -> f64 {
-        let (exponent, fraction) = (i32::from(bits >> 10 & 31), f64::from(bits & 0x3ff) / 1024.0);
-        let magnitude = match exponent {
-            0 => fraction * 2_f64.powi(-14),
-            31 if fraction > 0.0 => f64::NAN,
-            31 => f64::INFINITY,
-            _ => (1.0 + fraction) * 2_f64.powi(exponent - 15),
-        };
-        if bits >> 15 == 1 { -magnitude } else { magnitude }
-    }
-
-    fn same(a: f64, b: f64) -> bool {
-        a.is_nan() && b.is_nan() || a.to_bits() == b.to_bits()
-    }
-
-    /// Every float16, and what lies between it and the next, through the vectors of a set.
-    struct EveryNumber;
-
-    impl Kernel for EveryNumber {
-        #[inline(always)]
-        unsafe fn run<I: Vectors>(self) {
-            const ONES: [u32; 2] = [0x0000_3c00, 0x3c00_0000]; // 1 and 0; 0 and 1
-            for bits in 0..=u16::MAX {
-                let wanted = meaning(bits);
-                assert!(same(f64::from(Float16(bits).to_f32()), wanted), "{bits:#x}");
-                for (pair, shift) in ONES.iter().zip([0, 16]) {
-                    let units = [f32::from_bits(u32::from(bits) << shift); PANEL];
-                    let mut got = [0.0; PANEL];
-                    // SAFETY: the arrays have 16 numbers; the runner has the instructions.
-                    unsafe {
-                        let sum =
-                            Float16::accumulate::<I>(I::splat(0.0), pair, I::load(units.as_ptr()));
-                        I::store(sum, got.as_mut_ptr());
-                    }
-                    for got in got {
-                        let got = f64::from(got);
-                        // A sum of zeros loses their sign.
-                        assert!(same(got + 0.0, wanted + 0.0), "{bits:#x} is read as {got}");
-                    }
-                }
-            }
-            for bits in 0..0x7c00_u16 {
-                let (low, high) = (Float16(bits).to_f32(), meaning(bits + 1).min(65_536.0));
-                #[expect(
-                    clippy::cast_possible_truncation,
-                    reason = "exact: a bit more than float16"
-                )]
-                let middle = f64::midpoint(f64::from(low), high) as f32;
-                let even = bits + bits % 2;
-                let given = [low, middle.next_down(), middle, middle.next_up()];
-                let wanted = [bits, bits, even, bits + 1];
-                let mut numbers = [f32::NAN; PANEL];
-                for index in 0..4 {
-                    (numbers[index], numbers[4 + index]) = (given[index], -given[index]);
-                }
-                (numbers[8], numbers[9], numbers[10]) = (f32::INFINITY, f32::MAX, 1e-40);
-                let mut stored = [0_u16; PANEL];
-                // SAFETY: 16 numbers, and room for eight units.
-                unsafe {
-                    Float16::store::<I>(I::load(numbers.as_ptr()), stored.as_mut_ptr().cast());
-                };
-                for index in 0..4 {
-                    let number = given[index];
-                    assert_eq!(stored[index], wanted[index], "{number} is stored");
-                    assert_eq!(stored[4 + index], wanted[index] | 0x8000, "-{number} is stored");
-                }
-                assert_eq!(stored[8..11], [0x7c00, 0x7c00, 0], "infinity, the largest, a tiny one");
-                assert!(stored[11..].iter().all(|&bits| meaning(bits).is_nan()), "NaN is stored");
-            }
-        }
-    }
-
-    #[test]
-    fn every_float16_is_read_and_the_nearest_one_stored() {
-        for set in InstructionSet::ALL.into_iter().filter(|set| set.is_available()) {
-            // SAFETY: the CPU has the instructions.
-            unsafe { set.run(EveryNumber) };
-        }
     }
 }

@@ -2,8 +2,8 @@
 #![expect(unsafe_code, reason = "implements a trait whose other implementations need it")]
 #![expect(clippy::inline_always, reason = "a call for each vector would cost more than its work")]
 
-use crate::isa::Vectors;
-use crate::number::{Element, Float16, PANEL};
+use crate::number::{Float16, PANEL, Stored};
+use crate::vectors::Vectors;
 
 /// Sixteen numbers in an array.
 pub(crate) struct Portable;

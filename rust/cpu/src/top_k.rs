@@ -8,10 +8,10 @@
 #![expect(clippy::inline_always, reason = "must become part of a function with the instructions")]
 
 use crate::error::{Error, Result};
-use crate::isa::{Kernel, Vectors};
 use crate::math::across;
 use crate::number::{DType, PANEL};
 use crate::team::Execution;
+use crate::vectors::{Kernel, Vectors};
 
 /// Numbers that are looked at together.
 const STRETCH: usize = 8 * PANEL;

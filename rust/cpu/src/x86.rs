@@ -8,8 +8,8 @@
 #[allow(clippy::wildcard_imports, reason = "every second word of this file is an intrinsic")]
 use std::arch::x86_64::*;
 
-use crate::isa::{Kernel, Vectors};
 use crate::number::{BFloat16, Float16};
+use crate::vectors::{Kernel, Vectors};
 
 /// Runs a kernel with AVX2, FMA and F16C.
 ///

@@ -4,7 +4,8 @@
 use std::ops::Range;
 
 use crate::attention::shape::{Memory, Rows, Shape, Tokens, count};
-use crate::number::{Element, PANEL};
+use crate::element::Element;
+use crate::number::PANEL;
 
 /// Where one KV head of a slot lies, in elements from the start of the pool.
 #[derive(Clone, Copy, Debug)]

@@ -6,9 +6,10 @@ use std::f32::consts::LOG2_E;
 use std::ops::Range;
 
 use crate::attention::shape::Options;
-use crate::isa::Vectors;
+use crate::element::Element;
 use crate::math::{across, exp2, tanh_of_exponent};
-use crate::number::{Element, PANEL};
+use crate::number::PANEL;
+use crate::vectors::Vectors;
 
 /// What scores are multiplied with so that powers of two make weights of them.
 #[derive(Clone, Copy)]

@@ -14,11 +14,12 @@ use crate::attention::layout::{gather_token, head_of, panel_starts};
 use crate::attention::plan::{Item, Plan, TILE};
 use crate::attention::shape::{Memory, Options, Rows, Shape, count};
 use crate::attention::softmax::{Bias, Cap, take_weights};
-use crate::isa::{Kernel, Vectors};
+use crate::element::Element;
 use crate::kernel::{self, Segment, tile_vectors};
 use crate::math::exp2;
-use crate::number::{BFloat16, CHUNK, CHUNK_PANELS, DType, Element, Float16, PANEL};
+use crate::number::{BFloat16, CHUNK, CHUNK_PANELS, DType, Float16, PANEL};
 use crate::scratch::pieces;
+use crate::vectors::{Kernel, Vectors};
 
 /// A checked call.
 pub(crate) struct Call<'a> {

@@ -1,0 +1,118 @@
+//! What the kernels need of an instruction set, and what a kernel is.
+#![expect(unsafe_code, reason = "declares what kernels call; one default has a body")]
+#![expect(clippy::inline_always, reason = "must become part of a function with the instructions")]
+
+use crate::number::{BFloat16, Float16, PANEL, Stored};
+
+/// Work that is compiled once for each instruction set.
+pub(crate) trait Kernel {
+    /// Does it.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `I`; besides, what the kernel asks for.  Implementations
+    /// are inlined, so that they become part of a function with the instructions.
+    unsafe fn run<I: Vectors>(self);
+}
+
+/// Sixteen float32 side by side.
+///
+/// # Safety
+/// Every function may be called only where the CPU has the instructions; pointers need no
+/// alignment beyond that of their type, and must be valid for 16 numbers unless said otherwise.
+/// They are inlined into a function that enables the instructions, and only there are they fast.
+pub(crate) trait Vectors {
+    /// Sixteen float32, or sixteen units whose bits are not looked at.
+    type V: Copy;
+    /// Rows of the largest register tile.
+    const MAX_ROWS: usize;
+    /// Vectors of the largest register tile.
+    const MAX_VECTORS: usize;
+
+    unsafe fn splat(number: f32) -> Self::V;
+    unsafe fn load(from: *const f32) -> Self::V;
+    unsafe fn store(numbers: Self::V, to: *mut f32);
+    unsafe fn add(a: Self::V, b: Self::V) -> Self::V;
+    unsafe fn mul(a: Self::V, b: Self::V) -> Self::V;
+    unsafe fn div(a: Self::V, b: Self::V) -> Self::V;
+    /// `a * b + c`.
+    unsafe fn multiply_add(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    /// The smaller; `b` if one is NaN.
+    unsafe fn min(a: Self::V, b: Self::V) -> Self::V;
+    /// The larger; `b` if one is NaN.
+    unsafe fn max(a: Self::V, b: Self::V) -> Self::V;
+    /// The nearest whole number, of numbers between -127 and 127.
+    unsafe fn round(a: Self::V) -> Self::V;
+    /// Two to the power of whole numbers from -127 to 127; zero for -127.
+    unsafe fn power_of_two(whole: Self::V) -> Self::V;
+    /// Adds the dot product of the pair of bfloat16 at `pair` with each lane's pair.
+    unsafe fn dot_pairs(sum: Self::V, pair: *const u32, pairs: Self::V) -> Self::V;
+    /// The same with pairs of float16.
+    unsafe fn dot_pairs_f16(sum: Self::V, pair: *const u32, pairs: Self::V) -> Self::V;
+    /// Sixteen bfloat16.
+    #[inline(always)]
+    unsafe fn load_bfloat16(from: *const BFloat16) -> Self::V {
+        // SAFETY: the caller's promise.
+        unsafe { load_each::<Self, BFloat16>(from) }
+    }
+    /// Sixteen float16.
+    #[inline(always)]
+    unsafe fn load_float16(from: *const Float16) -> Self::V {
+        // SAFETY: the caller's promise.
+        unsafe { load_each::<Self, Float16>(from) }
+    }
+    /// Sixteen whole numbers of 8 bits, as float32.
+    #[inline(always)]
+    unsafe fn load_int8(from: *const i8) -> Self::V {
+        let mut buffer = [0.0; PANEL];
+        for (index, number) in buffer.iter_mut().enumerate() {
+            // SAFETY: the caller's promise.
+            *number = f32::from(unsafe { from.add(index).read() });
+        }
+        // SAFETY: the buffer has 16 numbers.
+        unsafe { Self::load(buffer.as_ptr()) }
+    }
+    /// Asks for the line at `at` ahead of its use; any address will do.
+    #[inline(always)]
+    unsafe fn prefetch(_at: *const u32) {}
+    /// Stores eight pairs of bfloat16.
+    #[inline(always)]
+    unsafe fn store_pairs(numbers: Self::V, to: *mut u32) {
+        // SAFETY: the caller's promise.
+        unsafe { store_each::<Self, BFloat16>(numbers, to) }
+    }
+    /// Stores eight pairs of float16.
+    #[inline(always)]
+    unsafe fn store_pairs_f16(numbers: Self::V, to: *mut u32) {
+        // SAFETY: the caller's promise.
+        unsafe { store_each::<Self, Float16>(numbers, to) }
+    }
+}
+
+/// Stores sixteen numbers, one after the other.
+///
+/// # Safety
+/// As [`Vectors`]; there is room for 16 elements.
+#[inline(always)]
+unsafe fn store_each<I: Vectors + ?Sized, E: Stored>(numbers: I::V, to: *mut u32) {
+    let mut buffer = [0.0; PANEL];
+    // SAFETY: the buffer has 16 numbers; the caller has room for them.
+    unsafe {
+        I::store(numbers, buffer.as_mut_ptr());
+        let to = to.cast::<E>();
+        for (index, number) in buffer.into_iter().enumerate() {
+            to.add(index).write(E::from_f32(number));
+        }
+    }
+}
+
+/// Sixteen numbers, one after the other.
+#[inline(always)]
+unsafe fn load_each<I: Vectors + ?Sized, E: Stored>(from: *const E) -> I::V {
+    let mut buffer = [0.0; PANEL];
+    for (index, number) in buffer.iter_mut().enumerate() {
+        // SAFETY: the caller's promise.
+        *number = unsafe { from.add(index).read() }.to_f32();
+    }
+    // SAFETY: the buffer has 16 numbers.
+    unsafe { I::load(buffer.as_ptr()) }
+}
