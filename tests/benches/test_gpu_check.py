@@ -27,7 +27,7 @@ def check(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_a_part_that_hangs_is_given_up_with_all_that_it_started(
     check: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sleeper = "import time; time.sleep(60)"
+    sleeper = "import time; time.sleep(3600)"  # who waits for it never ends
     program = f"""import os, subprocess, sys
 started = subprocess.Popen([sys.executable, "-c", {sleeper!r}])
 print("begun", os.getpid(), started.pid, flush=True)
