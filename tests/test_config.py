@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from pagedserve import LLM, CacheConfig, EngineArgs
-from pagedserve.engine.llm_engine import _scheduler_config
+from pagedserve import LLM, CacheConfig, EngineArgs, SchedulerConfig
 from pagedserve.errors import ConfigError
 from pagedserve.options import parse_bytes, with_table
 
@@ -128,6 +127,8 @@ def test_every_field_can_be_given_on_the_command_line() -> None:
     )
     argv = []
     for name, value in dataclasses.asdict(given).items():
+        if value is None:
+            continue
         option = f"--{name.replace('_', '-')}"
         shown = json.dumps(value) if isinstance(value, dict) else str(value)
         argv += [option] if value is True else [option, shown]
@@ -143,7 +144,7 @@ def test_options_of_the_core_are_passed_on_by_its_names() -> None:
         victim_policy="last",
         watermark=0.25,
     )
-    config = _scheduler_config(args, max_model_len=100)
+    config = SchedulerConfig(max_model_len=100, **args.scheduler_options)
     assert (config.policy, config.delay_factor) == ("priority", 0.5)
     assert (config.max_num_bypasses, config.victim_policy) == (3, "last")
     cache = CacheConfig(num_gpu_blocks=10, **args.cache_options)

@@ -262,6 +262,13 @@ class EngineArgs:
         unset="nothing",
         parse=parse_mapping,
     )
+    decision_log: str | None = option(
+        None,
+        checks.optional(checks.text),
+        "File for the scheduler's decisions, a JSON line a step; python -m pagedserve.replay runs "
+        "them again.",
+        unset="none is written",
+    )
     attention_backend: AttentionBackend | None = option(
         None,
         checks.choice((*get_args(AttentionBackend), None)),

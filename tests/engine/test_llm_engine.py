@@ -1,11 +1,13 @@
 import logging
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pagedserve import LLMEngine, RequestError, RequestOutput, SamplingParams
 from pagedserve.errors import ConfigError, InvariantError
+from pagedserve.replay.__main__ import main as replay_main
 from pagedserve.sampling_params import RequestOutputKind
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
@@ -254,3 +256,18 @@ def test_a_scheduler_that_does_nothing_is_a_bug_not_a_hang(
 def test_an_engine_that_cannot_work_is_a_config_error(formula: Any) -> None:
     with pytest.raises(ConfigError, match="max_num_batched_tokens is 8, below max_num_seqs, 32"):
         formula.engine(max_num_batched_tokens=8)
+
+
+def test_the_decisions_of_an_engine_can_be_replayed(formula: Any, tmp_path: Path) -> None:
+    log = tmp_path / "decisions.jsonl"
+    engine = formula.engine(decision_log=str(log), num_gpu_blocks=12)
+    for number in range(6):
+        engine.add_request(str(number), ids(number, 1, 2), GREEDY)
+    formula.finish(engine)
+    engine.scheduler.flush_log()
+    assert replay_main([str(log)]) == 0
+
+
+def test_a_decision_log_that_cannot_be_written_is_named(formula: Any, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no folder"):
+        formula.engine(decision_log=str(tmp_path / "no folder" / "log"))

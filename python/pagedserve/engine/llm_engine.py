@@ -81,7 +81,9 @@ class LLMEngine:
             executor = LocalExecutor(args)
         self.model_executor = executor
         self.model_info: ModelInfo = executor.model_info
-        config = _scheduler_config(args, self.model_info.max_model_len)
+        config = SchedulerConfig(
+            max_model_len=self.model_info.max_model_len, **args.scheduler_options
+        )
         limits = StepLimits(
             max_num_tokens=config.max_num_batched_tokens,
             max_num_rows=config.max_num_seqs,
@@ -93,7 +95,7 @@ class LLMEngine:
         cache = CacheConfig(
             num_gpu_blocks=num_blocks, num_cpu_blocks=num_cpu_blocks, **args.cache_options
         )
-        self._scheduler = Scheduler(config, cache)
+        self._scheduler = Scheduler(config, cache, log=args.decision_log)
         executor.init_cache(
             CacheShape(
                 num_gpu_blocks=num_blocks,
@@ -337,8 +339,3 @@ class LLMEngine:
 
 def _did_nothing(scheduled: SchedulerOutputs) -> bool:
     return scheduled.is_empty and not scheduled.preempted
-
-
-def _scheduler_config(args: EngineArgs, max_model_len: int) -> SchedulerConfig:
-    """What was asked for; the core knows the rest."""
-    return SchedulerConfig(max_model_len=max_model_len, **args.scheduler_options)
