@@ -1,6 +1,7 @@
 """Whatever breaks in the middle of a step, requests and scheduler stay together."""
 
 import importlib
+import itertools
 import operator
 import os
 import random
@@ -237,8 +238,9 @@ def test_interrupts_at_random_moments_lose_nothing(formula: FormulaModel, name: 
             except KeyboardInterrupt:
                 num_interrupts += 1
             check_whole_state(engine)
-            seen = [int(one.request_id) for step in outputs for one in step]
-            last = max([*seen, *(int(one.request_id) for one in engine._requests)], default=-1)
+            # Requests that were added: known to the engine, or by an output, fetched or not.
+            known = [*engine._requests, *engine._loop.outputs, *itertools.chain(*outputs)]
+            last = max((int(one.request_id) for one in known), default=-1)
     while engine.has_unfinished_requests():
         outputs.append(engine.step())
     formula.check_idle(engine)
@@ -272,3 +274,45 @@ def test_an_interrupt_that_keeps_another_from_rolling_back_loses_nothing(
     outputs |= formula.finish(engine)
     assert answers(outputs) == undisturbed
     formula.check_idle(engine)
+
+
+class NoText:
+    """A detokenizer that fails, as a tokenizer of the user's own may."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(f"no {name}")
+
+
+class NoMoreText:
+    """A text that fails with its next token."""
+
+    text, num_tokens = "", 0
+
+    def advanced(self, _: object) -> Any:
+        raise RuntimeError("no more text")
+
+
+@pytest.mark.parametrize("kind", RequestOutputKind)
+@pytest.mark.parametrize("stop", [(), ("never",)])
+def test_a_tokenizer_that_fails_ends_its_own_request_alone(
+    formula: FormulaModel, kind: RequestOutputKind, stop: tuple[str, ...]
+) -> None:
+    engine = formula.engine()
+    params = replace(GREEDY, output_kind=kind, stop=stop)
+    for name in ("good", "bad"):
+        engine.add_request(name, {"prompt_token_ids": [1, 2]}, params)
+    bad = engine._requests.by_id("bad")
+    assert bad is not None
+    bad.detokenizer = NoText()  # type: ignore[assignment]
+    if bad.sequences[0].text is not None:
+        bad.sequences[0].text = NoMoreText()  # type: ignore[assignment]
+    outputs: dict[str, list[RequestOutput]] = {"good": [], "bad": []}
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            outputs[output.request_id].append(output)
+    formula.check_idle(engine)
+    (completion,) = outputs["bad"][-1].outputs
+    assert completion.finish_reason == "error"
+    assert "no text can be made" in str(completion.stop_reason)
+    tokens = [token for output in outputs["good"] for token in output.outputs[0].token_ids]
+    assert tokens[-6:] == formula.greedy([1, 2], 6)

@@ -190,7 +190,12 @@ class EngineLoop:
         metrics.scheduler_time = self._stats.scheduler_seconds - request.start_seconds
         if group_stats is not None:
             self._record_group(request, group_stats)
-        self.outputs.append(make_output(request))
+        try:
+            output = make_output(request)
+        except Exception as error:  # noqa: BLE001  # whatever a tokenizer raises of these tokens
+            request.fail(error)
+            output = make_output(request)
+        self.outputs.append(output)
 
     def _begin(self) -> None:
         if self._is_torn:  # a second interrupt kept the first from rolling back
@@ -290,7 +295,11 @@ class EngineLoop:
         elif request.is_streamed:
             if request.num_cached_tokens is None:
                 self._record_group(request, self._scheduler.group_stats(request.group))
-            self.outputs.append(make_output(request))
+            try:
+                self.outputs.append(make_output(request))
+            except Exception as error:  # noqa: BLE001  # as above
+                request.fail(error)
+                self.end(request, None, self._scheduler.abort(request.group))
 
     def _roll_back(self) -> None:
         """Give up the open steps: requests and scheduler are where they were before."""

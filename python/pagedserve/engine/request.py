@@ -142,6 +142,13 @@ class Request:
         """Whether log-probabilities are wanted, to be shown or to choose the best by."""
         return self.params.logprobs is not None or self.chooses_best
 
+    def fail(self, error: Exception) -> None:
+        """Give up its text, which cannot be made, and say so as the reason of its end."""
+        self.detokenizer = None
+        self.finish = text_failure(error)
+        for sequence in self.sequences:
+            sequence.finish, sequence.text = self.finish, None
+
     def new_sequence(self, index: int, beam: Beam | None = None) -> Sequence:
         """A continuation: without tokens, or with those of a beam."""
         row = self.row_sampler.constant
@@ -150,6 +157,11 @@ class Request:
         watches_text = self.is_streamed or self.rule.strings is not None
         stream = self.detokenizer.stream() if self.detokenizer and watches_text else None
         return Sequence(self, index, stream, [] if self.keeps_logprobs else None, row)
+
+
+def text_failure(error: Exception) -> Finish:
+    """The end of a request whose tokens the tokenizer makes no text of."""
+    return Finish("error", f"no text can be made of its tokens: {type(error).__name__}: {error}")
 
 
 class RequestTable:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedserve.engine.request import Request, RequestTable, Sequence
+from pagedserve.engine.request import Request, RequestTable, Sequence, text_failure
 from pagedserve.output.beam import Beam, BeamRow, BeamSearch
 from pagedserve.output.detokenizer import TextStream
 from pagedserve.output.logprobs import TokenLogprob, TopLogprobs
@@ -83,6 +83,13 @@ class StepUpdate:
         self.finishes.append(finish)
         self.parents.append(row)
 
+    def forget(self, first_output: int) -> None:
+        """Drop the outputs from one on."""
+        for outputs in (self.sequences, self.tokens, self.finishes, self.parents):
+            del outputs[first_output:]
+        for output in [output for output in self.details if output >= first_output]:
+            del self.details[output]
+
     def finish_flags(self) -> NDArray[np.uint8]:
         """[K], 1 where the sequence ends."""
         return np.array([finish is not None for finish in self.finishes], dtype=np.uint8)
@@ -130,6 +137,19 @@ def _process_request(
             failure = Finish("error", sampled.errors[row])
             update.requests.append(RequestUpdate(request, range(0), None, failure, is_done=True))
             return
+    try:
+        _process_outputs(update, sequences, first_row, sampled)
+    except Exception as error:  # noqa: BLE001  # whatever a tokenizer raises of these tokens
+        update.forget(first_output)
+        failure = text_failure(error)
+        update.requests.append(RequestUpdate(request, range(0), None, failure, is_done=True))
+
+
+def _process_outputs(
+    update: StepUpdate, sequences: SequenceOf[Sequence], first_row: int, sampled: SampledRows
+) -> None:
+    request = sequences[0].request
+    first_output = len(update.tokens)
     if request.search is not None:
         _process_beams(update, request.search, sequences, first_row, sampled)
         return
