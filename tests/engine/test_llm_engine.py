@@ -5,10 +5,18 @@ from typing import Any
 
 import pytest
 
-from pagedserve import LLMEngine, RequestError, RequestOutput, SamplingParams
+from pagedserve import (
+    LLM,
+    LLMEngine,
+    RequestError,
+    RequestOutput,
+    SamplingParams,
+    TokensPrompt,
+)
 from pagedserve.errors import ConfigError, InvariantError
 from pagedserve.replay.__main__ import main as replay_main
 from pagedserve.sampling_params import RequestOutputKind
+from tests.support.tiny import save_tiny_llama
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 
@@ -271,3 +279,22 @@ def test_the_decisions_of_an_engine_can_be_replayed(formula: Any, tmp_path: Path
 def test_a_decision_log_that_cannot_be_written_is_named(formula: Any, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="no folder"):
         formula.engine(decision_log=str(tmp_path / "no folder" / "log"))
+
+
+def test_a_beam_search_may_shrink_and_grow_again(tmp_path: Path) -> None:
+    llm = LLM(str(save_tiny_llama(tmp_path)), num_gpu_blocks=256, block_size=8)
+    # So common that some steps leave fewer beams than the search is wide.
+    params = SamplingParams(
+        n=4,
+        use_beam_search=True,
+        temperature=0,
+        max_tokens=14,
+        ignore_eos=True,
+        stop=["7 w", "9 w", "3 w"],
+    )
+    prompts = [TokensPrompt(prompt_token_ids=[5 + number, 6, 7]) for number in range(12)]
+    together = llm.generate(prompts, params, use_tqdm=False)
+    for prompt, output in zip(prompts, together, strict=True):
+        (alone,) = llm.generate(prompt, params, use_tqdm=False)
+        assert output.outputs == alone.outputs
+    llm.llm_engine.scheduler.check()

@@ -34,7 +34,7 @@ def pieces_of(stream: TextStream, token_ids: Sequence[int], *, at_once: int = 1)
     """What comes when the sequence grows by ``at_once`` tokens, and the rest."""
     pieces = []
     for end in [*range(at_once, len(token_ids), at_once), len(token_ids)]:
-        grown = stream.advanced(token_ids[:end])
+        grown = stream.advanced(token_ids[stream.num_tokens : end])
         assert grown.num_tokens == end
         assert grown.text.startswith(stream.text)
         pieces.append(grown.text[len(stream.text) :])
@@ -130,9 +130,22 @@ def test_special_tokens_are_shown_where_they_are_not_skipped(
     assert "".join(pieces) == detokenizer.decode([first_byte, eos])
 
 
-def test_advancing_twice_changes_nothing(toy_tokenizer: PreTrainedTokenizerBase) -> None:
+def test_advancing_by_nothing_changes_nothing(toy_tokenizer: PreTrainedTokenizerBase) -> None:
     stream = Detokenizer(toy_tokenizer).stream().advanced([5, 9, 4])
-    assert stream.advanced([5, 9, 4]) == stream
+    assert stream.advanced([]) == stream
+
+
+@PROPERTY
+@given(data=st.data())
+def test_text_that_is_forgotten_changes_nothing_of_what_follows(
+    toy_tokenizer: PreTrainedTokenizerBase, data: st.DataObject
+) -> None:
+    first, more = data.draw(token_ids_of(toy_tokenizer)), data.draw(token_ids_of(toy_tokenizer))
+    stream = Detokenizer(toy_tokenizer).stream().advanced(first)
+    num_chars = data.draw(st.integers(0, len(stream.text)))
+    kept, cut = stream.advanced(more), stream.without(num_chars).advanced(more)
+    assert cut.text == kept.text[num_chars:]
+    assert cut.rest() == kept.rest()
 
 
 @PROPERTY
@@ -144,7 +157,7 @@ def test_forks_share_what_they_had_and_go_their_own_ways(
     parent = Detokenizer(toy_tokenizer).stream().advanced(shared)
     text = parent.text
     for end in ends:
-        child = parent.advanced(shared + end)
+        child = parent.advanced(end)
         assert child.text.startswith(text)
         assert child.text + child.rest() == whole(toy_tokenizer, shared + end)
     assert parent.text == text

@@ -262,6 +262,7 @@ class Scheduler:
         adapter: int = 0,
         salt: int = 0,
         num_encoder_tokens: int = 0,
+        can_regrow: bool = False,
     ) -> tuple[int, int]: ...
     def abort(self, group: int) -> GroupStats | None: ...  # None: it has ended already
     def schedule(self, now: float) -> SchedulerOutputs: ...

@@ -269,6 +269,7 @@ class LLMEngine:
                 token_ids,
                 arrival_time=time.monotonic(),
                 max_num_running_seqs=request.params.max_num_running_seqs,
+                can_regrow=request.search is not None,
                 priority=request.priority,
                 salt=request.salt,
             )

@@ -106,6 +106,9 @@ impl<W: Write> DecisionLog<W> {
         line.text("[\"add\",{\"group\":").number(group.to_bits());
         line.text(",\"arrival_time\":").seconds(request.arrival_time);
         line.text(",\"max_num_running_seqs\":").number(request.max_num_running_seqs);
+        if request.can_regrow {
+            line.text(",\"can_regrow\":true");
+        }
         line.text(",\"priority\":").number(request.priority);
         line.text(",\"adapter\":").number(request.key.adapter);
         line.text(",\"salt\":").number(request.key.salt);

@@ -169,6 +169,7 @@ impl Life {
                 let prompt: Vec<i32> = (0i32..).map(|i| seed * 100 + i % 7).take(*len).collect();
                 let request = Request {
                     max_num_running_seqs: *width,
+                    can_regrow: seed % 3 == 0,
                     priority: i64::from(*seed),
                     // A request with an encoder needs a salt where prefixes are shared.
                     key: PrefixKey {

@@ -508,3 +508,29 @@ fn limits_that_nobody_gives_leave_room_for_a_prompt_or_for_every_sequence() {
     assert_eq!(SchedulerConfig::default_max_num_bypasses(true), 64);
     assert_eq!(SchedulerConfig::default_max_num_bypasses(false), 0);
 }
+
+#[test]
+fn a_group_that_can_regrow_keeps_its_budget_and_may_spread_again() {
+    let on = |row, token| Output { row, token, finish: false };
+    for can_regrow in [false, true] {
+        let mut scheduler = Limits::with(|_, scheduler| {
+            scheduler.max_num_seqs = 4;
+        })
+        .scheduler();
+        let prompt = [1, 2, 3];
+        let width = Request { max_num_running_seqs: 3, ..Request::new(&prompt, 0.0) };
+        scheduler.add_seq_group(&Request { can_regrow, ..width }).unwrap();
+        for outputs in [vec![on(0, 1), on(0, 2), on(0, 3)], vec![on(1, 4)]] {
+            let step_id = scheduler.schedule(0.0).unwrap().step_id;
+            update(&mut scheduler, step_id, &outputs).unwrap();
+        }
+        add_wide(&mut scheduler, 0, 3, 2);
+        let step_id = scheduler.schedule(0.0).unwrap().step_id;
+        let is_other_admitted = scheduler.outputs().num_prefill_groups == 1;
+        assert_eq!(is_other_admitted, !can_regrow, "its share is kept for it, or given to others");
+        if can_regrow {
+            update(&mut scheduler, step_id, &[on(0, 5), on(0, 6), on(0, 7)]).unwrap();
+        }
+        scheduler.check().unwrap();
+    }
+}

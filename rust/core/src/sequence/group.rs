@@ -17,6 +17,9 @@ pub struct Request<'a> {
     pub arrival_time: f64,
     /// The most sequences alive at once: parallel samples or beams.
     pub max_num_running_seqs: usize,
+    /// Whether sequences that ended may be replaced by forks of others, as in a beam search: the
+    /// group then keeps its whole budget.
+    pub can_regrow: bool,
     /// The smallest goes first; counts only under the priority policy.
     pub priority: i64,
     /// The adapter (0 for none) and salt under which the prefix may be shared.
@@ -32,6 +35,7 @@ impl<'a> Request<'a> {
             prompt,
             arrival_time,
             max_num_running_seqs: 1,
+            can_regrow: false,
             priority: 0,
             key: PrefixKey::default(),
             num_encoder_tokens: 0,
@@ -111,6 +115,7 @@ pub struct SequenceGroup {
     /// What the group has been through.
     pub stats: GroupStats,
     max_num_running_seqs: usize,
+    can_regrow: bool,
     /// Sequences ever made.
     num_seqs_made: usize,
 }
@@ -130,6 +135,7 @@ impl SequenceGroup {
             num_times_bypassed: 0,
             stats: GroupStats::default(),
             max_num_running_seqs: request.max_num_running_seqs,
+            can_regrow: request.can_regrow,
             num_seqs_made: 0,
         }
     }
@@ -141,9 +147,10 @@ impl SequenceGroup {
 
     /// What the group takes of the sequence budget, and how many it may have alive after the
     /// next step: all that its request asked for until it has spread that far, from then on
-    /// those alive.  Never grows, so what was admitted stays within the budget.
+    /// those alive, unless it can grow again.  Never grows, so what was admitted stays within the
+    /// budget.
     pub fn num_budgeted_seqs(&self) -> usize {
-        if self.num_seqs_made < self.max_num_running_seqs {
+        if self.can_regrow || self.num_seqs_made < self.max_num_running_seqs {
             self.max_num_running_seqs
         } else {
             self.seqs.len()

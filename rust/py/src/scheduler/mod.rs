@@ -124,6 +124,8 @@ impl Scheduler {
     ///         encoder need one where prefixes are shared: it names the encoder's input.
     ///     num_encoder_tokens: Tokens of the encoder's output, for cross attention; 0 for a
     ///         decoder alone.
+    ///     can_regrow: Whether sequences that ended may be replaced by forks of others, as in a
+    ///         beam search: the group then keeps its whole budget.
     ///
     /// Returns:
     ///     The handles of the group and of its first sequence.
@@ -134,7 +136,7 @@ impl Scheduler {
     ///         without a salt where prefixes are shared.
     #[pyo3(signature = (
         token_ids, *, arrival_time, max_num_running_seqs = 1, priority = 0, adapter = 0, salt = 0,
-        num_encoder_tokens = 0,
+        num_encoder_tokens = 0, can_regrow = false,
     ))]
     #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
     fn add_seq_group(
@@ -146,11 +148,13 @@ impl Scheduler {
         adapter: u32,
         salt: u64,
         num_encoder_tokens: i64,
+        can_regrow: bool,
     ) -> PyResult<(i64, i64)> {
         let py = token_ids.py();
         let token_ids = readonly(token_ids, "token_ids")?;
         let request = Request {
             max_num_running_seqs: count("max_num_running_seqs", max_num_running_seqs)?,
+            can_regrow,
             priority,
             key: PrefixKey { adapter, salt },
             num_encoder_tokens: count("num_encoder_tokens", num_encoder_tokens)?,
