@@ -7,7 +7,7 @@ mod arrays;
 use arrays::{Arrays, BLOCK_SIZE};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use pagedserve_core::config::{CacheConfig, SchedulerConfig};
-use pagedserve_core::scheduler::{Scheduler, StepResults};
+use pagedserve_core::scheduler::{SampledOutputs, Scheduler};
 use pagedserve_core::sequence::Request;
 
 /// A scheduler with a step open in which every sequence computes its whole prompt.
@@ -28,7 +28,7 @@ fn prefilling(num_seqs: usize, context: usize) -> Scheduler {
 fn decoding(num_seqs: usize, context: usize) -> Scheduler {
     let mut scheduler = prefilling(num_seqs, context);
     let num_rows = i32::try_from(num_seqs).unwrap();
-    let results = StepResults {
+    let results = SampledOutputs {
         parent_rows: &(0..num_rows).collect::<Vec<_>>(),
         token_start: &(0..=num_rows).collect::<Vec<_>>(),
         tokens: &vec![1; num_seqs],

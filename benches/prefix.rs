@@ -8,7 +8,7 @@ use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, 
 use pagedserve_core::config::{CacheConfig, SchedulerConfig};
 use pagedserve_core::hash::{PrefixHash, PrefixKey};
 use pagedserve_core::ids::TokenId;
-use pagedserve_core::scheduler::{Scheduler, StepResults};
+use pagedserve_core::scheduler::{SampledOutputs, Scheduler};
 use pagedserve_core::sequence::Request;
 
 const BLOCK_SIZE: usize = 16;
@@ -32,7 +32,7 @@ fn caching(num_gpu_blocks: usize) -> Scheduler {
 fn finish(scheduler: &mut Scheduler, prompts: &[Vec<TokenId>]) {
     let step_id = admit(scheduler, prompts);
     let num_rows = i32::try_from(prompts.len()).unwrap();
-    let results = StepResults {
+    let results = SampledOutputs {
         parent_rows: &(0..num_rows).collect::<Vec<_>>(),
         token_start: &(0..=num_rows).collect::<Vec<_>>(),
         tokens: &vec![1; prompts.len()],

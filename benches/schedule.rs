@@ -10,7 +10,7 @@ use std::hint::black_box;
 use arrays::{Arrays, BLOCK_SIZE};
 use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use pagedserve_core::config::{CacheConfig, SchedulerConfig};
-use pagedserve_core::scheduler::{Scheduler, StepResults};
+use pagedserve_core::scheduler::{SampledOutputs, Scheduler};
 use pagedserve_core::sequence::Request;
 
 const CONTEXT: usize = 512;
@@ -40,7 +40,7 @@ impl Caller {
     fn step(&mut self, scheduler: &mut Scheduler) {
         let step_id = black_box(scheduler.schedule(0.0).unwrap()).step_id;
         self.arrays.fill(scheduler);
-        let results = StepResults {
+        let results = SampledOutputs {
             parent_rows: &self.parent_rows,
             token_start: &self.token_start,
             tokens: &self.tokens,

@@ -213,7 +213,9 @@ def _prompt_texts(prompts: list[str] | None, path: Path | None) -> list[str]:
 
 
 def _json_line(prompt: str, output: RequestOutput) -> str:
-    return json.dumps({"prompt": prompt, "outputs": [_json_output(one) for one in output.outputs]})
+    return json.dumps(
+        {"prompt": prompt, "outputs": [_json_output(completion) for completion in output.outputs]}
+    )
 
 
 def _json_output(completion: CompletionOutput) -> dict[str, object]:
@@ -249,7 +251,9 @@ def _readable_logprobs(completion: CompletionOutput) -> Iterator[str]:
     """A line a token: its log-probability and text, then the likeliest of its position."""
     for token_id, entry in zip(completion.token_ids, completion.logprobs or (), strict=True):
         chosen = entry[token_id]
-        others = "  ".join(f"{one.logprob:.3f} {one.decoded_token!r}" for one in entry.values())
+        others = "  ".join(
+            f"{token.logprob:.3f} {token.decoded_token!r}" for token in entry.values()
+        )
         yield f"  {chosen.logprob:8.3f}  {chosen.decoded_token!r:<16} | {others}"
 
 

@@ -364,7 +364,7 @@ class EngineArgs:
         Raises:
             ConfigError: A value that cannot be.
         """
-        names = [*(one.name for one in fields(cls)), *ALIASES, *ABSENT_OPTIONS, *HINTS]
+        names = [*(option.name for option in fields(cls)), *ALIASES, *ABSENT_OPTIONS, *HINTS]
         return cls(**{name: getattr(namespace, name) for name in names if hasattr(namespace, name)})
 
 

@@ -186,7 +186,7 @@ def match_params(
         return [sampling_params] * num_prompts
     accepted = "one SamplingParams for all prompts or a list with one a prompt"
     listed = _listed(sampling_params)
-    if listed is None or not all(isinstance(one, SamplingParams) for one in listed):
+    if listed is None or not all(isinstance(params, SamplingParams) for params in listed):
         raise RequestError(f"sampling_params is {_shown(sampling_params)}; it must be {accepted}")
     if len(listed) != num_prompts:
         raise RequestError(
@@ -258,10 +258,11 @@ def _parse_token_lists(prompt_token_ids: object) -> list[ParsedPrompt]:
         )
     if not listed:
         raise RequestError("no prompts: prompt_token_ids is empty; give at least one prompt")
-    if not any(_listed(one) is not None for one in listed):
+    if not any(_listed(token_ids) is not None for token_ids in listed):
         return [ParsedPrompt(None, _token_list(listed, "the prompt"))]
     return [
-        ParsedPrompt(None, _token_list(one, f"prompt {index}")) for index, one in enumerate(listed)
+        ParsedPrompt(None, _token_list(token_ids, f"prompt {index}"))
+        for index, token_ids in enumerate(listed)
     ]
 
 

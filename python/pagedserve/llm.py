@@ -120,7 +120,7 @@ class LLM:
         call, single = self._num_calls, len(parsed) == 1
         self._num_calls += 1
         requests = [
-            engine.make_request(
+            engine.input_processor.process(
                 f"generate-{call}-{index}",
                 prompt,
                 own,

@@ -91,8 +91,8 @@ def option(default: object, check: Check[object], text: str, **more: Any) -> Any
 
 def options_of(arguments: type | Any) -> Iterator[tuple[dataclasses.Field[Any], Option]]:
     """The fields of a dataclass, or of one of its instances, with what they know."""
-    for one in dataclasses.fields(arguments):
-        yield one, one.metadata["option"]
+    for argument in dataclasses.fields(arguments):
+        yield argument, argument.metadata["option"]
 
 
 def check_options(arguments: Any) -> None:
@@ -139,7 +139,7 @@ def add_arguments(parser: argparse.ArgumentParser, arguments: type) -> argparse.
 
 
 def _argument(kind: Any, known: Option) -> dict[str, Any]:
-    (plain,) = [one for one in _members(kind) if one is not NoneType]
+    (plain,) = [member for member in _members(kind) if member is not NoneType]
     if plain is bool:
         return {"action": argparse.BooleanOptionalAction}
     if get_origin(plain) is Literal:
@@ -181,11 +181,11 @@ def with_table(page: str, arguments: type) -> str:
 
 def _shown_type(kind: Any) -> str:
     shown = []
-    for one in _members(kind):
-        if get_origin(one) is Literal:
-            shown += [f'`"{word}"`' for word in get_args(one)]
+    for member in _members(kind):
+        if get_origin(member) is Literal:
+            shown += [f'`"{word}"`' for word in get_args(member)]
         else:
-            shown.append("`None`" if one is NoneType else f"`{one.__name__}`")
+            shown.append("`None`" if member is NoneType else f"`{member.__name__}`")
     return ", ".join(shown)
 
 

@@ -199,7 +199,7 @@ HINTS: Final = frozenset(
 
 def is_neutral(value: object, neutral: Collection[object]) -> bool:
     """Whether a value is one of those; True is not 1 here, and 0 is not False."""
-    return any(type(value) is type(one) and value == one for one in neutral)
+    return any(type(value) is type(same) and value == same for same in neutral)
 
 
 def own_options(given: Mapping[str, Any], own: Collection[str]) -> dict[str, Any]:
@@ -261,7 +261,7 @@ def _unknown(name: str, value: object, own: Collection[str]) -> str:
 def takes_vllm_names(arguments: type[T]) -> type[T]:
     """Let a dataclass of options be made with vLLM's names too."""
     make: Callable[..., None] = arguments.__init__
-    own = [one.name for one in fields(arguments)]  # type: ignore[arg-type]  # a dataclass
+    own = [option.name for option in fields(arguments)]  # type: ignore[arg-type]  # a dataclass
 
     @wraps(make)
     def init(self: T, *positional: Any, **options: Any) -> None:

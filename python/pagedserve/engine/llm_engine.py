@@ -25,11 +25,11 @@ from pagedserve.engine.request import Request, RequestTable
 from pagedserve.engine.stats import EngineStats, StatsLine
 from pagedserve.errors import InvariantError, RequestError
 from pagedserve.executor.protocol import CacheShape, Executor, ModelInfo, StepLimits
-from pagedserve.inputs import ParsedPrompt, Prompt, match_params, parse_prompt
+from pagedserve.inputs import Prompt, match_params, parse_prompt
 from pagedserve.models.tokenizer import load_tokenizer
 from pagedserve.output.stop import Finish
 from pagedserve.outputs import RequestOutput
-from pagedserve.sampling_params import RequestOutputKind, SamplingParams
+from pagedserve.sampling_params import SamplingParams
 from pagedserve.vllm_names import refuse_arguments
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ class LLMEngine:
 
     Attributes:
         tokenizer: The model's.
+        input_processor: Makes requests, checked and not yet taken up.
         model_executor: Runs the model.
         model_info: What the model is.
         stats: Sums over the engine's life.
@@ -104,7 +105,7 @@ class LLMEngine:
                 limits=limits,
             )
         )
-        self._inputs = InputProcessor(
+        self.input_processor = InputProcessor(
             tokenizer=self.tokenizer,
             model=self.model_info,
             scheduler=self._scheduler,
@@ -146,7 +147,7 @@ class LLMEngine:
     @property
     def max_model_len(self) -> int:
         """Tokens of a sequence, prompt and output together."""
-        return self._inputs.max_model_len
+        return self.input_processor.max_model_len
 
     def get_tokenizer(self) -> "PreTrainedTokenizerBase":
         """The model's tokenizer."""
@@ -185,41 +186,6 @@ class LLMEngine:
         """
         return self._scheduler.reset_prefix_cache()
 
-    def make_request(
-        self,
-        request_id: str,
-        prompt: ParsedPrompt,
-        params: SamplingParams,
-        *,
-        arrival_time: float | None = None,
-        priority: int = 0,
-        output_kind: RequestOutputKind | None = None,
-        name: str = "the prompt",
-    ) -> Request:
-        """Tokenise a prompt and check that the request can be run; takes up nothing.
-
-        Args:
-            request_id: The caller's name for it.
-            prompt: As ``pagedserve.inputs`` parsed it.
-            params: How to continue it.
-            arrival_time: Seconds of the wall clock; None is now.
-            priority: Smaller goes first, with ``scheduling_policy="priority"``.
-            output_kind: Instead of the parameters' own.
-            name: What an error calls the prompt.
-
-        Raises:
-            RequestError: What is wrong with the prompt or the parameters, and what is accepted.
-        """
-        return self._inputs.process(
-            request_id,
-            prompt,
-            params,
-            arrival_time=arrival_time,
-            priority=priority,
-            output_kind=output_kind,
-            name=name,
-        )
-
     def add_request(
         self,
         request_id: str,
@@ -250,13 +216,13 @@ class LLMEngine:
         (checked,) = match_params(params, 1)
         parsed = parse_prompt(prompt, "the prompt")
         self.add(
-            self.make_request(
+            self.input_processor.process(
                 request_id, parsed, checked, arrival_time=arrival_time, priority=priority
             )
         )
 
     def add(self, request: Request) -> None:
-        """Take up a request that ``make_request`` made.
+        """Take up a request that ``input_processor`` made.
 
         Raises:
             RequestError: Its id is that of another unfinished request; nothing was taken up.

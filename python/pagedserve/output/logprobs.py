@@ -77,7 +77,7 @@ class LogprobsView(Sequence[dict[int, Logprob] | None]):
     ) -> dict[int, Logprob] | list[dict[int, Logprob] | None] | None:
         """The entry of a token: the likeliest first, and the token itself."""
         if isinstance(index, slice):
-            return [self[one] for one in range(*index.indices(len(self)))]
+            return [self[place] for place in range(*index.indices(len(self)))]
         entry = self._entries[index]
         if entry is None:
             return None

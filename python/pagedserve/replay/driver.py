@@ -143,13 +143,13 @@ class ScenarioDriver:
             "step": step,
             "scheduled": [
                 [
-                    self._ids[one.group],
-                    one.token_chunk_size,
-                    one.is_prefill,
-                    one.is_sampled,
-                    len(self.scheduler.seqs_of(one.group)),
+                    self._ids[scheduled_group.group],
+                    scheduled_group.token_chunk_size,
+                    scheduled_group.is_prefill,
+                    scheduled_group.is_sampled,
+                    len(self.scheduler.seqs_of(scheduled_group.group)),
                 ]
-                for one in scheduled
+                for scheduled_group in scheduled
             ],
             "num_batched_tokens": outputs.num_batched_tokens,
             "num_prefill_groups": outputs.num_prefill_groups,
@@ -165,9 +165,11 @@ class ScenarioDriver:
         }
         if self._scenario.config.enable_prefix_caching:
             row["common_computed"] = {
-                self._ids[one.group]: len(self.scheduler.common_computed_blocks(one.group))
-                for one in scheduled
-                if one.is_prefill
+                self._ids[scheduled_group.group]: len(
+                    self.scheduler.common_computed_blocks(scheduled_group.group)
+                )
+                for scheduled_group in scheduled
+                if scheduled_group.is_prefill
             }
         if self._scenario.records_queues:
             row["queue_ids"] = self._queue_ids()
@@ -188,12 +190,16 @@ class ScenarioDriver:
             first_row += scheduled.num_rows
         handles, _ = self.scheduler.update(
             outputs.step_id,
-            np.array([one.row for one in samples], dtype=np.int32),
+            np.array([sample.row for sample in samples], dtype=np.int32),
             np.arange(len(samples) + 1, dtype=np.int32),
-            np.array([one.token for one in samples], dtype=np.int32),
-            np.array([one.is_finished for one in samples], dtype=np.uint8),
+            np.array([sample.token for sample in samples], dtype=np.int32),
+            np.array([sample.is_finished for sample in samples], dtype=np.uint8),
         )
-        groups = [one.group for one in outputs.scheduled_seq_groups if one.is_sampled]
+        groups = [
+            scheduled_group.group
+            for scheduled_group in outputs.scheduled_seq_groups
+            if scheduled_group.is_sampled
+        ]
         self._follow(samples, handles.tolist(), groups)
         ended = [group for group in groups if not self._groups[group].branches]
         for group in ended:

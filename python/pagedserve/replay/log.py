@@ -132,10 +132,10 @@ class _Player:
         return {
             "step": step.step_id,
             "scheduled": [
-                [one.group, one.token_chunk_size, one.is_prefill, one.num_rows]
-                for one in step.scheduled_seq_groups
+                [entry.group, entry.token_chunk_size, entry.is_prefill, entry.num_rows]
+                for entry in step.scheduled_seq_groups
             ],
-            "preempted": [list(one) for one in step.preempted],
+            "preempted": [list(entry) for entry in step.preempted],
             "swapped_in": step.swapped_in,
             "moves": [
                 len(step.blocks_to_swap_out),
@@ -143,7 +143,7 @@ class _Player:
                 len(step.blocks_to_copy),
             ],
             "ignored": [[group, reason] for group, reason, _ in step.ignored_seq_groups],
-            "refused": [list(one) for one in step.refused],
+            "refused": [list(entry) for entry in step.refused],
             "free": [self._scheduler.num_free_gpu_blocks, self._scheduler.num_free_cpu_blocks],
         }
 
@@ -185,7 +185,7 @@ class _Player:
     @staticmethod
     def _sampled_rows(step: SchedulerOutputs) -> list[int]:
         groups = step.scheduled_seq_groups
-        starts = np.cumsum([0, *(one.num_rows for one in groups)]).tolist()
+        starts = np.cumsum([0, *(group.num_rows for group in groups)]).tolist()
         spans = zip(groups, pairwise(starts), strict=True)
         return [row for one, span in spans if one.is_sampled for row in range(*span)]
 

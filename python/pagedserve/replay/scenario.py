@@ -89,7 +89,7 @@ class Scenario:
     @property
     def last_step(self) -> int:
         """The last step before which a request or an abort comes; -1 without any."""
-        return max([*(one.step for one in self.requests), *self.aborts], default=-1)
+        return max([*(request.step for request in self.requests), *self.aborts], default=-1)
 
 
 def read_text(path: Path) -> str:

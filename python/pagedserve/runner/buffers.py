@@ -94,7 +94,7 @@ class InputArrays:
         return cls(**arrays)
 
 
-_DTYPES: Final = {one.name: torch.int32 for one in fields(InputArrays)} | {
+_DTYPES: Final = {array.name: torch.int32 for array in fields(InputArrays)} | {
     "positions": torch.int64,
     "slot_mapping": torch.int64,
 }

@@ -17,7 +17,7 @@
 //! ```
 //! use pagedserve_core::config::{CacheConfig, SchedulerConfig};
 //! use pagedserve_core::inputs::InputBuffers;
-//! use pagedserve_core::scheduler::{Scheduler, StepResults};
+//! use pagedserve_core::scheduler::{Scheduler, SampledOutputs};
 //! use pagedserve_core::sequence::Request;
 //!
 //! let mut scheduler =
@@ -46,7 +46,7 @@
 //!
 //! // The model runs here; say that token 7 was sampled and the sequence lives on.
 //! let results =
-//!     StepResults { parent_rows: &[0], token_start: &[0, 1], tokens: &[7], finish: &[0] };
+//!     SampledOutputs { parent_rows: &[0], token_start: &[0, 1], tokens: &[7], finish: &[0] };
 //! assert_eq!(scheduler.update(step_id, results)?.handles, [seq]);
 //! assert_eq!(scheduler.sequence(seq)?.token_ids(), [11, 12, 13, 14, 15, 7]);
 //! scheduler.check()?;

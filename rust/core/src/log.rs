@@ -26,7 +26,7 @@ use std::io::{self, Write};
 use crate::config::{CacheConfig, Policy, SchedulerConfig, VictimPolicy};
 use crate::ids::TokenId;
 use crate::outputs::SchedulerOutputs;
-use crate::scheduler::StepResults;
+use crate::scheduler::SampledOutputs;
 use crate::sequence::{GroupHandle, Request};
 
 /// Writes what a scheduler is told and what it decides.
@@ -128,7 +128,7 @@ impl<W: Write> DecisionLog<W> {
     }
 
     /// Notes the results of the step `outputs`.
-    pub fn update(&mut self, outputs: &SchedulerOutputs, results: &StepResults<'_>) {
+    pub fn update(&mut self, outputs: &SchedulerOutputs, results: &SampledOutputs<'_>) {
         let sampled = (0i32..).zip(&outputs.rows).filter(|(_, row)| row.is_sampled);
         let one_each = sampled.map(|(index, _)| index).eq(results.parent_rows.iter().copied())
             && results.tokens.len() == results.parent_rows.len();

@@ -15,7 +15,7 @@ mod common;
 
 use common::{Limits, add_wide, one_each, update};
 use pagedserve_core::hash::PrefixKey;
-use pagedserve_core::scheduler::{Scheduler, StepResults};
+use pagedserve_core::scheduler::{SampledOutputs, Scheduler};
 use pagedserve_core::sequence::Request;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
@@ -92,7 +92,7 @@ fn attack(scheduler: &mut Scheduler, with: &Hostile) {
     unchanged_or_sound(&before, &result, scheduler);
     let open = scheduler.outputs().step_id.wrapping_add(with.step_offset);
     let before = format!("{scheduler:?}");
-    let results = StepResults {
+    let results = SampledOutputs {
         parent_rows: &with.parent_rows,
         token_start: &with.token_start,
         tokens: &with.tokens,

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use common::{Limits, add};
 use pagedserve_core::config::{CacheConfig, SchedulerConfig};
 use pagedserve_core::inputs::InputBuffers;
-use pagedserve_core::scheduler::StepResults;
+use pagedserve_core::scheduler::SampledOutputs;
 
 struct Counting;
 
@@ -71,7 +71,7 @@ fn allocations_of_decode(
     let parent_rows: Vec<i32> = (0..).take(N).collect();
     let token_start: Vec<i32> = (0..=i32::try_from(N).unwrap()).collect();
     let (tokens, finish) = (vec![1; N], vec![0; N]);
-    let results = StepResults {
+    let results = SampledOutputs {
         parent_rows: &parent_rows,
         token_start: &token_start,
         tokens: &tokens,

@@ -8,7 +8,7 @@ use common::{Limits, Output, add, add_wide, assert_all_returned, one_each, step,
 use pagedserve_core::config::{Policy, PreemptionMode, SchedulerConfig};
 use pagedserve_core::error::Error;
 use pagedserve_core::outputs::{IgnoredReason, PromptRefusal, Row};
-use pagedserve_core::scheduler::{Scheduler, StepResults};
+use pagedserve_core::scheduler::{SampledOutputs, Scheduler};
 use pagedserve_core::sequence::{GroupHandle, GroupStats, Request, SeqHandle};
 
 fn scheduled(scheduler: &Scheduler) -> Vec<(GroupHandle, usize)> {
@@ -474,7 +474,7 @@ fn whoever_ends_a_group_is_told_what_it_had_been_through() {
     let token_start: Vec<i32> = (0..).take(parent_rows.len() + 1).collect();
     let ours = |row: &Row| scheduler.sequence(row.seq).unwrap().group() == group;
     let finish: Vec<u8> = scheduler.outputs().rows.iter().map(|row| u8::from(ours(row))).collect();
-    let results = StepResults {
+    let results = SampledOutputs {
         parent_rows: &parent_rows,
         token_start: &token_start,
         tokens: &vec![1; parent_rows.len()],
@@ -489,7 +489,7 @@ fn whoever_ends_a_group_is_told_what_it_had_been_through() {
     scheduler
         .update(
             step_id,
-            StepResults { parent_rows: &[0], token_start: &[0, 1], tokens: &[1], finish: &[0] },
+            SampledOutputs { parent_rows: &[0], token_start: &[0, 1], tokens: &[1], finish: &[0] },
         )
         .unwrap();
     let step_id = scheduler.schedule(0.0).unwrap().step_id;

@@ -24,15 +24,15 @@ mod update;
 
 pub use budget::SchedulingBudget;
 pub use queues::Queues;
-pub use update::{StepResults, Updated};
+pub use update::{SampledOutputs, Updated};
 
 use crate::config::{CacheConfig, SchedulerConfig};
 use crate::error::{Error, Result};
 use crate::inputs::{self, InputBuffers};
 use crate::outputs::{IgnoredReason, SchedulerOutputs};
 use crate::scheduler::delay::PromptDelay;
-use crate::scheduler::rows::StepRows;
-use crate::scheduler::unresolved::UnresolvedStep;
+use crate::scheduler::rows::PhaseRows;
+use crate::scheduler::unresolved::Unresolved;
 use crate::sequence::{GroupHandle, GroupStats, Request, SeqHandle, Sequence, SequenceStore};
 use crate::space::BlockSpaceManager;
 use crate::table::num_blocks_for;
@@ -62,7 +62,7 @@ pub struct Scheduler {
     space: BlockSpaceManager,
     queues: Queues,
     outputs: SchedulerOutputs,
-    step_rows: StepRows,
+    step_rows: PhaseRows,
     /// Tokens of the longest sequence of the step.
     longest: usize,
     /// Keys that a row of the step sees, at most.
@@ -73,7 +73,7 @@ pub struct Scheduler {
     /// Scratch of `order_running`.
     ranked: Vec<(u8, GroupHandle)>,
     is_step_open: bool,
-    unresolved: UnresolvedStep,
+    unresolved: Unresolved,
     next_step_id: u64,
     now: f64,
     aborted: Vec<GroupHandle>,
@@ -106,14 +106,14 @@ impl Scheduler {
             space: BlockSpaceManager::new(cache, config.num_lookahead_slots),
             queues: Queues::default(),
             outputs: SchedulerOutputs::default(),
-            step_rows: StepRows::default(),
+            step_rows: PhaseRows::default(),
             longest: 0,
             most_keys: 0,
             delay: PromptDelay::default(),
             requeued: Vec::new(),
             ranked: Vec::new(),
             is_step_open: false,
-            unresolved: UnresolvedStep::default(),
+            unresolved: Unresolved::default(),
             next_step_id: 0,
             now: 0.0,
             aborted: Vec::new(),

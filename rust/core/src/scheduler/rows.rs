@@ -17,7 +17,7 @@ pub(super) enum Phase {
 
 /// Groups and rows in the order of the step: new prefills, prefills that go on, decodes.
 #[derive(Clone, Debug, Default)]
-pub(super) struct StepRows {
+pub(super) struct PhaseRows {
     parts: [Part; 3],
 }
 
@@ -27,7 +27,7 @@ struct Part {
     rows: Vec<Row>,
 }
 
-impl StepRows {
+impl PhaseRows {
     /// Moves everything into `outputs` and counts it.
     pub(super) fn drain_into(&mut self, outputs: &mut SchedulerOutputs) {
         for (index, part) in self.parts.iter_mut().enumerate() {

@@ -21,12 +21,12 @@ use crate::sequence::SeqHandle;
 
 /// The step that was ended before its tokens were known, and the sequences of its samples.
 #[derive(Clone, Debug, Default)]
-pub(super) struct UnresolvedStep {
+pub(super) struct Unresolved {
     step_id: Option<u64>,
     seqs: Vec<SeqHandle>,
 }
 
-impl UnresolvedStep {
+impl Unresolved {
     pub(super) fn is(&self, step_id: u64) -> bool {
         self.step_id == Some(step_id)
     }

@@ -15,7 +15,7 @@ use crate::sequence::{GroupHandle, GroupStats, SeqHandle, SequenceStatus};
 /// What the model's step led to: output `i` continues row `parent_rows[i]` with the tokens
 /// `tokens[token_start[i]..token_start[i + 1]]`.
 #[derive(Clone, Copy, Debug)]
-pub struct StepResults<'a> {
+pub struct SampledOutputs<'a> {
     /// Sampled rows, not decreasing; a row may be named any number of times.
     pub parent_rows: &'a [i32],
     /// One entry more than outputs, from 0, increasing.
@@ -37,10 +37,10 @@ pub struct Updated<'a> {
     pub ended: &'a [(GroupHandle, GroupStats)],
 }
 
-impl StepResults<'_> {
+impl SampledOutputs<'_> {
     /// The arrays fit each other.
     fn check(&self) -> Result<()> {
-        let StepResults { parent_rows, token_start, tokens, finish } = self;
+        let SampledOutputs { parent_rows, token_start, tokens, finish } = self;
         let num_outputs = parent_rows.len();
         if finish.len() != num_outputs || token_start.len() != num_outputs + 1 {
             return Err(Error::Arrays(format!(
@@ -73,7 +73,7 @@ impl Scheduler {
     /// # Errors
     /// [`Error::Step`] when `step_id` is not the open step or the tokens of one before are
     /// missing, [`Error::Arrays`] when the arrays do not fit the step; the step stays open.
-    pub fn update(&mut self, step_id: u64, results: StepResults<'_>) -> Result<Updated<'_>> {
+    pub fn update(&mut self, step_id: u64, results: SampledOutputs<'_>) -> Result<Updated<'_>> {
         self.check_step(step_id)?;
         self.unresolved.check_none()?;
         results.check()?;
@@ -120,7 +120,7 @@ impl Scheduler {
     }
 
     /// Applies the outputs of one row, from `output` on; returns the first of the next row.
-    fn update_row(&mut self, row: usize, mut output: usize, results: &StepResults<'_>) -> usize {
+    fn update_row(&mut self, row: usize, mut output: usize, results: &SampledOutputs<'_>) -> usize {
         let Row { seq, num_tokens, is_sampled } = self.outputs.rows[row];
         self.advance(seq, num_tokens);
         if !is_sampled {
@@ -154,7 +154,7 @@ impl Scheduler {
 
     /// Continues `seq` with an output.  All its tokens but the last have their keys and values:
     /// the model ran on them in the lookahead slots.
-    fn append_or_finish(&mut self, seq: SeqHandle, output: usize, results: &StepResults<'_>) {
+    fn append_or_finish(&mut self, seq: SeqHandle, output: usize, results: &SampledOutputs<'_>) {
         self.output_handles.push(seq);
         if results.finish[output] != 0 {
             self.end_seq(seq);
@@ -188,7 +188,7 @@ impl Scheduler {
 
     /// Parents are sampled rows in order, no group outgrows what it asked for, and no living
     /// sequence the model's length.
-    fn check_rows(&self, results: &StepResults<'_>) -> Result<()> {
+    fn check_rows(&self, results: &SampledOutputs<'_>) -> Result<()> {
         let mut previous = 0;
         for (output, &parent) in results.parent_rows.iter().enumerate() {
             if parent < previous {
@@ -202,7 +202,7 @@ impl Scheduler {
         self.check_group_sizes(results)
     }
 
-    fn check_output(&self, output: usize, results: &StepResults<'_>) -> Result<()> {
+    fn check_output(&self, output: usize, results: &SampledOutputs<'_>) -> Result<()> {
         let parent = results.parent_rows[output];
         let index = row_index(parent);
         let Some(row) = self.outputs.rows.get(index).filter(|row| row.is_sampled) else {
@@ -237,7 +237,7 @@ impl Scheduler {
         Ok(())
     }
 
-    fn check_group_sizes(&self, results: &StepResults<'_>) -> Result<()> {
+    fn check_group_sizes(&self, results: &SampledOutputs<'_>) -> Result<()> {
         if results.parent_rows.len() <= self.outputs.num_samples
             && results.parent_rows.windows(2).all(|pair| pair[0] != pair[1])
         {

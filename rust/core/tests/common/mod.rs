@@ -4,7 +4,7 @@
 
 use pagedserve_core::config::{CacheConfig, SchedulerConfig};
 use pagedserve_core::error::Result;
-use pagedserve_core::scheduler::{Scheduler, StepResults};
+use pagedserve_core::scheduler::{SampledOutputs, Scheduler};
 use pagedserve_core::sequence::{GroupHandle, Request, SeqHandle};
 
 /// Limits of a scheduler under test.
@@ -52,7 +52,7 @@ pub fn update(
     let token_start: Vec<i32> = (0..=i32::try_from(outputs.len()).unwrap()).collect();
     let tokens: Vec<i32> = outputs.iter().map(|o| o.token).collect();
     let finish: Vec<u8> = outputs.iter().map(|o| u8::from(o.finish)).collect();
-    let results = StepResults {
+    let results = SampledOutputs {
         parent_rows: &parent_rows,
         token_start: &token_start,
         tokens: &tokens,

@@ -87,7 +87,7 @@ impl Scheduler {
         let token_start = readonly(token_start, "token_start")?;
         let tokens = readonly(tokens, "tokens")?;
         let finish = readonly(finish, "finish")?;
-        let results = core::StepResults {
+        let results = core::SampledOutputs {
             parent_rows: parent_rows.as_slice()?,
             token_start: token_start.as_slice()?,
             tokens: tokens.as_slice()?,
@@ -190,7 +190,7 @@ impl State {
     }
 
     /// Rows, and the blocks of those that end.
-    fn work_of_update(&self, results: &core::StepResults<'_>) -> Work {
+    fn work_of_update(&self, results: &core::SampledOutputs<'_>) -> Work {
         let outputs = self.core.outputs();
         let num_ended = results.finish.iter().filter(|finish| **finish != 0).count();
         let freed = Work::numbers(&[num_ended, outputs.max_num_blocks, 16]);
