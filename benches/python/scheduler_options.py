@@ -18,25 +18,22 @@ from typing import Any
 from simulation import Load, Report, Simulation
 from workloads import BLOCK_SIZE, WORKLOADS, Workload
 
-from pagedserve._core import CacheConfig, SchedulerConfig
+from pagedserve._core import CacheChoices, CacheConfig, SchedulerChoices, SchedulerConfig
 
 MAX_NUM_SEQS = 256
-# Options and the values that are tried besides the one of the first line.
-SCHEDULER_OPTIONS: dict[str, tuple[Any, ...]] = {
+# Fields of `SchedulerConfig`, of its choices and of those of `CacheConfig`.
+SCHEDULER_OPTIONS = ("max_num_bypasses", "victim_policy")
+SCHEDULER_CHOICES = ("admit_after_preemption", "reverse_swapped_order", "whole_block_chunks")
+CACHE_CHOICES = (
+    "count_cached_blocks", "charge_cached_tokens", "share_partial_blocks",
+    "share_generated_blocks", "swap_in_cached_blocks", "evict_blank_blocks_in_order",
+    "exact_append_demand",
+)  # fmt: skip
+# The values that are tried besides the one of the first line.
+OPTIONS: dict[str, tuple[Any, ...]] = {
     "max_num_bypasses": (0, 4, 16, 64),
     "victim_policy": ("last", "least_work"),
-    "admit_after_preemption": (True, False),
-    "reverse_swapped_order": (True, False),
-    "whole_block_chunks": (True, False),
-}
-CACHE_OPTIONS: dict[str, tuple[Any, ...]] = {
-    "count_cached_blocks": (True, False),
-    "charge_cached_tokens": (True, False),
-    "share_partial_blocks": (True, False),
-    "share_generated_blocks": (True, False),
-    "swap_in_cached_blocks": (True, False),
-    "evict_blank_blocks_in_order": (True, False),
-    "exact_append_demand": (True, False),
+    **dict.fromkeys(SCHEDULER_CHOICES + CACHE_CHOICES, (True, False)),
 }
 COLUMNS = (
     ("", "<42"), ("tokens", ">8"), ("cached", ">8"), ("again", ">8"), ("recomp.", ">8"),
@@ -46,7 +43,7 @@ COLUMNS = (
 
 NEEDS_CHUNKS = {"admit_after_preemption", "whole_block_chunks"}
 NEEDS_SWAP = {"reverse_swapped_order", "swap_in_cached_blocks"}
-NEEDS_NO_CACHE = {"exact_append_demand"}
+NEEDS_CACHE = {"whole_block_chunks", *CACHE_CHOICES} - {"exact_append_demand"}
 
 Values = dict[str, Any]
 
@@ -78,14 +75,14 @@ def options_of(workload: Workload, *, is_classic: bool) -> Values:
     scheduler = SchedulerConfig.classic(**limits) if is_classic else SchedulerConfig(**limits)
     cache = CacheConfig.classic(**blocks) if is_classic else CacheConfig(**blocks)
     values = {name: getattr(scheduler, name) for name in SCHEDULER_OPTIONS}
-    return values | {name: getattr(cache, name) for name in CACHE_OPTIONS}
+    values |= {name: getattr(scheduler.choices, name) for name in SCHEDULER_CHOICES}
+    return values | {name: getattr(cache.choices, name) for name in CACHE_CHOICES}
 
 
 def matters(name: str, workload: Workload) -> bool:
     """Whether an option can change anything here."""
-    needs_cache = name == "whole_block_chunks" or name in CACHE_OPTIONS.keys() - NEEDS_NO_CACHE
     return (
-        (workload.prefix_caching or not needs_cache)
+        (workload.prefix_caching or name not in NEEDS_CACHE)
         and (workload.num_chunk_tokens is not None or name not in NEEDS_CHUNKS)
         and (workload.num_cpu_blocks > 0 or name not in NEEDS_SWAP)
     )
@@ -97,7 +94,7 @@ def variants(
     """The first line, each change of it that can matter here, and the other end."""
     first = options_of(workload, is_classic=not from_defaults) | fixed
     yield ("defaults" if from_defaults else "classic") + ", and" * bool(fixed), first
-    for name, values in (SCHEDULER_OPTIONS | CACHE_OPTIONS).items():
+    for name, values in OPTIONS.items():
         for value in values:
             if value != first[name] and matters(name, workload):
                 yield f"{name}={value}", first | {name: value}
@@ -107,12 +104,13 @@ def variants(
 
 def run(workload: Workload, load: Load, values: Values) -> Report:
     """Serve the load with these options."""
-    scheduler = {name: values[name] for name in SCHEDULER_OPTIONS}
-    cache = {name: values[name] for name in CACHE_OPTIONS}
+    options = {name: values[name] for name in SCHEDULER_OPTIONS}
+    choices = SchedulerChoices(**{name: values[name] for name in SCHEDULER_CHOICES})
+    cache_choices = CacheChoices(**{name: values[name] for name in CACHE_CHOICES})
     return Simulation(
         load,
-        SchedulerConfig(**limits_of(workload), **scheduler),
-        CacheConfig(**blocks_of(workload), **cache),
+        SchedulerConfig(**limits_of(workload), **options, choices=choices),
+        CacheConfig(**blocks_of(workload), choices=cache_choices),
         workload.costs,
     ).run()
 
@@ -178,7 +176,7 @@ def compare(name: str, options: argparse.Namespace) -> None:
 def assignment(text: str) -> tuple[str, Any]:
     """An option and its value out of NAME=VALUE, the value one of those that are tried."""
     name, _, value = text.partition("=")
-    tried = {str(one): one for one in (SCHEDULER_OPTIONS | CACHE_OPTIONS).get(name, ())}
+    tried = {str(one): one for one in OPTIONS.get(name, ())}
     if value not in tried:
         raise argparse.ArgumentTypeError(f"{text}: {name} may be one of {', '.join(tried) or '-'}")
     return name, tried[value]

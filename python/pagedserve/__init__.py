@@ -12,6 +12,7 @@ from pagedserve.collector import collector_paused
 if TYPE_CHECKING:
     from pagedserve._core import (
         BlockSpaceManager,
+        CacheChoices,
         CacheConfig,
         CachedBlockAllocator,
         GroupStats,
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
         Prefix,
         ScheduledSequenceGroup,
         Scheduler,
+        SchedulerChoices,
         SchedulerConfig,
         SchedulerOutputs,
         SequenceGroupMetadata,
@@ -55,6 +57,7 @@ __all__ = [
     "BeamSearchParams",
     "BeamSearchSequence",
     "BlockSpaceManager",
+    "CacheChoices",
     "CacheConfig",
     "CachedBlockAllocator",
     "CompletionOutput",
@@ -76,6 +79,7 @@ __all__ = [
     "SamplingParams",
     "ScheduledSequenceGroup",
     "Scheduler",
+    "SchedulerChoices",
     "SchedulerConfig",
     "SchedulerOutputs",
     "SequenceGroupMetadata",
@@ -110,6 +114,7 @@ _HOME = {
     **dict.fromkeys(
         [
             "BlockSpaceManager",
+            "CacheChoices",
             "CacheConfig",
             "CachedBlockAllocator",
             "GroupStats",
@@ -118,6 +123,7 @@ _HOME = {
             "Prefix",
             "ScheduledSequenceGroup",
             "Scheduler",
+            "SchedulerChoices",
             "SchedulerConfig",
             "SchedulerOutputs",
             "SequenceGroupMetadata",

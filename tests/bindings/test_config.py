@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pagedserve import CacheConfig, Scheduler, SchedulerConfig
+from pagedserve import CacheChoices, CacheConfig, Scheduler, SchedulerChoices, SchedulerConfig
 from pagedserve.errors import ConfigError
 
 CACHE: dict[str, Any] = {"block_size": 4, "num_gpu_blocks": 8}
@@ -14,6 +14,23 @@ SCHEDULER: dict[str, Any] = {
     "max_num_batched_tokens": 32,
     "max_model_len": 64,
 }
+# The other way than the default, each.
+CACHE_CHOICES = {
+    "count_cached_blocks": False,
+    "charge_cached_tokens": True,
+    "share_partial_blocks": True,
+    "share_generated_blocks": False,
+    "swap_in_cached_blocks": True,
+    "evict_blank_blocks_in_order": True,
+    "exact_append_demand": False,
+}
+SCHEDULER_CHOICES = {
+    "admit_after_preemption": True,
+    "reverse_swapped_order": True,
+    "whole_block_chunks": True,
+    "limit_chunked_prompts": False,
+}
+ALL_CHOICES = [(CacheChoices, CACHE_CHOICES), (SchedulerChoices, SCHEDULER_CHOICES)]
 NAN, INFINITY = float("nan"), float("inf")
 
 
@@ -123,10 +140,18 @@ def test_whole_block_chunks_ask_for_a_budget_of_whole_blocks() -> None:
         (CacheConfig, CACHE | {"block_size": 4.0}),
         (CacheConfig, CACHE | {"enable_prefix_caching": 1}),
         (CacheConfig, CACHE | {"speed": 1}),
+        (CacheConfig, CACHE | {"choices": SchedulerChoices()}),
+        (CacheConfig, CACHE | CACHE_CHOICES),
+        (CacheChoices, {"exact_append_demand": 1}),
+        (CacheChoices, SCHEDULER_CHOICES),
         (CacheConfig, {"block_size": 4}),
         (SchedulerConfig, SCHEDULER | {"policy": 1}),
         (SchedulerConfig, SCHEDULER | {"max_loras": "2"}),
         (SchedulerConfig, SCHEDULER | {"speed": 1}),
+        (SchedulerConfig, SCHEDULER | {"choices": SCHEDULER_CHOICES}),
+        (SchedulerConfig, SCHEDULER | SCHEDULER_CHOICES),
+        (SchedulerChoices, {"whole_block_chunks": "yes"}),
+        (SchedulerChoices, {"max_num_bypasses": 0}),
         (SchedulerConfig, {"max_num_seqs": 4}),
     ],
 )
@@ -150,23 +175,14 @@ def test_every_field_reads_back() -> None:
         "max_loras": 2,
         "max_num_bypasses": 7,
         "victim_policy": "least_work",
-        "admit_after_preemption": True,
-        "reverse_swapped_order": True,
-        "whole_block_chunks": True,
-        "limit_chunked_prompts": False,
+        "choices": SchedulerChoices(**SCHEDULER_CHOICES),
     }
     cache: dict[str, Any] = CACHE | {
         "num_cpu_blocks": 5,
         "watermark": 0.125,
         "enable_prefix_caching": True,
         "sliding_window": None,
-        "count_cached_blocks": False,
-        "charge_cached_tokens": True,
-        "share_partial_blocks": True,
-        "share_generated_blocks": False,
-        "swap_in_cached_blocks": True,
-        "evict_blank_blocks_in_order": True,
-        "exact_append_demand": False,
+        "choices": CacheChoices(**CACHE_CHOICES),
     }
     made: list[tuple[Any, dict[str, Any]]] = [
         (SchedulerConfig(**scheduler), scheduler),
@@ -186,20 +202,35 @@ def test_every_field_reads_back() -> None:
 def test_the_classic_configuration_turns_every_improvement_off() -> None:
     scheduler = SchedulerConfig.classic(**SCHEDULER)
     assert (scheduler.max_num_bypasses, scheduler.victim_policy) == (0, "last")
-    assert scheduler.admit_after_preemption
-    assert scheduler.reverse_swapped_order
-    assert scheduler.whole_block_chunks
-    assert not scheduler.limit_chunked_prompts
+    assert scheduler.choices == SchedulerChoices.classic()
     cache = CacheConfig.classic(**CACHE, enable_prefix_caching=True)
-    assert not cache.count_cached_blocks
-    assert cache.charge_cached_tokens
-    assert cache.share_partial_blocks
-    assert not cache.share_generated_blocks
-    assert not cache.exact_append_demand
+    assert cache.choices == CacheChoices.classic()
     for make in (SchedulerConfig, SchedulerConfig.classic):
         made = make(**SCHEDULER)
         assert (made.policy, made.preemption_mode, made.max_loras) == ("fcfs", None, None)
         assert (made.delay_factor, made.num_lookahead_slots) == (0.0, 0)
+
+
+@pytest.mark.parametrize(("make", "classic"), ALL_CHOICES)
+def test_each_choice_is_made_alone_and_read_back(make: Any, classic: dict[str, bool]) -> None:
+    default = {name: not value for name, value in classic.items()}
+    assert {name for name in dir(make) if not name.startswith("_")} == {*classic, "classic"}
+    for name, value in classic.items():
+        made = make(**{name: value})
+        assert {field: getattr(made, field) for field in classic} == default | {name: value}
+        assert made not in (make(), make.classic())
+        with pytest.raises(AttributeError):
+            setattr(made, name, value)
+
+
+@pytest.mark.parametrize(("make", "classic"), ALL_CHOICES)
+def test_choices_compare_and_print_by_their_values(make: Any, classic: dict[str, bool]) -> None:
+    assert make(**classic) == make.classic() != make()
+    assert make(**dict.fromkeys(classic)) == make()
+    fields = ", ".join(f"{name}={value}" for name, value in classic.items())
+    assert repr(make.classic()) == f"{make.__name__}({fields})"
+    with pytest.raises(TypeError, match="positional"):
+        make(True)
 
 
 def test_what_is_none_has_the_default_of_what_is_left_out() -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from pagedserve import CacheChoices, SchedulerChoices
+
 MakeEngine = Callable[..., Any]
 
 CHUNKED = {"enable_chunked_prefill": True}
@@ -26,7 +28,8 @@ def blocks(num_gpu_blocks: int, **options: Any) -> dict[str, Any]:
 def test_cached_tokens_are_not_charged_to_the_budget(
     make_engine: MakeEngine, charges: bool
 ) -> None:
-    cache = blocks(64, enable_prefix_caching=True, charge_cached_tokens=charges)
+    choices = CacheChoices(charge_cached_tokens=charges)
+    cache = blocks(64, enable_prefix_caching=True, choices=choices)
     engine = make_engine({"max_num_batched_tokens": 56}, cache)
     engine.add(range(48))
     engine.step()
@@ -39,7 +42,8 @@ def test_cached_tokens_are_not_charged_to_the_budget(
 
 @pytest.mark.parametrize("counts", [False, True])
 def test_admission_counts_what_the_cache_holds(make_engine: MakeEngine, counts: bool) -> None:
-    cache = blocks(14, enable_prefix_caching=True, count_cached_blocks=counts)
+    choices = CacheChoices(count_cached_blocks=counts)
+    cache = blocks(14, enable_prefix_caching=True, choices=choices)
     engine = make_engine({}, cache)
     engine.add(range(48))
     engine.step()
@@ -54,7 +58,8 @@ def test_a_preemption_gives_back_what_its_victim_had(
     make_engine: MakeEngine, num_victims: int
 ) -> None:
     """The adapter and the sequences of the victim, not of the group that needed its blocks."""
-    limits = {"max_loras": 2, "max_num_seqs": 1 + num_victims, "admit_after_preemption": True}
+    choices = SchedulerChoices(admit_after_preemption=True)
+    limits = {"max_loras": 2, "max_num_seqs": 1 + num_victims, "choices": choices}
     swap = {"preemption_mode": "swap"}
     engine = make_engine(CHUNKED | limits | swap, blocks(5, num_cpu_blocks=8))
     asking, _ = engine.add(8, adapter=1)
@@ -70,7 +75,8 @@ def test_a_preemption_gives_back_what_its_victim_had(
 def test_victims_of_one_step_come_back_in_their_old_order(
     make_engine: MakeEngine, is_reversed: bool
 ) -> None:
-    options = {"preemption_mode": "swap", "reverse_swapped_order": is_reversed}
+    choices = SchedulerChoices(reverse_swapped_order=is_reversed)
+    options = {"preemption_mode": "swap", "choices": choices}
     engine = make_engine(options, blocks(3, num_cpu_blocks=4))
     first, second, third = (engine.add(4)[0] for _ in range(3))
     engine.step()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pagedserve import CacheConfig, Scheduler, SchedulerConfig
+from pagedserve import CacheConfig, Scheduler, SchedulerChoices, SchedulerConfig
 from pagedserve.replay.compare import first_difference, load_golden
 from pagedserve.replay.scenario import Scenario, load_scenario
 
@@ -29,7 +29,10 @@ CONFIGURATIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "default": ({}, {}),
     "bypass": ({"max_num_bypasses": 5, "victim_policy": "least_work"}, {}),
     "cached": ({}, {"enable_prefix_caching": True}),
-    "ahead": ({"num_lookahead_slots": 5, "admit_after_preemption": True}, {}),
+    "ahead": (
+        {"num_lookahead_slots": 5, "choices": SchedulerChoices(admit_after_preemption=True)},
+        {},
+    ),
     "priority": ({"policy": "priority"}, {"enable_prefix_caching": True}),
     "chunked": ({"enable_chunked_prefill": True, "max_num_bypasses": 3}, {}),
 }

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from pagedserve import CacheConfig, InputBuffers, Scheduler, SchedulerConfig, SchedulerOutputs
+from pagedserve._core import CacheChoices, SchedulerChoices
 from pagedserve.replay.driver import ScenarioDriver
 from pagedserve.replay.log import replay_log
 from pagedserve.replay.scenario import Scenario, ScenarioError
@@ -30,7 +31,11 @@ CONFIGURATIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "priority": ({"policy": "priority", "victim_policy": "least_work"}, {"num_cpu_blocks": 9}),
     "adapters": ({"max_loras": 2, "delay_factor": 8.0}, {"enable_prefix_caching": True}),
     "swap": ({"preemption_mode": "swap", "max_num_bypasses": 2}, {"num_cpu_blocks": 60}),
-    "recompute": ({"preemption_mode": "recompute", "reverse_swapped_order": True}, {}),
+    "recompute": ({"preemption_mode": "recompute"}, {}),
+    "as vLLM": (
+        {"choices": SchedulerChoices.classic(), "enable_chunked_prefill": True},
+        {"choices": CacheChoices.classic(), "enable_prefix_caching": True, "num_cpu_blocks": 30},
+    ),
     "window": ({}, {"sliding_window": 10, "num_cpu_blocks": 30}),
 }
 

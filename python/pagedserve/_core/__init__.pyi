@@ -11,6 +11,7 @@ from pagedserve._core import cpu
 
 __all__ = [
     "BlockSpaceManager",
+    "CacheChoices",
     "CacheConfig",
     "CachedBlockAllocator",
     "GroupStats",
@@ -19,6 +20,7 @@ __all__ = [
     "Prefix",
     "ScheduledSequenceGroup",
     "Scheduler",
+    "SchedulerChoices",
     "SchedulerConfig",
     "SchedulerOutputs",
     "SequenceGroupMetadata",
@@ -39,6 +41,36 @@ _Refusal: TypeAlias = Literal[
 _AllocStatus: TypeAlias = Literal["ok", "later", "never"]
 
 @final
+class CacheChoices:
+    def __new__(
+        cls,
+        *,
+        count_cached_blocks: bool | None = None,
+        charge_cached_tokens: bool | None = None,
+        share_partial_blocks: bool | None = None,
+        share_generated_blocks: bool | None = None,
+        swap_in_cached_blocks: bool | None = None,
+        evict_blank_blocks_in_order: bool | None = None,
+        exact_append_demand: bool | None = None,
+    ) -> CacheChoices: ...
+    @staticmethod
+    def classic() -> CacheChoices: ...
+    @property
+    def count_cached_blocks(self) -> bool: ...
+    @property
+    def charge_cached_tokens(self) -> bool: ...
+    @property
+    def share_partial_blocks(self) -> bool: ...
+    @property
+    def share_generated_blocks(self) -> bool: ...
+    @property
+    def swap_in_cached_blocks(self) -> bool: ...
+    @property
+    def evict_blank_blocks_in_order(self) -> bool: ...
+    @property
+    def exact_append_demand(self) -> bool: ...
+
+@final
 class CacheConfig:
     def __new__(
         cls,
@@ -49,13 +81,7 @@ class CacheConfig:
         watermark: float | None = None,
         enable_prefix_caching: bool | None = None,
         sliding_window: int | None = None,
-        count_cached_blocks: bool | None = None,
-        charge_cached_tokens: bool | None = None,
-        share_partial_blocks: bool | None = None,
-        share_generated_blocks: bool | None = None,
-        swap_in_cached_blocks: bool | None = None,
-        evict_blank_blocks_in_order: bool | None = None,
-        exact_append_demand: bool | None = None,
+        choices: CacheChoices | None = None,
     ) -> CacheConfig: ...
     @staticmethod
     def classic(
@@ -80,19 +106,28 @@ class CacheConfig:
     @property
     def sliding_window(self) -> int | None: ...
     @property
-    def count_cached_blocks(self) -> bool: ...
+    def choices(self) -> CacheChoices: ...
+
+@final
+class SchedulerChoices:
+    def __new__(
+        cls,
+        *,
+        admit_after_preemption: bool | None = None,
+        reverse_swapped_order: bool | None = None,
+        whole_block_chunks: bool | None = None,
+        limit_chunked_prompts: bool | None = None,
+    ) -> SchedulerChoices: ...
+    @staticmethod
+    def classic() -> SchedulerChoices: ...
     @property
-    def charge_cached_tokens(self) -> bool: ...
+    def admit_after_preemption(self) -> bool: ...
     @property
-    def share_partial_blocks(self) -> bool: ...
+    def reverse_swapped_order(self) -> bool: ...
     @property
-    def share_generated_blocks(self) -> bool: ...
+    def whole_block_chunks(self) -> bool: ...
     @property
-    def swap_in_cached_blocks(self) -> bool: ...
-    @property
-    def evict_blank_blocks_in_order(self) -> bool: ...
-    @property
-    def exact_append_demand(self) -> bool: ...
+    def limit_chunked_prompts(self) -> bool: ...
 
 @final
 class SchedulerConfig:
@@ -110,10 +145,7 @@ class SchedulerConfig:
         max_loras: int | None = None,
         max_num_bypasses: int | None = None,
         victim_policy: _VictimPolicy | None = None,
-        admit_after_preemption: bool | None = None,
-        reverse_swapped_order: bool | None = None,
-        whole_block_chunks: bool | None = None,
-        limit_chunked_prompts: bool | None = None,
+        choices: SchedulerChoices | None = None,
     ) -> SchedulerConfig: ...
     @staticmethod
     def classic(
@@ -151,13 +183,7 @@ class SchedulerConfig:
     @property
     def victim_policy(self) -> _VictimPolicy: ...
     @property
-    def admit_after_preemption(self) -> bool: ...
-    @property
-    def reverse_swapped_order(self) -> bool: ...
-    @property
-    def whole_block_chunks(self) -> bool: ...
-    @property
-    def limit_chunked_prompts(self) -> bool: ...
+    def choices(self) -> SchedulerChoices: ...
 
 @final
 class InputBuffers:

@@ -8,12 +8,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pagedserve._core import CacheConfig, Scheduler, SchedulerConfig, SchedulerOutputs
+from pagedserve._core import (
+    CacheChoices,
+    CacheConfig,
+    Scheduler,
+    SchedulerChoices,
+    SchedulerConfig,
+    SchedulerOutputs,
+)
 from pagedserve.errors import PagedServeError
 from pagedserve.replay.scenario import ScenarioError, read_text
 
 # Of the logs that this version writes.
-_FORMAT = 2
+_FORMAT = 3
 
 # What a line says of the step itself.
 _DECISIONS = ("step", "scheduled", "preempted", "swapped_in", "moves", "ignored", "refused", "free")
@@ -43,14 +50,17 @@ def replay_log(path: Path) -> LogReplay:
         path: A file that ``Scheduler(log=...)`` wrote; gzipped if it ends in .gz.
 
     Raises:
-        ScenarioError: Not a log, or one with a broken line, but for a last one cut short.
+        ScenarioError: Not a log, one of another format, or one with a broken line, but for a last
+            one cut short.
     """
     texts = read_text(path).splitlines()
     is_cut = bool(texts) and not _is_json(texts[-1])
     lines = _lines(path, texts[: len(texts) - is_cut])
     header = next(lines, {})
-    if header.get("log") != _FORMAT:
+    if "log" not in header:
         raise ScenarioError(f"{path} does not begin with a decision log's first line")
+    if header["log"] != _FORMAT:
+        raise ScenarioError(f"{path}: the format is {header['log']!r}; {_FORMAT} is understood")
     try:
         player = _Player(header)
     except (KeyError, TypeError) as error:
@@ -107,8 +117,10 @@ class _Player:
     """A scheduler that is told what the log says."""
 
     def __init__(self, header: dict[str, Any]) -> None:
+        scheduler, cache = header["scheduler"], header["cache"]
         self._scheduler = Scheduler(
-            SchedulerConfig(**header["scheduler"]), CacheConfig(**header["cache"])
+            SchedulerConfig(**scheduler | {"choices": SchedulerChoices(**scheduler["choices"])}),
+            CacheConfig(**cache | {"choices": CacheChoices(**cache["choices"])}),
         )
         self._step: SchedulerOutputs | None = None
         self._play: dict[str, Callable[..., None]] = {

@@ -44,23 +44,9 @@ pub enum VictimPolicy {
     LeastWork,
 }
 
-/// The KV blocks of both tiers.
-#[derive(Clone, Debug, PartialEq)]
-pub struct CacheConfig {
-    /// Tokens a block holds, at least 1.
-    pub block_size: usize,
-    /// Blocks on the device, at least 1.
-    pub num_gpu_blocks: usize,
-    /// Blocks in host memory for swapped groups; 0 turns swapping off.
-    pub num_cpu_blocks: usize,
-    /// Share of the device blocks kept free when a new group is admitted, in `[0, 1)`.  It
-    /// damps the thrashing of admitting a group and preempting it at once.
-    pub watermark: f64,
-    /// Whether blocks keep their contents for later requests with the same prefix.
-    pub enable_prefix_caching: bool,
-    /// Tokens that a query can see, itself included, where all layers have one window; a
-    /// sequence then holds no more blocks than the window spans.
-    pub sliding_window: Option<usize>,
+/// The decisions on blocks in which the best known way, the default, is not vLLM 0.6.2's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CacheChoices {
     /// Count in admission what a request shares with running ones, instead of asking for
     /// blocks it will not take.
     pub count_cached_blocks: bool,
@@ -82,6 +68,54 @@ pub struct CacheConfig {
     pub exact_append_demand: bool,
 }
 
+impl CacheChoices {
+    /// Those of vLLM 0.6.2.
+    pub const CLASSIC: Self = Self {
+        count_cached_blocks: false,
+        charge_cached_tokens: true,
+        share_partial_blocks: true,
+        share_generated_blocks: false,
+        swap_in_cached_blocks: true,
+        evict_blank_blocks_in_order: true,
+        exact_append_demand: false,
+    };
+}
+
+impl Default for CacheChoices {
+    fn default() -> Self {
+        Self {
+            count_cached_blocks: true,
+            charge_cached_tokens: false,
+            share_partial_blocks: false,
+            share_generated_blocks: true,
+            swap_in_cached_blocks: false,
+            evict_blank_blocks_in_order: false,
+            exact_append_demand: true,
+        }
+    }
+}
+
+/// The KV blocks of both tiers.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CacheConfig {
+    /// Tokens a block holds, at least 1.
+    pub block_size: usize,
+    /// Blocks on the device, at least 1.
+    pub num_gpu_blocks: usize,
+    /// Blocks in host memory for swapped groups; 0 turns swapping off.
+    pub num_cpu_blocks: usize,
+    /// Share of the device blocks kept free when a new group is admitted, in `[0, 1)`.  It
+    /// damps the thrashing of admitting a group and preempting it at once.
+    pub watermark: f64,
+    /// Whether blocks keep their contents for later requests with the same prefix.
+    pub enable_prefix_caching: bool,
+    /// Tokens that a query can see, itself included, where all layers have one window; a
+    /// sequence then holds no more blocks than the window spans.
+    pub sliding_window: Option<usize>,
+    /// Where the best known way is not vLLM 0.6.2's.
+    pub choices: CacheChoices,
+}
+
 impl CacheConfig {
     /// The best known behaviour: no prefix caching unless it is turned on, no host blocks, a
     /// watermark of one percent.
@@ -93,28 +127,13 @@ impl CacheConfig {
             watermark: 0.01,
             enable_prefix_caching: false,
             sliding_window: None,
-            count_cached_blocks: true,
-            charge_cached_tokens: false,
-            share_partial_blocks: false,
-            share_generated_blocks: true,
-            swap_in_cached_blocks: false,
-            evict_blank_blocks_in_order: false,
-            exact_append_demand: true,
+            choices: CacheChoices::default(),
         }
     }
 
     /// The decisions of vLLM 0.6.2's block manager.
     pub fn classic(block_size: usize, num_gpu_blocks: usize) -> Self {
-        Self {
-            count_cached_blocks: false,
-            charge_cached_tokens: true,
-            share_partial_blocks: true,
-            share_generated_blocks: false,
-            swap_in_cached_blocks: true,
-            evict_blank_blocks_in_order: true,
-            exact_append_demand: false,
-            ..Self::new(block_size, num_gpu_blocks)
-        }
+        Self { choices: CacheChoices::CLASSIC, ..Self::new(block_size, num_gpu_blocks) }
     }
 
     /// # Errors
@@ -157,7 +176,45 @@ impl CacheConfig {
     }
 }
 
-/// The limits and choices of the scheduler.
+/// The decisions on order and admission in which the best known way, the default, is not vLLM
+/// 0.6.2's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SchedulerChoices {
+    /// Admit new prompts in a step in which somebody was preempted, and with chunks while
+    /// somebody is swapped out.
+    pub admit_after_preemption: bool,
+    /// Bring groups swapped out in one step back in the order in which they were taken, last
+    /// first.
+    pub reverse_swapped_order: bool,
+    /// Cut a chunk at a block boundary where prefix caching is on.
+    pub whole_block_chunks: bool,
+    /// Refuse a prompt beyond `max_model_len` also where prompts are cut into chunks, whatever
+    /// the length of its first chunk.
+    pub limit_chunked_prompts: bool,
+}
+
+impl SchedulerChoices {
+    /// Those of vLLM 0.6.2.
+    pub const CLASSIC: Self = Self {
+        admit_after_preemption: true,
+        reverse_swapped_order: true,
+        whole_block_chunks: true,
+        limit_chunked_prompts: false,
+    };
+}
+
+impl Default for SchedulerChoices {
+    fn default() -> Self {
+        Self {
+            admit_after_preemption: false,
+            reverse_swapped_order: false,
+            whole_block_chunks: false,
+            limit_chunked_prompts: true,
+        }
+    }
+}
+
+/// The limits and options of the scheduler.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SchedulerConfig {
     /// Sequences that may run at once.
@@ -185,17 +242,8 @@ pub struct SchedulerConfig {
     pub max_num_bypasses: usize,
     /// Who is preempted.
     pub victim_policy: VictimPolicy,
-    /// Admit new prompts in a step in which somebody was preempted, and with chunks while
-    /// somebody is swapped out.
-    pub admit_after_preemption: bool,
-    /// Bring groups swapped out in one step back in the order in which they were taken, last
-    /// first.
-    pub reverse_swapped_order: bool,
-    /// Cut a chunk at a block boundary where prefix caching is on.
-    pub whole_block_chunks: bool,
-    /// Refuse a prompt beyond `max_model_len` also where prompts are cut into chunks, whatever
-    /// the length of its first chunk.
-    pub limit_chunked_prompts: bool,
+    /// Where the best known way is not vLLM 0.6.2's.
+    pub choices: SchedulerChoices,
 }
 
 impl SchedulerConfig {
@@ -231,10 +279,7 @@ impl SchedulerConfig {
             max_loras: None,
             max_num_bypasses: Self::default_max_num_bypasses(false),
             victim_policy: VictimPolicy::LeastWork,
-            admit_after_preemption: false,
-            reverse_swapped_order: false,
-            whole_block_chunks: false,
-            limit_chunked_prompts: true,
+            choices: SchedulerChoices::default(),
         }
     }
 
@@ -247,10 +292,7 @@ impl SchedulerConfig {
         Self {
             max_num_bypasses: 0,
             victim_policy: VictimPolicy::Last,
-            admit_after_preemption: true,
-            reverse_swapped_order: true,
-            whole_block_chunks: true,
-            limit_chunked_prompts: false,
+            choices: SchedulerChoices::CLASSIC,
             ..Self::new(max_num_seqs, max_num_batched_tokens, max_model_len)
         }
     }

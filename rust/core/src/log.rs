@@ -23,7 +23,9 @@
 
 use std::io::{self, Write};
 
-use crate::config::{CacheConfig, Policy, SchedulerConfig, VictimPolicy};
+use crate::config::{
+    CacheChoices, CacheConfig, Policy, SchedulerChoices, SchedulerConfig, VictimPolicy,
+};
 use crate::ids::TokenId;
 use crate::outputs::SchedulerOutputs;
 use crate::scheduler::SampledOutputs;
@@ -91,7 +93,7 @@ impl<W: Write> DecisionLog<W> {
     pub fn new(writer: W, scheduler: &SchedulerConfig, cache: &CacheConfig) -> Self {
         let mut log = Self { writer, line: Line::default(), error: None };
         let header = format!(
-            "{{\"log\":2,\"version\":{:?},\"scheduler\":{},\"cache\":{}}}",
+            "{{\"log\":3,\"version\":{:?},\"scheduler\":{},\"cache\":{}}}",
             env!("CARGO_PKG_VERSION"),
             scheduler_json(scheduler),
             cache_json(cache)
@@ -243,8 +245,7 @@ fn scheduler_json(config: &SchedulerConfig) -> String {
          \"preemption_mode\":{mode},\"enable_chunked_prefill\":{},\"policy\":\"{policy}\",\
          \"delay_factor\":{:?},\"num_lookahead_slots\":{},\"max_loras\":{},\
          \"max_num_bypasses\":{},\"victim_policy\":\"{victim_policy}\",\
-         \"admit_after_preemption\":{},\"reverse_swapped_order\":{},\"whole_block_chunks\":{},\
-         \"limit_chunked_prompts\":{}}}",
+         \"choices\":{}}}",
         config.max_num_seqs,
         config.max_num_batched_tokens,
         config.max_model_len,
@@ -253,32 +254,47 @@ fn scheduler_json(config: &SchedulerConfig) -> String {
         config.num_lookahead_slots,
         optional(config.max_loras),
         config.max_num_bypasses,
-        config.admit_after_preemption,
-        config.reverse_swapped_order,
-        config.whole_block_chunks,
-        config.limit_chunked_prompts,
+        scheduler_choices_json(config.choices),
+    )
+}
+
+fn scheduler_choices_json(choices: SchedulerChoices) -> String {
+    format!(
+        "{{\"admit_after_preemption\":{},\"reverse_swapped_order\":{},\
+         \"whole_block_chunks\":{},\"limit_chunked_prompts\":{}}}",
+        choices.admit_after_preemption,
+        choices.reverse_swapped_order,
+        choices.whole_block_chunks,
+        choices.limit_chunked_prompts,
     )
 }
 
 fn cache_json(config: &CacheConfig) -> String {
     format!(
         "{{\"block_size\":{},\"num_gpu_blocks\":{},\"num_cpu_blocks\":{},\"watermark\":{:?},\
-         \"enable_prefix_caching\":{},\"sliding_window\":{},\"count_cached_blocks\":{},\
-         \"charge_cached_tokens\":{},\"share_partial_blocks\":{},\
-         \"share_generated_blocks\":{},\"swap_in_cached_blocks\":{},\
-         \"evict_blank_blocks_in_order\":{},\"exact_append_demand\":{}}}",
+         \"enable_prefix_caching\":{},\"sliding_window\":{},\"choices\":{}}}",
         config.block_size,
         config.num_gpu_blocks,
         config.num_cpu_blocks,
         config.watermark,
         config.enable_prefix_caching,
         optional(config.sliding_window),
-        config.count_cached_blocks,
-        config.charge_cached_tokens,
-        config.share_partial_blocks,
-        config.share_generated_blocks,
-        config.swap_in_cached_blocks,
-        config.evict_blank_blocks_in_order,
-        config.exact_append_demand,
+        cache_choices_json(config.choices),
+    )
+}
+
+fn cache_choices_json(choices: CacheChoices) -> String {
+    format!(
+        "{{\"count_cached_blocks\":{},\"charge_cached_tokens\":{},\
+         \"share_partial_blocks\":{},\"share_generated_blocks\":{},\
+         \"swap_in_cached_blocks\":{},\"evict_blank_blocks_in_order\":{},\
+         \"exact_append_demand\":{}}}",
+        choices.count_cached_blocks,
+        choices.charge_cached_tokens,
+        choices.share_partial_blocks,
+        choices.share_generated_blocks,
+        choices.swap_in_cached_blocks,
+        choices.evict_blank_blocks_in_order,
+        choices.exact_append_demand,
     )
 }

@@ -208,7 +208,7 @@ fn f8_identical_prompts_never_copy_a_block_onto_itself() {
     for share_partial_blocks in [false, true] {
         let limits = Limits::with(|cache, scheduler| {
             cache.enable_prefix_caching = true;
-            cache.share_partial_blocks = share_partial_blocks;
+            cache.choices.share_partial_blocks = share_partial_blocks;
             scheduler.enable_chunked_prefill = true;
             scheduler.max_num_batched_tokens = 8;
         });
@@ -262,7 +262,7 @@ fn f11_a_victim_gives_back_its_own_sequences_and_adapter() {
     let limits = Limits::with(|cache, scheduler| {
         cache.num_gpu_blocks = 8;
         scheduler.enable_chunked_prefill = true;
-        scheduler.admit_after_preemption = true;
+        scheduler.choices.admit_after_preemption = true;
         scheduler.max_num_seqs = 2;
         scheduler.max_loras = Some(1);
     });

@@ -16,7 +16,10 @@ mod common;
 use std::collections::BTreeMap;
 
 use common::{Limits, Output, assert_all_returned, sampled_rows, update};
-use pagedserve_core::config::{CacheConfig, Policy, PreemptionMode, SchedulerConfig, VictimPolicy};
+use pagedserve_core::config::{
+    CacheChoices, CacheConfig, Policy, PreemptionMode, SchedulerChoices, SchedulerConfig,
+    VictimPolicy,
+};
 use pagedserve_core::hash::PrefixKey;
 use pagedserve_core::ids::BlockId;
 use pagedserve_core::inputs::InputBuffers;
@@ -81,13 +84,15 @@ fn cache() -> impl Strategy<Value = CacheConfig> {
             watermark,
             enable_prefix_caching: features.0,
             sliding_window: features.1,
-            count_cached_blocks: flags[0],
-            charge_cached_tokens: flags[1],
-            share_partial_blocks: flags[2],
-            evict_blank_blocks_in_order: flags[3],
-            exact_append_demand: flags[4],
-            share_generated_blocks: flags[5],
-            swap_in_cached_blocks: flags[6],
+            choices: CacheChoices {
+                count_cached_blocks: flags[0],
+                charge_cached_tokens: flags[1],
+                share_partial_blocks: flags[2],
+                evict_blank_blocks_in_order: flags[3],
+                exact_append_demand: flags[4],
+                share_generated_blocks: flags[5],
+                swap_in_cached_blocks: flags[6],
+            },
             ..CacheConfig::new(block_size, num_gpu_blocks)
         },
     )
@@ -111,10 +116,12 @@ fn scheduler() -> impl Strategy<Value = SchedulerConfig> {
             max_loras: Some(max_loras),
             max_num_bypasses,
             victim_policy: if flags[3] { VictimPolicy::LeastWork } else { VictimPolicy::Last },
-            admit_after_preemption: flags[4],
-            reverse_swapped_order: flags[5],
-            whole_block_chunks: flags[6],
-            limit_chunked_prompts: true,
+            choices: SchedulerChoices {
+                admit_after_preemption: flags[4],
+                reverse_swapped_order: flags[5],
+                whole_block_chunks: flags[6],
+                limit_chunked_prompts: true,
+            },
             ..SchedulerConfig::new(max_num_seqs, max_num_seqs + spare, 48)
         }
     })
@@ -123,7 +130,7 @@ fn scheduler() -> impl Strategy<Value = SchedulerConfig> {
 fn limits() -> impl Strategy<Value = Limits> {
     (cache(), scheduler()).prop_map(|(cache, mut scheduler)| {
         // As the scheduler asks: a chunk of whole blocks must not be rounded down to nothing.
-        if scheduler.whole_block_chunks {
+        if scheduler.choices.whole_block_chunks {
             scheduler.max_num_batched_tokens =
                 scheduler.max_num_batched_tokens.next_multiple_of(cache.block_size);
         }

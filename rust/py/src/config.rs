@@ -6,7 +6,27 @@ use pyo3::prelude::*;
 
 use crate::error::OrRaise;
 
-/// The KV blocks of both tiers; docs/options.md says what each choice gives.
+/// The decisions on blocks in which the best known way is not vLLM 0.6.2's; docs/options.md says
+/// what each gives.
+///
+/// What is not given, or None, has the default named here: the best known way.
+///
+/// Args:
+///     count_cached_blocks: In admission take off what a request shares with running ones; True.
+///     charge_cached_tokens: Charge cached tokens to the token budget and compute them again;
+///         False.
+///     share_partial_blocks: Share the last, partly filled block of identical prompts; False.
+///     share_generated_blocks: Let later prompts find blocks with generated tokens; True.
+///     swap_in_cached_blocks: Move blocks that the other tier still has, too; False.
+///     evict_blank_blocks_in_order: Evict free blocks without contents in turn with the cached
+///         ones, instead of first; False.
+///     exact_append_demand: Ask the pool for the blocks that a step takes, instead of one for each
+///         sequence; True.
+#[pyclass(frozen, eq, module = "pagedserve._core")]
+#[derive(PartialEq)]
+pub(crate) struct CacheChoices(core::CacheChoices);
+
+/// The KV blocks of both tiers.
 ///
 /// What is not given, or None, has the default named here.
 ///
@@ -21,23 +41,28 @@ use crate::error::OrRaise;
 ///         same tokens; False.
 ///     sliding_window: Tokens that a query can see, itself included, where all layers have one
 ///         window; None.  Excludes prefix caching.
-///     count_cached_blocks: In admission take off what a request shares with running ones; True.
-///     charge_cached_tokens: Charge cached tokens to the token budget and compute them again;
-///         False.
-///     share_partial_blocks: Share the last, partly filled block of identical prompts; False.
-///     share_generated_blocks: Let later prompts find blocks with generated tokens; True.
-///     swap_in_cached_blocks: Move blocks that the other tier still has, too; False.
-///     evict_blank_blocks_in_order: Evict free blocks without contents in turn with the cached
-///         ones, instead of first; False.
-///     exact_append_demand: Ask the pool for the blocks that a step takes, instead of one for each
-///         sequence; True.
+///     choices: A ``CacheChoices``: where to decide as vLLM 0.6.2 did; nowhere.
 ///
 /// Raises:
 ///     ``ConfigError``: Numbers out of range, or a window with prefix caching.
 #[pyclass(frozen, module = "pagedserve._core")]
 pub(crate) struct CacheConfig(pub(crate) core::CacheConfig);
 
-/// The limits and choices of the scheduler; docs/options.md says what each choice gives.
+/// The decisions on order and admission in which the best known way is not vLLM 0.6.2's;
+/// docs/options.md says what each gives.
+///
+/// What is not given, or None, has the default named here: the best known way.
+///
+/// Args:
+///     admit_after_preemption: Admit prompts in a step in which somebody was preempted; False.
+///     reverse_swapped_order: Bring groups swapped out in one step back last first; False.
+///     whole_block_chunks: Cut a chunk at a block boundary where prefix caching is on; False.
+///     limit_chunked_prompts: Refuse a prompt beyond max_model_len with chunks too; True.
+#[pyclass(frozen, eq, module = "pagedserve._core")]
+#[derive(PartialEq)]
+pub(crate) struct SchedulerChoices(core::SchedulerChoices);
+
+/// The limits and options of the scheduler; docs/options.md says what they give.
 ///
 /// What is not given, or None, has the default named here.
 ///
@@ -57,10 +82,7 @@ pub(crate) struct CacheConfig(pub(crate) core::CacheConfig);
 ///     max_num_bypasses: How many groups may be admitted before a head of a queue that does not
 ///         fit; then nobody passes it any more.  64 with chunked prefill, else 0.
 ///     victim_policy: Who is preempted: "least_work", the default, or "last".
-///     admit_after_preemption: Admit prompts in a step in which somebody was preempted; False.
-///     reverse_swapped_order: Bring groups swapped out in one step back last first; False.
-///     whole_block_chunks: Cut a chunk at a block boundary where prefix caching is on; False.
-///     limit_chunked_prompts: Refuse a prompt beyond max_model_len with chunks too; True.
+///     choices: A ``SchedulerChoices``: where to decide as vLLM 0.6.2 did; nowhere.
 ///
 /// Raises:
 ///     ``ConfigError``: Numbers out of range, or limits that contradict each other.
@@ -83,6 +105,54 @@ macro_rules! getters {
     };
 }
 
+/// All of a class of choices: each is a keyword, a property and part of what is printed.
+macro_rules! choices {
+    ($class:ident { $($field:ident),* $(,)? }) => {
+        getters!($class { $($field: bool),* });
+
+        #[pymethods]
+        impl $class {
+            #[new]
+            #[pyo3(signature = (*, $($field = None),*))]
+            fn new($($field: Option<bool>),*) -> Self {
+                let mut choices = core::$class::default();
+                $(set(&mut choices.$field, $field);)*
+                Self(choices)
+            }
+
+            /// All as vLLM 0.6.2 decided.
+            #[staticmethod]
+            fn classic() -> Self {
+                Self(core::$class::CLASSIC)
+            }
+
+            fn __repr__(&self) -> String {
+                let name = |value| if value { "True" } else { "False" };
+                let fields =
+                    [$(format!(concat!(stringify!($field), "={}"), name(self.0.$field))),*];
+                format!("{}({})", stringify!($class), fields.join(", "))
+            }
+        }
+    };
+}
+
+choices!(CacheChoices {
+    count_cached_blocks,
+    charge_cached_tokens,
+    share_partial_blocks,
+    share_generated_blocks,
+    swap_in_cached_blocks,
+    evict_blank_blocks_in_order,
+    exact_append_demand,
+});
+
+choices!(SchedulerChoices {
+    admit_after_preemption,
+    reverse_swapped_order,
+    whole_block_chunks,
+    limit_chunked_prompts,
+});
+
 getters!(CacheConfig {
     block_size: usize,
     num_gpu_blocks: usize,
@@ -90,13 +160,6 @@ getters!(CacheConfig {
     watermark: f64,
     enable_prefix_caching: bool,
     sliding_window: Option<usize>,
-    count_cached_blocks: bool,
-    charge_cached_tokens: bool,
-    share_partial_blocks: bool,
-    share_generated_blocks: bool,
-    swap_in_cached_blocks: bool,
-    evict_blank_blocks_in_order: bool,
-    exact_append_demand: bool,
 });
 
 getters!(SchedulerConfig {
@@ -108,10 +171,6 @@ getters!(SchedulerConfig {
     num_lookahead_slots: usize,
     max_loras: Option<usize>,
     max_num_bypasses: usize,
-    admit_after_preemption: bool,
-    reverse_swapped_order: bool,
-    whole_block_chunks: bool,
-    limit_chunked_prompts: bool,
 });
 
 #[pymethods]
@@ -119,12 +178,8 @@ impl CacheConfig {
     #[new]
     #[pyo3(signature = (
         *, block_size, num_gpu_blocks, num_cpu_blocks = None, watermark = None,
-        enable_prefix_caching = None, sliding_window = None, count_cached_blocks = None,
-        charge_cached_tokens = None, share_partial_blocks = None, share_generated_blocks = None,
-        swap_in_cached_blocks = None, evict_blank_blocks_in_order = None,
-        exact_append_demand = None,
+        enable_prefix_caching = None, sliding_window = None, choices = None,
     ))]
-    #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
     fn new(
         block_size: i64,
         num_gpu_blocks: i64,
@@ -132,25 +187,13 @@ impl CacheConfig {
         watermark: Option<f64>,
         enable_prefix_caching: Option<bool>,
         sliding_window: Option<i64>,
-        count_cached_blocks: Option<bool>,
-        charge_cached_tokens: Option<bool>,
-        share_partial_blocks: Option<bool>,
-        share_generated_blocks: Option<bool>,
-        swap_in_cached_blocks: Option<bool>,
-        evict_blank_blocks_in_order: Option<bool>,
-        exact_append_demand: Option<bool>,
+        choices: Option<&CacheChoices>,
     ) -> PyResult<Self> {
         let mut config = core::CacheConfig::new(
             count("block_size", block_size)?,
             count("num_gpu_blocks", num_gpu_blocks)?,
         );
-        set(&mut config.count_cached_blocks, count_cached_blocks);
-        set(&mut config.charge_cached_tokens, charge_cached_tokens);
-        set(&mut config.share_partial_blocks, share_partial_blocks);
-        set(&mut config.share_generated_blocks, share_generated_blocks);
-        set(&mut config.swap_in_cached_blocks, swap_in_cached_blocks);
-        set(&mut config.evict_blank_blocks_in_order, evict_blank_blocks_in_order);
-        set(&mut config.exact_append_demand, exact_append_demand);
+        set(&mut config.choices, choices.map(|choices| choices.0));
         Self::with(config, num_cpu_blocks, watermark, enable_prefix_caching, sliding_window)
     }
 
@@ -181,6 +224,12 @@ impl CacheConfig {
             count("num_gpu_blocks", num_gpu_blocks)?,
         );
         Self::with(config, num_cpu_blocks, watermark, enable_prefix_caching, sliding_window)
+    }
+
+    /// As given, or the default; see the class.
+    #[getter]
+    fn choices(&self) -> CacheChoices {
+        CacheChoices(self.0.choices)
     }
 }
 
@@ -254,8 +303,7 @@ impl SchedulerConfig {
         *, max_model_len, max_num_seqs = None, max_num_batched_tokens = None,
         preemption_mode = None, enable_chunked_prefill = None, policy = None, delay_factor = None,
         num_lookahead_slots = None, max_loras = None, max_num_bypasses = None,
-        victim_policy = None, admit_after_preemption = None, reverse_swapped_order = None,
-        whole_block_chunks = None, limit_chunked_prompts = None,
+        victim_policy = None, choices = None,
     ))]
     #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
     fn new(
@@ -270,10 +318,7 @@ impl SchedulerConfig {
         max_loras: Option<i64>,
         max_num_bypasses: Option<i64>,
         victim_policy: Option<&str>,
-        admit_after_preemption: Option<bool>,
-        reverse_swapped_order: Option<bool>,
-        whole_block_chunks: Option<bool>,
-        limit_chunked_prompts: Option<bool>,
+        choices: Option<&SchedulerChoices>,
     ) -> PyResult<Self> {
         let limits = Limits {
             max_model_len,
@@ -293,10 +338,7 @@ impl SchedulerConfig {
             });
         let victims = victim_policy.map(|name| choice("victim_policy", name, &VICTIM_POLICIES));
         set(&mut config.victim_policy, victims.transpose()?);
-        set(&mut config.admit_after_preemption, admit_after_preemption);
-        set(&mut config.reverse_swapped_order, reverse_swapped_order);
-        set(&mut config.whole_block_chunks, whole_block_chunks);
-        set(&mut config.limit_chunked_prompts, limit_chunked_prompts);
+        set(&mut config.choices, choices.map(|choices| choices.0));
         Self::validated(config)
     }
 
@@ -360,6 +402,12 @@ impl SchedulerConfig {
     #[getter]
     fn victim_policy(&self) -> &'static str {
         name_of(self.0.victim_policy, &VICTIM_POLICIES)
+    }
+
+    /// As given, or the default; see the class.
+    #[getter]
+    fn choices(&self) -> SchedulerChoices {
+        SchedulerChoices(self.0.choices)
     }
 }
 

@@ -31,7 +31,7 @@ mod _core {
     #[pymodule_export]
     use super::blocks::{CachedBlockAllocator, LRUEvictor, Prefix, UncachedBlockAllocator};
     #[pymodule_export]
-    use super::config::{CacheConfig, SchedulerConfig};
+    use super::config::{CacheChoices, CacheConfig, SchedulerChoices, SchedulerConfig};
     #[pymodule_export]
     use super::cpu::module as cpu;
     #[pymodule_export]

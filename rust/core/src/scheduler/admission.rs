@@ -112,7 +112,7 @@ impl Scheduler {
     /// it is admitted to an empty step and goes on in the running phase.
     fn num_tokens_to_admit(&self, group: GroupHandle, budget: &SchedulingBudget) -> usize {
         let first = self.store.seq(self.store.group(group).seqs[0]);
-        let num_known = if self.space.config().charge_cached_tokens {
+        let num_known = if self.space.config().choices.charge_cached_tokens {
             0
         } else {
             self.space.num_cached_tokens(&self.store, first)
@@ -133,7 +133,7 @@ impl Scheduler {
         let num_tokens = self.store.seq(entry.seqs[0]).len();
         let limit = self.config.prompt_limit();
         // The classic way looks at the chunk that the budget has room for.
-        let is_too_long = if self.config.limit_chunked_prompts {
+        let is_too_long = if self.config.choices.limit_chunked_prompts {
             num_tokens > limit
         } else {
             self.num_tokens_to_admit(group, budget) > limit

@@ -165,7 +165,7 @@ impl Scheduler {
     /// blocks are swapped in, two groups may bring the same contents to one cached block.
     fn check_moves(&self) -> Result<()> {
         let outputs = &self.outputs;
-        let moves_all = self.space.config().swap_in_cached_blocks;
+        let moves_all = self.space.config().choices.swap_in_cached_blocks;
         let device = outputs.blocks_to_swap_in.iter().chain(&outputs.blocks_to_copy);
         let host = outputs.blocks_to_swap_out.iter();
         for pairs in [device.collect::<Vec<&BlockPair>>(), host.collect()] {

@@ -90,7 +90,7 @@ impl Scheduler {
     pub fn new(config: SchedulerConfig, cache: &CacheConfig) -> Result<Self> {
         config.validate()?;
         cache.validate()?;
-        let rounds_chunks = config.whole_block_chunks && config.enable_chunked_prefill;
+        let rounds_chunks = config.choices.whole_block_chunks && config.enable_chunked_prefill;
         if rounds_chunks
             && cache.enable_prefix_caching
             && !config.max_num_batched_tokens.is_multiple_of(cache.block_size)

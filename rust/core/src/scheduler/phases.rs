@@ -63,7 +63,7 @@ impl Scheduler {
             self.schedule_swapped(budget);
         }
         self.order_running(num_served, num_running);
-        if self.config.admit_after_preemption {
+        if self.config.choices.admit_after_preemption {
             self.schedule_prefills(budget, usize::MAX);
         } else if self.outputs.preempted.is_empty() {
             self.schedule_prefills_past_swapped(budget);
@@ -127,7 +127,7 @@ impl Scheduler {
     /// had them since it was admitted; the classic way asks for more all the same.
     fn has_slots(&self, group: GroupHandle) -> bool {
         let needs_none =
-            self.store.group(group).is_prefill && self.space.config().exact_append_demand;
+            self.store.group(group).is_prefill && self.space.config().choices.exact_append_demand;
         needs_none || self.space.can_append_slots(&self.store, group)
     }
 
@@ -161,7 +161,10 @@ impl Scheduler {
     pub(super) fn chunk(&self, wanted: usize, budget: &SchedulingBudget) -> usize {
         let left = budget.remaining_tokens();
         let block_size = self.space.block_size();
-        if wanted > left && self.config.whole_block_chunks && self.space.gpu().cached().is_some() {
+        if wanted > left
+            && self.config.choices.whole_block_chunks
+            && self.space.gpu().cached().is_some()
+        {
             left / block_size * block_size
         } else {
             wanted.min(left)

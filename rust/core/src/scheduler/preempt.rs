@@ -106,7 +106,7 @@ impl Scheduler {
         // Victims go from the last to the first: each one of this step before those of it.
         let preempted = self.outputs.preempted.iter();
         let num_before = preempted.filter(|(_, mode)| *mode == PreemptionMode::Swap).count();
-        let num_passed = if self.config.reverse_swapped_order { 0 } else { num_before };
+        let num_passed = if self.config.choices.reverse_swapped_order { 0 } else { num_before };
         let position = self.queues.swapped.len() - num_passed;
         self.queues.swapped.insert(position, group);
     }

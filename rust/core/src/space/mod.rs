@@ -62,7 +62,7 @@ impl BlockSpaceManager {
         let block_size = config.block_size;
         let tier = |num_blocks| {
             if config.enable_prefix_caching {
-                let is_classic = config.evict_blank_blocks_in_order;
+                let is_classic = config.choices.evict_blank_blocks_in_order;
                 Allocator::Cached(CachedBlockAllocator::new(num_blocks, block_size, is_classic))
             } else {
                 Allocator::Uncached(UncachedBlockAllocator::new(num_blocks))
@@ -120,7 +120,7 @@ impl BlockSpaceManager {
         let has_run = store.group(group).first_scheduled_time.is_some();
         let num_blocks = self.num_blocks_to_allocate(store, group);
         match self.judge(num_blocks, num_blocks, has_run) {
-            AllocStatus::Later if self.config.count_cached_blocks => {
+            AllocStatus::Later if self.config.choices.count_cached_blocks => {
                 let num_new = num_blocks - self.num_held_by_others(store, group);
                 self.judge(num_blocks, num_new, has_run)
             }
@@ -193,7 +193,7 @@ impl BlockSpaceManager {
         // Without lookahead a sequence takes one block at most; ask for the sum when that is
         // tight, if the exact sum is wanted at all.
         (!has_lookahead && store.group(group).seqs.len() <= free)
-            || ((self.config.exact_append_demand || has_lookahead)
+            || ((self.config.choices.exact_append_demand || has_lookahead)
                 && self.append_demand(store, group) <= free)
     }
 

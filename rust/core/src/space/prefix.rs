@@ -34,7 +34,7 @@ impl BlockSpaceManager {
         let tokens = seq.token_ids();
         let tokens = if end <= tokens.len() {
             &tokens[start..end]
-        } else if self.config.share_partial_blocks && start < tokens.len() {
+        } else if self.config.choices.share_partial_blocks && start < tokens.len() {
             &tokens[start..]
         } else {
             return None;
@@ -43,7 +43,7 @@ impl BlockSpaceManager {
             return None; // a placeholder: nobody knows yet what the block holds
         }
         let is_prompt = start + tokens.len() <= seq.num_prompt_tokens();
-        if is_prompt || self.config.share_generated_blocks {
+        if is_prompt || self.config.choices.share_generated_blocks {
             Some((before, tokens))
         } else {
             Some((before.bounded(seq.num_prompt_tokens()), tokens))
@@ -79,7 +79,7 @@ impl BlockSpaceManager {
         }
         let entry = store.seq_mut(seq);
         let num_cached = num_usable * block_size;
-        let num_counted = if self.config.charge_cached_tokens {
+        let num_counted = if self.config.choices.charge_cached_tokens {
             num_blocks * block_size
         } else {
             num_cached.min(entry.len() - 1)

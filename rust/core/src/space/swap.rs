@@ -157,7 +157,7 @@ impl BlockSpaceManager {
         lookup: Option<(Prefix, &[TokenId])>,
         num_prefix_tokens: usize,
     ) -> (BlockId, bool) {
-        let (step_id, moves_all) = (self.step_id, self.config.swap_in_cached_blocks);
+        let (step_id, moves_all) = (self.step_id, self.config.choices.swap_in_cached_blocks);
         let (_, to) = self.tiers(direction);
         let Some((prefix, tokens)) = lookup else {
             return (to.allocate(num_prefix_tokens).expect(PROMISED), true);
