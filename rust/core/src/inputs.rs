@@ -103,7 +103,7 @@ fn fill_tokens(
     let computed = seq.num_computed_tokens;
     let target = first..first + row.num_tokens;
     buffers.token_ids[target.clone()]
-        .copy_from_slice(&seq.token_ids()[computed..computed + row.num_tokens]);
+        .copy_from_slice(&seq.token_ids_at(computed..computed + row.num_tokens));
     let mut block = computed / block_size;
     let mut offset = computed % block_size;
     let mut slot = first_slot(seq, block, block_size);

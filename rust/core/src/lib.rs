@@ -48,7 +48,7 @@
 //! let results =
 //!     SampledOutputs { parent_rows: &[0], token_start: &[0, 1], tokens: &[7], finish: &[0] };
 //! assert_eq!(scheduler.update(step_id, results)?.handles, [seq]);
-//! assert_eq!(scheduler.sequence(seq)?.token_ids(), [11, 12, 13, 14, 15, 7]);
+//! assert_eq!(*scheduler.sequence(seq)?.token_ids(), [11, 12, 13, 14, 15, 7]);
 //! scheduler.check()?;
 //! # Ok::<(), pagedserve_core::error::Error>(())
 //! ```

@@ -88,7 +88,7 @@ fn row_data(scheduler: &Scheduler, row: &Row, is_delta: bool, is_cut: bool) -> R
     let first_block = if is_cut { num_computed_tokens / scheduler.space().block_size() } else { 0 };
     Ok(RowData {
         seq: row.seq.to_bits(),
-        token_ids: seq.token_ids()[first_token..num_computed_tokens + row.num_tokens].to_vec(),
+        token_ids: seq.token_ids_at(first_token..num_computed_tokens + row.num_tokens).into_owned(),
         num_computed_tokens,
         blocks: (first_block..seq.table.len()).map(|index| seq.table.block(index)).collect(),
     })

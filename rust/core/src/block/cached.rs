@@ -286,6 +286,11 @@ impl CachedBlockAllocator {
         meta.is_computed || meta.pending_step == Some(step_id)
     }
 
+    /// Blocks that several hold.
+    pub fn num_shared(&self) -> usize {
+        self.pool.num_shared()
+    }
+
     /// Holders of `block`.
     pub fn ref_count(&self, block: BlockId) -> u32 {
         self.pool.ref_count(block)

@@ -66,6 +66,11 @@ impl Allocator {
         self.ref_count(block) > 1
     }
 
+    /// Blocks that several hold.
+    pub fn num_shared(&self) -> usize {
+        either!(self, allocator => allocator.num_shared())
+    }
+
     /// Holders of `block`.
     pub fn ref_count(&self, block: BlockId) -> u32 {
         either!(self, allocator => allocator.ref_count(block))

@@ -3,7 +3,7 @@
 //! Owns how many tables name a block, whatever the policy by which free blocks are handed
 //! out.  Invariants:
 //! 1. A block is used exactly while its count is above 0.
-//! 2. `num_used` is the number of used blocks.
+//! 2. `num_used` is the number of used blocks, `num_shared` of those with a count above 1.
 //!
 //! Costs: every call O(1); 4 bytes a block.
 
@@ -14,12 +14,13 @@ use crate::ids::BlockId;
 pub struct BlockPool {
     ref_counts: Vec<u32>,
     num_used: usize,
+    num_shared: usize,
 }
 
 impl BlockPool {
     /// A pool of `num_blocks` blocks that nobody holds.
     pub fn new(num_blocks: usize) -> Self {
-        Self { ref_counts: vec![0; num_blocks], num_used: 0 }
+        Self { ref_counts: vec![0; num_blocks], num_used: 0, num_shared: 0 }
     }
 
     /// Blocks in the pool.
@@ -30,6 +31,11 @@ impl BlockPool {
     /// Blocks that somebody holds.
     pub fn num_used(&self) -> usize {
         self.num_used
+    }
+
+    /// Blocks that several hold.
+    pub fn num_shared(&self) -> usize {
+        self.num_shared
     }
 
     /// Holders of `block`.
@@ -58,6 +64,7 @@ impl BlockPool {
     pub fn share(&mut self, block: BlockId) {
         let count = &mut self.ref_counts[block.index()];
         assert_ne!(*count, 0, "block {block:?} was shared while free");
+        self.num_shared += usize::from(*count == 1);
         *count += 1;
     }
 
@@ -68,6 +75,7 @@ impl BlockPool {
     pub fn release(&mut self, block: BlockId) -> bool {
         let count = &mut self.ref_counts[block.index()];
         assert_ne!(*count, 0, "block {block:?} was freed twice");
+        self.num_shared -= usize::from(*count == 2);
         *count -= 1;
         let is_free = *count == 0;
         self.num_used -= usize::from(is_free);

@@ -52,6 +52,11 @@ impl UncachedBlockAllocator {
         }
     }
 
+    /// Blocks that several hold.
+    pub fn num_shared(&self) -> usize {
+        self.pool.num_shared()
+    }
+
     /// Holders of `block`.
     pub fn ref_count(&self, block: BlockId) -> u32 {
         self.pool.ref_count(block)

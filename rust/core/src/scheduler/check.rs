@@ -101,7 +101,8 @@ impl Scheduler {
             let status = self.store.group(seq.group()).status;
             let (computed, len) = (seq.num_computed_tokens, seq.len());
             ensure!(computed < len, "sequence {handle:?}: {computed} of {len} tokens computed");
-            let (newest, known) = seq.token_ids().split_last().expect("never empty");
+            let tokens = seq.token_ids();
+            let (newest, known) = tokens.split_last().expect("never empty");
             ensure!(
                 known.iter().all(|token| *token >= 0)
                     && (*newest >= 0 || self.unresolved.holds(handle)),

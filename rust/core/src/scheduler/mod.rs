@@ -102,7 +102,7 @@ impl Scheduler {
             )));
         }
         Ok(Self {
-            store: SequenceStore::default(),
+            store: SequenceStore::new(cache.block_size),
             space: BlockSpaceManager::new(cache, config.num_lookahead_slots),
             queues: Queues::default(),
             outputs: SchedulerOutputs::default(),

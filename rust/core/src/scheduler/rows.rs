@@ -2,6 +2,8 @@
 //!
 //! Kept apart by phase until the step is known, since prefills go before decodes.
 
+use std::mem::{swap, take};
+
 use crate::outputs::{Row, ScheduledSequenceGroup, SchedulerOutputs};
 use crate::scheduler::{Scheduler, SchedulingBudget};
 use crate::sequence::{GroupHandle, Sequence};
@@ -25,23 +27,34 @@ pub(super) struct PhaseRows {
 struct Part {
     groups: Vec<ScheduledSequenceGroup>,
     rows: Vec<Row>,
+    num_tokens: usize,
+    num_samples: usize,
 }
 
 impl PhaseRows {
     /// Moves everything into `outputs` and counts it.
     pub(super) fn drain_into(&mut self, outputs: &mut SchedulerOutputs) {
         for (index, part) in self.parts.iter_mut().enumerate() {
-            let num_tokens: usize = part.rows.iter().map(|row| row.num_tokens).sum();
+            let num_tokens = take(&mut part.num_tokens);
             outputs.num_batched_tokens += num_tokens;
             if index < 2 {
                 outputs.num_prefill_groups += part.groups.len();
                 outputs.num_prefill_rows += part.rows.len();
                 outputs.num_prefill_tokens += num_tokens;
             }
-            outputs.num_samples += part.rows.iter().filter(|row| row.is_sampled).count();
-            outputs.scheduled_seq_groups.append(&mut part.groups);
-            outputs.rows.append(&mut part.rows);
+            outputs.num_samples += take(&mut part.num_samples);
+            append(&mut outputs.scheduled_seq_groups, &mut part.groups);
+            append(&mut outputs.rows, &mut part.rows);
         }
+    }
+}
+
+/// Moves all of `part` behind `whole`; behind nothing, without touching an entry.
+fn append<T>(whole: &mut Vec<T>, part: &mut Vec<T>) {
+    if whole.is_empty() {
+        swap(whole, part);
+    } else {
+        whole.append(part);
     }
 }
 
@@ -76,6 +89,7 @@ impl Scheduler {
             if num_tokens > 0 {
                 left -= num_tokens;
                 num_rows += 1;
+                part.num_samples += usize::from(is_sampled);
                 seq.last_step = self.outputs.step_id;
                 part.rows.push(Row { seq: handle, num_tokens, is_sampled });
                 self.longest = self.longest.max(seq.len());
@@ -87,6 +101,7 @@ impl Scheduler {
             // Siblings that are held back may leave a part of a chunk.
             let token_chunk_size = token_chunk_size - left;
             budget.take_tokens(token_chunk_size);
+            part.num_tokens += token_chunk_size;
             part.groups.push(ScheduledSequenceGroup {
                 group,
                 token_chunk_size: if is_prefill { token_chunk_size } else { 1 },

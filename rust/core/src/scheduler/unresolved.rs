@@ -75,10 +75,8 @@ impl Scheduler {
             let Row { seq, num_tokens, is_sampled } = self.outputs.rows[index];
             self.advance(seq, num_tokens);
             if is_sampled {
-                let entry = self.store.seq_mut(seq);
-                entry.append(placeholder(self.unresolved.seqs.len()));
-                let group = entry.group();
-                self.store.group_mut(group).is_prefill = false;
+                self.end_prefill(index);
+                self.store.seq_mut(seq).append(placeholder(self.unresolved.seqs.len()));
                 self.unresolved.seqs.push(seq);
             }
         }

@@ -83,19 +83,8 @@ impl Scheduler {
         self.ended.clear();
         self.mark_moved();
         let mut output = 0;
-        let mut first_row = 0;
-        for index in 0..self.outputs.scheduled_seq_groups.len() {
-            let scheduled = self.outputs.scheduled_seq_groups[index];
-            let last_row = first_row + scheduled.num_rows;
-            for row in first_row..last_row {
-                output = self.update_row(row, output, &results);
-            }
-            first_row = last_row;
-            if self.store.group(scheduled.group).seqs.is_empty() {
-                self.ended.push((scheduled.group, self.store.group(scheduled.group).stats));
-                self.space.free_cross(&mut self.store, scheduled.group);
-                self.store.remove_group(scheduled.group);
-            }
+        for row in 0..self.outputs.rows.len() {
+            output = self.update_row(row, output, &results);
         }
         if !self.ended.is_empty() {
             let store = &self.store;
@@ -126,8 +115,7 @@ impl Scheduler {
         if !is_sampled {
             return output;
         }
-        let group = self.store.seq(seq).group();
-        self.store.group_mut(group).is_prefill = false;
+        self.end_prefill(row);
         let belongs = |output: usize| {
             results.parent_rows.get(output).is_some_and(|parent| row_index(*parent) == row)
         };
@@ -143,6 +131,15 @@ impl Scheduler {
         }
         self.append_or_finish(seq, output, results);
         output + 1
+    }
+
+    /// The group of a sampled row decodes from here on.  Only that of a prefill is looked up: the
+    /// group of each row would be a sweep through the memory of all groups.
+    pub(super) fn end_prefill(&mut self, row: usize) {
+        if row < self.outputs.num_prefill_rows {
+            let group = self.store.seq(self.outputs.rows[row].seq).group();
+            self.store.group_mut(group).is_prefill = false;
+        }
     }
 
     pub(super) fn advance(&mut self, seq: SeqHandle, num_tokens: usize) {
@@ -167,11 +164,17 @@ impl Scheduler {
         self.advance(seq, tokens.len() - 1);
     }
 
+    /// Ends a sequence, and its group with the last of them.
     fn end_seq(&mut self, seq: SeqHandle) {
         let group = self.store.seq(seq).group();
         self.space.free(&mut self.store, seq);
         self.store.group_mut(group).leave(seq);
         self.store.remove_seq(seq);
+        if self.store.group(group).seqs.is_empty() {
+            self.ended.push((group, self.store.group(group).stats));
+            self.space.free_cross(&mut self.store, group);
+            self.store.remove_group(group);
+        }
     }
 
     pub(super) fn check_step(&self, step_id: u64) -> Result<()> {

@@ -5,17 +5,22 @@
 //! 1. `num_computed_tokens < len()`: the newest token is never computed yet.
 //! 2. The prompt is never empty.
 //!
-//! Costs: 4 bytes a token.
+//! Costs: 4 bytes a token, and some 220 a sequence.
 
 mod group;
 mod store;
+mod tokens;
 
 pub use group::{GroupStats, Request, SequenceGroup, SequenceStatus};
 pub use store::SequenceStore;
 
+use std::borrow::Cow;
+use std::ops::Range;
+
 use crate::arena::Handle;
 use crate::block::Prefix;
 use crate::ids::TokenId;
+use crate::sequence::tokens::Tokens;
 use crate::table::BlockTable;
 
 /// The key of a [`Sequence`].
@@ -27,7 +32,7 @@ pub type GroupHandle = Handle<SequenceGroup>;
 #[derive(Clone, Debug)]
 pub struct Sequence {
     group: GroupHandle,
-    token_ids: Vec<TokenId>,
+    tokens: Tokens,
     num_prompt_tokens: usize,
     /// Leading tokens whose keys and values are in the blocks of `table`.
     pub num_computed_tokens: usize,
@@ -49,10 +54,10 @@ pub(crate) struct Chain {
 }
 
 impl Sequence {
-    pub(crate) fn new(group: GroupHandle, prompt: &[TokenId]) -> Self {
+    pub(crate) fn new(group: GroupHandle, prompt: &[TokenId], block_size: usize) -> Self {
         Self {
             group,
-            token_ids: prompt.to_vec(),
+            tokens: Tokens::new(prompt, block_size),
             num_prompt_tokens: prompt.len(),
             num_computed_tokens: 0,
             num_cached_tokens: 0,
@@ -67,9 +72,23 @@ impl Sequence {
         self.group
     }
 
-    /// Prompt and output.
-    pub fn token_ids(&self) -> &[TokenId] {
-        &self.token_ids
+    /// Prompt and output; a copy unless they happen to lie in one piece.
+    pub fn token_ids(&self) -> Cow<'_, [TokenId]> {
+        self.token_ids_at(0..self.len())
+    }
+
+    /// The tokens at `positions`; a copy unless they lie in one piece, as one token does.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    pub fn token_ids_at(&self, positions: Range<usize>) -> Cow<'_, [TokenId]> {
+        self.tokens.get(positions)
+    }
+
+    /// The tokens that lie in one piece, from the first on: those of all full blocks at least, and
+    /// every token of a sequence that has computed nothing.
+    pub(crate) fn listed_tokens(&self) -> &[TokenId] {
+        self.tokens.listed()
     }
 
     /// Tokens of the prompt alone.
@@ -80,12 +99,12 @@ impl Sequence {
     /// Tokens of prompt and output together.
     #[expect(clippy::len_without_is_empty, reason = "never empty, invariant 2")]
     pub fn len(&self) -> usize {
-        self.token_ids.len()
+        self.tokens.len()
     }
 
     /// Tokens that have no keys and values yet, at least 1 between steps.
     pub fn num_uncomputed_tokens(&self) -> usize {
-        self.token_ids.len() - self.num_computed_tokens
+        self.len() - self.num_computed_tokens
     }
 
     /// Forgets what was computed: the blocks are gone.
@@ -93,10 +112,11 @@ impl Sequence {
         self.num_computed_tokens = 0;
         self.num_cached_tokens = 0;
         self.chain = Chain::default();
+        self.tokens.settle();
     }
 
     pub(crate) fn append(&mut self, token: TokenId) {
-        self.token_ids.push(token);
+        self.tokens.push(token);
     }
 
     /// Names the newest token, so far a placeholder.
@@ -107,10 +127,10 @@ impl Sequence {
     /// Forgets the newest token, a placeholder whose token will never be known.
     pub(crate) fn take_back(&mut self) {
         debug_assert!(*self.newest() < 0, "only a placeholder is taken back");
-        self.token_ids.pop();
+        self.tokens.pop();
     }
 
     fn newest(&mut self) -> &mut TokenId {
-        self.token_ids.last_mut().expect("never empty, invariant 2")
+        self.tokens.last_mut().expect("never empty, invariant 2")
     }
 }

@@ -11,8 +11,9 @@ use crate::sequence::{GroupHandle, Request, SeqHandle, Sequence, SequenceGroup};
 use crate::table::BlockTable;
 
 /// All living sequences and groups.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct SequenceStore {
+    block_size: usize,
     seqs: Arena<Sequence>,
     groups: Arena<SequenceGroup>,
 }
@@ -20,9 +21,14 @@ pub struct SequenceStore {
 const LIVES: &str = "a handle kept in a queue or group lives, store invariant 1";
 
 impl SequenceStore {
+    /// A store of sequences that will have blocks of `block_size` tokens.
+    pub(crate) fn new(block_size: usize) -> Self {
+        Self { block_size, seqs: Arena::default(), groups: Arena::default() }
+    }
+
     pub(crate) fn add_group(&mut self, request: &Request<'_>) -> (GroupHandle, SeqHandle) {
         let group = self.groups.insert(SequenceGroup::new(request));
-        let seq = self.seqs.insert(Sequence::new(group, request.prompt));
+        let seq = self.seqs.insert(Sequence::new(group, request.prompt, self.block_size));
         self.group_mut(group).join(seq);
         (group, seq)
     }

@@ -1,10 +1,11 @@
 //! How many blocks a group needs: the one formula behind every `can_*`.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 
 use smallvec::{SmallVec, smallvec};
 
-use crate::ids::BlockId;
+use crate::ids::{BlockId, TokenId};
 use crate::sequence::{GroupHandle, Sequence, SequenceStore};
 use crate::space::BlockSpaceManager;
 use crate::table::num_blocks_for;
@@ -45,17 +46,19 @@ impl BlockSpaceManager {
         store: &SequenceStore,
         group: GroupHandle,
     ) -> SmallVec<[SharedPrefix; 1]> {
+        let num_seqs = store.group(group).seqs.len();
         let mut prefixes: SmallVec<[SharedPrefix; 1]> = smallvec![SharedPrefix::default()];
-        if self.ring.is_some() {
+        if num_seqs == 1 || self.ring.is_some() {
             // A ring holds the end of a sequence, not its beginning.
-            prefixes.resize(store.group(group).seqs.len(), SharedPrefix::default());
+            prefixes.resize(num_seqs, SharedPrefix::default());
             return prefixes;
         }
-        let seqs: SmallVec<[&Sequence; 4]> = store.seqs_of(group).collect();
+        let seqs: SmallVec<[Cow<'_, [TokenId]>; 4]> =
+            store.seqs_of(group).map(Sequence::token_ids).collect();
         for (position, seq) in seqs.iter().enumerate().skip(1) {
             let shared = |donor: usize| SharedPrefix {
                 donor,
-                num_blocks: num_common_tokens(seq, seqs[donor]) / self.config.block_size,
+                num_blocks: num_common_tokens(seq, &seqs[donor]) / self.config.block_size,
             };
             let best = (0..position).map(shared).max_by_key(|prefix| prefix.num_blocks);
             prefixes.push(best.unwrap_or_default());
@@ -101,8 +104,7 @@ impl BlockSpaceManager {
     }
 }
 
-fn num_common_tokens(a: &Sequence, b: &Sequence) -> usize {
-    let (a, b) = (a.token_ids(), b.token_ids());
+fn num_common_tokens(a: &[TokenId], b: &[TokenId]) -> usize {
     let limit = a.len().min(b.len()) - 1;
     a[..limit].iter().zip(b).take_while(|(x, y)| x == y).count()
 }

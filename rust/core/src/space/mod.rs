@@ -208,12 +208,25 @@ impl BlockSpaceManager {
         copies: &mut Vec<BlockPair>,
     ) {
         self.exchange_last_full_block(store, seq);
+        if self.gpu.num_shared() > 0 {
+            self.copy_shared_blocks(store, seq, copies);
+        }
+        let num_slots = store.seq(seq).len() + self.num_lookahead_slots;
+        self.grow_table(store, seq, num_blocks_for(num_slots, self.config.block_size));
+    }
+
+    /// Exchanges the mapped blocks that a sequence is about to write for blocks of its own.
+    fn copy_shared_blocks(
+        &mut self,
+        store: &mut SequenceStore,
+        seq: SeqHandle,
+        copies: &mut Vec<BlockPair>,
+    ) {
         let block_size = self.config.block_size;
         let entry = store.seq_mut(seq);
         let num_slots = entry.len() + self.num_lookahead_slots;
         let num_kept = entry.num_computed_tokens.max(entry.num_cached_tokens);
         let written = num_kept / block_size..num_blocks_for(num_slots, block_size);
-        let num_blocks = written.end;
         for (place, index) in entry.table.places(written.clone()).zip(written) {
             let Some(&shared) = entry.table.blocks().get(place) else { break };
             if self.gpu.is_shared(shared) {
@@ -223,7 +236,6 @@ impl BlockSpaceManager {
                 copies.push((shared, own));
             }
         }
-        self.grow_table(store, seq, num_blocks);
     }
 
     /// A second table over the blocks of a running sequence.

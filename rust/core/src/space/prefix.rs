@@ -23,6 +23,7 @@ impl BlockSpaceManager {
 
     /// What logical block `index` of a sequence is looked up by, behind `before`: its tokens, a
     /// full block of them, or in the classic way also the last tokens of a prompt.
+    #[inline] // once a block of every prompt
     pub(super) fn lookup<'a>(
         &self,
         seq: &'a Sequence,
@@ -31,7 +32,7 @@ impl BlockSpaceManager {
     ) -> Option<(Prefix, &'a [TokenId])> {
         let start = index * self.config.block_size;
         let end = start + self.config.block_size;
-        let tokens = seq.token_ids();
+        let tokens = seq.listed_tokens();
         let tokens = if end <= tokens.len() {
             &tokens[start..end]
         } else if self.config.choices.share_partial_blocks && start < tokens.len() {

@@ -31,7 +31,12 @@ impl StandaloneSpace {
     pub fn new(config: &CacheConfig, num_lookahead_slots: usize) -> Result<Self> {
         config.validate()?;
         let space = BlockSpaceManager::new(config, num_lookahead_slots);
-        Ok(Self { space, store: SequenceStore::default(), num_lookahead_slots, step_id: 0 })
+        Ok(Self {
+            space,
+            store: SequenceStore::new(config.block_size),
+            num_lookahead_slots,
+            step_id: 0,
+        })
     }
 
     /// The manager, for its questions and counts.

@@ -22,7 +22,7 @@ impl Scheduler {
     fn token_ids<'py>(&self, py: Python<'py>, seq: i64) -> PyResult<Bound<'py, PyArray1<i32>>> {
         let seq = Handle::from_bits(seq);
         let tokens = self.0.look(py, |state| {
-            state.core.sequence(seq).map(|sequence| sequence.token_ids().to_vec())
+            state.core.sequence(seq).map(|sequence| sequence.token_ids().into_owned())
         });
         Ok(PyArray1::from_vec(py, tokens.or_raise()?))
     }
