@@ -41,11 +41,15 @@ test-all: test-rust test-py-all ## every test, and every example of those that t
 test-rust: ## cargo test
 	cargo test --locked
 
+# A file of tests goes to one of two workers.  Threads that wait must sleep, or those of one worker
+# keep the other's from running.
+PYTEST := OMP_WAIT_POLICY=passive PAGEDSERVE_REQUIRE_MODEL=1 $(BIN)/pytest --numprocesses 2 --dist loadfile
+
 test-py: build ## pytest without the slow tests
-	PAGEDSERVE_REQUIRE_MODEL=1 $(BIN)/pytest -m "not slow"
+	$(PYTEST) -m "not slow"
 
 test-py-all: build
-	PAGEDSERVE_REQUIRE_MODEL=1 PAGEDSERVE_ALL_EXAMPLES=1 $(BIN)/pytest
+	PAGEDSERVE_ALL_EXAMPLES=1 $(PYTEST)
 
 references: build ## ask transformers again what the tests compare with (tests/references)
 	$(BIN)/python -m tests.support.record
