@@ -254,6 +254,16 @@ class SamplingParams:
         """Sequences of the request that run at once, at most: ``best_of``, or ``n``."""
         return self.n if self.best_of is None else self.best_of
 
+    @property
+    def chooses_best(self) -> bool:
+        """Whether more sequences are sampled than are returned."""
+        return not self.use_beam_search and self.max_num_running_seqs > self.n
+
+    @property
+    def keeps_logprobs(self) -> bool:
+        """Whether the log-probability of each drawn token is wanted: to show, or to choose by."""
+        return not self.use_beam_search and (self.logprobs is not None or self.chooses_best)
+
 
 def _output_kind(name: str, value: object) -> RequestOutputKind:
     if not isinstance(value, RequestOutputKind):

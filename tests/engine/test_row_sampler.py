@@ -15,7 +15,6 @@ def source(params: SamplingParams, *key: int, bad_words: BadWords | None = None)
         bad_words=bad_words,
         banned_at_first=BANNED if params.min_tokens else (),
         num_candidates=0,
-        keeps_logprobs=False,
         key=key or (0,),
     )
 

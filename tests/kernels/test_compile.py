@@ -28,8 +28,10 @@ def compiled(*options: str) -> list[dict[str, Any]]:
     assert "Warning" not in done.stderr
     rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert not [row for row in rows if row["faults"] or row["local bytes"]]
-    assert all(row["16-byte loads"] == "yes" for row in rows)
     for row in rows:
+        # Half a head of 64 in 16 bits is 64 bytes: 2 for each thread of the warp that turns it.
+        is_small = row["kernel"] == "rotate_and_write" and row["head"] == 64
+        assert row["16-byte loads"] == "yes" or (is_small and row["dtype"] != "float32")
         if row["kernel"].startswith("prefill") and row["dtype"] != "float32":
             assert row["product"] == PRODUCTS[row["sm"]]
     return rows

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from pagedserve.engine.input_processor import start_search
 from pagedserve.engine.output_processor import make_output
 from pagedserve.engine.request import Request, RequestTable, Sequence
 from pagedserve.engine.row_sampler import RowSampler
 from pagedserve.engine.step_update import StepUpdate, process_step, record_step
-from pagedserve.output.beam import BeamSearch
 from pagedserve.output.detokenizer import Detokenizer
 from pagedserve.output.stop import Finish, StopRule
 from pagedserve.outputs import RequestMetrics, RequestOutput
@@ -30,23 +30,13 @@ def make_request(
     detokenizer = None
     if params.detokenize:
         detokenizer = Detokenizer(tokenizer, skip_special_tokens=params.skip_special_tokens)
-    search = None
-    if params.use_beam_search:
-        search = BeamSearch.start(
-            width=params.max_num_running_seqs,
-            length_penalty=params.length_penalty,
-            early_stopping=params.early_stopping,
-            max_tokens=rule.max_tokens,
-            num_ending_tokens=len(rule.endings),
-            text=detokenizer.stream() if detokenizer and rule.strings else None,
-        )
+    search = start_search(params, rule, detokenizer) if params.use_beam_search else None
     sampler = RowSampler(
         params,
         prompt_token_ids=[1],
         bad_words=None,
         banned_at_first=(),
         num_candidates=0,
-        keeps_logprobs=False,
         key=(0,),
     )
     return Request(

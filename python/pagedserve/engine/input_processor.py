@@ -98,11 +98,10 @@ class InputProcessor:
             bad_words = BadWords.from_words(params.bad_words, self._encode_word)
         number = next(self._numbers)
         detokenizer = self._detokenizer(params) if params.detokenize else None
-        search = _beam_search(params, rule, detokenizer) if params.use_beam_search else None
+        search = start_search(params, rule, detokenizer) if params.use_beam_search else None
         # What the cache has is not computed, and so nothing is learnt about it.
         salt = tokenized.salt if params.prompt_logprobs is None else _PRIVATE_SALT + number
-        chooses_best = params.max_num_running_seqs > params.n
-        if params.use_beam_search or chooses_best:  # the answer is not known before the end
+        if params.use_beam_search or params.chooses_best:  # the answer is not known before the end
             output_kind = RequestOutputKind.FINAL_ONLY
         return Request(
             request_id=request_id,
@@ -116,7 +115,6 @@ class InputProcessor:
                 bad_words=bad_words,
                 banned_at_first=rule.banned_at_first,
                 num_candidates=max(search.num_candidates, params.logprobs or 0) if search else 0,
-                keeps_logprobs=search is None and (params.logprobs is not None or chooses_best),
                 # The first number keeps the two kinds of keys apart.
                 key=(1, self.args.seed, number) if params.seed is None else (0, params.seed),
             ),
@@ -175,9 +173,10 @@ class InputProcessor:
         return token_ids
 
 
-def _beam_search(
+def start_search(
     params: SamplingParams, rule: StopRule, detokenizer: Detokenizer | None
 ) -> BeamSearch:
+    """The beam search of a request, before its first step."""
     return BeamSearch.start(
         width=params.max_num_running_seqs,
         length_penalty=params.length_penalty,

@@ -230,11 +230,11 @@ class EngineLoop:
         step.parent_rows = buffers.sample_rows[: scheduled.num_samples].copy()
         handles: list[int] = buffers.row_handles[step.parent_rows].tolist()
         step.sequences = self._requests.by_handles(handles)
-        self._record_scheduled(scheduled)
+        prefills = buffers.row_handles[: scheduled.num_prefill_rows].tolist()
+        prefilling = self._requests.by_handles(prefills)
+        self._record_scheduled(scheduled, prefilling)
         if self._requests.has_scored:
-            prefills = buffers.row_handles[: scheduled.num_prefill_rows].tolist()
-            sequences = self._requests.by_handles(prefills)
-            step.scored = scored_rows(sequences, buffers.query_start, buffers.positions)
+            step.scored = scored_rows(prefilling, buffers.query_start, buffers.positions)
 
     def _can_launch_ahead(self, step: Step) -> bool:
         """End a step for the scheduler before its tokens are known, if nothing depends on them."""
@@ -331,16 +331,14 @@ class EngineLoop:
         request.metrics.num_preemptions = group_stats.num_preemptions
         request.metrics.num_recomputed_tokens = group_stats.num_recomputed_tokens
 
-    def _record_scheduled(self, scheduled: SchedulerOutputs) -> None:
+    def _record_scheduled(self, scheduled: SchedulerOutputs, prefilling: list[Sequence]) -> None:
         """Times and counts of a step about to run."""
         used = self._num_gpu_blocks - self._scheduler.num_free_gpu_blocks
         self._stats.record_step(scheduled, used)
-        if scheduled.num_prefill_rows:
-            handles = self._executor.buffers.row_handles[: scheduled.num_prefill_rows].tolist()
-            for sequence in self._requests.by_handles(handles):
-                metrics = sequence.request.metrics
-                if metrics.first_scheduled_time is None:
-                    metrics.first_scheduled_time = now() + _WALL_CLOCK
+        for sequence in prefilling:
+            metrics = sequence.request.metrics
+            if metrics.first_scheduled_time is None:
+                metrics.first_scheduled_time = now() + _WALL_CLOCK
         if logger.isEnabledFor(logging.DEBUG):
             num_waiting = self._scheduler.num_waiting
             logger.debug("%s, %d waiting", step_line(scheduled, used), num_waiting)

@@ -46,7 +46,7 @@ def make_output(request: Request) -> RequestOutput:
 
 def _completions(request: Request) -> list[CompletionOutput]:
     sequences = request.sequences
-    if request.chooses_best:
+    if request.params.chooses_best:
         # Stable: of equals the one with the smaller index.
         sequences = sorted(sequences, key=lambda sequence: -sequence.cumulative_logprob)
         sequences = sequences[: request.params.n]

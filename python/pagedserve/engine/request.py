@@ -72,7 +72,6 @@ class Request:
         request_id: The caller's name for it.
         prompt: Its text, or None where token ids were given.
         prompt_token_ids: The prompt's tokens, which nobody outside the engine can change.
-        shown_prompt: The same for all its outputs: their caller may do with it as he likes.
         params: How to continue it.
         rule: When its sequences end.
         row_sampler: Makes what the sampler is told.
@@ -107,7 +106,6 @@ class Request:
     priority: int
     search: BeamSearch | None
     prompt_logprobs: list[TokenLogprob] | None
-    shown_prompt: list[int] = field(default_factory=list)
     sequences: list[Sequence] = field(default_factory=list)
     is_plain: bool = False
     group: int = -1
@@ -115,16 +113,16 @@ class Request:
     is_finished: bool = False
     num_cached_tokens: int | None = None
     start_seconds: float = 0.0
+    _shown_prompt: list[int] | None = None
 
     def __post_init__(self) -> None:
-        self.shown_prompt = self.prompt_token_ids.copy()
         first = self.search.beams[0] if self.search is not None else None
         self.sequences = [self.new_sequence(0, beam=first)]
         self.is_plain = (
             self.search is None
             and self.params.max_num_running_seqs == 1
             and self.rule.strings is None
-            and not self.keeps_logprobs
+            and not self.params.keeps_logprobs
         )
 
     @property
@@ -133,14 +131,11 @@ class Request:
         return self.output_kind is not RequestOutputKind.FINAL_ONLY
 
     @property
-    def chooses_best(self) -> bool:
-        """Whether more sequences run than its caller gets."""
-        return self.params.max_num_running_seqs > self.params.n
-
-    @property
-    def keeps_logprobs(self) -> bool:
-        """Whether log-probabilities are wanted, to be shown or to choose the best by."""
-        return self.params.logprobs is not None or self.chooses_best
+    def shown_prompt(self) -> list[int]:
+        """The prompt's tokens for its outputs: their caller may do with them as he likes."""
+        if self._shown_prompt is None:
+            self._shown_prompt = self.prompt_token_ids.copy()
+        return self._shown_prompt
 
     def fail(self, error: Exception) -> None:
         """Give up its text, which cannot be made, and say so as the reason of its end."""
@@ -156,7 +151,7 @@ class Request:
             return Sequence(self, 0, None, None, row, beam, token_ids=list(beam.token_ids))
         watches_text = self.is_streamed or self.rule.strings is not None
         stream = self.detokenizer.stream() if self.detokenizer and watches_text else None
-        return Sequence(self, index, stream, [] if self.keeps_logprobs else None, row)
+        return Sequence(self, index, stream, [] if self.params.keeps_logprobs else None, row)
 
 
 def text_failure(error: Exception) -> Finish:

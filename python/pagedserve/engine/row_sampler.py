@@ -67,7 +67,6 @@ class RowSampler:
         bad_words: BadWords | None,
         banned_at_first: tuple[int, ...],
         num_candidates: int,
-        keeps_logprobs: bool,
         key: Sequence[int],
     ) -> None:
         """Prepare the rows of a request.
@@ -78,7 +77,6 @@ class RowSampler:
             bad_words: Token sequences that must not come.
             banned_at_first: Tokens not to be sampled before ``params.min_tokens`` new ones.
             num_candidates: Of each beam; 0 where there is no beam search.
-            keeps_logprobs: Whether log-probabilities of drawn tokens are wanted.
             key: Names its random numbers; each sequence adds its index.
         """
         self._params = params
@@ -87,7 +85,7 @@ class RowSampler:
         self._banned = banned_at_first
         self._num_candidates = num_candidates
         # Beams have theirs from the candidates.
-        self._num_logprobs = (params.logprobs or 0) if keeps_logprobs else None
+        self._num_logprobs = (params.logprobs or 0) if params.keeps_logprobs else None
         self._has_edits = bad_words is not None or _edits_logits(params)
         self._plain = self._make((0.0,), None)
         # Beams are greedy.
