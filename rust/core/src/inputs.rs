@@ -102,12 +102,11 @@ fn fill_tokens(
 ) {
     let computed = seq.num_computed_tokens;
     let target = first..first + row.num_tokens;
-    buffers.token_ids[target.clone()]
-        .copy_from_slice(&seq.token_ids_at(computed..computed + row.num_tokens));
     let mut block = computed / block_size;
     let mut offset = computed % block_size;
     let mut slot = first_slot(seq, block, block_size);
     for (position, index) in (computed..).zip(target) {
+        buffers.token_ids[index] = seq.token_id(position);
         buffers.positions[index] = int64(position);
         buffers.slot_mapping[index] =
             if position < seq.num_cached_tokens { -1 } else { slot + int64(offset) };

@@ -77,7 +77,15 @@ impl Sequence {
         self.token_ids_at(0..self.len())
     }
 
-    /// The tokens at `positions`; a copy unless they lie in one piece, as one token does.
+    /// The token at `position`.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    pub fn token_id(&self, position: usize) -> TokenId {
+        self.tokens.at(position)
+    }
+
+    /// The tokens at `positions`; a copy unless they lie in one piece.
     ///
     /// # Panics
     /// If there are fewer.

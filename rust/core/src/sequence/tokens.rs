@@ -73,6 +73,17 @@ impl Tokens {
         &self.listed
     }
 
+    /// The token at `position`.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    pub(super) fn at(&self, position: usize) -> TokenId {
+        match position.checked_sub(self.listed.len()) {
+            None => self.listed[position],
+            Some(place) => self.newest[..self.len - self.listed.len()][place],
+        }
+    }
+
     /// The tokens at `positions`; a copy where they are in both places.
     ///
     /// # Panics
@@ -125,6 +136,7 @@ mod tests {
                     }
                 }
                 prop_assert_eq!(tokens.len(), list.len());
+                prop_assert!((0..list.len()).all(|place| tokens.at(place) == list[place]));
                 for start in 0..=list.len() {
                     for end in start..=list.len() {
                         prop_assert_eq!(&tokens.get(start..end)[..], &list[start..end]);
