@@ -2,8 +2,8 @@
 //! coerced.
 
 use numpy::{
-    Element, PyArray1, PyArray2, PyArrayDescrMethods, PyArrayMethods, PyReadonlyArray1,
-    PyReadwriteArray1, PyUntypedArray, PyUntypedArrayMethods, dtype,
+    Element, PyArray1, PyArray2, PyArrayDescr, PyArrayDescrMethods, PyArrayMethods,
+    PyReadonlyArray1, PyReadwriteArray1, PyUntypedArray, PyUntypedArrayMethods, dtype,
 };
 use pagedserve_core::error::Error;
 use pagedserve_core::ids::{BlockId, BlockPair};
@@ -11,26 +11,34 @@ use pyo3::prelude::*;
 
 use crate::error::{OrRaise, to_py};
 
-/// `array` as one-dimensional, C-contiguous, of exactly `T`.
-pub(crate) fn checked<'py, T: Element>(
+/// `array` for reading: one-dimensional, C-contiguous, of exactly `T`.
+pub(crate) fn readonly<'py, T: Element>(
     array: &Bound<'py, PyAny>,
     name: &str,
-) -> PyResult<Bound<'py, PyArray1<T>>> {
-    let wanted = dtype::<T>(array.py());
+) -> PyResult<PyReadonlyArray1<'py, T>> {
     if let Ok(typed) = array.cast::<PyArray1<T>>() {
         let Ok(view) = typed.try_readonly() else {
             return Err(to_py(&Error::Arrays(format!("{name} is being written elsewhere"))));
         };
         if view.as_slice().is_ok() {
-            return Ok(typed.clone());
+            return Ok(view);
         }
     }
+    Err(refusal(array, name, &dtype::<T>(array.py()))?)
+}
+
+/// What is wrong with an argument that is not as `wanted`.
+fn refusal(
+    array: &Bound<'_, PyAny>,
+    name: &str,
+    wanted: &Bound<'_, PyArrayDescr>,
+) -> PyResult<PyErr> {
     let given = match array.cast::<PyUntypedArray>() {
         Ok(other) => format!(
             "{} of shape {:?}{}",
             other.dtype(),
             other.shape(),
-            match (other.dtype().is_equiv_to(&wanted) && other.ndim() == 1, other.is_c_contiguous())
+            match (other.dtype().is_equiv_to(wanted) && other.ndim() == 1, other.is_c_contiguous())
             {
                 (true, true) => ", not aligned",
                 (_, false) => ", not contiguous",
@@ -40,18 +48,15 @@ pub(crate) fn checked<'py, T: Element>(
         Err(_) => format!("a {}", array.get_type().name()?),
     };
     let text = format!("{name} must be a one-dimensional contiguous {wanted} array; got {given}");
-    Err(to_py(&Error::Arrays(text)))
+    Ok(to_py(&Error::Arrays(text)))
 }
 
-/// A view of an argument for reading.
-pub(crate) fn readonly<'py, T: Element>(
+/// `array` to be kept, as `readonly` accepts it.
+pub(crate) fn checked<'py, T: Element>(
     array: &Bound<'py, PyAny>,
     name: &str,
-) -> PyResult<PyReadonlyArray1<'py, T>> {
-    checked(array, name)?
-        .try_readonly()
-        .map_err(|_| Error::Arrays(format!("{name} is being written elsewhere")))
-        .or_raise()
+) -> PyResult<Bound<'py, PyArray1<T>>> {
+    Ok((*readonly(array, name)?).clone())
 }
 
 /// A copy of an argument's numbers.

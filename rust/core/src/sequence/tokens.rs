@@ -7,7 +7,7 @@
 //! 1. `listed` and then the first `len - listed.len()` of `newest` are the tokens, in order.
 //! 2. All tokens are listed whenever they fill their blocks, and after `settle`.
 //!
-//! Costs: 4 bytes a token and 72 a sequence; a push touches the list once in [`MAX_NEWEST`] times
+//! Costs: 4 bytes a token and 104 a sequence; a push touches the list once in [`MAX_NEWEST`] times
 //! where that divides the block size, as it does those in use.
 
 use std::borrow::Cow;
@@ -17,7 +17,7 @@ use crate::ids::TokenId;
 
 /// How many tokens may wait: a power of two.  More would make each step read more of a sequence
 /// than it needs.
-const MAX_NEWEST: usize = 8;
+const MAX_NEWEST: usize = 16;
 
 #[derive(Clone, Debug)]
 pub(super) struct Tokens {

@@ -207,7 +207,9 @@ impl BlockSpaceManager {
         seq: SeqHandle,
         copies: &mut Vec<BlockPair>,
     ) {
-        self.exchange_last_full_block(store, seq);
+        if self.gpu.cached().is_some() {
+            self.exchange_last_full_block(store, seq);
+        }
         if self.gpu.num_shared() > 0 {
             self.copy_shared_blocks(store, seq, copies);
         }
