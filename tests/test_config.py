@@ -2,7 +2,6 @@ import argparse
 import dataclasses
 import inspect
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ import torch
 from pagedserve import LLM, CacheConfig, EngineArgs, SchedulerConfig
 from pagedserve.errors import ConfigError
 from pagedserve.options import parse_bytes, with_table
+from tests.support.pages import DOCS, PAGES
 
 
 @pytest.mark.parametrize(
@@ -173,10 +173,11 @@ def test_llm_takes_the_same_arguments_with_the_same_defaults() -> None:
     } == {name: parameter.default for name, parameter in parameters.items()}
 
 
-def test_docs_have_the_same_options() -> None:
-    page = (Path(__file__).parents[1] / "docs" / "options.md").read_text(encoding="utf-8")
-    assert with_table(page, EngineArgs) == page, "run make options"
-    assert all(f"| `{one.name}` |" in page for one in dataclasses.fields(EngineArgs))
+@pytest.mark.parametrize(("name", "arguments"), PAGES.items())
+def test_docs_have_the_same_options(name: str, arguments: type) -> None:
+    page = (DOCS / name).read_text(encoding="utf-8")
+    assert with_table(page, arguments) == page, "run make options"
+    assert all(f"| `{option.name}` |" in page for option in dataclasses.fields(arguments))
 
 
 def test_help_says_what_each_option_is(capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,9 +28,12 @@ if TYPE_CHECKING:
         UncachedBlockAllocator,
     )
     from pagedserve.config import EngineArgs
+    from pagedserve.engine.async_engine import AsyncLLMEngine
     from pagedserve.engine.llm_engine import LLMEngine
     from pagedserve.errors import (
         ConfigError,
+        EngineDeadError,
+        EngineStalledError,
         InvariantError,
         ModelLoadError,
         PagedServeError,
@@ -53,6 +56,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LLM",
+    "AsyncLLMEngine",
     "BeamSearchOutput",
     "BeamSearchParams",
     "BeamSearchSequence",
@@ -63,6 +67,8 @@ __all__ = [
     "CompletionOutput",
     "ConfigError",
     "EngineArgs",
+    "EngineDeadError",
+    "EngineStalledError",
     "GroupStats",
     "InputBuffers",
     "InvariantError",
@@ -94,6 +100,7 @@ __all__ = [
 
 _HOME = {
     "LLM": "pagedserve.llm",
+    "AsyncLLMEngine": "pagedserve.engine.async_engine",
     "LLMEngine": "pagedserve.engine.llm_engine",
     "EngineArgs": "pagedserve.config",
     **dict.fromkeys(
@@ -134,6 +141,8 @@ _HOME = {
     **dict.fromkeys(
         [
             "ConfigError",
+            "EngineDeadError",
+            "EngineStalledError",
             "InvariantError",
             "ModelLoadError",
             "PagedServeError",

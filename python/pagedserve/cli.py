@@ -1,4 +1,4 @@
-"""The command line: ``pagedserve generate``.
+"""The command line: ``pagedserve generate`` and ``pagedserve serve``.
 
 torch is loaded only when a model is: ``--help``, ``--version`` and refusals come at once.
 """
@@ -6,6 +6,7 @@ torch is loaded only when a model is: ``--help``, ``--version`` and refusals com
 import argparse
 import dataclasses
 import json
+import logging
 import os
 import sys
 import time
@@ -20,6 +21,7 @@ from pagedserve.errors import ConfigError, ModelLoadError, RequestError
 from pagedserve.outputs import CompletionOutput, RequestOutput
 from pagedserve.sampling_checks import UNDRAWN
 from pagedserve.sampling_params import SamplingParams
+from pagedserve.server.options import ServerArgs
 
 if TYPE_CHECKING:
     from pagedserve.engine.llm_engine import LLMEngine
@@ -42,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     try:
         options = _parser().parse_args(argv)
-        _generate(options)
+        status: int = options.run(options)
         sys.stdout.flush()
     except (ConfigError, RequestError, ModelLoadError) as error:
         return _complain(error, _BAD_INPUT)
@@ -55,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Who reads has enough, like head; what is left would be written, and fail, at the exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _PIPE_CLOSED
-    return 0
+    return status
 
 
 class _Parser(argparse.ArgumentParser):
@@ -86,7 +88,41 @@ def _parser() -> argparse.ArgumentParser:
     _add_sampling(generate.add_argument_group("sampling"))
     generate.add_argument("--json", action="store_true", help="write one JSON object a prompt")
     EngineArgs.add_cli_args(generate)
+    generate.set_defaults(run=_generate)
+    _add_serve(commands)
     return parser
+
+
+def _add_serve(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    serve = commands.add_parser(
+        "serve",
+        help="serve a model over HTTP, as OpenAI's clients speak it",
+        description="Serve a model over HTTP, as OpenAI's clients speak it.",
+        conflict_handler="resolve",  # of vLLM's names some mean something to a server
+    )
+    serve.add_argument("model_tag", nargs="?", metavar="MODEL", help="the same as --model")
+    EngineArgs.add_cli_args(serve)
+    ServerArgs.add_cli_args(serve)
+    serve.set_defaults(run=_serve)
+
+
+def _serve(options: argparse.Namespace) -> int:
+    options.model = options.model or options.model_tag
+    if options.model is None:
+        raise ConfigError("no model: give it, as in pagedserve serve smollm2")
+    engine_args = EngineArgs.from_cli_args(options)
+    server_args = ServerArgs.from_cli_args(options)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+
+    try:
+        from pagedserve.server.run import serve
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            f"pagedserve serve needs {error.name}, which is not installed: "
+            "pip install 'pagedserve[engine,serve]'"
+        ) from error
+
+    return serve(engine_args, server_args)
 
 
 def _add_sampling(group: argparse._ArgumentGroup) -> None:
@@ -166,7 +202,7 @@ def _contradictions(options: argparse.Namespace) -> Iterator[str]:
             yield f"{option} and --beam-width are both given, and a search draws nothing: give one"
 
 
-def _generate(options: argparse.Namespace) -> None:
+def _generate(options: argparse.Namespace) -> int:
     if options.model is None:
         raise ConfigError("no model: give --model")
     args = EngineArgs.from_cli_args(options)
@@ -186,6 +222,7 @@ def _generate(options: argparse.Namespace) -> None:
         print(_json_line(text, output) if options.json else _readable(text, output))
     closing = _closing_line(llm.llm_engine, seconds)
     print(closing, file=sys.stderr if options.json else sys.stdout)
+    return 0
 
 
 def _prompt_texts(prompts: list[str] | None, path: Path | None) -> list[str]:

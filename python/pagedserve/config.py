@@ -8,10 +8,8 @@ there alone, and only asked for to be shown.
 import argparse
 import inspect
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Any, Final, Literal, Self, TypeAlias, get_args
 
 import pagedserve.checks as checks
@@ -26,7 +24,6 @@ from pagedserve.options import (
     option,
     parse_bytes,
     parse_mapping,
-    with_table,
 )
 from pagedserve.vllm_names import (
     ABSENT_OPTIONS,
@@ -354,7 +351,7 @@ class EngineArgs:
         Returns:
             The parser.
         """
-        add_hidden_arguments(add_arguments(parser, cls))
+        add_hidden_arguments(add_arguments(parser, cls, "engine"))
         return parser
 
     @classmethod
@@ -369,7 +366,3 @@ class EngineArgs:
 
 
 EngineArgs.__doc__ = f"{inspect.getdoc(EngineArgs)}\n\n{describe(EngineArgs)}"
-
-if __name__ == "__main__":  # make options
-    page = Path(sys.argv[1])
-    page.write_text(with_table(page.read_text(encoding="utf-8"), EngineArgs), encoding="utf-8")

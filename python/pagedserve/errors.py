@@ -33,5 +33,13 @@ class StepError(PagedServeError, RuntimeError):
     """Calls of one step out of order, or arrays that do not belong to the step."""
 
 
+class EngineDeadError(PagedServeError, RuntimeError):
+    """An engine that runs no more: it died, or it was shut down."""
+
+
+class EngineStalledError(PagedServeError, RuntimeError):
+    """An engine whose requests wait while no step ends."""
+
+
 class InvariantError(PagedServeError, RuntimeError):
     """The whole-state checker found the core in a state that must not be: a bug."""

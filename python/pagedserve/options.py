@@ -26,8 +26,8 @@ _UNITS: Final = {"": 1} | {
 
 # Columns of a docstring.
 _WIDTH: Final = 96
-# What the page says about itself, around the table that is made from the options.
-_BEGIN: Final = "<!-- made by `make options` from python/pagedserve/config.py -->"
+# What a page says about itself, around the table that is made from the options.
+_BEGIN: Final = "<!-- made by `make options` from python/{} -->"
 _END: Final = "<!-- end of the table -->"
 
 
@@ -124,9 +124,11 @@ def core_options(arguments: Any, part: Literal["scheduler", "cache"]) -> dict[st
     return {name: value for name, value in values.items() if value is not None}
 
 
-def add_arguments(parser: argparse.ArgumentParser, arguments: type) -> argparse._ArgumentGroup:
+def add_arguments(
+    parser: argparse.ArgumentParser, arguments: type, group_name: str
+) -> argparse._ArgumentGroup:
     """Give a parser one argument for each field; returns their group."""
-    group = parser.add_argument_group("engine")
+    group = parser.add_argument_group(group_name)
     for one, known in options_of(arguments):
         default = None if one.default is MISSING else one.default
         group.add_argument(
@@ -144,6 +146,8 @@ def _argument(kind: Any, known: Option) -> dict[str, Any]:
         return {"action": argparse.BooleanOptionalAction}
     if get_origin(plain) is Literal:
         return {"choices": get_args(plain)}
+    if get_origin(plain) is tuple:
+        return {"type": get_args(plain)[0], "nargs": "+"}
     return {"type": known.parse or plain}
 
 
@@ -174,9 +178,10 @@ def table(arguments: type) -> str:
 
 def with_table(page: str, arguments: type) -> str:
     """A page in Markdown with the table between its two marks brought up to date."""
-    before, _, rest = page.partition(_BEGIN)
+    begin = _BEGIN.format(f"{arguments.__module__.replace('.', '/')}.py")
+    before, _, rest = page.partition(begin)
     _, _, after = rest.partition(_END)
-    return f"{before}{_BEGIN}\n\n{table(arguments)}\n\n{_END}{after}"
+    return f"{before}{begin}\n\n{table(arguments)}\n\n{_END}{after}"
 
 
 def _shown_type(kind: Any) -> str:
@@ -184,6 +189,8 @@ def _shown_type(kind: Any) -> str:
     for member in _members(kind):
         if get_origin(member) is Literal:
             shown += [f'`"{word}"`' for word in get_args(member)]
+        elif get_origin(member) is tuple:
+            shown.append(f"several `{get_args(member)[0].__name__}`")
         else:
             shown.append("`None`" if member is NoneType else f"`{member.__name__}`")
     return ", ".join(shown)
@@ -192,7 +199,8 @@ def _shown_type(kind: Any) -> str:
 def _default_text(one: dataclasses.Field[Any], known: Option, *, short: bool = False) -> str:
     if one.default is MISSING:
         return "required"
-    shown = known.unset if one.default is None and known.unset else str(one.default)
+    is_unset = one.default in (None, (), "")
+    shown = known.unset if is_unset and known.unset else str(one.default)
     return shown if short else f"default: {shown}"
 
 

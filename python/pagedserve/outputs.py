@@ -63,6 +63,16 @@ class CompletionOutput:
         """Whether it has ended."""
         return self.finish_reason is not None
 
+    def add(self, later: Self) -> None:
+        """Take in the delta that follows this one."""
+        self.text += later.text
+        self.token_ids = [*self.token_ids, *later.token_ids]
+        if self.logprobs is not None and later.logprobs is not None:
+            self.logprobs = [*self.logprobs, *later.logprobs]
+        self.cumulative_logprob = later.cumulative_logprob
+        self.finish_reason = later.finish_reason
+        self.stop_reason = later.stop_reason
+
 
 @dataclass(slots=True)
 class RequestMetrics:
@@ -136,6 +146,19 @@ class RequestOutput:
     encoder_prompt: None = None
     encoder_prompt_token_ids: None = None
     num_cached_tokens: int | None = None
+
+    def add(self, later: Self) -> None:
+        """Take in the delta that follows this one."""
+        own = {completion.index: completion for completion in self.outputs}
+        for completion in later.outputs:
+            if completion.index in own:
+                own[completion.index].add(completion)
+            else:
+                self.outputs.append(completion)
+        self.outputs.sort(key=lambda completion: completion.index)
+        self.prompt_logprobs = later.prompt_logprobs
+        self.finished = later.finished
+        self.num_cached_tokens = later.num_cached_tokens
 
 
 @dataclass(slots=True)

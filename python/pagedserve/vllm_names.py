@@ -148,6 +148,8 @@ ABSENT_ARGUMENTS: Final = frozenset(
         "tokenization_kwargs",
         "mm_processor_kwargs",
         "trace_headers",
+        "engine_config",
+        "stat_loggers",
     ]
 )
 

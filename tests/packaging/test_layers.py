@@ -37,8 +37,9 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "engine": {"executor", "models", "output", "sampling"},
     "chat": set(),
     "llm": {"chat", "engine", "executor"},
+    "server": {"chat", "engine", "output"},
     "replay": set(),
-    "cli": {"engine", "LLM", "__version__"},  # two of the public names
+    "cli": {"engine", "server", "LLM", "__version__"},  # two of the public names
 }
 
 # The modules and packages that may name the Rust core.
@@ -53,6 +54,7 @@ CORE_USERS = {
     "pagedserve.replay",
     "pagedserve.runner.buffers",
     "pagedserve.sampling.top_k",
+    "pagedserve.server.app",  # its version
 }
 
 # The core's modules from low to high; those of one line may name each other.

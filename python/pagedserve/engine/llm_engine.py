@@ -22,7 +22,7 @@ from pagedserve.config import EngineArgs
 from pagedserve.engine.input_processor import InputProcessor
 from pagedserve.engine.loop import EngineLoop, sigint_deferred
 from pagedserve.engine.request import Request, RequestTable
-from pagedserve.engine.stats import EngineStats, StatsLine
+from pagedserve.engine.stats import EngineSnapshot, EngineStats, StatsLine
 from pagedserve.errors import InvariantError, RequestError
 from pagedserve.executor.protocol import CacheShape, Executor, ModelInfo, StepLimits
 from pagedserve.inputs import Prompt, match_params, parse_prompt
@@ -173,6 +173,30 @@ class LLMEngine:
         """
         return line.write(self.stats, self._scheduler, self.memory.num_gpu_blocks)
 
+    def snapshot(self, seconds_without_progress: float = 0.0) -> EngineSnapshot:
+        """Gauges and sums as they stand; any thread may ask.
+
+        Args:
+            seconds_without_progress: What the caller knows of it, to be put in.
+        """
+        scheduler, memory = self._scheduler, self.memory
+        num_cpu_blocks = memory.num_cpu_blocks
+        return EngineSnapshot(
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            num_swapped=scheduler.num_swapped,
+            gpu_cache_usage=1 - scheduler.num_free_gpu_blocks / memory.num_gpu_blocks,
+            cpu_cache_usage=(
+                1 - scheduler.num_free_cpu_blocks / num_cpu_blocks if num_cpu_blocks else 0.0
+            ),
+            num_preemptions=scheduler.num_preemptions,
+            num_recomputed_tokens=scheduler.num_recomputed_tokens,
+            num_looked_up_tokens=scheduler.num_looked_up_tokens,
+            num_cached_tokens=scheduler.num_cached_tokens,
+            seconds_without_progress=seconds_without_progress,
+            stats=self.stats,
+        )
+
     def do_log_stats(self) -> None:
         """Write a line of statistics to the log."""
         logger.info("%s", self.stats_line(self._log_line))
@@ -275,6 +299,23 @@ class LLMEngine:
                 output for output in self._loop.outputs if output.request_id not in names
             ]
         return ended
+
+    def end_failed(self, error: Exception) -> list[RequestOutput]:
+        """Give up the requests of the step that failed last, or all where it held none.
+
+        Args:
+            error: Why it failed.
+
+        Returns:
+            Their last outputs, with the finish reason "error", and what else nobody has fetched.
+        """
+        finish = Finish("error", f"its steps failed: {type(error).__name__}: {error}")
+        with sigint_deferred():
+            for request in self._loop.failed or list(self._requests):
+                if self._requests.by_id(request.request_id) is request:
+                    self._loop.end(request, finish, self._scheduler.abort(request.group))
+        outputs, self._loop.outputs = self._loop.outputs, []
+        return outputs
 
     def step(self) -> list[RequestOutput]:
         """Schedule and run one step.

@@ -107,6 +107,7 @@ class EngineLoop:
 
     Attributes:
         outputs: What nobody has fetched yet, in the order in which it came.
+        failed: The requests of the steps that were rolled back last.
     """
 
     def __init__(
@@ -133,6 +134,7 @@ class EngineLoop:
                 known.
         """
         self.outputs: list[RequestOutput] = []
+        self.failed: list[Request] = []
         self._scheduler = scheduler
         self._executor = executor
         self._requests = requests
@@ -308,6 +310,12 @@ class EngineLoop:
                 self._end_ignored(step.scheduled)
             unfinished = [step for step in self._steps if not step.scheduled.is_empty]
             self._steps.clear()
+            self.failed = [
+                request
+                for step in unfinished
+                for scheduled in step.scheduled.scheduled_seq_groups
+                if (request := self._requests.by_group(scheduled.group)) is not None
+            ]
             if unfinished:
                 self._scheduler.abandon(unfinished[0].scheduled.step_id)
             for request in self._requests:

@@ -49,6 +49,38 @@ class EngineStats:
             self.num_copied_blocks += len(scheduled.blocks_to_copy)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSnapshot:
+    """An engine at one moment: gauges, and sums over its life.
+
+    Attributes:
+        num_running: Requests whose KV blocks are where the model computes.
+        num_waiting: Requests without KV blocks.
+        num_swapped: Requests whose KV blocks are in host memory.
+        gpu_cache_usage: Share of the KV blocks that are used, 0 to 1.
+        cpu_cache_usage: Share of the blocks in host memory, 0 where there are none.
+        num_preemptions: Requests that gave their place to others.
+        num_recomputed_tokens: Tokens that were computed and given up.
+        num_looked_up_tokens: Tokens that the prefix cache was asked for.
+        num_cached_tokens: Those of them that it had.
+        seconds_without_progress: How long requests have waited without the end of a step; 0 while
+            there are none.
+        stats: The engine's other sums, which go on.
+    """
+
+    num_running: int
+    num_waiting: int
+    num_swapped: int
+    gpu_cache_usage: float
+    cpu_cache_usage: float
+    num_preemptions: int
+    num_recomputed_tokens: int
+    num_looked_up_tokens: int
+    num_cached_tokens: int
+    seconds_without_progress: float
+    stats: EngineStats
+
+
 class StatsLine:
     """One readable line about an engine; its rates are those since the line before."""
 

@@ -104,6 +104,15 @@ class Detokenizer:
             text = self._token_texts[token_id] = self._names.decode([token_id])
         return text
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes of one token alone, for reports; they may be a part of a character."""
+        if isinstance(self._empty, _ByteStream):
+            found = self._empty.token_bytes.of([token_id])
+            return found or self.token_text(token_id).encode()  # a special token has a name alone
+        name = self._names.name(token_id)
+        is_byte = _BYTE_TOKEN.fullmatch(name)
+        return bytes.fromhex(name[3:5]) if is_byte else self.token_text(token_id).encode()
+
     def stream(self) -> TextStream:
         """The stream of a sequence without tokens."""
         return self._empty
@@ -131,6 +140,11 @@ class _Vocabulary:
         )
         assert isinstance(text, str)  # noqa: S101  # a list of ids gives one string
         return text
+
+    def name(self, token_id: int) -> str:
+        """The vocabulary's string of a token; "" where there is no token."""
+        (name,) = self._tokenizer.convert_ids_to_tokens([token_id])
+        return name or ""
 
     def audible(self, token_ids: Sequence[int]) -> list[int]:
         """The ids that have text: models pad their vocabulary with ids that have no token."""

@@ -1,0 +1,79 @@
+"""``EngineClient``: what a server may ask of an engine, wherever that runs."""
+
+from collections.abc import AsyncGenerator, Iterable
+from typing import TYPE_CHECKING, Protocol
+
+from pagedserve.engine.stats import EngineSnapshot
+from pagedserve.executor.protocol import ModelInfo
+from pagedserve.inputs import Prompt
+from pagedserve.outputs import RequestOutput
+from pagedserve.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class EngineClient(Protocol):
+    """Requests in, streams of outputs out; every method may be called while others run."""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether requests are taken: loaded, not dead, not shut down."""
+
+    @property
+    def errored(self) -> bool:
+        """Whether the engine has died."""
+
+    @property
+    def dead_error(self) -> BaseException:
+        """Why the engine has died, or that it runs no more."""
+
+    def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None,
+        request_id: str,
+        *,
+        priority: int = 0,
+        arrival_time: float | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Run a request.
+
+        Args:
+            prompt: Text or token ids.
+            sampling_params: How to continue it; ``output_kind`` says what comes.
+            request_id: Of no other unfinished request.
+            priority: Smaller goes first, where the scheduler's policy asks for it.
+            arrival_time: Seconds of the wall clock; None is now.
+
+        Yields:
+            Outputs up to the last.  Who leaves before it, by closing or cancelling, aborts the
+            request.
+
+        Raises:
+            RequestError: A request that cannot be run; from the first ``anext``.
+            EngineDeadError: The engine has died or is shut down.
+        """
+
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """End requests; their streams get a last output with the finish reason "abort"."""
+
+    async def check_health(self) -> None:
+        """Look whether the engine gets on.
+
+        Raises:
+            EngineDeadError: It has died or is shut down.
+            EngineStalledError: Requests wait, and no step has ended for too long.
+        """
+
+    async def get_tokenizer(self) -> "PreTrainedTokenizerBase":
+        """The model's tokenizer."""
+
+    async def get_model_config(self) -> ModelInfo:
+        """What the model is."""
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forget every cached prefix; False, and nothing is forgotten, while a request runs."""
+
+    def snapshot(self) -> EngineSnapshot:
+        """Counts and gauges of the engine as they stand."""

@@ -1,0 +1,1 @@
+"""The OpenAI-compatible server: HTTP alone; what it knows of an engine is ``EngineClient``."""

@@ -1,0 +1,277 @@
+"""The routes, and the layers around them: keys, request ids, the size of bodies.
+
+Layers are plain ASGI: Starlette's other kind costs tens of microseconds a token and hides that a
+client has left.
+"""
+
+import hashlib
+import hmac
+import os
+import uuid
+from functools import partial
+from importlib.resources import files
+from typing import Any, Final
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import HTMLResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pagedserve._core import __version__
+from pagedserve.errors import PagedServeError
+from pagedserve.server.answer import Answer
+from pagedserve.server.chat import chat_job
+from pagedserve.server.completions import completion_job
+from pagedserve.server.context import Context
+from pagedserve.server.errors import ServerError, server_error
+from pagedserve.server.job import Job
+from pagedserve.server.log import log_request
+from pagedserve.server.protocol import (
+    AbortBody,
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    TokenizeBody,
+)
+
+# What needs no key: probes, scrapes and the page, which asks for one.
+OPEN_PATHS: Final = frozenset({"/", "/health", "/ping", "/metrics", "/version"})
+
+
+def build_app(context: Context) -> ASGIApp:
+    """The whole server but its socket."""
+    app = FastAPI(
+        title="pagedserve",
+        version=__version__,
+        root_path=context.args.root_path,
+        docs_url=None,  # its page comes from elsewhere, and so does the next one's
+        redoc_url=None,
+    )
+    app.state.context = context
+    for kind in (ServerError, PagedServeError, RequestValidationError, HTTPException, Exception):
+        app.add_exception_handler(kind, _tell)
+    _add_completions(app, context)
+    _add_tokens(app, context)
+    _add_state(app, context)
+    if context.args.enable_admin_routes:
+        _add_admin(app, context)
+    return Gate(app, context)
+
+
+async def _tell(request: Request, error: Exception) -> Response:
+    del request
+    return server_error(error).response()
+
+
+def _answer_id(prefix: str, request: Request, named: str | None) -> str:
+    return f"{prefix}-{named or request.scope['request_id']}"
+
+
+def _answer(context: Context, job: Job) -> Response:
+    return Answer(
+        job.stream() if job.body.stream else job.whole(),
+        streams=job.body.stream,
+        stall_timeout=context.args.stall_timeout,
+        on_end=partial(log_request, job) if context.args.log_requests else None,
+    )
+
+
+def _add_completions(app: FastAPI, context: Context) -> None:
+    @app.post("/v1/completions")
+    async def completions(body: CompletionBody, request: Request) -> Any:
+        """Continue prompts."""
+        answer_id = _answer_id("cmpl", request, body.request_id)
+        return _answer(context, await completion_job(context, body, answer_id))
+
+    @app.post("/v1/chat/completions")
+    async def chat_completions(body: ChatBody, request: Request) -> Any:
+        """Answer a conversation."""
+        answer_id = _answer_id("chatcmpl", request, body.request_id)
+        return _answer(context, await chat_job(context, body, answer_id))
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        """The model, by all its names."""
+        return {"object": "list", "data": [_card(context, name) for name in context.names]}
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict[str, Any]:
+        """The model by one of its names."""
+        return _card(context, context.model_name(name))
+
+
+def _card(context: Context, name: str) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": context.created,
+        "owned_by": "pagedserve",
+        "root": context.names[0],
+        "parent": None,
+        "max_model_len": context.max_model_len,
+        "permission": [],
+    }
+
+
+def _add_tokens(app: FastAPI, context: Context) -> None:
+    @app.post("/tokenize")
+    async def tokenize(body: TokenizeBody) -> dict[str, Any]:
+        """The tokens of a prompt or conversation."""
+        await context.check_ready()
+        context.model_name(body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise ServerError(400, "give either prompt or messages")
+        tokenizer = await context.client.get_tokenizer()
+        if body.messages is not None:
+            tokens = (await context.chat_prompt(body))["prompt_token_ids"]
+        else:
+            special = True if body.add_special_tokens is None else body.add_special_tokens
+            tokens = tokenizer(body.prompt, add_special_tokens=special, verbose=False).input_ids
+        answer = {"count": len(tokens), "max_model_len": context.max_model_len, "tokens": tokens}
+        if body.return_token_strs:
+            answer["token_strs"] = tokenizer.convert_ids_to_tokens([*map(int, tokens)])
+        return answer
+
+    @app.post("/detokenize")
+    async def detokenize(body: DetokenizeBody) -> dict[str, Any]:
+        """The text of tokens."""
+        await context.check_ready()
+        context.model_name(body.model)
+        vocab_size = (await context.client.get_model_config()).vocab_size
+        if any(not 0 <= token < vocab_size for token in body.tokens):
+            raise ServerError(400, f"tokens must be from 0 to {vocab_size - 1}", param="tokens")
+        tokenizer = await context.client.get_tokenizer()
+        return {"prompt": tokenizer.decode(body.tokens) if body.tokens else ""}
+
+
+def _add_state(app: FastAPI, context: Context) -> None:
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        """200 while requests are taken and steps end; else 503 with the reason."""
+        await context.check_ready()
+        await context.client.check_health()
+        return {"status": "ok"}
+
+    @app.get("/ping")
+    async def ping() -> dict[str, str]:
+        """As /health."""
+        return await health()
+
+    @app.post("/ping")
+    async def ping_by_post() -> dict[str, str]:
+        """As /health."""
+        return await health()
+
+    @app.get("/version")
+    async def version() -> dict[str, str]:
+        """The server's version."""
+        return {"version": __version__}
+
+    @app.get("/load")
+    async def load() -> dict[str, int]:
+        """Sequences that run or wait."""
+        return {"server_load": context.admission.num_seqs}
+
+    @app.get("/server_info")
+    async def server_info() -> dict[str, Any]:
+        """What is served, and how."""
+        await context.check_ready()
+        model = await context.client.get_model_config()
+        return {"version": __version__, "models": context.names, "backends": model.backends}
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        """Everything that is measured, for Prometheus."""
+        text = context.metrics.exposition()
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    @app.get("/", include_in_schema=False)
+    async def page() -> HTMLResponse:
+        return HTMLResponse((files("pagedserve.server") / "page.html").read_text("utf-8"))
+
+
+def _add_admin(app: FastAPI, context: Context) -> None:
+    @app.post("/reset_prefix_cache")
+    async def reset_prefix_cache() -> dict[str, bool]:
+        """Forget every cached prefix, unless a request runs."""
+        await context.check_ready()
+        return {"reset": await context.client.reset_prefix_cache()}
+
+    @app.post("/abort_requests")
+    async def abort_requests(body: AbortBody) -> dict[str, list[str]]:
+        """End requests by the ids of their answers."""
+        found = [name for name in body.request_ids if name in context.jobs]
+        await context.client.abort([name for job in found for name in context.jobs[job]])
+        return {"aborted": found}
+
+
+class Gate:
+    """The one layer around the routes: keys, request ids, the size of bodies."""
+
+    def __init__(self, app: ASGIApp, context: Context) -> None:
+        """Stand before an application."""
+        self._app = app
+        self._max_body_bytes = context.args.max_body_bytes
+        keys = context.args.api_key or tuple(filter(None, [os.environ.get("PAGEDSERVE_API_KEY")]))
+        self._keys = [_digest(key.encode()) for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request in, or answer it here."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        named = headers.get(b"x-request-id", b"").decode("latin-1")
+        request_id = named if named and named.isprintable() else uuid.uuid4().hex
+        scope["request_id"] = request_id
+        send = _with_header(send, (b"x-request-id", request_id.encode("latin-1")))
+        refusal = self._refusal(scope["path"], headers)
+        if refusal is not None:
+            await refusal.response()(scope, receive, send)
+            return
+        await self._app(scope, _bounded(receive, self._max_body_bytes), send)
+
+    def _refusal(self, path: str, headers: dict[bytes, bytes]) -> ServerError | None:
+        if self._keys and path not in OPEN_PATHS:
+            given = _digest(headers.get(b"authorization", b"").removeprefix(b"Bearer "))
+            # All keys are compared, so that time tells nothing.
+            if not any([hmac.compare_digest(given, key) for key in self._keys]):  # noqa: C419
+                return ServerError(401, "no valid API key: give Authorization: Bearer KEY")
+        length = headers.get(b"content-length", b"0")
+        if not length.isdigit() or int(length) > self._max_body_bytes:
+            return _too_large(self._max_body_bytes)
+        return None
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
+
+
+def _too_large(most: int) -> ServerError:
+    return ServerError(413, f"the body is too large; at most {most} bytes are accepted")
+
+
+def _with_header(send: Send, header: tuple[bytes, bytes]) -> Send:
+    async def sends(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message.get("headers", ()), header]
+        await send(message)
+
+    return sends
+
+
+def _bounded(receive: Receive, most: int) -> Receive:
+    """Receives no more than so many bytes of a body."""
+    left = most
+
+    async def receives() -> Message:
+        nonlocal left
+        message = await receive()
+        if message["type"] == "http.request":
+            left -= len(message.get("body", b""))
+            if left < 0:
+                raise _too_large(most)
+        return message
+
+    return receives

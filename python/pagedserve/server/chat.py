@@ -1,0 +1,125 @@
+"""``POST /v1/chat/completions``."""
+
+from dataclasses import dataclass, field
+from json.encoder import encode_basestring_ascii
+from typing import Any
+
+from pagedserve.errors import RequestError
+from pagedserve.outputs import CompletionOutput, RequestOutput
+from pagedserve.server.context import Context
+from pagedserve.server.job import Job
+from pagedserve.server.logprobs import TokenNames, chat_logprobs, prompt_logprobs
+from pagedserve.server.params import chat_params, num_equal_choices
+from pagedserve.server.protocol import ChatBody
+
+
+async def chat_job(context: Context, body: ChatBody, answer_id: str) -> Job:
+    """Check a chat completion.
+
+    Raises:
+        RequestError: Fields that cannot be, or messages that the template does not take.
+        ServerError: Another model, or no model yet.
+    """
+    await context.check_ready()
+    model = context.model_name(body.model)
+    body.check_fields(allows_unknown=context.args.allow_unknown_fields)
+    if not body.messages:
+        raise RequestError("messages is empty; it must have at least one message")
+    params = chat_params(body, context.default_params)
+    prompt = await context.chat_prompt(body)
+    if body.cache_salt is not None:
+        prompt["cache_salt"] = body.cache_salt
+    names = TokenNames(await context.detokenizer(), body.return_tokens_as_token_ids)
+    role = context.args.response_role if body.add_generation_prompt else _last(body, "role")
+    return Job(
+        context=context,
+        body=body,
+        params=params,
+        prompts=[prompt],
+        choices=ChatChoices(body, names, role, _echoed(body, role)),
+        answer_id=answer_id,
+        model=model,
+        num_equal=num_equal_choices(body, params),
+    )
+
+
+def _last(body: ChatBody, key: str) -> str:
+    return str(body.messages[-1].get(key) or "")
+
+
+def _echoed(body: ChatBody, role: str) -> str:
+    """The last message, where the answer continues it and it is wanted."""
+    return _last(body, "content") if body.echo and _last(body, "role") == role else ""
+
+
+@dataclass(slots=True)
+class ChatChoices:
+    """How the choices of chats look; see ``Choices``."""
+
+    body: ChatBody
+    names: TokenNames
+    role: str
+    echoed: str
+    kind: str = "chat.completion"
+    chunk_kind: str = "chat.completion.chunk"
+    _begun: set[int] = field(default_factory=set)
+
+    def opening(self, index: int) -> str:  # noqa: D102
+        role = encode_basestring_ascii(self.role)
+        text = encode_basestring_ascii(self.echoed)
+        return (
+            f'{{"index":{index},"delta":{{"role":{role},"content":{text}}},'
+            '"logprobs":null,"finish_reason":null}'
+        )
+
+    def is_plain(self, completion: CompletionOutput) -> bool:  # noqa: D102
+        return (
+            completion.logprobs is None
+            and completion.finish_reason is None
+            and not self.body.return_token_ids
+        )
+
+    def plain_delta(self, index: int, text: str) -> str:  # noqa: D102
+        return (
+            f'{{"index":{index},"delta":{{"content":{encode_basestring_ascii(text)}}},'
+            '"logprobs":null,"finish_reason":null}'
+        )
+
+    def delta(  # noqa: D102
+        self, index: int, output: RequestOutput, completion: CompletionOutput
+    ) -> dict[str, Any]:
+        del output
+        choice = self._choice(index, completion)
+        return {**choice, "delta": {"content": completion.text}}
+
+    def whole(  # noqa: D102
+        self, index: int, output: RequestOutput, completion: CompletionOutput
+    ) -> dict[str, Any]:
+        choice = self._choice(index, completion)
+        choice["message"] = {"role": self.role, "content": self.echoed + completion.text}
+        del output
+        return choice
+
+    def of_answer(self, output: RequestOutput) -> dict[str, Any]:  # noqa: D102
+        more: dict[str, Any] = {}
+        if self.body.prompt_logprobs is not None:
+            more["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs or ())
+        if self.body.return_token_ids:
+            more["prompt_token_ids"] = output.prompt_token_ids
+        return more
+
+    def _choice(self, index: int, completion: CompletionOutput) -> dict[str, Any]:
+        logprobs = None
+        if completion.logprobs is not None and self.body.logprobs:
+            num_top = self.body.top_logprobs or 0
+            token_ids, entries = completion.token_ids, completion.logprobs
+            logprobs = chat_logprobs(self.names, num_top, token_ids, entries)
+        choice: dict[str, Any] = {
+            "index": index,
+            "logprobs": logprobs,
+            "finish_reason": completion.finish_reason,
+            "stop_reason": completion.stop_reason,
+        }
+        if self.body.return_token_ids:
+            choice["token_ids"] = completion.token_ids
+        return choice

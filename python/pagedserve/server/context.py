@@ -1,0 +1,116 @@
+"""What the routes share: the engine, the names of its model, limits, and whether it is draining."""
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pagedserve.chat import Conversation, chat_prompt
+from pagedserve.engine.client import EngineClient
+from pagedserve.inputs import TokensPrompt
+from pagedserve.output.detokenizer import Detokenizer
+from pagedserve.sampling_params import SamplingParams
+from pagedserve.server.errors import ServerError
+from pagedserve.server.limits import Admission
+from pagedserve.server.metrics import Metrics
+from pagedserve.server.options import ServerArgs
+from pagedserve.server.protocol import ChatBody, TokenizeBody
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(slots=True, kw_only=True)
+class Context:
+    """A server while it serves.
+
+    Attributes:
+        client: The engine.
+        args: The server's options.
+        names: Of the model; the first is shown.
+        default_params: What the model's makers recommend.
+        admission: Who is taken on.
+        metrics: What is measured of requests.
+        created: When the server started, seconds of the wall clock.
+        is_draining: Whether no more requests are taken.
+        max_model_len: Tokens of a sequence; 0 before the model is loaded.
+        jobs: The engine's names of the prompts of each answer that is being made.
+    """
+
+    client: EngineClient
+    args: ServerArgs
+    names: tuple[str, ...]
+    default_params: SamplingParams
+    admission: Admission
+    metrics: Metrics
+    created: int = field(default_factory=lambda: int(time.time()))
+    is_draining: bool = False
+    max_model_len: int = 0
+    jobs: dict[str, list[str]] = field(default_factory=dict)
+    _detokenizer: Detokenizer | None = field(default=None, repr=False)
+
+    async def check_ready(self) -> None:
+        """Whether requests are taken now.
+
+        Raises:
+            ServerError: 503, with the reason.
+        """
+        if self.is_draining:
+            raise ServerError(503, "the server is shutting down", retry_after=5)
+        if self.client.errored:
+            raise ServerError(503, str(self.client.dead_error))
+        if not self.client.is_running:
+            raise ServerError(503, "the model is being loaded", retry_after=5)
+
+    def model_name(self, asked: str | None) -> str:
+        """The name to answer with.
+
+        Raises:
+            ServerError: 404, another model.
+        """
+        if asked is not None and asked not in self.names:
+            raise ServerError(404, f"The model `{asked}` does not exist.", param="model")
+        return asked or self.names[0]
+
+    async def detokenizer(self) -> Detokenizer:
+        """Texts and bytes of tokens, special ones included."""
+        if self._detokenizer is None:
+            self._detokenizer = Detokenizer(await self.client.get_tokenizer())
+        return self._detokenizer
+
+    async def chat_prompt(self, body: ChatBody | TokenizeBody) -> TokensPrompt:
+        """The prompt that a conversation is, made outside the event loop.
+
+        Raises:
+            RequestError: Messages that the template does not take.
+            ServerError: A template of the request where that is not allowed.
+        """
+        if body.chat_template is not None and not self.args.trust_request_chat_template:
+            raise ServerError(
+                400,
+                "chat_template is given; the server takes none (--trust-request-chat-template)",
+                param="chat_template",
+            )
+        tokenizer = await self.client.get_tokenizer()
+        return await asyncio.to_thread(self._render, tokenizer, body)
+
+    def _render(
+        self, tokenizer: "PreTrainedTokenizerBase", body: ChatBody | TokenizeBody
+    ) -> TokensPrompt:
+        messages: Conversation = body.messages or []
+        return chat_prompt(
+            tokenizer,
+            messages,
+            chat_template=body.chat_template or _template(self.args.chat_template),
+            add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,
+            continue_final_message=body.continue_final_message,
+            chat_template_kwargs=body.chat_template_kwargs,
+        )
+
+
+def _template(given: str | None) -> str | None:
+    """A template from the options: a file's, or the text itself."""
+    if given is None or "\n" in given or "{" in given:
+        return given
+    return Path(given).read_text(encoding="utf-8")

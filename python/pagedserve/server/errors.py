@@ -1,0 +1,105 @@
+"""Errors as OpenAI's clients read them: ``{"error": {message, type, param, code}}``.
+
+Messages show what a caller gave and what is accepted; never paths, addresses or tracebacks.
+"""
+
+import json
+import re
+from typing import Any, Final
+
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from pagedserve.errors import EngineDeadError, EngineStalledError, RequestError
+
+_TYPES: Final = {
+    400: "BadRequestError",
+    401: "AuthenticationError",
+    404: "NotFoundError",
+    405: "MethodNotAllowedError",
+    413: "RequestTooLargeError",
+    500: "InternalServerError",
+    501: "NotImplementedError",
+    503: "ServiceUnavailableError",
+}
+# The most that is said of bodies that are no such requests.
+_MAX_PROBLEMS: Final = 10
+_MAX_CHARS: Final = 1000
+_PRIVATE: Final = re.compile(r"(/[\w.\-]+){2,}|0x[0-9a-fA-F]{6,}")
+
+
+class ServerError(Exception):
+    """A refusal with its status."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after: int | None = None,
+    ) -> None:
+        """Say why.
+
+        Args:
+            status: Of HTTP.
+            message: For people.
+            param: The field that is wrong.
+            retry_after: Seconds after which another try makes sense.
+        """
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.retry_after = retry_after
+
+    def body(self) -> dict[str, Any]:
+        """The object that clients read."""
+        kind = _TYPES.get(self.status, "InternalServerError")
+        return {
+            "error": {
+                "message": scrubbed(self.message),
+                "type": kind,
+                "param": self.param,
+                "code": self.status,
+            }
+        }
+
+    def response(self) -> Response:
+        """The whole answer."""
+        headers = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
+        return Response(
+            json.dumps(self.body()), self.status, headers, media_type="application/json"
+        )
+
+
+def scrubbed(message: str) -> str:
+    """A message without paths and addresses, of bounded length."""
+    return _PRIVATE.sub("...", message)[: _MAX_PROBLEMS * _MAX_CHARS]
+
+
+def server_error(error: BaseException) -> ServerError:
+    """What a client is told of an error."""
+    for known in (error, error.__cause__):  # a framework that read the body may have wrapped it
+        if isinstance(known, ServerError):
+            return known
+    status, message = 500, f"the server failed: {type(error).__name__}"
+    if isinstance(error, RequestError):
+        status, message = 400, str(error)
+    elif isinstance(error, RequestValidationError):
+        status, message = 400, _problems(error)
+    elif isinstance(error, EngineDeadError | EngineStalledError):
+        status, message = 503, str(error)
+    elif isinstance(error, HTTPException):
+        status, message = error.status_code, str(error.detail)
+    return ServerError(status, message)
+
+
+def _problems(error: RequestValidationError) -> str:
+    """What is wrong with a body, a line a field; what was given is not repeated at length."""
+    problems = []
+    for problem in error.errors()[:_MAX_PROBLEMS]:
+        place = ".".join(str(part) for part in problem["loc"] if part != "body")
+        problems.append(f"{place or 'the body'}: {problem['msg']}"[:_MAX_CHARS])
+    return "; ".join(problems)

@@ -1,0 +1,130 @@
+"""The outputs of one HTTP request: of all its prompts, as they come."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+
+from pagedserve.engine.client import EngineClient
+from pagedserve.inputs import Prompt
+from pagedserve.outputs import RequestOutput
+from pagedserve.sampling_params import SamplingParams
+from pagedserve.server.errors import ServerError
+
+
+@dataclass(slots=True)
+class Usage:
+    """Tokens that a request used so far.
+
+    Attributes:
+        prompt_tokens: Of each prompt.
+        cached_tokens: Those of them that the prefix cache had.
+        completion_tokens: New tokens of all outputs.
+    """
+
+    prompt_tokens: dict[int, int] = field(default_factory=dict)
+    cached_tokens: dict[int, int] = field(default_factory=dict)
+    completion_tokens: int = 0
+
+    def count(self, place: int, output: RequestOutput, *, num_equal: int = 1) -> None:
+        """Count a delta, or a last output, of the prompt at ``place``."""
+        self.prompt_tokens[place] = len(output.prompt_token_ids)
+        self.cached_tokens[place] = output.num_cached_tokens or 0
+        self.completion_tokens += num_equal * sum(
+            len(completion.token_ids) for completion in output.outputs
+        )
+
+    def shown(self, *, with_details: bool) -> dict[str, object]:
+        """The object that clients read."""
+        prompt = sum(self.prompt_tokens.values())
+        usage: dict[str, object] = {
+            "prompt_tokens": prompt,
+            "total_tokens": prompt + self.completion_tokens,
+            "completion_tokens": self.completion_tokens,
+        }
+        if with_details:
+            cached = sum(self.cached_tokens.values())
+            usage["prompt_tokens_details"] = {"cached_tokens": cached}
+        return usage
+
+
+async def generate(
+    client: EngineClient,
+    prompts: Sequence[Prompt],
+    params: SamplingParams,
+    request_id: str,
+    *,
+    priority: int,
+    arrival_time: float,
+) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+    """Run all prompts of a request together.
+
+    Args:
+        client: The engine.
+        prompts: At least one.
+        params: Of all of them.
+        request_id: Of no other unfinished request; each prompt adds its place.
+        priority: Smaller goes first, where the scheduler's policy asks for it.
+        arrival_time: Seconds of the wall clock.
+
+    Yields:
+        The place of a prompt and its next output, as they come.  Who leaves before the last aborts
+        them all.
+
+    Raises:
+        RequestError: A request that cannot be run.
+        ServerError: A request that the engine had to end.
+    """
+    streams = [
+        client.generate(
+            prompt,
+            params,
+            request_id if len(prompts) == 1 else f"{request_id}-{place}",
+            priority=priority,
+            arrival_time=arrival_time,
+        )
+        for place, prompt in enumerate(prompts)
+    ]
+    async with contextlib.AsyncExitStack() as stack:
+        for stream in streams:
+            await stack.enter_async_context(contextlib.aclosing(stream))
+        if len(streams) == 1:
+            async for output in streams[0]:
+                yield 0, checked(output)
+        else:
+            async with contextlib.aclosing(_merged(streams)) as merged:
+                async for place, output in merged:
+                    yield place, checked(output)
+
+
+async def _merged(
+    streams: Sequence[AsyncGenerator[RequestOutput, None]],
+) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+    places = {asyncio.ensure_future(anext(stream)): n for n, stream in enumerate(streams)}
+    try:
+        while places:
+            done, _ = await asyncio.wait(places, return_when=asyncio.FIRST_COMPLETED)
+            for future in done:
+                place = places.pop(future)
+                output = future.result()
+                if not output.finished:
+                    places[asyncio.ensure_future(anext(streams[place]))] = place
+                yield place, output
+    finally:
+        for future in places:
+            future.cancel()
+        await asyncio.gather(*places, return_exceptions=True)
+
+
+def checked(output: RequestOutput) -> RequestOutput:
+    """An output that is an answer.
+
+    Raises:
+        ServerError: The engine ended the request before it could be answered.
+    """
+    for completion in output.outputs:
+        if completion.finish_reason == "error":
+            raise ServerError(500, f"the request failed: {completion.stop_reason}")
+        if completion.finish_reason == "ignored" and not completion.token_ids:
+            raise ServerError(400, f"the request cannot be run: {completion.stop_reason}")
+    return output

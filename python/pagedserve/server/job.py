@@ -1,0 +1,216 @@
+"""A completion while it runs: from its body to the parts of its answer.
+
+What completions and chats have in common is here; ``completions`` and ``chat`` say how their
+choices look.
+
+Costs: a plain delta is one string joined and encoded; JSON is made by hand only there.
+"""
+
+import asyncio
+import json
+import time
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from pagedserve.inputs import Prompt
+from pagedserve.outputs import CompletionOutput, RequestOutput
+from pagedserve.sampling_params import SamplingParams
+from pagedserve.server.context import Context
+from pagedserve.server.generation import Usage, generate
+from pagedserve.server.protocol import Body
+
+
+class Choices(Protocol):
+    """How the choices of an answer look."""
+
+    @property
+    def kind(self) -> str:
+        """The ``object`` of a whole answer."""
+
+    @property
+    def chunk_kind(self) -> str:
+        """The ``object`` of a part of a stream."""
+
+    def opening(self, index: int) -> str | None:
+        """What a stream says first of a choice, in JSON; None for nothing."""
+
+    def plain_delta(self, index: int, text: str) -> str:
+        """A choice in a stream that brings text alone, in JSON."""
+
+    def delta(
+        self, index: int, output: RequestOutput, completion: CompletionOutput
+    ) -> dict[str, Any]:
+        """A choice in a stream."""
+
+    def whole(
+        self, index: int, output: RequestOutput, completion: CompletionOutput
+    ) -> dict[str, Any]:
+        """A choice of a whole answer."""
+
+    def is_plain(self, completion: CompletionOutput) -> bool:
+        """Whether a delta brings text alone."""
+
+    def of_answer(self, output: RequestOutput) -> dict[str, Any]:
+        """Further fields of a whole answer."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Job:
+    """A request of a client, checked, with its prompts and parameters.
+
+    Attributes:
+        context: The server.
+        body: What the client sent.
+        params: Of all its prompts.
+        prompts: At least one.
+        choices: How its choices look.
+        answer_id: The ``id`` of the answer.
+        model: The ``model`` of the answer.
+        num_equal: Equal choices that each output stands for.
+        arrival_time: Seconds of the wall clock.
+        usage: Tokens so far.
+        finishes: Why its choices ended.
+        last: The last output of each prompt that has ended.
+    """
+
+    context: Context
+    body: Body
+    params: SamplingParams
+    prompts: Sequence[Prompt]
+    choices: Choices
+    answer_id: str
+    model: str
+    num_equal: int
+    arrival_time: float = field(default_factory=time.time)
+    usage: Usage = field(default_factory=Usage)
+    finishes: list[str] = field(default_factory=list)
+    last: dict[int, RequestOutput] = field(default_factory=dict)
+    _times: dict[int, float] = field(default_factory=dict)
+    _num_tokens: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def num_seqs(self) -> int:
+        """Sequences that it takes."""
+        return len(self.prompts) * self.params.max_num_running_seqs
+
+    async def outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+        """Run it; see ``generate``.  Its timeout aborts what has not ended."""
+        context = self.context
+        with context.admission.place_for(self.num_seqs):
+            # The engine's name of it is never a client's: two may choose the same.
+            engine_id = f"{self.answer_id}-{uuid.uuid4().hex[:8]}"
+            names = [engine_id, *(f"{engine_id}-{place}" for place in range(len(self.prompts)))]
+            context.jobs[self.answer_id] = names
+            timer = None
+            if self.body.timeout is not None:
+                loop = asyncio.get_running_loop()
+                timer = loop.call_later(
+                    self.body.timeout, lambda: loop.create_task(context.client.abort(names))
+                )
+            try:
+                stream = generate(
+                    context.client,
+                    self.prompts,
+                    self.params,
+                    engine_id,
+                    priority=self.body.priority,
+                    arrival_time=self.arrival_time,
+                )
+                async with aclosing(stream) as outputs:
+                    async for place, output in outputs:
+                        self._count(place, output)
+                        yield place, output
+            finally:
+                context.jobs.pop(self.answer_id, None)
+                if timer is not None:
+                    timer.cancel()
+                context.metrics.prompts_left(len(self.prompts) - len(self.last))
+
+    async def whole(self) -> AsyncGenerator[bytes, None]:
+        """The one part of a whole answer."""
+        choices: list[dict[str, Any]] = []
+        more: dict[str, Any] = {}
+        async with aclosing(self.outputs()) as outputs:
+            async for place, output in outputs:
+                more |= self.choices.of_answer(output)
+                for completion in output.outputs:
+                    choices += [
+                        self.choices.whole(index, output, completion)
+                        for index in self._indices(place, completion.index)
+                    ]
+        choices.sort(key=lambda choice: int(choice["index"]))
+        yield json.dumps(
+            {
+                "id": self.answer_id,
+                "object": self.choices.kind,
+                "created": int(self.arrival_time),
+                "model": self.model,
+                "choices": choices,
+                "usage": self._usage(),
+                "system_fingerprint": None,
+                **more,
+            }
+        ).encode()
+
+    async def stream(self) -> AsyncGenerator[bytes, None]:
+        """The events of a stream: all that is there at a time in one part."""
+        head = (
+            f'data: {{"id":{json.dumps(self.answer_id)},"object":"{self.choices.chunk_kind}",'
+            f'"created":{int(self.arrival_time)},"model":{json.dumps(self.model)},"choices":['
+        )
+        options = self.body.stream_options
+        has_usage = options is not None and options.include_usage
+        is_continuous = has_usage and options is not None and options.continuous_usage_stats
+        opened: set[int] = set()
+        async with aclosing(self.outputs()) as outputs:
+            async for place, output in outputs:
+                tail = "]}\n\n"
+                if is_continuous:
+                    tail = f'],"usage":{json.dumps(self._usage())}}}\n\n'
+                events = []
+                for completion in output.outputs:
+                    for index in self._indices(place, completion.index):
+                        if index not in opened:
+                            opened.add(index)
+                            opening = self.choices.opening(index)
+                            events += [] if opening is None else [head, opening, tail]
+                        events += [head, self._delta(index, output, completion), tail]
+                yield "".join(events).encode()
+        if has_usage:
+            yield f'{head}],"usage":{json.dumps(self._usage())}}}\n\n'.encode()
+
+    def _delta(self, index: int, output: RequestOutput, completion: CompletionOutput) -> str:
+        if self.choices.is_plain(completion):
+            return self.choices.plain_delta(index, completion.text)
+        return json.dumps(self.choices.delta(index, output, completion))
+
+    def _indices(self, place: int, number: int) -> range:
+        """The choices that an output of the prompt at ``place`` stands for."""
+        first = (place * self.params.n + number) * self.num_equal
+        return range(first, first + self.num_equal)
+
+    def _usage(self) -> dict[str, object]:
+        return self.usage.shown(with_details=self.context.args.enable_prompt_tokens_details)
+
+    def _count(self, place: int, output: RequestOutput) -> None:
+        metrics, now = self.context.metrics, time.monotonic()
+        num_tokens = sum(len(completion.token_ids) for completion in output.outputs)
+        # A token that was made though none was asked for is nobody's.
+        num_equal = 0 if self.body.max_tokens == 0 else self.num_equal
+        self.usage.count(place, output, num_equal=num_equal)
+        if place not in self._times:
+            metrics.first_token_came(time.time() - self.arrival_time)
+        elif num_tokens:
+            num_seqs = len(output.outputs)
+            metrics.tokens_came(now - self._times[place], -(-num_tokens // num_seqs))
+        self._times[place] = now
+        self._num_tokens[place] = self._num_tokens.get(place, 0) + num_tokens
+        for completion in output.outputs:
+            if completion.finish_reason is not None:
+                self.finishes += [completion.finish_reason] * self.num_equal
+        if output.finished:
+            self.last[place] = output
+            metrics.prompt_finished(self.params, output, self._num_tokens[place])

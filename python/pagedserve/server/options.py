@@ -1,0 +1,124 @@
+"""``ServerArgs``: everything that decides how the server serves, each option written once."""
+
+import argparse
+import inspect
+from dataclasses import dataclass, fields
+from typing import Final, Self
+
+import pagedserve.checks as checks
+from pagedserve.options import add_arguments, check_options, describe, option, parse_bytes
+
+_MIB: Final = 1 << 20
+
+
+def _path(name: str, value: object) -> str | None:
+    return checks.optional(checks.text)(name, value)
+
+
+def _texts(name: str, value: object) -> tuple[str, ...]:
+    return checks.each(checks.text, "a list of strings")(name, value)
+
+
+def _seconds(name: str, value: object) -> float:
+    return checks.real("a number of seconds, at least 0", low=0)(name, value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerArgs:
+    """Everything that decides how the server serves; checked when made.
+
+    Raises:
+        ConfigError: A value that cannot be; the message says what is accepted.
+    """
+
+    host: str = option("127.0.0.1", checks.text, "Address to listen at.")
+    port: int = option(8000, checks.integer("at least 0", low=0), "Port; 0 takes any free one.")
+    uds: str | None = option(
+        None, _path, "Unix domain socket to listen at, instead of host and port.", unset="none"
+    )
+    served_model_name: tuple[str, ...] = option(
+        (), _texts, "Names of the model; the first is shown.", unset="model"
+    )
+    api_key: tuple[str, ...] = option(
+        (), _texts, "Keys one of which a client must show; also PAGEDSERVE_API_KEY.", unset="none"
+    )
+    chat_template: str | None = option(
+        None, _path, "File with a chat template, or its text.", unset="the model's own"
+    )
+    response_role: str = option("assistant", checks.text, "Role of the answers in a chat.")
+    root_path: str = option(
+        "",
+        lambda name, value: value if value == "" else checks.text(name, value),
+        "Path under which a proxy serves this server.",
+        unset="none",
+    )
+    max_num_queued_reqs: int | None = option(
+        None,
+        checks.optional(checks.integer("at least 0, or None", low=0)),
+        "Sequences that may wait beside those that run; more are refused with 503.",
+        unset="4 times max_num_seqs",
+    )
+    max_body_bytes: int = option(
+        32 * _MIB,
+        checks.integer("at least 1", low=1),
+        "Bytes of a request's body; also as in 512KiB.",
+        parse=parse_bytes,
+    )
+    shutdown_timeout: float = option(
+        30.0, _seconds, "Seconds that running requests have to end after SIGTERM."
+    )
+    stall_timeout: float = option(
+        60.0,
+        _seconds,
+        "Seconds without the end of a step after which /health says 503, and for which a client "
+        "may read nothing.",
+    )
+    enable_prompt_tokens_details: bool = option(
+        False, checks.flag, "Say in usage how many prompt tokens the prefix cache had."
+    )
+    trust_request_chat_template: bool = option(
+        False, checks.flag, "Take chat templates from requests: code that runs here."
+    )
+    allow_unknown_fields: bool = option(
+        False, checks.flag, "Pass over unknown fields of requests instead of refusing them."
+    )
+    enable_admin_routes: bool = option(
+        False, checks.flag, "Offer POST /reset_prefix_cache and POST /abort_requests."
+    )
+    log_requests: bool = option(True, checks.flag, "Write a line a finished request to the log.")
+    uvicorn_log_level: str = option(
+        "info",
+        checks.choice(("critical", "error", "warning", "info", "debug")),
+        "Of what uvicorn writes to the log: critical, error, warning, info or debug.",
+    )
+    ssl_keyfile: str | None = option(None, _path, "Key for TLS.", unset="no TLS")
+    ssl_certfile: str | None = option(None, _path, "Certificate for TLS.", unset="no TLS")
+    ssl_ca_certs: str | None = option(
+        None, _path, "Certificates that clients are checked by.", unset="none"
+    )
+    ssl_cert_reqs: int = option(
+        0,
+        checks.integer("at least 0", low=0),
+        "Whether clients need a certificate: 0 no, 1 checked if there is one, 2 yes.",
+    )
+
+    def __post_init__(self) -> None:
+        """Check every option."""
+        check_options(self)
+
+    @classmethod
+    def add_cli_args(cls, parser: argparse.ArgumentParser) -> None:
+        """Give a parser one option for each field."""
+        add_arguments(parser, cls, "server")
+
+    @classmethod
+    def from_cli_args(cls, namespace: argparse.Namespace) -> Self:
+        """The arguments that a parser with ``add_cli_args`` found.
+
+        Raises:
+            ConfigError: A value that cannot be.
+        """
+        return cls(**{argument.name: getattr(namespace, argument.name) for argument in fields(cls)})
+
+
+ServerArgs.__doc__ = f"{inspect.getdoc(ServerArgs)}\n\n{describe(ServerArgs)}"

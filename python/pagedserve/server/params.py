@@ -1,0 +1,115 @@
+"""From a body to what the engine is asked: prompts and sampling parameters."""
+
+from typing import Any, Final
+
+from pagedserve.errors import RequestError
+from pagedserve.sampling_params import RequestOutputKind, SamplingParams
+from pagedserve.server.protocol import Body, ChatBody, CompletionBody
+
+# Parameters that a model's generation_config may set, where the body does not.
+_RECOMMENDED: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+# Fields that are the engine's parameters, by the same name.
+_SAME: Final = (
+    "best_of",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "min_tokens",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
+    "truncate_prompt_tokens",
+    "use_beam_search",
+    "length_penalty",
+    "early_stopping",
+)
+# Stop strings of one request: each is looked for in every text.
+MAX_STOP_STRINGS: Final = 16
+# New tokens of a completion where nobody says.
+_DEFAULT_MAX_TOKENS: Final = 16
+
+
+def completion_params(body: CompletionBody, default: SamplingParams) -> SamplingParams:
+    """The parameters of a completion.
+
+    Args:
+        body: The request.
+        default: What the model's makers recommend.
+
+    Raises:
+        RequestError: Values that cannot be, alone or together.
+    """
+    given = _common(body, default)
+    given["max_tokens"] = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    if given["max_tokens"] == 0:
+        if not body.echo:
+            raise RequestError("max_tokens is 0; it must be at least 1, or echo must be true")
+        given["max_tokens"] = 1  # cut off again
+    given["logprobs"] = body.logprobs
+    given["prompt_logprobs"] = body.prompt_logprobs
+    if body.echo and body.logprobs is not None and body.prompt_logprobs is None:
+        given["prompt_logprobs"] = body.logprobs
+    return _made(given)
+
+
+def chat_params(body: ChatBody, default: SamplingParams) -> SamplingParams:
+    """The parameters of a chat completion; as ``completion_params``.
+
+    Args:
+        body: The request.
+        default: What the model's makers recommend.
+
+    Raises:
+        RequestError: Values that cannot be, alone or together.
+    """
+    given = _common(body, default)
+    both = (body.max_completion_tokens, body.max_tokens)
+    given["max_tokens"] = next((number for number in both if number is not None), None)
+    if body.top_logprobs is not None and not body.logprobs:
+        raise RequestError("top_logprobs is given without logprobs; it needs logprobs true")
+    given["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
+    given["prompt_logprobs"] = body.prompt_logprobs
+    return _made(given)
+
+
+def num_equal_choices(body: Body, params: SamplingParams) -> int:
+    """How many equal choices a request gets from its one output: ``n`` of a greedy one."""
+    wants_several = body.n is not None and body.n > 1
+    return body.n or 1 if wants_several and params.is_greedy else 1
+
+
+def _common(body: Body, default: SamplingParams) -> dict[str, Any]:
+    given: dict[str, Any] = {name: getattr(default, name) for name in _RECOMMENDED}
+    for name in (*_RECOMMENDED, *_SAME):
+        value = getattr(body, name)
+        if value is not None:
+            given[name] = value
+    if body.use_beam_search and body.temperature is None:
+        given["temperature"] = 0.0
+    is_greedy = given["temperature"] == 0 and not body.use_beam_search
+    # Of several greedy outputs all would be equal: one is run, and shown so often.
+    given["n"] = 1 if is_greedy and body.best_of in (None, body.n) else (body.n or 1)
+    if is_greedy:
+        given.pop("best_of", None) if body.best_of == body.n else None
+    if isinstance(body.stop, list) and len(body.stop) > MAX_STOP_STRINGS:
+        raise RequestError(
+            f"stop has {len(body.stop)} strings; at most {MAX_STOP_STRINGS} are accepted"
+        )
+    given["output_kind"] = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY
+    return given
+
+
+def _made(given: dict[str, Any]) -> SamplingParams:
+    try:
+        return SamplingParams.from_optional(**given)
+    except ValueError as error:
+        if isinstance(error, RequestError):
+            raise
+        raise RequestError(f"logit_bias has a key that is no token id: {error}") from None

@@ -1,0 +1,192 @@
+"""Bodies of requests: which fields there are, and of which types.
+
+What values mean together is checked by ``SamplingParams`` and the engine.  A field that is unknown
+is refused by its name, one that cannot matter is passed over (``HARMLESS``), one of something that
+is not here is refused unless its value asks for nothing (``ABSENT``).
+"""
+
+import difflib
+from typing import Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from pagedserve.errors import RequestError
+from pagedserve.sampling_params import EarlyStopping
+
+# Fields of OpenAI's and vLLM's that change nothing about an answer here.
+HARMLESS: Final = frozenset(
+    {
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "session_id",
+        "parallel_tool_calls",
+        "include_reasoning",
+        "verbosity",
+        "mm_processor_kwargs",
+        "guided_decoding_backend",
+        "guided_whitespace_pattern",
+    }
+)
+
+# Fields of what is not here, and the values besides None that ask for nothing.
+ABSENT: Final[dict[str, tuple[object, ...]]] = {
+    "tools": ([],),
+    "tool_choice": ("none",),
+    "functions": ([],),
+    "function_call": ("none",),
+    "response_format": ({"type": "text"},),
+    "structured_outputs": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json_object": (False,),
+    "audio": (),
+    "modalities": (["text"],),
+    "prediction": (),
+    "reasoning_effort": ("none",),
+    "web_search_options": (),
+    "suffix": ("",),
+    "prompt_embeds": (),
+    "documents": ([],),
+    "kv_transfer_params": (),
+    "vllm_xargs": ({},),
+    "thinking_token_budget": (),
+    "repetition_detection": (),
+    "logprob_token_ids": (),
+    "stream_interval": (1,),
+    "truncation_side": ("left",),
+}
+
+
+class StreamOptions(BaseModel):
+    """What a stream says of tokens used."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class Body(BaseModel):
+    """What both kinds of completions take."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str | None = None
+    n: int | None = None
+    best_of: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    truncate_prompt_tokens: int | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    early_stopping: EarlyStopping | None = None
+    prompt_logprobs: int | None = None
+    echo: bool = False
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    priority: int = 0
+    cache_salt: str | None = None
+    request_id: str | None = None
+    timeout: float | None = Field(default=None, gt=0, description="Seconds until it is aborted.")
+    return_tokens_as_token_ids: bool = False
+    return_token_ids: bool = False
+
+    def check_fields(self, *, allows_unknown: bool) -> None:
+        """Refuse fields that are unknown, or of what is not here.
+
+        Args:
+            allows_unknown: Pass over unknown ones.
+
+        Raises:
+            RequestError: The first of them.
+        """
+        for name, value in (self.model_extra or {}).items():
+            if name in ABSENT:
+                if value is not None and value not in ABSENT[name]:
+                    raise RequestError(f"{name} is {value!r}; it is not supported here")
+            elif name not in HARMLESS and not allows_unknown:
+                raise RequestError(f"{name} is no field of this request{self._nearest(name)}")
+
+    def _nearest(self, name: str) -> str:
+        known = [*type(self).model_fields, *ABSENT]
+        nearest = difflib.get_close_matches(name, known, n=1)
+        return f"; did you mean {nearest[0]}?" if nearest else ""
+
+
+class CompletionBody(Body):
+    """``POST /v1/completions``."""
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+    logprobs: int | None = None
+    add_special_tokens: bool = True
+
+
+class ChatBody(Body):
+    """``POST /v1/chat/completions``."""
+
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: Literal[False] = False
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class TokenizeBody(BaseModel):
+    """``POST /tokenize``: a prompt or a conversation."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool = False
+
+
+class DetokenizeBody(BaseModel):
+    """``POST /detokenize``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str | None = None
+    tokens: list[int]
+
+
+class AbortBody(BaseModel):
+    """``POST /abort_requests``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    request_ids: list[str]

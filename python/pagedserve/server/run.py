@@ -1,0 +1,162 @@
+"""``pagedserve serve``: a server from its start to its end.
+
+It listens before the model is loaded, so that probes see it live (503, "loading").  SIGTERM or
+SIGINT stop admission; running requests have ``shutdown_timeout`` seconds to end, then they are
+aborted, and the process ends with 0.  A second signal ends it at once.
+"""
+
+import asyncio
+import gc
+import logging
+import signal
+import ssl
+import sys
+from collections.abc import Coroutine
+from functools import partial
+from socket import socket
+from types import FrameType
+from typing import Any, Final
+
+import uvicorn
+
+from pagedserve.config import EngineArgs
+from pagedserve.engine.async_engine import AsyncLLMEngine
+from pagedserve.engine.defaults import default_sampling_params
+from pagedserve.engine.llm_engine import LLMEngine
+from pagedserve.server.app import build_app
+from pagedserve.server.context import Context
+from pagedserve.server.limits import Admission
+from pagedserve.server.metrics import Metrics
+from pagedserve.server.options import ServerArgs
+
+logger = logging.getLogger(__name__)
+
+# Seconds between two looks whether the engine lives, and whether requests have ended.
+_LOOK: Final = 0.05
+# Seconds that connections have to close once nothing runs.
+_CLOSING: Final = 2
+
+
+def serve(engine_args: EngineArgs, server_args: ServerArgs) -> int:
+    """Serve until a signal, or until the engine dies.
+
+    Returns:
+        The exit status: 0 after a signal, 1 if the engine has died.
+
+    Raises:
+        ConfigError: Arguments that contradict each other, the model or the memory.
+        ModelLoadError: The model cannot be found, read or run.
+    """
+    default_params = default_sampling_params(engine_args)
+    client = AsyncLLMEngine(
+        partial(LLMEngine, engine_args), stall_timeout=server_args.stall_timeout
+    )
+    names = server_args.served_model_name or (engine_args.model,)
+    admission = Admission(server_args.max_num_queued_reqs)
+    context = Context(
+        client=client,
+        args=server_args,
+        names=names,
+        default_params=default_params,
+        admission=admission,
+        metrics=Metrics(client, names[0], admission),
+    )
+    server = Server(context, client)
+    try:
+        server.run()
+    finally:
+        client.shutdown()
+        gc.unfreeze()  # extensions look at the end whether their objects are gone
+    if server.failure is not None:
+        raise server.failure
+    return 1 if client.errored else 0
+
+
+class Server(uvicorn.Server):
+    """uvicorn, with our way of starting and ending.
+
+    Attributes:
+        failure: What kept the engine from being made.
+    """
+
+    def __init__(self, context: Context, client: AsyncLLMEngine) -> None:
+        """Prepare to listen."""
+        args = context.args
+        super().__init__(
+            uvicorn.Config(
+                build_app(context),
+                host=args.host,
+                port=args.port,
+                uds=args.uds,
+                log_level=args.uvicorn_log_level,
+                access_log=False,
+                lifespan="off",
+                timeout_graceful_shutdown=_CLOSING,
+                ssl_keyfile=args.ssl_keyfile,
+                ssl_certfile=args.ssl_certfile,
+                ssl_ca_certs=args.ssl_ca_certs,
+                ssl_cert_reqs=args.ssl_cert_reqs or ssl.CERT_NONE,
+            )
+        )
+        self.failure: BaseException | None = None
+        self._context = context
+        self._client = client
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def startup(self, sockets: list[socket] | None = None) -> None:
+        """Listen, and load the model meanwhile."""
+        await super().startup(sockets)
+        self._start(self._load())
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin to drain; the second time end at once."""
+        if self._context.is_draining:
+            super().handle_exit(sig, frame)
+            self.force_exit = True
+            return
+        self._context.is_draining = True
+        name = signal.Signals(sig).name
+        logger.info("%s: no more requests are taken", name)
+        self._start(self._drain())
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _load(self) -> None:
+        try:
+            await asyncio.to_thread(self._client.wait_until_ready)
+            await self._open()
+        except BaseException as error:
+            self.failure = error
+            self.should_exit = True
+            raise
+        while not self._client.errored:  # noqa: ASYNC110  # the engine's thread knows no loop
+            await asyncio.sleep(_LOOK)
+        logger.error("the engine has died, and the server ends")
+        self.should_exit = True
+
+    async def _open(self) -> None:
+        """Take requests: the model says what can be run together."""
+        context, client = self._context, self._client
+        model = await client.get_model_config()
+        context.max_model_len = model.max_model_len
+        context.admission.max_num_seqs = client.max_num_seqs
+        sys.setswitchinterval(0.0005)  # an event loop that wants to run waits for no whole slice
+        # What is there by now stays; the collector, and every step with it, need not walk over it.
+        gc.collect()
+        gc.freeze()
+        logger.info("%s", model.backends)
+        logger.info("serving %s", ", ".join(context.names))
+
+    async def _drain(self) -> None:
+        deadline = asyncio.get_running_loop().time() + self._context.args.shutdown_timeout
+        clock = asyncio.get_running_loop().time
+        while self._context.jobs and clock() < deadline:  # noqa: ASYNC110  # for seconds at most
+            await asyncio.sleep(_LOOK)
+        for names in list(self._context.jobs.values()):
+            await self._client.abort(names)
+        while self._context.jobs and self._client.is_running:  # noqa: ASYNC110  # a step or two
+            await asyncio.sleep(_LOOK)
+        self.should_exit = True

@@ -1,0 +1,158 @@
+"""Servers on loopback: of a formula in this process, and of the real model in one of its own."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any, Self, TypeAlias
+
+import httpx
+import pytest
+
+from pagedserve import AsyncLLMEngine, LLMEngine, SamplingParams
+from pagedserve.server.context import Context
+from pagedserve.server.limits import Admission
+from pagedserve.server.metrics import Metrics
+from pagedserve.server.options import ServerArgs
+from pagedserve.server.run import Server
+from tests.support.formula import FormulaModel
+
+
+class Served:
+    """A server in this process, and the engine behind it."""
+
+    def __init__(self, make_engine: Callable[[], LLMEngine], args: ServerArgs) -> None:
+        self.client = AsyncLLMEngine(make_engine, stall_timeout=args.stall_timeout)
+        admission = Admission(args.max_num_queued_reqs)
+        self.context = Context(
+            client=self.client,
+            args=args,
+            names=args.served_model_name or ("formula",),
+            default_params=SamplingParams(),
+            admission=admission,
+            metrics=Metrics(self.client, "formula", admission),
+        )
+        self._server = Server(self.context, self.client)
+        self._thread = threading.Thread(target=self._server.run)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self.wait_until(lambda: self._server.started and self.context.admission.max_num_seqs > 0)
+        (server,) = self._server.servers
+        port = server.sockets[0].getsockname()[1]
+        self.http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.http.close()
+        self._server.should_exit = True
+        self._thread.join()
+        self.client.shutdown()
+
+    @property
+    def engine(self) -> LLMEngine:
+        engine = self.client._thread.engine
+        assert engine is not None
+        return engine
+
+    def wait_until(self, holds: Callable[[], bool]) -> None:
+        while not holds():
+            assert self._thread.is_alive()
+            time.sleep(0.002)
+
+    def wait_until_idle(self) -> None:
+        """Nothing of any request is left: in the server, the engine, or the core."""
+        self.wait_until(lambda: not self.context.jobs and not self.engine.has_unfinished_requests())
+        free = self.engine.scheduler.num_free_gpu_blocks
+        assert free == self.engine.memory.num_gpu_blocks
+        assert self.context.admission.num_seqs == 0
+        gauges = self.metrics()
+        for name in ("num_requests_running", "num_requests_waiting", "num_requests_swapped"):
+            assert gauges[f"vllm:{name}"] == 0
+
+    def metrics(self) -> dict[str, float]:
+        """Gauges and counters by name, labels left out."""
+        lines = re.findall(
+            r"^([a-z0-9_:]+)(?:\{[^}]*\})? (\S+)$", self.http.get("/metrics").text, re.MULTILINE
+        )
+        return {name: float(value) for name, value in lines}
+
+    def complete(self, **body: Any) -> httpx.Response:
+        return self.http.post("/v1/completions", json={"temperature": 0} | body)
+
+
+Serve: TypeAlias = Callable[..., AbstractContextManager[Served]]
+
+
+@pytest.fixture
+def formula() -> FormulaModel:
+    return FormulaModel()
+
+
+@pytest.fixture
+def serve(formula: FormulaModel) -> Serve:
+    """Starts a server of the formula: its own options, and the engine's as ``engine``."""
+
+    @contextmanager
+    def serving(engine: dict[str, Any] | None = None, **options: Any) -> Iterator[Served]:
+        args = ServerArgs(port=0, uvicorn_log_level="warning", **options)
+        with Served(lambda: formula.engine(**(engine or {})), args) as served:
+            yield served
+
+    return serving
+
+
+@pytest.fixture
+def served(serve: Serve) -> Iterator[Served]:
+    with serve() as running:
+        yield running
+        running.wait_until_idle()
+
+
+class Process:
+    """``pagedserve serve`` as a user starts it."""
+
+    def __init__(self, log: Path, *options: str) -> None:
+        program = "import sys; from pagedserve.cli import main; sys.exit(main())"
+        self._log = log
+        with log.open("w") as stderr:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", program, "serve", *options, "--port", "0"],
+                stderr=stderr,
+                env=os.environ | {"OMP_WAIT_POLICY": "passive"},
+            )
+        while not (found := re.search(r"http://127\.0\.0\.1:\d+", self.log)):
+            assert self.process.poll() is None, self.log
+            time.sleep(0.02)
+        self.url = found[0]
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def wait_until_healthy(self) -> None:
+        while httpx.get(f"{self.url}/health").status_code != 200:
+            assert self.process.poll() is None, self.log
+            time.sleep(0.05)
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.process.wait()
+
+
+@pytest.fixture(scope="session")
+def smollm2_server(
+    model_package: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Process]:
+    """A server of the real model."""
+    log = tmp_path_factory.mktemp("server") / "log"
+    process = Process(log, "smollm2", "--enable-prefix-caching", "--enable-chunked-prefill")
+    process.wait_until_healthy()
+    yield process
+    assert process.end() == 0, process.log

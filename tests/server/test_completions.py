@@ -1,0 +1,327 @@
+"""What clients send and get, against the formula that the model is."""
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.server.conftest import Serve, Served
+from tests.support.formula import FormulaModel, byte_tokenizer
+
+PROMPT = "Hello"
+
+
+def encode(text: str) -> list[int]:
+    token_ids: list[int] = byte_tokenizer()(text).input_ids
+    return token_ids
+
+
+def text_after(formula: FormulaModel, prompt: str | list[int], num_tokens: int) -> str:
+    token_ids = encode(prompt) if isinstance(prompt, str) else prompt
+    text = byte_tokenizer().decode(formula.greedy(token_ids, num_tokens))
+    assert isinstance(text, str)
+    return text
+
+
+def events(answer: httpx.Response) -> list[dict[str, Any]]:
+    """The events of a stream, which ends as it should."""
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    *parts, done, rest = answer.text.split("\n\n")
+    assert (done, rest) == ("data: [DONE]", "")
+    return [json.loads(part.removeprefix("data: ")) for part in parts]
+
+
+def texts(found: list[dict[str, Any]], number: int) -> list[str]:
+    joined = [""] * number
+    for event in found:
+        for choice in event["choices"]:
+            joined[choice["index"]] += choice["text"]
+    return joined
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [
+        (PROMPT, [PROMPT]),
+        ([PROMPT, "Bye"], [PROMPT, "Bye"]),
+        ([72, 5, 9], [[72, 5, 9]]),
+        ([[72, 5, 9], [1]], [[72, 5, 9], [1]]),
+    ],
+)
+def test_prompts_in_their_four_forms(
+    served: Served, formula: FormulaModel, prompt: Any, prompts: list[Any]
+) -> None:
+    answer = served.complete(prompt=prompt, max_tokens=5).json()
+    wanted = [text_after(formula, one_prompt, 5) for one_prompt in prompts]
+    assert [choice["text"] for choice in answer["choices"]] == wanted
+    assert [choice["index"] for choice in answer["choices"]] == list(range(len(prompts)))
+    assert {choice["finish_reason"] for choice in answer["choices"]} == {"length"}
+    num_tokens = sum(len(encode(p)) if isinstance(p, str) else len(p) for p in prompts)
+    assert answer["usage"] == {
+        "prompt_tokens": num_tokens,
+        "completion_tokens": 5 * len(prompts),
+        "total_tokens": num_tokens + 5 * len(prompts),
+    }
+
+
+@pytest.mark.parametrize("more", [{}, {"logprobs": 2}, {"echo": True}, {"return_token_ids": True}])
+def test_a_stream_says_what_a_whole_answer_says(served: Served, more: dict[str, Any]) -> None:
+    body = {"prompt": [PROMPT, "Bye"], "max_tokens": 9, **more}
+    whole = served.complete(**body).json()
+    found = events(served.complete(**body, stream=True))
+    assert texts(found, 2) == [choice["text"] for choice in whole["choices"]]
+    assert {event["id"] for event in found} != {whole["id"]}
+    assert all("usage" not in event for event in found)
+    if "logprobs" in more:
+        for index, choice in enumerate(whole["choices"]):
+            parts = [c["logprobs"] for e in found for c in e["choices"] if c["index"] == index]
+            for key, value in choice["logprobs"].items():
+                assert [entry for part in parts for entry in part[key]] == value
+
+
+def test_usage_in_streams(served: Served) -> None:
+    body = {"prompt": PROMPT, "max_tokens": 4, "stream": True}
+    *_, last = events(served.complete(**body, stream_options={"include_usage": True}))
+    usage = {"prompt_tokens": 5, "completion_tokens": 4, "total_tokens": 9}
+    assert (last["choices"], last["usage"]) == ([], usage)
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    found = events(served.complete(**body, stream_options=options))
+    counts = [event["usage"]["completion_tokens"] for event in found]
+    assert counts == sorted(counts)
+    assert (counts[0] >= 1, counts[-1]) == (True, 4)
+
+
+def test_several_greedy_outputs_are_equal(served: Served, formula: FormulaModel) -> None:
+    answer = served.complete(prompt=PROMPT, max_tokens=3, n=3).json()
+    wanted = text_after(formula, PROMPT, 3)
+    assert [choice["text"] for choice in answer["choices"]] == [wanted] * 3
+    assert answer["usage"]["completion_tokens"] == 9
+    found = events(served.complete(prompt=PROMPT, max_tokens=3, n=3, stream=True))
+    assert texts(found, 3) == [wanted] * 3
+
+
+def test_echo_without_new_tokens_scores_the_prompt(served: Served) -> None:
+    body = {"prompt": PROMPT, "echo": True, "max_tokens": 0, "logprobs": 1}
+    answer = served.complete(**body).json()
+    (choice,) = answer["choices"]
+    assert (choice["text"], choice["finish_reason"]) == (PROMPT, "length")
+    logprobs = choice["logprobs"]
+    assert logprobs["tokens"] == list(PROMPT)
+    assert logprobs["text_offset"] == list(range(len(PROMPT)))
+    assert logprobs["token_logprobs"][0] is None
+    assert all(value < 0 for value in logprobs["token_logprobs"][1:])
+    for token, top, value in zip(
+        *list(logprobs.values())[:1],
+        logprobs["top_logprobs"][0:],
+        logprobs["token_logprobs"],
+        strict=True,
+    ):
+        assert top is None or top[token] == value
+    assert answer["usage"]["completion_tokens"] == 0
+
+
+def test_beams_and_the_best_of_several_come_in_one_event(served: Served) -> None:
+    beams = {"use_beam_search": True, "best_of": 4, "n": 2}
+    for more in (beams, {"best_of": 4, "n": 2, "temperature": 1.0, "seed": 3}):
+        body = {"prompt": PROMPT, "max_tokens": 4, **more}
+        whole = served.complete(**body).json()
+        found = events(served.complete(**body, stream=True))
+        assert len(found) == 2
+        assert texts(found, 2) == [choice["text"] for choice in whole["choices"]]
+
+
+def test_stop_strings_and_tokens(served: Served, formula: FormulaModel) -> None:
+    text = text_after(formula, PROMPT, 12)
+    answer = served.complete(prompt=PROMPT, max_tokens=12, stop=[text[3:5]]).json()
+    (choice,) = answer["choices"]
+    assert (choice["text"], choice["stop_reason"]) == (text[: text.find(text[3:5])], text[3:5])
+    token = formula.greedy(encode(PROMPT), 4)[3]
+    (choice,) = served.complete(prompt=PROMPT, max_tokens=12, stop_token_ids=[token]).json()[
+        "choices"
+    ]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", token)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"max_tokns": 3}, "max_tokns is no field of this request; did you mean max_tokens?"),
+        ({"guided_regex": "a+"}, "guided_regex is 'a+'; it is not supported here"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"temperature": -1}, "temperature is -1"),
+        ({"temperature": "warm"}, "temperature: Input should be a valid number"),
+        ({"prompt": []}, "prompt has 0 prompts"),
+        ({"prompt": ""}, "the prompt is empty"),
+        ({"prompt": [-1]}, "token 0 of the prompt is -1"),
+        ({"prompt": [100_000]}, "token 0 of the prompt is 100000"),
+        ({"prompt": "x" * 200}, "the prompt has 200 tokens"),
+        ({"max_tokens": 0}, "max_tokens is 0"),
+        ({"stop": [""]}, "stop[0] is ''"),
+        ({"stop": ["a"] * 17}, "stop has 17 strings; at most 16"),
+        ({"logit_bias": {"Paris": 3}}, "logit_bias has a key that is no token id"),
+        ({"n": 33, "temperature": 1}, "n is 33; max_num_seqs is 32"),
+        ({"logprobs": 1000}, "logprobs is 1000"),
+        ({"stream": "perhaps"}, "stream: Input should be a valid boolean"),
+        ({"timeout": 0}, "timeout: Input should be greater than 0"),
+    ],
+)
+def test_a_bad_field_is_named(served: Served, body: dict[str, Any], said: str) -> None:
+    answer = served.complete(**({"prompt": PROMPT} | body))
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["type"]) == (400, 400, "BadRequestError")
+    assert said in error["message"]
+
+
+def test_fields_that_cannot_matter_are_passed_over(served: Served) -> None:
+    harmless = {"user": "me", "metadata": {"a": "b"}, "response_format": {"type": "text"}}
+    neutral = {"suffix": None, "guided_json": None, "logit_bias": None, "stop": None, "seed": None}
+    assert served.complete(prompt=PROMPT, **harmless, **neutral).status_code == 200
+
+
+def test_unknown_fields_may_be_allowed(serve: Serve) -> None:
+    with serve(allow_unknown_fields=True) as served:
+        assert served.complete(prompt=PROMPT, whatever=3).status_code == 200
+        assert served.complete(prompt=PROMPT, guided_regex="a").status_code == 400
+
+
+def test_bodies_that_are_no_requests(serve: Serve) -> None:
+    with serve(max_body_bytes=100_000) as served:
+        post = served.http.post
+
+        def status(content: bytes) -> int:
+            answer = post(
+                "/v1/completions", content=content, headers={"content-type": "application/json"}
+            )
+            assert answer.json()["error"]["code"] == answer.status_code
+            return answer.status_code
+
+        assert status(b"{") == 400
+        assert status(b"[" * 90_000) == 400
+        assert status(b"\xff") == 400
+        assert status(b"x" * 100_001) == 413
+        large = post("/v1/completions", content=iter([b"x" * 60_000] * 2))
+        assert large.status_code == 413
+        assert served.http.get("/v1/completions").status_code == 405
+        assert served.http.get("/nowhere").json()["error"]["type"] == "NotFoundError"
+        assert served.complete(prompt=PROMPT).status_code == 200
+
+
+def test_models_and_names(serve: Serve) -> None:
+    with serve(served_model_name=("small", "other/name")) as served:
+        listed = served.http.get("/v1/models").json()["data"]
+        assert [card["id"] for card in listed] == ["small", "other/name"]
+        assert listed[0]["max_model_len"] == 128
+        assert served.http.get("/v1/models/other/name").json()["id"] == "other/name"
+        assert served.http.get("/v1/models/x").status_code == 404
+        assert served.complete(prompt=PROMPT).json()["model"] == "small"
+        assert served.complete(prompt=PROMPT, model="other/name").json()["model"] == "other/name"
+        answer = served.complete(prompt=PROMPT, model="x")
+        assert answer.status_code == 404
+        assert answer.json()["error"]["message"] == "The model `x` does not exist."
+
+
+def test_keys_guard_all_but_probes(serve: Serve) -> None:
+    with serve(api_key=("first", "second")) as served:
+        for path in ("/health", "/ping", "/metrics", "/version", "/"):
+            assert served.http.get(path).status_code == 200
+        for path in ("/v1/models", "/load", "/server_info", "/openapi.json"):
+            assert served.http.get(path).status_code == 401
+            for key in ("first", "second"):
+                good = {"Authorization": f"Bearer {key}"}
+                assert served.http.get(path, headers=good).status_code == 200
+        bad = {"Authorization": "Bearer third"}
+        answer = served.http.post("/v1/completions", json={"prompt": "x"}, headers=bad)
+        assert answer.json()["error"]["type"] == "AuthenticationError"
+
+
+def test_request_ids_come_back(served: Served) -> None:
+    named = {"X-Request-Id": "abc"}
+    answer = served.http.post("/v1/completions", json={"prompt": PROMPT}, headers=named)
+    assert (answer.headers["x-request-id"], answer.json()["id"]) == ("abc", "cmpl-abc")
+    assert served.complete(prompt=PROMPT, request_id="xyz").json()["id"] == "cmpl-xyz"
+    assert len(served.complete(prompt="a" * 500).headers["x-request-id"]) == 32
+
+
+def test_tokens_and_back(served: Served) -> None:
+    answer = served.http.post(
+        "/tokenize", json={"prompt": PROMPT, "return_token_strs": True}
+    ).json()
+    assert answer == {
+        "count": 5,
+        "max_model_len": 128,
+        "tokens": encode(PROMPT),
+        "token_strs": list(PROMPT),
+    }
+    back = served.http.post("/detokenize", json={"tokens": answer["tokens"]}).json()
+    assert back == {"prompt": PROMPT}
+    assert served.http.post("/detokenize", json={"tokens": [9999]}).status_code == 400
+    assert served.http.post("/tokenize", json={}).status_code == 400
+
+
+TEMPLATE = "{% for m in messages %}{{ m['role'][0] }}:{{ m['content'] }};{% endfor %}"
+
+
+def test_chats(serve: Serve, formula: FormulaModel) -> None:
+    with serve(chat_template=TEMPLATE, response_role="bot") as served:
+        body = {
+            "messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}],
+            "temperature": 0,
+            "max_completion_tokens": 6,
+        }
+        post = served.http.post
+        answer = post("/v1/chat/completions", json=body).json()
+        wanted = text_after(formula, "u:Hi;", 6)
+        (choice,) = answer["choices"]
+        assert choice["message"] == {"role": "bot", "content": wanted}
+        assert (answer["object"], answer["usage"]["prompt_tokens"]) == ("chat.completion", 5)
+        more = {"stream": True, "logprobs": True, "top_logprobs": 2}
+        first, *rest = events(post("/v1/chat/completions", json=body | more))
+        assert first["object"] == "chat.completion.chunk"
+        assert first["choices"][0]["delta"] == {"role": "bot", "content": ""}
+        assert "".join(event["choices"][0]["delta"]["content"] for event in rest) == wanted
+        entries = [entry for event in rest for entry in event["choices"][0]["logprobs"]["content"]]
+        assert bytes(byte for entry in entries for byte in entry["bytes"]) == bytes(
+            formula.greedy(encode("u:Hi;"), 6)
+        ) or all(len(entry["top_logprobs"]) == 2 for entry in entries)
+        refused = post("/v1/chat/completions", json=body | {"chat_template": "x"})
+        assert "--trust-request-chat-template" in refused.json()["error"]["message"]
+        assert post("/v1/chat/completions", json={"messages": []}).status_code == 400
+        tools = post("/v1/chat/completions", json=body | {"tools": [{"type": "function"}]})
+        assert "tools" in tools.json()["error"]["message"]
+
+
+def test_admin_routes_are_behind_a_switch(serve: Serve) -> None:
+    with serve() as served:
+        assert served.http.post("/reset_prefix_cache").status_code == 404
+    with serve(enable_admin_routes=True) as served:
+        assert served.http.post("/reset_prefix_cache").json() == {"reset": True}
+        assert served.http.post("/abort_requests", json={"request_ids": ["x"]}).json() == {
+            "aborted": []
+        }
+
+
+def test_the_page_and_the_rest(served: Served) -> None:
+    assert "<title>pagedserve</title>" in served.http.get("/").text
+    assert served.http.get("/version").json()["version"]
+    assert served.http.get("/load").json() == {"server_load": 0}
+    assert served.http.get("/server_info").json()["backends"] == "a formula"
+    assert "/v1/completions" in served.http.get("/openapi.json").json()["paths"]
+
+
+def test_metrics_count_what_happened(served: Served) -> None:
+    for number in (1, 2):
+        served.complete(prompt=[PROMPT, "Bye"], max_tokens=5)
+        found = served.metrics()
+        assert found["vllm:generation_tokens_total"] == 10 * number
+        assert found["vllm:prompt_tokens_total"] == 8 * number
+        assert found["vllm:request_success_total"] >= 0
+        for name in ("e2e_request_latency_seconds", "time_to_first_token_seconds"):
+            assert found[f"vllm:{name}_count"] == 2 * number
+        assert found["vllm:request_generation_tokens_sum"] == 10 * number
+    text = served.http.get("/metrics").text
+    assert (
+        'vllm:request_success_total{engine="0",finished_reason="length",model_name="formula"} 4.0'
+        in text
+    )

@@ -1,0 +1,256 @@
+"""What befalls a server: clients that leave, too many of them, steps that fail, the end."""
+
+import json
+import signal
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.server.conftest import Process, Serve, Served
+from tests.server.test_completions import PROMPT, events, text_after, texts
+from tests.support.formula import FormulaModel
+
+
+def slowly(served: Served, seconds: float = 0.005) -> None:
+    """Let every step take so long."""
+    executor: Any = served.engine.model_executor
+    executor.before_sampling = lambda: time.sleep(seconds)
+
+
+def leave(served: Served, after: int, **body: Any) -> None:
+    """Send a request and close the connection after so many bytes of the answer."""
+    port = served.http.base_url.port
+    content = json.dumps({"prompt": PROMPT, "max_tokens": 100, "ignore_eos": True} | body).encode()
+    head = (
+        "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(content)}\r\n\r\n"
+    )
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.sendall(head.encode() + content)
+        received = 0
+        while received < after:
+            received += len(connection.recv(after - received))
+        served.wait_until(lambda: len(served.context.jobs) > 0)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"stream": True},
+        {"n": 4, "temperature": 1.0, "stream": True},
+        {"prompt": [PROMPT, "Bye", "Or"]},
+        {"use_beam_search": True, "best_of": 4},
+    ],
+)
+@pytest.mark.parametrize("after", [0, 300])
+def test_a_client_that_leaves_costs_nothing_a_moment_later(
+    serve: Serve, formula: FormulaModel, body: dict[str, Any], after: int
+) -> None:
+    with serve() as served:
+        slowly(served)
+        if after and not body.get("stream"):
+            after = 0
+        leave(served, after, **body)
+        served.wait_until_idle()
+        assert served.engine.stats.num_generation_tokens < 390
+        assert served.metrics()["vllm:generation_tokens_total"] >= 0
+        answer = served.complete(prompt=PROMPT, max_tokens=4).json()
+        assert answer["choices"][0]["text"] == text_after(formula, PROMPT, 4)
+
+
+def test_who_leaves_while_waiting_is_forgotten(serve: Serve) -> None:
+    with serve(engine={"max_num_seqs": 1}) as served, ThreadPoolExecutor() as pool:
+        slowly(served)
+        running = pool.submit(partial(served.complete, prompt=PROMPT, max_tokens=60))
+        served.wait_until(lambda: served.engine.scheduler.num_running == 1)
+        leave(served, 0)
+        served.wait_until(lambda: served.context.admission.num_seqs == 1)
+        served.wait_until(lambda: served.engine.scheduler.num_waiting == 0)
+        assert running.result().json()["usage"]["completion_tokens"] == 60
+        served.wait_until_idle()
+
+
+def test_a_full_queue_refuses_and_says_when_to_come_again(serve: Serve) -> None:
+    options = {"engine": {"max_num_seqs": 2}, "max_num_queued_reqs": 1}
+    with serve(**options) as served, ThreadPoolExecutor(16) as pool:
+        slowly(served)
+        body = partial(served.complete, prompt=PROMPT, max_tokens=40)
+        answers = [future.result() for future in [pool.submit(body) for _ in range(16)]]
+        statuses = [answer.status_code for answer in answers]
+        assert set(statuses) == {200, 503}
+        assert statuses.count(200) >= 3
+        for answer in answers:
+            if answer.status_code == 503:
+                assert 1 <= int(answer.headers["retry-after"]) <= 60
+                assert answer.json()["error"]["type"] == "ServiceUnavailableError"
+        assert served.metrics()["vllm:admission_rejections_total"] == statuses.count(503)
+        too_many = served.complete(prompt=[PROMPT] * 4)
+        assert "at most 3" in too_many.json()["error"]["message"]
+        assert too_many.status_code == 400
+        served.wait_until_idle()
+
+
+def test_a_timeout_ends_a_request_with_what_there_is(serve: Serve) -> None:
+    with serve() as served:
+        slowly(served, 0.02)
+        answer = served.complete(prompt=PROMPT, max_tokens=100, timeout=0.2).json()
+        (choice,) = answer["choices"]
+        assert choice["finish_reason"] == "abort"
+        assert 0 < answer["usage"]["completion_tokens"] < 100
+        found = events(served.complete(prompt=PROMPT, max_tokens=100, timeout=0.2, stream=True))
+        assert found[-1]["choices"][0]["finish_reason"] == "abort"
+        served.wait_until_idle()
+
+
+def test_an_answer_can_be_aborted_by_its_id(serve: Serve) -> None:
+    with serve(enable_admin_routes=True) as served, ThreadPoolExecutor() as pool:
+        slowly(served, 0.02)
+        body = {"prompt": PROMPT, "max_tokens": 100, "request_id": "mine"}
+        running = pool.submit(partial(served.complete, **body))
+        served.wait_until(lambda: "cmpl-mine" in served.context.jobs)
+        ids = {"request_ids": ["cmpl-mine", "other"]}
+        assert served.http.post("/abort_requests", json=ids).json() == {"aborted": ["cmpl-mine"]}
+        assert running.result().json()["choices"][0]["finish_reason"] == "abort"
+
+
+def wait_for(event: threading.Event) -> None:
+    event.wait()
+
+
+def fail() -> None:
+    raise ValueError("/secret/path at 0x7f0011223344")
+
+
+def test_a_model_that_fails_once_changes_nothing(serve: Serve, formula: FormulaModel) -> None:
+    with serve() as served:
+        failures = iter([0, 1, 0, 1, 1])
+        executor = formula.executor(served.engine)
+        executor.before_sampling = lambda: fail() if next(failures, 0) else None
+        answer = served.complete(prompt=PROMPT, max_tokens=8).json()
+        assert answer["choices"][0]["text"] == text_after(formula, PROMPT, 8)
+
+
+def test_a_model_that_fails_again_and_again_ends_requests_with_an_error(
+    serve: Serve, formula: FormulaModel
+) -> None:
+    with serve() as served:
+        executor = formula.executor(served.engine)
+        executor.before_sampling = fail
+        answer = served.complete(prompt=PROMPT)
+        assert answer.status_code == 500
+        error = answer.json()["error"]
+        assert "ValueError" in error["message"]
+        assert "secret" not in error["message"]
+        assert "0x7f" not in error["message"]
+        # After the first bytes of a stream it is an event.
+        successes = iter([1, 1])
+        executor.before_sampling = lambda: None if next(successes, 0) else fail()
+        answer = served.complete(prompt=PROMPT, stream=True)
+        *parts, done, _ = answer.text.split("\n\n")
+        assert (answer.status_code, done) == (200, "data: [DONE]")
+        assert json.loads(parts[-1].removeprefix("data: "))["error"]["code"] == 500
+        executor.before_sampling = lambda: None
+        assert served.complete(prompt=PROMPT).status_code == 200
+        assert served.http.get("/health").status_code == 200
+        served.wait_until_idle()
+
+
+def test_health_says_the_truth(serve: Serve, formula: FormulaModel) -> None:
+    with serve(stall_timeout=0.2) as served, ThreadPoolExecutor() as pool:
+        goes_on = threading.Event()
+        executor = formula.executor(served.engine)
+        executor.before_sampling = partial(wait_for, goes_on)
+        running = pool.submit(partial(served.complete, prompt=PROMPT))
+        served.wait_until(lambda: served.http.get("/health").status_code == 503)
+        assert "no step has ended" in served.http.get("/health").json()["error"]["message"]
+        assert served.metrics()["pagedserve:seconds_since_step"] > 0.2
+        goes_on.set()
+        assert running.result().status_code == 200
+        assert served.http.get("/health").status_code == 200
+
+
+def test_a_dead_engine_is_told_to_everybody(serve: Serve, formula: FormulaModel) -> None:
+    def die() -> None:
+        raise SystemExit
+
+    with serve() as served, ThreadPoolExecutor() as pool:
+        slowly(served)
+        running = [
+            pool.submit(partial(served.complete, prompt=PROMPT, max_tokens=100)) for _ in range(3)
+        ]
+        served.wait_until(lambda: len(served.context.jobs) == 3)
+        formula.executor(served.engine).before_sampling = die
+        statuses = [future.result().status_code for future in running]
+        assert statuses == [503] * 3
+
+
+def test_a_reader_that_stalls_is_let_go(serve: Serve, formula: FormulaModel) -> None:
+    with serve(stall_timeout=0.3, engine={"max_model_len": 4096, "num_gpu_blocks": 2000}) as served:
+        port = served.http.base_url.port
+        body = {"prompt": PROMPT, "max_tokens": 4000, "stream": True, "logprobs": 20}
+        content = json.dumps(body | {"ignore_eos": True, "temperature": 0}).encode()
+        head = (
+            "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(content)}\r\n\r\n"
+        )
+        with socket.socket() as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.connect(("127.0.0.1", port))
+            connection.sendall(head.encode() + content)
+            answer = served.complete(prompt=PROMPT, max_tokens=4).json()
+            assert answer["choices"][0]["text"] == text_after(formula, PROMPT, 4)
+            served.wait_until_idle()
+
+
+def test_many_at_once_get_the_tokens_of_each(served: Served, formula: FormulaModel) -> None:
+    prompts = [[number + 1, 7, number % 5] for number in range(60)]
+
+    def stream(prompt: list[int]) -> str:
+        return texts(events(served.complete(prompt=prompt, max_tokens=9, stream=True)), 1)[0]
+
+    with ThreadPoolExecutor(60) as pool:
+        assert list(pool.map(stream, prompts)) == [text_after(formula, p, 9) for p in prompts]
+
+
+@pytest.mark.usefixtures("model_package")
+class TestProcess:
+    """A server in a process of its own, of the real model."""
+
+    def test_sigterm_lets_running_streams_end(self, tmp_path: Path) -> None:
+        process = Process(tmp_path / "log", "smollm2", "--num-gpu-blocks", "64")
+        assert httpx.get(f"{process.url}/health").status_code in (200, 503)
+        assert httpx.get(f"{process.url}/ping").status_code in (200, 503)
+        process.wait_until_healthy()
+        body = {"prompt": "One", "max_tokens": 60, "stream": True, "ignore_eos": True}
+        with httpx.stream("POST", f"{process.url}/v1/completions", json=body, timeout=60) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            process.process.send_signal(signal.SIGTERM)
+            rest = list(lines)
+        assert rest[-2] == "data: [DONE]"
+        assert (
+            json.loads(rest[-4].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
+        )
+        assert process.process.wait() == 0
+
+    def test_sigterm_without_time_aborts_them(self, tmp_path: Path) -> None:
+        options = ("--num-gpu-blocks", "64", "--shutdown-timeout", "0")
+        process = Process(tmp_path / "log", "smollm2", *options)
+        process.wait_until_healthy()
+        body = {"prompt": "One", "max_tokens": 900, "stream": True, "ignore_eos": True}
+        with httpx.stream("POST", f"{process.url}/v1/completions", json=body, timeout=60) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            process.process.send_signal(signal.SIGTERM)
+            rest = list(lines)
+        assert rest[-2] == "data: [DONE]"
+        assert json.loads(rest[-4].removeprefix("data: "))["choices"][0]["finish_reason"] == "abort"
+        assert process.process.wait() == 0
