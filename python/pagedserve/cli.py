@@ -1,4 +1,4 @@
-"""The command line: ``pagedserve generate`` and ``pagedserve serve``.
+"""The command line: ``pagedserve generate``, ``serve`` and ``bench serve``.
 
 torch is loaded only when a model is: ``--help``, ``--version`` and refusals come at once.
 """
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from pagedserve import __version__
+from pagedserve.bench.command import add_bench_parser
 from pagedserve.config import EngineArgs
 from pagedserve.engine.stats import hit_rate
 from pagedserve.errors import ConfigError, ModelLoadError, RequestError
@@ -90,6 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     EngineArgs.add_cli_args(generate)
     generate.set_defaults(run=_generate)
     _add_serve(commands)
+    add_bench_parser(commands)
     return parser
 
 

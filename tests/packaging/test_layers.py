@@ -39,7 +39,8 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "llm": {"chat", "engine", "executor"},
     "server": {"chat", "engine", "output"},
     "replay": set(),
-    "cli": {"engine", "server", "LLM", "__version__"},  # two of the public names
+    "bench": set(),
+    "cli": {"bench", "engine", "server", "LLM", "__version__"},  # two of the public names
 }
 
 # The modules and packages that may name the Rust core.

@@ -1,0 +1,48 @@
+"""Files of requests: CSV with a header or one JSON object a line, either of them also gzipped."""
+
+import csv
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+from pagedserve.errors import RequestError
+
+Record = dict[str, Any]
+
+
+def read_records(path: Path) -> Iterator[Record]:
+    """The records of a file, one after the other.
+
+    Args:
+        path: A file whose name ends in .csv, .jsonl, .csv.gz or .jsonl.gz.
+
+    Raises:
+        RequestError: The file has another name, cannot be read, or holds something else.
+    """
+    name = path.name.removesuffix(".gz")
+    if not name.endswith((".csv", ".jsonl")):
+        raise RequestError(f"--dataset-path {path} ends in neither .csv nor .jsonl (nor .gz)")
+    is_csv = name.endswith(".csv")
+    open_text = gzip.open if path.name.endswith(".gz") else open
+    try:
+        with open_text(path, "rt", encoding="utf-8", newline="") as lines:
+            yield from csv.DictReader(lines) if is_csv else _json_records(path, lines)
+    except OSError as error:
+        raise RequestError(f"cannot read --dataset-path {path}: {error}") from error
+    except (csv.Error, UnicodeDecodeError, EOFError) as error:
+        raise RequestError(f"--dataset-path {path} is damaged: {error}") from error
+
+
+def _json_records(path: Path, lines: TextIO) -> Iterator[Record]:
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise RequestError(f"--dataset-path {path}: line {number}: {error}") from error
+        if not isinstance(record, dict):
+            raise RequestError(f"--dataset-path {path}: line {number} is no JSON object")
+        yield record

@@ -1,0 +1,59 @@
+"""The times that a run reports: one table, by the names of ``vllm bench serve``."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from pagedserve.bench.outcome import Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One kind of time.
+
+    Attributes:
+        key: Its name in options and results.
+        label: Its name in the table.
+        title: The heading of its part of the table.
+        samples: Its values of one answered request, in seconds.
+    """
+
+    key: str
+    label: str
+    title: str
+    samples: Callable[[Outcome], Iterable[float]]
+
+
+def _tpots(outcome: Outcome) -> Iterable[float]:
+    tpot = outcome.tpot()
+    return () if tpot is None else (tpot,)
+
+
+METRICS = {
+    metric.key: metric
+    for metric in (
+        Metric("ttft", "TTFT", "Time to First Token", lambda one: (one.ttft(),)),
+        Metric("tpot", "TPOT", "Time per Output Token (excl. 1st token)", _tpots),
+        Metric("itl", "ITL", "Inter-token Latency", Outcome.itls),
+        Metric("e2el", "E2EL", "End-to-end Latency", lambda one: (one.e2el(),)),
+        Metric(
+            "client_queue_time",
+            "Client Queue Time",
+            "Client-side Queueing",
+            lambda one: (one.client_queue_time(),),
+        ),
+        Metric(
+            "e2el_including_client_queue",
+            "E2EL incl. Client Queue",
+            "Queue-inclusive End-to-end Latency",
+            lambda one: (one.client_queue_time() + one.e2el(),),
+        ),
+    )
+}
+
+# What a limit may be put on: the times that a request has one of.  A request without a second token
+# has no time a token, and so keeps any limit on it.
+GOODPUT_METRICS: dict[str, Callable[[Outcome], float]] = {
+    "ttft": Outcome.ttft,
+    "tpot": lambda one: one.tpot() or 0.0,
+    "e2el": Outcome.e2el,
+}

@@ -1,0 +1,68 @@
+"""Prompts that nobody has to write: random token ids, and the same as words.
+
+A prompt made here is reproducible (its seed decides it) and, but for a prefix that is asked for,
+has no beginning in common with another, so that no prefix cache helps with it.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Common words, each one token in the vocabularies of the usual tokenizers.
+_COMMON = (
+    "time year people way day man thing woman life child world school state family student group "
+    "country problem hand part place case week company system program question work government "
+    "number night point home water room mother area money story fact month lot right study book "
+    "eye job word business issue side kind head house service friend father power hour game line "
+    "end member law car city community name president team minute idea body information back "
+    "parent face others level office door health person art war history party result change "
+    "morning reason research girl guy moment air teacher force education foot boy age policy "
+    "music process"
+)
+_WORDS = _COMMON.split()
+
+TokenIds = NDArray[np.int64]
+
+
+def random_token_ids(num_tokens: int, *, vocab_size: int, rng: np.random.Generator) -> TokenIds:
+    """Token ids that are all equally likely.
+
+    Returns:
+        int64 ``[num_tokens]``, each at least 0 and below ``vocab_size``.
+    """
+    return rng.integers(vocab_size, size=num_tokens)
+
+
+def block_token_ids(
+    block_ids: Sequence[int],
+    *,
+    block_size: int,
+    num_tokens: int,
+    vocab_size: int,
+    seed: Sequence[int],
+) -> TokenIds:
+    """The tokens that stand for the named blocks of a prompt: equal names mean equal tokens.
+
+    Args:
+        block_ids: The blocks' names, from the start of the prompt.
+        block_size: Tokens of a block.
+        num_tokens: Of the prompt: the last block is cut there.
+        vocab_size: Above every token id.
+        seed: Numbers; with others the same names have other tokens.
+
+    Returns:
+        int64, ``num_tokens`` of them or, where the blocks hold fewer, all that they hold.
+    """
+    blocks = [
+        random_token_ids(
+            block_size, vocab_size=vocab_size, rng=np.random.default_rng([*seed, block_id])
+        )
+        for block_id in block_ids[: -(-num_tokens // block_size)]
+    ]
+    return np.concatenate(blocks)[:num_tokens] if blocks else np.empty(0, np.int64)
+
+
+def words(token_ids: TokenIds) -> str:
+    """A text of as many words as there are token ids; equal ids give equal words."""
+    return " ".join(_WORDS[token_id % len(_WORDS)] for token_id in token_ids.tolist())

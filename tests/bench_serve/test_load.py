@@ -1,0 +1,235 @@
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pagedserve.bench.load import Load, make_load, warmup_requests
+from pagedserve.errors import RequestError
+
+AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
+2023-11-16 18:17:03.9799600,4808,10
+2023-11-16 18:17:04.0319600,3180,8
+2023-11-16 18:18:04.4799600,110,27
+"""
+MOONCAKE_ROW = '{"timestamp": 0, "input_length": 5, "output_length": 5, "hash_ids": %s}'
+VIDUR = "num_prefill_tokens,num_decode_tokens,num_total_tokens,pd_ratio\n3772,54,3826,69.85\n"
+
+
+@pytest.fixture
+def load_of(make_options: Callable[..., Any]) -> Callable[..., Load]:
+    return lambda *argv: make_load(make_options(*argv))
+
+
+def mooncake(path: Path, *rows: tuple[int, int, int, list[int]]) -> Path:
+    names = ("timestamp", "input_length", "output_length", "hash_ids")
+    lines = "".join(json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in rows)
+    path.write_bytes(gzip.compress(lines.encode()))
+    return path
+
+
+def traced(path: Path, *more: object) -> tuple[object, ...]:
+    return ("--dataset-name", "trace", "--dataset-path", path, *more)
+
+
+def custom(path: Path, *records: object) -> tuple[object, ...]:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    return ("--dataset-name", "custom", "--dataset-path", path)
+
+
+def common_prefix(one: Any, other: Any) -> int:
+    length = min(len(one), len(other))
+    differ = np.asarray(one[:length]) != np.asarray(other[:length])
+    return int(differ.argmax()) if differ.any() else length
+
+
+def test_random_prompts_have_the_lengths_that_were_asked_for(load_of: Callable[..., Load]) -> None:
+    load = load_of("--num-prompts", 50, "--random-input-len", 20, "--vocab-size", 1000)
+    assert len(load.requests) == 50
+    assert {len(one.prompt) for one in load.requests} == {20}
+    assert {one.num_input_tokens for one in load.requests} == {20}
+    assert {one.num_output_tokens for one in load.requests} == {128}
+    ids = np.concatenate([one.prompt for one in load.requests])
+    assert ids.min() >= 0
+    assert ids.max() < 1000
+    assert len(np.unique(ids)) > 500
+    assert (load.due_s, load.is_timed) == ([0.0] * 50, False)
+
+
+def test_lengths_vary_by_the_range_ratio(load_of: Callable[..., Load]) -> None:
+    load = load_of(
+        *("--num-prompts", 400, "--random-range-ratio", 0.5),
+        *("--random-input-len", 20, "--random-output-len", 10),
+    )
+    assert {one.num_input_tokens for one in load.requests} == set(range(10, 31))
+    assert {one.num_output_tokens for one in load.requests} == set(range(5, 16))
+    assert all(len(one.prompt) == one.num_input_tokens for one in load.requests)
+
+
+def test_a_seed_decides_all_and_no_two_prompts_begin_alike(load_of: Callable[..., Load]) -> None:
+    argv = ("--num-prompts", 30, "--random-range-ratio", 0.3, "--request-rate", 5)
+    first, again, other = load_of(*argv), load_of(*argv), load_of(*argv, "--seed", 1)
+    assert first == again
+    assert first != other
+    starts = {tuple(one.prompt[:4]) for load in (first, other) for one in load.requests}
+    assert len(starts) == 60
+
+
+def test_a_rate_shifts_no_prompt(load_of: Callable[..., Load]) -> None:
+    plain, timed = load_of("--num-prompts", 9), load_of("--num-prompts", 9, "--request-rate", 3)
+    assert plain.requests == timed.requests
+    assert timed.is_timed
+    assert timed.due_s[-1] == pytest.approx(3.0)
+    assert timed.due_s == sorted(timed.due_s)
+
+
+def test_a_prefix_stands_before_every_prompt(load_of: Callable[..., Load]) -> None:
+    load = load_of("--num-prompts", 5, "--random-input-len", 30, "--random-prefix-len", 40).requests
+    assert {len(one.prompt) for one in load} == {70}
+    assert {common_prefix(load[0].prompt, one.prompt) for one in load[1:]} == {40}
+
+
+def test_chat_gets_words(load_of: Callable[..., Load]) -> None:
+    load = load_of("--backend", "openai-chat", "--num-prompts", 3, "--random-input-len", 12)
+    for one in load.requests:
+        assert isinstance(one.prompt, str)
+        assert len(one.prompt.split()) == one.num_input_tokens == 12
+
+
+def test_warm_ups_have_the_same_sizes_and_other_prompts(make_options: Callable[..., Any]) -> None:
+    options = make_options("--num-prompts", 5, "--num-warmups", 3, "--random-range-ratio", 0.5)
+    load = make_load(options)
+    warmups = warmup_requests(options, load)
+    assert [(one.num_input_tokens, one.num_output_tokens) for one in warmups] == [
+        (one.num_input_tokens, one.num_output_tokens) for one in load.requests[:3]
+    ]
+    assert not any(warm.prompt[:3] == one.prompt[:3] for warm in warmups for one in load.requests)
+
+
+def test_custom_files_hold_texts_token_ids_and_lengths(
+    load_of: Callable[..., Load], tmp_path: Path
+) -> None:
+    records = ({"prompt": "one two three"}, {"prompt": [5, 6], "output_tokens": 9})
+    argv = custom(tmp_path / "load.jsonl", *records)
+    load = load_of(*argv, "--custom-output-len", 33)
+    assert [one.prompt for one in load.requests] == ["one two three", [5, 6]]
+    assert [one.num_input_tokens for one in load.requests] == [3, 2]
+    assert [one.num_output_tokens for one in load.requests] == [33, 9]
+    assert len(load_of(*argv, "--num-prompts", 1).requests) == 1
+
+
+def test_custom_files_hold_conversations(load_of: Callable[..., Load], tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": "why is it"}, {"role": "assistant", "content": "so"}]
+    argv = custom(tmp_path / "load.jsonl", {"messages": messages})
+    (one,) = load_of(*argv, "--backend", "openai-chat").requests
+    assert (one.prompt, one.num_input_tokens) == (messages, 4)
+    with pytest.raises(RequestError, match="takes no messages; openai-chat does"):
+        load_of(*argv)
+
+
+@pytest.mark.parametrize(
+    ("records", "words"),
+    [
+        ([], "has no requests"),
+        ([{"text": "a"}], 'request 1: it has neither a "prompt"'),
+        ([{"prompt": "a"}, {"prompt": []}], "request 2: it has neither"),
+        ([{"prompt": "a", "output_tokens": 0}], '"output_tokens" are 0'),
+        (["a"], "line 1 is no JSON object"),
+    ],
+)
+def test_a_bad_custom_file_is_refused_by_its_line(
+    load_of: Callable[..., Load], tmp_path: Path, records: list[object], words: str
+) -> None:
+    with pytest.raises(RequestError, match=words):
+        load_of(*custom(tmp_path / "load.jsonl", *records))
+
+
+def test_an_azure_trace_gives_lengths_and_times(
+    load_of: Callable[..., Load], tmp_path: Path
+) -> None:
+    path = tmp_path / "azure.csv"
+    path.write_text(AZURE, encoding="utf-8")
+    load = load_of(*traced(path, "--num-prompts", 2))
+    assert [one.num_input_tokens for one in load.requests] == [4808, 3180]
+    assert [one.num_output_tokens for one in load.requests] == [10, 8]
+    assert load.due_s == pytest.approx([0.0, 0.052])
+    scaled = load_of(*traced(path, "--trace-time-scale", 0.5, "--trace-length-scale", 0.01))
+    assert scaled.due_s == pytest.approx([0.0, 0.026, 30.25])
+    assert [len(one.prompt) for one in scaled.requests] == [48, 32, 1]
+    assert [one.num_output_tokens for one in scaled.requests] == [1, 1, 1]
+
+
+def test_a_rate_takes_the_place_of_a_trace_s_times(
+    load_of: Callable[..., Load], tmp_path: Path
+) -> None:
+    path = tmp_path / "azure.csv"
+    path.write_text(AZURE, encoding="utf-8")
+    assert load_of(*traced(path, "--request-rate", "inf")).due_s == [0.0, 0.0, 0.0]
+    assert load_of(*traced(path, "--request-rate", 1)).due_s[-1] == pytest.approx(3.0)
+
+
+def test_a_trace_without_times_is_sent_at_once(
+    load_of: Callable[..., Load], tmp_path: Path
+) -> None:
+    path = tmp_path / "lengths.csv.gz"
+    path.write_bytes(gzip.compress(VIDUR.encode()))
+    load = load_of(*traced(path))
+    assert [(one.num_input_tokens, one.num_output_tokens) for one in load.requests] == [(3772, 54)]
+    assert (load.due_s, load.is_timed) == ([0.0], False)
+
+
+def test_a_mooncake_trace_shares_its_prefixes(load_of: Callable[..., Load], tmp_path: Path) -> None:
+    path = mooncake(
+        tmp_path / "trace.jsonl.gz",
+        (0, 1300, 5, [0, 1, 2]),
+        (0, 1500, 6, [0, 1, 3]),
+        (5000, 20, 8, [5]),
+        (2500, 600, 7, [4, 1]),
+    )
+    load = load_of(*traced(path))
+    assert load.due_s == pytest.approx([0.0, 0.0, 2.5, 5.0])
+    prompts = [one.prompt for one in load.requests]
+    assert [len(prompt) for prompt in prompts] == [1300, 1500, 600, 20]
+    assert common_prefix(prompts[0], prompts[1]) == 1024
+    assert common_prefix(prompts[0], prompts[2]) == 0
+    assert prompts[0][512:600] == prompts[2][512:]
+    scaled = load_of(*traced(path, "--trace-length-scale", 0.1)).requests
+    assert [len(one.prompt) for one in scaled] == [130, 150, 60, 2]
+    assert common_prefix(scaled[0].prompt, scaled[1].prompt) == 102
+
+
+def test_a_prompt_is_as_long_as_its_trace_says_whatever_its_blocks_hold(
+    load_of: Callable[..., Load], tmp_path: Path
+) -> None:
+    path = mooncake(tmp_path / "trace.jsonl.gz", (0, 1300, 5, [0, 1, 2]), (0, 1300, 5, [0, 1, 2]))
+    one, other = load_of(*traced(path, "--trace-block-size", 16)).requests
+    assert len(one.prompt) == len(other.prompt) == 1300
+    assert common_prefix(one.prompt, other.prompt) == 48
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.txt", "", "neither .csv nor .jsonl"),
+        ("a.csv", "a,b\n1,2\n", "has the columns a, b; known are Azure"),
+        ("a.csv", "ContextTokens,GeneratedTokens,TIMESTAMP\n5,x,2023-01-01\n", "request 1: "),
+        ("a.csv", "ContextTokens,GeneratedTokens,TIMESTAMP\n", "has no requests"),
+        ("a.jsonl", '{"timestamp": 0, "input_length": 5}', "known are Azure"),
+        ("a.jsonl", MOONCAKE_ROW % "[0, -1]", "request 1: .*block ids are integers"),
+        ("a.jsonl", MOONCAKE_ROW % "3", "request 1: "),
+        ("a.jsonl", "{", "line 1: "),
+        ("a.csv.gz", "not gzipped", "cannot read --dataset-path"),
+        (None, "", "cannot read --dataset-path"),
+    ],
+)
+def test_a_bad_trace_is_refused(
+    load_of: Callable[..., Load], tmp_path: Path, name: str | None, content: str, words: str
+) -> None:
+    path = tmp_path / (name or "absent.csv")
+    if name is not None:
+        path.write_text(content, encoding="utf-8")
+    with pytest.raises(RequestError, match=words):
+        load_of(*traced(path))
