@@ -15,7 +15,7 @@ from typing import Any, Final
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pagedserve._core import __version__
@@ -32,11 +32,15 @@ from pagedserve.server.protocol import (
     ChatBody,
     CompletionBody,
     DetokenizeBody,
+    ErrorBody,
     TokenizeBody,
 )
 
 # What needs no key: probes, scrapes and the page, which asks for one.
 OPEN_PATHS: Final = frozenset({"/", "/health", "/ping", "/metrics", "/version"})
+
+# How a completion may come, besides as JSON.
+_STREAMED: Final[dict[int | str, dict[str, Any]]] = {200: {"content": {"text/event-stream": {}}}}
 
 
 def build_app(context: Context) -> ASGIApp:
@@ -47,6 +51,7 @@ def build_app(context: Context) -> ASGIApp:
         root_path=context.args.root_path,
         docs_url=None,  # its page comes from elsewhere, and so does the next one's
         redoc_url=None,
+        responses={"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}},
     )
     app.state.context = context
     for kind in (ServerError, PagedServeError, RequestValidationError, HTTPException, Exception):
@@ -78,13 +83,13 @@ def _answer(context: Context, job: Job) -> Response:
 
 
 def _add_completions(app: FastAPI, context: Context) -> None:
-    @app.post("/v1/completions")
+    @app.post("/v1/completions", responses=_STREAMED)
     async def completions(body: CompletionBody, request: Request) -> Any:
         """Continue prompts."""
         answer_id = _answer_id("cmpl", request, body.request_id)
         return _answer(context, await completion_job(context, body, answer_id))
 
-    @app.post("/v1/chat/completions")
+    @app.post("/v1/chat/completions", responses=_STREAMED)
     async def chat_completions(body: ChatBody, request: Request) -> Any:
         """Answer a conversation."""
         answer_id = _answer_id("chatcmpl", request, body.request_id)
@@ -180,7 +185,7 @@ def _add_state(app: FastAPI, context: Context) -> None:
         model = await context.client.get_model_config()
         return {"version": __version__, "models": context.names, "backends": model.backends}
 
-    @app.get("/metrics")
+    @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """Everything that is measured, for Prometheus."""
         text = context.metrics.exposition()

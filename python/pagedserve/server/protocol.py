@@ -184,6 +184,21 @@ class DetokenizeBody(BaseModel):
     tokens: list[int]
 
 
+class ErrorDetail(BaseModel):
+    """What is said of an error."""
+
+    message: str
+    type: str
+    param: str | None
+    code: int
+
+
+class ErrorBody(BaseModel):
+    """The body of every answer that is no answer."""
+
+    error: ErrorDetail
+
+
 class AbortBody(BaseModel):
     """``POST /abort_requests``."""
 
