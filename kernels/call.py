@@ -75,7 +75,7 @@ class AttentionCall:
             )
         if self.scale <= 0:
             raise ValueError(f"scale is {self.scale}; the kernels take positive ones")
-        dtypes = {one.dtype for one in (self.query, self.key_cache, self.value_cache)}
+        dtypes = {tensor.dtype for tensor in (self.query, self.key_cache, self.value_cache)}
         if len(dtypes) > 1:
             raise ValueError(f"query, keys and values have dtypes {dtypes}; they must be the same")
         if self.output.shape != (*self.query.shape[:2], value_size):

@@ -136,13 +136,13 @@ def _rotate_and_write_kernel(
     place = value_cache + block * value_block_stride + offset * value_slot_stride
     tl.store(place + kv_head * value_head_stride + dims, value, dims < SIZE * num_written)
 
-    one = tl.arange(0, 1)[:, None]
+    key = tl.arange(0, 1)[:, None]
     place = key_cache + block * key_block_stride + offset * key_slot_stride
     _rotate(
-        row + (heads + kv_head + one) * SIZE,
-        place + (kv_head + one) * key_head_stride,
-        one == 0,
-        one < num_written,
+        row + (heads + kv_head + key) * SIZE,
+        place + (kv_head + key) * key_head_stride,
+        key == 0,
+        key < num_written,
         cosines,
         sines,
         key_norm,

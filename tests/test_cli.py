@@ -58,7 +58,7 @@ def test_json_is_one_object_a_line_and_nothing_else(
     assert main([*MODEL, "--prompts-file", str(file), "--json", "--max-tokens", "5"]) == 0
     captured = capsys.readouterr()
     objects = [json.loads(line) for line in captured.out.splitlines()]
-    assert [one["prompt"] for one in objects] == ["The capital of France is", "日本の首都は"]
+    assert [answer["prompt"] for answer in objects] == ["The capital of France is", "日本の首都は"]
     assert set(objects[0]) == {"prompt", "outputs"}
     (output,) = objects[0]["outputs"]
     assert set(output) == {"text", "token_ids", "finish_reason", "stop_reason"}
@@ -73,7 +73,7 @@ def test_who_says_how_to_draw_is_drawn_for(
     capsys: pytest.CaptureFixture[str], option: tuple[str, str]
 ) -> None:
     asked = [generated(capsys, *option, "--max-tokens", "12") for _ in range(4)]
-    assert len({str(one["outputs"][0]["token_ids"]) for one in asked}) > 1
+    assert len({str(answer["outputs"][0]["token_ids"]) for answer in asked}) > 1
     greedy = [generated(capsys, *option, "--temperature", "0", "--max-tokens", "4") for _ in "ab"]
     assert greedy[0] == greedy[1]
 
@@ -102,7 +102,7 @@ def test_several_outputs_are_sampled_without_a_word_about_temperature(
 ) -> None:
     outputs = generated(capsys, "--n", "3", "--max-tokens", "6")["outputs"]
     assert len(outputs) == 3
-    assert len({tuple(one["token_ids"]) for one in outputs}) > 1
+    assert len({tuple(output["token_ids"]) for output in outputs}) > 1
 
 
 @pytest.mark.usefixtures("loaded")
@@ -110,7 +110,7 @@ def test_a_beam_width_searches_and_the_best_comes_first(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     outputs = generated(capsys, "--beam-width", "3", "--n", "2", "--max-tokens", "4")["outputs"]
-    sums = [one["cumulative_logprob"] for one in outputs]
+    sums = [output["cumulative_logprob"] for output in outputs]
     assert len(sums) == 2
     assert sums == sorted(sums, reverse=True)
 
@@ -120,7 +120,7 @@ def test_logprobs_and_stops_are_shown(capsys: pytest.CaptureFixture[str]) -> Non
     (output,) = generated(capsys, "--logprobs", "2", "--stop", ".")["outputs"]
     assert (output["text"], output["stop_reason"]) == (" Paris", ".")
     (first, _) = output["logprobs"]
-    assert {one["decoded_token"] for one in first.values()} >= {" Paris"}
+    assert {logprob["decoded_token"] for logprob in first.values()} >= {" Paris"}
     argv = [*MODEL, "--prompt", "The capital of France is", "--logprobs", "2", "--stop", "."]
     assert main(argv) == 0
     shown = capsys.readouterr().out

@@ -151,7 +151,7 @@ def test_options_of_the_core_are_passed_on_by_its_names() -> None:
     assert (cache.watermark, cache.block_size) == (0.25, 16)
 
 
-@pytest.mark.parametrize("name", [one.name for one in dataclasses.fields(EngineArgs)][1:])
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(EngineArgs)][1:])
 def test_none_leaves_any_option_at_its_default(name: str) -> None:
     given: dict[str, Any] = {name: None}
     assert EngineArgs("smollm2", **given) == EngineArgs("smollm2")
@@ -168,8 +168,10 @@ def test_a_dtype_has_several_names(given: Any, held: str) -> None:
 def test_llm_takes_the_same_arguments_with_the_same_defaults() -> None:
     parameters = dict(inspect.signature(LLM).parameters)
     assert {
-        one.name: inspect.Parameter.empty if one.default is dataclasses.MISSING else one.default
-        for one in dataclasses.fields(EngineArgs)
+        field.name: inspect.Parameter.empty
+        if field.default is dataclasses.MISSING
+        else field.default
+        for field in dataclasses.fields(EngineArgs)
     } == {name: parameter.default for name, parameter in parameters.items()}
 
 

@@ -15,7 +15,7 @@ def run(code: str) -> str:
 def test_importing_loads_no_extra_and_prints_nothing() -> None:
     out = run(
         "import sys, pagedserve; pagedserve.SamplingParams(); pagedserve.Scheduler\n"
-        "print([one for one in ('torch', 'transformers', 'tqdm') if one in sys.modules])"
+        "print([name for name in ('torch', 'transformers', 'tqdm') if name in sys.modules])"
     )
     assert out == "[]\n"
 

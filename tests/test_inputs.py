@@ -43,7 +43,7 @@ def test_all_forms_become_one(
     prompts: Any, prompt_token_ids: Any, expected: list[tuple[str | None, list[int] | None]]
 ) -> None:
     parsed = parse_prompts(prompts, prompt_token_ids)
-    assert [(one.text, one.token_ids) for one in parsed] == expected
+    assert [(prompt.text, prompt.token_ids) for prompt in parsed] == expected
 
 
 @pytest.mark.parametrize(
@@ -114,8 +114,8 @@ def test_text_that_is_no_unicode_is_refused() -> None:
 
 
 def test_a_list_of_integers_is_one_prompt() -> None:
-    (one,) = parse_prompts([1, 2])
-    assert (one.text, list(one.token_ids or ())) == (None, [1, 2])
+    (prompt,) = parse_prompts([1, 2])
+    assert (prompt.text, list(prompt.token_ids or ())) == (None, [1, 2])
     both = parse_prompts([[1, 2], np.array([3])])
     assert [tokenize(prompt).token_ids for prompt in both] == [[1, 2], [3]]
 
@@ -128,18 +128,18 @@ def test_ids_win_and_their_text_is_kept() -> None:
 
 def test_equal_salts_are_one_salt_and_others_another() -> None:
     prompts = [{"prompt": "a", "cache_salt": salt} for salt in ("x", "x", "y")]
-    (one, same, other), (plain,) = parse_prompts(prompts), parse_prompts("a")
-    assert tokenize(one).salt == tokenize(same).salt == one.salt
-    assert len({one.salt, other.salt, plain.salt}) == 3
+    (first, same, other), (plain,) = parse_prompts(prompts), parse_prompts("a")
+    assert tokenize(first).salt == tokenize(same).salt == first.salt
+    assert len({first.salt, other.salt, plain.salt}) == 3
     assert plain.salt == 0
-    assert max(one.salt, other.salt) < 1 << 63  # above are prompts that share with nobody
+    assert max(first.salt, other.salt) < 1 << 63  # above are prompts that share with nobody
 
 
 def test_params_are_one_for_all_or_one_each() -> None:
-    one, other = SamplingParams(max_tokens=1), SamplingParams(max_tokens=2)
+    params, other = SamplingParams(max_tokens=1), SamplingParams(max_tokens=2)
     assert match_params(None, 2) == [SamplingParams()] * 2
-    assert match_params(one, 2) == [one, one]
-    assert match_params([one, other], 2) == [one, other]
+    assert match_params(params, 2) == [params, params]
+    assert match_params([params, other], 2) == [params, other]
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def test_outputs_come_in_the_order_of_the_prompts(smollm2: LLM) -> None:
 def test_token_ids_and_text_mean_the_same(smollm2: LLM) -> None:
     token_ids = [smollm2.get_tokenizer()(prompt).input_ids for prompt in PROMPTS]
     expected = texts(smollm2, PROMPTS)
-    assert texts(smollm2, [{"prompt_token_ids": one} for one in token_ids]) == expected
+    assert texts(smollm2, [{"prompt_token_ids": prompt} for prompt in token_ids]) == expected
     assert texts(smollm2, None, prompt_token_ids=token_ids) == expected
     assert texts(smollm2, None, prompt_token_ids=token_ids[0]) == expected[:1]
     mixed = [PROMPTS[0], {"prompt_token_ids": token_ids[1]}]
@@ -102,7 +102,7 @@ def test_a_seeded_request_is_the_same_alone_and_among_others(smollm2: LLM) -> No
     ]
     params = [*others[:13], seeded, *others[13:]]
     prompts = [
-        PROMPTS[1] if one is seeded else PROMPTS[index % 3] * 2 for index, one in enumerate(params)
+        PROMPTS[1] if own is seeded else PROMPTS[index % 3] * 2 for index, own in enumerate(params)
     ]
     among = smollm2.generate(prompts, params, use_tqdm=False)[13].outputs[0].token_ids
     assert among == alone

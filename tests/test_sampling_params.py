@@ -310,9 +310,12 @@ def test_one_stop_string_is_a_list_of_it() -> None:
 
 
 def test_the_order_of_biases_does_not_matter() -> None:
-    one, other = SamplingParams(logit_bias={9: 1, 2: -1}), SamplingParams(logit_bias={2: -1, 9: 1})
-    assert one == other
-    assert one.logit_bias == ((2, -1.0), (9, 1.0))
+    params, other = (
+        SamplingParams(logit_bias={9: 1, 2: -1}),
+        SamplingParams(logit_bias={2: -1, 9: 1}),
+    )
+    assert params == other
+    assert params.logit_bias == ((2, -1.0), (9, 1.0))
 
 
 def test_numpy_numbers_become_pythons_own() -> None:
@@ -327,8 +330,8 @@ def test_numpy_numbers_become_pythons_own() -> None:
     assert params.stop_token_ids == (1, 2)
     assert params.logit_bias == ((4, 0.5),)
     numbers = (params.max_tokens, *params.stop_token_ids, *(params.allowed_token_ids or ()))
-    assert {type(one) for one in (*numbers, params.logit_bias[0][0])} == {int}
-    assert {type(one) for one in (params.temperature, params.logit_bias[0][1])} == {float}
+    assert {type(number) for number in (*numbers, params.logit_bias[0][0])} == {int}
+    assert {type(number) for number in (params.temperature, params.logit_bias[0][1])} == {float}
 
 
 @pytest.mark.parametrize("name", SAMPLED)
@@ -358,7 +361,7 @@ def test_every_copy_is_equal(given: dict[str, Any]) -> None:
         copy.deepcopy(params),
         pickle.loads(pickle.dumps(params)),  # noqa: S301  # made on the line itself
     ]
-    assert all(one == params for one in copies)
+    assert all(copied == params for copied in copies)
 
 
 @pytest.mark.parametrize("name", SAMPLED)

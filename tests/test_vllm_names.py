@@ -91,7 +91,7 @@ def test_vllms_defaults_ask_for_nothing(options: dict[str, Any]) -> None:
         plain = EngineArgs("smollm2", override_generation_config={})
     # What the core is told is what it does anyway.
     assert core_values(args) == core_values(plain)
-    untold = {one.name: None for one, known in options_of(args) if known.part}
+    untold = {field.name: None for field, known in options_of(args) if known.part}
     assert dataclasses.replace(args, **cast(Any, untold)) == plain
 
 

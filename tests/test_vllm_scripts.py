@@ -122,7 +122,9 @@ def test_chat(llm: LLM) -> None:
     assert outputs[0].prompt == "5 17 3 8 "
     assert outputs[0].prompt_token_ids == [5, 17, 3, 8]
     several = llm.chat([conversation] * 3, params, use_tqdm=False, chat_template=ROLES)
-    assert [one.outputs[0].token_ids for one in several] == [outputs[0].outputs[0].token_ids] * 3
+    assert [output.outputs[0].token_ids for output in several] == [
+        outputs[0].outputs[0].token_ids
+    ] * 3
     with pytest.raises(RequestError, match="has no chat template"):
         llm.chat(conversation, params)
 
@@ -135,7 +137,9 @@ def test_prefix_caching(make: Callable[..., LLM]) -> None:
     cached = make(enable_prefix_caching=True, gpu_memory_utilization=0.9)
     cached.generate(prompts[0], params)  # warms the cache up
     again = cached.generate(prompts, params)
-    assert [one.outputs[0].text for one in again] == [one.outputs[0].text for one in regular]
+    assert [output.outputs[0].text for output in again] == [
+        output.outputs[0].text for output in regular
+    ]
     assert cached.llm_engine.scheduler.num_cached_tokens >= 3 * 32
 
 

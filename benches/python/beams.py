@@ -164,7 +164,9 @@ def compare_on(prompts: list[list[int]], llm: LLM, peer: Peer, options: argparse
         for run in (our_run, their_run):
             runs[run.who].append(run)
             report("run", asdict(run), as_json=options.json)
-        num_equal = sum(one == other for one, other in zip(found, expected, strict=True))
+        num_equal = sum(
+            answer == reference for answer, reference in zip(found, expected, strict=True)
+        )
     rates = {
         who: statistics.median(run.generated_per_second for run in made)
         for who, made in runs.items()

@@ -263,20 +263,20 @@ def table_rows(results: Sequence[Compiled]) -> list[dict[str, Any]]:
     """What is printed: one line a kernel."""
     return [
         {
-            **asdict(one.shape),
-            "rows": one.config and one.config.rows,
-            "keys": one.config and one.config.key_tile,
-            "warps": one.num_warps,
-            "stages": one.config and one.config.num_stages,
-            "registers": one.registers,
-            "shared KiB": round(one.shared_bytes / 1024, 2),
-            "columns": one.tensor_columns,
-            "local bytes": one.local_bytes,
-            "product": one.product,
-            "16-byte loads": "yes" if one.is_wide else "no",
-            "faults": "; ".join(one.faults()),
+            **asdict(compiled.shape),
+            "rows": compiled.config and compiled.config.rows,
+            "keys": compiled.config and compiled.config.key_tile,
+            "warps": compiled.num_warps,
+            "stages": compiled.config and compiled.config.num_stages,
+            "registers": compiled.registers,
+            "shared KiB": round(compiled.shared_bytes / 1024, 2),
+            "columns": compiled.tensor_columns,
+            "local bytes": compiled.local_bytes,
+            "product": compiled.product,
+            "16-byte loads": "yes" if compiled.is_wide else "no",
+            "faults": "; ".join(compiled.faults()),
         }
-        for one in results
+        for compiled in results
     ]
 
 
@@ -315,9 +315,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for name in OPTIONS
             if kernel == "rotate_and_write" or name == "plain"
         ]
-    results.sort(key=lambda one: one.shape.kernel)
+    results.sort(key=lambda compiled: compiled.shape.kernel)
     report_table("compiled", table_rows(results), as_json=options.json)
-    num_faulty = sum(bool(one.faults()) for one in results)
+    num_faulty = sum(bool(compiled.faults()) for compiled in results)
     print(f"{len(results)} kernels, {num_faulty} of them spill or do not fit")
     sys.exit(num_faulty > 0)
 

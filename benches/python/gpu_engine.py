@@ -160,7 +160,7 @@ def exact(directory: str) -> None:
         llm = LLM(directory, **arguments)
         twice = [tokens_of(llm, prompts, EXACT_TOKENS) for _ in range(2)]
         pairs = [pair for got in twice for pair in zip(got, expected, strict=True)]
-        num_equal = sum(one == other for one, other in pairs)
+        num_equal = sum(found == wanted for found, wanted in pairs)
         scheduler = llm.llm_engine.scheduler
         swapped = scheduler.num_preemptions > 0 or "preemption_mode" not in options
         holds = num_equal == len(pairs) and swapped

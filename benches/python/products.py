@@ -54,13 +54,13 @@ class Layers:
     @property
     def num_bytes(self) -> int:
         """Bytes that a call reads at least."""
-        return sum(int(one.nbytes) for one in self.weights)
+        return sum(int(packed.nbytes) for packed in self.weights)
 
     def seconds(self) -> float:
         """Seconds of all products, one after the other."""
         started = perf_counter()
-        for one in self.weights:
-            multiply(self.x[one.in_features], one, self.outputs[one.out_features])
+        for packed in self.weights:
+            multiply(self.x[packed.in_features], packed, self.outputs[packed.out_features])
         return perf_counter() - started
 
 
@@ -80,8 +80,8 @@ def measure(num_layers: int, num_rows: int, num_rounds: int) -> Iterator[Rate]:
     layers = {kind: make_layers(kind, num_layers, num_rows) for kind in KINDS}
     best = dict.fromkeys(KINDS, math.inf)
     for _ in range(num_rounds):
-        for kind, one in layers.items():
-            best[kind] = min(best[kind], one.seconds())
+        for kind, kind_layers in layers.items():
+            best[kind] = min(best[kind], kind_layers.seconds())
     operations = 2 * num_layers * num_rows * sum(math.prod(shape) for shape in LAYER)
     for kind, seconds in best.items():
         yield Rate(

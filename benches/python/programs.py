@@ -125,7 +125,7 @@ class Contest:
                 self._measure(program, number, as_json=as_json)
                 if number not in self._rates(self._programs[0].name):
                     break  # a round without the first gives no ratio: spare the others' minutes
-            if all(len(self._ratios(one.name)) >= num_rounds for one in self._programs):
+            if all(len(self._ratios(program.name)) >= num_rounds for program in self._programs):
                 return
 
     def _measure(self, program: Program, number: int, *, as_json: bool) -> None:

@@ -160,7 +160,7 @@ def compare(name: str, options: argparse.Namespace) -> None:
     for variant, values in variants(
         workload, dict(options.fixed), from_defaults=options.from_defaults
     ):
-        report = mean_of([run(one, load, values) for one in sized])
+        report = mean_of([run(resized, load, values) for resized in sized])
         if options.json:
             row = {"load": name, "variant": variant} | outcome(report)
             print(json.dumps(row), flush=True)
@@ -176,7 +176,7 @@ def compare(name: str, options: argparse.Namespace) -> None:
 def assignment(text: str) -> tuple[str, Any]:
     """An option and its value out of NAME=VALUE, the value one of those that are tried."""
     name, _, value = text.partition("=")
-    tried = {str(one): one for one in OPTIONS.get(name, ())}
+    tried = {str(choice): choice for choice in OPTIONS.get(name, ())}
     if value not in tried:
         raise argparse.ArgumentTypeError(f"{text}: {name} may be one of {', '.join(tried) or '-'}")
     return name, tried[value]

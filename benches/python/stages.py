@@ -99,7 +99,7 @@ def head_of(model: nn.Module) -> nn.Module:
 def modules_of(model: nn.Module, *kinds: type) -> list[nn.Module]:
     """The modules of some classes, without the head."""
     head = head_of(model)
-    return [one for one in model.modules() if type(one) in kinds and one is not head]
+    return [module for module in model.modules() if type(module) in kinds and module is not head]
 
 
 @contextmanager
@@ -182,9 +182,9 @@ def least_seconds(llm: LLM, requests: Sequence[Request], rates: Rates) -> dict[s
 
 def num_weights(model: nn.Module) -> int:
     """Weights of all linear layers in it, packed or not."""
-    packed = [one for module in model.modules() for one in getattr(module, "packed", ())]
+    packed = [weights for module in model.modules() for weights in getattr(module, "packed", ())]
     plain = [module.weight.numel() for module in model.modules() if type(module) is nn.Linear]
-    return sum(plain) + sum(int(one.in_features * one.out_features) for one in packed)
+    return sum(plain) + sum(int(weights.in_features * weights.out_features) for weights in packed)
 
 
 @torch.inference_mode()

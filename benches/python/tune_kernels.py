@@ -90,7 +90,7 @@ def tune(kernel: Kernel, head_size: int) -> dict[str, Any]:
             seconds = seconds_of(kernel, config, calls)
         except OutOfResources:
             continue
-        relative = sum(one / other for one, other in zip(seconds, base, strict=True))
+        relative = sum(time / base_time for time, base_time in zip(seconds, base, strict=True))
         if relative < least:
             best, least = config, relative
     return {

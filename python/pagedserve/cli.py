@@ -268,7 +268,7 @@ def _json_output(completion: CompletionOutput) -> dict[str, object]:
         shown["cumulative_logprob"] = completion.cumulative_logprob
     if completion.logprobs is not None:
         shown["logprobs"] = [
-            {str(token): dataclasses.asdict(one) for token, one in entry.items()}
+            {str(token): dataclasses.asdict(logprob) for token, logprob in entry.items()}
             for entry in completion.logprobs
         ]
     return shown

@@ -164,7 +164,7 @@ def tokenize_prompt(
     if not token_ids:
         raise RequestError(f"{name} is empty; it must have at least one token")
     if min(token_ids) < 0 or max(token_ids) >= vocab_size:
-        index = next(i for i, one in enumerate(token_ids) if not 0 <= one < vocab_size)
+        index = next(i for i, token_id in enumerate(token_ids) if not 0 <= token_id < vocab_size)
         raise RequestError(
             f"token {index} of {name} is {token_ids[index]}; token ids must be from 0 to "
             f"{vocab_size - 1}, the last of the vocabulary"

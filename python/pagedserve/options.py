@@ -103,22 +103,22 @@ def check_options(arguments: Any) -> None:
     Raises:
         ConfigError: A value that cannot be; the message says what is accepted.
     """
-    for one, known in options_of(arguments):
-        value = getattr(arguments, one.name)
-        if value is None and one.default is not MISSING:
-            value = one.default
+    for argument, known in options_of(arguments):
+        value = getattr(arguments, argument.name)
+        if value is None and argument.default is not MISSING:
+            value = argument.default
         try:
-            value = known.check(one.name, value)
+            value = known.check(argument.name, value)
         except RequestError as error:  # what a check of a single value raises
             raise ConfigError(str(error)) from None
-        object.__setattr__(arguments, one.name, value)
+        object.__setattr__(arguments, argument.name, value)
 
 
 def core_options(arguments: Any, part: Literal["scheduler", "cache"]) -> dict[str, Any]:
     """What one configuration of the core is told; options left out have their default there."""
     values = {
-        known.core_name or one.name: getattr(arguments, one.name)
-        for one, known in options_of(arguments)
+        known.core_name or argument.name: getattr(arguments, argument.name)
+        for argument, known in options_of(arguments)
         if known.part == part
     }
     return {name: value for name, value in values.items() if value is not None}
@@ -129,13 +129,13 @@ def add_arguments(
 ) -> argparse._ArgumentGroup:
     """Give a parser one argument for each field; returns their group."""
     group = parser.add_argument_group(group_name)
-    for one, known in options_of(arguments):
-        default = None if one.default is MISSING else one.default
+    for argument, known in options_of(arguments):
+        default = None if argument.default is MISSING else argument.default
         group.add_argument(
-            f"--{one.name.replace('_', '-')}",
+            f"--{argument.name.replace('_', '-')}",
             default=default,
-            help=f"{known.text} ({_default_text(one, known)})".replace("%", "%%"),
-            **_argument(one.type, known),
+            help=f"{known.text} ({_default_text(argument, known)})".replace("%", "%%"),
+            **_argument(argument.type, known),
         )
     return group
 
@@ -158,8 +158,8 @@ def _members(kind: Any) -> tuple[Any, ...]:
 def describe(arguments: type) -> str:
     """The "Attributes" of a docstring, from the fields."""
     lines = ["Attributes:"]
-    for one, known in options_of(arguments):
-        text = f"{one.name}: {known.text} {_capital(_default_text(one, known))}."
+    for argument, known in options_of(arguments):
+        text = f"{argument.name}: {known.text} {_capital(_default_text(argument, known))}."
         lines += textwrap.wrap(
             text, _WIDTH, initial_indent=" " * 4, subsequent_indent=" " * 8, break_on_hyphens=False
         )
@@ -169,9 +169,9 @@ def describe(arguments: type) -> str:
 def table(arguments: type) -> str:
     """The fields as a table in Markdown."""
     rows = [
-        f"| `{one.name}` | {_shown_type(one.type)} | {_default_text(one, known, short=True)} "
-        f"| {known.text} |"
-        for one, known in options_of(arguments)
+        f"| `{argument.name}` | {_shown_type(argument.type)} "
+        f"| {_default_text(argument, known, short=True)} | {known.text} |"
+        for argument, known in options_of(arguments)
     ]
     return "\n".join(["| option | type | default | what it is |", "|---|---|---|---|", *rows])
 
@@ -196,11 +196,11 @@ def _shown_type(kind: Any) -> str:
     return ", ".join(shown)
 
 
-def _default_text(one: dataclasses.Field[Any], known: Option, *, short: bool = False) -> str:
-    if one.default is MISSING:
+def _default_text(argument: dataclasses.Field[Any], known: Option, *, short: bool = False) -> str:
+    if argument.default is MISSING:
         return "required"
-    is_unset = one.default in (None, (), "")
-    shown = known.unset if is_unset and known.unset else str(one.default)
+    is_unset = argument.default in (None, (), "")
+    shown = known.unset if is_unset and known.unset else str(argument.default)
     return shown if short else f"default: {shown}"
 
 

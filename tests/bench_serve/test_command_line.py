@@ -71,7 +71,7 @@ def test_the_options_load_no_extra_and_no_numpy() -> None:
     out = run(
         "import sys; from pagedserve import cli\n"
         "cli._parser().parse_args(['bench', 'serve'])\n"
-        "print([one for one in ('torch', 'aiohttp', 'tqdm', 'numpy') if one in sys.modules])"
+        "print([name for name in ('torch', 'aiohttp', 'tqdm', 'numpy') if name in sys.modules])"
     )
     assert out == "[]\n"
 
@@ -80,7 +80,7 @@ def test_a_run_loads_nothing_of_the_engine() -> None:
     out = run(
         "import sys, pagedserve.bench.serve\n"
         "names = ('torch', 'transformers', 'pagedserve.engine')\n"
-        "print([one for one in names if one in sys.modules])"
+        "print([name for name in names if name in sys.modules])"
     )
     assert out == "[]\n"
 

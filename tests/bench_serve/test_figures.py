@@ -60,17 +60,17 @@ def random_outcomes(number: int) -> list[Outcome]:
 
 def test_times_are_summed_up_as_numpy_does() -> None:
     outcomes = random_outcomes(200)
-    first = [one.output_times[0] - one.started for one in outcomes]
-    last = [one.output_times[-1] - one.started for one in outcomes]
-    queued = [one.started - one.due for one in outcomes]
+    first = [outcome.output_times[0] - outcome.started for outcome in outcomes]
+    last = [outcome.output_times[-1] - outcome.started for outcome in outcomes]
+    queued = [outcome.started - outcome.due for outcome in outcomes]
     samples = {
         "ttft": first,
         "tpot": [
-            (end - begin) / (len(one.output_times) - 1)
-            for one, begin, end in zip(outcomes, first, last, strict=True)
-            if len(one.output_times) > 1
+            (end - begin) / (len(outcome.output_times) - 1)
+            for outcome, begin, end in zip(outcomes, first, last, strict=True)
+            if len(outcome.output_times) > 1
         ],
-        "itl": np.concatenate([np.diff(one.output_times) for one in outcomes]),
+        "itl": np.concatenate([np.diff(outcome.output_times) for outcome in outcomes]),
         "e2el": last,
         "client_queue_time": queued,
         "e2el_including_client_queue": np.add(last, queued),

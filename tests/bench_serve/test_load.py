@@ -40,19 +40,19 @@ def custom(path: Path, *records: object) -> tuple[object, ...]:
     return ("--dataset-name", "custom", "--dataset-path", path)
 
 
-def common_prefix(one: Any, other: Any) -> int:
-    length = min(len(one), len(other))
-    differ = np.asarray(one[:length]) != np.asarray(other[:length])
+def common_prefix(first: Any, second: Any) -> int:
+    length = min(len(first), len(second))
+    differ = np.asarray(first[:length]) != np.asarray(second[:length])
     return int(differ.argmax()) if differ.any() else length
 
 
 def test_random_prompts_have_the_lengths_that_were_asked_for(load_of: Callable[..., Load]) -> None:
     load = load_of("--num-prompts", 50, "--random-input-len", 20, "--vocab-size", 1000)
     assert len(load.requests) == 50
-    assert {len(one.prompt) for one in load.requests} == {20}
-    assert {one.num_input_tokens for one in load.requests} == {20}
-    assert {one.num_output_tokens for one in load.requests} == {128}
-    ids = np.concatenate([one.prompt for one in load.requests])
+    assert {len(request.prompt) for request in load.requests} == {20}
+    assert {request.num_input_tokens for request in load.requests} == {20}
+    assert {request.num_output_tokens for request in load.requests} == {128}
+    ids = np.concatenate([request.prompt for request in load.requests])
     assert ids.min() >= 0
     assert ids.max() < 1000
     assert len(np.unique(ids)) > 500
@@ -64,9 +64,9 @@ def test_lengths_vary_by_the_range_ratio(load_of: Callable[..., Load]) -> None:
         *("--num-prompts", 400, "--random-range-ratio", 0.5),
         *("--random-input-len", 20, "--random-output-len", 10),
     )
-    assert {one.num_input_tokens for one in load.requests} == set(range(10, 31))
-    assert {one.num_output_tokens for one in load.requests} == set(range(5, 16))
-    assert all(len(one.prompt) == one.num_input_tokens for one in load.requests)
+    assert {request.num_input_tokens for request in load.requests} == set(range(10, 31))
+    assert {request.num_output_tokens for request in load.requests} == set(range(5, 16))
+    assert all(len(request.prompt) == request.num_input_tokens for request in load.requests)
 
 
 def test_a_seed_decides_all_and_no_two_prompts_begin_alike(load_of: Callable[..., Load]) -> None:
@@ -74,7 +74,7 @@ def test_a_seed_decides_all_and_no_two_prompts_begin_alike(load_of: Callable[...
     first, again, other = load_of(*argv), load_of(*argv), load_of(*argv, "--seed", 1)
     assert first == again
     assert first != other
-    starts = {tuple(one.prompt[:4]) for load in (first, other) for one in load.requests}
+    starts = {tuple(request.prompt[:4]) for load in (first, other) for request in load.requests}
     assert len(starts) == 60
 
 
@@ -88,25 +88,27 @@ def test_a_rate_shifts_no_prompt(load_of: Callable[..., Load]) -> None:
 
 def test_a_prefix_stands_before_every_prompt(load_of: Callable[..., Load]) -> None:
     load = load_of("--num-prompts", 5, "--random-input-len", 30, "--random-prefix-len", 40).requests
-    assert {len(one.prompt) for one in load} == {70}
-    assert {common_prefix(load[0].prompt, one.prompt) for one in load[1:]} == {40}
+    assert {len(request.prompt) for request in load} == {70}
+    assert {common_prefix(load[0].prompt, request.prompt) for request in load[1:]} == {40}
 
 
 def test_chat_gets_words(load_of: Callable[..., Load]) -> None:
     load = load_of("--backend", "openai-chat", "--num-prompts", 3, "--random-input-len", 12)
-    for one in load.requests:
-        assert isinstance(one.prompt, str)
-        assert len(one.prompt.split()) == one.num_input_tokens == 12
+    for request in load.requests:
+        assert isinstance(request.prompt, str)
+        assert len(request.prompt.split()) == request.num_input_tokens == 12
 
 
 def test_warm_ups_have_the_same_sizes_and_other_prompts(make_options: Callable[..., Any]) -> None:
     options = make_options("--num-prompts", 5, "--num-warmups", 3, "--random-range-ratio", 0.5)
     load = make_load(options)
     warmups = warmup_requests(options, load)
-    assert [(one.num_input_tokens, one.num_output_tokens) for one in warmups] == [
-        (one.num_input_tokens, one.num_output_tokens) for one in load.requests[:3]
+    assert [(request.num_input_tokens, request.num_output_tokens) for request in warmups] == [
+        (request.num_input_tokens, request.num_output_tokens) for request in load.requests[:3]
     ]
-    assert not any(warm.prompt[:3] == one.prompt[:3] for warm in warmups for one in load.requests)
+    assert not any(
+        warm.prompt[:3] == request.prompt[:3] for warm in warmups for request in load.requests
+    )
 
 
 def test_custom_files_hold_texts_token_ids_and_lengths(
@@ -115,17 +117,17 @@ def test_custom_files_hold_texts_token_ids_and_lengths(
     records = ({"prompt": "one two three"}, {"prompt": [5, 6], "output_tokens": 9})
     argv = custom(tmp_path / "load.jsonl", *records)
     load = load_of(*argv, "--custom-output-len", 33)
-    assert [one.prompt for one in load.requests] == ["one two three", [5, 6]]
-    assert [one.num_input_tokens for one in load.requests] == [3, 2]
-    assert [one.num_output_tokens for one in load.requests] == [33, 9]
+    assert [request.prompt for request in load.requests] == ["one two three", [5, 6]]
+    assert [request.num_input_tokens for request in load.requests] == [3, 2]
+    assert [request.num_output_tokens for request in load.requests] == [33, 9]
     assert len(load_of(*argv, "--num-prompts", 1).requests) == 1
 
 
 def test_custom_files_hold_conversations(load_of: Callable[..., Load], tmp_path: Path) -> None:
     messages = [{"role": "user", "content": "why is it"}, {"role": "assistant", "content": "so"}]
     argv = custom(tmp_path / "load.jsonl", {"messages": messages})
-    (one,) = load_of(*argv, "--backend", "openai-chat").requests
-    assert (one.prompt, one.num_input_tokens) == (messages, 4)
+    (request,) = load_of(*argv, "--backend", "openai-chat").requests
+    assert (request.prompt, request.num_input_tokens) == (messages, 4)
     with pytest.raises(RequestError, match="takes no messages; openai-chat does"):
         load_of(*argv)
 
@@ -153,13 +155,13 @@ def test_an_azure_trace_gives_lengths_and_times(
     path = tmp_path / "azure.csv"
     path.write_text(AZURE, encoding="utf-8")
     load = load_of(*traced(path, "--num-prompts", 2))
-    assert [one.num_input_tokens for one in load.requests] == [4808, 3180]
-    assert [one.num_output_tokens for one in load.requests] == [10, 8]
+    assert [request.num_input_tokens for request in load.requests] == [4808, 3180]
+    assert [request.num_output_tokens for request in load.requests] == [10, 8]
     assert load.due_s == pytest.approx([0.0, 0.052])
     scaled = load_of(*traced(path, "--trace-time-scale", 0.5, "--trace-length-scale", 0.01))
     assert scaled.due_s == pytest.approx([0.0, 0.026, 30.25])
-    assert [len(one.prompt) for one in scaled.requests] == [48, 32, 1]
-    assert [one.num_output_tokens for one in scaled.requests] == [1, 1, 1]
+    assert [len(request.prompt) for request in scaled.requests] == [48, 32, 1]
+    assert [request.num_output_tokens for request in scaled.requests] == [1, 1, 1]
 
 
 def test_a_rate_takes_the_place_of_a_trace_s_times(
@@ -177,7 +179,9 @@ def test_a_trace_without_times_is_sent_at_once(
     path = tmp_path / "lengths.csv.gz"
     path.write_bytes(gzip.compress(VIDUR.encode()))
     load = load_of(*traced(path))
-    assert [(one.num_input_tokens, one.num_output_tokens) for one in load.requests] == [(3772, 54)]
+    assert [(request.num_input_tokens, request.num_output_tokens) for request in load.requests] == [
+        (3772, 54)
+    ]
     assert (load.due_s, load.is_timed) == ([0.0], False)
 
 
@@ -191,13 +195,13 @@ def test_a_mooncake_trace_shares_its_prefixes(load_of: Callable[..., Load], tmp_
     )
     load = load_of(*traced(path))
     assert load.due_s == pytest.approx([0.0, 0.0, 2.5, 5.0])
-    prompts = [one.prompt for one in load.requests]
+    prompts = [request.prompt for request in load.requests]
     assert [len(prompt) for prompt in prompts] == [1300, 1500, 600, 20]
     assert common_prefix(prompts[0], prompts[1]) == 1024
     assert common_prefix(prompts[0], prompts[2]) == 0
     assert prompts[0][512:600] == prompts[2][512:]
     scaled = load_of(*traced(path, "--trace-length-scale", 0.1)).requests
-    assert [len(one.prompt) for one in scaled] == [130, 150, 60, 2]
+    assert [len(request.prompt) for request in scaled] == [130, 150, 60, 2]
     assert common_prefix(scaled[0].prompt, scaled[1].prompt) == 102
 
 
@@ -205,9 +209,9 @@ def test_a_prompt_is_as_long_as_its_trace_says_whatever_its_blocks_hold(
     load_of: Callable[..., Load], tmp_path: Path
 ) -> None:
     path = mooncake(tmp_path / "trace.jsonl.gz", (0, 1300, 5, [0, 1, 2]), (0, 1300, 5, [0, 1, 2]))
-    one, other = load_of(*traced(path, "--trace-block-size", 16)).requests
-    assert len(one.prompt) == len(other.prompt) == 1300
-    assert common_prefix(one.prompt, other.prompt) == 48
+    first, second = load_of(*traced(path, "--trace-block-size", 16)).requests
+    assert len(first.prompt) == len(second.prompt) == 1300
+    assert common_prefix(first.prompt, second.prompt) == 48
 
 
 @pytest.mark.parametrize(

@@ -41,8 +41,8 @@ def good(_number: int, request: Received) -> Reply:
 
 @pytest.fixture
 def server() -> Iterator[FakeServer]:
-    with serving(good) as one:
-        yield one
+    with serving(good) as request:
+        yield request
 
 
 def bench(server: FakeServer, *argv: str) -> int:
@@ -92,7 +92,7 @@ def test_figures_are_those_of_the_times_of_the_requests(
         "e2el": result["latencies"],
         "tpot": np.subtract(result["latencies"], result["ttfts"]) / 3,
     }
-    assert [len(one) for one in itls] == [3] * 12
+    assert [len(request) for request in itls] == [3] * 12
     assert (result["input_lens"], result["output_lens"]) == ([9] * 12, [4] * 12)
     for key, seconds in samples.items():
         milliseconds = np.asarray(seconds) * 1000
@@ -111,14 +111,14 @@ def test_what_is_sent(capsys: pytest.CaptureFixture[str], server: FakeServer) ->
     argv = ("--api-key", "secret", "--header", "X-One=1", "X-Two=a=b")
     measured(capsys, server, *SMALL, *argv, "--extra-body", '{"temperature": 0}')
     assert len(server.received) == 12
-    one = server.received[0]
-    assert one.path == "/v1/completions"
-    assert one.headers["authorization"] == "Bearer secret"
-    assert (one.headers["x-one"], one.headers["x-two"]) == ("1", "a=b")
-    prompt = one.body.pop("prompt")
+    request = server.received[0]
+    assert request.path == "/v1/completions"
+    assert request.headers["authorization"] == "Bearer secret"
+    assert (request.headers["x-one"], request.headers["x-two"]) == ("1", "a=b")
+    prompt = request.body.pop("prompt")
     assert len(prompt) == 9
     assert all(0 <= token_id < 32000 for token_id in prompt)
-    assert one.body == {
+    assert request.body == {
         "model": MODEL,
         "max_tokens": 4,
         "stream": True,
@@ -134,10 +134,10 @@ def test_a_given_model_and_endpoint_are_taken(
     monkeypatch.setenv("OPENAI_API_KEY", "from-outside")
     argv = ("--model", "another", "--endpoint", "/v2/completions", "--no-ignore-eos")
     assert measured(capsys, server, *SMALL, *argv)["model_id"] == "another"
-    one = server.received[0]
-    assert (one.path, one.body["model"]) == ("/v2/completions", "another")
-    assert "ignore_eos" not in one.body
-    assert one.headers["authorization"] == "Bearer from-outside"
+    request = server.received[0]
+    assert (request.path, request.body["model"]) == ("/v2/completions", "another")
+    assert "ignore_eos" not in request.body
+    assert request.headers["authorization"] == "Bearer from-outside"
 
 
 def test_chat(capsys: pytest.CaptureFixture[str]) -> None:
@@ -151,9 +151,9 @@ def test_chat(capsys: pytest.CaptureFixture[str]) -> None:
         result = measured(capsys, server, *SMALL, "--backend", "openai-chat")
     assert result["completed"] == 12
     assert (result["total_input_tokens"], result["total_output_tokens"]) == (12 * 20, 12 * 3)
-    one = server.received[0]
-    (message,) = one.body["messages"]
-    assert (one.path, message["role"]) == ("/v1/chat/completions", "user")
+    request = server.received[0]
+    (message,) = request.body["messages"]
+    assert (request.path, message["role"]) == ("/v1/chat/completions", "user")
     assert len(message["content"].split()) == 9
 
 
@@ -190,7 +190,7 @@ def test_warm_ups_are_sent_before_and_not_measured(
 ) -> None:
     result = measured(capsys, server, *SMALL, "--num-warmups", "5")
     assert (result["completed"], len(server.received)) == (12, 17)
-    prompts = [tuple(one.body["prompt"]) for one in server.received]
+    prompts = [tuple(request.body["prompt"]) for request in server.received]
     assert len(set(prompts)) == 17
 
 
@@ -290,8 +290,8 @@ def test_a_trace_is_sent_at_its_times(
     argv = ("--dataset-name", "trace", "--dataset-path", str(path), "--save-detailed")
     result = measured(capsys, server, *argv)
     assert (result["completed"], result["request_rate"]) == (4, "trace")
-    assert sorted(len(one.body["prompt"]) for one in server.received) == [30, 31, 32, 33]
-    assert {one.body["max_tokens"] for one in server.received} == {3}
+    assert sorted(len(request.body["prompt"]) for request in server.received) == [30, 31, 32, 33]
+    assert {request.body["max_tokens"] for request in server.received} == {3}
     assert all(start >= 0.04 * index for index, start in enumerate(sorted(result["start_times"])))
 
 

@@ -151,8 +151,8 @@ def test_a_program_ends_with_its_contest(load: Any, tmp_path: Path) -> None:
     endless = f"import os, time; print(os.getpid(), file=open({str(tmp_path / 'pid')!r}, 'w'))"
     code = (
         "import sys; from programs import Program, compare\n"
-        f"one = Program('one', [sys.executable, '-c', {endless + '; time.sleep(60)'!r}])\n"
-        "compare([one], num_rounds=1, max_other_cores=1, as_json=True)"
+        f"program = Program('one', [sys.executable, '-c', {endless + '; time.sleep(60)'!r}])\n"
+        "compare([program], num_rounds=1, max_other_cores=1, as_json=True)"
     )
     contest = subprocess.Popen([sys.executable, "-c", code], cwd=BENCHES)
     while not (tmp_path / "pid").exists() or not (pid := (tmp_path / "pid").read_text().strip()):
@@ -217,7 +217,9 @@ def test_variants_are_compared_in_processes_of_their_own(
     assert [row["program"] for row in table] == names
     assert [row["kind"] for row in table] == ["median"] * len(names)
     assert all(row["quiet_rounds"] == 1 and row["pagedserve best / it"] > 0 for row in table)
-    assert [row["program"] for row in rows[: -len(names)]] == [one for one in names for _ in (1, 2)]
+    assert [row["program"] for row in rows[: -len(names)]] == [
+        name for name in names for _ in (1, 2)
+    ]
 
 
 @pytest.mark.parametrize(

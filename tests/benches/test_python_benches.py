@@ -46,7 +46,7 @@ def test_products_of_each_kind_of_weights(
     for float32, bfloat16, *int8 in (lines[:4], lines[4:]):
         assert float32["times_float32"] == 1
         num_bytes = [line["gb_per_s"] * line["ms"] for line in (float32, bfloat16, *int8)]
-        shares = [num_bytes[0] / one for one in num_bytes[1:]]
+        shares = [num_bytes[0] / size for size in num_bytes[1:]]
         assert shares == pytest.approx([2, 4, 4], rel=0.02)
 
 

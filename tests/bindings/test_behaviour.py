@@ -241,12 +241,12 @@ def test_adapters_beyond_the_slots_wait_and_are_passed_over(make_engine: MakeEng
     plain, _ = engine.add(4)
     same, _ = engine.add(4, adapter=1)
     outputs, _ = engine.step()
-    assert [one.group for one in outputs.scheduled_seq_groups] == [first, plain, same]
+    assert [entry.group for entry in outputs.scheduled_seq_groups] == [first, plain, same]
     assert outputs.refused == [(other, "no_adapter_slot")]
     for group in (first, same):
         engine.scheduler.abort(group)
     outputs, _ = engine.step()
-    assert [one.group for one in outputs.scheduled_seq_groups] == [other]
+    assert [entry.group for entry in outputs.scheduled_seq_groups] == [other]
 
 
 # Moves
@@ -315,5 +315,5 @@ def test_an_abandoned_step_is_computed_again(make_engine: MakeEngine) -> None:
     engine.scheduler.abandon(engine.schedule().step_id)
     assert engine.scheduler.waiting == groups
     outputs, rows = engine.step()
-    assert [one.group for one in outputs.scheduled_seq_groups] == groups
+    assert [entry.group for entry in outputs.scheduled_seq_groups] == groups
     assert [row.num_keys for row in rows] == [11, 11]

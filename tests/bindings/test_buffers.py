@@ -40,15 +40,15 @@ def test_buffers_frozen_later_are_refused_and_none_is_written(
 
 
 @pytest.mark.parametrize(
-    ("one", "other"), [("token_ids", "seq_lens"), ("positions", "slot_mapping")]
+    ("first", "second"), [("token_ids", "seq_lens"), ("positions", "slot_mapping")]
 )
 def test_one_array_under_two_names_is_refused_and_not_written(
-    busy: Any, arrays: dict[str, NDArray[Any]], one: str, other: str
+    busy: Any, arrays: dict[str, NDArray[Any]], first: str, second: str
 ) -> None:
     busy.schedule()
-    for shared in (arrays[one], arrays[one][1:]):  # the array itself, and a part of it
-        with pytest.raises(StepError, match=f"({one}|{other}) cannot be written"):
-            busy.scheduler.prepare_inputs(InputBuffers(**arrays | {other: shared}))
+    for shared in (arrays[first], arrays[first][1:]):  # the array itself, and a part of it
+        with pytest.raises(StepError, match=f"({first}|{second}) cannot be written"):
+            busy.scheduler.prepare_inputs(InputBuffers(**arrays | {second: shared}))
     assert all((array == -9).all() for array in arrays.values())
 
 

@@ -17,7 +17,7 @@ CHUNKED = {"enable_chunked_prefill": True}
 
 
 def scheduled(outputs: Any) -> list[int]:
-    return [one.group for one in outputs.scheduled_seq_groups]
+    return [entry.group for entry in outputs.scheduled_seq_groups]
 
 
 def blocks(num_gpu_blocks: int, **options: Any) -> dict[str, Any]:

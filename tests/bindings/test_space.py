@@ -29,7 +29,7 @@ def test_a_group_is_allocated_grows_forks_and_ends() -> None:
     space.append_token(child, 10)
     copies = space.append_slots(group)
     assert copies.shape == (1, 2)
-    tables = [space.block_table(one).tolist() for one in (seq, child)]
+    tables = [space.block_table(handle).tolist() for handle in (seq, child)]
     assert tables[0][0] == tables[1][0]
     assert tables[0][1] != tables[1][1]
     space.free(seq)
@@ -79,8 +79,8 @@ def test_computed_blocks_are_shared_with_the_next_and_survive_their_end() -> Non
     assert space.num_computed_tokens(twin) == 8
     assert space.block_table(twin)[:2].tolist() == space.block_table(seq)[:2].tolist()
     assert not space.reset_prefix_cache()
-    for one in (seq, twin):
-        space.free(one)
+    for handle in (seq, twin):
+        space.free(handle)
     late, third = space.add_seq_group(prompt(9))
     space.allocate(late)
     assert space.num_computed_tokens(third) == 8
@@ -138,9 +138,9 @@ def test_metadata_tells_all_of_a_step_and_as_a_delta_what_is_new() -> None:
     assert (whole.group, whole.is_prompt, whole.do_sample, whole.adapter) == (group, True, True, 3)
     assert whole.token_ids[seq].tolist() == list(range(8))
     assert len(whole.block_tables[seq]) == 2
-    one = np.array([0], dtype=np.int32)
+    zero = np.array([0], dtype=np.int32)
     scheduler.update(
-        step.step_id, one, np.array([0, 1], np.int32), one + 77, np.zeros(1, dtype=np.uint8)
+        step.step_id, zero, np.array([0, 1], np.int32), zero + 77, np.zeros(1, dtype=np.uint8)
     )
     scheduler.schedule(0.0)
     (whole,) = scheduler.seq_group_metadata()

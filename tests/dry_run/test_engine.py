@@ -65,7 +65,7 @@ class DryEngine:
         return tokens
 
     def count(self, entry: str) -> int:
-        return sum(one.startswith(entry) for one in self.cuda.log)
+        return sum(line.startswith(entry) for line in self.cuda.log)
 
 
 def test_the_profile_run_comes_first_and_the_graphs_last(gpu: FakeGpu) -> None:

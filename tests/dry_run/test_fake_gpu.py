@@ -236,8 +236,8 @@ def test_a_top_p_alone_waits_once(gpu: FakeGpu) -> None:
 
 def test_rows_that_draw_differently_wait_for_nothing(gpu: FakeGpu) -> None:
     logits = torch.zeros(6, VOCAB_SIZE, device=GPU)
-    one = RowSampling(temperature=1.0, uniforms=(0.5,))
-    rows = [RowSampling(temperature=1.0, uniforms=(0.1, 0.2, 0.3)), one, GREEDY] * 2
+    single_draw = RowSampling(temperature=1.0, uniforms=(0.5,))
+    rows = [RowSampling(temperature=1.0, uniforms=(0.1, 0.2, 0.3)), single_draw, GREEDY] * 2
     samples = Sampler(RecordingCuda(GPU)).launch(logits, rows)
     assert [tuple(draws.shape) for draws in samples._draws] == [(8,)]
     assert samples.results().draw_start.tolist() == [0, 3, 4, 5, 8, 9, 10]

@@ -120,7 +120,7 @@ def test_requests_that_come_while_a_step_is_under_way_join_the_next(formula: Any
     last: dict[str, RequestOutput] = {}
     for number in range(12):
         engine.add_request(str(number), ids(number, 7), greedy(5))
-        last |= {one.request_id: one for one in engine.step()}
+        last |= {output.request_id: output for output in engine.step()}
     last |= formula.finish(engine)
     formula.check_idle(engine)
     for number in range(12):

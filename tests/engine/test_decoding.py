@@ -59,16 +59,16 @@ def test_all_outputs_of_a_followed_request_grow_and_end(formula: Any) -> None:
     engine = formula.engine()
     engine.add_request("a", ids(1, 2, 3), SamplingParams(**RANDOM, n=3))
     outputs = follow(engine)["a"]
-    assert [one.finished for one in outputs] == [False] * 7 + [True]
+    assert [output.finished for output in outputs] == [False] * 7 + [True]
     for count, output in enumerate(outputs, 1):
-        assert [one.index for one in output.outputs] == [0, 1, 2]
-        assert [len(one.token_ids) for one in output.outputs] == [count] * 3
-    last = [one.token_ids for one in outputs[-1].outputs]
-    assert len({tuple(one) for one in last}) == 3
+        assert [completion.index for completion in output.outputs] == [0, 1, 2]
+        assert [len(completion.token_ids) for completion in output.outputs] == [count] * 3
+    last = [completion.token_ids for completion in outputs[-1].outputs]
+    assert len({tuple(token_ids) for token_ids in last}) == 3
     for output in outputs:
-        for one, whole in zip(output.outputs, last, strict=True):
-            assert one.token_ids == whole[: len(one.token_ids)]
-    assert [one.finish_reason for one in outputs[-1].outputs] == ["length"] * 3
+        for completion, whole in zip(output.outputs, last, strict=True):
+            assert completion.token_ids == whole[: len(completion.token_ids)]
+    assert [completion.finish_reason for completion in outputs[-1].outputs] == ["length"] * 3
     formula.check_idle(engine)
 
 
@@ -77,14 +77,14 @@ def test_an_output_that_has_ended_stays_while_others_go_on(formula: Any) -> None
     params = SamplingParams(n=4, seed=5, max_tokens=30, stop_token_ids=range(0, 256, 12))
     engine.add_request("a", ids(1), params)
     outputs = follow(engine)["a"]
-    lengths = {len(one.token_ids) for one in outputs[-1].outputs}
+    lengths = {len(completion.token_ids) for completion in outputs[-1].outputs}
     assert len(lengths) > 1
     for before, after in pairwise(outputs):
-        for one, other in zip(before.outputs, after.outputs, strict=True):
-            if one.finish_reason is None:
-                assert len(other.token_ids) == len(one.token_ids) + 1
+        for earlier, later in zip(before.outputs, after.outputs, strict=True):
+            if earlier.finish_reason is None:
+                assert len(later.token_ids) == len(earlier.token_ids) + 1
             else:
-                assert other == one
+                assert later == earlier
     formula.check_idle(engine)
 
 
@@ -137,10 +137,10 @@ def test_a_bad_logits_processor_fails_its_request_alone(
     engine.add_request("bad", ids(1, 2), SamplingParams(**ways, logits_processors=[processor]))
     engine.add_request("random", ids(7), others["random"])
     outputs = formula.finish(engine)
-    for one in outputs["bad"].outputs:
-        assert one.finish_reason == "error"
-        assert reason in str(one.stop_reason)
-        assert len(one.token_ids) == (2 if processor is raises else 0)
+    for completion in outputs["bad"].outputs:
+        assert completion.finish_reason == "error"
+        assert reason in str(completion.stop_reason)
+        assert len(completion.token_ids) == (2 if processor is raises else 0)
     assert len(outputs["bad"].outputs) >= 1
     assert {name: outputs[name].outputs for name in others} == alone
     formula.check_idle(engine)
@@ -158,22 +158,22 @@ def test_a_request_whose_every_token_is_banned_fails_by_name(formula: Any) -> No
 def test_a_large_bias_forces_a_token_and_only_allowed_ones_come(formula: Any) -> None:
     params = SamplingParams(**RANDOM, n=2, logit_bias={77: 300})  # the formula's span 128
     outputs = answer(formula, ids(1), params).outputs
-    assert [one.token_ids for one in outputs] == [[77] * 8] * 2
+    assert [completion.token_ids for completion in outputs] == [[77] * 8] * 2
     params = SamplingParams(**RANDOM, n=4, allowed_token_ids=[3, 40, 200])
     outputs = answer(formula, ids(1), params).outputs
-    assert {token for one in outputs for token in one.token_ids} <= {3, 40, 200}
+    assert {token for completion in outputs for token in completion.token_ids} <= {3, 40, 200}
 
 
 def test_bad_words_never_come(formula: Any) -> None:
-    letters = [token_of(one) for one in "abc"]
+    letters = [token_of(letter) for letter in "abc"]
     ways: dict[str, Any] = {"n": 4, "temperature": 50, "max_tokens": 60, "seed": 1}
     free = SamplingParams(**ways, allowed_token_ids=letters)
-    assert all("ab" in one.text for one in answer(formula, ids(1), free).outputs)
+    assert all("ab" in completion.text for completion in answer(formula, ids(1), free).outputs)
     bad = SamplingParams(**ways, allowed_token_ids=letters, bad_words=["ab", "cca"])
-    for one in answer(formula, ids(1), bad).outputs:
-        assert len(one.text) == 60
-        assert "ab" not in one.text
-        assert "cca" not in one.text
+    for completion in answer(formula, ids(1), bad).outputs:
+        assert len(completion.text) == 60
+        assert "ab" not in completion.text
+        assert "cca" not in completion.text
 
 
 @pytest.mark.parametrize("include", [False, True])
@@ -190,7 +190,7 @@ def test_a_stop_string_across_tokens_cuts_the_text(formula: Any, include: bool) 
     outputs = follow(engine)["a"]
     (last,) = outputs[-1].outputs
     assert last.text == ("gohahalt" if include else "goha")
-    assert last.token_ids == [token_of(one) for one in "gohahalt"]
+    assert last.token_ids == [token_of(letter) for letter in "gohahalt"]
     assert (last.finish_reason, last.stop_reason) == ("stop", "halt")
     texts = [output.outputs[0].text for output in outputs]
     if include:
@@ -204,14 +204,14 @@ def test_a_stop_string_across_tokens_cuts_the_text(formula: Any, include: bool) 
 
 
 def test_stop_strings_end_each_output_by_itself(formula: Any) -> None:
-    letters = [token_of(one) for one in "abcd"]
+    letters = [token_of(letter) for letter in "abcd"]
     ways: dict[str, Any] = {"n": 4, "temperature": 50, "max_tokens": 40, "seed": 2}
     params = SamplingParams(**ways, allowed_token_ids=letters, stop="da")
     free = SamplingParams(**ways, allowed_token_ids=letters)
     engine = formula.engine()
     engine.add_request("a", ids(1), params)
     outputs = follow(engine)["a"]
-    whole = [one.text for one in answer(formula, ids(1), free).outputs]
+    whole = [completion.text for completion in answer(formula, ids(1), free).outputs]
     for place, text in enumerate(whole):
         shown = [output.outputs[place].text for output in outputs]
         assert shown[-1] == text.partition("da")[0]
@@ -230,19 +230,19 @@ def test_beams_stop_at_strings(formula: Any, include: bool) -> None:
         best_of=3,
         n=3,
         early_stopping="never",
-        allowed_token_ids=[token_of(one) for one in "abcd"],
+        allowed_token_ids=[token_of(letter) for letter in "abcd"],
         stop="ca",
         include_stop_str_in_output=include,
     )
     outputs = answer(formula, ids(1), params).outputs
-    assert {one.finish_reason for one in outputs} == {"stop", "length"}
-    for one in outputs:
-        written = "".join(chr(token + ord("!")) for token in one.token_ids)
+    assert {completion.finish_reason for completion in outputs} == {"stop", "length"}
+    for completion in outputs:
+        written = "".join(chr(token + ord("!")) for token in completion.token_ids)
         before, found, after = written.partition("ca")
-        assert one.text == (before + found if include else before)
+        assert completion.text == (before + found if include else before)
         assert after == ""  # it ends with the token that completes the string
         expected = ("stop", "ca") if found else ("length", None)
-        assert (one.finish_reason, one.stop_reason) == expected
+        assert (completion.finish_reason, completion.stop_reason) == expected
 
 
 @pytest.mark.parametrize("ways", [{"temperature": 0}, BEAMS | {"best_of": 2}])
@@ -280,10 +280,10 @@ def test_no_end_before_min_tokens(formula: Any, ways: dict[str, Any]) -> None:
     params = SamplingParams(
         **ways, max_tokens=10, min_tokens=3, logit_bias={formula.eos: 500, 50: 300}
     )
-    for one in answer(formula, ids(1), params).outputs:
-        assert one.token_ids == [50, 50, 50, formula.eos]
-        assert (one.finish_reason, one.stop_reason) == ("stop", None)
-        assert "<|end|>" not in one.text
+    for completion in answer(formula, ids(1), params).outputs:
+        assert completion.token_ids == [50, 50, 50, formula.eos]
+        assert (completion.finish_reason, completion.stop_reason) == ("stop", None)
+        assert "<|end|>" not in completion.text
 
 
 @pytest.mark.parametrize(
@@ -294,9 +294,9 @@ def test_who_is_chosen_at_the_end_has_one_output(formula: Any, ways: dict[str, A
     engine.add_request("a", ids(1, 2), SamplingParams(**ways, n=2))
     (output,) = follow(engine)["a"]
     assert output.finished
-    assert [one.index for one in output.outputs] == [0, 1]
-    assert [one.finish_reason for one in output.outputs] == ["length"] * 2
-    first, second = (one.cumulative_logprob for one in output.outputs)
+    assert [completion.index for completion in output.outputs] == [0, 1]
+    assert [completion.finish_reason for completion in output.outputs] == ["length"] * 2
+    first, second = (completion.cumulative_logprob for completion in output.outputs)
     assert first is not None
     assert second is not None
     assert first >= second
@@ -318,9 +318,9 @@ def test_aborted_in_the_middle(formula: Any, ways: dict[str, Any], num_steps: in
     assert aborted.finished
     # Before its first token a request is one sequence.
     assert len(aborted.outputs) == (params.n if num_steps else 1)
-    for one in aborted.outputs:
-        assert one.finish_reason == "abort"
-        assert len(one.token_ids) == num_steps
+    for completion in aborted.outputs:
+        assert completion.finish_reason == "abort"
+        assert len(completion.token_ids) == num_steps
     outputs = formula.finish(engine)
     assert set(outputs) == {"b"}
     assert outputs["b"].outputs[0].token_ids == formula.greedy([3], 8)
@@ -390,5 +390,5 @@ def test_the_most_that_is_accepted_runs(formula: Any, given: dict[str, Any]) -> 
     if "logprobs" in given:
         assert output.outputs[0].logprobs is not None
         assert output.prompt_logprobs is not None
-        assert [len(one) for one in output.outputs[0].logprobs] == [257] * 4
-        assert [one and len(one) for one in output.prompt_logprobs] == [None, 257]
+        assert [len(entry) for entry in output.outputs[0].logprobs] == [257] * 4
+        assert [entry and len(entry) for entry in output.prompt_logprobs] == [None, 257]

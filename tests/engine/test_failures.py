@@ -71,7 +71,7 @@ def last_outputs(engine: LLMEngine) -> dict[str, RequestOutput]:
 
 def answers(outputs: dict[str, RequestOutput]) -> dict[str, tuple[object, object]]:
     """All that a caller is told, but for times."""
-    return {name: (one.outputs, one.prompt_logprobs) for name, one in outputs.items()}
+    return {name: (output.outputs, output.prompt_logprobs) for name, output in outputs.items()}
 
 
 @pytest.fixture
@@ -206,7 +206,7 @@ def check_whole_state(engine: LLMEngine) -> None:
     # A request that has ended keeps its group until a step that was launched ahead is done.
     assert groups == known or (groups < known and engine._loop._steps)
     for request in engine._requests:
-        alive = [one.handle for one in request.sequences if one.finish is None]
+        alive = [sequence.handle for sequence in request.sequences if sequence.finish is None]
         assert sorted(alive) == sorted(scheduler.seqs_of(request.group).tolist())
 
 
@@ -217,11 +217,13 @@ def joined(outputs: list[RequestOutput]) -> list[tuple[str, list[int], object, o
     ends: dict[int, tuple[object, object]] = {}
     is_delta = int(outputs[0].request_id) % 3 == RequestOutputKind.DELTA.value
     for output in outputs:
-        for one in output.outputs:
-            before = (texts.get(one.index, ""), tokens.get(one.index, []))
-            texts[one.index] = before[0] + one.text if is_delta else one.text
-            tokens[one.index] = before[1] + one.token_ids if is_delta else one.token_ids
-            ends[one.index] = (one.finish_reason, one.stop_reason)
+        for completion in output.outputs:
+            before = (texts.get(completion.index, ""), tokens.get(completion.index, []))
+            texts[completion.index] = before[0] + completion.text if is_delta else completion.text
+            tokens[completion.index] = (
+                before[1] + completion.token_ids if is_delta else completion.token_ids
+            )
+            ends[completion.index] = (completion.finish_reason, completion.stop_reason)
     return [(texts[index], tokens[index], *ends[index]) for index in sorted(texts)]
 
 
@@ -255,7 +257,7 @@ def test_interrupts_at_random_moments_lose_nothing(formula: FormulaModel, name: 
             check_whole_state(engine)
             # Requests that were added: known to the engine, or by an output, fetched or not.
             known = [*engine._requests, *engine._loop.outputs, *itertools.chain(*outputs)]
-            last = max((int(one.request_id) for one in known), default=-1)
+            last = max((int(added.request_id) for added in known), default=-1)
     while engine.has_unfinished_requests():
         outputs.append(engine.step())
     formula.check_idle(engine)
@@ -264,14 +266,19 @@ def test_interrupts_at_random_moments_lose_nothing(formula: FormulaModel, name: 
         by_request.setdefault(output.request_id, []).append(output)
     assert sorted(map(int, by_request)) == list(range(last + 1))
     undisturbed = formula.engine()
-    for number, given in sorted((int(one), both) for one, both in by_request.items()):
+    for number, given in sorted((int(request_id), both) for request_id, both in by_request.items()):
         params = replace(way.params[number % len(way.params)])
         prompt = {"prompt_token_ids": [number % 250, number // 250]}
         undisturbed.add_request(str(number), prompt, params)
         expected = formula.finish(undisturbed)[str(number)]
         both = [
-            (one.text, one.token_ids, one.finish_reason, one.stop_reason)
-            for one in expected.outputs
+            (
+                completion.text,
+                completion.token_ids,
+                completion.finish_reason,
+                completion.stop_reason,
+            )
+            for completion in expected.outputs
         ]
         assert joined(given) == both, f"request {number}"
 

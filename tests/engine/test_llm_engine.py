@@ -56,8 +56,8 @@ def test_a_followed_request_has_an_output_each_step_and_one_last(formula: Any) -
     while engine.has_unfinished_requests():
         for output in engine.step():
             seen[output.request_id].append(output)
-    assert [len(one.outputs[0].token_ids) for one in seen["followed"]] == list(range(1, 9))
-    assert [one.finished for one in seen["followed"]] == [False] * 7 + [True]
+    assert [len(output.outputs[0].token_ids) for output in seen["followed"]] == list(range(1, 9))
+    assert [output.finished for output in seen["followed"]] == [False] * 7 + [True]
     assert len(seen["final"]) == 1
     assert seen["final"][0].outputs == seen["followed"][-1].outputs
 
@@ -130,7 +130,10 @@ def test_a_request_that_outgrows_the_cache_keeps_its_counts(formula: Any) -> Non
     last = [output.metrics for output in seen if output.finished]
     assert all(output.outputs[0].finish_reason == "ignored" for output in seen if output.finished)
     assert sum(metrics.num_preemptions for metrics in last) == engine.scheduler.num_preemptions > 0
-    assert sum(one.num_recomputed_tokens for one in last) == engine.scheduler.num_recomputed_tokens
+    assert (
+        sum(metrics.num_recomputed_tokens for metrics in last)
+        == engine.scheduler.num_recomputed_tokens
+    )
     assert all(metrics.scheduler_time > 0 for metrics in last)
     formula.check_idle(engine)
 
@@ -240,8 +243,8 @@ def test_requests_that_can_never_run_are_refused(formula: Any) -> None:
     assert "from 0 to 256" in refuse(engine, ids(1), stop)
     narrow = formula.engine(max_num_batched_tokens=40)
     assert "max_num_batched_tokens is 40" in refuse(narrow, ids(*([1] * 41)))
-    for one in (engine, narrow):
-        formula.check_idle(one)
+    for checked in (engine, narrow):
+        formula.check_idle(checked)
 
 
 def test_a_prompt_that_fills_all_usable_blocks_runs(formula: Any) -> None:

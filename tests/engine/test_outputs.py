@@ -55,7 +55,7 @@ def test_the_first_row_of_several_makes_them_all(open_request: Any) -> None:
     table = RequestTable()
     assert record_step(update, [7, 8, 9], table, 3.0) == [request]
     assert [sequence.token_ids for sequence in request.sequences] == [[500], [EOS], [501]]
-    assert [(one.handle, one.index) for one in living([request])] == [(7, 0), (9, 2)]
+    assert [(sequence.handle, sequence.index) for sequence in living([request])] == [(7, 0), (9, 2)]
     assert table.by_handles([7, 9]) == living([request])
 
 
@@ -109,10 +109,13 @@ def test_deltas_of_several_sequences_tell_of_each_end_once(open_request: Any) ->
     request = open_request(n=2, output_kind=RequestOutputKind.DELTA)
     feed(request, 500, EOS, num_draws=2)
     shown = make_output(request).outputs
-    assert [(one.index, one.finish_reason) for one in shown] == [(0, None), (1, "stop")]
+    assert [(completion.index, completion.finish_reason) for completion in shown] == [
+        (0, None),
+        (1, "stop"),
+    ]
     feed(request, 501)
     shown = make_output(request).outputs
-    assert [(one.index, one.token_ids) for one in shown] == [(0, [501])]
+    assert [(completion.index, completion.token_ids) for completion in shown] == [(0, [501])]
     feed(request, EOS)
     (last,) = make_output(request).outputs
     assert (last.index, last.token_ids, last.finish_reason) == (0, [EOS], "stop")

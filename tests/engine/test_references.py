@@ -45,7 +45,9 @@ def test_beams_are_what_transformers_says(smollm2: LLM, peer: Any, width: int) -
     for (way, asked), (same_way, kept) in zip(now.answers, recorded.answers, strict=True):
         assert way == same_way
         for found, expected in zip(asked, kept, strict=True):
-            assert [one.token_ids for one in found] == [one.token_ids for one in expected]
+            assert [answer.token_ids for answer in found] == [
+                answer.token_ids for answer in expected
+            ]
             scores = [answer.score for answer in expected]
             assert [answer.score for answer in found] == pytest.approx(scores, abs=TOLERANCE)
 

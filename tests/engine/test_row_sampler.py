@@ -20,17 +20,17 @@ def source(params: SamplingParams, *key: int, bad_words: BadWords | None = None)
 
 
 def test_uniforms_depend_on_key_and_index_alone() -> None:
-    one, same, other = UniformStream(0, 5), UniformStream(0, 5), UniformStream(1, 5)
-    numbers = [one.at(index) for index in range(200)]
+    stream, same, other = UniformStream(0, 5), UniformStream(0, 5), UniformStream(1, 5)
+    numbers = [stream.at(index) for index in range(200)]
     assert [same.at(index) for index in range(0, 200, 7)] == numbers[::7]
     assert len({*numbers, *(other.at(index) for index in range(200))}) == 400
 
 
-@pytest.mark.parametrize(("one", "other"), [((0, 2**32, 0), (0, 0, 1)), ((0, 5), (0, 5, 0))])
+@pytest.mark.parametrize(("key", "other"), [((0, 2**32, 0), (0, 0, 1)), ((0, 5), (0, 5, 0))])
 def test_keys_of_several_sizes_have_different_numbers(
-    one: tuple[int, ...], other: tuple[int, ...]
+    key: tuple[int, ...], other: tuple[int, ...]
 ) -> None:
-    assert UniformStream(*one).at(0) != UniformStream(*other).at(0)
+    assert UniformStream(*key).at(0) != UniformStream(*other).at(0)
 
 
 def test_a_uniform_can_be_asked_for_again() -> None:
@@ -80,13 +80,13 @@ def test_ending_tokens_are_banned_before_min_tokens_only() -> None:
     for params in (SamplingParams(min_tokens=2), SamplingParams(min_tokens=2, temperature=0)):
         rows = source(params)
         edits = [rows.row([4] * count, 0).edits for count in range(3)]
-        assert [one and one.banned_token_ids for one in edits] == [BANNED, BANNED, None]
+        assert [edit and edit.banned_token_ids for edit in edits] == [BANNED, BANNED, None]
 
 
 def test_bad_words_are_banned_besides_ending_tokens() -> None:
     rows = source(SamplingParams(min_tokens=2), bad_words=BadWords(((4, 5), (6,))))
     edits = [rows.row([4] * count, 0).edits for count in range(3)]
-    assert [one and one.banned_token_ids for one in edits] == [
+    assert [edit and edit.banned_token_ids for edit in edits] == [
         (*BANNED, 6),
         (*BANNED, 5, 6),
         (5, 6),

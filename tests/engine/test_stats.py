@@ -24,15 +24,15 @@ def test_metrics_tell_of_preemptions(formula: Any, mode: str) -> None:
     engine = formula.engine(num_gpu_blocks=24, preemption_mode=mode, swap_space=0.01)
     for number in range(8):
         engine.add_request(str(number), prompt(10, first=number), greedy(40))
-    metrics = [output.metrics for output in formula.finish(engine).values()]
-    assert sum(one.num_preemptions for one in metrics) == engine.scheduler.num_preemptions > 0
-    for one in metrics:
-        recomputes = one.num_preemptions > 0 and mode == "recompute"
-        assert (one.num_recomputed_tokens > 0) == recomputes
-        assert one.scheduler_time > 0
-        times = [one.arrival_time, one.first_scheduled_time, one.first_token_time]
-        assert [*times, one.finished_time] == sorted([*times, one.finished_time])
-    assert any(one.num_preemptions == 0 for one in metrics)
+    told = [output.metrics for output in formula.finish(engine).values()]
+    assert sum(metrics.num_preemptions for metrics in told) == engine.scheduler.num_preemptions > 0
+    for metrics in told:
+        recomputes = metrics.num_preemptions > 0 and mode == "recompute"
+        assert (metrics.num_recomputed_tokens > 0) == recomputes
+        assert metrics.scheduler_time > 0
+        times = [metrics.arrival_time, metrics.first_scheduled_time, metrics.first_token_time]
+        assert [*times, metrics.finished_time] == sorted([*times, metrics.finished_time])
+    assert any(metrics.num_preemptions == 0 for metrics in told)
     formula.check_idle(engine)
 
 

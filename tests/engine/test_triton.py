@@ -32,7 +32,7 @@ if is_padded:
 params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
 given = [{"prompt_token_ids": prompt} for prompt in prompts]
 outputs = llm.generate(given, params, use_tqdm=False)
-print(json.dumps([one.outputs[0].token_ids for one in outputs]))
+print(json.dumps([output.outputs[0].token_ids for output in outputs]))
 """
 
 
@@ -80,7 +80,7 @@ def test_triton_generates_the_tokens_of_torch(
     directory: Path, expected: Any, *, is_padded: bool, kernels: str | None, replaced: str
 ) -> None:
     tokens, said = generate(directory, "triton", kernels, is_padded=is_padded)
-    assert [len(one) for one in tokens] == [NUM_TOKENS] * len(PROMPTS)
+    assert [len(token_ids) for token_ids in tokens] == [NUM_TOKENS] * len(PROMPTS)
     assert tokens == expected
     assert "attention: triton (interpreted" in said
     assert f"replaced modules: {replaced}" in said

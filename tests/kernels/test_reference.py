@@ -137,7 +137,7 @@ def test_pairs_are_turned_by_their_angle_and_the_rest_stays() -> None:
             complex(first + i, first + i + 2) * complex(math.cos(a), math.sin(a))
             for i, a in enumerate((0.3, 0.7))
         ]
-        return [*(one.real for one in pairs), *(one.imag for one in pairs), first + 4]
+        return [*(pair.real for pair in pairs), *(pair.imag for pair in pairs), first + 4]
 
     assert query[0, 0].tolist() == pytest.approx(turned(0))
     assert pool[0, 2, 0].tolist() == pytest.approx([*turned(5), 10, 11, 12, 13, 14])

@@ -102,9 +102,9 @@ def test_layers_are_copied_alike(device: torch.device, pairs: list[list[int]]) -
     ]
     caches = [cache.clone().to(device) for cache in expected]
     copy_layers(caches, moves)
-    for cache, one in zip(caches, expected, strict=True):
-        reference.copy_blocks(one, moves)
-        assert_same_bits(cache, one)
+    for cache, wanted in zip(caches, expected, strict=True):
+        reference.copy_blocks(wanted, moves)
+        assert_same_bits(cache, wanted)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -53,9 +53,9 @@ def test_bfloat16_agrees_with_float32_at_least_as_often_as_transformers(
 
     def num_equal(found: list[list[int]]) -> int:
         return sum(
-            one == other
+            token_id == expected
             for pair in zip(found, tokens, strict=True)
-            for one, other in zip(*pair, strict=True)
+            for token_id, expected in zip(*pair, strict=True)
         )
 
     with_ours, with_theirs = num_equal(ours(sequences)), num_equal(theirs(sequences))

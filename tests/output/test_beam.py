@@ -152,8 +152,8 @@ def test_equals_transformers(seed: int, num_eos: int, width: int) -> None:
         max_tokens = rng.randint(longest // 2 - 3, longest)
         reference = generate(model, prompts, num_beams=width, max_new_tokens=max_tokens, **kind)
         start = begin(width, max_tokens=max_tokens, num_ending_tokens=num_eos, **kind)
-        for one, expected in zip(models, reference, strict=True):
-            assert_equal(run_to_end(start, one, ends_with(*eos)).best(width), expected)
+        for prompted, expected in zip(models, reference, strict=True):
+            assert_equal(run_to_end(start, prompted, ends_with(*eos)).best(width), expected)
 
 
 class SumOfLastTwo(StoppingCriteria):
@@ -320,8 +320,8 @@ def test_banned_and_undefined_candidates_do_not_exist() -> None:
 
 def test_a_search_cut_short_counts_its_beams_as_they_stand() -> None:
     search, _ = after_two_steps(-4.0)
-    assert [one[1:] for one in search.best(2, ABORT)] == [(-1.0, STOP), (-2.0, ABORT)]
-    assert [one.score for one in search.best(2)] == [-1.0, -2.5]
+    assert [hypothesis[1:] for hypothesis in search.best(2, ABORT)] == [(-1.0, STOP), (-2.0, ABORT)]
+    assert [hypothesis.score for hypothesis in search.best(2)] == [-1.0, -2.5]
     assert begin(2).best(2, ABORT) == [Hypothesis(Beam(), 0.0, ABORT)]
 
 
@@ -337,10 +337,10 @@ def test_log_probabilities_follow_their_beam() -> None:
 
 
 def test_a_step_wants_a_row_for_each_beam() -> None:
-    one = row({EOS: -1.0, 1: -2.0})
+    candidates = row({EOS: -1.0, 1: -2.0})
     with pytest.raises(ValueError, match="longer"):
-        begin(2).step([one, one], ends_with())
-    over = begin(1, max_tokens=1).step([one], ends_with()).search
+        begin(2).step([candidates, candidates], ends_with())
+    over = begin(1, max_tokens=1).step([candidates], ends_with()).search
     with pytest.raises(ValueError, match="at least one"):
         over.step([], ends_with())
 
@@ -375,7 +375,7 @@ def test_what_holds_after_every_step(
     model, finish_of, is_done = random_model(seed), ends_with(*endings), False
     while not is_done:
         before = search
-        rows = [row_of(one, search.num_candidates) for one in model(search.beams)]
+        rows = [row_of(logprobs, search.num_candidates) for logprobs in model(search.beams)]
         given = repr((before, rows))
         step = before.step(rows, finish_of)
         assert step == before.step(rows, finish_of)
@@ -390,5 +390,7 @@ def test_what_holds_after_every_step(
             assert math.isfinite(beam.cumulative_logprob)
             assert finish_of(beam) is None
         answer = search.best(width, ABORT)
-        assert [one.score for one in answer] == sorted((one.score for one in answer), reverse=True)
-        assert all(math.isfinite(one.score) for one in answer)
+        assert [hypothesis.score for hypothesis in answer] == sorted(
+            (hypothesis.score for hypothesis in answer), reverse=True
+        )
+        assert all(math.isfinite(hypothesis.score) for hypothesis in answer)

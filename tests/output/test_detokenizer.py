@@ -176,9 +176,11 @@ def test_the_text_of_one_token_alone(
 def test_each_token_has_a_text_of_its_own(toy_tokenizer: PreTrainedTokenizerBase) -> None:
     detokenizer = Detokenizer(toy_tokenizer)
     token_ids = range(len(toy_tokenizer) + 3)
-    expected = [whole(toy_tokenizer, [one], skip_special_tokens=False) for one in token_ids]
+    expected = [
+        whole(toy_tokenizer, [token_id], skip_special_tokens=False) for token_id in token_ids
+    ]
     for _ in range(2):
-        assert [detokenizer.token_text(one) for one in token_ids] == expected
+        assert [detokenizer.token_text(token_id) for token_id in token_ids] == expected
 
 
 def repeat(stream: TextStream, token_id: int, num_tokens: int) -> tuple[str, int]:

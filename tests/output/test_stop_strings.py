@@ -128,7 +128,7 @@ def check_serving(
     deltas, final = serving.sampled(RequestOutputKind.DELTA, **params)
     assert [delta.text for delta in deltas] == [
         after.text[len(before) :]
-        for before, after in zip(["", *(one.text for one in shown)], shown, strict=False)
+        for before, after in zip(["", *(output.text for output in shown)], shown, strict=False)
     ]
     assert "".join(delta.text for delta in [*deltas, final]) == last.text
     assert [token for delta in [*deltas, final] for token in delta.token_ids] == last.token_ids

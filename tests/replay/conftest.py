@@ -58,13 +58,13 @@ class Watched:
     @staticmethod
     def _judge_order(outputs: SchedulerOutputs) -> None:
         groups = outputs.scheduled_seq_groups
-        kinds = [one.is_prefill for one in groups]
+        kinds = [entry.is_prefill for entry in groups]
         assert kinds == sorted(kinds, reverse=True), "prefills first"
         assert outputs.num_prefill_groups == sum(kinds)
-        assert all(one.token_chunk_size == 1 for one in groups if not one.is_prefill)
+        assert all(entry.token_chunk_size == 1 for entry in groups if not entry.is_prefill)
         preempted = [group for group, _ in outputs.preempted]
         assert len(preempted) == len(set(preempted)), "one group preempted twice"
-        assert not {one.group for one in groups} & set(preempted), "a preempted group runs"
+        assert not {entry.group for entry in groups} & set(preempted), "a preempted group runs"
         copies = outputs.blocks_to_copy
         assert not (copies[:, 0] == copies[:, 1]).any(), "a block copied onto itself"
 
@@ -175,5 +175,5 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         scenarios = list(csv.DictReader(file))
     for fixture in KINDS_BY_FIXTURE.keys() & set(metafunc.fixturenames):
         kinds = KINDS_BY_FIXTURE[fixture]
-        names = [one["name"] for one in scenarios if one["kind"] in kinds]
+        names = [scenario["name"] for scenario in scenarios if scenario["kind"] in kinds]
         metafunc.parametrize(fixture, names)

@@ -50,13 +50,14 @@ def decisions(scheduler: Scheduler, step: SchedulerOutputs) -> dict[str, Any]:
     return {
         "step": step.step_id,
         "scheduled": [
-            [one.group, one.token_chunk_size, one.is_prefill, one.num_rows] for one in scheduled
+            [entry.group, entry.token_chunk_size, entry.is_prefill, entry.num_rows]
+            for entry in scheduled
         ],
-        "preempted": [list(one) for one in step.preempted],
+        "preempted": [list(pair) for pair in step.preempted],
         "swapped_in": step.swapped_in,
         "moves": [len(pairs) for pairs in moves],
         "ignored": [[group, reason] for group, reason, _ in step.ignored_seq_groups],
-        "refused": [list(one) for one in step.refused],
+        "refused": [list(pair) for pair in step.refused],
         "free": [scheduler.num_free_gpu_blocks, scheduler.num_free_cpu_blocks],
     }
 
@@ -174,22 +175,22 @@ class RandomEngine:
 
     def outputs(self, step: SchedulerOutputs) -> Iterator[tuple[int, list[int], bool]]:
         row = 0
-        for one in step.scheduled_seq_groups:
-            if one.is_sampled:
-                limit = self.asked[one.group]
-                if self.made[one.group] >= limit:
-                    limit = len(self.scheduler.seqs_of(one.group))
-                for own_row in range(row, row + one.num_rows):
+        for entry in step.scheduled_seq_groups:
+            if entry.is_sampled:
+                limit = self.asked[entry.group]
+                if self.made[entry.group] >= limit:
+                    limit = len(self.scheduler.seqs_of(entry.group))
+                for own_row in range(row, row + entry.num_rows):
                     for output in self.outputs_of(own_row, step, limit):
                         limit -= not output[2]
                         yield output
-            row += one.num_rows
+            row += entry.num_rows
 
     def outputs_of(
         self, row: int, step: SchedulerOutputs, limit: int
     ) -> Iterator[tuple[int, list[int], bool]]:
         rng, seq = self.rng, int(self.row_handles[row])
-        group = next(one for one in self.asked if self.holds(one, seq))
+        group = next(handle for handle in self.asked if self.holds(handle, seq))
         num_outputs = rng.choices([0, 1, 2, 3], [1, 20, 3, 1])[0]
         self.made[group] += max(0, num_outputs - 1)
         num_tokens = 1

@@ -203,7 +203,7 @@ def test_a_size_has_its_inputs_at_one_address(
         assert np.array_equal(tables, layout.block_tables)
         tensors = (inputs.token_ids, inputs.positions, inputs.metadata.slot_mapping)
         more = (rows.query_start, rows.seq_lens, rows.block_tables)
-        seen[size].add(tuple(one.data_ptr() for one in (*tensors, *more)))
+        seen[size].add(tuple(tensor.data_ptr() for tensor in (*tensors, *more)))
         return logits(step, size)
 
     decode._logits = note  # type: ignore[method-assign]

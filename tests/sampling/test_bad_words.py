@@ -29,7 +29,9 @@ def test_banned_is_every_token_after_which_the_output_ends_with_a_sequence(
 ) -> None:
     banned = BadWords(tuple(sequences)).banned_after(output)
     assert set(banned) == {
-        token for token in range(3) if any(ends_with([*output, token], one) for one in sequences)
+        token
+        for token in range(3)
+        if any(ends_with([*output, token], sequence) for sequence in sequences)
     }
     assert len(set(banned)) == len(banned)
     assert BadWords(tuple(sequences)).banned_after(tuple(output)) == banned
@@ -43,12 +45,12 @@ def test_an_output_that_heeds_the_bans_holds_no_sequence(
     for token in wanted:
         if token not in bad.banned_after(output):
             output.append(token)
-    assert not any(ends_with(output[:end], one) for one in sequences for end in range(21))
+    assert not any(ends_with(output[:end], sequence) for sequence in sequences for end in range(21))
 
 
 def test_a_word_is_encoded_with_and_without_a_space_before_it() -> None:
     bad = BadWords.from_words(["ab", "c"], characters)
-    expected = [characters(one) for one in ("ab", " ab", "c", " c")]
+    expected = [characters(word) for word in ("ab", " ab", "c", " c")]
     assert bad.sequences == tuple(map(tuple, expected))
 
 

@@ -207,7 +207,7 @@ def test_draws_from_one_row_equal_draws_one_by_one(seed: int) -> None:
     row = replace(random_row(generator, 300), temperature=0.8, top_k=-1, num_candidates=0)
     together = Sampler().sample(torch.from_numpy(logits), [row]).tokens.tolist()
     rows = [replace(row, uniforms=(uniform,)) for uniform in row.uniforms]
-    assert together == [sample(logits, [one])[0] for one in rows]
+    assert together == [sample(logits, [single])[0] for single in rows]
 
 
 def test_top_p_reaches_beyond_the_first_candidates() -> None:

@@ -54,7 +54,7 @@ def test_prompts_in_their_four_forms(
     served: Served, formula: FormulaModel, prompt: Any, prompts: list[Any]
 ) -> None:
     answer = served.complete(prompt=prompt, max_tokens=5).json()
-    wanted = [text_after(formula, one_prompt, 5) for one_prompt in prompts]
+    wanted = [text_after(formula, own, 5) for own in prompts]
     assert [choice["text"] for choice in answer["choices"]] == wanted
     assert [choice["index"] for choice in answer["choices"]] == list(range(len(prompts)))
     assert {choice["finish_reason"] for choice in answer["choices"]} == {"length"}

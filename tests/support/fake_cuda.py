@@ -75,7 +75,7 @@ class FakeGpu(TorchDispatchMode):
         results = func(*args, **kwargs)
         if self.made is not None:
             given = {id(tensor) for tensor in tensors}
-            fresh = (one for one in tree_iter(results) if isinstance(one, Tensor))
+            fresh = (result for result in tree_iter(results) if isinstance(result, Tensor))
             self.made += [weakref.ref(tensor) for tensor in fresh if id(tensor) not in given]
         return results
 

@@ -25,7 +25,10 @@ MAX_MODEL_LEN = 128
 @cache
 def byte_tokenizer() -> PreTrainedTokenizerFast:
     """A token for each byte, in the order of the byte-level alphabet, and one special token."""
-    alphabet = {one: index for index, one in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    alphabet = {
+        character: index
+        for index, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))
+    }
     tokenizer = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

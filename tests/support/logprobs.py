@@ -148,8 +148,8 @@ def ask(model: Any, sequences: Iterable[Sequence[int]]) -> list[dict[str, Any]]:
         {
             "token_ids": list(token_ids),
             "positions": [
-                [[*one.best.items()], one.next_logprob, one.next_ranks]
-                for one in ask_one(model, token_ids)
+                [[*position.best.items()], position.next_logprob, position.next_ranks]
+                for position in ask_one(model, token_ids)
             ],
         }
         for token_ids in sequences

@@ -31,21 +31,21 @@ def _tpots(outcome: Outcome) -> Iterable[float]:
 METRICS = {
     metric.key: metric
     for metric in (
-        Metric("ttft", "TTFT", "Time to First Token", lambda one: (one.ttft(),)),
+        Metric("ttft", "TTFT", "Time to First Token", lambda outcome: (outcome.ttft(),)),
         Metric("tpot", "TPOT", "Time per Output Token (excl. 1st token)", _tpots),
         Metric("itl", "ITL", "Inter-token Latency", Outcome.itls),
-        Metric("e2el", "E2EL", "End-to-end Latency", lambda one: (one.e2el(),)),
+        Metric("e2el", "E2EL", "End-to-end Latency", lambda outcome: (outcome.e2el(),)),
         Metric(
             "client_queue_time",
             "Client Queue Time",
             "Client-side Queueing",
-            lambda one: (one.client_queue_time(),),
+            lambda outcome: (outcome.client_queue_time(),),
         ),
         Metric(
             "e2el_including_client_queue",
             "E2EL incl. Client Queue",
             "Queue-inclusive End-to-end Latency",
-            lambda one: (one.client_queue_time() + one.e2el(),),
+            lambda outcome: (outcome.client_queue_time() + outcome.e2el(),),
         ),
     )
 }
@@ -54,6 +54,6 @@ METRICS = {
 # has no time a token, and so keeps any limit on it.
 GOODPUT_METRICS: dict[str, Callable[[Outcome], float]] = {
     "ttft": Outcome.ttft,
-    "tpot": lambda one: one.tpot() or 0.0,
+    "tpot": lambda outcome: outcome.tpot() or 0.0,
     "e2el": Outcome.e2el,
 }

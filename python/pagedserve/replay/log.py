@@ -199,7 +199,7 @@ class _Player:
         groups = step.scheduled_seq_groups
         starts = np.cumsum([0, *(group.num_rows for group in groups)]).tolist()
         spans = zip(groups, pairwise(starts), strict=True)
-        return [row for one, span in spans if one.is_sampled for row in range(*span)]
+        return [row for group, span in spans if group.is_sampled for row in range(*span)]
 
     def _update_async(self) -> None:
         if self._step is None or not self._scheduler.update_async(self._step.step_id):

@@ -136,7 +136,9 @@ def _scenario(data: Any) -> Scenario:
     return Scenario(
         name=data["name"],
         config=ScenarioConfig(**config),
-        requests=tuple(_request(one, ordinal) for ordinal, one in enumerate(data["requests"])),
+        requests=tuple(
+            _request(request, ordinal) for ordinal, request in enumerate(data["requests"])
+        ),
         aborts=aborts,
         records_queues=data.get("record_queues", True),
     )

@@ -23,12 +23,12 @@ fn branching_step(scheduler: &mut Scheduler, width: usize, token: i32) -> Vec<Se
         return Vec::new();
     }
     let mut outputs = Vec::new();
-    for one in one_each(scheduler, token) {
-        let seq = scheduler.sequence(scheduler.outputs().rows[one.row].seq).unwrap();
+    for output in one_each(scheduler, token) {
+        let seq = scheduler.sequence(scheduler.outputs().rows[output.row].seq).unwrap();
         let group = scheduler.store().find_group(seq.group()).unwrap();
         let is_first = group.seqs.len() == 1 && group.num_budgeted_seqs() == width;
         let branches = 0i32..if is_first { i32::try_from(width).unwrap() } else { 1 };
-        outputs.extend(branches.map(|branch| Output { token: token + branch, ..one }));
+        outputs.extend(branches.map(|branch| Output { token: token + branch, ..output }));
     }
     let handles = update(scheduler, step_id, &outputs).unwrap();
     scheduler.check().unwrap();

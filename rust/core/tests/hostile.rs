@@ -131,8 +131,8 @@ fn hostile_arguments_are_an_error_or_harmless() {
         let mut scheduler = limits.scheduler();
         add_wide(&mut scheduler, 0, 5, 2);
         add_wide(&mut scheduler, 9, 3, 1);
-        for one in &attacks {
-            attack(&mut scheduler, one);
+        for arguments in &attacks {
+            attack(&mut scheduler, arguments);
         }
         // Still usable: what is open is ended, and a step goes through.
         let open = scheduler.outputs().step_id;

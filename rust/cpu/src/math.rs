@@ -31,8 +31,8 @@ pub(crate) unsafe fn tanh_of_exponent<I: Vectors>(numbers: I::V) -> I::V {
         // From here on tanh is 1 in float32.
         let bounded = I::max(I::splat(-26.0), I::min(I::splat(26.0), numbers));
         let power = exp2::<I>(bounded);
-        let one = I::splat(1.0);
-        I::div(I::add(power, I::splat(-1.0)), I::add(power, one))
+        let ones = I::splat(1.0);
+        I::div(I::add(power, I::splat(-1.0)), I::add(power, ones))
     }
 }
 
