@@ -206,9 +206,10 @@ def _add_admin(app: FastAPI, context: Context) -> None:
     @app.post("/abort_requests")
     async def abort_requests(body: AbortBody) -> dict[str, list[str]]:
         """End requests by the ids of their answers."""
-        found = [name for name in body.request_ids if name in context.jobs]
-        await context.client.abort([name for job in found for name in context.jobs[job]])
-        return {"aborted": found}
+        running = list(context.jobs.values())
+        found = [names for answer_id, names in running if answer_id in body.request_ids]
+        await context.client.abort([name for names in found for name in names])
+        return {"aborted": sorted({job for job, _ in running} & set(body.request_ids))}
 
 
 class Gate:

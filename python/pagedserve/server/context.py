@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,7 +36,8 @@ class Context:
         created: When the server started, seconds of the wall clock.
         is_draining: Whether no more requests are taken.
         max_model_len: Tokens of a sequence; 0 before the model is loaded.
-        jobs: The engine's names of the prompts of each answer that is being made.
+        jobs: Answers that are being made: by the engine's name of each its id, and the engine's
+            names of its prompts.
     """
 
     client: EngineClient
@@ -47,7 +49,9 @@ class Context:
     created: int = field(default_factory=lambda: int(time.time()))
     is_draining: bool = False
     max_model_len: int = 0
-    jobs: dict[str, list[str]] = field(default_factory=dict)
+    jobs: dict[str, tuple[str, list[str]]] = field(default_factory=dict)
+    # One: a burst of templates is rendered in its order, and the engine begins with the first.
+    _worker: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1), repr=False)
     _detokenizer: Detokenizer | None = field(default=None, repr=False)
 
     async def check_ready(self) -> None:
@@ -93,7 +97,8 @@ class Context:
                 param="chat_template",
             )
         tokenizer = await self.client.get_tokenizer()
-        return await asyncio.to_thread(self._render, tokenizer, body)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._worker, self._render, tokenizer, body)
 
     def _render(
         self, tokenizer: "PreTrainedTokenizerBase", body: ChatBody | TokenizeBody

@@ -103,7 +103,7 @@ class Job:
             # The engine's name of it is never a client's: two may choose the same.
             engine_id = f"{self.answer_id}-{uuid.uuid4().hex[:8]}"
             names = [engine_id, *(f"{engine_id}-{place}" for place in range(len(self.prompts)))]
-            context.jobs[self.answer_id] = names
+            context.jobs[engine_id] = (self.answer_id, names)
             timer = None
             if self.body.timeout is not None:
                 loop = asyncio.get_running_loop()
@@ -124,7 +124,7 @@ class Job:
                         self._count(place, output)
                         yield place, output
             finally:
-                context.jobs.pop(self.answer_id, None)
+                del context.jobs[engine_id]
                 if timer is not None:
                     timer.cancel()
                 context.metrics.prompts_left(len(self.prompts) - len(self.last))

@@ -66,7 +66,6 @@ def serve(engine_args: EngineArgs, server_args: ServerArgs) -> int:
         server.run()
     finally:
         client.shutdown()
-        gc.unfreeze()  # extensions look at the end whether their objects are gone
     if server.failure is not None:
         raise server.failure
     return 1 if client.errored else 0
@@ -107,6 +106,11 @@ class Server(uvicorn.Server):
         """Listen, and load the model meanwhile."""
         await super().startup(sockets)
         self._start(self._load())
+
+    async def shutdown(self, sockets: list[socket] | None = None) -> None:
+        """Close what is open."""
+        await super().shutdown(sockets)
+        gc.unfreeze()  # extensions look at the end whether their objects are gone
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to drain; the second time end at once."""
@@ -155,7 +159,7 @@ class Server(uvicorn.Server):
         clock = asyncio.get_running_loop().time
         while self._context.jobs and clock() < deadline:  # noqa: ASYNC110  # for seconds at most
             await asyncio.sleep(_LOOK)
-        for names in list(self._context.jobs.values()):
+        for _, names in list(self._context.jobs.values()):
             await self._client.abort(names)
         while self._context.jobs and self._client.is_running:  # noqa: ASYNC110  # a step or two
             await asyncio.sleep(_LOOK)
