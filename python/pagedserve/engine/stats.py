@@ -1,9 +1,40 @@
 """Counts of an engine, and the line that tells people how it is doing."""
 
 import time
-from dataclasses import dataclass
+from bisect import bisect_left
+from dataclasses import dataclass, field
+from typing import Final
 
 from pagedserve._core import Scheduler, SchedulerOutputs
+
+
+@dataclass(slots=True)
+class Histogram:
+    """Counts by size.
+
+    Attributes:
+        bounds: The largest value of each count but the last, increasing.
+        counts: How many values there were up to each bound and above the one before; the last is
+            of those above all.
+        total: Sum of the values.
+    """
+
+    bounds: tuple[float, ...]
+    counts: list[int] = field(default_factory=list)
+    total: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Begin with nothing."""
+        self.counts = [0] * (len(self.bounds) + 1)
+
+    def observe(self, value: float) -> None:
+        """Count a value."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+
+# Tokens of a step, as vLLM counts them.
+_STEP_TOKENS: Final = (1, *(2**power for power in range(3, 15)))
 
 
 @dataclass(slots=True)
@@ -21,6 +52,7 @@ class EngineStats:
         num_copied_blocks: Blocks copied because sequences that shared them went apart.
         peak_used_blocks: KV blocks in use at the fullest moment.
         scheduler_seconds: What the scheduler took to decide.
+        step_tokens: Tokens of each step that ran the model.
     """
 
     num_steps: int = 0
@@ -32,6 +64,7 @@ class EngineStats:
     num_copied_blocks: int = 0
     peak_used_blocks: int = 0
     scheduler_seconds: float = 0.0
+    step_tokens: Histogram = field(default_factory=lambda: Histogram(_STEP_TOKENS))
 
     def record_step(self, scheduled: SchedulerOutputs, num_used_blocks: int) -> None:
         """Count a step about to run.
@@ -41,6 +74,7 @@ class EngineStats:
             num_used_blocks: KV blocks in use in it.
         """
         self.num_steps += 1
+        self.step_tokens.observe(scheduled.num_batched_tokens)
         self.num_computed_prompt_tokens += scheduled.num_prefill_tokens
         self.peak_used_blocks = max(self.peak_used_blocks, num_used_blocks)
         if scheduled.has_moves:

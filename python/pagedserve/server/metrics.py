@@ -6,10 +6,7 @@ scrapes, so they are right also while no step runs.
 Costs: a look into a list of bounds a token, some 0.3 us.
 """
 
-import time
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Final
 
 from prometheus_client import (
@@ -27,8 +24,8 @@ from prometheus_client.core import (
 )
 
 from pagedserve.engine.client import EngineClient
-from pagedserve.engine.stats import EngineSnapshot
-from pagedserve.outputs import RequestOutput
+from pagedserve.engine.stats import EngineSnapshot, Histogram
+from pagedserve.outputs import RequestMetrics, RequestOutput
 from pagedserve.sampling_params import SamplingParams
 from pagedserve.server.limits import Admission
 
@@ -52,35 +49,40 @@ _PREEMPTIONS: Final = (1, 2, 3, 4, 5, 10, 20)
 _FINISH_REASONS: Final = ("stop", "length", "abort", "error", "ignored", "repetition")
 
 
-@dataclass(slots=True)
-class Histogram:
-    """Counts by size; the last count is of what is above all bounds."""
+def _family(name: str, text: str, histogram: Histogram, labels: dict[str, str]) -> Metric:
+    """A histogram as it is exposed."""
+    family = HistogramMetricFamily(name, text, labels=list(labels))
+    buckets, sum_so_far = [], 0
+    for bound, count in zip((*histogram.bounds, None), histogram.counts, strict=True):
+        sum_so_far += count
+        buckets.append(("+Inf" if bound is None else str(float(bound)), sum_so_far))
+    family.add_metric(list(labels.values()), buckets, histogram.total)
+    return family
 
-    name: str
-    text: str
-    bounds: tuple[float, ...]
-    counts: list[int] = field(default_factory=list)
-    total: float = 0.0
 
-    def __post_init__(self) -> None:
-        """Begin with nothing."""
-        self.counts = [0] * (len(self.bounds) + 1)
-
-    def observe(self, value: float | None) -> None:
-        """Count a value; None is no value."""
-        if value is not None:
-            self.counts[bisect_left(self.bounds, value)] += 1
-            self.total += value
-
-    def family(self, names: list[str], labels: list[str]) -> Metric:
-        """The metric as it is exposed."""
-        family = HistogramMetricFamily(self.name, self.text, labels=names)
-        buckets, sum_so_far = [], 0
-        for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
-            sum_so_far += count
-            buckets.append(("+Inf" if bound == float("inf") else str(float(bound)), sum_so_far))
-        family.add_metric(labels, buckets, self.total)
-        return family
+# Histograms of requests: what each counts, and its bounds.
+_HISTOGRAMS: Final[dict[str, tuple[str, tuple[float, ...]]]] = {
+    "time_to_first_token_seconds": ("Arrival to first token.", _FIRST_TOKEN),
+    "inter_token_latency_seconds": ("Between the tokens of a sequence.", _BETWEEN_TOKENS),
+    "request_time_per_output_token_seconds": (
+        "First to last token, a token after the first.",
+        _BETWEEN_TOKENS,
+    ),
+    "e2e_request_latency_seconds": ("Arrival to end.", _WHOLE),
+    "request_queue_time_seconds": ("Arrival to first step.", _WHOLE),
+    "request_inference_time_seconds": ("First step to end.", _WHOLE),
+    "request_prefill_time_seconds": ("First step to first token.", _WHOLE),
+    "request_decode_time_seconds": ("First token to end.", _WHOLE),
+    "request_prompt_tokens": ("Prompt tokens of a request.", _TOKENS),
+    "request_generation_tokens": ("New tokens of a request.", _TOKENS),
+    "request_max_num_generation_tokens": ("New tokens of an output.", _TOKENS),
+    "request_params_max_tokens": ("max_tokens.", _TOKENS),
+    "request_params_n": ("n.", _SEVERAL),
+    "request_params_best_of": ("best_of.", _SEVERAL),
+    "request_num_preemptions": ("How often a request gave its place away.", _PREEMPTIONS),
+}
+# Names that one histogram has besides its own.
+_CLASSIC_NAMES: Final = {"inter_token_latency_seconds": "time_per_output_token_seconds"}
 
 
 class Metrics:
@@ -95,45 +97,9 @@ class Metrics:
             admission: Knows who was refused.
         """
         self._client = client
-        self._label_names = ["model_name", "engine"]
-        self._labels = [model_name, "0"]
         self._admission = admission
-
-        def histogram(name: str, text: str, bounds: tuple[float, ...]) -> Histogram:
-            return Histogram(f"vllm:{name}", text, bounds)
-
-        self._first_token = histogram(
-            "time_to_first_token_seconds", "Arrival to first token.", _FIRST_TOKEN
-        )
-        self._between = histogram(
-            "inter_token_latency_seconds", "Between the tokens of a sequence.", _BETWEEN_TOKENS
-        )
-        self._per_token = histogram(
-            "request_time_per_output_token_seconds",
-            "First to last token, a token after the first.",
-            _BETWEEN_TOKENS,
-        )
-        self._whole = histogram("e2e_request_latency_seconds", "Arrival to end.", _WHOLE)
-        self._queue = histogram("request_queue_time_seconds", "Arrival to first step.", _WHOLE)
-        self._inference = histogram("request_inference_time_seconds", "First step to end.", _WHOLE)
-        self._prefill = histogram(
-            "request_prefill_time_seconds", "First step to first token.", _WHOLE
-        )
-        self._decode = histogram("request_decode_time_seconds", "First token to end.", _WHOLE)
-        self._prompt = histogram("request_prompt_tokens", "Prompt tokens of a request.", _TOKENS)
-        self._generated = histogram(
-            "request_generation_tokens", "New tokens of a request.", _TOKENS
-        )
-        self._most_generated = histogram(
-            "request_max_num_generation_tokens", "New tokens of its longest output.", _TOKENS
-        )
-        self._max_tokens = histogram("request_params_max_tokens", "max_tokens.", _TOKENS)
-        self._n = histogram("request_params_n", "n.", _SEVERAL)
-        self._best_of = histogram("request_params_best_of", "best_of.", _SEVERAL)
-        self._preemptions = histogram(
-            "request_num_preemptions", "How often a request gave its place away.", _PREEMPTIONS
-        )
-        self._histograms = [value for value in vars(self).values() if isinstance(value, Histogram)]
+        self._labels = {"model_name": model_name, "engine": "0"}
+        self._histograms = {name: Histogram(bounds) for name, (_, bounds) in _HISTOGRAMS.items()}
         self._finished = dict.fromkeys(_FINISH_REASONS, 0)
         self._registry = CollectorRegistry()
         for collector in (PROCESS_COLLECTOR, PLATFORM_COLLECTOR, GC_COLLECTOR):
@@ -142,11 +108,11 @@ class Metrics:
 
     def first_token_came(self, seconds: float) -> None:
         """Count the first output of a prompt, so long after the request came."""
-        self._first_token.observe(seconds)
+        self._histograms["time_to_first_token_seconds"].observe(seconds)
 
     def tokens_came(self, seconds: float, num_tokens: int) -> None:
         """Count tokens of a sequence that came so long after those before."""
-        self._between.observe(seconds / max(1, num_tokens))
+        self._histograms["inter_token_latency_seconds"].observe(seconds / max(1, num_tokens))
 
     def prompt_finished(
         self, params: SamplingParams, output: RequestOutput, num_generated: int
@@ -158,26 +124,25 @@ class Metrics:
             output: Its last output.
             num_generated: New tokens of all its outputs.
         """
-        metrics, end = output.metrics, output.metrics.finished_time or time.time()
         for completion in output.outputs:
             self._finished[completion.finish_reason or "abort"] += 1
-        self._whole.observe(end - metrics.arrival_time)
-        self._queue.observe(metrics.time_in_queue)
-        if metrics.first_scheduled_time is not None:
-            self._inference.observe(end - metrics.first_scheduled_time)
-            if metrics.first_token_time is not None:
-                self._prefill.observe(metrics.first_token_time - metrics.first_scheduled_time)
-                self._decode.observe(end - metrics.first_token_time)
-                if num_generated > 1 and params.max_num_running_seqs == 1:
-                    seconds = (metrics.last_token_time or end) - metrics.first_token_time
-                    self._per_token.observe(seconds / (num_generated - 1))
-        self._prompt.observe(len(output.prompt_token_ids))
-        self._generated.observe(num_generated)
-        self._most_generated.observe(num_generated / max(1, len(output.outputs)))
-        self._max_tokens.observe(params.max_tokens)
-        self._n.observe(params.n)
-        self._best_of.observe(params.max_num_running_seqs)
-        self._preemptions.observe(metrics.num_preemptions)
+        counted: dict[str, float | None] = {
+            "request_prompt_tokens": len(output.prompt_token_ids),
+            "request_generation_tokens": num_generated,
+            "request_max_num_generation_tokens": num_generated / max(1, len(output.outputs)),
+            "request_params_max_tokens": params.max_tokens,
+            "request_params_n": params.n,
+            "request_params_best_of": params.max_num_running_seqs,
+            "request_num_preemptions": output.metrics.num_preemptions,
+            **_times(output.metrics),
+        }
+        if num_generated > 1 and params.max_num_running_seqs == 1:
+            seconds = _between(output.metrics.first_token_time, output.metrics.last_token_time)
+            if seconds is not None:
+                counted["request_time_per_output_token_seconds"] = seconds / (num_generated - 1)
+        for name, value in counted.items():
+            if value is not None:
+                self._histograms[name].observe(value)
 
     def prompts_left(self, number: int) -> None:
         """Count prompts whose client has left."""
@@ -189,33 +154,36 @@ class Metrics:
 
     def collect(self) -> Iterable[Metric]:
         """All metrics but those of the process."""
-        for histogram in self._histograms:
-            yield histogram.family(self._label_names, self._labels)
-        # The classic name of the time between tokens.
-        classic = Histogram(
-            "vllm:time_per_output_token_seconds", self._between.text, self._between.bounds
-        )
-        classic.counts, classic.total = self._between.counts, self._between.total
-        yield classic.family(self._label_names, self._labels)
+        for name, histogram in self._histograms.items():
+            text = _HISTOGRAMS[name][0]
+            for shown in filter(None, (name, _CLASSIC_NAMES.get(name))):
+                yield _family(f"vllm:{shown}", text, histogram, self._labels)
         finished = CounterMetricFamily(
             "vllm:request_success",
             "Outputs that ended, by reason.",
-            labels=[*self._label_names, "finished_reason"],
+            labels=[*self._labels, "finished_reason"],
         )
         for reason, count in self._finished.items():
-            finished.add_metric([*self._labels, reason], count)
+            finished.add_metric([*self._labels.values(), reason], count)
         yield finished
         refused = CounterMetricFamily(
             "vllm:admission_rejections",
             "Requests that were refused.",
-            labels=[*self._label_names, "reason"],
+            labels=[*self._labels, "reason"],
         )
-        refused.add_metric([*self._labels, "max_num_queued_reqs"], self._admission.num_refused)
+        values = [*self._labels.values(), "max_num_queued_reqs"]
+        refused.add_metric(values, self._admission.num_refused)
         yield refused
         if self._client.is_running:
             yield from self._of_engine(self._client.snapshot())
 
     def _of_engine(self, engine: EngineSnapshot) -> Iterator[Metric]:
+        yield _family(
+            "vllm:iteration_tokens_total",
+            "Tokens of a step.",
+            engine.stats.step_tokens,
+            self._labels,
+        )
         looked_up = engine.num_looked_up_tokens
         hit_rate = engine.num_cached_tokens / looked_up if looked_up else -1.0
         gauges: dict[str, tuple[str, float]] = {
@@ -245,10 +213,26 @@ class Metrics:
             "pagedserve:steps": ("Steps of the engine.", engine.stats.num_steps),
         }
         for name, (text, value) in gauges.items():
-            gauge = GaugeMetricFamily(name, text, labels=self._label_names)
-            gauge.add_metric(self._labels, value)
+            gauge = GaugeMetricFamily(name, text, labels=list(self._labels))
+            gauge.add_metric(list(self._labels.values()), value)
             yield gauge
         for name, (text, value) in counters.items():
-            counter = CounterMetricFamily(name, text, labels=self._label_names)
-            counter.add_metric(self._labels, value)
+            counter = CounterMetricFamily(name, text, labels=list(self._labels))
+            counter.add_metric(list(self._labels.values()), value)
             yield counter
+
+
+def _times(metrics: RequestMetrics) -> dict[str, float | None]:
+    """How long the parts of a request's life were; None for what did not happen."""
+    first, end = metrics.first_scheduled_time, metrics.finished_time
+    return {
+        "e2e_request_latency_seconds": _between(metrics.arrival_time, end),
+        "request_queue_time_seconds": metrics.time_in_queue,
+        "request_inference_time_seconds": _between(first, end),
+        "request_prefill_time_seconds": _between(first, metrics.first_token_time),
+        "request_decode_time_seconds": _between(metrics.first_token_time, end),
+    }
+
+
+def _between(first: float | None, last: float | None) -> float | None:
+    return None if first is None or last is None else last - first
