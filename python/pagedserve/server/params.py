@@ -93,11 +93,11 @@ def _common(body: Body, default: SamplingParams) -> dict[str, Any]:
             given[name] = value
     if body.use_beam_search and body.temperature is None:
         given["temperature"] = 0.0
-    is_greedy = given["temperature"] == 0 and not body.use_beam_search
-    # Of several greedy outputs all would be equal: one is run, and shown so often.
-    given["n"] = 1 if is_greedy and body.best_of in (None, body.n) else (body.n or 1)
-    if is_greedy:
-        given.pop("best_of", None) if body.best_of == body.n else None
+    given["n"] = body.n or 1
+    is_greedy = given["temperature"] == 0 or given["top_k"] == 1
+    if is_greedy and not body.use_beam_search and body.best_of in (None, body.n):
+        # All outputs would be equal: one is run, and shown so often.
+        given |= {"n": 1, "best_of": None}
     if isinstance(body.stop, list) and len(body.stop) > MAX_STOP_STRINGS:
         raise RequestError(
             f"stop has {len(body.stop)} strings; at most {MAX_STOP_STRINGS} are accepted"
