@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 from transformers import PreTrainedTokenizerBase
 
 from pagedserve.errors import RequestError
-from pagedserve.inputs import TokensPrompt
+from pagedserve.inputs import TokensPrompt, check_unicode
 
 Message: TypeAlias = Mapping[str, Any]
 Conversation: TypeAlias = Sequence[Message]
@@ -76,6 +76,7 @@ def chat_prompt(
         raise
     except Exception as error:  # what a template raises is its author's choice
         raise RequestError(f"the chat template does not take the messages: {error}") from error
+    check_unicode(str(text), "the conversation")
     # The template has written the special tokens down.
     token_ids = tokenizer(str(text), add_special_tokens=False, verbose=False).input_ids
     return {"prompt": str(text), "prompt_token_ids": token_ids}
@@ -86,10 +87,20 @@ def _is_message(message: object) -> bool:
 
 
 def _with_text(message: Message) -> dict[str, Any]:
-    content = message.get("content")
-    if not isinstance(content, str) and isinstance(content, Sequence):
-        content = "\n".join(_text_of(part) for part in content)
-    return {**message, "content": content}
+    return {**message, "content": text_of_content(message.get("content"))}
+
+
+def text_of_content(content: object) -> str:
+    """The text of a message's content, which may come in parts; none is empty.
+
+    Raises:
+        RequestError: A part that is no text.
+    """
+    if content is None:
+        return ""
+    if isinstance(content, str) or not isinstance(content, Sequence):
+        return str(content)
+    return "\n".join(_text_of(part) for part in content)
 
 
 def _text_of(part: object) -> str:
@@ -98,4 +109,4 @@ def _text_of(part: object) -> str:
     kind = part.get("type") if isinstance(part, Mapping) else None
     if not isinstance(part, Mapping) or kind not in ("text", None) or "text" not in part:
         raise RequestError(f"a message has a part of type {kind!r}; models take text alone")
-    return str(part["text"])
+    return str(part["text"] or "")

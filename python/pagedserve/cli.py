@@ -105,7 +105,8 @@ def _add_serve(commands: "argparse._SubParsersAction[_Parser]") -> None:
     serve.add_argument("model_tag", nargs="?", metavar="MODEL", help="the same as --model")
     EngineArgs.add_cli_args(serve)
     ServerArgs.add_cli_args(serve)
-    serve.set_defaults(run=_serve)
+    # An answer with all log-probabilities of a long text would hold up everybody.
+    serve.set_defaults(run=_serve, max_logprobs=20)
 
 
 def _serve(options: argparse.Namespace) -> int:

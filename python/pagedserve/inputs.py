@@ -157,7 +157,7 @@ def tokenize_prompt(
     """
     if prompt.token_ids is None:
         text = prompt.text or ""
-        _check_unicode(text, name)
+        check_unicode(text, name)
         token_ids = encode(text) if text else []
     else:
         token_ids = _integers(prompt.token_ids, name)
@@ -233,7 +233,12 @@ def _shown(value: object) -> str:
     return text if len(text) <= _SHOWN_LENGTH else f"{text[:_SHOWN_LENGTH]}... ({type(value)})"
 
 
-def _check_unicode(text: str, name: str) -> None:
+def check_unicode(text: str, name: str) -> None:
+    """Check that a tokenizer can take a text; ``name`` is what an error calls it.
+
+    Raises:
+        RequestError: It cannot be written as UTF-8.
+    """
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -130,12 +130,13 @@ def add_arguments(
     """Give a parser one argument for each field; returns their group."""
     group = parser.add_argument_group(group_name)
     for argument, known in options_of(arguments):
-        default = None if argument.default is MISSING else argument.default
+        settings: dict[str, Any] = {"default": argument.default, **_argument(argument.type, known)}
+        if argument.default is MISSING:
+            settings["default"] = None
         group.add_argument(
             f"--{argument.name.replace('_', '-')}",
-            default=default,
             help=f"{known.text} ({_default_text(argument, known)})".replace("%", "%%"),
-            **_argument(argument.type, known),
+            **settings,
         )
     return group
 
@@ -147,7 +148,7 @@ def _argument(kind: Any, known: Option) -> dict[str, Any]:
     if get_origin(plain) is Literal:
         return {"choices": get_args(plain)}
     if get_origin(plain) is tuple:
-        return {"type": get_args(plain)[0], "nargs": "+"}
+        return {"type": get_args(plain)[0], "nargs": "+", "action": "extend", "default": None}
     return {"type": known.parse or plain}
 
 

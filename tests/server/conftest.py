@@ -37,6 +37,7 @@ class Served:
             default_params=SamplingParams(),
             admission=admission,
             metrics=Metrics(self.client, "formula", admission),
+            chat_template=args.chat_template,
         )
         self._server = Server(self.context, self.client)
         self._thread = threading.Thread(target=self._server.run)

@@ -93,6 +93,18 @@ def test_usage_in_streams(served: Served) -> None:
     assert (counts[0] >= 1, counts[-1]) == (True, 4)
 
 
+def test_all_log_probabilities(serve: Serve) -> None:
+    with serve(chat_template=TEMPLATE) as served:
+        (choice,) = served.complete(prompt=PROMPT, max_tokens=2, logprobs=-1).json()["choices"]
+        # Names that several tokens share stand for the last of them.
+        assert all(len(top) > 100 for top in choice["logprobs"]["top_logprobs"])
+        messages = [{"role": "user", "content": "Hi"}]
+        body = {"messages": messages, "max_tokens": 2, "logprobs": True, "top_logprobs": -1}
+        answer = served.http.post("/v1/chat/completions", json=body).json()
+        entries = answer["choices"][0]["logprobs"]["content"]
+        assert all(len(entry["top_logprobs"]) == FormulaModel.vocab_size for entry in entries)
+
+
 def test_several_greedy_outputs_are_equal(served: Served, formula: FormulaModel) -> None:
     answer = served.complete(prompt=PROMPT, max_tokens=3, n=3).json()
     wanted = text_after(formula, PROMPT, 3)
@@ -157,6 +169,11 @@ def test_stop_strings_and_tokens(served: Served, formula: FormulaModel) -> None:
         ({"prompt": [-1]}, "token 0 of the prompt is -1"),
         ({"prompt": [100_000]}, "token 0 of the prompt is 100000"),
         ({"prompt": "x" * 200}, "the prompt has 200 tokens"),
+        ({"prompt": "x" * 3000}, "the prompt has 3000 characters; at most 2048"),
+        ({"n": 0}, "n: Input should be greater than or equal to 1"),
+        ({"n": 10**9}, "n is 1000000000; max_num_seqs is 32"),
+        ({"priority": 10**30}, "priority: Input should be less than"),
+        ({"request_id": "a\nb"}, "request_id: String should match pattern"),
         ({"max_tokens": 0}, "max_tokens is 0"),
         ({"stop": [""]}, "stop[0] is ''"),
         ({"stop": ["a"] * 17}, "stop has 17 strings; at most 16"),
@@ -174,9 +191,27 @@ def test_a_bad_field_is_named(served: Served, body: dict[str, Any], said: str) -
     assert said in error["message"]
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", '{"prompt": "\\ud800"}'),
+        ("/v1/completions", '{"prompt": "\\ud800", "add_special_tokens": false}'),
+        ("/v1/chat/completions", '{"messages": [{"role": "user", "content": "\\ud800"}]}'),
+        ("/tokenize", '{"prompt": "\\ud800"}'),
+    ],
+)
+def test_half_a_character_is_refused(serve: Serve, path: str, body: str) -> None:
+    with serve(chat_template=TEMPLATE) as served:
+        headers = {"content-type": "application/json"}
+        answer = served.http.post(path, content=body.encode(), headers=headers)
+        assert answer.status_code == 400
+        assert "no valid Unicode" in answer.json()["error"]["message"]
+
+
 def test_fields_that_cannot_matter_are_passed_over(served: Served) -> None:
     harmless = {"user": "me", "metadata": {"a": "b"}, "response_format": {"type": "text"}}
-    neutral = {"suffix": None, "guided_json": None, "logit_bias": None, "stop": None, "seed": None}
+    names = "suffix guided_json logit_bias stop seed stream echo priority add_special_tokens n"
+    neutral = dict.fromkeys(names.split())
     assert served.complete(prompt=PROMPT, **harmless, **neutral).status_code == 200
 
 
@@ -242,6 +277,13 @@ def test_request_ids_come_back(served: Served) -> None:
     assert (answer.headers["x-request-id"], answer.json()["id"]) == ("abc", "cmpl-abc")
     assert served.complete(prompt=PROMPT, request_id="xyz").json()["id"] == "cmpl-xyz"
     assert len(served.complete(prompt="a" * 500).headers["x-request-id"]) == 32
+
+
+def test_who_cuts_a_prompt_is_shown_what_is_left(served: Served) -> None:
+    (choice,) = served.complete(
+        prompt=PROMPT, max_tokens=0, echo=True, logprobs=0, truncate_prompt_tokens=2
+    ).json()["choices"]
+    assert (choice["text"], choice["logprobs"]["tokens"]) == ("lo", ["l", "o"])
 
 
 def test_tokens_and_back(served: Served) -> None:

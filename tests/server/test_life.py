@@ -110,6 +110,44 @@ def test_a_timeout_ends_a_request_with_what_there_is(serve: Serve) -> None:
         served.wait_until_idle()
 
 
+def test_an_abort_reaches_a_request_that_is_still_being_tokenised(serve: Serve) -> None:
+    with serve() as served:
+        slowly(served)
+        held, goes_on = threading.Event(), threading.Event()
+        processor = served.engine.input_processor
+        encode = processor.tokenizer.__class__.__call__
+
+        def slow(*given: Any, **options: Any) -> Any:
+            held.set()
+            goes_on.wait()
+            return encode(*given, **options)
+
+        with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor() as pool:
+            patch.setattr(processor.tokenizer.__class__, "__call__", slow)
+            body = {"prompt": PROMPT, "max_tokens": 100, "timeout": 0.05}
+            running = pool.submit(partial(served.complete, **body))
+            held.wait()
+            time.sleep(0.2)
+            goes_on.set()
+            answer = running.result().json()
+        assert answer["choices"][0]["finish_reason"] == "abort"
+        assert answer["usage"]["completion_tokens"] < 50
+        served.wait_until_idle()
+
+
+def test_two_requests_may_have_one_name(serve: Serve) -> None:
+    with serve(enable_admin_routes=True) as served, ThreadPoolExecutor() as pool:
+        slowly(served)
+        body = {"prompt": PROMPT, "request_id": "dup"}
+        long = pool.submit(partial(served.complete, **body, max_tokens=100, ignore_eos=True))
+        assert served.complete(**body, max_tokens=2).status_code == 200
+        ids = {"request_ids": ["cmpl-dup"]}
+        served.wait_until(lambda: len(served.context.jobs) == 1)
+        answer = served.http.post("/abort_requests", json=ids).json()
+        assert answer == {"aborted": ["cmpl-dup"]}
+        assert long.result().json()["choices"][0]["finish_reason"] == "abort"
+
+
 def test_an_answer_can_be_aborted_by_its_id(serve: Serve) -> None:
     with serve(enable_admin_routes=True) as served, ThreadPoolExecutor() as pool:
         slowly(served, 0.02)
@@ -123,6 +161,11 @@ def test_an_answer_can_be_aborted_by_its_id(serve: Serve) -> None:
 
 def wait_for(event: threading.Event) -> None:
     event.wait()
+
+
+def fail_after(event: threading.Event) -> None:
+    event.wait()
+    fail()
 
 
 def fail() -> None:
@@ -151,9 +194,13 @@ def test_a_model_that_fails_again_and_again_ends_requests_with_an_error(
         assert "secret" not in error["message"]
         assert "0x7f" not in error["message"]
         # After the first bytes of a stream it is an event.
-        successes = iter([1, 1])
-        executor.before_sampling = lambda: None if next(successes, 0) else fail()
-        answer = served.complete(prompt=PROMPT, stream=True)
+        begun, successes = threading.Event(), iter([1, 1])
+        executor.before_sampling = lambda: None if next(successes, 0) else fail_after(begun)
+        port, body = served.http.base_url.port, {"prompt": PROMPT, "stream": True}
+        url = f"http://127.0.0.1:{port}/v1/completions"
+        with httpx.stream("POST", url, json=body) as answer:
+            begun.set()
+            answer.read()
         *parts, done, _ = answer.text.split("\n\n")
         assert (answer.status_code, done) == (200, "data: [DONE]")
         assert json.loads(parts[-1].removeprefix("data: "))["error"]["code"] == 500

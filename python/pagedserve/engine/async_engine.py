@@ -41,24 +41,26 @@ STALL_TIMEOUT: Final = 60.0
 
 
 class Stream:
-    """The outputs of one request on their way to its reader, in the reader's event loop."""
+    """The outputs of one request on their way to its reader, in the reader's event loop.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, kind: RequestOutputKind) -> None:
-        """Begin without outputs.
+    Attributes:
+        loop: The reader's.
+        kind: Whether a later output adds to one that was not read, or takes its place.
+        is_aborted: Whether the request is to end as soon as it is taken up.
+    """
 
-        Args:
-            loop: The reader's.
-            kind: Whether a later output adds to one that was not read, or takes its place.
-        """
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Begin without outputs, in the event loop of the reader."""
         self.loop = loop
-        self._kind = kind
+        self.kind = RequestOutputKind.CUMULATIVE
+        self.is_aborted = False
         self._unread: RequestOutput | None = None
         self._error: BaseException | None = None
         self._reader: asyncio.Future[None] | None = None
 
     def put(self, output: RequestOutput) -> None:
         """Hand an output over."""
-        if self._unread is not None and self._kind is RequestOutputKind.DELTA:
+        if self._unread is not None and self.kind is RequestOutputKind.DELTA:
             self._unread.add(output)
         else:
             self._unread = output
@@ -220,27 +222,32 @@ class AsyncLLMEngine:
             raise self.dead_error
         loop = asyncio.get_running_loop()
         check = partial(self._checked, request_id, prompt, sampling_params, priority, arrival_time)
-        request = await loop.run_in_executor(self._input_worker, check)
         if request_id in self._streams:
             raise RequestError(f"request_id is {request_id!r}, that of an unfinished request")
-        stream = self._streams[request_id] = Stream(loop, request.output_kind)
-        is_finished = False
+        stream = self._streams[request_id] = Stream(loop)
+        is_finished, is_sent = False, False
         try:
+            request = await loop.run_in_executor(self._input_worker, check)
+            stream.kind = request.output_kind
             if self._dead_error is not None:
                 raise self.dead_error
             self._thread.send(partial(self._take_up, request, stream))
+            is_sent = True
             while not is_finished:
                 output = await stream.get()
                 is_finished = output.finished
                 yield output
         finally:
             del self._streams[request_id]
-            if not is_finished:
+            if is_sent and not is_finished:
                 self._thread.send(lambda engine: _without_outputs(engine, request_id))
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End requests; their streams get a last output with the finish reason "abort"."""
         names = [request_id] if isinstance(request_id, str) else list(request_id)
+        for name in names:
+            if name in self._streams:  # it may not have been taken up yet
+                self._streams[name].is_aborted = True
         self._thread.send(lambda engine: engine.abort_request(names))
 
     async def check_health(self) -> None:
@@ -322,10 +329,12 @@ class AsyncLLMEngine:
             _call_in(loop, partial(_answer, answer, value))
             return []
 
-        if self._dead_error is not None:
-            raise self.dead_error
         self._thread.send(ask)
-        return await answer
+        while not answer.done():  # who asks while the engine ends is never answered
+            if self._dead_error is not None:
+                raise self.dead_error
+            await asyncio.wait([answer], timeout=1)
+        return answer.result()
 
     def _take_up(self, request: Request, stream: Stream, engine: LLMEngine) -> list[RequestOutput]:
         if self._streams.get(request.request_id) is stream:  # else its reader has left
@@ -333,6 +342,8 @@ class AsyncLLMEngine:
                 engine.add(request)
             except Exception as error:  # noqa: BLE001  # of this request alone
                 _call_in(stream.loop, partial(stream.fail, error))
+            if stream.is_aborted:
+                return engine.abort_request(request.request_id)
         return []
 
     def _hand_out(self, outputs: list[RequestOutput]) -> None:

@@ -64,10 +64,12 @@ class Answer(Response):
         finally:
             leaving.cancel()
             work.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await work
-            if self._on_end is not None:
-                self._on_end(self._error)
+            try:
+                with contextlib.suppress(asyncio.CancelledError):
+                    await work
+            finally:
+                if self._on_end is not None:
+                    self._on_end(self._error)
 
     async def _work(self, send: Send) -> None:
         async with contextlib.aclosing(self._events) as events:
@@ -96,12 +98,14 @@ class Answer(Response):
             await self._send(send, first)
             async for part in events:
                 await self._send(send, part)
+            await self._send(send, DONE)
         except Exception as error:  # noqa: BLE001  # as above
             told = self._error = server_error(error)
-            await self._send(send, f"data: {json.dumps(told.body())}\n\n".encode())
+            event = f"data: {json.dumps(told.body())}\n\n".encode()
+            await self._send(send, event + DONE)
         finally:
             pulse.cancel()
-        await send({"type": "http.response.body", "body": DONE})
+        await send({"type": "http.response.body", "body": b""})
 
     async def _send(self, send: Send, body: bytes) -> None:
         clock = asyncio.get_running_loop().time

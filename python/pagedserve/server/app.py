@@ -28,6 +28,7 @@ from pagedserve.server.errors import ServerError, server_error
 from pagedserve.server.job import Job
 from pagedserve.server.log import log_request
 from pagedserve.server.protocol import (
+    MAX_ID_CHARS,
     AbortBody,
     ChatBody,
     CompletionBody,
@@ -98,6 +99,7 @@ def _add_completions(app: FastAPI, context: Context) -> None:
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
         """The model, by all its names."""
+        await context.check_ready()
         return {"object": "list", "data": [_card(context, name) for name in context.names]}
 
     @app.get("/v1/models/{name:path}")
@@ -127,15 +129,15 @@ def _add_tokens(app: FastAPI, context: Context) -> None:
         context.model_name(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise ServerError(400, "give either prompt or messages")
-        tokenizer = await context.client.get_tokenizer()
         if body.messages is not None:
-            tokens = (await context.chat_prompt(body))["prompt_token_ids"]
+            tokens = [*map(int, (await context.chat_prompt(body))["prompt_token_ids"])]
         else:
-            special = True if body.add_special_tokens is None else body.add_special_tokens
-            tokens = tokenizer(body.prompt, add_special_tokens=special, verbose=False).input_ids
+            special = body.add_special_tokens is not False
+            tokens = await context.encode(body.prompt or "", add_special_tokens=special)
         answer = {"count": len(tokens), "max_model_len": context.max_model_len, "tokens": tokens}
         if body.return_token_strs:
-            answer["token_strs"] = tokenizer.convert_ids_to_tokens([*map(int, tokens)])
+            tokenizer = await context.client.get_tokenizer()
+            answer["token_strs"] = tokenizer.convert_ids_to_tokens(tokens)
         return answer
 
     @app.post("/detokenize")
@@ -218,6 +220,7 @@ class Gate:
     def __init__(self, app: ASGIApp, context: Context) -> None:
         """Stand before an application."""
         self._app = app
+        self._context = context
         self._max_body_bytes = context.args.max_body_bytes
         keys = context.args.api_key or tuple(filter(None, [os.environ.get("PAGEDSERVE_API_KEY")]))
         self._keys = [_digest(key.encode()) for key in keys]
@@ -229,20 +232,26 @@ class Gate:
             return
         headers = dict(scope["headers"])
         named = headers.get(b"x-request-id", b"").decode("latin-1")
-        request_id = named if named and named.isprintable() else uuid.uuid4().hex
+        is_name = 0 < len(named) <= MAX_ID_CHARS and named.isascii() and named.isprintable()
+        request_id = named if is_name else uuid.uuid4().hex
         scope["request_id"] = request_id
         send = _with_header(send, (b"x-request-id", request_id.encode("latin-1")))
         refusal = self._refusal(scope["path"], headers)
         if refusal is not None:
             await refusal.response()(scope, receive, send)
             return
-        await self._app(scope, _bounded(receive, self._max_body_bytes), send)
+        self._context.num_open += 1
+        try:
+            await self._app(scope, _bounded(receive, self._max_body_bytes), send)
+        finally:
+            self._context.num_open -= 1
 
     def _refusal(self, path: str, headers: dict[bytes, bytes]) -> ServerError | None:
         if self._keys and path not in OPEN_PATHS:
-            given = _digest(headers.get(b"authorization", b"").removeprefix(b"Bearer "))
+            scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
+            given = _digest(key if scheme.lower() == b"bearer" else b"")
             # All keys are compared, so that time tells nothing.
-            if not any([hmac.compare_digest(given, key) for key in self._keys]):  # noqa: C419
+            if not any([hmac.compare_digest(given, known) for known in self._keys]):  # noqa: C419
                 return ServerError(401, "no valid API key: give Authorization: Bearer KEY")
         length = headers.get(b"content-length", b"0")
         if not length.isdigit() or int(length) > self._max_body_bytes:

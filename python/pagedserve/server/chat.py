@@ -1,15 +1,18 @@
 """``POST /v1/chat/completions``."""
 
 from dataclasses import dataclass, field
+from functools import partial
 from json.encoder import encode_basestring_ascii
 from typing import Any
 
+from pagedserve.chat import text_of_content
 from pagedserve.errors import RequestError
+from pagedserve.inputs import Prompt
 from pagedserve.outputs import CompletionOutput, RequestOutput
 from pagedserve.server.context import Context
 from pagedserve.server.job import Job
 from pagedserve.server.logprobs import TokenNames, chat_logprobs, prompt_logprobs
-from pagedserve.server.params import chat_params, num_equal_choices
+from pagedserve.server.params import chat_params, check_num_choices, num_equal_choices
 from pagedserve.server.protocol import ChatBody
 
 
@@ -25,17 +28,16 @@ async def chat_job(context: Context, body: ChatBody, answer_id: str) -> Job:
     body.check_fields(allows_unknown=context.args.allow_unknown_fields)
     if not body.messages:
         raise RequestError("messages is empty; it must have at least one message")
+    check_num_choices(body, context.admission.max_num_seqs)
     params = chat_params(body, context.default_params)
-    prompt = await context.chat_prompt(body)
-    if body.cache_salt is not None:
-        prompt["cache_salt"] = body.cache_salt
     names = TokenNames(await context.detokenizer(), body.return_tokens_as_token_ids)
     role = context.args.response_role if body.add_generation_prompt else _last(body, "role")
     return Job(
         context=context,
         body=body,
         params=params,
-        prompts=[prompt],
+        num_prompts=1,
+        make_prompts=partial(_made, context, body),
         choices=ChatChoices(body, names, role, _echoed(body, role)),
         answer_id=answer_id,
         model=model,
@@ -43,8 +45,15 @@ async def chat_job(context: Context, body: ChatBody, answer_id: str) -> Job:
     )
 
 
+async def _made(context: Context, body: ChatBody) -> list[Prompt]:
+    prompt = await context.chat_prompt(body)
+    if body.cache_salt is not None:
+        prompt["cache_salt"] = body.cache_salt
+    return [prompt]
+
+
 def _last(body: ChatBody, key: str) -> str:
-    return str(body.messages[-1].get(key) or "")
+    return text_of_content(body.messages[-1].get(key))
 
 
 def _echoed(body: ChatBody, role: str) -> str:

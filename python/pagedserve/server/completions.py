@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from json.encoder import encode_basestring_ascii
 from typing import Any
 
@@ -16,7 +17,7 @@ from pagedserve.server.logprobs import (
     TokenNames,
     prompt_logprobs,
 )
-from pagedserve.server.params import completion_params, num_equal_choices
+from pagedserve.server.params import check_num_choices, completion_params, num_equal_choices
 from pagedserve.server.protocol import CompletionBody
 
 # Prompts of one request.
@@ -33,13 +34,16 @@ async def completion_job(context: Context, body: CompletionBody, answer_id: str)
     await context.check_ready()
     model = context.model_name(body.model)
     body.check_fields(allows_unknown=context.args.allow_unknown_fields)
+    check_num_choices(body, context.admission.max_num_seqs)
     params = completion_params(body, context.default_params)
+    prompts = _listed(body)
     names = TokenNames(await context.detokenizer(), body.return_tokens_as_token_ids)
     return Job(
         context=context,
         body=body,
         params=params,
-        prompts=await _prompts(context, body),
+        num_prompts=len(prompts),
+        make_prompts=partial(_made, context, body, prompts),
         choices=CompletionChoices(body, names),
         answer_id=answer_id,
         model=model,
@@ -47,27 +51,29 @@ async def completion_job(context: Context, body: CompletionBody, answer_id: str)
     )
 
 
-async def _prompts(context: Context, body: CompletionBody) -> list[Prompt]:
-    given = body.prompt
-    listed: Sequence[Any] = [given] if isinstance(given, str) else given
-    if listed and isinstance(listed[0], int):
-        listed = [listed]
+def _listed(body: CompletionBody) -> list[str | list[int]]:
+    """The prompts, each a text or token ids."""
+    given: Any = body.prompt
+    is_single = isinstance(given, str) or (given and isinstance(given[0], int))
+    listed: list[str | list[int]] = [given] if is_single else given
     if not 1 <= len(listed) <= MAX_PROMPTS:
-        raise ServerError(
-            400,
-            f"prompt has {len(listed)} prompts; it must be from 1 to {MAX_PROMPTS}",
-            param="prompt",
-        )
+        text = f"prompt has {len(listed)} prompts; it must be from 1 to {MAX_PROMPTS}"
+        raise ServerError(400, text, param="prompt")
+    return listed
+
+
+async def _made(
+    context: Context, body: CompletionBody, given: list[str | list[int]]
+) -> list[Prompt]:
     prompts: list[Prompt] = []
-    for prompt in listed:
-        token_ids = prompt
+    for prompt in given:
         if isinstance(prompt, str) and body.add_special_tokens:
+            context.check_length(prompt, "the prompt")
             prompts.append(_salted(TextPrompt(prompt=prompt), body.cache_salt))
             continue
         if isinstance(prompt, str):
-            tokenizer = await context.client.get_tokenizer()
-            token_ids = tokenizer(prompt, add_special_tokens=False, verbose=False).input_ids
-        prompts.append(_salted(TokensPrompt(prompt_token_ids=token_ids), body.cache_salt))
+            prompt = await context.encode(prompt, add_special_tokens=False)  # noqa: PLW2901
+        prompts.append(_salted(TokensPrompt(prompt_token_ids=prompt), body.cache_salt))
     return prompts
 
 
@@ -157,6 +163,6 @@ class CompletionChoices:
         return choice
 
     def _prompt_text(self, output: RequestOutput) -> str:
-        if output.prompt is not None:
+        if output.prompt is not None and self.body.truncate_prompt_tokens is None:
             return output.prompt
         return self.names.detokenizer.decode(output.prompt_token_ids)

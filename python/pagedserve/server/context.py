@@ -4,12 +4,13 @@ import asyncio
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
-from pagedserve.chat import Conversation, chat_prompt
+from pagedserve.chat import Conversation, chat_prompt, text_of_content
 from pagedserve.engine.client import EngineClient
-from pagedserve.inputs import TokensPrompt
+from pagedserve.errors import RequestError
+from pagedserve.inputs import TokensPrompt, check_unicode
 from pagedserve.output.detokenizer import Detokenizer
 from pagedserve.sampling_params import SamplingParams
 from pagedserve.server.errors import ServerError
@@ -20,6 +21,9 @@ from pagedserve.server.protocol import ChatBody, TokenizeBody
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+# More characters than that a token has in no text that is meant.
+_CHARS_PER_TOKEN: Final = 16
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,6 +40,8 @@ class Context:
         created: When the server started, seconds of the wall clock.
         is_draining: Whether no more requests are taken.
         max_model_len: Tokens of a sequence; 0 before the model is loaded.
+        num_open: Requests over HTTP that are being answered.
+        chat_template: Instead of the model's own.
         jobs: Answers that are being made: by the engine's name of each its id, and the engine's
             names of its prompts.
     """
@@ -49,6 +55,8 @@ class Context:
     created: int = field(default_factory=lambda: int(time.time()))
     is_draining: bool = False
     max_model_len: int = 0
+    num_open: int = 0
+    chat_template: str | None = None
     jobs: dict[str, tuple[str, list[str]]] = field(default_factory=dict)
     # One: a burst of templates is rendered in its order, and the engine begins with the first.
     _worker: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1), repr=False)
@@ -64,7 +72,7 @@ class Context:
             raise ServerError(503, "the server is shutting down", retry_after=5)
         if self.client.errored:
             raise ServerError(503, str(self.client.dead_error))
-        if not self.client.is_running:
+        if not (self.client.is_running and self.admission.max_num_seqs):
             raise ServerError(503, "the model is being loaded", retry_after=5)
 
     def model_name(self, asked: str | None) -> str:
@@ -96,9 +104,35 @@ class Context:
                 "chat_template is given; the server takes none (--trust-request-chat-template)",
                 param="chat_template",
             )
+        for message in body.messages or ():
+            self.check_length(text_of_content(message.get("content")), "the messages")
         tokenizer = await self.client.get_tokenizer()
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._worker, self._render, tokenizer, body)
+
+    def check_length(self, text: str, name: str) -> None:
+        """Refuse a text that is too long to be worth tokenising.
+
+        Raises:
+            RequestError: It has more than 16 characters for each token of the longest sequence.
+        """
+        most = _CHARS_PER_TOKEN * self.max_model_len
+        if len(text) > most:
+            raise RequestError(f"{name} has {len(text)} characters; at most {most} are accepted")
+
+    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """The tokens of a text, made outside the event loop.
+
+        Raises:
+            RequestError: Text that is too long, or no valid Unicode.
+        """
+        self.check_length(text, "the prompt")
+        check_unicode(text, "the prompt")
+        tokenizer: Any = await self.client.get_tokenizer()
+        encode = partial(tokenizer, text, add_special_tokens=add_special_tokens, verbose=False)
+        encoded = await asyncio.get_running_loop().run_in_executor(self._worker, encode)
+        token_ids: list[int] = encoded.input_ids
+        return token_ids
 
     def _render(
         self, tokenizer: "PreTrainedTokenizerBase", body: ChatBody | TokenizeBody
@@ -107,15 +141,8 @@ class Context:
         return chat_prompt(
             tokenizer,
             messages,
-            chat_template=body.chat_template or _template(self.args.chat_template),
+            chat_template=body.chat_template or self.chat_template,
             add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,
             continue_final_message=body.continue_final_message,
             chat_template_kwargs=body.chat_template_kwargs,
         )
-
-
-def _template(given: str | None) -> str | None:
-    """A template from the options: a file's, or the text itself."""
-    if given is None or "\n" in given or "{" in given:
-        return given
-    return Path(given).read_text(encoding="utf-8")

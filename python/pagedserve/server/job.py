@@ -10,7 +10,7 @@ import asyncio
 import json
 import time
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -19,6 +19,7 @@ from pagedserve.inputs import Prompt
 from pagedserve.outputs import CompletionOutput, RequestOutput
 from pagedserve.sampling_params import SamplingParams
 from pagedserve.server.context import Context
+from pagedserve.server.errors import ServerError
 from pagedserve.server.generation import Usage, generate
 from pagedserve.server.protocol import Body
 
@@ -65,7 +66,8 @@ class Job:
         context: The server.
         body: What the client sent.
         params: Of all its prompts.
-        prompts: At least one.
+        num_prompts: At least one.
+        make_prompts: Makes the prompts, once there is a place for them.
         choices: How its choices look.
         answer_id: The ``id`` of the answer.
         model: The ``model`` of the answer.
@@ -79,7 +81,8 @@ class Job:
     context: Context
     body: Body
     params: SamplingParams
-    prompts: Sequence[Prompt]
+    num_prompts: int
+    make_prompts: Callable[[], Awaitable[list[Prompt]]]
     choices: Choices
     answer_id: str
     model: str
@@ -94,7 +97,7 @@ class Job:
     @property
     def num_seqs(self) -> int:
         """Sequences that it takes."""
-        return len(self.prompts) * self.params.max_num_running_seqs
+        return self.num_prompts * self.params.max_num_running_seqs
 
     async def outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         """Run it; see ``generate``.  Its timeout aborts what has not ended."""
@@ -102,7 +105,7 @@ class Job:
         with context.admission.place_for(self.num_seqs):
             # The engine's name of it is never a client's: two may choose the same.
             engine_id = f"{self.answer_id}-{uuid.uuid4().hex[:8]}"
-            names = [engine_id, *(f"{engine_id}-{place}" for place in range(len(self.prompts)))]
+            names = [engine_id, *(f"{engine_id}-{place}" for place in range(self.num_prompts))]
             context.jobs[engine_id] = (self.answer_id, names)
             timer = None
             if self.body.timeout is not None:
@@ -113,7 +116,7 @@ class Job:
             try:
                 stream = generate(
                     context.client,
-                    self.prompts,
+                    await self.make_prompts(),
                     self.params,
                     engine_id,
                     priority=self.body.priority,
@@ -123,11 +126,16 @@ class Job:
                     async for place, output in outputs:
                         self._count(place, output)
                         yield place, output
+            except (GeneratorExit, asyncio.CancelledError):
+                context.metrics.prompts_ended("abort", self.num_prompts - len(self.last))
+                raise
+            except ServerError:
+                context.metrics.prompts_ended("error", self.num_prompts - len(self.last))
+                raise
             finally:
                 del context.jobs[engine_id]
                 if timer is not None:
                     timer.cancel()
-                context.metrics.prompts_left(len(self.prompts) - len(self.last))
 
     async def whole(self) -> AsyncGenerator[bytes, None]:
         """The one part of a whole answer."""
@@ -202,7 +210,9 @@ class Job:
         num_equal = 0 if self.body.max_tokens == 0 else self.num_equal
         self.usage.count(place, output, num_equal=num_equal)
         if place not in self._times:
-            metrics.first_token_came(time.time() - self.arrival_time)
+            seconds = output.metrics.time_to_first_token
+            if seconds is not None:
+                metrics.first_token_came(seconds)
         elif num_tokens:
             num_seqs = len(output.outputs)
             metrics.tokens_came(now - self._times[place], -(-num_tokens // num_seqs))

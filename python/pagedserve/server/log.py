@@ -13,7 +13,7 @@ def log_request(job: Job, error: ServerError | None) -> None:
     """Write the line of a request that has been answered, refused or left."""
     usage = job.usage
     parts = [
-        f"prompts {len(job.prompts)}",
+        f"prompts {job.num_prompts}",
         f"prompt {sum(usage.prompt_tokens.values())} tokens",
         f"cached {sum(usage.cached_tokens.values())}",
         f"new {usage.completion_tokens}",
@@ -26,7 +26,7 @@ def log_request(job: Job, error: ServerError | None) -> None:
         parts.append(f"preemptions {last.metrics.num_preemptions}")
     if error is not None:
         parts.append(f"{error.status}")
-    elif len(job.last) < len(job.prompts):
+    elif len(job.last) < job.num_prompts:
         parts.append("client gone")
     else:
         parts.append(",".join(sorted(set(job.finishes))))

@@ -46,7 +46,7 @@ class CompletionLogprobs:
 
     Attributes:
         names: How tokens are written.
-        num_top: The likeliest tokens of each position that are shown.
+        num_top: The likeliest tokens of each position that are shown; -1 is all.
         offset: Characters shown before the next token.
     """
 
@@ -72,7 +72,7 @@ class CompletionLogprobs:
                 {
                     self.names(token): finite(known.logprob)
                     for token, known in entry.items()
-                    if known.rank <= self.num_top or token == token_id
+                    if self.num_top < 0 or known.rank <= self.num_top or token == token_id
                 }
             )
         return {
@@ -86,7 +86,7 @@ class CompletionLogprobs:
 def chat_logprobs(
     names: TokenNames, num_top: int, token_ids: Sequence[int], entries: Sequence[Entry]
 ) -> dict[str, Any]:
-    """The ``logprobs`` of a chat choice, for some of its tokens."""
+    """The ``logprobs`` of a chat choice, for some of its tokens; ``num_top`` -1 is all."""
 
     def described(token_id: int, logprob: float) -> dict[str, Any]:
         return {
@@ -101,10 +101,10 @@ def chat_logprobs(
         top = [
             described(token, logprob.logprob)
             for token, logprob in known.items()
-            if logprob.rank <= num_top
+            if num_top < 0 or logprob.rank <= num_top
         ]
         chosen = known[token_id].logprob if token_id in known else _LEAST
-        content.append({**described(token_id, chosen), "top_logprobs": top[:num_top]})
+        content.append({**described(token_id, chosen), "top_logprobs": top})
     return {"content": content}
 
 

@@ -144,9 +144,9 @@ class Metrics:
             if value is not None:
                 self._histograms[name].observe(value)
 
-    def prompts_left(self, number: int) -> None:
-        """Count prompts whose client has left."""
-        self._finished["abort"] += number
+    def prompts_ended(self, reason: str, number: int) -> None:
+        """Count prompts that ended without an answer."""
+        self._finished[reason] += number
 
     def exposition(self) -> bytes:
         """The text that Prometheus reads."""

@@ -9,6 +9,7 @@ import pagedserve.checks as checks
 from pagedserve.options import add_arguments, check_options, describe, option, parse_bytes
 
 _MIB: Final = 1 << 20
+_MAX_PORT: Final = 65535
 
 
 def _path(name: str, value: object) -> str | None:
@@ -17,6 +18,13 @@ def _path(name: str, value: object) -> str | None:
 
 def _texts(name: str, value: object) -> tuple[str, ...]:
     return checks.each(checks.text, "a list of strings")(name, value)
+
+
+def _port(name: str, value: object) -> int:
+    port = checks.integer("from 0 to 65535", low=0)(name, value)
+    if port > _MAX_PORT:
+        checks.refuse(name, value, "an integer, from 0 to 65535")
+    return port
 
 
 def _seconds(name: str, value: object) -> float:
@@ -32,7 +40,7 @@ class ServerArgs:
     """
 
     host: str = option("127.0.0.1", checks.text, "Address to listen at.")
-    port: int = option(8000, checks.integer("at least 0", low=0), "Port; 0 takes any free one.")
+    port: int = option(8000, _port, "Port; 0 takes any free one.")
     uds: str | None = option(
         None, _path, "Unix domain socket to listen at, instead of host and port.", unset="none"
     )

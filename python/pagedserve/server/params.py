@@ -70,13 +70,25 @@ def chat_params(body: ChatBody, default: SamplingParams) -> SamplingParams:
         RequestError: Values that cannot be, alone or together.
     """
     given = _common(body, default)
+    if body.stream and body.prompt_logprobs is not None:
+        raise RequestError("prompt_logprobs is given with stream; it is for whole answers")
     both = (body.max_completion_tokens, body.max_tokens)
     given["max_tokens"] = next((number for number in both if number is not None), None)
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise RequestError("top_logprobs is given without logprobs; it needs logprobs true")
     given["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
     given["prompt_logprobs"] = body.prompt_logprobs
     return _made(given)
+
+
+def check_num_choices(body: Body, most: int) -> None:
+    """Refuse more outputs than can run together, equal ones included.
+
+    Raises:
+        RequestError: ``n`` is above ``most``.
+    """
+    if body.n is not None and body.n > most:
+        raise RequestError(f"n is {body.n}; max_num_seqs is {most}")
 
 
 def num_equal_choices(body: Body, params: SamplingParams) -> int:

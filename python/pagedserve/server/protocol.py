@@ -8,7 +8,7 @@ is not here is refused unless its value asks for nothing (``ABSENT``).
 import difflib
 from typing import Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from pagedserve.errors import RequestError
 from pagedserve.sampling_params import EarlyStopping
@@ -36,7 +36,7 @@ HARMLESS: Final = frozenset(
 # Fields of what is not here, and the values besides None that ask for nothing.
 ABSENT: Final[dict[str, tuple[object, ...]]] = {
     "tools": ([],),
-    "tool_choice": ("none",),
+    "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none",),
     "response_format": ({"type": "text"},),
@@ -64,7 +64,26 @@ ABSENT: Final[dict[str, tuple[object, ...]]] = {
 }
 
 
-class StreamOptions(BaseModel):
+# What a request may be named: it is in the log and in every part of a stream.
+MAX_ID_CHARS: Final = 256
+# Priorities that the scheduler takes.
+_MAX_PRIORITY: Final = 2**63 - 1
+# Characters of a field's name that a message repeats.
+_MAX_NAME_CHARS: Final = 64
+
+
+class _NullsLeftOut(BaseModel):
+    """A body in which null says nothing."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_nulls_out(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        return {name: value for name, value in given.items() if value is not None}
+
+
+class StreamOptions(_NullsLeftOut):
     """What a stream says of tokens used."""
 
     model_config = ConfigDict(extra="ignore")
@@ -73,13 +92,13 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: bool = False
 
 
-class Body(BaseModel):
+class Body(_NullsLeftOut):
     """What both kinds of completions take."""
 
     model_config = ConfigDict(extra="allow")
 
     model: str | None = None
-    n: int | None = None
+    n: int | None = Field(default=None, ge=1)
     best_of: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -108,9 +127,9 @@ class Body(BaseModel):
     echo: bool = False
     stream: bool = False
     stream_options: StreamOptions | None = None
-    priority: int = 0
+    priority: int = Field(default=0, ge=-_MAX_PRIORITY, le=_MAX_PRIORITY)
     cache_salt: str | None = None
-    request_id: str | None = None
+    request_id: str | None = Field(default=None, max_length=MAX_ID_CHARS, pattern="^[ -~]+$")
     timeout: float | None = Field(default=None, gt=0, description="Seconds until it is aborted.")
     return_tokens_as_token_ids: bool = False
     return_token_ids: bool = False
@@ -129,7 +148,8 @@ class Body(BaseModel):
                 if value is not None and value not in ABSENT[name]:
                     raise RequestError(f"{name} is {value!r}; it is not supported here")
             elif name not in HARMLESS and not allows_unknown:
-                raise RequestError(f"{name} is no field of this request{self._nearest(name)}")
+                shown = name[:_MAX_NAME_CHARS]
+                raise RequestError(f"{shown} is no field of this request{self._nearest(shown)}")
 
     def _nearest(self, name: str) -> str:
         known = [*type(self).model_fields, *ABSENT]
@@ -159,7 +179,7 @@ class ChatBody(Body):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class TokenizeBody(BaseModel):
+class TokenizeBody(_NullsLeftOut):
     """``POST /tokenize``: a prompt or a conversation."""
 
     model_config = ConfigDict(extra="forbid")

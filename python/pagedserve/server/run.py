@@ -13,6 +13,7 @@ import ssl
 import sys
 from collections.abc import Coroutine
 from functools import partial
+from pathlib import Path
 from socket import socket
 from types import FrameType
 from typing import Any, Final
@@ -23,6 +24,7 @@ from pagedserve.config import EngineArgs
 from pagedserve.engine.async_engine import AsyncLLMEngine
 from pagedserve.engine.defaults import default_sampling_params
 from pagedserve.engine.llm_engine import LLMEngine
+from pagedserve.errors import ConfigError
 from pagedserve.server.app import build_app
 from pagedserve.server.context import Context
 from pagedserve.server.limits import Admission
@@ -48,6 +50,7 @@ def serve(engine_args: EngineArgs, server_args: ServerArgs) -> int:
         ModelLoadError: The model cannot be found, read or run.
     """
     default_params = default_sampling_params(engine_args)
+    chat_template = _chat_template(server_args.chat_template)  # before anything is loaded
     client = AsyncLLMEngine(
         partial(LLMEngine, engine_args), stall_timeout=server_args.stall_timeout
     )
@@ -60,6 +63,7 @@ def serve(engine_args: EngineArgs, server_args: ServerArgs) -> int:
         default_params=default_params,
         admission=admission,
         metrics=Metrics(client, names[0], admission),
+        chat_template=chat_template,
     )
     server = Server(context, client)
     try:
@@ -69,6 +73,16 @@ def serve(engine_args: EngineArgs, server_args: ServerArgs) -> int:
     if server.failure is not None:
         raise server.failure
     return 1 if client.errored else 0
+
+
+def _chat_template(given: str | None) -> str | None:
+    """A template from the options: a file's, or the text itself."""
+    if given is None or "{" in given:
+        return given
+    try:
+        return Path(given).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"chat_template: cannot read {given}: {error}") from error
 
 
 class Server(uvicorn.Server):
@@ -155,12 +169,13 @@ class Server(uvicorn.Server):
         logger.info("serving %s", ", ".join(context.names))
 
     async def _drain(self) -> None:
-        deadline = asyncio.get_running_loop().time() + self._context.args.shutdown_timeout
         clock = asyncio.get_running_loop().time
-        while self._context.jobs and clock() < deadline:  # noqa: ASYNC110  # for seconds at most
+        deadline = clock() + self._context.args.shutdown_timeout
+        while self._context.num_open and clock() < deadline:  # noqa: ASYNC110  # for seconds
             await asyncio.sleep(_LOOK)
-        for _, names in list(self._context.jobs.values()):
-            await self._client.abort(names)
-        while self._context.jobs and self._client.is_running:  # noqa: ASYNC110  # a step or two
+        deadline = clock() + _CLOSING
+        while self._context.num_open and clock() < deadline:
+            for _, names in list(self._context.jobs.values()):
+                await self._client.abort(names)
             await asyncio.sleep(_LOOK)
         self.should_exit = True
