@@ -78,7 +78,7 @@ def test_a_chat_in_the_browser(smollm2_server: Process, tmp_path: Path) -> None:
             await page.until("running === null && messages.length === 2")
             user, assistant = await page.value("messages")
             assert (user["content"], assistant["role"]) == ("Say hello.", "assistant")
-            assert assistant["content"].startswith("Hello")
+            assert assistant["content"]  # drawn at random
             shown = await page.value("document.querySelector('.assistant').textContent")
             assert shown == assistant["content"]
             assert re.match(
