@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from pagedserve._core import __version__
 from pagedserve.collector import collector_paused
+from pagedserve.errors import extra_needed
 
 if TYPE_CHECKING:
     from pagedserve._core import (
@@ -159,16 +160,8 @@ _HOME = {
 def __getattr__(name: str) -> object:
     if name not in _HOME:
         raise AttributeError(f"module 'pagedserve' has no attribute {name!r}")
-    try:
-        with collector_paused():
-            value: object = getattr(import_module(_HOME[name]), name)
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.split(".")[0] == "pagedserve":
-            raise
-        raise ImportError(
-            f"pagedserve.{name} needs {error.name}, which is not installed: "
-            "pip install 'pagedserve[engine]'"
-        ) from error
+    with extra_needed(f"pagedserve.{name}", "engine"), collector_paused():
+        value: object = getattr(import_module(_HOME[name]), name)
     globals()[name] = value
     return value
 

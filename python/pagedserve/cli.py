@@ -18,7 +18,7 @@ from pagedserve import __version__
 from pagedserve.bench.command import add_bench_parser
 from pagedserve.config import EngineArgs
 from pagedserve.engine.stats import hit_rate
-from pagedserve.errors import ConfigError, ModelLoadError, RequestError
+from pagedserve.errors import ConfigError, ModelLoadError, RequestError, extra_needed
 from pagedserve.outputs import CompletionOutput, RequestOutput
 from pagedserve.sampling_checks import UNDRAWN
 from pagedserve.sampling_params import SamplingParams
@@ -117,13 +117,8 @@ def _serve(options: argparse.Namespace) -> int:
     server_args = ServerArgs.from_cli_args(options)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
 
-    try:
+    with extra_needed("pagedserve serve", "engine,serve"):
         from pagedserve.server.run import serve
-    except ModuleNotFoundError as error:
-        raise ImportError(
-            f"pagedserve serve needs {error.name}, which is not installed: "
-            "pip install 'pagedserve[engine,serve]'"
-        ) from error
 
     return serve(engine_args, server_args)
 

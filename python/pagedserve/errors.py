@@ -4,6 +4,26 @@ The Rust core raises these very classes (``rust/py/src/error.rs`` names them), s
 one definition of each.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def extra_needed(who: str, extra: str) -> Iterator[None]:
+    """A context that imports what ``who`` needs; a package that is not there is named.
+
+    Raises:
+        ImportError: Which package is missing, and the extra that brings it.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] == "pagedserve":
+            raise
+        raise ImportError(
+            f"{who} needs {error.name}, which is not installed: pip install 'pagedserve[{extra}]'"
+        ) from error
+
 
 class PagedServeError(Exception):
     """Base of everything that pagedserve raises on purpose."""

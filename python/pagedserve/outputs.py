@@ -106,12 +106,12 @@ class RequestMetrics:
     @property
     def time_in_queue(self) -> float | None:
         """Seconds from arrival to the first step that computed something of it."""
-        return _between(self.arrival_time, self.first_scheduled_time)
+        return seconds_between(self.arrival_time, self.first_scheduled_time)
 
     @property
     def time_to_first_token(self) -> float | None:
         """Seconds from arrival to the first new token."""
-        return _between(self.arrival_time, self.first_token_time)
+        return seconds_between(self.arrival_time, self.first_token_time)
 
 
 @dataclass(slots=True)
@@ -207,5 +207,6 @@ class BeamSearchOutput:
         return cls(beams)
 
 
-def _between(start: float, end: float | None) -> float | None:
-    return None if end is None else end - start
+def seconds_between(start: float | None, end: float | None) -> float | None:
+    """From one time to another; None where one of them did not come."""
+    return None if start is None or end is None else end - start

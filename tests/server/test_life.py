@@ -271,33 +271,26 @@ def test_many_at_once_get_the_tokens_of_each(served: Served, formula: FormulaMod
 class TestProcess:
     """A server in a process of its own, of the real model."""
 
-    def test_sigterm_lets_running_streams_end(self, tmp_path: Path) -> None:
-        process = Process(tmp_path / "log", "smollm2", "--num-gpu-blocks", "64")
+    def ends_after_sigterm(self, log: Path, max_tokens: int, *options: str) -> str:
+        """How a stream ends that runs when the signal comes; the process ends well."""
+        process = Process(log, "smollm2", "--num-gpu-blocks", "64", *options)
         assert httpx.get(f"{process.url}/health").status_code in (200, 503)
         assert httpx.get(f"{process.url}/ping").status_code in (200, 503)
         process.wait_until_healthy()
-        body = {"prompt": "One", "max_tokens": 60, "stream": True, "ignore_eos": True}
+        body = {"prompt": "One", "max_tokens": max_tokens, "stream": True, "ignore_eos": True}
         with httpx.stream("POST", f"{process.url}/v1/completions", json=body, timeout=60) as answer:
             lines = answer.iter_lines()
             next(lines)
             process.process.send_signal(signal.SIGTERM)
             rest = list(lines)
         assert rest[-2] == "data: [DONE]"
-        assert (
-            json.loads(rest[-4].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
-        )
         assert process.process.wait() == 0
+        last = json.loads(rest[-4].removeprefix("data: "))
+        return str(last["choices"][0]["finish_reason"])
+
+    def test_sigterm_lets_running_streams_end(self, tmp_path: Path) -> None:
+        assert self.ends_after_sigterm(tmp_path / "log", 60) == "length"
 
     def test_sigterm_without_time_aborts_them(self, tmp_path: Path) -> None:
-        options = ("--num-gpu-blocks", "64", "--shutdown-timeout", "0")
-        process = Process(tmp_path / "log", "smollm2", *options)
-        process.wait_until_healthy()
-        body = {"prompt": "One", "max_tokens": 900, "stream": True, "ignore_eos": True}
-        with httpx.stream("POST", f"{process.url}/v1/completions", json=body, timeout=60) as answer:
-            lines = answer.iter_lines()
-            next(lines)
-            process.process.send_signal(signal.SIGTERM)
-            rest = list(lines)
-        assert rest[-2] == "data: [DONE]"
-        assert json.loads(rest[-4].removeprefix("data: "))["choices"][0]["finish_reason"] == "abort"
-        assert process.process.wait() == 0
+        end = self.ends_after_sigterm(tmp_path / "log", 900, "--shutdown-timeout", "0")
+        assert end == "abort"

@@ -4,6 +4,7 @@ import argparse
 from typing import Any
 
 from pagedserve.bench.options import BenchOptions, add_options
+from pagedserve.errors import extra_needed
 
 _DESCRIPTION = (
     "Send requests to an OpenAI-compatible server and measure what it answers: throughput, time "
@@ -27,14 +28,7 @@ def add_bench_parser(commands: "argparse._SubParsersAction[Any]") -> None:
 
 def _run(namespace: argparse.Namespace) -> int:
     options = BenchOptions.from_namespace(namespace)
-    try:
+    with extra_needed("pagedserve bench", "bench"):
         from pagedserve.bench.serve import bench_serve
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.split(".")[0] == "pagedserve":
-            raise
-        raise ImportError(
-            f"pagedserve bench needs {error.name}, which is not installed: "
-            "pip install 'pagedserve[bench]'"
-        ) from error
     bench_serve(options)
     return 0

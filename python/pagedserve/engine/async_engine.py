@@ -139,8 +139,7 @@ class AsyncLLMEngine:
         """
         if not start_engine_loop:
             raise RequestError("start_engine_loop is False; the engine always has its thread")
-        refuse_arguments({"engine_config": engine_config})
-        refuse_arguments(absent)
+        refuse_arguments({"engine_config": engine_config, **absent})
         engine = cls(partial(LLMEngine, engine_args))
         engine.wait_until_ready()
         return engine

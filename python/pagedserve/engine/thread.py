@@ -68,11 +68,6 @@ class EngineThread:
         self._thread = threading.Thread(target=self._run, name="pagedserve-engine", daemon=True)
         self._thread.start()
 
-    @property
-    def is_alive(self) -> bool:
-        """Whether the thread runs."""
-        return self._thread.is_alive()
-
     def send(self, mail: Mail) -> None:
         """Have something done between two steps.
 

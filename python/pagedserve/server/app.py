@@ -54,7 +54,6 @@ def build_app(context: Context) -> ASGIApp:
         redoc_url=None,
         responses={"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}},
     )
-    app.state.context = context
     for kind in (ServerError, PagedServeError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, _tell)
     _add_completions(app, context)

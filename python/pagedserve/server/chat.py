@@ -1,6 +1,6 @@
 """``POST /v1/chat/completions``."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from json.encoder import encode_basestring_ascii
 from typing import Any
@@ -12,7 +12,7 @@ from pagedserve.outputs import CompletionOutput, RequestOutput
 from pagedserve.server.context import Context
 from pagedserve.server.job import Job
 from pagedserve.server.logprobs import TokenNames, chat_logprobs, prompt_logprobs
-from pagedserve.server.params import chat_params, check_num_choices, num_equal_choices
+from pagedserve.server.params import chat_params, check_num_choices, num_equal_choices, salted
 from pagedserve.server.protocol import ChatBody
 
 
@@ -46,10 +46,7 @@ async def chat_job(context: Context, body: ChatBody, answer_id: str) -> Job:
 
 
 async def _made(context: Context, body: ChatBody) -> list[Prompt]:
-    prompt = await context.chat_prompt(body)
-    if body.cache_salt is not None:
-        prompt["cache_salt"] = body.cache_salt
-    return [prompt]
+    return [salted(await context.chat_prompt(body), body)]
 
 
 def _last(body: ChatBody, key: str) -> str:
@@ -71,7 +68,6 @@ class ChatChoices:
     echoed: str
     kind: str = "chat.completion"
     chunk_kind: str = "chat.completion.chunk"
-    _begun: set[int] = field(default_factory=set)
 
     def opening(self, index: int) -> str:  # noqa: D102
         role = encode_basestring_ascii(self.role)

@@ -17,7 +17,12 @@ from pagedserve.server.logprobs import (
     TokenNames,
     prompt_logprobs,
 )
-from pagedserve.server.params import check_num_choices, completion_params, num_equal_choices
+from pagedserve.server.params import (
+    check_num_choices,
+    completion_params,
+    num_equal_choices,
+    salted,
+)
 from pagedserve.server.protocol import CompletionBody
 
 # Prompts of one request.
@@ -69,18 +74,12 @@ async def _made(
     for prompt in given:
         if isinstance(prompt, str) and body.add_special_tokens:
             context.check_length(prompt, "the prompt")
-            prompts.append(_salted(TextPrompt(prompt=prompt), body.cache_salt))
+            prompts.append(salted(TextPrompt(prompt=prompt), body))
             continue
         if isinstance(prompt, str):
             prompt = await context.encode(prompt, add_special_tokens=False)  # noqa: PLW2901
-        prompts.append(_salted(TokensPrompt(prompt_token_ids=prompt), body.cache_salt))
+        prompts.append(salted(TokensPrompt(prompt_token_ids=prompt), body))
     return prompts
-
-
-def _salted(prompt: TextPrompt | TokensPrompt, salt: str | None) -> Prompt:
-    if salt is not None:
-        prompt["cache_salt"] = salt
-    return prompt
 
 
 @dataclass(slots=True)

@@ -20,7 +20,6 @@ _TYPES: Final = {
     405: "MethodNotAllowedError",
     413: "RequestTooLargeError",
     500: "InternalServerError",
-    501: "NotImplementedError",
     503: "ServiceUnavailableError",
 }
 # The most that is said of bodies that are no such requests.

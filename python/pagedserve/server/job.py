@@ -208,7 +208,7 @@ class Job:
         num_tokens = sum(len(completion.token_ids) for completion in output.outputs)
         # A token that was made though none was asked for is nobody's.
         num_equal = 0 if self.body.max_tokens == 0 else self.num_equal
-        self.usage.count(place, output, num_equal=num_equal)
+        self.usage.count(place, output, num_equal * num_tokens)
         if place not in self._times:
             seconds = output.metrics.time_to_first_token
             if seconds is not None:

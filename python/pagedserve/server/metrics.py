@@ -25,7 +25,7 @@ from prometheus_client.core import (
 
 from pagedserve.engine.client import EngineClient
 from pagedserve.engine.stats import EngineSnapshot, Histogram
-from pagedserve.outputs import RequestMetrics, RequestOutput
+from pagedserve.outputs import RequestMetrics, RequestOutput, seconds_between
 from pagedserve.sampling_params import SamplingParams
 from pagedserve.server.limits import Admission
 
@@ -137,7 +137,9 @@ class Metrics:
             **_times(output.metrics),
         }
         if num_generated > 1 and params.max_num_running_seqs == 1:
-            seconds = _between(output.metrics.first_token_time, output.metrics.last_token_time)
+            seconds = seconds_between(
+                output.metrics.first_token_time, output.metrics.last_token_time
+            )
             if seconds is not None:
                 counted["request_time_per_output_token_seconds"] = seconds / (num_generated - 1)
         for name, value in counted.items():
@@ -226,13 +228,9 @@ def _times(metrics: RequestMetrics) -> dict[str, float | None]:
     """How long the parts of a request's life were; None for what did not happen."""
     first, end = metrics.first_scheduled_time, metrics.finished_time
     return {
-        "e2e_request_latency_seconds": _between(metrics.arrival_time, end),
+        "e2e_request_latency_seconds": seconds_between(metrics.arrival_time, end),
         "request_queue_time_seconds": metrics.time_in_queue,
-        "request_inference_time_seconds": _between(first, end),
-        "request_prefill_time_seconds": _between(first, metrics.first_token_time),
-        "request_decode_time_seconds": _between(metrics.first_token_time, end),
+        "request_inference_time_seconds": seconds_between(first, end),
+        "request_prefill_time_seconds": seconds_between(first, metrics.first_token_time),
+        "request_decode_time_seconds": seconds_between(metrics.first_token_time, end),
     }
-
-
-def _between(first: float | None, last: float | None) -> float | None:
-    return None if first is None or last is None else last - first

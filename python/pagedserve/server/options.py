@@ -12,14 +12,6 @@ _MIB: Final = 1 << 20
 _MAX_PORT: Final = 65535
 
 
-def _path(name: str, value: object) -> str | None:
-    return checks.optional(checks.text)(name, value)
-
-
-def _texts(name: str, value: object) -> tuple[str, ...]:
-    return checks.each(checks.text, "a list of strings")(name, value)
-
-
 def _port(name: str, value: object) -> int:
     port = checks.integer("from 0 to 65535", low=0)(name, value)
     if port > _MAX_PORT:
@@ -27,8 +19,9 @@ def _port(name: str, value: object) -> int:
     return port
 
 
-def _seconds(name: str, value: object) -> float:
-    return checks.real("a number of seconds, at least 0", low=0)(name, value)
+_PATH: Final = checks.optional(checks.text)
+_TEXTS: Final = checks.each(checks.text, "a list of strings")
+_SECONDS: Final = checks.real("a number of seconds, at least 0", low=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,16 +35,16 @@ class ServerArgs:
     host: str = option("127.0.0.1", checks.text, "Address to listen at.")
     port: int = option(8000, _port, "Port; 0 takes any free one.")
     uds: str | None = option(
-        None, _path, "Unix domain socket to listen at, instead of host and port.", unset="none"
+        None, _PATH, "Unix domain socket to listen at, instead of host and port.", unset="none"
     )
     served_model_name: tuple[str, ...] = option(
-        (), _texts, "Names of the model; the first is shown.", unset="model"
+        (), _TEXTS, "Names of the model; the first is shown.", unset="model"
     )
     api_key: tuple[str, ...] = option(
-        (), _texts, "Keys one of which a client must show; also PAGEDSERVE_API_KEY.", unset="none"
+        (), _TEXTS, "Keys one of which a client must show; also PAGEDSERVE_API_KEY.", unset="none"
     )
     chat_template: str | None = option(
-        None, _path, "File with a chat template, or its text.", unset="the model's own"
+        None, _PATH, "File with a chat template, or its text.", unset="the model's own"
     )
     response_role: str = option("assistant", checks.text, "Role of the answers in a chat.")
     root_path: str = option(
@@ -73,11 +66,11 @@ class ServerArgs:
         parse=parse_bytes,
     )
     shutdown_timeout: float = option(
-        30.0, _seconds, "Seconds that running requests have to end after SIGTERM."
+        30.0, _SECONDS, "Seconds that running requests have to end after SIGTERM."
     )
     stall_timeout: float = option(
         60.0,
-        _seconds,
+        _SECONDS,
         "Seconds without the end of a step after which /health says 503, and for which a client "
         "may read nothing.",
     )
@@ -99,10 +92,10 @@ class ServerArgs:
         checks.choice(("critical", "error", "warning", "info", "debug")),
         "Of what uvicorn writes to the log: critical, error, warning, info or debug.",
     )
-    ssl_keyfile: str | None = option(None, _path, "Key for TLS.", unset="no TLS")
-    ssl_certfile: str | None = option(None, _path, "Certificate for TLS.", unset="no TLS")
+    ssl_keyfile: str | None = option(None, _PATH, "Key for TLS.", unset="no TLS")
+    ssl_certfile: str | None = option(None, _PATH, "Certificate for TLS.", unset="no TLS")
     ssl_ca_certs: str | None = option(
-        None, _path, "Certificates that clients are checked by.", unset="none"
+        None, _PATH, "Certificates that clients are checked by.", unset="none"
     )
     ssl_cert_reqs: int = option(
         0,

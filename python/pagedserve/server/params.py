@@ -3,6 +3,7 @@
 from typing import Any, Final
 
 from pagedserve.errors import RequestError
+from pagedserve.inputs import Prompt, TextPrompt, TokensPrompt
 from pagedserve.sampling_params import RequestOutputKind, SamplingParams
 from pagedserve.server.protocol import Body, ChatBody, CompletionBody
 
@@ -79,6 +80,13 @@ def chat_params(body: ChatBody, default: SamplingParams) -> SamplingParams:
     given["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
     given["prompt_logprobs"] = body.prompt_logprobs
     return _made(given)
+
+
+def salted(prompt: TextPrompt | TokensPrompt, body: Body) -> Prompt:
+    """A prompt with the salt of its request, if that has one."""
+    if body.cache_salt is not None:
+        prompt["cache_salt"] = body.cache_salt
+    return prompt
 
 
 def check_num_choices(body: Body, most: int) -> None:
