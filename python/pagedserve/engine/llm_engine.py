@@ -24,6 +24,7 @@ from pagedserve.engine.loop import EngineLoop, sigint_deferred
 from pagedserve.engine.request import Request, RequestTable
 from pagedserve.engine.stats import EngineSnapshot, EngineStats, StatsLine
 from pagedserve.errors import InvariantError, RequestError
+from pagedserve.executor.memory import MemoryPlan
 from pagedserve.executor.protocol import CacheShape, Executor, ModelInfo, StepLimits
 from pagedserve.inputs import Prompt, match_params, parse_prompt
 from pagedserve.models.tokenizer import load_tokenizer
@@ -96,6 +97,7 @@ class LLMEngine:
         cache = CacheConfig(
             num_gpu_blocks=num_blocks, num_cpu_blocks=num_cpu_blocks, **args.cache_options
         )
+        self._cache_config = _cache_config(args, cache, self.memory)
         self._scheduler = Scheduler(config, cache, log=args.decision_log)
         executor.init_cache(
             CacheShape(
@@ -194,6 +196,7 @@ class LLMEngine:
             num_looked_up_tokens=scheduler.num_looked_up_tokens,
             num_cached_tokens=scheduler.num_cached_tokens,
             seconds_without_progress=seconds_without_progress,
+            cache_config=self._cache_config,
             stats=self.stats,
         )
 
@@ -343,6 +346,23 @@ class LLMEngine:
                 f"request_id is {request_id!r}; it must be a string that no other unfinished "
                 "request has"
             )
+
+
+def _cache_config(args: EngineArgs, cache: CacheConfig, memory: MemoryPlan) -> dict[str, object]:
+    """How the KV cache was made, by the names that vLLM's versions have for it."""
+    return {
+        "block_size": cache.block_size,
+        "cache_dtype": "auto",  # the model's
+        "enable_prefix_caching": cache.enable_prefix_caching,
+        "gpu_memory_utilization": args.gpu_memory_utilization,
+        "kv_cache_memory_bytes": memory.pool_bytes,
+        "kv_cache_size_tokens": cache.num_gpu_blocks * cache.block_size,
+        "num_cpu_blocks": cache.num_cpu_blocks,
+        "num_gpu_blocks": cache.num_gpu_blocks,
+        "num_gpu_blocks_override": args.num_gpu_blocks,
+        "sliding_window": cache.sliding_window,
+        "swap_space_bytes": memory.swap_bytes,
+    }
 
 
 def _did_nothing(scheduled: SchedulerOutputs) -> bool:

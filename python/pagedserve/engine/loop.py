@@ -151,6 +151,7 @@ class EngineLoop:
         Returns:
             The decisions of the step that ended.
         """
+        started, executor_seconds = now(), self._stats.executor_seconds
         self._begin()
         try:
             last = self._steps[0] if self._steps else self._launch_next(after=None)
@@ -164,6 +165,11 @@ class EngineLoop:
             self._roll_back()
             raise
         self._is_torn = False
+        if last.handle is not None:
+            seconds = now() - started
+            self._stats.step_seconds.observe(seconds)
+            seconds -= self._stats.executor_seconds - executor_seconds
+            self._stats.host_step_seconds.observe(seconds)
         return last.scheduled
 
     def drain(self) -> None:
@@ -222,7 +228,9 @@ class EngineLoop:
             rows = _rows(step, after)
             targets = prompt_targets(step.scored) if step.scored else None
         previous = after.handle if after else None
+        started = now()
         step.handle = self._executor.launch(step.scheduled, rows, targets, previous)
+        self._stats.executor_seconds += now() - started
         return step
 
     def _prepare(self, step: Step) -> None:
@@ -253,7 +261,9 @@ class EngineLoop:
                 self._steps.popleft()
                 self._end_ignored(step.scheduled)
             return
+        started = now()
         output = step.handle.results()
+        self._stats.executor_seconds += now() - started
         with sigint_deferred():
             self._end_ignored(step.scheduled)
             update = process_step(step.sequences, output.sampled)

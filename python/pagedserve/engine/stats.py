@@ -2,6 +2,7 @@
 
 import time
 from bisect import bisect_left
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -35,6 +36,8 @@ class Histogram:
 
 # Tokens of a step, as vLLM counts them.
 _STEP_TOKENS: Final = (1, *(2**power for power in range(3, 15)))
+# 1, 2, 5, 10, 20, ... from 10 microseconds to 50 seconds.
+_STEP_SECONDS: Final = tuple(digit / 10**power for power in range(5, -2, -1) for digit in (1, 2, 5))
 
 
 @dataclass(slots=True)
@@ -52,7 +55,10 @@ class EngineStats:
         num_copied_blocks: Blocks copied because sequences that shared them went apart.
         peak_used_blocks: KV blocks in use at the fullest moment.
         scheduler_seconds: What the scheduler took to decide.
+        executor_seconds: What the executor took to launch steps and to give their results.
         step_tokens: Tokens of each step that ran the model.
+        step_seconds: How long each call that ended such a step took.
+        host_step_seconds: The part of it outside the executor.
     """
 
     num_steps: int = 0
@@ -64,7 +70,10 @@ class EngineStats:
     num_copied_blocks: int = 0
     peak_used_blocks: int = 0
     scheduler_seconds: float = 0.0
+    executor_seconds: float = 0.0
     step_tokens: Histogram = field(default_factory=lambda: Histogram(_STEP_TOKENS))
+    step_seconds: Histogram = field(default_factory=lambda: Histogram(_STEP_SECONDS))
+    host_step_seconds: Histogram = field(default_factory=lambda: Histogram(_STEP_SECONDS))
 
     def record_step(self, scheduled: SchedulerOutputs, num_used_blocks: int) -> None:
         """Count a step about to run.
@@ -99,6 +108,7 @@ class EngineSnapshot:
         num_cached_tokens: Those of them that it had.
         seconds_without_progress: How long requests have waited without the end of a step; 0 while
             there are none.
+        cache_config: How the KV cache was made, by vLLM's names.
         stats: The engine's other sums, which go on.
     """
 
@@ -112,11 +122,12 @@ class EngineSnapshot:
     num_looked_up_tokens: int
     num_cached_tokens: int
     seconds_without_progress: float
+    cache_config: Mapping[str, object]
     stats: EngineStats
 
 
-class StatsLine:
-    """One readable line about an engine; its rates are those since the line before."""
+class Throughput:
+    """Tokens a second, between one look and the next."""
 
     def __init__(self) -> None:
         """Begin to measure."""
@@ -124,8 +135,30 @@ class StatsLine:
         self._counts = (0, 0)
 
     def age(self) -> float:
-        """Seconds since the last line."""
+        """Seconds since the last look."""
         return time.monotonic() - self._then
+
+    def look(self, stats: EngineStats) -> tuple[float, float]:
+        """Prompt tokens that the model ran on, and new tokens, a second since the last look."""
+        seconds = max(self.age(), 1e-9)
+        counts = (stats.num_computed_prompt_tokens, stats.num_generation_tokens)
+        prompt, generation = (
+            (count - before) / seconds for count, before in zip(counts, self._counts, strict=True)
+        )
+        self._then, self._counts = time.monotonic(), counts
+        return prompt, generation
+
+
+class StatsLine:
+    """One readable line about an engine; its rates are those since the line before."""
+
+    def __init__(self) -> None:
+        """Begin to measure."""
+        self._throughput = Throughput()
+
+    def age(self) -> float:
+        """Seconds since the last line."""
+        return self._throughput.age()
 
     def write(self, stats: EngineStats, scheduler: Scheduler, num_gpu_blocks: int) -> str:
         """The line.
@@ -135,12 +168,7 @@ class StatsLine:
             scheduler: Its scheduler.
             num_gpu_blocks: Its KV blocks.
         """
-        seconds = max(self.age(), 1e-9)
-        counts = (stats.num_computed_prompt_tokens, stats.num_generation_tokens)
-        prompt, generation = (
-            (count - before) / seconds for count, before in zip(counts, self._counts, strict=True)
-        )
-        self._then, self._counts = time.monotonic(), counts
+        prompt, generation = self._throughput.look(stats)
         used = 1 - scheduler.num_free_gpu_blocks / num_gpu_blocks
         return (
             f"running {scheduler.num_running}, waiting {scheduler.num_waiting}, "

@@ -210,9 +210,7 @@ class Job:
         num_equal = 0 if self.body.max_tokens == 0 else self.num_equal
         self.usage.count(place, output, num_equal * num_tokens)
         if place not in self._times:
-            seconds = output.metrics.time_to_first_token
-            if seconds is not None:
-                metrics.first_token_came(seconds)
+            metrics.first_token_came(output)
         elif num_tokens:
             num_seqs = len(output.outputs)
             metrics.tokens_came(now - self._times[place], -(-num_tokens // num_seqs))

@@ -6,7 +6,7 @@ scrapes, so they are right also while no step runs.
 Costs: a look into a list of bounds a token, some 0.3 us.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Final
 
 from prometheus_client import (
@@ -16,17 +16,15 @@ from prometheus_client import (
     CollectorRegistry,
     generate_latest,
 )
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
+from prometheus_client.core import Metric
 
 from pagedserve.engine.client import EngineClient
-from pagedserve.engine.stats import EngineSnapshot, Histogram
+from pagedserve.engine.stats import Histogram
 from pagedserve.outputs import RequestMetrics, RequestOutput, seconds_between
 from pagedserve.sampling_params import SamplingParams
+from pagedserve.server.engine_metrics import EngineMetrics
+from pagedserve.server.exposition import counter, histogram
+from pagedserve.server.http_metrics import HttpMetrics
 from pagedserve.server.limits import Admission
 
 # Bounds as vLLM has them: each holds those of its classic and of its newest version.
@@ -47,17 +45,8 @@ _TOKENS: Final = tuple(float(digit * 10**power) for power in range(6) for digit 
 _SEVERAL: Final = (1, 2, 5, 10, 20)
 _PREEMPTIONS: Final = (1, 2, 3, 4, 5, 10, 20)
 _FINISH_REASONS: Final = ("stop", "length", "abort", "error", "ignored", "repetition")
-
-
-def _family(name: str, text: str, histogram: Histogram, labels: dict[str, str]) -> Metric:
-    """A histogram as it is exposed."""
-    family = HistogramMetricFamily(name, text, labels=list(labels))
-    buckets, sum_so_far = [], 0
-    for bound, count in zip((*histogram.bounds, None), histogram.counts, strict=True):
-        sum_so_far += count
-        buckets.append(("+Inf" if bound is None else str(float(bound)), sum_so_far))
-    family.add_metric(list(labels.values()), buckets, histogram.total)
-    return family
+# Where the tokens of a prompt may come from.
+_SOURCES: Final = ("local_compute", "local_cache_hit", "external_kv_transfer")
 
 
 # Histograms of requests: what each counts, and its bounds.
@@ -74,6 +63,10 @@ _HISTOGRAMS: Final[dict[str, tuple[str, tuple[float, ...]]]] = {
     "request_prefill_time_seconds": ("First step to first token.", _WHOLE),
     "request_decode_time_seconds": ("First token to end.", _WHOLE),
     "request_prompt_tokens": ("Prompt tokens of a request.", _TOKENS),
+    "request_prefill_kv_computed_tokens": (
+        "Prompt tokens of a request that the prefix cache did not have.",
+        _TOKENS,
+    ),
     "request_generation_tokens": ("New tokens of a request.", _TOKENS),
     "request_max_num_generation_tokens": ("New tokens of an output.", _TOKENS),
     "request_params_max_tokens": ("max_tokens.", _TOKENS),
@@ -86,7 +79,11 @@ _CLASSIC_NAMES: Final = {"inter_token_latency_seconds": "time_per_output_token_s
 
 
 class Metrics:
-    """What is measured of requests, and what the engine says when somebody scrapes."""
+    """What is measured of requests, and what the engine says when somebody scrapes.
+
+    Attributes:
+        http: What is measured of requests over HTTP.
+    """
 
     def __init__(self, client: EngineClient, model_name: str, admission: Admission) -> None:
         """Begin to count.
@@ -96,19 +93,27 @@ class Metrics:
             model_name: The label of everything.
             admission: Knows who was refused.
         """
-        self._client = client
+        self.http = HttpMetrics()
         self._admission = admission
         self._labels = {"model_name": model_name, "engine": "0"}
+        self._engine = EngineMetrics(client, self._labels)
         self._histograms = {name: Histogram(bounds) for name, (_, bounds) in _HISTOGRAMS.items()}
         self._finished = dict.fromkeys(_FINISH_REASONS, 0)
+        self._prompt_tokens = dict.fromkeys(_SOURCES, 0)
         self._registry = CollectorRegistry()
         for collector in (PROCESS_COLLECTOR, PLATFORM_COLLECTOR, GC_COLLECTOR):
             self._registry.register(collector)
         self._registry.register(self)
 
-    def first_token_came(self, seconds: float) -> None:
-        """Count the first output of a prompt, so long after the request came."""
+    def first_token_came(self, output: RequestOutput) -> None:
+        """Count the first output of a prompt."""
+        seconds = output.metrics.time_to_first_token
+        if seconds is None:
+            return
         self._histograms["time_to_first_token_seconds"].observe(seconds)
+        num_cached = output.num_cached_tokens or 0
+        self._prompt_tokens["local_cache_hit"] += num_cached
+        self._prompt_tokens["local_compute"] += len(output.prompt_token_ids) - num_cached
 
     def tokens_came(self, seconds: float, num_tokens: int) -> None:
         """Count tokens of a sequence that came so long after those before."""
@@ -126,8 +131,11 @@ class Metrics:
         """
         for completion in output.outputs:
             self._finished[completion.finish_reason or "abort"] += 1
+        num_prompt_tokens = len(output.prompt_token_ids)
         counted: dict[str, float | None] = {
-            "request_prompt_tokens": len(output.prompt_token_ids),
+            "request_prompt_tokens": num_prompt_tokens,
+            "request_prefill_kv_computed_tokens": num_prompt_tokens
+            - (output.num_cached_tokens or 0),
             "request_generation_tokens": num_generated,
             "request_max_num_generation_tokens": num_generated / max(1, len(output.outputs)),
             "request_params_max_tokens": params.max_tokens,
@@ -156,72 +164,23 @@ class Metrics:
 
     def collect(self) -> Iterable[Metric]:
         """All metrics but those of the process."""
-        for name, histogram in self._histograms.items():
+        for name, counted in self._histograms.items():
             text = _HISTOGRAMS[name][0]
             for shown in filter(None, (name, _CLASSIC_NAMES.get(name))):
-                yield _family(f"vllm:{shown}", text, histogram, self._labels)
-        finished = CounterMetricFamily(
-            "vllm:request_success",
-            "Outputs that ended, by reason.",
-            labels=[*self._labels, "finished_reason"],
+                yield histogram(f"vllm:{shown}", text, (self._labels, counted))
+        yield self._by("request_success", "Outputs that ended.", "finished_reason", self._finished)
+        yield self._by(
+            "prompt_tokens_by_source", "Tokens of prompts.", "source", self._prompt_tokens
         )
-        for reason, count in self._finished.items():
-            finished.add_metric([*self._labels.values(), reason], count)
-        yield finished
-        refused = CounterMetricFamily(
-            "vllm:admission_rejections",
-            "Requests that were refused.",
-            labels=[*self._labels, "reason"],
-        )
-        values = [*self._labels.values(), "max_num_queued_reqs"]
-        refused.add_metric(values, self._admission.num_refused)
-        yield refused
-        if self._client.is_running:
-            yield from self._of_engine(self._client.snapshot())
+        refusals = {"max_num_queued_reqs": self._admission.num_refused}
+        yield self._by("admission_rejections", "Requests that were refused.", "reason", refusals)
+        yield from self.http.collect()
+        yield from self._engine.collect()
 
-    def _of_engine(self, engine: EngineSnapshot) -> Iterator[Metric]:
-        yield _family(
-            "vllm:iteration_tokens_total",
-            "Tokens of a step.",
-            engine.stats.step_tokens,
-            self._labels,
-        )
-        looked_up = engine.num_looked_up_tokens
-        hit_rate = engine.num_cached_tokens / looked_up if looked_up else -1.0
-        gauges: dict[str, tuple[str, float]] = {
-            "vllm:num_requests_running": ("Requests that run.", engine.num_running),
-            "vllm:num_requests_waiting": ("Requests that wait.", engine.num_waiting),
-            "vllm:num_requests_swapped": ("Requests in host memory.", engine.num_swapped),
-            "vllm:gpu_cache_usage_perc": ("Share of KV blocks in use.", engine.gpu_cache_usage),
-            "vllm:kv_cache_usage_perc": ("Share of KV blocks in use.", engine.gpu_cache_usage),
-            "vllm:cpu_cache_usage_perc": ("Share of host blocks in use.", engine.cpu_cache_usage),
-            "vllm:gpu_prefix_cache_hit_rate": ("Share of tokens found.", hit_rate),
-            "pagedserve:seconds_since_step": (
-                "How long requests have waited without the end of a step.",
-                engine.seconds_without_progress,
-            ),
-        }
-        counters: dict[str, tuple[str, float]] = {
-            "vllm:num_preemptions": ("Preemptions.", engine.num_preemptions),
-            "vllm:prompt_tokens": ("Prompt tokens taken up.", engine.stats.num_prompt_tokens),
-            "vllm:generation_tokens": ("New tokens.", engine.stats.num_generation_tokens),
-            "vllm:prefix_cache_queries": ("Tokens looked up in the prefix cache.", looked_up),
-            "vllm:prefix_cache_hits": ("Tokens that it had.", engine.num_cached_tokens),
-            "vllm:prompt_tokens_cached": ("Tokens that it had.", engine.num_cached_tokens),
-            "pagedserve:recomputed_tokens": (
-                "Tokens that were computed and given up.",
-                engine.num_recomputed_tokens,
-            ),
-            "pagedserve:steps": ("Steps of the engine.", engine.stats.num_steps),
-        }
-        for name, (text, value) in gauges.items():
-            gauge = GaugeMetricFamily(name, text, labels=list(self._labels))
-            gauge.add_metric(list(self._labels.values()), value)
-            yield gauge
-        for name, (text, value) in counters.items():
-            counter = CounterMetricFamily(name, text, labels=list(self._labels))
-            counter.add_metric(list(self._labels.values()), value)
-            yield counter
+    def _by(self, name: str, text: str, label: str, counts: dict[str, int]) -> Metric:
+        """A counter whose parts have a label."""
+        samples = (({**self._labels, label: part}, count) for part, count in counts.items())
+        return counter(f"vllm:{name}", text, *samples)
 
 
 def _times(metrics: RequestMetrics) -> dict[str, float | None]:

@@ -1,0 +1,108 @@
+"""What the engine says when somebody scrapes; right also while no step runs."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from prometheus_client.core import Metric
+
+from pagedserve.engine.client import EngineClient
+from pagedserve.engine.stats import EngineSnapshot, Histogram, Throughput
+from pagedserve.server.exposition import Labels, counter, gauge, histogram
+
+_NUM_WAITING: Final = "Requests that wait."
+_CACHE_USAGE: Final = "Share of KV blocks in use."
+_CACHED_TOKENS: Final = "Tokens that the prefix cache had."
+
+
+class EngineMetrics:
+    """Gauges and sums of an engine."""
+
+    def __init__(self, client: EngineClient, labels: Labels) -> None:
+        """Begin to measure.
+
+        Args:
+            client: Says how the engine is.
+            labels: Of everything.
+        """
+        self._client = client
+        self._labels = labels
+        self._throughput = Throughput()
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics; none before the engine is made."""
+        if self._client.is_running:
+            engine = self._client.snapshot()
+            yield from self._gauges(engine)
+            yield from self._counters(engine)
+            yield from self._histograms(engine)
+
+    def _gauges(self, engine: EngineSnapshot) -> Iterator[Metric]:
+        looked_up = engine.num_looked_up_tokens
+        hit_rate = engine.num_cached_tokens / looked_up if looked_up else -1.0
+        prompt_rate, generation_rate = self._throughput.look(engine.stats)
+        gauges: dict[str, tuple[str, float]] = {
+            "vllm:num_requests_running": ("Requests that run.", engine.num_running),
+            "vllm:num_requests_waiting": (_NUM_WAITING, engine.num_waiting),
+            "vllm:num_requests_swapped": ("Requests in host memory.", engine.num_swapped),
+            "vllm:gpu_cache_usage_perc": (_CACHE_USAGE, engine.gpu_cache_usage),
+            "vllm:kv_cache_usage_perc": (_CACHE_USAGE, engine.gpu_cache_usage),
+            "vllm:cpu_cache_usage_perc": ("Share of host blocks in use.", engine.cpu_cache_usage),
+            "vllm:gpu_prefix_cache_hit_rate": ("Share of tokens found.", hit_rate),
+            "vllm:cpu_prefix_cache_hit_rate": ("-1: prompts are not looked up there.", -1.0),
+            "vllm:avg_prompt_throughput_toks_per_s": (
+                "Prompt tokens computed a second, since the last scrape.",
+                prompt_rate,
+            ),
+            "vllm:avg_generation_throughput_toks_per_s": (
+                "New tokens a second, since the last scrape.",
+                generation_rate,
+            ),
+            "pagedserve:seconds_since_step": (
+                "How long requests have waited without the end of a step.",
+                engine.seconds_without_progress,
+            ),
+        }
+        for name, (text, value) in gauges.items():
+            yield gauge(name, text, (self._labels, value))
+        yield gauge(
+            "vllm:num_requests_waiting_by_reason",
+            _NUM_WAITING,
+            ({**self._labels, "reason": "capacity"}, engine.num_waiting),
+            ({**self._labels, "reason": "deferred"}, 0),  # nothing is put off for another reason
+        )
+        config = {name: str(value) for name, value in engine.cache_config.items()}
+        yield gauge("vllm:cache_config_info", "The KV cache.", ({**self._labels, **config}, 1))
+
+    def _counters(self, engine: EngineSnapshot) -> Iterator[Metric]:
+        stats, num_cached = engine.stats, engine.num_cached_tokens
+        counters: dict[str, tuple[str, float]] = {
+            "vllm:num_preemptions": ("Preemptions.", engine.num_preemptions),
+            "vllm:prompt_tokens": ("Prompt tokens taken up.", stats.num_prompt_tokens),
+            "vllm:generation_tokens": ("New tokens.", stats.num_generation_tokens),
+            "vllm:prefix_cache_queries": (
+                "Tokens looked up in the prefix cache.",
+                engine.num_looked_up_tokens,
+            ),
+            "vllm:prefix_cache_hits": (_CACHED_TOKENS, num_cached),
+            "vllm:prompt_tokens_cached": (_CACHED_TOKENS, num_cached),
+            "pagedserve:recomputed_tokens": (
+                "Tokens that were computed and given up.",
+                engine.num_recomputed_tokens,
+            ),
+            "pagedserve:steps": ("Steps of the engine.", stats.num_steps),
+        }
+        for name, (text, value) in counters.items():
+            yield counter(name, text, (self._labels, value))
+
+    def _histograms(self, engine: EngineSnapshot) -> Iterator[Metric]:
+        stats = engine.stats
+        histograms: dict[str, tuple[str, Histogram]] = {
+            "vllm:iteration_tokens_total": ("Tokens of a step.", stats.step_tokens),
+            "pagedserve:step_seconds": ("A step.", stats.step_seconds),
+            "pagedserve:host_step_seconds": (
+                "The part of a step outside the executor.",
+                stats.host_step_seconds,
+            ),
+        }
+        for name, (text, counted) in histograms.items():
+            yield histogram(name, text, (self._labels, counted))
