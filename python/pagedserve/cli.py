@@ -113,8 +113,10 @@ def _serve(options: argparse.Namespace) -> int:
     options.model = options.model or options.model_tag
     if options.model is None:
         raise ConfigError("no model: give it, as in pagedserve serve smollm2")
-    engine_args = EngineArgs.from_cli_args(options)
     server_args = ServerArgs.from_cli_args(options)
+    for argument in dataclasses.fields(server_args):  # an engine may know it as not there
+        delattr(options, argument.name)
+    engine_args = EngineArgs.from_cli_args(options)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
 
     with extra_needed("pagedserve serve", "engine,serve"):

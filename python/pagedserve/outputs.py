@@ -113,6 +113,21 @@ class RequestMetrics:
         """Seconds from arrival to the first new token."""
         return seconds_between(self.arrival_time, self.first_token_time)
 
+    @property
+    def prefill_time(self) -> float | None:
+        """Seconds from the first step that computed something of it to the first new token."""
+        return seconds_between(self.first_scheduled_time, self.first_token_time)
+
+    @property
+    def decode_time(self) -> float | None:
+        """Seconds from the first new token to the end."""
+        return seconds_between(self.first_token_time, self.finished_time)
+
+    @property
+    def inference_time(self) -> float | None:
+        """Seconds from the first step that computed something of it to the end."""
+        return seconds_between(self.first_scheduled_time, self.finished_time)
+
 
 @dataclass(slots=True)
 class RequestOutput:

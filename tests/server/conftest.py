@@ -20,7 +20,7 @@ from pagedserve.server.context import Context
 from pagedserve.server.limits import Admission
 from pagedserve.server.metrics import Metrics
 from pagedserve.server.options import ServerArgs
-from pagedserve.server.run import Server
+from pagedserve.server.run import Server, make_tracer
 from tests.support.formula import FormulaModel
 
 
@@ -37,6 +37,7 @@ class Served:
             default_params=SamplingParams(),
             admission=admission,
             metrics=Metrics(self.client, "formula", admission),
+            tracer=make_tracer(args.otlp_traces_endpoint),
             chat_template=args.chat_template,
         )
         self._server = Server(self.context, self.client)

@@ -35,7 +35,7 @@ class Answer(Response):
         *,
         streams: bool,
         stall_timeout: float,
-        on_end: Callable[[ServerError | None], None] | None = None,
+        on_end: Callable[[ServerError | None], None],
     ) -> None:
         """Prepare the answer.
 
@@ -68,8 +68,7 @@ class Answer(Response):
                 with contextlib.suppress(asyncio.CancelledError):
                     await work
             finally:
-                if self._on_end is not None:
-                    self._on_end(self._error)
+                self._on_end(self._error)
 
     async def _work(self, send: Send) -> None:
         async with contextlib.aclosing(self._events) as events:

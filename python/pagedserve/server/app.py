@@ -9,6 +9,7 @@ import hmac
 import os
 import time
 import uuid
+from collections.abc import Mapping
 from functools import partial
 from importlib.resources import files
 from typing import Any, Final
@@ -77,13 +78,20 @@ def _answer_id(prefix: str, request: Request, named: str | None) -> str:
     return f"{prefix}-{named or request.scope['request_id']}"
 
 
-def _answer(context: Context, job: Job) -> Response:
+def _answer(job: Job, request: Request) -> Response:
     return Answer(
         job.stream() if job.body.stream else job.whole(),
         streams=job.body.stream,
-        stall_timeout=context.args.stall_timeout,
-        on_end=partial(log_request, job) if context.args.log_requests else None,
+        stall_timeout=job.context.args.stall_timeout,
+        on_end=partial(_request_ended, job, request.headers),
     )
+
+
+def _request_ended(job: Job, headers: Mapping[str, str], error: ServerError | None) -> None:
+    if job.context.args.log_requests:
+        log_request(job, error)
+    if job.context.tracer is not None:
+        job.context.tracer.request_ended(job, headers, error)
 
 
 def _add_completions(app: FastAPI, context: Context) -> None:
@@ -91,13 +99,13 @@ def _add_completions(app: FastAPI, context: Context) -> None:
     async def completions(body: CompletionBody, request: Request) -> Any:
         """Continue prompts."""
         answer_id = _answer_id("cmpl", request, body.request_id)
-        return _answer(context, await completion_job(context, body, answer_id))
+        return _answer(await completion_job(context, body, answer_id), request)
 
     @app.post("/v1/chat/completions", responses=_STREAMED)
     async def chat_completions(body: ChatBody, request: Request) -> Any:
         """Answer a conversation."""
         answer_id = _answer_id("chatcmpl", request, body.request_id)
-        return _answer(context, await chat_job(context, body, answer_id))
+        return _answer(await chat_job(context, body, answer_id), request)
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:

@@ -22,6 +22,8 @@ from pagedserve.server.protocol import ChatBody, TokenizeBody
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from pagedserve.server.tracing import Tracer
+
 # More characters than that a token has in no text that is meant.
 _CHARS_PER_TOKEN: Final = 16
 
@@ -37,6 +39,7 @@ class Context:
         default_params: What the model's makers recommend.
         admission: Who is taken on.
         metrics: What is measured of requests.
+        tracer: Makes a span of each request; None makes none.
         created: When the server started, seconds of the wall clock.
         is_draining: Whether no more requests are taken.
         max_model_len: Tokens of a sequence; 0 before the model is loaded.
@@ -52,6 +55,7 @@ class Context:
     default_params: SamplingParams
     admission: Admission
     metrics: Metrics
+    tracer: "Tracer | None" = None
     created: int = field(default_factory=lambda: int(time.time()))
     is_draining: bool = False
     max_model_len: int = 0

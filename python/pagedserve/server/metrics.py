@@ -185,11 +185,11 @@ class Metrics:
 
 def _times(metrics: RequestMetrics) -> dict[str, float | None]:
     """How long the parts of a request's life were; None for what did not happen."""
-    first, end = metrics.first_scheduled_time, metrics.finished_time
+    whole = seconds_between(metrics.arrival_time, metrics.finished_time)
     return {
-        "e2e_request_latency_seconds": seconds_between(metrics.arrival_time, end),
+        "e2e_request_latency_seconds": whole,
         "request_queue_time_seconds": metrics.time_in_queue,
-        "request_inference_time_seconds": seconds_between(first, end),
-        "request_prefill_time_seconds": seconds_between(first, metrics.first_token_time),
-        "request_decode_time_seconds": seconds_between(metrics.first_token_time, end),
+        "request_inference_time_seconds": metrics.inference_time,
+        "request_prefill_time_seconds": metrics.prefill_time,
+        "request_decode_time_seconds": metrics.decode_time,
     }

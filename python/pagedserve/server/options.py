@@ -19,6 +19,13 @@ def _port(name: str, value: object) -> int:
     return port
 
 
+def _url(name: str, value: object) -> str:
+    url = checks.text(name, value)
+    if not url.startswith(("http://", "https://")):
+        checks.refuse(name, value, "a URL that begins with http:// or https://")
+    return url
+
+
 _PATH: Final = checks.optional(checks.text)
 _TEXTS: Final = checks.each(checks.text, "a list of strings")
 _SECONDS: Final = checks.real("a number of seconds, at least 0", low=0)
@@ -87,6 +94,12 @@ class ServerArgs:
         False, checks.flag, "Offer POST /reset_prefix_cache and POST /abort_requests."
     )
     log_requests: bool = option(True, checks.flag, "Write a line a finished request to the log.")
+    otlp_traces_endpoint: str | None = option(
+        None,
+        checks.optional(_url),
+        "URL that takes spans of requests by OTLP over HTTP, as http://127.0.0.1:4318/v1/traces.",
+        unset="none",
+    )
     uvicorn_log_level: str = option(
         "info",
         checks.choice(("critical", "error", "warning", "info", "debug")),

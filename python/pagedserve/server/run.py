@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from socket import socket
 from types import FrameType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import uvicorn
 
@@ -24,12 +24,15 @@ from pagedserve.config import EngineArgs
 from pagedserve.engine.async_engine import AsyncLLMEngine
 from pagedserve.engine.defaults import default_sampling_params
 from pagedserve.engine.llm_engine import LLMEngine
-from pagedserve.errors import ConfigError
+from pagedserve.errors import ConfigError, extra_needed
 from pagedserve.server.app import build_app
 from pagedserve.server.context import Context
 from pagedserve.server.limits import Admission
 from pagedserve.server.metrics import Metrics
 from pagedserve.server.options import ServerArgs
+
+if TYPE_CHECKING:
+    from pagedserve.server.tracing import Tracer
 
 logger = logging.getLogger(__name__)
 
@@ -48,9 +51,12 @@ def serve(engine_args: EngineArgs, server_args: ServerArgs) -> int:
     Raises:
         ConfigError: Arguments that contradict each other, the model or the memory.
         ModelLoadError: The model cannot be found, read or run.
+        ImportError: An option needs packages that are not there.
     """
     default_params = default_sampling_params(engine_args)
-    chat_template = _chat_template(server_args.chat_template)  # before anything is loaded
+    # Before anything is loaded.
+    chat_template = _chat_template(server_args.chat_template)
+    tracer = make_tracer(server_args.otlp_traces_endpoint)
     client = AsyncLLMEngine(
         partial(LLMEngine, engine_args), stall_timeout=server_args.stall_timeout
     )
@@ -63,6 +69,7 @@ def serve(engine_args: EngineArgs, server_args: ServerArgs) -> int:
         default_params=default_params,
         admission=admission,
         metrics=Metrics(client, names[0], admission),
+        tracer=tracer,
         chat_template=chat_template,
     )
     server = Server(context, client)
@@ -73,6 +80,19 @@ def serve(engine_args: EngineArgs, server_args: ServerArgs) -> int:
     if server.failure is not None:
         raise server.failure
     return 1 if client.errored else 0
+
+
+def make_tracer(endpoint: str | None) -> "Tracer | None":
+    """What makes spans of requests, where there is somebody to send them to.
+
+    Raises:
+        ImportError: The packages are not there.
+    """
+    if endpoint is None:
+        return None
+    with extra_needed("--otlp-traces-endpoint", "otel"):
+        from pagedserve.server.tracing import Tracer
+    return Tracer(endpoint)
 
 
 def _chat_template(given: str | None) -> str | None:
@@ -124,6 +144,8 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket] | None = None) -> None:
         """Close what is open."""
         await super().shutdown(sockets)
+        if self._context.tracer is not None:
+            await asyncio.to_thread(self._context.tracer.shutdown)
         gc.unfreeze()  # extensions look at the end whether their objects are gone
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
