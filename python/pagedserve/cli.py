@@ -105,8 +105,22 @@ def _add_serve(commands: "argparse._SubParsersAction[_Parser]") -> None:
     serve.add_argument("model_tag", nargs="?", metavar="MODEL", help="the same as --model")
     EngineArgs.add_cli_args(serve)
     ServerArgs.add_cli_args(serve)
-    # An answer with all log-probabilities of a long text would hold up everybody.
-    serve.set_defaults(run=_serve, max_logprobs=20)
+    serve.set_defaults(
+        run=_serve,
+        # An answer with all log-probabilities of a long text would hold up everybody.
+        max_logprobs=20,
+        # As vLLM's server: a long prompt holds up nobody, a conversation's next turn is short.
+        enable_chunked_prefill=True,
+        enable_prefix_caching=True,
+    )
+
+
+def _make_directory(name: str, path: str) -> None:
+    """Make a directory that an option names, so that files can be written there."""
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{name} is {path}; it must be a directory: {error.strerror}") from error
 
 
 def _serve(options: argparse.Namespace) -> int:
@@ -117,6 +131,8 @@ def _serve(options: argparse.Namespace) -> int:
     for argument in dataclasses.fields(server_args):  # an engine may know it as not there
         delattr(options, argument.name)
     engine_args = EngineArgs.from_cli_args(options)
+    if engine_args.decision_log is not None:
+        _make_directory("decision_log", engine_args.decision_log)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
 
     with extra_needed("pagedserve serve", "engine,serve"):

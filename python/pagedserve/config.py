@@ -262,9 +262,15 @@ class EngineArgs:
     decision_log: str | None = option(
         None,
         checks.optional(checks.text),
-        "File for the scheduler's decisions, a JSON line a step; python -m pagedserve.replay runs "
-        "them again.",
+        "File for the scheduler's decisions, a JSON line a step, or a directory for several files; "
+        "python -m pagedserve.replay runs them again.",
         unset="none is written",
+    )
+    decision_log_max_bytes: int = option(
+        1 << 30,
+        checks.integer("at least 1", low=1),
+        "Bytes of all decision logs in a directory; the oldest files make room, also as in 512MiB.",
+        parse=parse_bytes,
     )
     attention_backend: AttentionBackend | None = option(
         None,

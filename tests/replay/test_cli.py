@@ -60,8 +60,9 @@ def write_log(path: Path) -> None:
         CacheConfig(block_size=4, num_gpu_blocks=4),
         log=path,
     )
-    for length in (8, 12):
-        scheduler.add_seq_group(np.arange(length, dtype=np.int32), arrival_time=0.0)
+    for request_id, length in (("first", 8), ("second-1", 12)):
+        token_ids = np.arange(length, dtype=np.int32)
+        scheduler.add_seq_group(token_ids, arrival_time=0.0, request_id=request_id)
     for step in range(3):
         outputs = scheduler.schedule(float(step))
         scheduler.update(

@@ -65,7 +65,7 @@ def decisions(scheduler: Scheduler, step: SchedulerOutputs) -> dict[str, Any]:
 class RandomEngine:
     """Does whatever an engine may do, in an order that follows from a seed."""
 
-    def __init__(self, options: str, seed: int, log: Path) -> None:
+    def __init__(self, options: str, seed: int, log: Path, **log_options: int) -> None:
         for_scheduler, for_cache = CONFIGURATIONS[options]
         self.rng = random.Random(f"{options} {seed}")
         self.config = SchedulerConfig(
@@ -75,7 +75,7 @@ class RandomEngine:
             **for_scheduler,
         )
         cache = CacheConfig(block_size=BLOCK_SIZE, num_gpu_blocks=40, **for_cache)
-        self.scheduler = Scheduler(self.config, cache, log=log)
+        self.scheduler = Scheduler(self.config, cache, log=log, **log_options)
         self.row_handles = np.zeros(MAX_ROWS, np.int64)
         self.buffers = InputBuffers(
             token_ids=np.zeros(MAX_TOKENS, np.int32),
@@ -371,7 +371,8 @@ def test_a_log_where_none_can_be_is_refused_with_its_path(tmp_path: Path) -> Non
         SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=32, max_model_len=32),
         CacheConfig(block_size=4, num_gpu_blocks=8),
     )
-    for path in (tmp_path / "no such folder" / "log", tmp_path):
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "no such folder" / "log", tmp_path / "file" / "log"):
         with pytest.raises(OSError, match=str(path)):
             Scheduler(*configs, log=path)
 

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from pagedserve.replay.__main__ import main as replay_main
 from tests.server.conftest import Process, Serve, Served
 from tests.server.test_completions import PROMPT, events, text_after, texts
 from tests.support.formula import FormulaModel
@@ -208,6 +209,37 @@ def test_a_model_that_fails_again_and_again_ends_requests_with_an_error(
         assert served.complete(prompt=PROMPT).status_code == 200
         assert served.http.get("/health").status_code == 200
         served.wait_until_idle()
+
+
+def test_a_slow_request_can_be_traced_to_its_steps(
+    serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serve({"decision_log": str(tmp_path)}) as served:
+        answer = served.complete(prompt=[1, 2, 3], max_tokens=4, ignore_eos=True)
+        served.wait_until_idle()
+    assert replay_main([str(tmp_path)]) == 0
+    capsys.readouterr()
+    assert replay_main([str(tmp_path), "--request", answer.json()["id"]]) == 0
+    came, *steps = capsys.readouterr().out.splitlines()
+    assert came.endswith(": came with 3 tokens")
+    assert [step.split(" s: ")[1] for step in steps] == [
+        "prefill of 3 tokens, 1 rows",
+        *["decode, 1 tokens, 1 rows"] * 3,
+    ]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_a_full_disk_ends_the_decision_log_alone(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serve({"decision_log": "/dev/full"}) as served:
+        for _ in range(3):
+            answer = served.complete(prompt=[1, 2, 3], max_tokens=4, ignore_eos=True)
+            assert answer.json()["usage"]["completion_tokens"] == 4
+        served.wait_until_idle()
+    messages = [record.message for record in caplog.records if "decision log" in record.message]
+    assert len(messages) == 1
+    assert "No space left on device" in messages[0]
 
 
 def test_health_says_the_truth(serve: Serve, formula: FormulaModel) -> None:

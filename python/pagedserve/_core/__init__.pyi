@@ -274,6 +274,7 @@ class Scheduler:
         cache_config: CacheConfig,
         *,
         log: PathLike[str] | str | None = None,
+        log_max_bytes: int = ...,
     ) -> Scheduler: ...
     def flush_log(self) -> None: ...
     @property
@@ -289,6 +290,7 @@ class Scheduler:
         salt: int = 0,
         num_encoder_tokens: int = 0,
         can_regrow: bool = False,
+        request_id: str = "",
     ) -> tuple[int, int]: ...
     def abort(self, group: int) -> GroupStats | None: ...  # None: it has ended already
     def schedule(self, now: float) -> SchedulerOutputs: ...

@@ -98,7 +98,10 @@ class LLMEngine:
             num_gpu_blocks=num_blocks, num_cpu_blocks=num_cpu_blocks, **args.cache_options
         )
         self._cache_config = _cache_config(args, cache, self.memory)
-        self._scheduler = Scheduler(config, cache, log=args.decision_log)
+        self._scheduler = Scheduler(
+            config, cache, log=args.decision_log, log_max_bytes=args.decision_log_max_bytes
+        )
+        self._has_decision_log = args.decision_log is not None
         executor.init_cache(
             CacheShape(
                 num_gpu_blocks=num_blocks,
@@ -265,6 +268,7 @@ class LLMEngine:
                 can_regrow=request.search is not None,
                 priority=request.priority,
                 salt=request.salt,
+                request_id=request.request_id,
             )
             self._requests.add(request, group, handle)
             self.stats.num_prompt_tokens += len(token_ids)
@@ -301,6 +305,7 @@ class LLMEngine:
             self._loop.outputs = [
                 output for output in self._loop.outputs if output.request_id not in names
             ]
+        self._flush_decision_log()
         return ended
 
     def end_failed(self, error: Exception) -> list[RequestOutput]:
@@ -334,11 +339,22 @@ class LLMEngine:
             raise InvariantError(
                 f"the scheduler has nothing to do though {len(self._requests)} requests wait"
             )
+        self._flush_decision_log()
         is_logged = self._logs_stats and logger.isEnabledFor(logging.INFO)
         if is_logged and self._log_line.age() >= _STATS_INTERVAL:
             self.do_log_stats()
         outputs, self._loop.outputs = self._loop.outputs, []
         return outputs
+
+    def _flush_decision_log(self) -> None:
+        """Bring the log to its file if no request is left, and say once that it ended."""
+        if not self._has_decision_log or len(self._requests):
+            return
+        self._scheduler.flush_log()
+        error = self._scheduler.log_error
+        if error is not None:
+            self._has_decision_log = False
+            logger.error("the decision log ends here, and requests go on: %s", error)
 
     def _check_id(self, request_id: object) -> None:
         if not isinstance(request_id, str) or request_id in self._requests:

@@ -10,9 +10,14 @@ from pagedserve.errors import PagedServeError
 from pagedserve.replay.compare import first_difference, load_golden
 from pagedserve.replay.driver import Row, ScenarioDriver
 from pagedserve.replay.log import replay_log
+from pagedserve.replay.log_lines import last_parts
+from pagedserve.replay.request_steps import request_steps
 from pagedserve.replay.scenario import load_scenario
 
-_DESCRIPTION = "Run a decision log again, or a scenario, and say where the decisions differ."
+_DESCRIPTION = (
+    "Run a decision log again, or a scenario, and say where the decisions differ; or say what the "
+    "steps of a log did with a request."
+)
 
 _DIFFERS = 1
 _BAD_INPUT = 2
@@ -29,8 +34,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if options.log and (options.out or options.golden):
         parser.error("--out and --golden belong to --scenario; a log says itself what was decided")
+    if options.scenario and options.request:
+        parser.error("--request belongs to a log")
     try:
-        difference = _scenario(options) if options.scenario else _log(options.log)
+        difference = _scenario(options) if options.scenario else _logs(options)
     except (PagedServeError, OSError) as error:
         print(f"pagedserve.replay: error: {error}", file=sys.stderr)
         return _BAD_INPUT
@@ -43,10 +50,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m pagedserve.replay", description=_DESCRIPTION)
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("log", nargs="?", type=Path, help="a log that Scheduler(log=...) wrote")
+    source.add_argument(
+        "log", nargs="?", type=Path, help="a log that Scheduler(log=...) wrote, or its directory"
+    )
     source.add_argument("--scenario", type=Path, help="a scenario file, .json or .json.gz")
     parser.add_argument("--out", type=Path, help="write the scenario's rows here, one a line")
     parser.add_argument("--golden", type=Path, help="compare the rows with this file")
+    parser.add_argument(
+        "--request", metavar="ID", help="only say what each step of a log did with this request"
+    )
     return parser
 
 
@@ -73,6 +85,18 @@ def _write(path: Path, name: str, rows: Iterable[Row]) -> None:
     with path.open("w", encoding="utf-8") as file:
         for row in (header, *rows):
             file.write(json.dumps(row, separators=(",", ":")) + "\n")
+
+
+def _logs(options: argparse.Namespace) -> str | None:
+    """Each log of a directory, or the one; the first difference."""
+    differences = []
+    for path in last_parts(options.log):
+        if options.request:
+            for line in request_steps(path, options.request):
+                print(line)
+        else:
+            differences.append(_log(path))
+    return next(filter(None, differences), None)
 
 
 def _log(path: Path) -> str | None:

@@ -1,7 +1,6 @@
 """Decision logs run again: the same events on a new scheduler, its decisions compared."""
 
-import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +16,8 @@ from pagedserve._core import (
     SchedulerOutputs,
 )
 from pagedserve.errors import PagedServeError
-from pagedserve.replay.scenario import ScenarioError, read_text
+from pagedserve.replay.log_lines import LogLines
+from pagedserve.replay.scenario import ScenarioError
 
 # Of the logs that this version writes.
 _FORMAT = 3
@@ -47,16 +47,16 @@ def replay_log(path: Path) -> LogReplay:
     """Run a log again.
 
     Args:
-        path: A file that ``Scheduler(log=...)`` wrote; gzipped if it ends in .gz.
+        path: A file that ``Scheduler(log=...)`` wrote, gzipped if it ends in .gz; of a log in a
+            directory its last file.
 
     Raises:
-        ScenarioError: Not a log, one of another format, or one with a broken line, but for a last
-            one cut short.
+        ScenarioError: Not a log, one of another format or without its beginning, or one with a
+            broken line, but for a last one cut short.
     """
-    texts = read_text(path).splitlines()
-    is_cut = bool(texts) and not _is_json(texts[-1])
-    lines = _lines(path, texts[: len(texts) - is_cut])
-    header = next(lines, {})
+    log = LogLines(path)
+    lines = iter(log)
+    _, header = next(lines, ("", {}))
     if "log" not in header:
         raise ScenarioError(f"{path} does not begin with a decision log's first line")
     if header["log"] != _FORMAT:
@@ -66,15 +66,15 @@ def replay_log(path: Path) -> LogReplay:
     except (KeyError, TypeError) as error:
         raise ScenarioError(f"{path} does not hold both configurations: {error!r}") from error
     num_steps = 0
-    for number, line in enumerate(lines, start=2):
+    for place, line in lines:
         try:
             difference = _difference(player, line)
         except _MALFORMED as error:
-            raise ScenarioError(f"{path}, line {number} is not a step: {error!r}") from error
+            raise ScenarioError(f"{place} is not a step: {error!r}") from error
         if difference:
-            return LogReplay(num_steps, difference, is_cut)
+            return LogReplay(num_steps, difference, log.is_cut)
         num_steps += "step" in line
-    return LogReplay(num_steps, None, is_cut)
+    return LogReplay(num_steps, None, log.is_cut)
 
 
 def _difference(player: "_Player", line: dict[str, Any]) -> str | None:
@@ -92,25 +92,6 @@ def _difference(player: "_Player", line: dict[str, Any]) -> str | None:
         if ours[key] != line[key]:
             return f"step {line['step']}, {key}: {ours[key]} now, {line[key]} in the log"
     return None
-
-
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except json.JSONDecodeError:
-        return False
-    return True
-
-
-def _lines(path: Path, texts: Sequence[str]) -> Iterator[dict[str, Any]]:
-    for number, text in enumerate(texts, start=1):
-        try:
-            line = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise ScenarioError(f"{path}, line {number} is not JSON: {error}") from error
-        if not isinstance(line, dict):
-            raise ScenarioError(f"{path}, line {number} is not a JSON object")
-        yield line
 
 
 class _Player:

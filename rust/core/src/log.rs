@@ -55,6 +55,21 @@ impl Line {
         self
     }
 
+    /// A JSON string.
+    fn quoted(&mut self, text: &str) -> &mut Self {
+        self.text("\"");
+        for character in text.chars() {
+            match character {
+                '"' | '\\' => self.0.extend(['\\', character]),
+                '\0'..='\x1f' => {
+                    self.text(&format!("\\u{:04x}", u32::from(character)));
+                }
+                _ => self.0.push(character),
+            }
+        }
+        self.text("\"")
+    }
+
     /// Seconds: the shortest digits that read back as the same number.
     fn seconds(&mut self, seconds: f64) -> &mut Self {
         self.text(&format!("{seconds:?}"))
@@ -106,6 +121,9 @@ impl<W: Write> DecisionLog<W> {
     pub fn add(&mut self, group: GroupHandle, request: &Request<'_>) {
         let line = self.line.event();
         line.text("[\"add\",{\"group\":").number(group.to_bits());
+        if !request.request_id.is_empty() {
+            line.text(",\"request_id\":").quoted(request.request_id);
+        }
         line.text(",\"arrival_time\":").seconds(request.arrival_time);
         line.text(",\"max_num_running_seqs\":").number(request.max_num_running_seqs);
         if request.can_regrow {

@@ -9,6 +9,7 @@ mod config;
 mod cpu;
 mod error;
 mod gateway;
+mod log_files;
 mod metadata;
 mod outputs;
 mod scheduler;

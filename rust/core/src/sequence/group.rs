@@ -26,6 +26,8 @@ pub struct Request<'a> {
     pub key: PrefixKey,
     /// Tokens of the encoder's output, for cross attention; 0 for a decoder alone.
     pub num_encoder_tokens: usize,
+    /// What the decision log calls it; empty for nothing.
+    pub request_id: &'a str,
 }
 
 impl<'a> Request<'a> {
@@ -39,6 +41,7 @@ impl<'a> Request<'a> {
             priority: 0,
             key: PrefixKey::default(),
             num_encoder_tokens: 0,
+            request_id: "",
         }
     }
 

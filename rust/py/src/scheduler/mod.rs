@@ -3,8 +3,7 @@
 mod look;
 mod step;
 
-use std::fs::File;
-use std::io::{self, BufWriter};
+use std::io;
 use std::path::PathBuf;
 
 use pagedserve_core::arena::Handle;
@@ -19,6 +18,7 @@ use crate::arrays::readonly;
 use crate::config::{CacheConfig, SchedulerConfig, count, count_or};
 use crate::error::OrRaise;
 use crate::gateway::{Locked, Work};
+use crate::log_files::LogFiles;
 use crate::outputs::GroupStats;
 
 /// Decides step by step which sequences run and which KV blocks they get.
@@ -39,7 +39,9 @@ use crate::outputs::GroupStats;
 ///     scheduler_config: Limits and choices.
 ///     cache_config: The KV blocks.
 ///     log: A file for the decision log, one JSON line a step, with all that
-///         ``python -m pagedserve.replay`` needs to run it again.
+///         ``python -m pagedserve.replay`` needs to run it again.  If it is a directory, the log
+///         is written there in files that hold ``log_max_bytes`` together, the oldest of which go.
+///     log_max_bytes: Bytes of all logs in that directory; a sixteenth of it is the size of a file.
 ///
 /// Raises:
 ///     ``ConfigError``: Configurations that contradict each other.
@@ -85,17 +87,20 @@ pub(crate) struct Scheduler(Locked<State>);
 /// The scheduler and its log, which changes with it.
 struct State {
     core: core::Scheduler,
-    log: Option<DecisionLog<BufWriter<File>>>,
+    log: Option<DecisionLog<LogFiles>>,
 }
 
 #[pymethods]
 impl Scheduler {
     #[new]
-    #[pyo3(signature = (scheduler_config, cache_config, *, log = None))]
+    #[pyo3(signature = (
+        scheduler_config, cache_config, *, log = None, log_max_bytes = LogFiles::DEFAULT_MAX_BYTES
+    ))]
     fn new(
         scheduler_config: &SchedulerConfig,
         cache_config: &CacheConfig,
         log: Option<PathBuf>,
+        log_max_bytes: u64,
     ) -> PyResult<Self> {
         let (scheduler, cache) = (&scheduler_config.0, &cache_config.0);
         let core = core::Scheduler::new(scheduler.clone(), cache).or_raise()?;
@@ -104,8 +109,8 @@ impl Scheduler {
                 let named = |error: io::Error| {
                     io::Error::new(error.kind(), format!("log {}: {error}", path.display()))
                 };
-                let file = File::create(&path).map_err(named)?;
-                Some(DecisionLog::new(BufWriter::new(file), scheduler, cache))
+                let files = LogFiles::create(&path, log_max_bytes).map_err(named)?;
+                Some(DecisionLog::new(files, scheduler, cache))
             }
             None => None,
         };
@@ -126,6 +131,7 @@ impl Scheduler {
     ///         decoder alone.
     ///     can_regrow: Whether sequences that ended may be replaced by forks of others, as in a
     ///         beam search: the group then keeps its whole budget.
+    ///     request_id: What the decision log calls it; decides nothing.
     ///
     /// Returns:
     ///     The handles of the group and of its first sequence.
@@ -136,7 +142,7 @@ impl Scheduler {
     ///         without a salt where prefixes are shared.
     #[pyo3(signature = (
         token_ids, *, arrival_time, max_num_running_seqs = 1, priority = 0, adapter = 0, salt = 0,
-        num_encoder_tokens = 0, can_regrow = false,
+        num_encoder_tokens = 0, can_regrow = false, request_id = "",
     ))]
     #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
     fn add_seq_group(
@@ -149,6 +155,7 @@ impl Scheduler {
         salt: u64,
         num_encoder_tokens: i64,
         can_regrow: bool,
+        request_id: &str,
     ) -> PyResult<(i64, i64)> {
         let py = token_ids.py();
         let token_ids = readonly(token_ids, "token_ids")?;
@@ -158,6 +165,7 @@ impl Scheduler {
             priority,
             key: PrefixKey { adapter, salt },
             num_encoder_tokens: count("num_encoder_tokens", num_encoder_tokens)?,
+            request_id,
             ..Request::new(token_ids.as_slice()?, arrival_time)
         };
         let work = Work::numbers(&[request.prompt.len()]);
@@ -247,7 +255,7 @@ impl Scheduler {
 
 impl State {
     /// Tells the log, if there is one.
-    fn note(&mut self, note: impl FnOnce(&mut DecisionLog<BufWriter<File>>)) {
+    fn note(&mut self, note: impl FnOnce(&mut DecisionLog<LogFiles>)) {
         if let Some(log) = &mut self.log {
             note(log);
         }
