@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Self, TypeAlias
@@ -18,6 +19,7 @@ import pytest
 from pagedserve import AsyncLLMEngine, LLMEngine, SamplingParams
 from pagedserve.server.context import Context
 from pagedserve.server.limits import Admission
+from pagedserve.server.listen import listen
 from pagedserve.server.metrics import Metrics
 from pagedserve.server.options import ServerArgs
 from pagedserve.server.run import Server, make_tracer
@@ -30,25 +32,26 @@ class Served:
     def __init__(self, make_engine: Callable[[], LLMEngine], args: ServerArgs) -> None:
         self.client = AsyncLLMEngine(make_engine, stall_timeout=args.stall_timeout)
         admission = Admission(args.max_num_queued_reqs)
+        default_params: Future[SamplingParams] = Future()
+        default_params.set_result(SamplingParams())
         self.context = Context(
             client=self.client,
             args=args,
             names=args.served_model_name or ("formula",),
-            default_params=SamplingParams(),
+            default_params=default_params,
             admission=admission,
             metrics=Metrics(self.client, "formula", admission),
             tracer=make_tracer(args.otlp_traces_endpoint),
             chat_template=args.chat_template,
         )
-        self._server = Server(self.context, self.client)
+        self._listener = listen(args)
+        self._server = Server(self.context, self.client, self._listener)
         self._thread = threading.Thread(target=self._server.run)
 
     def __enter__(self) -> Self:
         self._thread.start()
         self.wait_until(lambda: self._server.started and self.context.admission.max_num_seqs > 0)
-        (server,) = self._server.servers
-        port = server.sockets[0].getsockname()[1]
-        self.http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30)
+        self.http = httpx.Client(base_url=self._listener.address, timeout=30)
         return self
 
     def __exit__(self, *_: object) -> None:

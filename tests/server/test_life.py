@@ -326,3 +326,18 @@ class TestProcess:
     def test_sigterm_without_time_aborts_them(self, tmp_path: Path) -> None:
         end = self.ends_after_sigterm(tmp_path / "log", 900, "--shutdown-timeout", "0")
         assert end == "abort"
+
+    def test_a_second_signal_ends_it_at_once(self, tmp_path: Path) -> None:
+        options = ("--num-gpu-blocks", "64", "--shutdown-timeout", "1000")
+        process = Process(tmp_path / "log", "smollm2", *options)
+        process.wait_until_healthy()
+        body = {"prompt": "One", "max_tokens": 900, "stream": True, "ignore_eos": True}
+        url = f"{process.url}/v1/completions"
+        with httpx.stream("POST", url, json=body, timeout=60) as answer:
+            next(answer.iter_lines())
+            process.process.send_signal(signal.SIGTERM)
+            while "no more requests are taken" not in process.log:
+                time.sleep(0.02)
+            assert process.end() == 0
+            with pytest.raises(httpx.RemoteProtocolError):
+                answer.read()

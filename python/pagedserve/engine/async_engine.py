@@ -155,6 +155,11 @@ class AsyncLLMEngine:
             raise self._dead_error
 
     @property
+    def is_loading(self) -> bool:
+        """Whether the engine is still being made."""
+        return not self._thread.is_ready.is_set()
+
+    @property
     def is_running(self) -> bool:
         """Whether requests are taken: loaded, not dead, not shut down."""
         return self._thread.engine is not None and self._dead_error is None

@@ -29,7 +29,7 @@ async def chat_job(context: Context, body: ChatBody, answer_id: str) -> Job:
     if not body.messages:
         raise RequestError("messages is empty; it must have at least one message")
     check_num_choices(body, context.admission.max_num_seqs)
-    params = chat_params(body, context.default_params)
+    params = chat_params(body, context.default_params.result())
     names = TokenNames(await context.detokenizer(), body.return_tokens_as_token_ids)
     role = context.args.response_role if body.add_generation_prompt else _last(body, "role")
     return Job(

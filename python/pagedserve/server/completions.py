@@ -40,7 +40,7 @@ async def completion_job(context: Context, body: CompletionBody, answer_id: str)
     model = context.model_name(body.model)
     body.check_fields(allows_unknown=context.args.allow_unknown_fields)
     check_num_choices(body, context.admission.max_num_seqs)
-    params = completion_params(body, context.default_params)
+    params = completion_params(body, context.default_params.result())
     prompts = _listed(body)
     names = TokenNames(await context.detokenizer(), body.return_tokens_as_token_ids)
     return Job(

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -36,7 +36,7 @@ class Context:
         client: The engine.
         args: The server's options.
         names: Of the model; the first is shown.
-        default_params: What the model's makers recommend.
+        default_params: What the model's makers recommend; there before the model is.
         admission: Who is taken on.
         metrics: What is measured of requests.
         tracer: Makes a span of each request; None makes none.
@@ -52,7 +52,7 @@ class Context:
     client: EngineClient
     args: ServerArgs
     names: tuple[str, ...]
-    default_params: SamplingParams
+    default_params: Future[SamplingParams]
     admission: Admission
     metrics: Metrics
     tracer: "Tracer | None" = None

@@ -2,6 +2,7 @@
 
 import argparse
 import inspect
+import ssl
 from dataclasses import dataclass, fields
 from typing import Final, Self
 
@@ -12,11 +13,16 @@ _MIB: Final = 1 << 20
 _MAX_PORT: Final = 65535
 
 
-def _port(name: str, value: object) -> int:
-    port = checks.integer("from 0 to 65535", low=0)(name, value)
-    if port > _MAX_PORT:
-        checks.refuse(name, value, "an integer, from 0 to 65535")
-    return port
+def _up_to(most: int) -> checks.Check[int]:
+    accepted = f"from 0 to {most}"
+
+    def check(name: str, value: object) -> int:
+        number = checks.integer(accepted, low=0)(name, value)
+        if number > most:
+            checks.refuse(name, value, f"an integer, {accepted}")
+        return number
+
+    return check
 
 
 def _url(name: str, value: object) -> str:
@@ -40,7 +46,7 @@ class ServerArgs:
     """
 
     host: str = option("127.0.0.1", checks.text, "Address to listen at.")
-    port: int = option(8000, _port, "Port; 0 takes any free one.")
+    port: int = option(8000, _up_to(_MAX_PORT), "Port; 0 takes any free one.")
     uds: str | None = option(
         None, _PATH, "Unix domain socket to listen at, instead of host and port.", unset="none"
     )
@@ -112,7 +118,7 @@ class ServerArgs:
     )
     ssl_cert_reqs: int = option(
         0,
-        checks.integer("at least 0", low=0),
+        _up_to(ssl.CERT_REQUIRED),
         "Whether clients need a certificate: 0 no, 1 checked if there is one, 2 yes.",
     )
 

@@ -2,21 +2,22 @@
 
 It listens before the model is loaded, so that probes see it live (503, "loading").  SIGTERM or
 SIGINT stop admission; running requests have ``shutdown_timeout`` seconds to end, then they are
-aborted, and the process ends with 0.  A second signal ends it at once.
+aborted, and the process ends with 0.  While the model is being loaded, and at a second signal, it
+ends with 0 at once.
 """
 
 import asyncio
 import gc
 import logging
+import os
 import signal
-import ssl
 import sys
 from collections.abc import Coroutine
-from functools import partial
+from concurrent.futures import Future
 from pathlib import Path
 from socket import socket
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import uvicorn
 
@@ -25,9 +26,11 @@ from pagedserve.engine.async_engine import AsyncLLMEngine
 from pagedserve.engine.defaults import default_sampling_params
 from pagedserve.engine.llm_engine import LLMEngine
 from pagedserve.errors import ConfigError, extra_needed
+from pagedserve.sampling_params import SamplingParams
 from pagedserve.server.app import build_app
 from pagedserve.server.context import Context
 from pagedserve.server.limits import Admission
+from pagedserve.server.listen import Listener, listen
 from pagedserve.server.metrics import Metrics
 from pagedserve.server.options import ServerArgs
 
@@ -49,17 +52,22 @@ def serve(engine_args: EngineArgs, server_args: ServerArgs) -> int:
         The exit status: 0 after a signal, 1 if the engine has died.
 
     Raises:
-        ConfigError: Arguments that contradict each other, the model or the memory.
+        ConfigError: Arguments that contradict each other, the model or the memory, or an address
+            that cannot be listened at.
         ModelLoadError: The model cannot be found, read or run.
         ImportError: An option needs packages that are not there.
     """
-    default_params = default_sampling_params(engine_args)
-    # Before anything is loaded.
+    # What needs no model is looked at before anything is loaded.
     chat_template = _chat_template(server_args.chat_template)
     tracer = make_tracer(server_args.otlp_traces_endpoint)
-    client = AsyncLLMEngine(
-        partial(LLMEngine, engine_args), stall_timeout=server_args.stall_timeout
-    )
+    listener = listen(server_args)
+    default_params: Future[SamplingParams] = Future()
+
+    def make_engine() -> LLMEngine:
+        default_params.set_result(default_sampling_params(engine_args))
+        return LLMEngine(engine_args)
+
+    client = AsyncLLMEngine(make_engine, stall_timeout=server_args.stall_timeout)
     names = server_args.served_model_name or (engine_args.model,)
     admission = Admission(server_args.max_num_queued_reqs)
     context = Context(
@@ -72,11 +80,11 @@ def serve(engine_args: EngineArgs, server_args: ServerArgs) -> int:
         tracer=tracer,
         chat_template=chat_template,
     )
-    server = Server(context, client)
-    try:
-        server.run()
-    finally:
-        client.shutdown()
+    server = Server(context, client, listener)
+    server.run()
+    if client.is_loading or server.force_exit:
+        _leave()
+    client.shutdown()
     if server.failure is not None:
         raise server.failure
     return 1 if client.errored else 0
@@ -105,6 +113,12 @@ def _chat_template(given: str | None) -> str | None:
         raise ConfigError(f"chat_template: cannot read {given}: {error}") from error
 
 
+def _leave() -> NoReturn:
+    """End the process beside the engine's thread: nothing can interrupt a load or a step."""
+    logging.shutdown()
+    os._exit(0)
+
+
 class Server(uvicorn.Server):
     """uvicorn, with our way of starting and ending.
 
@@ -112,33 +126,33 @@ class Server(uvicorn.Server):
         failure: What kept the engine from being made.
     """
 
-    def __init__(self, context: Context, client: AsyncLLMEngine) -> None:
-        """Prepare to listen."""
-        args = context.args
+    def __init__(self, context: Context, client: AsyncLLMEngine, listener: Listener) -> None:
+        """Prepare to serve."""
+        tls = listener.tls
         super().__init__(
             uvicorn.Config(
                 build_app(context),
-                host=args.host,
-                port=args.port,
-                uds=args.uds,
-                log_level=args.uvicorn_log_level,
+                log_level=context.args.uvicorn_log_level,
                 access_log=False,
                 lifespan="off",
                 timeout_graceful_shutdown=_CLOSING,
-                ssl_keyfile=args.ssl_keyfile,
-                ssl_certfile=args.ssl_certfile,
-                ssl_ca_certs=args.ssl_ca_certs,
-                ssl_cert_reqs=args.ssl_cert_reqs or ssl.CERT_NONE,
+                ssl_context_factory=None if tls is None else lambda *_: tls,
             )
         )
         self.failure: BaseException | None = None
         self._context = context
         self._client = client
+        self._listener = listener
         self._tasks: set[asyncio.Task[None]] = set()
 
+    def run(self, sockets: list[socket] | None = None) -> None:
+        """Serve to the end."""
+        super().run(sockets or [self._listener.socket])
+
     async def startup(self, sockets: list[socket] | None = None) -> None:
-        """Listen, and load the model meanwhile."""
+        """Answer, and load the model meanwhile."""
         await super().startup(sockets)
+        logger.info("listening at %s", self._listener.address)
         self._start(self._load())
 
     async def shutdown(self, sockets: list[socket] | None = None) -> None:
@@ -150,9 +164,9 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to drain; the second time end at once."""
+        del frame
         if self._context.is_draining:
-            super().handle_exit(sig, frame)
-            self.force_exit = True
+            self.should_exit = self.force_exit = True
             return
         self._context.is_draining = True
         name = signal.Signals(sig).name
@@ -165,13 +179,15 @@ class Server(uvicorn.Server):
         task.add_done_callback(self._tasks.discard)
 
     async def _load(self) -> None:
+        while self._client.is_loading:  # noqa: ASYNC110  # as below
+            await asyncio.sleep(_LOOK)
         try:
-            await asyncio.to_thread(self._client.wait_until_ready)
+            self._client.wait_until_ready()
             await self._open()
-        except BaseException as error:
+        except Exception as error:  # noqa: BLE001  # ``serve`` raises it
             self.failure = error
             self.should_exit = True
-            raise
+            return
         while not self._client.errored:  # noqa: ASYNC110  # the engine's thread knows no loop
             await asyncio.sleep(_LOOK)
         logger.error("the engine has died, and the server ends")

@@ -1,0 +1,98 @@
+"""Where a server listens; what cannot be is said at once, before anything is loaded."""
+
+import contextlib
+import socket
+import ssl
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pagedserve.errors import ConfigError
+from pagedserve.server.options import ServerArgs
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """A socket that listens.
+
+    Attributes:
+        socket: Of TCP, or of a Unix domain.
+        tls: What it is read with; None without TLS.
+        address: As clients write it.
+    """
+
+    socket: socket.socket
+    tls: ssl.SSLContext | None
+    address: str
+
+
+def listen(args: ServerArgs) -> Listener:
+    """Begin to listen.
+
+    Raises:
+        ConfigError: A certificate or key that cannot be read, or an address that cannot be had.
+    """
+    tls = _tls(args)
+    if args.uds is not None:
+        return Listener(_unix_socket(Path(args.uds)), tls, f"the socket {args.uds}")
+    is_ipv6 = ":" in args.host
+    family = socket.AF_INET6 if is_ipv6 else socket.AF_INET
+    with _refusing(f"cannot listen at host {args.host}, port {args.port}"):
+        taken = socket.create_server((args.host, args.port), family=family)
+    host = f"[{args.host}]" if is_ipv6 else args.host
+    scheme = "http" if tls is None else "https"
+    return Listener(taken, tls, f"{scheme}://{host}:{taken.getsockname()[1]}")
+
+
+def _unix_socket(path: Path) -> socket.socket:
+    """A socket at a path; the file of a server that is gone is taken over."""
+    taken = socket.socket(socket.AF_UNIX)
+    with contextlib.ExitStack() as stack, _refusing(f"uds: cannot listen at {path}"):
+        stack.enter_context(taken)
+        if _is_left_over(path):
+            path.unlink()
+        taken.bind(str(path))
+        taken.listen()
+        stack.pop_all()
+    return taken
+
+
+def _is_left_over(path: Path) -> bool:
+    """Whether a socket is there and nobody listens."""
+    if not path.is_socket():
+        return False
+    with socket.socket(socket.AF_UNIX) as asking, contextlib.suppress(ConnectionRefusedError):
+        asking.connect(str(path))
+        return False
+    return True
+
+
+def _tls(args: ServerArgs) -> ssl.SSLContext | None:
+    certificate, key, authorities = args.ssl_certfile, args.ssl_keyfile, args.ssl_ca_certs
+    if certificate is None:
+        if key is not None or authorities is not None:
+            raise ConfigError("ssl_keyfile or ssl_ca_certs is given without ssl_certfile")
+        return None
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    with _refusing(f"cannot use ssl_certfile {certificate} with ssl_keyfile {key}"):
+        tls.load_cert_chain(certificate, key, _no_password)
+    tls.verify_mode = ssl.VerifyMode(args.ssl_cert_reqs)
+    if authorities is not None:
+        with _refusing(f"cannot use ssl_ca_certs {authorities}"):
+            tls.load_verify_locations(authorities)
+    return tls
+
+
+def _no_password() -> str:
+    """Called for a key with a password: nobody shall be asked for one on a terminal."""
+    raise ValueError("the key has a password; one without is needed")
+
+
+@contextlib.contextmanager
+def _refusing(what: str) -> Iterator[None]:
+    """Says what cannot be, in words of ours."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        reason = (isinstance(error, OSError) and error.strerror) or error
+        raise ConfigError(f"{what}: {reason}") from error

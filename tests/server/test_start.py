@@ -1,0 +1,98 @@
+"""How a server starts: where it listens, what it refuses at once, and signals while it loads."""
+
+import json
+import os
+import signal
+import socket
+import ssl
+from pathlib import Path
+
+import httpx
+import pytest
+import trustme
+
+from pagedserve.cli import main
+from tests.server.conftest import Process, Serve
+from tests.server.test_completions import PROMPT
+
+
+@pytest.fixture
+def endless(tmp_path: Path) -> Path:
+    """A model whose load never ends: a file of it is a pipe that nobody writes to."""
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    os.mkfifo(model / "generation_config.json")
+    return model
+
+
+def test_a_port_in_use_is_said_before_anything_is_loaded(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["serve", "no-such-model", "--port", str(port)]) == 2
+    said = capsys.readouterr().err
+    assert f"cannot listen at host 127.0.0.1, port {port}: Address already in use" in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--host", "no.such.host.invalid"], "cannot listen at host no.such.host.invalid"),
+        (["--uds", "{}/nowhere/s"], "uds: cannot listen at {}/nowhere/s: No such file"),
+        (["--uds", "{}/notes"], "uds: cannot listen at {}/notes: Address already in use"),
+        (["--ssl-certfile", "{}/none"], "cannot use ssl_certfile {}/none with ssl_keyfile None"),
+        (["--ssl-certfile", "{}/notes"], "cannot use ssl_certfile {}/notes"),
+        (["--ssl-keyfile", "{}/notes"], "ssl_keyfile or ssl_ca_certs is given without ssl_cert"),
+        (["--ssl-cert-reqs", "3"], "ssl_cert_reqs is 3; it must be an integer, from 0 to 2"),
+        (["--port", "65536"], "port is 65536; it must be an integer, from 0 to 65535"),
+    ],
+)
+def test_what_cannot_be_is_said_before_anything_is_loaded(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    said: str,
+) -> None:
+    (tmp_path / "notes").write_text("no socket, no certificate")
+    given = [option.format(tmp_path) for option in options]
+    assert main(["serve", "no-such-model", "--port", "0", *given]) == 2
+    assert said.format(tmp_path) in capsys.readouterr().err
+
+
+def test_a_unix_socket(serve: Serve, tmp_path: Path) -> None:
+    path = str(tmp_path / "socket")
+    for _ in range(2):  # what the first leaves behind is no hindrance to the second
+        with serve(uds=path):
+            transport = httpx.HTTPTransport(uds=path)
+            with httpx.Client(transport=transport, base_url="http://server") as client:
+                assert client.post("/v1/completions", json={"prompt": PROMPT}).status_code == 200
+            assert main(["serve", "smollm2", "--uds", path]) == 2  # somebody listens
+
+
+def test_tls(serve: Serve, tmp_path: Path) -> None:
+    authority, context = trustme.CA(), ssl.create_default_context()
+    certificate = authority.issue_cert("127.0.0.1")
+    authority.configure_trust(context)
+    certificate.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
+    certificate.private_key_pem.write_to_path(tmp_path / "key.pem")
+    files = {"ssl_certfile": str(tmp_path / "cert.pem"), "ssl_keyfile": str(tmp_path / "key.pem")}
+    with serve(**files) as served:
+        assert str(served.http.base_url).startswith("https://")
+        with httpx.Client(base_url=served.http.base_url, verify=context) as client:
+            assert client.get("/health").status_code == 200
+        with pytest.raises(httpx.ConnectError, match="CERTIFICATE"):  # of whom nobody knows
+            served.http.get("/health")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_server_that_is_still_loading(
+    endless: Path, tmp_path: Path, number: int
+) -> None:
+    process = Process(tmp_path / "log", str(endless), "--load-format", "dummy")
+    answer = httpx.get(f"{process.url}/health")
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+    assert process.end(number) == 0
+    assert "Traceback" not in process.log
