@@ -1,7 +1,8 @@
 """Conversations, put into the words of a model's chat template."""
 
+import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from transformers import PreTrainedTokenizerBase
 
@@ -10,6 +11,9 @@ from pagedserve.inputs import TokensPrompt, check_unicode
 
 Message: TypeAlias = Mapping[str, Any]
 Conversation: TypeAlias = Sequence[Message]
+
+# Arguments of the renderer that it hands to the template as they are.
+_VARIABLES: Final = frozenset({"documents"})
 
 
 def conversations_of(messages: Any) -> list[Conversation]:
@@ -62,6 +66,7 @@ def chat_prompt(
             "add_generation_prompt and continue_final_message are both True: a last message that "
             "is continued is followed by no other; give add_generation_prompt=False"
         )
+    _check_variables(tokenizer, chat_template_kwargs or {})
     try:
         text = tokenizer.apply_chat_template(
             [_with_text(message) for message in conversation],
@@ -80,6 +85,17 @@ def chat_prompt(
     # The template has written the special tokens down.
     token_ids = tokenizer(str(text), add_special_tokens=False, verbose=False).input_ids
     return {"prompt": str(text), "prompt_token_ids": token_ids}
+
+
+def _check_variables(tokenizer: PreTrainedTokenizerBase, given: Mapping[str, Any]) -> None:
+    """Refuse what would reach the renderer and not the template."""
+    own = inspect.signature(tokenizer.apply_chat_template).parameters
+    for name in given:
+        if name in own and name not in _VARIABLES:
+            raise RequestError(
+                f"chat_template_kwargs has {name}, which is no variable of a template",
+                param="chat_template_kwargs",
+            )
 
 
 def _is_message(message: object) -> bool:

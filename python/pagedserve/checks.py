@@ -17,8 +17,15 @@ Check: TypeAlias = Callable[[str, Any], T]
 
 
 def refuse(name: str, value: object, accepted: str) -> NoReturn:
-    """Raise the ``RequestError`` of a value that is not among those accepted."""
-    raise RequestError(f"{name} is {value!r}; it must be {accepted}")
+    """Raise the ``RequestError`` of a value that is not among those accepted.
+
+    Args:
+        name: Of a parameter, or of a part of one: ``stop[0]``, ``a key of logit_bias``.
+        value: What was given.
+        accepted: What could be.
+    """
+    param = name.partition("[")[0].rpartition(" ")[2]
+    raise RequestError(f"{name} is {value!r}; it must be {accepted}", param=param)
 
 
 def real(

@@ -34,7 +34,15 @@ class ConfigError(PagedServeError, ValueError):
 
 
 class RequestError(PagedServeError, ValueError):
-    """A request that cannot be accepted: its prompt or its sampling parameters."""
+    """A request that cannot be accepted: its prompt or its sampling parameters.
+
+    Attributes:
+        param: The parameter that is wrong, where one is.
+    """
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
 
 
 class ModelLoadError(PagedServeError, ValueError):

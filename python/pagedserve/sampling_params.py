@@ -1,6 +1,7 @@
 """How the tokens of one request are chosen, what its text shows, and when it ends."""
 
 import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -31,6 +32,8 @@ _AnyLogitsProcessor: TypeAlias = (
 EarlyStopping: TypeAlias = bool | Literal["never"]
 
 _NUM_WITH_PROMPT: Final = 3
+# What stands for a token id in JSON; more digits have none.
+_DIGITS: Final = re.compile("[0-9]{1,18}")
 # Its None means something of its own: no limit.
 _LEN: Final = "max_tokens"
 
@@ -86,7 +89,8 @@ class SamplingParams:
         min_tokens: No end-of-sequence or stop token before this many new tokens.
         logprobs: Return so many likeliest tokens with each new one's log-probability; -1 is
             the whole vocabulary, None is nothing.
-        prompt_logprobs: The same for each token of the prompt.
+        prompt_logprobs: The same for each token of the prompt.  With ``max_tokens`` 1 the prompt
+            may have ``max_model_len`` tokens: nothing is computed from the new one.
         detokenize: Make text; without it ``stop`` cannot be found.
         skip_special_tokens: Leave special tokens out of the text.
         spaces_between_special_tokens: Taken for the field's sake: the tokenizers of transformers
@@ -193,7 +197,8 @@ class SamplingParams:
         """
         given = {name: value for name, value in given.items() if value is not None or name == _LEN}
         if "logit_bias" in given:
-            given["logit_bias"] = {int(token): v for token, v in dict(given["logit_bias"]).items()}
+            biases = dict(given["logit_bias"])
+            given["logit_bias"] = {_token_id(token): bias for token, bias in biases.items()}
         return cls(**given)
 
     def clone(self) -> Self:
@@ -209,9 +214,9 @@ class SamplingParams:
         Raises:
             RequestError: Two that contradict each other.
         """
-        reason = next(contradictions(self), None)
-        if reason is not None:
-            raise RequestError(reason)
+        error = next(contradictions(self), None)
+        if error is not None:
+            raise error
 
     def resolved(self, *, max_model_len: int, vocab_size: int) -> Self:
         """A checked copy for one engine, with numbers in place of -1.
@@ -263,6 +268,17 @@ class SamplingParams:
     def keeps_logprobs(self) -> bool:
         """Whether the log-probability of each drawn token is wanted: to show, or to choose by."""
         return not self.use_beam_search and (self.logprobs is not None or self.chooses_best)
+
+
+def _token_id(key: object) -> object:
+    """A key of ``logit_bias``, which may be a token id in digits."""
+    if not isinstance(key, str):
+        return key
+    if _DIGITS.fullmatch(key) is None:
+        raise RequestError(
+            f"logit_bias has the key {key!r}; keys must be token ids in digits", param="logit_bias"
+        )
+    return int(key)
 
 
 def _output_kind(name: str, value: object) -> RequestOutputKind:

@@ -120,6 +120,22 @@ def served(serve: Serve) -> Iterator[Served]:
         running.wait_until_idle()
 
 
+# Shows roles, the last message, a variable, and what begins an answer.
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}{% if not loop.last %};{% endif %}"
+    "{% endfor %}{{ mood }}{% if add_generation_prompt %}|a:{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Served]:
+    """A server of the formula for all tests of a file, with a chat template."""
+    args = ServerArgs(port=0, uvicorn_log_level="warning", chat_template=TEMPLATE)
+    with Served(FormulaModel().engine, args) as running:
+        yield running
+        running.wait_until_idle()
+
+
 class Process:
     """``pagedserve serve`` as a user starts it."""
 

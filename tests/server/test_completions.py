@@ -177,7 +177,21 @@ def test_stop_strings_and_tokens(served: Served, formula: FormulaModel) -> None:
         ({"max_tokens": 0}, "max_tokens is 0"),
         ({"stop": [""]}, "stop[0] is ''"),
         ({"stop": ["a"] * 17}, "stop has 17 strings; at most 16"),
-        ({"logit_bias": {"Paris": 3}}, "logit_bias has a key that is no token id"),
+        ({"logit_bias": {"Paris": 3}}, "logit_bias has the key 'Paris'; keys must be token ids"),
+        ({"logit_bias": {"1.5": 3}}, "logit_bias has the key '1.5'"),
+        ({"logit_bias": {" 1": 3}}, "logit_bias has the key ' 1'"),
+        ({"logit_bias": {"9" * 5000: 3}}, "logit_bias has the key '999"),
+        ({"logit_bias": {"257": 3}}, "logit_bias has 257; token ids must be from 0 to 256"),
+        ({"seed": 2**63}, "seed: Input should be less than or equal to 9223372036854775807"),
+        ({"seed": -2}, "seed is -2"),
+        ({"stream_options": {"include_usage": True}}, "stream_options is given without stream"),
+        ({"min_tokens": 20}, "min_tokens is 20; it must be from 0 to max_tokens, 16"),
+        ({"best_of": 2, "n": 3, "temperature": 1}, "best_of is 2; it must be at least n, 3"),
+        ({"early_stopping": True}, "early_stopping is True without use_beam_search"),
+        ({"stop_token_ids": [300]}, "stop_token_ids has 300"),
+        ({"stream_interval": 0}, "stream_interval: Input should be greater than or equal to 1"),
+        ({"truncation_side": "middle"}, "truncation_side: Input should be 'left' or 'right'"),
+        ({"return_prompt_text": True}, "return_prompt_text is no field of this request"),
         ({"n": 33, "temperature": 1}, "n is 33; max_num_seqs is 32"),
         ({"logprobs": 1000}, "logprobs is 1000"),
         ({"stream": "perhaps"}, "stream: Input should be a valid boolean"),
@@ -189,6 +203,7 @@ def test_a_bad_field_is_named(served: Served, body: dict[str, Any], said: str) -
     error = answer.json()["error"]
     assert (answer.status_code, error["code"], error["type"]) == (400, 400, "BadRequestError")
     assert said in error["message"]
+    assert error["param"] == next(iter(body))
 
 
 @pytest.mark.parametrize(

@@ -334,10 +334,11 @@ class TestProcess:
         body = {"prompt": "One", "max_tokens": 900, "stream": True, "ignore_eos": True}
         url = f"{process.url}/v1/completions"
         with httpx.stream("POST", url, json=body, timeout=60) as answer:
-            next(answer.iter_lines())
+            lines = answer.iter_lines()
+            next(lines)
             process.process.send_signal(signal.SIGTERM)
             while "no more requests are taken" not in process.log:
                 time.sleep(0.02)
             assert process.end() == 0
             with pytest.raises(httpx.RemoteProtocolError):
-                answer.read()
+                list(lines)

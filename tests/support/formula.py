@@ -122,12 +122,15 @@ class FormulaModel:
     eos = EOS
     vocab_size = VOCAB_SIZE
 
+    def __init__(self) -> None:
+        self.tokenizer = byte_tokenizer()
+
     def engine(self, **options: Any) -> LLMEngine:
         """An engine with the formula for a model; by default with blocks for 256 tokens."""
         arguments: dict[str, Any] = {"num_gpu_blocks": 64, "block_size": 4, "max_num_seqs": 32}
         args = EngineArgs(model="formula", **(arguments | options))
         executor: Executor = FormulaExecutor(args)
-        return LLMEngine(args, executor=executor, tokenizer=byte_tokenizer())
+        return LLMEngine(args, executor=executor, tokenizer=self.tokenizer)
 
     def executor(self, engine: LLMEngine) -> FormulaExecutor:
         """The executor of such an engine."""

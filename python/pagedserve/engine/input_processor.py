@@ -83,7 +83,7 @@ class InputProcessor:
         token_ids = tokenized.token_ids
         if params.truncate_prompt_tokens is not None:
             token_ids = token_ids[-params.truncate_prompt_tokens :]
-        refusal = self.scheduler.prompt_refusal(len(token_ids))
+        refusal = self.scheduler.prompt_refusal(len(token_ids) - self._is_scored(token_ids, params))
         if refusal is not None:
             raise RequestError(f"{name} {refusal}")
         self._check_params(params)
@@ -91,7 +91,7 @@ class InputProcessor:
         rule = StopRule.from_params(
             params,
             eos_token_ids=self.model.eos_token_ids,
-            max_new_tokens=self.max_model_len - len(token_ids),
+            max_new_tokens=max(1, self.max_model_len - len(token_ids)),
         )
         bad_words = None
         if params.bad_words:
@@ -127,6 +127,11 @@ class InputProcessor:
             prompt_logprobs=None if params.prompt_logprobs is None else [],
         )
 
+    def _is_scored(self, token_ids: list[int], params: SamplingParams) -> bool:
+        """Whether a prompt fills the model and may: nothing is computed from its one new token."""
+        fills = len(token_ids) == self.max_model_len
+        return fills and params.max_tokens == 1 and params.prompt_logprobs is not None
+
     def _detokenizer(self, params: SamplingParams) -> Detokenizer:
         skip = params.skip_special_tokens
         if skip not in self._detokenizers:
@@ -139,7 +144,8 @@ class InputProcessor:
             name = "n" if params.best_of is None else "best_of"
             raise RequestError(
                 f"{name} is {num_seqs}; max_num_seqs is {self.max_num_seqs}, and the sequences of "
-                "a request run together"
+                "a request run together",
+                param=name,
             )
         most = self.args.max_logprobs
         for name in ("logprobs", "prompt_logprobs"):
@@ -147,10 +153,11 @@ class InputProcessor:
             if number is not None and number > vocab_size:
                 raise RequestError(
                     f"{name} is {number}; it must be at most {vocab_size}, the size of the "
-                    "vocabulary"
+                    "vocabulary",
+                    param=name,
                 )
             if number is not None and number > most >= 0:
-                raise RequestError(f"{name} is {number}; max_logprobs is {most}")
+                raise RequestError(f"{name} is {number}; max_logprobs is {most}", param=name)
         biased = [token for token, _ in params.logit_bias]
         for name, tokens in (
             ("stop_token_ids", params.stop_token_ids),
@@ -160,7 +167,8 @@ class InputProcessor:
             if any(token >= vocab_size for token in tokens):
                 raise RequestError(
                     f"{name} has {max(tokens)}; token ids must be from 0 to {vocab_size - 1}, the "
-                    "last of the vocabulary"
+                    "last of the vocabulary",
+                    param=name,
                 )
 
     def _encode_word(self, text: str) -> list[int]:

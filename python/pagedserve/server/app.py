@@ -14,9 +14,10 @@ from functools import partial
 from importlib.resources import files
 from typing import Any, Final
 
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -29,6 +30,7 @@ from pagedserve.server.context import Context
 from pagedserve.server.errors import ServerError, server_error
 from pagedserve.server.job import Job
 from pagedserve.server.log import log_request
+from pagedserve.server.options import ServerArgs
 from pagedserve.server.protocol import (
     MAX_ID_CHARS,
     AbortBody,
@@ -42,11 +44,35 @@ from pagedserve.server.protocol import (
 # What needs no key: probes, scrapes and the page, which asks for one.
 OPEN_PATHS: Final = frozenset({"/", "/health", "/ping", "/metrics", "/version"})
 
+# What OpenAI's and vLLM's servers have and this one has not.
+ABSENT_PATHS: Final = (
+    "/v1/responses",
+    "/v1/responses/{rest:path}",
+    "/v1/embeddings",
+    "/v1/audio/{rest:path}",
+    "/v1/images/{rest:path}",
+    "/v1/moderations",
+    "/v1/rerank",
+    "/v1/score",
+)
+
 # The status of a request whose client left before it was answered; nginx's.
 _CLIENT_GONE: Final = 499
 
 # How a completion may come, besides as JSON.
 _STREAMED: Final[dict[int | str, dict[str, Any]]] = {200: {"content": {"text/event-stream": {}}}}
+
+
+async def _check_json(request: Request) -> None:
+    """Refuse a body that does not say that it is JSON: it would not be read as such."""
+    given = request.headers.get("content-type", "")
+    kind = given.partition(";")[0].strip().lower()
+    if kind != "application/json" and not kind.endswith("+json"):
+        said = f"the Content-Type is {given!r}" if given else "there is no Content-Type"
+        raise ServerError(415, f"{said}; it must be application/json")
+
+
+_JSON: Final = [Depends(_check_json)]
 
 
 def build_app(context: Context) -> ASGIApp:
@@ -62,11 +88,25 @@ def build_app(context: Context) -> ASGIApp:
     for kind in (ServerError, PagedServeError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, _tell)
     _add_completions(app, context)
+    _add_absent(app)
     _add_tokens(app, context)
     _add_state(app, context)
     if context.args.enable_admin_routes:
         _add_admin(app, context)
-    return Gate(app, context)
+    return _for_pages(Gate(app, context), context.args)
+
+
+def _for_pages(app: ASGIApp, args: ServerArgs) -> ASGIApp:
+    """Lets pages of the allowed origins use an application from a browser."""
+    if not args.allowed_origins:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=args.allowed_origins,
+        allow_credentials=args.allow_credentials,
+        allow_methods=args.allowed_methods or ("*",),
+        allow_headers=args.allowed_headers or ("*",),
+    )
 
 
 async def _tell(request: Request, error: Exception) -> Response:
@@ -95,13 +135,13 @@ def _request_ended(job: Job, headers: Mapping[str, str], error: ServerError | No
 
 
 def _add_completions(app: FastAPI, context: Context) -> None:
-    @app.post("/v1/completions", responses=_STREAMED)
+    @app.post("/v1/completions", responses=_STREAMED, dependencies=_JSON)
     async def completions(body: CompletionBody, request: Request) -> Any:
         """Continue prompts."""
         answer_id = _answer_id("cmpl", request, body.request_id)
         return _answer(await completion_job(context, body, answer_id), request)
 
-    @app.post("/v1/chat/completions", responses=_STREAMED)
+    @app.post("/v1/chat/completions", responses=_STREAMED, dependencies=_JSON)
     async def chat_completions(body: ChatBody, request: Request) -> Any:
         """Answer a conversation."""
         answer_id = _answer_id("chatcmpl", request, body.request_id)
@@ -132,14 +172,23 @@ def _card(context: Context, name: str) -> dict[str, Any]:
     }
 
 
+def _add_absent(app: FastAPI) -> None:
+    for path in ABSENT_PATHS:
+
+        @app.api_route(path, methods=["GET", "POST", "DELETE"], include_in_schema=False)
+        async def absent(request: Request) -> None:
+            _, _, name, *_ = request.scope["path"].split("/")
+            raise ServerError(501, f"{name} is not supported here")
+
+
 def _add_tokens(app: FastAPI, context: Context) -> None:
-    @app.post("/tokenize")
+    @app.post("/tokenize", dependencies=_JSON)
     async def tokenize(body: TokenizeBody) -> dict[str, Any]:
         """The tokens of a prompt or conversation."""
         await context.check_ready()
         context.model_name(body.model)
         if (body.prompt is None) == (body.messages is None):
-            raise ServerError(400, "give either prompt or messages")
+            raise ServerError(400, "give either prompt or messages", param="prompt")
         if body.messages is not None:
             tokens = [*map(int, (await context.chat_prompt(body))["prompt_token_ids"])]
         else:
@@ -147,20 +196,15 @@ def _add_tokens(app: FastAPI, context: Context) -> None:
             tokens = await context.encode(body.prompt or "", add_special_tokens=special)
         answer = {"count": len(tokens), "max_model_len": context.max_model_len, "tokens": tokens}
         if body.return_token_strs:
-            tokenizer = await context.client.get_tokenizer()
-            answer["token_strs"] = tokenizer.convert_ids_to_tokens(tokens)
+            answer["token_strs"] = await context.token_strings(tokens)
         return answer
 
-    @app.post("/detokenize")
+    @app.post("/detokenize", dependencies=_JSON)
     async def detokenize(body: DetokenizeBody) -> dict[str, Any]:
         """The text of tokens."""
         await context.check_ready()
         context.model_name(body.model)
-        vocab_size = (await context.client.get_model_config()).vocab_size
-        if any(not 0 <= token < vocab_size for token in body.tokens):
-            raise ServerError(400, f"tokens must be from 0 to {vocab_size - 1}", param="tokens")
-        tokenizer = await context.client.get_tokenizer()
-        return {"prompt": tokenizer.decode(body.tokens) if body.tokens else ""}
+        return {"prompt": await context.decode(body.tokens)}
 
 
 def _add_state(app: FastAPI, context: Context) -> None:
@@ -171,14 +215,8 @@ def _add_state(app: FastAPI, context: Context) -> None:
         await context.client.check_health()
         return {"status": "ok"}
 
-    @app.get("/ping")
+    @app.api_route("/ping", methods=["GET", "POST"], include_in_schema=False)  # as /health
     async def ping() -> dict[str, str]:
-        """As /health."""
-        return await health()
-
-    @app.post("/ping")
-    async def ping_by_post() -> dict[str, str]:
-        """As /health."""
         return await health()
 
     @app.get("/version")
@@ -216,7 +254,7 @@ def _add_admin(app: FastAPI, context: Context) -> None:
         await context.check_ready()
         return {"reset": await context.client.reset_prefix_cache()}
 
-    @app.post("/abort_requests")
+    @app.post("/abort_requests", dependencies=_JSON)
     async def abort_requests(body: AbortBody) -> dict[str, list[str]]:
         """End requests by the ids of their answers."""
         running = list(context.jobs.values())
@@ -241,6 +279,8 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if scope["method"] == "HEAD":  # as GET; uvicorn, whose scope it is, leaves the body out
+            scope = {**scope, "method": "GET"}
         headers = dict(scope["headers"])
         named = headers.get(b"x-request-id", b"").decode("latin-1")
         is_name = 0 < len(named) <= MAX_ID_CHARS and named.isascii() and named.isprintable()

@@ -27,10 +27,11 @@ async def chat_job(context: Context, body: ChatBody, answer_id: str) -> Job:
     model = context.model_name(body.model)
     body.check_fields(allows_unknown=context.args.allow_unknown_fields)
     if not body.messages:
-        raise RequestError("messages is empty; it must have at least one message")
+        raise RequestError("messages is empty; it must have at least one message", param="messages")
     check_num_choices(body, context.admission.max_num_seqs)
     params = chat_params(body, context.default_params.result())
-    names = TokenNames(await context.detokenizer(), body.return_tokens_as_token_ids)
+    detokenizer = await context.detokenizer(skip_special_tokens=not body.shows_special_tokens)
+    names = TokenNames(detokenizer, body.return_tokens_as_token_ids)
     role = context.args.response_role if body.add_generation_prompt else _last(body, "role")
     return Job(
         context=context,
@@ -46,7 +47,9 @@ async def chat_job(context: Context, body: ChatBody, answer_id: str) -> Job:
 
 
 async def _made(context: Context, body: ChatBody) -> list[Prompt]:
-    return [salted(await context.chat_prompt(body), body)]
+    prompt = await context.chat_prompt(body)
+    prompt["prompt_token_ids"] = context.truncated(prompt["prompt_token_ids"], body)
+    return [salted(prompt, body)]
 
 
 def _last(body: ChatBody, key: str) -> str:
@@ -68,6 +71,7 @@ class ChatChoices:
     echoed: str
     kind: str = "chat.completion"
     chunk_kind: str = "chat.completion.chunk"
+    prompt_field: str = "messages"
 
     def opening(self, index: int) -> str:  # noqa: D102
         role = encode_basestring_ascii(self.role)

@@ -7,15 +7,18 @@ from json.encoder import encode_basestring_ascii
 from typing import Any
 
 from pagedserve.inputs import Prompt, TextPrompt, TokensPrompt
+from pagedserve.output.detokenizer import Detokenizer
 from pagedserve.outputs import CompletionOutput, RequestOutput
 from pagedserve.server.context import Context
 from pagedserve.server.errors import ServerError
 from pagedserve.server.job import Job
 from pagedserve.server.logprobs import (
-    CompletionLogprobs,
     Entry,
+    TextOffsets,
     TokenNames,
+    completion_logprobs,
     prompt_logprobs,
+    prompt_offsets,
 )
 from pagedserve.server.params import (
     check_num_choices,
@@ -42,14 +45,18 @@ async def completion_job(context: Context, body: CompletionBody, answer_id: str)
     check_num_choices(body, context.admission.max_num_seqs)
     params = completion_params(body, context.default_params.result())
     prompts = _listed(body)
-    names = TokenNames(await context.detokenizer(), body.return_tokens_as_token_ids)
+    detokenizer = await context.detokenizer(skip_special_tokens=not body.shows_special_tokens)
     return Job(
         context=context,
         body=body,
         params=params,
         num_prompts=len(prompts),
         make_prompts=partial(_made, context, body, prompts),
-        choices=CompletionChoices(body, names),
+        choices=CompletionChoices(
+            body,
+            TokenNames(detokenizer, body.return_tokens_as_token_ids),
+            await context.detokenizer(skip_special_tokens=False),
+        ),
         answer_id=answer_id,
         model=model,
         num_equal=num_equal_choices(body, params),
@@ -72,25 +79,36 @@ async def _made(
 ) -> list[Prompt]:
     prompts: list[Prompt] = []
     for prompt in given:
-        if isinstance(prompt, str) and body.add_special_tokens:
+        if not isinstance(prompt, str):
+            tokens = TokensPrompt(prompt_token_ids=context.truncated(prompt, body))
+            prompts.append(salted(tokens, body))
+        elif body.add_special_tokens and body.truncation_side == "left":
             context.check_length(prompt, "the prompt")
             prompts.append(salted(TextPrompt(prompt=prompt), body))
-            continue
-        if isinstance(prompt, str):
-            prompt = await context.encode(prompt, add_special_tokens=False)  # noqa: PLW2901
-        prompts.append(salted(TokensPrompt(prompt_token_ids=prompt), body))
+        else:
+            ids = await context.encode(prompt, add_special_tokens=body.add_special_tokens)
+            tokens = TokensPrompt(prompt=prompt, prompt_token_ids=context.truncated(ids, body))
+            prompts.append(salted(tokens, body))
     return prompts
 
 
 @dataclass(slots=True)
 class CompletionChoices:
-    """How the choices of completions look; see ``Choices``."""
+    """How the choices of completions look; see ``Choices``.
+
+    Attributes:
+        body: The request.
+        names: How tokens are written.
+        detokenizer: Shows special tokens, whatever the request says: its prompt may name some.
+    """
 
     body: CompletionBody
     names: TokenNames
+    detokenizer: Detokenizer
     kind: str = "text_completion"
     chunk_kind: str = "text_completion"
-    _logprobs: dict[int, CompletionLogprobs] = field(default_factory=dict)
+    prompt_field: str = "prompt"
+    _offsets: dict[int, TextOffsets] = field(default_factory=dict)
     _begun: set[int] = field(default_factory=set)
 
     def opening(self, index: int) -> None:  # noqa: D102
@@ -131,37 +149,52 @@ class CompletionChoices:
         *,
         is_first: bool,
     ) -> dict[str, Any]:
-        body = self.body
-        text, token_ids = completion.text, completion.token_ids
-        entries: Sequence[Entry] = completion.logprobs or ()
-        finish = completion.finish_reason
+        body, finish, stop_reason = self.body, completion.finish_reason, completion.stop_reason
+        text, token_ids, entries = completion.text, completion.token_ids, completion.logprobs
         if body.max_tokens == 0:  # one was made all the same
-            text, token_ids, entries = "", [], ()
-            finish = finish and "length"
-        if body.echo and is_first:
-            prompt_ids = output.prompt_token_ids
-            text = self._prompt_text(output) + text
-            token_ids = [*prompt_ids, *token_ids]
-            entries = [*(output.prompt_logprobs or ()), *entries]
+            text, token_ids, entries = "", [], entries and []
+            finish, stop_reason = finish and "length", None
         logprobs = None
         if body.logprobs is not None:
-            known = self._logprobs.setdefault(index, CompletionLogprobs(self.names, body.logprobs))
-            logprobs = known.shown(token_ids, entries)
+            logprobs = self._logprobs(index, token_ids, entries or ())
         choice: dict[str, Any] = {
             "index": index,
             "text": text,
             "logprobs": logprobs,
             "finish_reason": finish,
-            "stop_reason": completion.stop_reason,
+            "stop_reason": stop_reason,
         }
+        if body.echo and is_first:
+            self._echo(choice, output)
         if body.prompt_logprobs is not None and is_first:
             choice["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs or ())
         if body.return_token_ids:
-            choice["token_ids"] = completion.token_ids
+            choice["token_ids"] = token_ids
             choice["prompt_token_ids"] = output.prompt_token_ids if is_first else None
         return choice
 
-    def _prompt_text(self, output: RequestOutput) -> str:
+    def _logprobs(
+        self, index: int, token_ids: Sequence[int], entries: Sequence[Entry]
+    ) -> dict[str, Any]:
+        known = completion_logprobs(self.names, self.body.logprobs or 0, token_ids, entries)
+        offsets = self._offsets.setdefault(index, TextOffsets(self.names.detokenizer.stream()))
+        return {**known, "text_offset": offsets.take(token_ids)}
+
+    def _echo(self, choice: dict[str, Any], output: RequestOutput) -> None:
+        """Put the prompt before what is new in a choice."""
+        token_ids = output.prompt_token_ids
         if output.prompt is not None and self.body.truncate_prompt_tokens is None:
-            return output.prompt
-        return self.names.detokenizer.decode(output.prompt_token_ids)
+            text, detokenizer = output.prompt, self.detokenizer
+        else:
+            detokenizer = self.names.detokenizer
+            text = detokenizer.decode(token_ids)
+        choice["text"] = text + choice["text"]
+        new = choice["logprobs"]
+        if new is None:
+            return
+        entries = output.prompt_logprobs or ()
+        shown = completion_logprobs(self.names, self.body.logprobs or 0, token_ids, entries)
+        shown["text_offset"] = prompt_offsets(detokenizer, token_ids, text)
+        self._offsets[choice["index"]].num_chars += len(text)
+        new["text_offset"] = [offset + len(text) for offset in new["text_offset"]]
+        choice["logprobs"] = {name: [*shown[name], *new[name]] for name in shown}

@@ -2,10 +2,11 @@
 
 import asyncio
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, SupportsIndex
 
 from pagedserve.chat import Conversation, chat_prompt, text_of_content
 from pagedserve.engine.client import EngineClient
@@ -17,7 +18,7 @@ from pagedserve.server.errors import ServerError
 from pagedserve.server.limits import Admission
 from pagedserve.server.metrics import Metrics
 from pagedserve.server.options import ServerArgs
-from pagedserve.server.protocol import ChatBody, TokenizeBody
+from pagedserve.server.protocol import Body, ChatBody, TokenizeBody
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -64,7 +65,7 @@ class Context:
     jobs: dict[str, tuple[str, list[str]]] = field(default_factory=dict)
     # One: a burst of templates is rendered in its order, and the engine begins with the first.
     _worker: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1), repr=False)
-    _detokenizer: Detokenizer | None = field(default=None, repr=False)
+    _detokenizers: dict[bool, Detokenizer] = field(default_factory=dict, repr=False)
 
     async def check_ready(self) -> None:
         """Whether requests are taken now.
@@ -89,11 +90,13 @@ class Context:
             raise ServerError(404, f"The model `{asked}` does not exist.", param="model")
         return asked or self.names[0]
 
-    async def detokenizer(self) -> Detokenizer:
-        """Texts and bytes of tokens, special ones included."""
-        if self._detokenizer is None:
-            self._detokenizer = Detokenizer(await self.client.get_tokenizer())
-        return self._detokenizer
+    async def detokenizer(self, *, skip_special_tokens: bool) -> Detokenizer:
+        """Texts and bytes of tokens; special ones have a name whether or not texts show them."""
+        if skip_special_tokens not in self._detokenizers:
+            self._detokenizers[skip_special_tokens] = Detokenizer(
+                await self.client.get_tokenizer(), skip_special_tokens=skip_special_tokens
+            )
+        return self._detokenizers[skip_special_tokens]
 
     async def chat_prompt(self, body: ChatBody | TokenizeBody) -> TokensPrompt:
         """The prompt that a conversation is, made outside the event loop.
@@ -137,6 +140,40 @@ class Context:
         encoded = await asyncio.get_running_loop().run_in_executor(self._worker, encode)
         token_ids: list[int] = encoded.input_ids
         return token_ids
+
+    def truncated(self, token_ids: Sequence[SupportsIndex], body: Body) -> Sequence[SupportsIndex]:
+        """The first tokens of a prompt, where its end is to be left out; else all of them.
+
+        Its beginning is left out by the engine, by ``SamplingParams.truncate_prompt_tokens``.
+        """
+        if body.truncation_side == "left" or body.truncate_prompt_tokens is None:
+            return token_ids
+        most = body.truncate_prompt_tokens
+        return token_ids[: self.max_model_len - 1 if most == -1 else most]
+
+    async def decode(self, token_ids: list[int]) -> str:
+        """The text of tokens, made outside the event loop.
+
+        Raises:
+            ServerError: 400, a token that the vocabulary does not have.
+        """
+        vocab_size = (await self.client.get_model_config()).vocab_size
+        tokenizer: Any = await self.client.get_tokenizer()
+
+        def decoded() -> str:
+            if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
+                accepted = f"token ids from 0 to {vocab_size - 1}"
+                raise ServerError(400, f"tokens must be {accepted}", param="tokens")
+            text: str = tokenizer.decode(token_ids) if token_ids else ""
+            return text
+
+        return await asyncio.get_running_loop().run_in_executor(self._worker, decoded)
+
+    async def token_strings(self, token_ids: list[int]) -> list[str]:
+        """What the vocabulary calls tokens, looked up outside the event loop."""
+        tokenizer: Any = await self.client.get_tokenizer()
+        look_up = partial(tokenizer.convert_ids_to_tokens, token_ids)
+        return await asyncio.get_running_loop().run_in_executor(self._worker, look_up)
 
     def _render(
         self, tokenizer: "PreTrainedTokenizerBase", body: ChatBody | TokenizeBody

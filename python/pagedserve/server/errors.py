@@ -5,6 +5,7 @@ Messages show what a caller gave and what is accepted; never paths, addresses or
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Any, Final
 
 from fastapi.exceptions import RequestValidationError
@@ -19,7 +20,9 @@ _TYPES: Final = {
     404: "NotFoundError",
     405: "MethodNotAllowedError",
     413: "RequestTooLargeError",
+    415: "UnsupportedMediaTypeError",
     500: "InternalServerError",
+    501: "NotImplementedError",
     503: "ServiceUnavailableError",
 }
 # The most that is said of bodies that are no such requests.
@@ -38,6 +41,7 @@ class ServerError(Exception):
         *,
         param: str | None = None,
         retry_after: int | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         """Say why.
 
@@ -46,12 +50,15 @@ class ServerError(Exception):
             message: For people.
             param: The field that is wrong.
             retry_after: Seconds after which another try makes sense.
+            headers: Of the answer, further ones.
         """
         super().__init__(message)
         self.status = status
         self.message = message
         self.param = param
-        self.retry_after = retry_after
+        self.headers = dict(headers or {})
+        if retry_after is not None:
+            self.headers["Retry-After"] = str(retry_after)
 
     def body(self) -> dict[str, Any]:
         """The object that clients read."""
@@ -67,9 +74,8 @@ class ServerError(Exception):
 
     def response(self) -> Response:
         """The whole answer."""
-        headers = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
         return Response(
-            json.dumps(self.body()), self.status, headers, media_type="application/json"
+            json.dumps(self.body()), self.status, self.headers, media_type="application/json"
         )
 
 
@@ -83,16 +89,21 @@ def server_error(error: BaseException) -> ServerError:
     for known in (error, error.__cause__):  # a framework that read the body may have wrapped it
         if isinstance(known, ServerError):
             return known
-    status, message = 500, f"the server failed: {type(error).__name__}"
     if isinstance(error, RequestError):
-        status, message = 400, str(error)
-    elif isinstance(error, RequestValidationError):
-        status, message = 400, _problems(error)
-    elif isinstance(error, EngineDeadError | EngineStalledError):
-        status, message = 503, str(error)
-    elif isinstance(error, HTTPException):
-        status, message = error.status_code, str(error.detail)
-    return ServerError(status, message)
+        return ServerError(400, str(error), param=error.param)
+    if isinstance(error, RequestValidationError):
+        return ServerError(400, _problems(error), param=_field(error))
+    if isinstance(error, EngineDeadError | EngineStalledError):
+        return ServerError(503, str(error))
+    if isinstance(error, HTTPException):
+        return ServerError(error.status_code, str(error.detail), headers=error.headers)
+    return ServerError(500, f"the server failed: {type(error).__name__}")
+
+
+def _field(error: RequestValidationError) -> str | None:
+    """The first field that is wrong; None where the body is none at all."""
+    place = [part for part in error.errors()[0]["loc"] if part != "body"]
+    return place[0] if place and isinstance(place[0], str) else None
 
 
 def _problems(error: RequestValidationError) -> str:

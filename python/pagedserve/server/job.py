@@ -10,11 +10,12 @@ import asyncio
 import json
 import time
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from pagedserve.errors import RequestError
 from pagedserve.inputs import Prompt
 from pagedserve.outputs import CompletionOutput, RequestOutput
 from pagedserve.sampling_params import SamplingParams
@@ -34,6 +35,10 @@ class Choices(Protocol):
     @property
     def chunk_kind(self) -> str:
         """The ``object`` of a part of a stream."""
+
+    @property
+    def prompt_field(self) -> str:
+        """The field that prompts are made from."""
 
     def opening(self, index: int) -> str | None:
         """What a stream says first of a choice, in JSON; None for nothing."""
@@ -55,7 +60,37 @@ class Choices(Protocol):
         """Whether a delta brings text alone."""
 
     def of_answer(self, output: RequestOutput) -> dict[str, Any]:
-        """Further fields of a whole answer."""
+        """Further fields of a whole answer, and of the first part of a stream."""
+
+
+@dataclass(slots=True)
+class Pace:
+    """Holds deltas back until they have enough tokens; a choice's first and last go at once.
+
+    Attributes:
+        num_tokens: Tokens of a delta.
+    """
+
+    num_tokens: int
+    _held: dict[tuple[int, int], CompletionOutput | None] = field(default_factory=dict)
+
+    def due(self, place: int, deltas: Sequence[CompletionOutput]) -> Sequence[CompletionOutput]:
+        """What is to be sent now, after the next deltas of the prompt at ``place``."""
+        if self.num_tokens == 1:
+            return deltas
+        due = []
+        for delta in deltas:
+            choice = (place, delta.index)
+            is_first = choice not in self._held
+            held = self._held.get(choice)
+            if held is not None:
+                held.add(delta)
+            self._held[choice] = whole = held or delta
+            is_full = len(whole.token_ids) >= self.num_tokens
+            if is_first or is_full or whole.finish_reason is not None:
+                self._held[choice] = None
+                due.append(whole)
+        return due
 
 
 @dataclass(slots=True, kw_only=True)
@@ -129,6 +164,9 @@ class Job:
             except (GeneratorExit, asyncio.CancelledError):
                 context.metrics.prompts_ended("abort", self.num_prompts - len(self.last))
                 raise
+            except RequestError as error:
+                error.param = error.param or self.choices.prompt_field
+                raise
             except ServerError:
                 context.metrics.prompts_ended("error", self.num_prompts - len(self.last))
                 raise
@@ -173,22 +211,26 @@ class Job:
         has_usage = options is not None and options.include_usage
         is_continuous = has_usage and options is not None and options.continuous_usage_stats
         opened: set[int] = set()
+        pace = Pace(self.body.stream_interval)
         async with aclosing(self.outputs()) as outputs:
             async for place, output in outputs:
-                tail = "]}\n\n"
-                if is_continuous:
-                    tail = f'],"usage":{json.dumps(self._usage())}}}\n\n'
+                usage = {"usage": self._usage()} if is_continuous else {}
+                tail = _tail(usage)
                 events = []
-                for completion in output.outputs:
+                for completion in pace.due(place, output.outputs):
                     for index in self._indices(place, completion.index):
                         if index not in opened:
                             opened.add(index)
                             opening = self.choices.opening(index)
-                            events += [] if opening is None else [head, opening, tail]
+                            more = self.choices.of_answer(output)
+                            events += (
+                                [] if opening is None else [head, opening, _tail(more | usage)]
+                            )
                         events += [head, self._delta(index, output, completion), tail]
-                yield "".join(events).encode()
+                if events:
+                    yield "".join(events).encode()
         if has_usage:
-            yield f'{head}],"usage":{json.dumps(self._usage())}}}\n\n'.encode()
+            yield (head + _tail({"usage": self._usage()})).encode()
 
     def _delta(self, index: int, output: RequestOutput, completion: CompletionOutput) -> str:
         if self.choices.is_plain(completion):
@@ -222,3 +264,8 @@ class Job:
         if output.finished:
             self.last[place] = output
             metrics.prompt_finished(self.params, output, self._num_tokens[place])
+
+
+def _tail(more: Mapping[str, object]) -> str:
+    """The end of an event, after its choices."""
+    return "]" + "".join(f',"{name}":{json.dumps(more[name])}' for name in more) + "}\n\n"

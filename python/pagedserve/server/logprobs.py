@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pagedserve.output.detokenizer import Detokenizer
+from pagedserve.output.detokenizer import Detokenizer, TextStream
 from pagedserve.outputs import Logprob
 
 # JSON has no infinity.
@@ -41,46 +41,78 @@ class TokenNames:
 
 
 @dataclass(slots=True)
-class CompletionLogprobs:
-    """The ``logprobs`` of a completion's choice, over all its chunks.
+class TextOffsets:
+    """Where the text of each token begins: what lies before the next one's is its own.
+
+    Of a character that several tokens make the last has the text, and the others none.
 
     Attributes:
-        names: How tokens are written.
-        num_top: The likeliest tokens of each position that are shown; -1 is all.
-        offset: Characters shown before the next token.
+        stream: The text so far, forgotten as far as it is counted.
+        num_chars: Characters before the next token.
     """
 
-    names: TokenNames
-    num_top: int
-    offset: int = 0
+    stream: TextStream
+    num_chars: int = 0
 
-    def shown(self, token_ids: Sequence[int], entries: Sequence[Entry]) -> dict[str, Any]:
-        """The object for the next tokens; of a first token of a prompt nothing is known."""
-        offsets: list[int] = []
-        values: list[float | None] = []
-        tops: list[dict[str, float] | None] = []
-        for token_id, entry in zip(token_ids, entries, strict=True):
-            offsets.append(self.offset)
-            self.offset += len(self.names.detokenizer.token_text(token_id))
-            if entry is None:
-                values.append(None)
-                tops.append(None)
-                continue
-            values.append(finite(entry[token_id].logprob))
-            # The chosen token is there too, where it is not among the likeliest.
-            tops.append(
-                {
-                    self.names(token): finite(known.logprob)
-                    for token, known in entry.items()
-                    if self.num_top < 0 or known.rank <= self.num_top or token == token_id
-                }
-            )
-        return {
-            "tokens": [self.names(token_id) for token_id in token_ids],
-            "token_logprobs": values,
-            "top_logprobs": tops,
-            "text_offset": offsets,
-        }
+    def take(self, token_ids: Sequence[int]) -> list[int]:
+        """The offsets of the next tokens."""
+        offsets = []
+        for token_id in token_ids:
+            offsets.append(self.num_chars)
+            self.stream = self.stream.advanced([token_id])
+            num_new = len(self.stream.text)
+            self.stream = self.stream.without(num_new)
+            self.num_chars += num_new
+        return offsets
+
+
+def prompt_offsets(detokenizer: Detokenizer, token_ids: Sequence[int], text: str) -> list[int]:
+    """Where in the text of a prompt each of its tokens begins.
+
+    A token that the tokenizer has added to the text has no place in it.
+
+    Args:
+        detokenizer: One that shows special tokens: the text may name some.
+        token_ids: Of the prompt.
+        text: As it is shown.
+    """
+    start = max(0, detokenizer.decode(token_ids).find(text))
+    offsets = TextOffsets(detokenizer.stream()).take(token_ids)
+    return [min(max(0, offset - start), len(text)) for offset in offsets]
+
+
+def completion_logprobs(
+    names: TokenNames, num_top: int, token_ids: Sequence[int], entries: Sequence[Entry]
+) -> dict[str, Any]:
+    """The ``logprobs`` of a completion's choice but for ``text_offset``, for some of its tokens.
+
+    Args:
+        names: How tokens are written.
+        num_top: The likeliest tokens of each position that are shown; -1 is all.
+        token_ids: New tokens, or those of a prompt.
+        entries: One a token; None for the first of a prompt, of which nothing is known.
+    """
+    values: list[float | None] = []
+    tops: list[dict[str, float] | None] = []
+    for token_id, entry in zip(token_ids, entries, strict=True):
+        if entry is None:
+            values.append(None)
+            tops.append(None)
+            continue
+        values.append(finite(entry[token_id].logprob))
+        # The chosen token is there too, where it is not among the likeliest.
+        tops.append(
+            {
+                names(token): finite(known.logprob)
+                for token, known in entry.items()
+                if num_top < 0 or known.rank <= num_top or token == token_id
+            }
+        )
+    return {
+        "tokens": [names(token_id) for token_id in token_ids],
+        "token_logprobs": values,
+        "top_logprobs": tops,
+    }
 
 
 def chat_logprobs(

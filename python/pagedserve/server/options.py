@@ -106,6 +106,14 @@ class ServerArgs:
         "URL that takes spans of requests by OTLP over HTTP, as http://127.0.0.1:4318/v1/traces.",
         unset="none",
     )
+    allowed_origins: tuple[str, ...] = option(
+        (), _TEXTS, "Origins whose pages may use the server from a browser; * is any.", unset="none"
+    )
+    allow_credentials: bool = option(
+        False, checks.flag, "Let such pages send cookies and the like."
+    )
+    allowed_methods: tuple[str, ...] = option((), _TEXTS, "Methods of such pages.", unset="*")
+    allowed_headers: tuple[str, ...] = option((), _TEXTS, "Headers of such pages.", unset="*")
     uvicorn_log_level: str = option(
         "info",
         checks.choice(("critical", "error", "warning", "info", "debug")),

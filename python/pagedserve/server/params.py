@@ -23,7 +23,6 @@ _SAME: Final = (
     "min_tokens",
     "skip_special_tokens",
     "spaces_between_special_tokens",
-    "logit_bias",
     "allowed_token_ids",
     "bad_words",
     "truncate_prompt_tokens",
@@ -33,6 +32,8 @@ _SAME: Final = (
 )
 # Stop strings of one request: each is looked for in every text.
 MAX_STOP_STRINGS: Final = 16
+# Larger biases are brought down to it, as at OpenAI.
+_MAX_BIAS: Final = 100.0
 # New tokens of a completion where nobody says.
 _DEFAULT_MAX_TOKENS: Final = 16
 
@@ -51,13 +52,15 @@ def completion_params(body: CompletionBody, default: SamplingParams) -> Sampling
     given["max_tokens"] = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     if given["max_tokens"] == 0:
         if not body.echo:
-            raise RequestError("max_tokens is 0; it must be at least 1, or echo must be true")
+            raise RequestError(
+                "max_tokens is 0; it must be at least 1, or echo must be true", param="max_tokens"
+            )
         given["max_tokens"] = 1  # cut off again
     given["logprobs"] = body.logprobs
     given["prompt_logprobs"] = body.prompt_logprobs
     if body.echo and body.logprobs is not None and body.prompt_logprobs is None:
         given["prompt_logprobs"] = body.logprobs
-    return _made(given)
+    return SamplingParams.from_optional(**given)
 
 
 def chat_params(body: ChatBody, default: SamplingParams) -> SamplingParams:
@@ -72,14 +75,19 @@ def chat_params(body: ChatBody, default: SamplingParams) -> SamplingParams:
     """
     given = _common(body, default)
     if body.stream and body.prompt_logprobs is not None:
-        raise RequestError("prompt_logprobs is given with stream; it is for whole answers")
+        raise RequestError(
+            "prompt_logprobs is given with stream; it is for whole answers",
+            param="prompt_logprobs",
+        )
     both = (body.max_completion_tokens, body.max_tokens)
     given["max_tokens"] = next((number for number in both if number is not None), None)
     if body.top_logprobs and not body.logprobs:
-        raise RequestError("top_logprobs is given without logprobs; it needs logprobs true")
+        raise RequestError(
+            "top_logprobs is given without logprobs; it needs logprobs true", param="top_logprobs"
+        )
     given["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
     given["prompt_logprobs"] = body.prompt_logprobs
-    return _made(given)
+    return SamplingParams.from_optional(**given)
 
 
 def salted(prompt: TextPrompt | TokensPrompt, body: Body) -> Prompt:
@@ -96,7 +104,7 @@ def check_num_choices(body: Body, most: int) -> None:
         RequestError: ``n`` is above ``most``.
     """
     if body.n is not None and body.n > most:
-        raise RequestError(f"n is {body.n}; max_num_seqs is {most}")
+        raise RequestError(f"n is {body.n}; max_num_seqs is {most}", param="n")
 
 
 def num_equal_choices(body: Body, params: SamplingParams) -> int:
@@ -120,16 +128,14 @@ def _common(body: Body, default: SamplingParams) -> dict[str, Any]:
         given |= {"n": 1, "best_of": None}
     if isinstance(body.stop, list) and len(body.stop) > MAX_STOP_STRINGS:
         raise RequestError(
-            f"stop has {len(body.stop)} strings; at most {MAX_STOP_STRINGS} are accepted"
+            f"stop has {len(body.stop)} strings; at most {MAX_STOP_STRINGS} are accepted",
+            param="stop",
         )
+    if body.logit_bias is not None:
+        given["logit_bias"] = {
+            token: max(-_MAX_BIAS, min(_MAX_BIAS, bias)) for token, bias in body.logit_bias.items()
+        }
+    if body.truncation_side == "right":  # the end is left out before the engine sees the prompt
+        given.pop("truncate_prompt_tokens", None)
     given["output_kind"] = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY
     return given
-
-
-def _made(given: dict[str, Any]) -> SamplingParams:
-    try:
-        return SamplingParams.from_optional(**given)
-    except ValueError as error:
-        if isinstance(error, RequestError):
-            raise
-        raise RequestError(f"logit_bias has a key that is no token id: {error}") from None

@@ -59,15 +59,13 @@ ABSENT: Final[dict[str, tuple[object, ...]]] = {
     "thinking_token_budget": (),
     "repetition_detection": (),
     "logprob_token_ids": (),
-    "stream_interval": (1,),
-    "truncation_side": ("left",),
 }
 
 
 # What a request may be named: it is in the log and in every part of a stream.
 MAX_ID_CHARS: Final = 256
-# Priorities that the scheduler takes.
-_MAX_PRIORITY: Final = 2**63 - 1
+# Priorities that the scheduler takes, and seeds.
+_MAX_INT: Final = 2**63 - 1
 # Characters of a field's name that a message repeats.
 _MAX_NAME_CHARS: Final = 64
 
@@ -95,7 +93,7 @@ class StreamOptions(_NullsLeftOut):
 class Body(_NullsLeftOut):
     """What both kinds of completions take."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
 
     model: str | None = None
     n: int | None = Field(default=None, ge=1)
@@ -107,7 +105,7 @@ class Body(_NullsLeftOut):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    seed: int | None = None
+    seed: int | None = Field(default=None, ge=-_MAX_INT, le=_MAX_INT)
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool | None = None
@@ -127,15 +125,22 @@ class Body(_NullsLeftOut):
     echo: bool = False
     stream: bool = False
     stream_options: StreamOptions | None = None
-    priority: int = Field(default=0, ge=-_MAX_PRIORITY, le=_MAX_PRIORITY)
+    priority: int = Field(default=0, ge=-_MAX_INT, le=_MAX_INT)
     cache_salt: str | None = None
     request_id: str | None = Field(default=None, max_length=MAX_ID_CHARS, pattern="^[ -~]+$")
     timeout: float | None = Field(default=None, gt=0, description="Seconds until it is aborted.")
     return_tokens_as_token_ids: bool = False
     return_token_ids: bool = False
+    stream_interval: int = Field(default=1, ge=1, description="New tokens of a part of a stream.")
+    truncation_side: Literal["left", "right"] = "left"
+
+    @property
+    def shows_special_tokens(self) -> bool:
+        """Whether texts show special tokens."""
+        return self.skip_special_tokens is False
 
     def check_fields(self, *, allows_unknown: bool) -> None:
-        """Refuse fields that are unknown, or of what is not here.
+        """Refuse fields that are unknown, of what is not here, or without what they need.
 
         Args:
             allows_unknown: Pass over unknown ones.
@@ -146,10 +151,17 @@ class Body(_NullsLeftOut):
         for name, value in (self.model_extra or {}).items():
             if name in ABSENT:
                 if value is not None and value not in ABSENT[name]:
-                    raise RequestError(f"{name} is {value!r}; it is not supported here")
+                    raise RequestError(f"{name} is {value!r}; it is not supported here", param=name)
             elif name not in HARMLESS and not allows_unknown:
                 shown = name[:_MAX_NAME_CHARS]
-                raise RequestError(f"{shown} is no field of this request{self._nearest(shown)}")
+                raise RequestError(
+                    f"{shown} is no field of this request{self._nearest(shown)}", param=shown
+                )
+        if self.stream_options is not None and not self.stream:
+            raise RequestError(
+                "stream_options is given without stream; it needs stream true",
+                param="stream_options",
+            )
 
     def _nearest(self, name: str) -> str:
         known = [*type(self).model_fields, *ABSENT]

@@ -156,10 +156,11 @@ class Server(uvicorn.Server):
         self._start(self._load())
 
     async def shutdown(self, sockets: list[socket] | None = None) -> None:
-        """Close what is open."""
-        await super().shutdown(sockets)
-        if self._context.tracer is not None:
-            await asyncio.to_thread(self._context.tracer.shutdown)
+        """Close what is open, unless nobody waits for that."""
+        if not self.force_exit:
+            await super().shutdown(sockets)
+            if self._context.tracer is not None:
+                await asyncio.to_thread(self._context.tracer.shutdown)
         gc.unfreeze()  # extensions look at the end whether their objects are gone
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

@@ -1,0 +1,117 @@
+"""What HTTP says besides bodies: methods, media types, origins, and routes that are not there."""
+
+import httpx
+import pytest
+
+from tests.server.conftest import Serve, Served
+from tests.server.test_completions import PROMPT
+
+ORIGIN = {"Origin": "https://page.example"}
+
+
+def test_head_is_get_without_a_body(shared: Served) -> None:
+    for path in ("/health", "/ping", "/version", "/v1/models", "/metrics"):
+        answer = shared.http.head(path)
+        assert (answer.status_code, answer.content) == (200, b"")
+        assert int(answer.headers["content-length"]) > 0
+    assert shared.http.head("/nowhere").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("GET", "/v1/completions", {"POST"}),
+        ("PUT", "/v1/chat/completions", {"POST"}),
+        ("DELETE", "/health", {"GET"}),
+        ("DELETE", "/ping", {"GET", "POST"}),
+    ],
+)
+def test_another_method_is_told_the_right_ones(
+    shared: Served, method: str, path: str, allowed: set[str]
+) -> None:
+    answer = shared.http.request(method, path)
+    assert answer.status_code == 405
+    assert set(answer.headers["allow"].split(", ")) == allowed
+    assert answer.json()["error"]["type"] == "MethodNotAllowedError"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (None, "there is no Content-Type; it must be application/json"),
+        ("text/plain", "the Content-Type is 'text/plain'; it must be application/json"),
+        ("application/x-www-form-urlencoded", "the Content-Type is 'application/x-www-form-url"),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize"])
+def test_a_body_must_say_that_it_is_json(
+    shared: Served, path: str, given: str | None, said: str
+) -> None:
+    headers = {} if given is None else {"Content-Type": given}
+    answer = shared.http.post(path, content=b'{"prompt": "x"}', headers=headers)
+    assert answer.status_code == 415
+    assert said in answer.json()["error"]["message"]
+
+
+def test_json_may_have_parameters(shared: Served) -> None:
+    headers = {"Content-Type": "Application/JSON; charset=utf-8"}
+    content = b'{"prompt": "x", "max_tokens": 1}'
+    assert shared.http.post("/v1/completions", content=content, headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/embeddings", "/v1/responses", "/v1/responses/a/cancel", "/v1/audio/speech"]
+)
+def test_what_is_not_here_is_said_in_the_same_shape(shared: Served, path: str) -> None:
+    answer = shared.http.post(path, json={"input": "x"})
+    name = path.split("/")[2]
+    assert answer.status_code == 501
+    assert answer.json()["error"] == {
+        "message": f"{name} is not supported here",
+        "type": "NotImplementedError",
+        "param": None,
+        "code": 501,
+    }
+    files = {"file": b"RIFF"}
+    assert shared.http.post("/v1/audio/transcriptions", files=files).status_code == 501
+
+
+def asked(served: Served) -> httpx.Response:
+    """What a browser asks before it sends a request of a page."""
+    method = {"Access-Control-Request-Method": "POST"}
+    headers = {"Access-Control-Request-Headers": "Authorization, Content-Type"}
+    return served.http.options("/v1/completions", headers={**ORIGIN, **method, **headers})
+
+
+def test_pages_of_other_origins_are_let_in_where_they_are_named(serve: Serve) -> None:
+    origins = ("https://page.example", "https://other.example")
+    with serve(allowed_origins=origins, allow_credentials=True, api_key=("key",)) as served:
+        answer = asked(served)  # without a key, as browsers do
+        assert answer.status_code == 200
+        assert answer.headers["access-control-allow-origin"] == "https://page.example"
+        assert answer.headers["access-control-allow-credentials"] == "true"
+        assert "POST" in answer.headers["access-control-allow-methods"]
+        assert "authorization" in answer.headers["access-control-allow-headers"].lower()
+        body, key = {"prompt": PROMPT, "stream": True}, {"Authorization": "Bearer key"}
+        answer = served.http.post("/v1/completions", json=body, headers=ORIGIN | key)
+        assert answer.headers["access-control-allow-origin"] == "https://page.example"
+        refused = served.http.post("/v1/completions", json=body, headers=ORIGIN)
+        assert refused.status_code == 401  # a page may read why
+        assert refused.headers["access-control-allow-origin"] == "https://page.example"
+        stranger = {"Origin": "https://stranger.example"}
+        answer = served.http.post("/v1/completions", json=body, headers=stranger | key)
+        assert "access-control-allow-origin" not in answer.headers
+
+
+def test_methods_and_headers_of_pages_can_be_fewer(serve: Serve) -> None:
+    options = {"allowed_methods": ("GET",), "allowed_headers": ("X-Mine",)}
+    with serve(allowed_origins=("*",), **options) as served:
+        answer = asked(served)
+        assert answer.status_code == 400
+        assert answer.headers["access-control-allow-methods"] == "GET"
+        assert served.http.get("/version", headers=ORIGIN).headers["access-control-allow-origin"]
+
+
+def test_without_origins_no_page_is_let_in(shared: Served) -> None:
+    assert asked(shared).status_code == 405
+    assert "access-control-allow-origin" not in shared.http.get("/version", headers=ORIGIN).headers
