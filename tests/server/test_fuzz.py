@@ -1,0 +1,127 @@
+"""Bodies that nobody thought of: made from /openapi.json, or from the names of fields alone."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from pagedserve.server.protocol import ABSENT, ChatBody, CompletionBody, ErrorBody, TokenizeBody
+from tests.server.conftest import TEMPLATE, Serve, Served
+from tests.support.examples import examples
+
+# One server for all examples: hypothesis must not begin anew with each.
+quick = settings(
+    deadline=None,
+    max_examples=examples(60, all_of_them=2000),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+STATUSES = {200, 400, 404, 413, 422, 503}
+
+
+@pytest.fixture
+def fuzzed(serve: Serve) -> Iterator[Served]:
+    with serve(chat_template=TEMPLATE, enable_admin_routes=True) as served:
+        yield served
+        served.wait_until_idle()
+        assert served.http.get("/health").status_code == 200
+        assert served.complete(prompt="x", max_tokens=2).status_code == 200
+
+
+@pytest.mark.parametrize("mode", schemathesis.GenerationMode)
+def test_answers_are_those_of_the_schema(fuzzed: Served, mode: schemathesis.GenerationMode) -> None:
+    schema = schemathesis.openapi.from_url(f"{fuzzed.http.base_url}/openapi.json")
+    checks = [
+        not_a_server_error,
+        status_code_conformance,
+        content_type_conformance,
+        response_schema_conformance,
+    ]
+
+    @quick
+    @given(case=schema.as_strategy(generation_mode=mode))
+    def calls(case: schemathesis.Case[Any]) -> None:
+        case.call_and_validate(checks=checks)
+
+    calls()
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-5, 300)
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=9)
+    | st.just("\ud800"),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+MESSAGES = st.lists(
+    st.dictionaries(st.sampled_from(["role", "content", "name"]), JSON, max_size=3), max_size=3
+)
+
+
+def bodies(kind: type[BaseModel]) -> st.SearchStrategy[dict[str, Any]]:
+    """Fields with any values, and often what it takes to be answered."""
+    names = st.sampled_from([*kind.model_fields, *ABSENT, "other"])
+    good = st.fixed_dictionaries(
+        {"prompt": st.text(max_size=9) | st.lists(st.integers(0, 256), min_size=1, max_size=9)}
+        if "prompt" in kind.model_fields
+        else {"messages": MESSAGES}
+    )
+    short = st.fixed_dictionaries({}, optional={"max_tokens": st.integers(0, 9)})
+    return st.builds(
+        lambda *parts: {name: value for part in parts for name, value in part.items()},
+        good,
+        short,
+        st.dictionaries(names, JSON, max_size=4),
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/v1/completions", CompletionBody),
+        ("/v1/chat/completions", ChatBody),
+        ("/tokenize", TokenizeBody),
+    ],
+)
+def test_whatever_comes_is_answered_or_refused(
+    fuzzed: Served, path: str, kind: type[BaseModel]
+) -> None:
+    @quick
+    @given(body=bodies(kind) | JSON)
+    def sends(body: Any) -> None:
+        headers = {"Content-Type": "application/json"}
+        answer = fuzzed.http.post(path, content=json.dumps(body), headers=headers)
+        assert answer.status_code in STATUSES, answer.text
+        check(answer)
+
+    sends()
+
+
+def check(answer: httpx.Response) -> None:
+    """An answer is what it says that it is."""
+    if answer.status_code != 200:
+        error = ErrorBody.model_validate_json(answer.content).error
+        assert error.code == answer.status_code
+        assert error.message
+    elif answer.headers["content-type"].startswith("text/event-stream"):
+        assert answer.text.endswith("data: [DONE]\n\n")
+        assert '"error"' not in answer.text.split("\n\n")[-3]
+    else:
+        assert answer.json()
