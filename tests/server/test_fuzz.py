@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 import schemathesis
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 from schemathesis.checks import not_a_server_error
@@ -104,6 +104,8 @@ def test_whatever_comes_is_answered_or_refused(
     fuzzed: Served, path: str, kind: type[BaseModel]
 ) -> None:
     @quick
+    @example({"prompt": "x", "messages": [], "model": "\ud800"})
+    @example({"prompt": "x", "messages": [], "\ud800": 1})
     @given(body=bodies(kind) | JSON)
     def sends(body: Any) -> None:
         headers = {"Content-Type": "application/json"}

@@ -136,6 +136,28 @@ def test_an_abort_reaches_a_request_that_is_still_being_tokenised(serve: Serve) 
         served.wait_until_idle()
 
 
+def test_others_are_answered_while_a_text_is_made_of_tokens(serve: Serve) -> None:
+    with serve() as served, pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor() as pool:
+        held, goes_on = threading.Event(), threading.Event()
+        tokenizer = served.engine.input_processor.tokenizer.__class__
+        decode = tokenizer.decode
+
+        def slow(*given: Any, **options: Any) -> Any:
+            held.set()
+            goes_on.wait()
+            return decode(*given, **options)
+
+        patch.setattr(tokenizer, "decode", slow)
+        body = {"tokens": [1, 2, 3]}
+        running = pool.submit(partial(served.http.post, "/detokenize", json=body))
+        held.wait()
+        try:
+            assert served.http.get("/health", timeout=10).status_code == 200
+        finally:
+            goes_on.set()
+        assert running.result().json()["prompt"]
+
+
 def test_two_requests_may_have_one_name(serve: Serve) -> None:
     with serve(enable_admin_routes=True) as served, ThreadPoolExecutor() as pool:
         slowly(served)

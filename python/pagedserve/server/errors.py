@@ -6,7 +6,7 @@ Messages show what a caller gave and what is accepted; never paths, addresses or
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -60,23 +60,19 @@ class ServerError(Exception):
         if retry_after is not None:
             self.headers["Retry-After"] = str(retry_after)
 
-    def body(self) -> dict[str, Any]:
-        """The object that clients read."""
-        kind = _TYPES.get(self.status, "InternalServerError")
-        return {
-            "error": {
-                "message": scrubbed(self.message),
-                "type": kind,
-                "param": self.param,
-                "code": self.status,
-            }
+    def body(self) -> bytes:
+        """The JSON that clients read; half characters of theirs are question marks."""
+        error = {
+            "message": scrubbed(self.message),
+            "type": _TYPES.get(self.status, "InternalServerError"),
+            "param": self.param,
+            "code": self.status,
         }
+        return json.dumps({"error": error}, ensure_ascii=False).encode(errors="replace")
 
     def response(self) -> Response:
         """The whole answer."""
-        return Response(
-            json.dumps(self.body()), self.status, self.headers, media_type="application/json"
-        )
+        return Response(self.body(), self.status, self.headers, media_type="application/json")
 
 
 def scrubbed(message: str) -> str:
