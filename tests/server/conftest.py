@@ -31,7 +31,7 @@ class Served:
 
     def __init__(self, make_engine: Callable[[], LLMEngine], args: ServerArgs) -> None:
         self.client = AsyncLLMEngine(make_engine, stall_timeout=args.stall_timeout)
-        admission = Admission(args.max_num_queued_reqs)
+        admission = Admission(self.client, args.max_num_queued_reqs, args.max_num_queued_tokens)
         default_params: Future[SamplingParams] = Future()
         default_params.set_result(SamplingParams())
         self.context = Context(
@@ -82,11 +82,14 @@ class Served:
             assert gauges[f"vllm:{name}"] == 0
 
     def metrics(self) -> dict[str, float]:
-        """Gauges and counters by name, labels left out."""
+        """Gauges and counters by name, summed over their labels."""
         lines = re.findall(
             r"^([a-z0-9_:]+)(?:\{[^}]*\})? (\S+)$", self.http.get("/metrics").text, re.MULTILINE
         )
-        return {name: float(value) for name, value in lines}
+        sums: dict[str, float] = {}
+        for name, value in lines:
+            sums[name] = sums.get(name, 0.0) + float(value)
+        return sums
 
     def complete(self, **body: Any) -> httpx.Response:
         return self.http.post("/v1/completions", json={"temperature": 0} | body)

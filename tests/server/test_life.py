@@ -99,6 +99,30 @@ def test_a_full_queue_refuses_and_says_when_to_come_again(serve: Serve) -> None:
         served.wait_until_idle()
 
 
+def test_a_queue_is_bounded_in_tokens_too(serve: Serve) -> None:
+    options = {"engine": {"max_num_seqs": 1}, "max_num_queued_tokens": 40}
+    with serve(**options) as served, ThreadPoolExecutor(3) as pool:
+        slowly(served)
+        running = pool.submit(partial(served.complete, prompt=[1] * 100, max_tokens=20))
+        served.wait_until(lambda: served.engine.scheduler.num_running == 1)
+        # What runs is no part of the queue: there is room for 40 tokens, of texts about as many.
+        waiting = pool.submit(partial(served.complete, prompt="a" * 90, max_tokens=1))
+        served.wait_until(lambda: served.engine.scheduler.num_waiting == 1)
+        refused = served.complete(prompt=[[1] * 10, [2] * 10], max_tokens=1)
+        assert refused.status_code == 503
+        assert 1 <= int(refused.headers["retry-after"]) <= 60
+        assert refused.json()["error"]["message"] == (
+            "23 prompt tokens wait; at most 40 are accepted, and the request has about 20"
+        )
+        assert served.metrics()["vllm:admission_rejections_total"] == 1
+        also_waiting = pool.submit(partial(served.complete, prompt=[1] * 17, max_tokens=1))
+        for answer in (running, waiting, also_waiting):
+            assert answer.result().status_code == 200
+        # A prompt longer than the queue waits in an empty one.
+        assert served.complete(prompt=[1] * 60, max_tokens=1).status_code == 200
+        served.wait_until_idle()
+
+
 def test_a_timeout_ends_a_request_with_what_there_is(serve: Serve) -> None:
     with serve() as served:
         slowly(served, 0.02)

@@ -23,12 +23,13 @@ from pagedserve.config import EngineArgs
 from pagedserve.engine.llm_engine import LLMEngine
 from pagedserve.engine.request import Request
 from pagedserve.engine.stats import EngineSnapshot
+from pagedserve.engine.stream import Stream
 from pagedserve.engine.thread import EngineThread
 from pagedserve.errors import EngineDeadError, EngineStalledError, RequestError
 from pagedserve.executor.protocol import ModelInfo
 from pagedserve.inputs import Prompt, match_params, parse_prompt
 from pagedserve.outputs import RequestOutput
-from pagedserve.sampling_params import RequestOutputKind, SamplingParams
+from pagedserve.sampling_params import SamplingParams
 from pagedserve.vllm_names import refuse_arguments
 
 if TYPE_CHECKING:
@@ -38,56 +39,6 @@ T = TypeVar("T")
 
 # Seconds without the end of a step after which an engine with requests counts as stalled.
 STALL_TIMEOUT: Final = 60.0
-
-
-class Stream:
-    """The outputs of one request on their way to its reader, in the reader's event loop.
-
-    Attributes:
-        loop: The reader's.
-        kind: Whether a later output adds to one that was not read, or takes its place.
-        is_aborted: Whether the request is to end as soon as it is taken up.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Begin without outputs, in the event loop of the reader."""
-        self.loop = loop
-        self.kind = RequestOutputKind.CUMULATIVE
-        self.is_aborted = False
-        self._unread: RequestOutput | None = None
-        self._error: BaseException | None = None
-        self._reader: asyncio.Future[None] | None = None
-
-    def put(self, output: RequestOutput) -> None:
-        """Hand an output over."""
-        if self._unread is not None and self.kind is RequestOutputKind.DELTA:
-            self._unread.add(output)
-        else:
-            self._unread = output
-        self._wake()
-
-    def fail(self, error: BaseException) -> None:
-        """Say that nothing more will come."""
-        self._error = error
-        self._wake()
-
-    async def get(self) -> RequestOutput:
-        """All that came since the last call, at least one output.
-
-        Raises:
-            BaseException: What ``fail`` was told, once everything before it was read.
-        """
-        while self._unread is None:
-            if self._error is not None:
-                raise self._error
-            self._reader = self.loop.create_future()
-            await self._reader
-        output, self._unread = self._unread, None
-        return output
-
-    def _wake(self) -> None:
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
 
 
 class AsyncLLMEngine:
@@ -231,8 +182,7 @@ class AsyncLLMEngine:
         stream = self._streams[request_id] = Stream(loop)
         is_finished, is_sent = False, False
         try:
-            request = await loop.run_in_executor(self._input_worker, check)
-            stream.kind = request.output_kind
+            request = stream.request = await loop.run_in_executor(self._input_worker, check)
             if self._dead_error is not None:
                 raise self.dead_error
             self._thread.send(partial(self._take_up, request, stream))
@@ -253,6 +203,11 @@ class AsyncLLMEngine:
             if name in self._streams:  # it may not have been taken up yet
                 self._streams[name].is_aborted = True
         self._thread.send(lambda engine: engine.abort_request(names))
+
+    def has_begun(self, request_id: str) -> bool:
+        """Whether a step has taken an unfinished request up."""
+        stream = self._streams.get(request_id)
+        return stream is not None and stream.has_begun
 
     async def check_health(self) -> None:
         """Look whether the engine gets on; see ``EngineClient.check_health``.

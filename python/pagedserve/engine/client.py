@@ -58,6 +58,9 @@ class EngineClient(Protocol):
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End requests; their streams get a last output with the finish reason "abort"."""
 
+    def has_begun(self, request_id: str) -> bool:
+        """Whether a step has taken an unfinished request up."""
+
     async def check_health(self) -> None:
         """Look whether the engine gets on.
 

@@ -11,6 +11,7 @@ from pagedserve.inputs import Prompt
 from pagedserve.outputs import CompletionOutput, RequestOutput
 from pagedserve.server.context import Context
 from pagedserve.server.job import Job
+from pagedserve.server.limits import guessed_num_tokens
 from pagedserve.server.logprobs import TokenNames, chat_logprobs, prompt_logprobs
 from pagedserve.server.params import chat_params, check_num_choices, num_equal_choices, salted
 from pagedserve.server.protocol import ChatBody
@@ -37,7 +38,7 @@ async def chat_job(context: Context, body: ChatBody, answer_id: str) -> Job:
         context=context,
         body=body,
         params=params,
-        num_prompts=1,
+        prompt_sizes=[sum(guessed_num_tokens(_text(message)) for message in body.messages)],
         make_prompts=partial(_made, context, body),
         choices=ChatChoices(body, names, role, _echoed(body, role)),
         answer_id=answer_id,
@@ -50,6 +51,10 @@ async def _made(context: Context, body: ChatBody) -> list[Prompt]:
     prompt = await context.chat_prompt(body)
     prompt["prompt_token_ids"] = context.truncated(prompt["prompt_token_ids"], body)
     return [salted(prompt, body)]
+
+
+def _text(message: dict[str, Any]) -> str:
+    return text_of_content(message.get("content"))
 
 
 def _last(body: ChatBody, key: str) -> str:

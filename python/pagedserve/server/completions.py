@@ -12,6 +12,7 @@ from pagedserve.outputs import CompletionOutput, RequestOutput
 from pagedserve.server.context import Context
 from pagedserve.server.errors import ServerError
 from pagedserve.server.job import Job
+from pagedserve.server.limits import guessed_num_tokens
 from pagedserve.server.logprobs import (
     Entry,
     TextOffsets,
@@ -50,7 +51,10 @@ async def completion_job(context: Context, body: CompletionBody, answer_id: str)
         context=context,
         body=body,
         params=params,
-        num_prompts=len(prompts),
+        prompt_sizes=[
+            guessed_num_tokens(prompt) if isinstance(prompt, str) else len(prompt)
+            for prompt in prompts
+        ],
         make_prompts=partial(_made, context, body, prompts),
         choices=CompletionChoices(
             body,

@@ -46,11 +46,18 @@ class Usage:
         return usage
 
 
+def prompt_ids(engine_id: str, num_prompts: int) -> list[str]:
+    """What the engine calls the prompts of a request: its name, and their places."""
+    if num_prompts == 1:
+        return [engine_id]
+    return [f"{engine_id}-{place}" for place in range(num_prompts)]
+
+
 async def generate(
     client: EngineClient,
     prompts: Sequence[Prompt],
     params: SamplingParams,
-    request_id: str,
+    request_ids: Sequence[str],
     *,
     priority: int,
     arrival_time: float,
@@ -61,7 +68,7 @@ async def generate(
         client: The engine.
         prompts: At least one.
         params: Of all of them.
-        request_id: Of no other unfinished request; each prompt adds its place.
+        request_ids: Of each, that of no other unfinished request.
         priority: Smaller goes first, where the scheduler's policy asks for it.
         arrival_time: Seconds of the wall clock.
 
@@ -77,11 +84,11 @@ async def generate(
         client.generate(
             prompt,
             params,
-            request_id if len(prompts) == 1 else f"{request_id}-{place}",
+            request_id,
             priority=priority,
             arrival_time=arrival_time,
         )
-        for place, prompt in enumerate(prompts)
+        for request_id, prompt in zip(request_ids, prompts, strict=True)
     ]
     async with contextlib.AsyncExitStack() as stack:
         for stream in streams:

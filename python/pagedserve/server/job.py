@@ -21,7 +21,7 @@ from pagedserve.outputs import CompletionOutput, RequestOutput
 from pagedserve.sampling_params import SamplingParams
 from pagedserve.server.context import Context
 from pagedserve.server.errors import ServerError
-from pagedserve.server.generation import Usage, generate
+from pagedserve.server.generation import Usage, generate, prompt_ids
 from pagedserve.server.protocol import Body
 
 
@@ -101,7 +101,7 @@ class Job:
         context: The server.
         body: What the client sent.
         params: Of all its prompts.
-        num_prompts: At least one.
+        prompt_sizes: About how many tokens each prompt has; at least one prompt.
         make_prompts: Makes the prompts, once there is a place for them.
         choices: How its choices look.
         answer_id: The ``id`` of the answer.
@@ -116,7 +116,7 @@ class Job:
     context: Context
     body: Body
     params: SamplingParams
-    num_prompts: int
+    prompt_sizes: Sequence[int]
     make_prompts: Callable[[], Awaitable[list[Prompt]]]
     choices: Choices
     answer_id: str
@@ -130,6 +130,11 @@ class Job:
     _num_tokens: dict[int, int] = field(default_factory=dict)
 
     @property
+    def num_prompts(self) -> int:
+        """At least one."""
+        return len(self.prompt_sizes)
+
+    @property
     def num_seqs(self) -> int:
         """Sequences that it takes."""
         return self.num_prompts * self.params.max_num_running_seqs
@@ -137,10 +142,11 @@ class Job:
     async def outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         """Run it; see ``generate``.  Its timeout aborts what has not ended."""
         context = self.context
-        with context.admission.place_for(self.num_seqs):
-            # The engine's name of it is never a client's: two may choose the same.
-            engine_id = f"{self.answer_id}-{uuid.uuid4().hex[:8]}"
-            names = [engine_id, *(f"{engine_id}-{place}" for place in range(self.num_prompts))]
+        # The engine's name of it is never a client's: two may choose the same.
+        engine_id = f"{self.answer_id}-{uuid.uuid4().hex[:8]}"
+        names = prompt_ids(engine_id, self.num_prompts)
+        prompts = dict(zip(names, self.prompt_sizes, strict=True))
+        with context.admission.place_for(self.num_seqs, prompts):
             context.jobs[engine_id] = (self.answer_id, names)
             timer = None
             if self.body.timeout is not None:
@@ -153,7 +159,7 @@ class Job:
                     context.client,
                     await self.make_prompts(),
                     self.params,
-                    engine_id,
+                    names,
                     priority=self.body.priority,
                     arrival_time=self.arrival_time,
                 )

@@ -172,8 +172,8 @@ class Metrics:
         yield self._by(
             "prompt_tokens_by_source", "Tokens of prompts.", "source", self._prompt_tokens
         )
-        refusals = {"max_num_queued_reqs": self._admission.num_refused}
-        yield self._by("admission_rejections", "Requests that were refused.", "reason", refusals)
+        refused = self._admission.num_refused
+        yield self._by("admission_rejections", "Requests that were refused.", "reason", refused)
         yield from self.http.collect()
         yield from self._engine.collect()
 

@@ -72,6 +72,12 @@ class ServerArgs:
         "Sequences that may wait beside those that run; more are refused with 503.",
         unset="4 times max_num_seqs",
     )
+    max_num_queued_tokens: int | None = option(
+        None,
+        checks.optional(checks.integer("at least 1, or None", low=1)),
+        "Prompt tokens that may wait, of texts about as many; more are refused with 503.",
+        unset="what max_num_queued_reqs allows",
+    )
     max_body_bytes: int = option(
         32 * _MIB,
         checks.integer("at least 1", low=1),

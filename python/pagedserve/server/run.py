@@ -69,7 +69,9 @@ def serve(engine_args: EngineArgs, server_args: ServerArgs) -> int:
 
     client = AsyncLLMEngine(make_engine, stall_timeout=server_args.stall_timeout)
     names = server_args.served_model_name or (engine_args.model,)
-    admission = Admission(server_args.max_num_queued_reqs)
+    admission = Admission(
+        client, server_args.max_num_queued_reqs, server_args.max_num_queued_tokens
+    )
     context = Context(
         client=client,
         args=server_args,
