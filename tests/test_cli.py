@@ -182,12 +182,38 @@ def test_options_reach_the_engine(loaded: dict[str, Any]) -> None:
         ([*MODEL, "--prompt", "a", "--dtype", "int8"], "invalid choice: 'int8'"),
         ([*MODEL, "--prompt", "a", "--kv-cache-memory", "much"], "no number of bytes"),
         (["generate", "--model", "./none", "--prompt", "a"], "no such file or directory"),
+        ([*MODEL, "--max-tokens", "5", "--max-tokens", "5"], "--max-tokens is given twice"),
+        ([*MODEL, "--seed", "1", "--seed=2"], "--seed is given twice"),
+        (
+            [*MODEL, "--enable-prefix-caching", "--no-enable-prefix-caching"],
+            "--enable-prefix-caching and --no-enable-prefix-caching are both given",
+        ),
+        (
+            [*MODEL, "--num-gpu-blocks", "5", "--num-gpu-blocks-override", "6", "--prompt", "a"],
+            "are the same option",
+        ),
+        (["serve", "a", "--model", "b"], "MODEL and --model are both given"),
+        (["serve", "a", "--port", "0", "--port", "1"], "--port is given twice"),
+        (["bench", "serve", "--seed", "1", "--seed", "2"], "--seed is given twice"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(
     capsys: pytest.CaptureFixture[str], argv: list[str], message: str
 ) -> None:
     assert message in refusal(capsys, *argv)
+
+
+def test_help_says_a_default_once_and_a_servers_own(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = {}
+    for command in ("generate", "serve"):
+        with pytest.raises(SystemExit) as ended:
+            main([command, "--help"])
+        assert ended.value.code == 0
+        shown[command] = " ".join(capsys.readouterr().out.split())
+        assert ") (default: " not in shown[command]
+    chunks = "Compute long prompts in parts, beside the tokens of others. (default: {})"
+    assert chunks.format(False) in shown["generate"]
+    assert chunks.format(True) in shown["serve"]
 
 
 @pytest.mark.parametrize(

@@ -351,13 +351,19 @@ class EngineArgs:
         return core_options(self, "cache")
 
     @classmethod
-    def add_cli_args(cls, parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    def add_cli_args(
+        cls, parser: argparse.ArgumentParser, **defaults: object
+    ) -> argparse.ArgumentParser:
         """Give a parser one option for each field, and vLLM's names unseen.
+
+        Args:
+            parser: Of a command line.
+            defaults: Those that are others there.
 
         Returns:
             The parser.
         """
-        add_hidden_arguments(add_arguments(parser, cls, "engine"))
+        add_hidden_arguments(add_arguments(parser, cls, "engine", defaults))
         return parser
 
     @classmethod

@@ -10,7 +10,7 @@ import dataclasses
 import json
 import math
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field
 from types import NoneType, UnionType
 from typing import Any, Final, Literal, get_args, get_origin
@@ -125,19 +125,32 @@ def core_options(arguments: Any, part: Literal["scheduler", "cache"]) -> dict[st
 
 
 def add_arguments(
-    parser: argparse.ArgumentParser, arguments: type, group_name: str
+    parser: argparse.ArgumentParser,
+    arguments: type,
+    group_name: str,
+    defaults: Mapping[str, object] | None = None,
 ) -> argparse._ArgumentGroup:
-    """Give a parser one argument for each field; returns their group."""
+    """Give a parser one argument for each field.
+
+    Args:
+        parser: Finds None for what is not given, which leaves a field at its default.
+        arguments: A dataclass of options.
+        group_name: What its options are called together.
+        defaults: Those that are others for this parser, by the names of fields.
+
+    Returns:
+        The group.
+    """
     group = parser.add_argument_group(group_name)
+    own = defaults or {}
     for argument, known in options_of(arguments):
-        settings: dict[str, Any] = {"default": argument.default, **_argument(argument.type, known)}
-        if argument.default is MISSING:
-            settings["default"] = None
+        shown = _default_text(own.get(argument.name, argument.default), known)
         group.add_argument(
             f"--{argument.name.replace('_', '-')}",
-            help=f"{known.text} ({_default_text(argument, known)})".replace("%", "%%"),
-            **settings,
+            help=f"{known.text} ({shown})".replace("%", "%%"),
+            **_argument(argument.type, known),
         )
+    parser.set_defaults(**own)
     return group
 
 
@@ -148,7 +161,7 @@ def _argument(kind: Any, known: Option) -> dict[str, Any]:
     if get_origin(plain) is Literal:
         return {"choices": get_args(plain)}
     if get_origin(plain) is tuple:
-        return {"type": get_args(plain)[0], "nargs": "+", "action": "extend", "default": None}
+        return {"type": get_args(plain)[0], "nargs": "+", "action": "extend"}
     return {"type": known.parse or plain}
 
 
@@ -160,7 +173,7 @@ def describe(arguments: type) -> str:
     """The "Attributes" of a docstring, from the fields."""
     lines = ["Attributes:"]
     for argument, known in options_of(arguments):
-        text = f"{argument.name}: {known.text} {_capital(_default_text(argument, known))}."
+        text = f"{argument.name}: {known.text} {_capital(_default_text(argument.default, known))}."
         lines += textwrap.wrap(
             text, _WIDTH, initial_indent=" " * 4, subsequent_indent=" " * 8, break_on_hyphens=False
         )
@@ -171,7 +184,7 @@ def table(arguments: type) -> str:
     """The fields as a table in Markdown."""
     rows = [
         f"| `{argument.name}` | {_shown_type(argument.type)} "
-        f"| {_default_text(argument, known, short=True)} | {known.text} |"
+        f"| {_default_text(argument.default, known, short=True)} | {known.text} |"
         for argument, known in options_of(arguments)
     ]
     return "\n".join(["| option | type | default | what it is |", "|---|---|---|---|", *rows])
@@ -197,11 +210,11 @@ def _shown_type(kind: Any) -> str:
     return ", ".join(shown)
 
 
-def _default_text(argument: dataclasses.Field[Any], known: Option, *, short: bool = False) -> str:
-    if argument.default is MISSING:
+def _default_text(default: object, known: Option, *, short: bool = False) -> str:
+    if default is MISSING:
         return "required"
-    is_unset = argument.default in (None, (), "")
-    shown = known.unset if is_unset and known.unset else str(argument.default)
+    is_unset = default in (None, (), "")
+    shown = known.unset if is_unset and known.unset else str(default)
     return shown if short else f"default: {shown}"
 
 

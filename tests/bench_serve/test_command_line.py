@@ -69,8 +69,8 @@ def run(code: str) -> str:
 
 def test_the_options_load_no_extra_and_no_numpy() -> None:
     out = run(
-        "import sys; from pagedserve import cli\n"
-        "cli._parser().parse_args(['bench', 'serve'])\n"
+        "import sys; from pagedserve.cli.main import make_parser\n"
+        "make_parser().parse_args(['bench', 'serve'])\n"
         "print([name for name in ('torch', 'aiohttp', 'tqdm', 'numpy') if name in sys.modules])"
     )
     assert out == "[]\n"

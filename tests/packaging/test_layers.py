@@ -162,7 +162,8 @@ def test_no_part_imports_through_the_face_of_the_package(root: Path) -> None:
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.ImportFrom) and node.module == "pagedserve"
     ]
-    assert set(wrong) <= {"pagedserve.cli"}  # it uses the public names, as users do
+    # These use the public names, as users do.
+    assert set(wrong) <= {"pagedserve.cli.generate", "pagedserve.cli.main"}
 
 
 def test_files_do_not_import_in_a_circle(root: Path) -> None:

@@ -1,0 +1,61 @@
+"""All commands together, and how each of them may end."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from pagedserve import __version__
+from pagedserve.bench.command import add_bench_parser
+from pagedserve.cli.generate import add_generate_parser
+from pagedserve.cli.parser import Parser
+from pagedserve.cli.serve import add_serve_parser
+from pagedserve.errors import ConfigError, ModelLoadError, RequestError
+
+_BAD_INPUT = 2
+_MISSING_EXTRA = 1
+_INTERRUPTED = 130
+_PIPE_CLOSED = 141
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        argv: Arguments after the program's name; None takes those of the process.
+
+    Returns:
+        The exit status: 0, 1 for a missing extra, 2 for bad input, 130 for Ctrl-C, 141 where the
+        reader of a pipe has gone.
+    """
+    try:
+        options = make_parser().parse_args(argv)
+        status: int = options.run(options)
+        sys.stdout.flush()
+    except (ConfigError, RequestError, ModelLoadError) as error:
+        return _complain(error, _BAD_INPUT)
+    except ImportError as error:
+        return _complain(error, _MISSING_EXTRA)
+    except KeyboardInterrupt:
+        print("pagedserve: interrupted", file=sys.stderr)
+        return _INTERRUPTED
+    except BrokenPipeError:
+        # Who reads has enough, like head; what is left would be written, and fail, at the exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _PIPE_CLOSED
+    return status
+
+
+def _complain(error: Exception, status: int) -> int:
+    print(f"pagedserve: error: {' '.join(str(error).split())}", file=sys.stderr)
+    return status
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The whole command line; ``run`` of what it parses is the command."""
+    parser = Parser(prog="pagedserve", description="A paged-attention serving engine.")
+    parser.add_argument("--version", action="version", version=f"pagedserve {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True)
+    for add in (add_generate_parser, add_serve_parser, add_bench_parser):
+        add(commands)
+    return parser

@@ -1,0 +1,60 @@
+"""``pagedserve serve``."""
+
+import argparse
+import dataclasses
+import logging
+from pathlib import Path
+from typing import Any
+
+from pagedserve.config import EngineArgs
+from pagedserve.errors import ConfigError, extra_needed
+from pagedserve.server.options import ServerArgs
+
+
+def add_serve_parser(commands: "argparse._SubParsersAction[Any]") -> None:
+    """Add ``serve`` to a command line."""
+    serve = commands.add_parser(
+        "serve",
+        help="serve a model over HTTP, as OpenAI's clients speak it",
+        description="Serve a model over HTTP, as OpenAI's clients speak it.",
+        conflict_handler="resolve",  # of vLLM's names some mean something to a server
+    )
+    serve.add_argument("model_tag", nargs="?", metavar="MODEL", help="the same as --model")
+    EngineArgs.add_cli_args(
+        serve,
+        # An answer with all log-probabilities of a long text would hold up everybody.
+        max_logprobs=20,
+        # As vLLM's server: a long prompt holds up nobody, a conversation's next turn is short.
+        enable_chunked_prefill=True,
+        enable_prefix_caching=True,
+    )
+    ServerArgs.add_cli_args(serve)
+    serve.set_defaults(run=_serve)
+
+
+def _make_directory(name: str, path: str) -> None:
+    """Make a directory that an option names, so that files can be written there."""
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{name} is {path}; it must be a directory: {error.strerror}") from error
+
+
+def _serve(options: argparse.Namespace) -> int:
+    if options.model is not None and options.model_tag is not None:
+        raise ConfigError("MODEL and --model are both given; give one of them")
+    options.model = options.model or options.model_tag
+    if options.model is None:
+        raise ConfigError("no model: give it, as in pagedserve serve smollm2")
+    server_args = ServerArgs.from_cli_args(options)
+    for argument in dataclasses.fields(server_args):  # an engine may know it as not there
+        delattr(options, argument.name)
+    engine_args = EngineArgs.from_cli_args(options)
+    if engine_args.decision_log is not None:
+        _make_directory("decision_log", engine_args.decision_log)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+
+    with extra_needed("pagedserve serve", "engine,serve"):
+        from pagedserve.server.run import serve
+
+    return serve(engine_args, server_args)
