@@ -73,6 +73,14 @@ def text(name: str, value: object) -> str:
     return value
 
 
+def url(name: str, value: object) -> str:
+    """An address of HTTP."""
+    address = text(name, value)
+    if not address.startswith(("http://", "https://")):
+        refuse(name, value, "a URL that begins with http:// or https://")
+    return address
+
+
 def choice(accepted: Sequence[str | None]) -> Check[Any]:
     """One of several words, or None where that is among them."""
     shown = ", ".join(map(str, accepted))

@@ -1,9 +1,12 @@
 """The two endpoints of OpenAI's interface that generate text: what is sent, what a chunk means."""
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
+
+from pagedserve.errors import ConfigError
 
 Json: TypeAlias = dict[str, Any]
 
@@ -151,3 +154,26 @@ def error_message(answer: Json) -> str | None:
     error = answer.get("error")
     message = error.get("message") if isinstance(error, dict) else error or answer.get("message")
     return None if message is None else str(message)
+
+
+def refusal_message(body: str) -> str:
+    """What the body of a refusal says: the message of its error object, else all of it."""
+    try:
+        answer = json.loads(body)
+    except ValueError:
+        return body
+    return (isinstance(answer, dict) and error_message(answer)) or body
+
+
+def bearer(api_key: str | None) -> dict[str, str]:
+    """The header that shows a key; without one that of the environment, if there is any.
+
+    Raises:
+        ConfigError: It has characters that no header has.
+    """
+    key = api_key or os.environ.get("OPENAI_API_KEY")
+    if not key:
+        return {}
+    if not (key.isascii() and key.isprintable()):
+        raise ConfigError("the API key has characters that no HTTP header has")
+    return {"Authorization": f"Bearer {key}"}

@@ -4,14 +4,13 @@ A request that fails is an ``Outcome`` with a ``Failure``, never an exception: n
 does ends a run.  Nothing is sent twice.
 """
 
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import aiohttp
 
-from pagedserve.bench.api import Api, error_message
+from pagedserve.bench.api import Api, refusal_message
 from pagedserve.bench.outcome import (
     BROKEN_STREAM,
     CONNECTION,
@@ -137,13 +136,8 @@ class Client:
 
 async def _refusal(response: aiohttp.ClientResponse) -> Failure:
     """What a status other than 200 means."""
-    text = await response.text(errors="replace")
-    try:
-        answer = json.loads(text)
-    except json.JSONDecodeError:
-        answer = None
-    said = error_message(answer) if isinstance(answer, dict) else None
-    message = " ".join((said or text or response.reason or "no message").split())[:_MESSAGE_LENGTH]
+    said = refusal_message(await response.text(errors="replace"))
+    message = " ".join((said or response.reason or "no message").split())[:_MESSAGE_LENGTH]
     if response.status in _REFUSALS:
         after = response.headers.get("Retry-After")
         hint = f" (Retry-After: {after})" if after else ""

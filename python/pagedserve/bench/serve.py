@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import gc
 import json
-import os
 import resource
 import sys
 from collections.abc import Iterator, Sequence
@@ -12,7 +11,7 @@ from datetime import UTC, datetime
 
 from tqdm import tqdm
 
-from pagedserve.bench.api import APIS, request_body
+from pagedserve.bench.api import APIS, bearer, request_body
 from pagedserve.bench.client import Client, Job, first_model, open_session
 from pagedserve.bench.drive import Run, drive
 from pagedserve.bench.figures import Figures, figures_of
@@ -127,9 +126,7 @@ def _jobs(
 
 
 def _headers(options: BenchOptions) -> dict[str, str]:
-    key = options.api_key or os.environ.get("OPENAI_API_KEY")
-    bearer = {"Authorization": f"Bearer {key}"} if key else {}
-    return {**bearer, **dict(options.header)}
+    return {**bearer(options.api_key), **dict(options.header)}
 
 
 def _allow_many_connections() -> None:

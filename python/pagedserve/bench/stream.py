@@ -3,7 +3,7 @@
 from pagedserve.bench.api import Api, Chunk, read_chunk
 from pagedserve.bench.outcome import BROKEN_STREAM, Failure, Outcome
 
-_DONE = b"[DONE]"
+DONE = b"[DONE]"
 _CUT_SHORT = ("abort", "error")
 _MESSAGE_LENGTH = 200
 
@@ -41,7 +41,7 @@ class AnswerReader:
         Raises:
             ValueError: It is nothing that the endpoint sends.
         """
-        if data == _DONE:
+        if data == DONE:
             self._has_finished = True
             return None
         chunk = read_chunk(self._api, data)

@@ -1,4 +1,4 @@
-"""The command line: a file a command, what they share in ``parser``, ``sampling`` and ``server``.
+"""The command line: a file a command, what they share beside them.
 
 torch is loaded only when a model is: ``--help``, ``--version`` and refusals come at once.
 """

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 
 from pagedserve import __version__
 from pagedserve.bench.command import add_bench_parser
+from pagedserve.cli.chat import add_chat_parser
+from pagedserve.cli.complete import add_complete_parser
+from pagedserve.cli.errors import complain
 from pagedserve.cli.generate import add_generate_parser
 from pagedserve.cli.parser import Parser
 from pagedserve.cli.serve import add_serve_parser
@@ -33,9 +36,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         status: int = options.run(options)
         sys.stdout.flush()
     except (ConfigError, RequestError, ModelLoadError) as error:
-        return _complain(error, _BAD_INPUT)
+        complain(error)
+        return _BAD_INPUT
     except ImportError as error:
-        return _complain(error, _MISSING_EXTRA)
+        complain(error)
+        return _MISSING_EXTRA
     except KeyboardInterrupt:
         print("pagedserve: interrupted", file=sys.stderr)
         return _INTERRUPTED
@@ -46,16 +51,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
-def _complain(error: Exception, status: int) -> int:
-    print(f"pagedserve: error: {' '.join(str(error).split())}", file=sys.stderr)
-    return status
-
-
 def make_parser() -> argparse.ArgumentParser:
     """The whole command line; ``run`` of what it parses is the command."""
     parser = Parser(prog="pagedserve", description="A paged-attention serving engine.")
     parser.add_argument("--version", action="version", version=f"pagedserve {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
-    for add in (add_generate_parser, add_serve_parser, add_bench_parser):
-        add(commands)
+    add_generate_parser(commands)
+    add_serve_parser(commands)
+    add_chat_parser(commands)
+    add_complete_parser(commands)
+    add_bench_parser(commands)
     return parser

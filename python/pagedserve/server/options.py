@@ -25,13 +25,6 @@ def _up_to(most: int) -> checks.Check[int]:
     return check
 
 
-def _url(name: str, value: object) -> str:
-    url = checks.text(name, value)
-    if not url.startswith(("http://", "https://")):
-        checks.refuse(name, value, "a URL that begins with http:// or https://")
-    return url
-
-
 _PATH: Final = checks.optional(checks.text)
 _TEXTS: Final = checks.each(checks.text, "a list of strings")
 _SECONDS: Final = checks.real("a number of seconds, at least 0", low=0)
@@ -108,7 +101,7 @@ class ServerArgs:
     log_requests: bool = option(True, checks.flag, "Write a line a finished request to the log.")
     otlp_traces_endpoint: str | None = option(
         None,
-        checks.optional(_url),
+        checks.optional(checks.url),
         "URL that takes spans of requests by OTLP over HTTP, as http://127.0.0.1:4318/v1/traces.",
         unset="none",
     )

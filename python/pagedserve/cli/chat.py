@@ -1,0 +1,68 @@
+"""``pagedserve chat``: a conversation with the model of a running server."""
+
+import argparse
+from contextlib import closing
+from typing import Any
+
+from pagedserve.cli.dialogue import add_server_options, answer_each, server_of, show
+from pagedserve.cli.remote import Remote
+from pagedserve.cli.sampling import sampling_fields
+
+
+def add_chat_parser(commands: "argparse._SubParsersAction[Any]") -> None:
+    """Add ``chat`` to a command line."""
+    chat = commands.add_parser(
+        "chat",
+        help="talk with the model of a running server",
+        description=(
+            "Talk with the model of a running server. In a terminal Ctrl-C ends an answer and "
+            "Ctrl-D the conversation; from a pipe each line is a message."
+        ),
+    )
+    chat.add_argument("-q", "--quick", metavar="MESSAGE", help="send this alone, and end")
+    chat.add_argument("--system-prompt", metavar="TEXT", help="what the model is told first")
+    add_server_options(chat)
+    chat.set_defaults(run=_chat)
+
+
+class Conversation:
+    """What was said so far, by both sides."""
+
+    def __init__(self, server: Remote, fields: dict[str, Any], system_prompt: str | None) -> None:
+        self._server = server
+        self._fields = fields
+        self._messages: list[dict[str, str]] = []
+        if system_prompt is not None:
+            self._messages.append(_message("system", system_prompt))
+
+    def answer(self, prompt: str) -> None:
+        """Print the answer to a message; both are remembered if there was any."""
+        messages = [*self._messages, _message("user", prompt)]
+        body = {**self._fields, "messages": messages}
+        said = ""
+        try:
+            with closing(self._server.stream("/chat/completions", body, _text)) as pieces:
+                for piece in show(pieces):
+                    said += piece
+        finally:
+            if said:
+                self._messages = [*messages, _message("assistant", said)]
+
+
+def _message(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
+def _text(choice: dict[str, Any]) -> str | None:
+    text: str | None = choice.get("delta", {}).get("content")
+    return text
+
+
+def _chat(options: argparse.Namespace) -> int:
+    server, model = server_of(options)
+    fields = {"model": model, **sampling_fields(options)}
+    conversation = Conversation(server, fields, options.system_prompt)
+    answer_each(
+        conversation.answer, quick=options.quick, greeting=f"{model} at {server.url} listens."
+    )
+    return 0

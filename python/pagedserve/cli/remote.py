@@ -1,0 +1,136 @@
+"""A running server, as ``chat`` and ``complete`` speak to it.
+
+The standard library is enough for one answer at a time, so these commands need no extra.  Closing a
+stream closes its connection, which ends the request.
+"""
+
+import http.client
+import json
+import urllib.request
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+from urllib.error import HTTPError, URLError
+
+import pagedserve.checks as checks
+from pagedserve.bench.api import bearer, error_message, refusal_message
+from pagedserve.bench.stream import DONE, EventReader
+from pagedserve.errors import RequestError
+
+Json: TypeAlias = dict[str, Any]
+
+_MAX_CHARS = 500
+_CUT_OFF = "the answer was cut off by the server"
+
+
+class Remote:
+    """An OpenAI-compatible server."""
+
+    def __init__(self, url: str, api_key: str | None) -> None:
+        """Speak to nobody yet.
+
+        Args:
+            url: Its address, ``/v1`` included.
+            api_key: None takes that of the environment.
+
+        Raises:
+            RequestError: Another kind of address.
+            ConfigError: A key that cannot be one.
+        """
+        self.url = checks.url("--url", url).rstrip("/")
+        self._headers = {"Content-Type": "application/json", **bearer(api_key)}
+
+    def first_model(self) -> str:
+        """The first model that it offers.
+
+        Raises:
+            RequestError: It names none, does not answer, or refuses.
+        """
+        with self._asked("/models") as response:
+            answer = response.read()
+        try:
+            return str(json.loads(answer)["data"][0]["id"])
+        except (LookupError, TypeError, ValueError):
+            reason = "names no model: give --model-name"
+            raise RequestError(f"the server at {self.url} {reason}") from None
+
+    def stream(
+        self, path: str, body: Json, text_of: Callable[[Json], str | None]
+    ) -> Generator[str, None, None]:
+        """Ask for an answer and follow it.
+
+        Args:
+            path: Of the endpoint, after the server's address.
+            body: What is asked.
+            text_of: Finds the text in a choice of an event.
+
+        Yields:
+            The pieces of its text, as they come.
+
+        Raises:
+            RequestError: The server does not answer, refuses, fails, or sends something else.
+        """
+        reason = None
+        with self._asked(path, {**body, "stream": True}) as response:
+            for event in _events(response):
+                for choice in _choices(event):
+                    yield text_of(choice) or ""
+                    reason = choice.get("finish_reason") or reason
+        if reason in (None, "abort"):
+            raise RequestError(_CUT_OFF)
+
+    @contextmanager
+    def _asked(
+        self, path: str, body: Mapping[str, Any] | None = None
+    ) -> Iterator[http.client.HTTPResponse]:
+        """The answer to a request; what goes wrong with it is an error of one line."""
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, self._headers)  # noqa: S310  # http
+        try:
+            with urllib.request.urlopen(request) as response:  # noqa: S310  # as above
+                yield response
+        except HTTPError as error:
+            with error:
+                said = refusal_message(error.read().decode(errors="replace"))[:_MAX_CHARS]
+            after = error.headers.get("Retry-After")
+            hint = "" if after is None else f" (Retry-After: {after})"
+            raise RequestError(
+                f"{request.full_url} says {error.code}: {said or error.reason}{hint}"
+            ) from None
+        except http.client.IncompleteRead:
+            raise RequestError(_CUT_OFF) from None
+        except URLError as error:
+            raise RequestError(f"no server answers at {self.url}: {error.reason}") from None
+        except (OSError, http.client.HTTPException) as error:
+            raise RequestError(f"{request.full_url}: {error}") from None
+
+
+def _events(response: http.client.HTTPResponse) -> Iterator[Any]:
+    """What the events of a stream say, as they come."""
+    reader = EventReader()
+    while piece := response.read1():
+        for data in reader.feed(piece):
+            if data == DONE:
+                return
+            try:
+                yield json.loads(data)
+            except ValueError:
+                raise _no_event(data) from None
+
+
+def _choices(event: Any) -> list[Json]:
+    """The choices of an event.
+
+    Raises:
+        RequestError: It is an error, or none of OpenAI's events.
+    """
+    choices = event.get("choices") if isinstance(event, dict) else None
+    if isinstance(choices, list) and all(isinstance(choice, dict) for choice in choices):
+        return choices
+    if isinstance(event, dict) and event.get("error"):
+        raise RequestError(f"the server failed: {error_message(event)}")
+    raise _no_event(json.dumps(event).encode())
+
+
+def _no_event(data: bytes) -> RequestError:
+    return RequestError(f"the server sent no event of OpenAI's: {data[:200]!r}")
