@@ -128,6 +128,15 @@ class RequestMetrics:
         """Seconds from the first step that computed something of it to the end."""
         return seconds_between(self.first_scheduled_time, self.finished_time)
 
+    def time_per_output_token(self, num_tokens: int) -> float | None:
+        """Seconds from the first new token to the newest, for each further one.
+
+        Args:
+            num_tokens: New tokens of a sequence; with fewer than two the answer is None.
+        """
+        seconds = seconds_between(self.first_token_time, self.last_token_time)
+        return None if seconds is None or num_tokens <= 1 else seconds / (num_tokens - 1)
+
 
 @dataclass(slots=True)
 class RequestOutput:

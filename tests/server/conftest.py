@@ -1,5 +1,6 @@
 """Servers on loopback: of a formula in this process, and of the real model in one of its own."""
 
+import json
 import os
 import re
 import signal
@@ -168,6 +169,16 @@ class Process:
     def end(self, number: int = signal.SIGTERM) -> int:
         self.process.send_signal(number)
         return self.process.wait()
+
+
+@pytest.fixture
+def endless(tmp_path: Path) -> Path:
+    """A model whose load never ends: a file of it is a pipe that nobody writes to."""
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    os.mkfifo(model / "generation_config.json")
+    return model
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,5 @@
 """How a server starts: where it listens, what it refuses at once, and signals while it loads."""
 
-import json
-import os
 import signal
 import socket
 import ssl
@@ -14,16 +12,6 @@ import trustme
 from pagedserve.cli import main
 from tests.server.conftest import Process, Serve
 from tests.server.test_completions import PROMPT
-
-
-@pytest.fixture
-def endless(tmp_path: Path) -> Path:
-    """A model whose load never ends: a file of it is a pipe that nobody writes to."""
-    model = tmp_path / "model"
-    model.mkdir()
-    (model / "config.json").write_text(json.dumps({"model_type": "llama"}))
-    os.mkfifo(model / "generation_config.json")
-    return model
 
 
 def test_a_port_in_use_is_said_before_anything_is_loaded(
@@ -58,7 +46,7 @@ def test_what_cannot_be_is_said_before_anything_is_loaded(
 ) -> None:
     (tmp_path / "notes").write_text("no socket, no certificate")
     given = [option.format(tmp_path) for option in options]
-    assert main(["serve", "no-such-model", "--port", "0", *given]) == 2
+    assert main(["serve", "no-such-model", *given]) == 2
     assert said.format(tmp_path) in capsys.readouterr().err
 
 

@@ -2,12 +2,12 @@
 
 import argparse
 import dataclasses
-import logging
 from pathlib import Path
 from typing import Any
 
 from pagedserve.config import EngineArgs
 from pagedserve.errors import ConfigError, extra_needed
+from pagedserve.server.log import set_up_logging
 from pagedserve.server.options import ServerArgs
 
 
@@ -52,7 +52,7 @@ def _serve(options: argparse.Namespace) -> int:
     engine_args = EngineArgs.from_cli_args(options)
     if engine_args.decision_log is not None:
         _make_directory("decision_log", engine_args.decision_log)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+    set_up_logging(server_args.log_format)
 
     with extra_needed("pagedserve serve", "engine,serve"):
         from pagedserve.server.run import serve

@@ -9,7 +9,6 @@ import hmac
 import os
 import time
 import uuid
-from collections.abc import Mapping
 from functools import partial
 from importlib.resources import files
 from typing import Any, Final
@@ -29,7 +28,6 @@ from pagedserve.server.completions import completion_job
 from pagedserve.server.context import Context
 from pagedserve.server.errors import ServerError, server_error
 from pagedserve.server.job import Job
-from pagedserve.server.log import log_request
 from pagedserve.server.options import ServerArgs
 from pagedserve.server.protocol import (
     MAX_ID_CHARS,
@@ -40,8 +38,9 @@ from pagedserve.server.protocol import (
     ErrorBody,
     TokenizeBody,
 )
+from pagedserve.server.request_log import CLIENT_GONE, log_http, log_request
 
-# What needs no key: probes, scrapes and the page, which asks for one.
+# What needs no key, and has no line in the log: probes, scrapes and the page, which asks for one.
 OPEN_PATHS: Final = frozenset({"/", "/health", "/ping", "/metrics", "/version"})
 
 # What OpenAI's and vLLM's servers have and this one has not.
@@ -55,9 +54,6 @@ ABSENT_PATHS: Final = (
     "/v1/rerank",
     "/v1/score",
 )
-
-# The status of a request whose client left before it was answered; nginx's.
-_CLIENT_GONE: Final = 499
 
 # How a completion may come, besides as JSON.
 _STREAMED: Final[dict[int | str, dict[str, Any]]] = {200: {"content": {"text/event-stream": {}}}}
@@ -123,15 +119,16 @@ def _answer(job: Job, request: Request) -> Response:
         job.stream() if job.body.stream else job.whole(),
         streams=job.body.stream,
         stall_timeout=job.context.args.stall_timeout,
-        on_end=partial(_request_ended, job, request.headers),
+        on_end=partial(_request_ended, job, request),
     )
 
 
-def _request_ended(job: Job, headers: Mapping[str, str], error: ServerError | None) -> None:
-    if job.context.args.log_requests:
+def _request_ended(job: Job, request: Request, error: ServerError | None) -> None:
+    request.scope["is_logged"] = True
+    if job.context.args.enable_log_requests:
         log_request(job, error)
     if job.context.tracer is not None:
-        job.context.tracer.request_ended(job, headers, error)
+        job.context.tracer.request_ended(job, request.headers, error)
 
 
 def _add_completions(app: FastAPI, context: Context) -> None:
@@ -286,7 +283,7 @@ class Gate:
         is_name = 0 < len(named) <= MAX_ID_CHARS and named.isascii() and named.isprintable()
         request_id = named if is_name else uuid.uuid4().hex
         scope["request_id"] = request_id
-        scope["status"] = _CLIENT_GONE
+        scope["status"] = CLIENT_GONE
         send = _noting(send, scope, (b"x-request-id", request_id.encode("latin-1")))
         started = time.monotonic()
         self._context.num_open += 1
@@ -300,6 +297,9 @@ class Gate:
             seconds = time.monotonic() - started
             self._context.metrics.http.request_ended(scope, scope["status"], seconds)
             self._context.num_open -= 1
+            is_wanted = self._context.args.enable_log_requests and scope["path"] not in OPEN_PATHS
+            if is_wanted and "is_logged" not in scope:
+                log_http(scope, seconds)
 
     def _refusal(self, path: str, headers: dict[bytes, bytes]) -> ServerError | None:
         if self._keys and path not in OPEN_PATHS:

@@ -60,11 +60,16 @@ class ServerError(Exception):
         if retry_after is not None:
             self.headers["Retry-After"] = str(retry_after)
 
+    @property
+    def kind(self) -> str:
+        """Its ``type``."""
+        return _TYPES.get(self.status, "InternalServerError")
+
     def body(self) -> bytes:
         """The JSON that clients read; half characters of theirs are question marks."""
         error = {
             "message": scrubbed(self.message),
-            "type": _TYPES.get(self.status, "InternalServerError"),
+            "type": self.kind,
             "param": self.param,
             "code": self.status,
         }

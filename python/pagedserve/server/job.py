@@ -111,6 +111,8 @@ class Job:
         usage: Tokens so far.
         finishes: Why its choices ended.
         last: The last output of each prompt that has ended.
+        num_tokens: New tokens of all outputs of each prompt.
+        texts: Of each output, by its prompt and index; kept only for the log.
     """
 
     context: Context
@@ -126,8 +128,9 @@ class Job:
     usage: Usage = field(default_factory=Usage)
     finishes: list[str] = field(default_factory=list)
     last: dict[int, RequestOutput] = field(default_factory=dict)
+    num_tokens: dict[int, int] = field(default_factory=dict)
+    texts: dict[tuple[int, int], str] = field(default_factory=dict)
     _times: dict[int, float] = field(default_factory=dict)
-    _num_tokens: dict[int, int] = field(default_factory=dict)
 
     @property
     def num_prompts(self) -> int:
@@ -263,13 +266,16 @@ class Job:
             num_seqs = len(output.outputs)
             metrics.tokens_came(now - self._times[place], -(-num_tokens // num_seqs))
         self._times[place] = now
-        self._num_tokens[place] = self._num_tokens.get(place, 0) + num_tokens
+        self.num_tokens[place] = self.num_tokens.get(place, 0) + num_tokens
         for completion in output.outputs:
+            if self.context.args.log_prompts:
+                choice = (place, completion.index)
+                self.texts[choice] = self.texts.get(choice, "") + completion.text
             if completion.finish_reason is not None:
                 self.finishes += [completion.finish_reason] * self.num_equal
         if output.finished:
             self.last[place] = output
-            metrics.prompt_finished(self.params, output, self._num_tokens[place])
+            metrics.prompt_finished(self.params, output, self.num_tokens[place])
 
 
 def _tail(more: Mapping[str, object]) -> str:

@@ -1,33 +1,36 @@
-"""One line a finished request; what users wrote is never in it."""
+"""How the log looks: a readable line a record, or one JSON object.
 
+A record may bring ``fields``: a mapping with all that it says, which JSON has in the place of its
+message.
+"""
+
+import json
 import logging
-import time
+from datetime import UTC, datetime
+from typing import Final
 
-from pagedserve.server.errors import ServerError
-from pagedserve.server.job import Job
-
-logger = logging.getLogger(__name__)
+_READABLE: Final = "%(asctime)s %(name)s: %(message)s"
 
 
-def log_request(job: Job, error: ServerError | None) -> None:
-    """Write the line of a request that has been answered, refused or left."""
-    usage = job.usage
-    parts = [
-        f"prompts {job.num_prompts}",
-        f"prompt {sum(usage.prompt_tokens.values())} tokens",
-        f"cached {sum(usage.cached_tokens.values())}",
-        f"new {usage.completion_tokens}",
-        f"{time.time() - job.arrival_time:.3f} s",
-    ]
-    last = next(iter(job.last.values()), None)
-    if last is not None and last.metrics.time_in_queue is not None:
-        parts.append(f"queue {last.metrics.time_in_queue:.3f} s")
-        parts.append(f"first token {last.metrics.time_to_first_token or 0.0:.3f} s")
-        parts.append(f"preemptions {last.metrics.num_preemptions}")
-    if error is not None:
-        parts.append(f"{error.status}")
-    elif len(job.last) < job.num_prompts:
-        parts.append("client gone")
-    else:
-        parts.append(",".join(sorted(set(job.finishes))))
-    logger.info("%s: %s", job.answer_id, ", ".join(parts))
+def set_up_logging(log_format: str) -> None:
+    """Send all records from INFO on to stderr, unless this process has a log of its own.
+
+    Args:
+        log_format: "text" or "json".
+    """
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter() if log_format == "json" else logging.Formatter(_READABLE))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+
+
+class JsonFormatter(logging.Formatter):
+    """Makes an object of a record: ``time`` (UTC), ``level``, ``logger``, and what is said."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The object, on one line."""
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        said = getattr(record, "fields", None) or {"message": record.getMessage()}
+        shown = {"time": time, "level": record.levelname, "logger": record.name, **said}
+        if record.exc_info:
+            shown["exception"] = self.formatException(record.exc_info)
+        return json.dumps(shown)

@@ -144,12 +144,9 @@ class Metrics:
             "request_num_preemptions": output.metrics.num_preemptions,
             **_times(output.metrics),
         }
-        if num_generated > 1 and params.max_num_running_seqs == 1:
-            seconds = seconds_between(
-                output.metrics.first_token_time, output.metrics.last_token_time
-            )
-            if seconds is not None:
-                counted["request_time_per_output_token_seconds"] = seconds / (num_generated - 1)
+        if params.max_num_running_seqs == 1:
+            seconds = output.metrics.time_per_output_token(num_generated)
+            counted["request_time_per_output_token_seconds"] = seconds
         for name, value in counted.items():
             if value is not None:
                 self._histograms[name].observe(value)

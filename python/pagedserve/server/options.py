@@ -4,7 +4,7 @@ import argparse
 import inspect
 import ssl
 from dataclasses import dataclass, fields
-from typing import Final, Self
+from typing import Final, Literal, Self
 
 import pagedserve.checks as checks
 from pagedserve.options import add_arguments, check_options, describe, option, parse_bytes
@@ -98,7 +98,23 @@ class ServerArgs:
     enable_admin_routes: bool = option(
         False, checks.flag, "Offer POST /reset_prefix_cache and POST /abort_requests."
     )
-    log_requests: bool = option(True, checks.flag, "Write a line a finished request to the log.")
+    enable_log_requests: bool = option(
+        True, checks.flag, "Write a line a finished request to the log."
+    )
+    log_prompts: bool = option(
+        False, checks.flag, "Let that line say what users asked and what the model answered."
+    )
+    max_log_len: int | None = option(
+        None,
+        checks.optional(checks.integer("at least 0, or None", low=0)),
+        "Characters of each such text, at most.",
+        unset="all",
+    )
+    log_format: Literal["text", "json"] = option(
+        "text",
+        checks.choice(("text", "json")),
+        "A readable line a record of the log, or an object.",
+    )
     otlp_traces_endpoint: str | None = option(
         None,
         checks.optional(checks.url),
@@ -135,8 +151,15 @@ class ServerArgs:
 
     @classmethod
     def add_cli_args(cls, parser: argparse.ArgumentParser) -> None:
-        """Give a parser one option for each field."""
-        add_arguments(parser, cls, "server")
+        """Give a parser one option for each field, and unseen the name that vLLM's one has had."""
+        group = add_arguments(parser, cls, "server")
+        group.add_argument(
+            "--disable-log-requests",
+            dest="enable_log_requests",
+            action="store_const",
+            const=False,
+            help=argparse.SUPPRESS,
+        )
 
     @classmethod
     def from_cli_args(cls, namespace: argparse.Namespace) -> Self:

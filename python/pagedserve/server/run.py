@@ -134,6 +134,7 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 build_app(context),
+                log_config=None,  # its records look as all others
                 log_level=context.args.uvicorn_log_level,
                 access_log=False,
                 lifespan="off",

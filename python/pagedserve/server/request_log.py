@@ -1,0 +1,127 @@
+"""One line a finished request; what users wrote is in it only where that is asked for."""
+
+import json
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import quote
+
+from starlette.types import Scope
+
+from pagedserve.server.errors import ServerError, scrubbed
+from pagedserve.server.job import Job
+
+logger = logging.getLogger(__name__)
+
+# The status of a request whose client left before it was answered; nginx's.
+CLIENT_GONE: Final = 499
+_OK: Final = 200
+_FAILURES: Final = 500
+
+
+def log_request(job: Job, error: ServerError | None) -> None:
+    """Write the line of a request that has been answered, refused or left."""
+    fields = _fields(job, error)
+    said = _readable(fields)
+    if job.context.args.log_prompts:
+        texts = _texts(job)
+        fields |= texts
+        said += "".join(f", {name} {_quoted(texts[name])}" for name in texts)
+    logger.info("%s", said, extra={"fields": fields})
+
+
+def log_http(scope: Scope, seconds: float) -> None:
+    """Write the line of a request over HTTP that asked for no text, or was refused at once."""
+    fields = {
+        "request_id": scope["request_id"],
+        "method": scope["method"],
+        "path": quote(scope["path"]),
+        "status": scope["status"],
+        "e2e_seconds": round(seconds, 6),
+    }
+    logger.info(
+        "%(request_id)s: %(method)s %(path)s, %(status)s, %(e2e_seconds).3f s",
+        fields,
+        extra={"fields": fields},
+    )
+
+
+def _fields(job: Job, error: ServerError | None) -> dict[str, Any]:
+    usage = job.usage
+    is_left = error is None and len(job.last) < job.num_prompts
+    return {
+        "request_id": job.answer_id,
+        "model": job.model,
+        "status": error.status if error is not None else CLIENT_GONE if is_left else _OK,
+        "num_prompts": job.num_prompts,
+        "prompt_tokens": sum(usage.prompt_tokens.values()),
+        "cached_tokens": sum(usage.cached_tokens.values()),
+        "completion_tokens": usage.completion_tokens,
+        **_times(job),
+        "e2e_seconds": round(time.time() - job.arrival_time, 6),
+        "finish_reasons": job.finishes,
+        "client_gone": is_left,
+        "error": None if error is None else _reason(error),
+    }
+
+
+def _times(job: Job) -> dict[str, float | int | None]:
+    """Seconds of the parts of its life; of several prompts that of the first that ended."""
+    place, last = next(iter(job.last.items()), (0, None))
+    if last is None:
+        names = ("queue_seconds", "ttft_seconds", "tpot_seconds", "num_preemptions")
+        return dict.fromkeys(names)
+    metrics = last.metrics
+    # Of several sequences only all tokens together are known.
+    num_tokens = job.num_tokens[place] if job.params.max_num_running_seqs == 1 else 0
+    return {
+        "queue_seconds": _rounded(metrics.time_in_queue),
+        "ttft_seconds": _rounded(metrics.time_to_first_token),
+        "tpot_seconds": _rounded(metrics.time_per_output_token(num_tokens)),
+        "num_preemptions": metrics.num_preemptions,
+    }
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 6)
+
+
+def _reason(error: ServerError) -> str:
+    """Why it was not answered; what is said of a bad request may repeat it, so its kind alone."""
+    return scrubbed(error.message) if error.status >= _FAILURES else error.kind
+
+
+def _readable(fields: Mapping[str, Any]) -> str:
+    parts = [
+        f"prompts {fields['num_prompts']}",
+        f"prompt {fields['prompt_tokens']} tokens",
+        f"cached {fields['cached_tokens']}",
+        f"new {fields['completion_tokens']}",
+        f"{fields['e2e_seconds']:.3f} s",
+    ]
+    for label, name in (("queue", "queue"), ("first token", "ttft"), ("each further", "tpot")):
+        if fields[f"{name}_seconds"] is not None:
+            parts.append(f"{label} {fields[f'{name}_seconds']:.3f} s")
+    if fields["num_preemptions"] is not None:
+        parts.append(f"preemptions {fields['num_preemptions']}")
+    if fields["error"] is not None:
+        parts.append(f"{fields['status']} {fields['error']}")
+    elif fields["client_gone"]:
+        parts.append("client gone")
+    else:
+        parts.append(",".join(sorted(set(fields["finish_reasons"]))))
+    return f"{fields['request_id']}: {', '.join(parts)}"
+
+
+def _quoted(texts: object) -> str:
+    """Without line ends; half characters of a client's are question marks."""
+    return json.dumps(texts, ensure_ascii=False).encode(errors="replace").decode()
+
+
+def _texts(job: Job) -> dict[str, Any]:
+    """What was asked, as it was sent, and what was answered; each cut to ``max_log_len``."""
+    most = job.context.args.max_log_len
+    given = getattr(job.body, job.choices.prompt_field)
+    prompt = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+    return {"prompt": prompt[:most], "outputs": [text[:most] for text in job.texts.values()]}
