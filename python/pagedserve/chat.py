@@ -124,5 +124,7 @@ def _text_of(part: object) -> str:
         return part
     kind = part.get("type") if isinstance(part, Mapping) else None
     if not isinstance(part, Mapping) or kind not in ("text", None) or "text" not in part:
-        raise RequestError(f"a message has a part of type {kind!r}; models take text alone")
+        raise RequestError(
+            f"a message has a part of type {kind!r}; models take text alone", param="messages"
+        )
     return str(part["text"] or "")
