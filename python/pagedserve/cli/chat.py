@@ -1,6 +1,7 @@
 """``pagedserve chat``: a conversation with the model of a running server."""
 
 import argparse
+from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
@@ -39,14 +40,20 @@ class Conversation:
         """Print the answer to a message; both are remembered if there was any."""
         messages = [*self._messages, _message("user", prompt)]
         body = {**self._fields, "messages": messages}
-        said = ""
+        said: list[str] = []
         try:
             with closing(self._server.stream("/chat/completions", body, _text)) as pieces:
-                for piece in show(pieces):
-                    said += piece
+                show(_noted(pieces, said))
         finally:
-            if said:
-                self._messages = [*messages, _message("assistant", said)]
+            if any(said):
+                self._messages = [*messages, _message("assistant", "".join(said))]
+
+
+def _noted(pieces: Iterator[str], said: list[str]) -> Iterator[str]:
+    """The pieces; each is in ``said`` before anybody sees it, so Ctrl-C takes none away."""
+    for piece in pieces:
+        said.append(piece)
+        yield piece
 
 
 def _message(role: str, content: str) -> dict[str, str]:

@@ -35,8 +35,7 @@ def _complete(options: argparse.Namespace) -> int:
     def answer(prompt: str) -> None:
         body = {**fields, "prompt": prompt}
         with closing(server.stream("/completions", body, _text)) as pieces:
-            for _ in show(pieces):
-                pass
+            show(pieces)
 
     answer_each(answer, quick=options.quick, greeting=f"{model} at {server.url} continues.")
     return 0

@@ -33,14 +33,13 @@ def server_of(options: argparse.Namespace) -> tuple[Remote, str]:
     return server, options.model_name or server.first_model()
 
 
-def show(pieces: Iterator[str]) -> Iterator[str]:
-    """Print an answer while it comes, and hand it on."""
+def show(pieces: Iterator[str]) -> None:
+    """Print an answer while it comes."""
     has_begun = False
     try:
         for piece in pieces:
             has_begun = True
             print(piece, end="", flush=True)
-            yield piece
     finally:
         if has_begun:
             print(flush=True)
