@@ -50,8 +50,9 @@ class Answer(Response):
         self._stall_timeout = stall_timeout
         self._on_end = on_end
         self._error: ServerError | None = None
-        self._sending_since: float | None = None
-        self._sent = 0.0
+        # Parts of a stream: one more begun than sent while the client takes nothing.
+        self._num_begun = 0
+        self._num_sent = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer, unless the client leaves first."""
@@ -105,23 +106,25 @@ class Answer(Response):
         await send({"type": "http.response.body", "body": b""})
 
     async def _send(self, send: Send, body: bytes) -> None:
-        clock = asyncio.get_running_loop().time
-        self._sending_since = clock()
+        self._num_begun += 1
         await send({"type": "http.response.body", "body": body, "more_body": True})
-        self._sending_since, self._sent = None, clock()
+        self._num_sent = self._num_begun
 
     async def _pulse(self, send: Send, work: "asyncio.Task[None]") -> None:
         """Break long silences, and give up a client that takes nothing.
 
-        In a task of its own, so that a token costs no timers.
+        In a task of its own that looks at what was sent, so that a token costs no clock.
         """
         clock = asyncio.get_running_loop().time
+        seen, since = (0, 0), clock()
         while True:
             await asyncio.sleep(min(_PULSE_SECONDS, self._stall_timeout))
-            if self._sending_since is not None:
-                if clock() - self._sending_since > self._stall_timeout:
+            if (now := (self._num_begun, self._num_sent)) != seen:
+                seen, since = now, clock()
+            elif self._num_sent < self._num_begun:
+                if clock() - since > self._stall_timeout:
                     work.cancel()
-            elif clock() - self._sent > KEEP_ALIVE_SECONDS:
+            elif clock() - since > KEEP_ALIVE_SECONDS:
                 await self._send(send, _KEEP_ALIVE)
 
     async def _refuse(self, send: Send, error: ServerError) -> None:

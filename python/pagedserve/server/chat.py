@@ -86,16 +86,15 @@ class ChatChoices:
             '"logprobs":null,"finish_reason":null}'
         )
 
-    def is_plain(self, completion: CompletionOutput) -> bool:  # noqa: D102
+    def plain_delta(self, index: int, completion: CompletionOutput) -> str | None:  # noqa: D102
+        if (
+            completion.logprobs is not None
+            or completion.finish_reason is not None
+            or self.body.return_token_ids
+        ):
+            return None
         return (
-            completion.logprobs is None
-            and completion.finish_reason is None
-            and not self.body.return_token_ids
-        )
-
-    def plain_delta(self, index: int, text: str) -> str:  # noqa: D102
-        return (
-            f'{{"index":{index},"delta":{{"content":{encode_basestring_ascii(text)}}},'
+            f'{{"index":{index},"delta":{{"content":{encode_basestring_ascii(completion.text)}}},'
             '"logprobs":null,"finish_reason":null}'
         )
 

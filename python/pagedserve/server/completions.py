@@ -118,14 +118,18 @@ class CompletionChoices:
     def opening(self, index: int) -> None:  # noqa: D102
         del index
 
-    def is_plain(self, completion: CompletionOutput) -> bool:  # noqa: D102
+    def plain_delta(self, index: int, completion: CompletionOutput) -> str | None:  # noqa: D102
         body = self.body
-        asks_more = body.echo or body.return_token_ids or body.prompt_logprobs is not None
-        return not asks_more and completion.logprobs is None and completion.finish_reason is None
-
-    def plain_delta(self, index: int, text: str) -> str:  # noqa: D102
+        if (
+            completion.logprobs is not None
+            or completion.finish_reason is not None
+            or body.echo
+            or body.return_token_ids
+            or body.prompt_logprobs is not None
+        ):
+            return None
         return (
-            f'{{"index":{index},"text":{encode_basestring_ascii(text)},'
+            f'{{"index":{index},"text":{encode_basestring_ascii(completion.text)},'
             '"logprobs":null,"finish_reason":null,"stop_reason":null}'
         )
 

@@ -26,11 +26,10 @@ class Usage:
     cached_tokens: dict[int, int] = field(default_factory=dict)
     completion_tokens: int = 0
 
-    def count(self, place: int, output: RequestOutput, num_tokens: int) -> None:
-        """Count a delta, or a last output, of the prompt at ``place``, and its new tokens."""
+    def count_prompt(self, place: int, output: RequestOutput) -> None:
+        """Count the prompt at ``place``, by its first output."""
         self.prompt_tokens[place] = len(output.prompt_token_ids)
         self.cached_tokens[place] = output.num_cached_tokens or 0
-        self.completion_tokens += num_tokens
 
     def shown(self, *, with_details: bool) -> dict[str, object]:
         """The object that clients read."""

@@ -43,8 +43,8 @@ class Choices(Protocol):
     def opening(self, index: int) -> str | None:
         """What a stream says first of a choice, in JSON; None for nothing."""
 
-    def plain_delta(self, index: int, text: str) -> str:
-        """A choice in a stream that brings text alone, in JSON."""
+    def plain_delta(self, index: int, completion: CompletionOutput) -> str | None:
+        """A choice in a stream that brings text alone, in JSON; None if it brings more."""
 
     def delta(
         self, index: int, output: RequestOutput, completion: CompletionOutput
@@ -55,9 +55,6 @@ class Choices(Protocol):
         self, index: int, output: RequestOutput, completion: CompletionOutput
     ) -> dict[str, Any]:
         """A choice of a whole answer."""
-
-    def is_plain(self, completion: CompletionOutput) -> bool:
-        """Whether a delta brings text alone."""
 
     def of_answer(self, output: RequestOutput) -> dict[str, Any]:
         """Further fields of a whole answer, and of the first part of a stream."""
@@ -93,6 +90,21 @@ class Pace:
         return due
 
 
+@dataclass(slots=True)
+class Progress:
+    """How far a prompt has come.
+
+    Attributes:
+        time: When its last tokens came, seconds of a steady clock.
+        num_tokens: New tokens of all its outputs.
+        texts: Of each output; kept only for the log.
+    """
+
+    time: float
+    num_tokens: int = 0
+    texts: dict[int, str] = field(default_factory=dict)
+
+
 @dataclass(slots=True, kw_only=True)
 class Job:
     """A request of a client, checked, with its prompts and parameters.
@@ -111,8 +123,7 @@ class Job:
         usage: Tokens so far.
         finishes: Why its choices ended.
         last: The last output of each prompt that has ended.
-        num_tokens: New tokens of all outputs of each prompt.
-        texts: Of each output, by its prompt and index; kept only for the log.
+        progress: How far each prompt has come.
     """
 
     context: Context
@@ -128,9 +139,7 @@ class Job:
     usage: Usage = field(default_factory=Usage)
     finishes: list[str] = field(default_factory=list)
     last: dict[int, RequestOutput] = field(default_factory=dict)
-    num_tokens: dict[int, int] = field(default_factory=dict)
-    texts: dict[tuple[int, int], str] = field(default_factory=dict)
-    _times: dict[int, float] = field(default_factory=dict)
+    progress: dict[int, Progress] = field(default_factory=dict)
 
     @property
     def num_prompts(self) -> int:
@@ -221,30 +230,31 @@ class Job:
         is_continuous = has_usage and options is not None and options.continuous_usage_stats
         opened: set[int] = set()
         pace = Pace(self.body.stream_interval)
+        usage: dict[str, object] = {}
+        tail = _tail(usage)
         async with aclosing(self.outputs()) as outputs:
             async for place, output in outputs:
-                usage = {"usage": self._usage()} if is_continuous else {}
-                tail = _tail(usage)
-                events = []
+                if is_continuous:
+                    usage = {"usage": self._usage()}
+                    tail = _tail(usage)
+                events = ""
                 for completion in pace.due(place, output.outputs):
                     for index in self._indices(place, completion.index):
                         if index not in opened:
                             opened.add(index)
                             opening = self.choices.opening(index)
-                            more = self.choices.of_answer(output)
-                            events += (
-                                [] if opening is None else [head, opening, _tail(more | usage)]
-                            )
-                        events += [head, self._delta(index, output, completion), tail]
+                            if opening is not None:
+                                more = self.choices.of_answer(output)
+                                events += head + opening + _tail(more | usage)
+                        events += head + self._delta(index, output, completion) + tail
                 if events:
-                    yield "".join(events).encode()
+                    yield events.encode()
         if has_usage:
             yield (head + _tail({"usage": self._usage()})).encode()
 
     def _delta(self, index: int, output: RequestOutput, completion: CompletionOutput) -> str:
-        if self.choices.is_plain(completion):
-            return self.choices.plain_delta(index, completion.text)
-        return json.dumps(self.choices.delta(index, output, completion))
+        plain = self.choices.plain_delta(index, completion)
+        return json.dumps(self.choices.delta(index, output, completion)) if plain is None else plain
 
     def _indices(self, place: int, number: int) -> range:
         """The choices that an output of the prompt at ``place`` stands for."""
@@ -255,27 +265,31 @@ class Job:
         return self.usage.shown(with_details=self.context.args.enable_prompt_tokens_details)
 
     def _count(self, place: int, output: RequestOutput) -> None:
-        metrics, now = self.context.metrics, time.monotonic()
-        num_tokens = sum(len(completion.token_ids) for completion in output.outputs)
+        metrics, now, num_tokens = self.context.metrics, time.monotonic(), 0
+        for completion in output.outputs:
+            num_tokens += len(completion.token_ids)
+            if completion.finish_reason is not None:
+                self.finishes += [completion.finish_reason] * self.num_equal
         # A token that was made though none was asked for is nobody's.
-        num_equal = 0 if self.body.max_tokens == 0 else self.num_equal
-        self.usage.count(place, output, num_equal * num_tokens)
-        if place not in self._times:
+        if self.body.max_tokens != 0:
+            self.usage.completion_tokens += num_tokens * self.num_equal
+        progress = self.progress.get(place)
+        if progress is None:
+            progress = self.progress[place] = Progress(now)
+            self.usage.count_prompt(place, output)
             metrics.first_token_came(output)
         elif num_tokens:
             num_seqs = len(output.outputs)
-            metrics.tokens_came(now - self._times[place], -(-num_tokens // num_seqs))
-        self._times[place] = now
-        self.num_tokens[place] = self.num_tokens.get(place, 0) + num_tokens
-        for completion in output.outputs:
-            if self.context.args.log_prompts:
-                choice = (place, completion.index)
-                self.texts[choice] = self.texts.get(choice, "") + completion.text
-            if completion.finish_reason is not None:
-                self.finishes += [completion.finish_reason] * self.num_equal
+            metrics.tokens_came(now - progress.time, -(-num_tokens // num_seqs))
+        progress.time = now
+        progress.num_tokens += num_tokens
+        if self.context.args.log_prompts:
+            for completion in output.outputs:
+                text = progress.texts.get(completion.index, "")
+                progress.texts[completion.index] = text + completion.text
         if output.finished:
             self.last[place] = output
-            metrics.prompt_finished(self.params, output, self.num_tokens[place])
+            metrics.prompt_finished(self.params, output, progress.num_tokens)
 
 
 def _tail(more: Mapping[str, object]) -> str:

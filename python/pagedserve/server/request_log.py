@@ -74,7 +74,7 @@ def _times(job: Job) -> dict[str, float | int | None]:
         return dict.fromkeys(names)
     metrics = last.metrics
     # Of several sequences only all tokens together are known.
-    num_tokens = job.num_tokens[place] if job.params.max_num_running_seqs == 1 else 0
+    num_tokens = job.progress[place].num_tokens if job.params.max_num_running_seqs == 1 else 0
     return {
         "queue_seconds": _rounded(metrics.time_in_queue),
         "ttft_seconds": _rounded(metrics.time_to_first_token),
@@ -124,4 +124,9 @@ def _texts(job: Job) -> dict[str, Any]:
     most = job.context.args.max_log_len
     given = getattr(job.body, job.choices.prompt_field)
     prompt = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
-    return {"prompt": prompt[:most], "outputs": [text[:most] for text in job.texts.values()]}
+    return {
+        "prompt": prompt[:most],
+        "outputs": [
+            text[:most] for progress in job.progress.values() for text in progress.texts.values()
+        ],
+    }
