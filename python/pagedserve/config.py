@@ -263,7 +263,7 @@ class EngineArgs:
         None,
         checks.optional(checks.text),
         "File for the scheduler's decisions, a JSON line a step, or a directory for several files; "
-        "python -m pagedserve.replay runs them again.",
+        "python -m pagedserve.replay runs them again. A server takes a directory, and makes it.",
         unset="none is written",
     )
     decision_log_max_bytes: int = option(

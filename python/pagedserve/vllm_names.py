@@ -123,6 +123,13 @@ ABSENT_OPTIONS: Final[dict[str, Absent]] = {
         "it is not there",
     ),
     **_absent("stream_interval", (1, None), "an output comes with each token"),
+    # Of vLLM's server.
+    **_absent(
+        "enable_auto_tool_choice tool_call_parser tool_parser_plugin tool_server "
+        "exclude_tools_when_tool_choice_none",
+        (False, None, ""),
+        "tools are not there yet",
+    ),
 }
 
 # Sampling parameters of vLLM that are not here, with the values that ask for nothing.

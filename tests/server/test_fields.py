@@ -136,6 +136,15 @@ def test_log_probabilities_of_a_prompt(shared: Served) -> None:
     assert len(answer["prompt_logprobs"]) == answer["usage"]["prompt_tokens"]
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("number", [0, -5])
+def test_a_prompt_is_cut_to_a_number_that_can_be(shared: Served, side: str, number: int) -> None:
+    cut = {"truncation_side": side, "truncate_prompt_tokens": number}
+    answer = shared.complete(prompt=PROMPT, max_tokens=1, **cut)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "truncate_prompt_tokens"
+
+
 @pytest.mark.parametrize(("side", "shown"), [("left", "lo"), ("right", "He")])
 def test_a_prompt_is_cut_at_either_side(shared: Served, side: str, shown: str) -> None:
     cut = {"truncation_side": side, "truncate_prompt_tokens": 2}

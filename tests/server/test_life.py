@@ -135,7 +135,11 @@ def test_a_timeout_ends_a_request_with_what_there_is(serve: Serve) -> None:
         served.wait_until_idle()
 
 
-def test_an_abort_reaches_a_request_that_is_still_being_tokenised(serve: Serve) -> None:
+# Without special tokens a prompt is made before the engine hears of the request.
+@pytest.mark.parametrize("special", [True, False])
+def test_an_abort_reaches_a_request_that_is_still_being_tokenised(
+    serve: Serve, special: bool
+) -> None:
     with serve() as served:
         slowly(served)
         held, goes_on = threading.Event(), threading.Event()
@@ -150,6 +154,7 @@ def test_an_abort_reaches_a_request_that_is_still_being_tokenised(serve: Serve) 
         with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor() as pool:
             patch.setattr(processor.tokenizer.__class__, "__call__", slow)
             body = {"prompt": PROMPT, "max_tokens": 100, "timeout": 0.05}
+            body["add_special_tokens"] = special
             running = pool.submit(partial(served.complete, **body))
             held.wait()
             time.sleep(0.2)

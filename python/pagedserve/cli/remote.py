@@ -85,7 +85,9 @@ class Remote:
     ) -> Iterator[http.client.HTTPResponse]:
         """The answer to a request; what goes wrong with it is an error of one line."""
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.url + path, data, self._headers)  # noqa: S310  # http
+        request = urllib.request.Request(self.url + path, data)  # noqa: S310  # http
+        for name, value in self._headers.items():  # the key is not for whom a redirect names
+            request.add_unredirected_header(name, value)
         try:
             with urllib.request.urlopen(request) as response:  # noqa: S310  # as above
                 yield response

@@ -348,9 +348,10 @@ class LLMEngine:
 
     def _flush_decision_log(self) -> None:
         """Bring the log to its file if no request is left, and say once that it ended."""
-        if not self._has_decision_log or len(self._requests):
+        if not self._has_decision_log:
             return
-        self._scheduler.flush_log()
+        if not len(self._requests):
+            self._scheduler.flush_log()
         error = self._scheduler.log_error
         if error is not None:
             self._has_decision_log = False

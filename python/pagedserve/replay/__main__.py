@@ -10,7 +10,7 @@ from pagedserve.errors import PagedServeError
 from pagedserve.replay.compare import first_difference, load_golden
 from pagedserve.replay.driver import Row, ScenarioDriver
 from pagedserve.replay.log import replay_log
-from pagedserve.replay.log_lines import last_parts
+from pagedserve.replay.log_lines import has_first_part, last_parts
 from pagedserve.replay.request_steps import request_steps
 from pagedserve.replay.scenario import load_scenario
 
@@ -89,11 +89,13 @@ def _write(path: Path, name: str, rows: Iterable[Row]) -> None:
 
 def _logs(options: argparse.Namespace) -> str | None:
     """Each log of a directory, or the one; the first difference."""
-    differences = []
-    for path in last_parts(options.log):
+    paths, differences = last_parts(options.log), []
+    for path in paths:
         if options.request:
             for line in request_steps(path, options.request):
                 print(line)
+        elif path != paths[-1] and not has_first_part(path):
+            print(f"{path}: not run again, its first parts were removed")
         else:
             differences.append(_log(path))
     return next(filter(None, differences), None)

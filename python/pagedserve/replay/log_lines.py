@@ -32,8 +32,7 @@ class LogLines:
         """
         self.is_cut = False
         self._parts = _parts_until(path)
-        first = _PART.fullmatch(self._parts[0].name)
-        if from_first and first is not None and int(first[2]) != 1:
+        if from_first and not has_first_part(path):
             raise ScenarioError(
                 f"{self._parts[0]} is the first part there is; those before it were removed, and "
                 "only a log from its first part can be run again"
@@ -54,6 +53,12 @@ class LogLines:
                 if not isinstance(line, dict):
                     raise ScenarioError(f"{part}, line {number} is not a JSON object")
                 yield f"{part}, line {number}", line
+
+
+def has_first_part(path: Path) -> bool:
+    """Whether a log is there from its beginning; ``path`` is its only file, or one of its parts."""
+    first = _PART.fullmatch(_parts_until(path)[0].name)
+    return first is None or int(first[2]) == 1
 
 
 def last_parts(path: Path) -> list[Path]:

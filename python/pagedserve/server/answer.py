@@ -15,7 +15,7 @@ from typing import Final
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from pagedserve.server.errors import ServerError, server_error
+from pagedserve.server.errors import ServerError, reported
 
 DONE: Final = b"data: [DONE]\n\n"
 # Seconds of silence after which a stream says that it is alive.
@@ -75,7 +75,7 @@ class Answer(Response):
             try:
                 first = await anext(events)
             except Exception as error:  # noqa: BLE001  # whatever it is, the client is told
-                await self._refuse(send, server_error(error))
+                await self._refuse(send, reported(error))
                 return
             kind = b"text/event-stream; charset=utf-8" if self._streams else b"application/json"
             headers = [(b"content-type", kind)]
@@ -87,7 +87,9 @@ class Answer(Response):
             if self._streams:
                 await self._stream(send, first, events)
             else:
-                await send({"type": "http.response.body", "body": first})
+                whole = send({"type": "http.response.body", "body": first})
+                with contextlib.suppress(TimeoutError):  # who takes nothing is let go
+                    await asyncio.wait_for(whole, self._stall_timeout)
 
     async def _stream(self, send: Send, first: bytes, events: AsyncGenerator[bytes, None]) -> None:
         work = asyncio.current_task()
@@ -99,7 +101,7 @@ class Answer(Response):
                 await self._send(send, part)
             await self._send(send, DONE)
         except Exception as error:  # noqa: BLE001  # as above
-            told = self._error = server_error(error)
+            told = self._error = reported(error)
             await self._send(send, b"data: %s\n\n" % told.body() + DONE)
         finally:
             pulse.cancel()

@@ -26,7 +26,7 @@ from pagedserve.server.answer import Answer
 from pagedserve.server.chat import chat_job
 from pagedserve.server.completions import completion_job
 from pagedserve.server.context import Context
-from pagedserve.server.errors import ServerError, server_error
+from pagedserve.server.errors import ServerError, reported
 from pagedserve.server.job import Job
 from pagedserve.server.options import ServerArgs
 from pagedserve.server.protocol import (
@@ -107,7 +107,7 @@ def _for_pages(app: ASGIApp, args: ServerArgs) -> ASGIApp:
 
 async def _tell(request: Request, error: Exception) -> Response:
     del request
-    return server_error(error).response()
+    return reported(error).response()
 
 
 def _answer_id(prefix: str, request: Request, named: str | None) -> str:
@@ -254,10 +254,11 @@ def _add_admin(app: FastAPI, context: Context) -> None:
     @app.post("/abort_requests", dependencies=_JSON)
     async def abort_requests(body: AbortBody) -> dict[str, list[str]]:
         """End requests by the ids of their answers."""
-        running = list(context.jobs.values())
-        found = [names for answer_id, names in running if answer_id in body.request_ids]
-        await context.client.abort([name for names in found for name in names])
-        return {"aborted": sorted({job for job, _ in running} & set(body.request_ids))}
+        jobs = list(context.jobs.values())
+        found = [running for running in jobs if running.answer_id in body.request_ids]
+        for running in found:
+            await context.abort(running)
+        return {"aborted": sorted({running.answer_id for running in found})}
 
 
 class Gate:
@@ -285,10 +286,12 @@ class Gate:
         scope["request_id"] = request_id
         scope["status"] = CLIENT_GONE
         send = _noting(send, scope, (b"x-request-id", request_id.encode("latin-1")))
+        # A proxy may leave the path under which it serves this server.
+        path = scope["path"].removeprefix(self._context.args.root_path) or "/"
         started = time.monotonic()
         self._context.num_open += 1
         try:
-            refusal = self._refusal(scope["path"], headers)
+            refusal = self._refusal(path, headers)
             if refusal is not None:
                 await refusal.response()(scope, receive, send)
             else:
@@ -297,7 +300,7 @@ class Gate:
             seconds = time.monotonic() - started
             self._context.metrics.http.request_ended(scope, scope["status"], seconds)
             self._context.num_open -= 1
-            is_wanted = self._context.args.enable_log_requests and scope["path"] not in OPEN_PATHS
+            is_wanted = self._context.args.enable_log_requests and path not in OPEN_PATHS
             if is_wanted and "is_logged" not in scope:
                 log_http(scope, seconds)
 

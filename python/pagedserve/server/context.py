@@ -29,6 +29,21 @@ if TYPE_CHECKING:
 _CHARS_PER_TOKEN: Final = 16
 
 
+@dataclass(slots=True)
+class Running:
+    """An answer that is being made.
+
+    Attributes:
+        answer_id: Its id.
+        names: What the engine calls its prompts.
+        is_aborted: Whether somebody wants it ended.
+    """
+
+    answer_id: str
+    names: list[str]
+    is_aborted: bool = False
+
+
 @dataclass(slots=True, kw_only=True)
 class Context:
     """A server while it serves.
@@ -46,8 +61,7 @@ class Context:
         max_model_len: Tokens of a sequence; 0 before the model is loaded.
         num_open: Requests over HTTP that are being answered.
         chat_template: Instead of the model's own.
-        jobs: Answers that are being made: by the engine's name of each its id, and the engine's
-            names of its prompts.
+        jobs: Answers that are being made, by the engine's name of each.
     """
 
     client: EngineClient
@@ -62,7 +76,7 @@ class Context:
     max_model_len: int = 0
     num_open: int = 0
     chat_template: str | None = None
-    jobs: dict[str, tuple[str, list[str]]] = field(default_factory=dict)
+    jobs: dict[str, Running] = field(default_factory=dict)
     # One: a burst of templates is rendered in its order, and the engine begins with the first.
     _worker: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1), repr=False)
     _detokenizers: dict[bool, Detokenizer] = field(default_factory=dict, repr=False)
@@ -79,6 +93,11 @@ class Context:
             raise ServerError(503, str(self.client.dead_error))
         if not (self.client.is_running and self.admission.max_num_seqs):
             raise ServerError(503, "the model is being loaded", retry_after=5)
+
+    async def abort(self, running: Running) -> None:
+        """End an answer; one whose prompts are still being made ends when they are."""
+        running.is_aborted = True
+        await self.client.abort(running.names)
 
     def model_name(self, asked: str | None) -> str:
         """The name to answer with.
@@ -111,8 +130,8 @@ class Context:
                 "chat_template is given; the server takes none (--trust-request-chat-template)",
                 param="chat_template",
             )
-        for message in body.messages or ():
-            self.check_length(text_of_content(message.get("content")), "the messages")
+        texts = [text_of_content(message.get("content")) for message in body.messages or ()]
+        self.check_length("".join(texts), "the messages")
         tokenizer = await self.client.get_tokenizer()
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._worker, self._render, tokenizer, body)
@@ -157,6 +176,9 @@ class Context:
         Raises:
             ServerError: 400, a token that the vocabulary does not have.
         """
+        if len(token_ids) > self.max_model_len:
+            text = f"tokens has {len(token_ids)} ids; at most {self.max_model_len} are accepted"
+            raise ServerError(400, text, param="tokens")
         vocab_size = (await self.client.get_model_config()).vocab_size
         tokenizer: Any = await self.client.get_tokenizer()
 

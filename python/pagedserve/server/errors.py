@@ -4,7 +4,9 @@ Messages show what a caller gave and what is accepted; never paths, addresses or
 """
 
 import json
+import logging
 import re
+import traceback
 from collections.abc import Mapping
 from typing import Final
 
@@ -13,6 +15,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from pagedserve.errors import EngineDeadError, EngineStalledError, RequestError
+
+logger = logging.getLogger(__name__)
 
 _TYPES: Final = {
     400: "BadRequestError",
@@ -85,8 +89,24 @@ def scrubbed(message: str) -> str:
     return _PRIVATE.sub("...", message)[: _MAX_PROBLEMS * _MAX_CHARS]
 
 
+def reported(error: BaseException) -> ServerError:
+    """What a client is told of an error; one that nobody thought of is told to the log.
+
+    Its message may repeat what a user wrote, so the log has its kind and where it was raised.
+    """
+    told = _known(error)
+    if told is None:
+        places = "".join(traceback.format_tb(error.__traceback__))
+        logger.error("a request failed: %s\n%s", type(error).__name__, places)
+    return told or server_error(error)
+
+
 def server_error(error: BaseException) -> ServerError:
     """What a client is told of an error."""
+    return _known(error) or ServerError(500, f"the server failed: {type(error).__name__}")
+
+
+def _known(error: BaseException) -> ServerError | None:
     for known in (error, error.__cause__):  # a framework that read the body may have wrapped it
         if isinstance(known, ServerError):
             return known
@@ -98,7 +118,7 @@ def server_error(error: BaseException) -> ServerError:
         return ServerError(503, str(error))
     if isinstance(error, HTTPException):
         return ServerError(error.status_code, str(error.detail), headers=error.headers)
-    return ServerError(500, f"the server failed: {type(error).__name__}")
+    return None
 
 
 def _field(error: RequestValidationError) -> str | None:

@@ -89,16 +89,19 @@ async def generate(
         )
         for request_id, prompt in zip(request_ids, prompts, strict=True)
     ]
+    begun: set[int] = set()
     async with contextlib.AsyncExitStack() as stack:
         for stream in streams:
             await stack.enter_async_context(contextlib.aclosing(stream))
         if len(streams) == 1:
             async for output in streams[0]:
-                yield 0, checked(output)
+                yield 0, checked(output, is_begun=0 in begun)
+                begun.add(0)
         else:
             async with contextlib.aclosing(_merged(streams)) as merged:
                 async for place, output in merged:
-                    yield place, checked(output)
+                    yield place, checked(output, is_begun=place in begun)
+                    begun.add(place)
 
 
 async def _merged(
@@ -120,8 +123,12 @@ async def _merged(
         await asyncio.gather(*places, return_exceptions=True)
 
 
-def checked(output: RequestOutput) -> RequestOutput:
-    """An output that is an answer.
+def checked(output: RequestOutput, *, is_begun: bool) -> RequestOutput:
+    """An output that is an answer; one that outgrew the KV cache ended by its length.
+
+    Args:
+        output: Of the engine.
+        is_begun: Whether there were tokens before it.
 
     Raises:
         ServerError: The engine ended the request before it could be answered.
@@ -129,6 +136,8 @@ def checked(output: RequestOutput) -> RequestOutput:
     for completion in output.outputs:
         if completion.finish_reason == "error":
             raise ServerError(500, f"the request failed: {completion.stop_reason}")
-        if completion.finish_reason == "ignored" and not completion.token_ids:
-            raise ServerError(400, f"the request cannot be run: {completion.stop_reason}")
+        if completion.finish_reason == "ignored":
+            if not (is_begun or completion.token_ids):
+                raise ServerError(400, f"the request cannot be run: {completion.stop_reason}")
+            completion.finish_reason = "length"
     return output

@@ -13,16 +13,22 @@ import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Final, Protocol
 
 from pagedserve.errors import RequestError
 from pagedserve.inputs import Prompt
 from pagedserve.outputs import CompletionOutput, RequestOutput
 from pagedserve.sampling_params import SamplingParams
-from pagedserve.server.context import Context
-from pagedserve.server.errors import ServerError
+from pagedserve.server.context import Context, Running
+from pagedserve.server.errors import server_error
 from pagedserve.server.generation import Usage, generate, prompt_ids
 from pagedserve.server.protocol import Body
+
+# Statuses from here on are the server's doing.
+_SERVER_FAILED: Final = 500
+# Seconds within which an engine knows the requests that are handed to it.
+_SOON: Final = 0.05
 
 
 class Choices(Protocol):
@@ -159,17 +165,19 @@ class Job:
         names = prompt_ids(engine_id, self.num_prompts)
         prompts = dict(zip(names, self.prompt_sizes, strict=True))
         with context.admission.place_for(self.num_seqs, prompts):
-            context.jobs[engine_id] = (self.answer_id, names)
+            running = context.jobs[engine_id] = Running(self.answer_id, names)
+            loop = asyncio.get_running_loop()
+            abort = partial(_start, loop, context, running)
             timer = None
             if self.body.timeout is not None:
-                loop = asyncio.get_running_loop()
-                timer = loop.call_later(
-                    self.body.timeout, lambda: loop.create_task(context.client.abort(names))
-                )
+                timer = loop.call_later(self.body.timeout, abort)
             try:
+                prompts_made = await self.make_prompts()
+                if running.is_aborted:  # again, once the engine knows them
+                    timer = loop.call_later(_SOON, abort)
                 stream = generate(
                     context.client,
-                    await self.make_prompts(),
+                    prompts_made,
                     self.params,
                     names,
                     priority=self.body.priority,
@@ -182,11 +190,11 @@ class Job:
             except (GeneratorExit, asyncio.CancelledError):
                 context.metrics.prompts_ended("abort", self.num_prompts - len(self.last))
                 raise
-            except RequestError as error:
-                error.param = error.param or self.choices.prompt_field
-                raise
-            except ServerError:
-                context.metrics.prompts_ended("error", self.num_prompts - len(self.last))
+            except Exception as error:
+                if isinstance(error, RequestError):
+                    error.param = error.param or self.choices.prompt_field
+                if server_error(error).status >= _SERVER_FAILED:
+                    context.metrics.prompts_ended("error", self.num_prompts - len(self.last))
                 raise
             finally:
                 del context.jobs[engine_id]
@@ -290,6 +298,10 @@ class Job:
         if output.finished:
             self.last[place] = output
             metrics.prompt_finished(self.params, output, progress.num_tokens)
+
+
+def _start(loop: asyncio.AbstractEventLoop, context: Context, running: Running) -> None:
+    loop.create_task(context.abort(running))  # it ends in its first turn
 
 
 def _tail(more: Mapping[str, object]) -> str:

@@ -95,6 +95,8 @@ class Admission:
             for name in prompts:
                 self._queued_tokens.pop(name, None)
             self._ends.append((time.monotonic(), num_seqs, num_tokens))
+            if not self.num_seqs:  # a pause says nothing about how fast places become free
+                self._ends.clear()
 
     def _check_seqs(self, num_seqs: int) -> None:
         if num_seqs > self.most:

@@ -73,6 +73,8 @@ def _tls(args: ServerArgs) -> ssl.SSLContext | None:
         if key is not None or authorities is not None:
             raise ConfigError("ssl_keyfile or ssl_ca_certs is given without ssl_certfile")
         return None
+    if args.ssl_cert_reqs and authorities is None:
+        raise ConfigError("ssl_cert_reqs asks for certificates; ssl_ca_certs says whose, give it")
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     with _refusing(f"cannot use ssl_certfile {certificate} with ssl_keyfile {key}"):
         tls.load_cert_chain(certificate, key, _no_password)

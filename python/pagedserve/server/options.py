@@ -82,7 +82,7 @@ class ServerArgs:
     )
     stall_timeout: float = option(
         60.0,
-        _SECONDS,
+        checks.real("a number of seconds, above 0", low=0, open_low=True),
         "Seconds without the end of a step after which /health says 503, and for which a client "
         "may read nothing.",
     )

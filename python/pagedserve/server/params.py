@@ -4,6 +4,7 @@ from typing import Any, Final
 
 from pagedserve.errors import RequestError
 from pagedserve.inputs import Prompt, TextPrompt, TokensPrompt
+from pagedserve.sampling_checks import CHECKS
 from pagedserve.sampling_params import RequestOutputKind, SamplingParams
 from pagedserve.server.protocol import Body, ChatBody, CompletionBody
 
@@ -136,6 +137,8 @@ def _common(body: Body, default: SamplingParams) -> dict[str, Any]:
             token: max(-_MAX_BIAS, min(_MAX_BIAS, bias)) for token, bias in body.logit_bias.items()
         }
     if body.truncation_side == "right":  # the end is left out before the engine sees the prompt
-        given.pop("truncate_prompt_tokens", None)
+        CHECKS["truncate_prompt_tokens"](
+            "truncate_prompt_tokens", given.pop("truncate_prompt_tokens", None)
+        )
     given["output_kind"] = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY
     return given

@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
 from pathlib import Path
@@ -84,9 +85,13 @@ def serve(engine_args: EngineArgs, server_args: ServerArgs) -> int:
     )
     server = Server(context, client, listener)
     server.run()
-    if client.is_loading or server.force_exit:
+    # Nothing can interrupt a load, nor a step that does not end.
+    ending = threading.Thread(target=client.shutdown, daemon=True)
+    if not (client.is_loading or server.force_exit):
+        ending.start()
+        ending.join(_CLOSING)
+    if client.is_loading or server.force_exit or ending.is_alive():
         _leave()
-    client.shutdown()
     if server.failure is not None:
         raise server.failure
     return 1 if client.errored else 0
@@ -116,7 +121,7 @@ def _chat_template(given: str | None) -> str | None:
 
 
 def _leave() -> NoReturn:
-    """End the process beside the engine's thread: nothing can interrupt a load or a step."""
+    """End the process beside the engine's thread."""
     logging.shutdown()
     os._exit(0)
 
@@ -188,7 +193,9 @@ class Server(uvicorn.Server):
         try:
             self._client.wait_until_ready()
             await self._open()
-        except Exception as error:  # noqa: BLE001  # ``serve`` raises it
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # noqa: BLE001  # a panic of the core too; ``serve`` raises it
             self.failure = error
             self.should_exit = True
             return
@@ -217,7 +224,7 @@ class Server(uvicorn.Server):
             await asyncio.sleep(_LOOK)
         deadline = clock() + _CLOSING
         while self._context.num_open and clock() < deadline:
-            for _, names in list(self._context.jobs.values()):
-                await self._client.abort(names)
+            for running in list(self._context.jobs.values()):
+                await self._context.abort(running)
             await asyncio.sleep(_LOOK)
         self.should_exit = True

@@ -9,8 +9,8 @@
 //!
 //! Costs: those of a `BufWriter`; a look into the directory a file.
 
-use std::fs::{self, File};
-use std::io::{self, BufWriter, Write};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufWriter, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 /// Files of a directory that is full.
@@ -94,16 +94,30 @@ impl Parts {
         self.num_bytes = 0;
         let mut files = logs_in(&self.directory)?;
         while let Some((_, _, path)) = files.first() {
-            let sizes = files.iter().map(|(_, _, path)| Ok(fs::metadata(path)?.len()));
-            let num_bytes = sizes.sum::<io::Result<u64>>()?;
+            // What another process has removed meanwhile takes no room.
+            let size_of = |path: &PathBuf| fs::metadata(path).map_or(0, |about| about.len());
+            let num_bytes: u64 = files.iter().map(|(_, _, path)| size_of(path)).sum();
             if num_bytes + self.file_bytes() <= self.max_bytes {
                 break;
             }
-            fs::remove_file(path)?;
+            match fs::remove_file(path) {
+                Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
             files.remove(0);
         }
-        let name = format!("decisions-{:04}-{:05}.jsonl", self.log, self.part);
-        File::create(self.directory.join(name))
+        loop {
+            let name = format!("decisions-{:04}-{:05}.jsonl", self.log, self.part);
+            let file =
+                OpenOptions::new().write(true).create_new(true).open(self.directory.join(name));
+            match file {
+                // Another process began a log in the same moment.
+                Err(error) if error.kind() == ErrorKind::AlreadyExists && self.part == 1 => {
+                    self.log += 1;
+                }
+                file => return file,
+            }
+        }
     }
 }
 
