@@ -1,0 +1,1 @@
+"""LoRA adapters: small updates of a model's weights, many of them in one batch."""
