@@ -144,3 +144,25 @@ def test_weights_are_held_once(
     # Small vectors go into the layers; panels are whole ones of 64 features.
     assert 0.9 * generic.weight_bytes <= fused.weight_bytes <= 1.3 * generic.weight_bytes
     assert_exact(fused, directory)
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("biogpt", {}),  # scales its embedding by a number
+        ("hunyuan_v1_moe", {"num_experts": 4, "moe_topk": 2, "head_dim": 8}),  # reads a router's
+    ],
+)
+def test_a_model_that_reads_what_is_packed(
+    save_tiny: SaveTiny,
+    assert_exact: AssertExact,
+    family: str,
+    options: dict[str, Any],
+    *,
+    is_tied: bool,
+) -> None:
+    directory = save_tiny(family, **(WIDE | options | {"tie_word_embeddings": is_tied}))
+    loaded = load(directory, "float32", "modules")
+    assert modules(loaded, PackedEmbedding) == is_tied
+    assert_exact(loaded, directory)

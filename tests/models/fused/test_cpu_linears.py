@@ -276,6 +276,17 @@ def test_an_embedding_reads_the_weights_of_its_head(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_packed_modules_give_their_weights_to_a_model_that_reads_them(dtype: torch.dtype) -> None:
+    linear = nn.Linear(36, 130, dtype=dtype)
+    packed = PackedLinear(linear)
+    assert packed.weight.equal(linear.weight)
+    assert PackedEmbedding(packed, dtype, 6.0).weight.equal(linear.weight)
+    assert PackedLinear(linear, quantization="int8").weight.equal(
+        quantize(linear.weight).dequantize(dtype)
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_an_embedding_reads_the_int8_weights_of_its_head(dtype: torch.dtype) -> None:
     head = nn.Linear(36, 130, bias=False, dtype=dtype)
     embedding = PackedEmbedding(PackedLinear(head, quantization="int8"), dtype)

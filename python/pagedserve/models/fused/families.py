@@ -82,6 +82,11 @@ def gate_of(mlp: Any) -> Gate | None:
     return _GATES.get(type(getattr(mlp, "act_fn", None)))
 
 
+def is_plain_linear(module: Any) -> bool:
+    """Whether a module is torch's linear layer, and nobody has changed what its call does."""
+    return type(module) is nn.Linear and "forward" not in vars(module)
+
+
 def is_norm(module: Any) -> bool:
     """Whether a module looks like an RMS norm."""
     weight = getattr(module, "weight", None)
@@ -105,4 +110,4 @@ def _epsilon(norm: Any) -> Any:
 
 def _linears(module: Any, *names: str) -> list[Any] | None:
     linears = [getattr(module, name, None) for name in names]
-    return linears if all(type(linear) is nn.Linear for linear in linears) else None
+    return linears if all(is_plain_linear(linear) for linear in linears) else None

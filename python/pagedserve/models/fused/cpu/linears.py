@@ -9,6 +9,7 @@ Quantization for Deep Learning Inference", section 3.1, symmetric).  Activations
 are not quantized.
 """
 
+from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -52,7 +53,8 @@ def can_pack(weight: Tensor) -> bool:
     """Whether the kernels multiply with such weights ``[N, K]``."""
     per_unit = 4 // weight.element_size()
     return (
-        weight.device.type == "cpu"
+        type(weight) in (Tensor, nn.Parameter)  # a subclass computes in a way of its own
+        and weight.device.type == "cpu"
         and weight.dtype in DTYPE_NAMES
         and weight.dim() == 2  # noqa: PLR2004  # a matrix
         and weight.shape[1] % per_unit == 0
@@ -137,6 +139,18 @@ def multiply(x: Tensor, weights: PackedWeights, output: Tensor) -> Tensor:
     return output
 
 
+def gather(weights: PackedWeights, features: Tensor, dtype: torch.dtype) -> Tensor:
+    """The weights ``[T, K]`` of features int32 ``[T]``, in the dtype that was packed."""
+    rows = torch.empty(len(features), weights.in_features, dtype=dtype)
+    weights.gather(features.numpy(), rows.data_ptr(), torch.get_num_threads())
+    return rows
+
+
+def unpack(weights: PackedWeights, dtype: torch.dtype) -> Tensor:
+    """All weights ``[N, K]`` that `pack` took, in their dtype; int8 ones are rounded."""
+    return gather(weights, torch.arange(weights.out_features, dtype=torch.int32), dtype)
+
+
 class PackedLinear(nn.Module):
     """An ``nn.Linear`` with packed weights."""
 
@@ -158,6 +172,12 @@ class PackedLinear(nn.Module):
         self.out_features = linear.out_features
         self.output_dtype = output_dtype or linear.weight.dtype
         self.packed = (pack(linear.weight, linear.bias, quantization=quantization),)
+        self._weight_dtype = linear.weight.dtype
+
+    @cached_property
+    def weight(self) -> Tensor:
+        """Weights ``[N, K]``, unpacked for a model that reads them itself, as routers do."""
+        return unpack(self.packed[0], self._weight_dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """``[..., in_features]`` to ``[..., out_features]``."""
@@ -179,13 +199,17 @@ class PackedEmbedding(nn.Module):
         """
         super().__init__()
         self._weights = head.packed[0]
-        # Empty: a model asks its parameters for their dtype and device.
-        self.weight = nn.Parameter(torch.empty(0, head.in_features, dtype=dtype), False)
+        # A model asks its parameters for their dtype and device.
+        self.empty = nn.Parameter(torch.empty(0, dtype=dtype), False)
         self._scale = scale
+
+    @cached_property
+    def weight(self) -> Tensor:
+        """Weights ``[V, features]``, unpacked for a model that reads them itself."""
+        return unpack(self._weights, self.empty.dtype)
 
     def forward(self, token_ids: Tensor) -> Tensor:
         """``[...]`` to ``[..., features]``."""
-        ids = token_ids.reshape(-1).int().numpy()
-        output = self.weight.new_empty(*token_ids.shape, self.weight.shape[1])
-        self._weights.gather(ids, output.data_ptr(), torch.get_num_threads())
+        rows = gather(self._weights, token_ids.reshape(-1).int(), self.empty.dtype)
+        output = rows.view(*token_ids.shape, self._weights.in_features)
         return output if self._scale == 1.0 else output.mul_(self._scale)

@@ -21,7 +21,7 @@ from pagedserve.models.fused.cpu.layers import CpuDecoderLayer, can_fuse
 from pagedserve.models.fused.cpu.linears import PackedEmbedding, PackedLinear, can_pack, quantize
 from pagedserve.models.fused.cpu.mlps import PackedGatedMLP, packable_gate_of
 from pagedserve.models.fused.cpu.norms import CpuRMSNorm
-from pagedserve.models.fused.families import is_norm
+from pagedserve.models.fused.families import is_norm, is_plain_linear
 from pagedserve.models.fused.replace import replace_modules
 
 _KINDS: Final[dict[type, str]] = {
@@ -102,7 +102,9 @@ def _share_head(model: Any, quantization: Quantization | None) -> int:
     is_tied = getattr(model.config.get_text_config(), "tie_word_embeddings", False)
     if not is_tied or not isinstance(head, PackedLinear) or not isinstance(weight, Tensor):
         return 0
-    scale = getattr(embedding, "embed_scale", torch.tensor(1.0)).to(weight.dtype)
+    scale = getattr(embedding, "embed_scale", 1.0)
+    if isinstance(scale, Tensor):  # which the model rounds, and a number it does not
+        scale = scale.to(weight.dtype)
     packed = PackedEmbedding(head, weight.dtype, float(scale))
     ids = torch.arange(len(weight), device=weight.device)
     wanted = _quantized(embedding, quantization)
@@ -133,7 +135,7 @@ def _replacement(
     if (gate := packable_gate_of(module)) is not None:
         packed_mlp = PackedGatedMLP(module, gate, quantization)
         return _Replacement(packed_mlp, module.down_proj.out_features)
-    if type(module) is nn.Linear and can_pack(module.weight):
+    if is_plain_linear(module) and can_pack(module.weight):
         # Sampling is in float32: rounding the logits to fewer bits before only makes ties.
         packed = PackedLinear(module, torch.float32 if is_head else None, quantization)
         return _Replacement(packed, module.in_features)
