@@ -22,6 +22,7 @@ SIZES = {
     "sample_index": MAX_ROWS,
     "sample_rows": MAX_ROWS,
     "row_handles": MAX_ROWS,
+    "adapter_slots": MAX_ROWS,
 }
 WIDE = {"positions", "slot_mapping", "row_handles"}
 
@@ -45,6 +46,7 @@ class RowInputs:
     num_keys: int
     table: list[int]
     is_sampled: bool
+    adapter_slot: int
 
 
 class Engine:
@@ -102,6 +104,7 @@ class Engine:
                     num_keys=of["seq_lens"][row],
                     table=of["block_tables"][row * width : (row + 1) * width],
                     is_sampled=row in sampled,
+                    adapter_slot=of["adapter_slots"][row],
                 )
             )
         return rows

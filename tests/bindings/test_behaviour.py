@@ -249,6 +249,28 @@ def test_adapters_beyond_the_slots_wait_and_are_passed_over(make_engine: MakeEng
     assert [entry.group for entry in outputs.scheduled_seq_groups] == [other]
 
 
+def test_rows_name_slots_and_a_step_what_it_loads_into_them(make_engine: MakeEngine) -> None:
+    engine = make_engine({"max_loras": 2})
+    for adapter in (4_000_000_000, 0, 7, 4_000_000_000):
+        engine.add(4, adapter=adapter)
+    outputs, rows = engine.step()
+    assert outputs.adapters_to_load == [(4_000_000_000, 0), (7, 1)]
+    assert [row.adapter_slot for row in rows] == [0, -1, 1, 0]
+    outputs, rows = engine.step()
+    assert outputs.adapters_to_load == []
+    assert [row.adapter_slot for row in rows] == [0, -1, 1, 0]
+
+
+def test_the_loads_of_an_abandoned_step_come_again(make_engine: MakeEngine) -> None:
+    engine = make_engine({"max_loras": 1})
+    engine.add(4, adapter=3)
+    outputs = engine.schedule()
+    assert outputs.adapters_to_load == [(3, 0)]
+    engine.scheduler.abandon(outputs.step_id)
+    outputs, _ = engine.step()
+    assert outputs.adapters_to_load == [(3, 0)]
+
+
 # Moves
 
 

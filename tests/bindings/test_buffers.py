@@ -59,7 +59,7 @@ def test_short_buffers_are_refused_and_none_is_written(
     needed = {
         **dict.fromkeys(["token_ids", "positions", "slot_mapping"], outputs.num_batched_tokens),
         **dict.fromkeys(["sample_index", "sample_rows"], outputs.num_samples),
-        **dict.fromkeys(["seq_lens", "row_handles"], outputs.num_rows),
+        **dict.fromkeys(["seq_lens", "row_handles", "adapter_slots"], outputs.num_rows),
         "query_start": outputs.num_rows + 1,
         "block_tables": outputs.num_rows * outputs.max_num_blocks,
     }

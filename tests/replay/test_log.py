@@ -40,7 +40,16 @@ CONFIGURATIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 # What a line says of its step.
-DECISIONS = ("scheduled", "preempted", "swapped_in", "moves", "ignored", "refused", "free")
+DECISIONS = (
+    "scheduled",
+    "preempted",
+    "swapped_in",
+    "moves",
+    "adapters_to_load",
+    "ignored",
+    "refused",
+    "free",
+)
 
 
 def decisions(scheduler: Scheduler, step: SchedulerOutputs) -> dict[str, Any]:
@@ -56,6 +65,7 @@ def decisions(scheduler: Scheduler, step: SchedulerOutputs) -> dict[str, Any]:
         "preempted": [list(pair) for pair in step.preempted],
         "swapped_in": step.swapped_in,
         "moves": [len(pairs) for pairs in moves],
+        "adapters_to_load": [list(load) for load in step.adapters_to_load],
         "ignored": [[group, reason] for group, reason, _ in step.ignored_seq_groups],
         "refused": [list(pair) for pair in step.refused],
         "free": [scheduler.num_free_gpu_blocks, scheduler.num_free_cpu_blocks],
@@ -87,6 +97,7 @@ class RandomEngine:
             sample_index=np.zeros(MAX_ROWS, np.int32),
             sample_rows=np.zeros(MAX_ROWS, np.int32),
             row_handles=self.row_handles,
+            adapter_slots=np.zeros(MAX_ROWS, np.int32),
         )
         # Of each group how many sequences it asked for, and how many were ever made.
         self.asked: dict[int, int] = {}
@@ -226,7 +237,8 @@ def test_a_random_life_is_run_again_to_the_same_decisions(
     engine = RandomEngine(options, seed, log)
     engine.run()
     assert replay_log(log) == (NUM_STEPS + 1, None, False)
-    written = [{key: line[key] for key in ("step", *DECISIONS)} for line in lines_of(log)[1:]]
+    lines = [{"adapters_to_load": []} | line for line in lines_of(log)[1:]]
+    written = [{key: line[key] for key in ("step", *DECISIONS)} for line in lines]
     assert written[:-1] == engine.seen
 
 
@@ -240,24 +252,11 @@ def test_the_random_lives_hold_what_they_are_to_show(log: Path) -> None:
             kinds |= {"several tokens" for event in line["events"] if has_several_tokens(event)}
             for key, reasons in found.items():
                 reasons |= {reason for _, reason in line[key]}
-    assert kinds == {
-        "add",
-        "abort",
-        "update",
-        "several tokens",
-        "update_async",
-        "resolve_tokens",
-        "abandon",
-        "reset_prefix_cache",
-    }
+    events = {"add", "abort", "update", "update_async", "resolve_tokens", "abandon"}
+    assert kinds == events | {"several tokens", "reset_prefix_cache"}
     assert found["preempted"] == {"recompute", "swap"}
-    assert found["refused"] == {
-        "no_blocks",
-        "no_tokens",
-        "no_sequences",
-        "no_adapter_slot",
-        "delayed",
-    }
+    reasons = {"no_blocks", "no_tokens", "no_sequences", "no_adapter_slot", "delayed"}
+    assert found["refused"] == reasons
     assert any("the prompt has 110 tokens" in reason for reason in found["ignored"])
 
 
@@ -281,7 +280,7 @@ def test_the_first_edited_decision_is_reported(key: str, log: Path) -> None:
     RandomEngine("swap", 1, log).run()
     lines = lines_of(log)
     for line in lines[40:45]:
-        line[key] = [*line[key], "edited"]
+        line[key] = [*line.get(key, []), "edited"]
     log.write_text("".join(json.dumps(line) + "\n" for line in lines))
     num_same, difference, _ = replay_log(log)
     assert num_same == 39

@@ -28,3 +28,4 @@ def test_views_are_cut_to_the_step_and_share_memory() -> None:
     for row, (start, end) in enumerate([(0, 5), (5, 14)]):
         for position, slot in enumerate(slots[start:end].tolist()):
             assert slot == layout.block_tables[row, position // 4] * 4 + position % 4
+    assert buffers.adapter_slots[:2].tolist() == [-1, -1]

@@ -225,6 +225,16 @@ def test_the_ladder_ends_at_the_most_rows(most: int, sizes: tuple[int, ...]) -> 
     assert ladder(most) == sizes
 
 
+def test_rows_that_pad_have_no_adapter(scheduler: _core.Scheduler) -> None:
+    buffers = StepBuffers(max_num_tokens=32, max_num_rows=4, max_blocks_per_row=8)
+    buffers.adapter_slots[:] = 3
+    scheduler.add_seq_group(np.array([7], dtype=np.int32), arrival_time=0.0)
+    outputs = scheduler.schedule(0.0)
+    scheduler.prepare_inputs(buffers.writable())
+    buffers.pad(outputs, 3)
+    assert buffers.adapter_slots.tolist() == [-1, -1, -1, 3]
+
+
 def test_buffers_lie_in_one_piece_with_the_tables_last() -> None:
     buffers = StepBuffers(max_num_tokens=33, max_num_rows=3, max_blocks_per_row=5)
     arrays = buffers.on_device

@@ -199,6 +199,7 @@ class InputBuffers:
         sample_index: NDArray[np.int32],  # [>= S]
         sample_rows: NDArray[np.int32],  # [>= S]
         row_handles: NDArray[np.int64],  # [>= R]
+        adapter_slots: NDArray[np.int32],  # [>= R]
     ) -> InputBuffers: ...
 
 @final
@@ -238,6 +239,8 @@ class SchedulerOutputs:
     def blocks_to_swap_in(self) -> NDArray[np.int64]: ...  # [n, 2] (cpu, gpu)
     @property
     def blocks_to_copy(self) -> NDArray[np.int64]: ...  # [n, 2] (source, destination)
+    @property
+    def adapters_to_load(self) -> list[tuple[int, int]]: ...  # (adapter, slot)
     @property
     def has_moves(self) -> bool: ...
     @property

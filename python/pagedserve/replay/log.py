@@ -23,7 +23,20 @@ from pagedserve.replay.scenario import ScenarioError
 _FORMAT = 3
 
 # What a line says of the step itself.
-_DECISIONS = ("step", "scheduled", "preempted", "swapped_in", "moves", "ignored", "refused", "free")
+_DECISIONS = (
+    "step",
+    "scheduled",
+    "preempted",
+    "swapped_in",
+    "moves",
+    "adapters_to_load",
+    "ignored",
+    "refused",
+    "free",
+)
+
+# Of a line that does not say it.
+_NOTHING: dict[str, list[Any]] = {"adapters_to_load": []}
 
 # What working on a value of the wrong kind raises.
 _MALFORMED = (AttributeError, LookupError, OverflowError, TypeError, ValueError)
@@ -87,10 +100,10 @@ def _difference(player: "_Player", line: dict[str, Any]) -> str | None:
         return f"{where}, events: {error}"
     if events_alone:
         return None
-    ours = player.schedule(line["now"])
+    ours, theirs = player.schedule(line["now"]), _NOTHING | line
     for key in _DECISIONS:
-        if ours[key] != line[key]:
-            return f"step {line['step']}, {key}: {ours[key]} now, {line[key]} in the log"
+        if ours[key] != theirs[key]:
+            return f"step {line['step']}, {key}: {ours[key]} now, {theirs[key]} in the log"
     return None
 
 
@@ -135,6 +148,7 @@ class _Player:
                 len(step.blocks_to_swap_in),
                 len(step.blocks_to_copy),
             ],
+            "adapters_to_load": [list(load) for load in step.adapters_to_load],
             "ignored": [[group, reason] for group, reason, _ in step.ignored_seq_groups],
             "refused": [list(entry) for entry in step.refused],
             "free": [self._scheduler.num_free_gpu_blocks, self._scheduler.num_free_cpu_blocks],

@@ -69,6 +69,7 @@ class InputArrays:
         query_start: int32 ``[max_num_rows + 1]``.
         seq_lens: int32 ``[max_num_rows]``.
         sample_index: int32 ``[max_num_rows]``.
+        adapter_slots: int32 ``[max_num_rows]``.
         token_ids: int32 ``[max_num_tokens]``.
         positions: int64 ``[max_num_tokens]``.
         slot_mapping: int64 ``[max_num_tokens]``.
@@ -78,6 +79,7 @@ class InputArrays:
     query_start: Tensor
     seq_lens: Tensor
     sample_index: Tensor
+    adapter_slots: Tensor
     token_ids: Tensor
     positions: Tensor
     slot_mapping: Tensor
@@ -153,6 +155,7 @@ class StepBuffers:
         self.query_start: NDArray[np.int32] = host.query_start.numpy()
         self._seq_lens: NDArray[np.int32] = host.seq_lens.numpy()
         self._block_tables: NDArray[np.int32] = host.block_tables.numpy()
+        self.adapter_slots: NDArray[np.int32] = host.adapter_slots.numpy()
         self.sample_rows: NDArray[np.int32] = np.zeros(max_num_rows, dtype=np.int32)
         self.row_handles: NDArray[np.int64] = np.zeros(max_num_rows, dtype=np.int64)
         self._core = InputBuffers(
@@ -165,6 +168,7 @@ class StepBuffers:
             sample_index=host.sample_index.numpy(),
             sample_rows=self.sample_rows,
             row_handles=self.row_handles,
+            adapter_slots=self.adapter_slots,
         )
 
     def writable(self) -> InputBuffers:
@@ -217,6 +221,7 @@ class StepBuffers:
         self.positions[padding] = 0
         self._slot_mapping[padding] = -1
         self._seq_lens[padding] = 0
+        self.adapter_slots[padding] = -1
         self.query_start[sizes.num_rows : num_rows + 1] = sizes.num_rows
 
     def upload(self, sizes: BatchSizes, previous_tokens: Tensor | None = None) -> None:

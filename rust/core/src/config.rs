@@ -235,7 +235,8 @@ pub struct SchedulerConfig {
     pub delay_factor: f64,
     /// Slots given to a decoding sequence beyond its next token.
     pub num_lookahead_slots: usize,
-    /// Adapters that may be active in one step; `None` without adapters.
+    /// Slots for adapters on the device, and so how many may be active in one step; `None` without
+    /// adapters.
     pub max_loras: Option<usize>,
     /// How many groups may be admitted before the head of a queue, waiting or swapped, that does
     /// not fit; then nobody passes it any more.  0 keeps strict order.
@@ -314,6 +315,7 @@ impl SchedulerConfig {
         if self.max_loras == Some(0) {
             return Err(Error::Config("max_loras is 0; it must be at least 1 or None".to_owned()));
         }
+        fits_i32("max_loras", self.max_loras.unwrap_or(0))?;
         if self.max_num_batched_tokens < self.max_num_seqs {
             return Err(Error::Config(format!(
                 "max_num_batched_tokens is {}, below max_num_seqs, {}; a step must have room for \

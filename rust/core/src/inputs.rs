@@ -13,6 +13,7 @@
 //! | `sample_index` | S | positions in T whose logits are wanted, ascending |
 //! | `sample_rows` | S | the row of each |
 //! | `row_handles` | R | [`crate::arena::Handle::to_bits`] of the sequence |
+//! | `adapter_slots` | R | where the row's adapter lies, -1 for the base model |
 //!
 //! Costs: O(T + R x B), no allocation.
 
@@ -34,6 +35,7 @@ pub struct InputBuffers<'a> {
     pub sample_index: &'a mut [i32],
     pub sample_rows: &'a mut [i32],
     pub row_handles: &'a mut [i64],
+    pub adapter_slots: &'a mut [i32],
 }
 
 impl InputBuffers<'_> {
@@ -49,6 +51,7 @@ impl InputBuffers<'_> {
             ("sample_index", self.sample_index.len(), outputs.num_samples),
             ("sample_rows", self.sample_rows.len(), outputs.num_samples),
             ("row_handles", self.row_handles.len(), num_rows),
+            ("adapter_slots", self.adapter_slots.len(), num_rows),
         ];
         for (name, given, needed) in needs {
             if given < needed {
@@ -84,6 +87,7 @@ pub(crate) fn fill(
         buffers.query_start[index + 1] = int32(token);
         buffers.seq_lens[index] = int32(seq.num_computed_tokens + row.num_tokens);
         buffers.row_handles[index] = row.seq.to_bits();
+        buffers.adapter_slots[index] = row.adapter_slot;
         if row.is_sampled {
             buffers.sample_index[sample] = int32(token - 1);
             buffers.sample_rows[sample] = int32(index);

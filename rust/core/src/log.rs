@@ -11,6 +11,8 @@
 //!  "ignored":[],"refused":[[4294967298,"no_blocks"]],"free":[3,0]}
 //! ```
 //!
+//! `"adapters_to_load":[[3,0]]`, adapter and slot, follows the moves where there is something to load.
+//!
 //! `update` is written as its tokens and the indices of the outputs that finish; parent rows
 //! and token starts follow where they are not one output a sampled row.  A step that
 //! ended before its tokens were known has `["update_async"]`, and later
@@ -201,6 +203,12 @@ impl<W: Write> DecisionLog<W> {
         let moves =
             [&outputs.blocks_to_swap_out, &outputs.blocks_to_swap_in, &outputs.blocks_to_copy];
         line.text(",\"moves\":").numbers(moves.map(Vec::len));
+        if !outputs.adapters_to_load.is_empty() {
+            line.text(",\"adapters_to_load\":");
+            line.list(&outputs.adapters_to_load, |line, (adapter, slot)| {
+                line.text("[").number(*adapter).text(",").number(*slot).text("]");
+            });
+        }
         line.text(",\"ignored\":").list(&outputs.ignored_seq_groups, |line, (group, reason, _)| {
             line.text("[").number(group.to_bits());
             line.text(",\"").text(&reason.to_string()).text("\"]");

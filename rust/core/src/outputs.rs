@@ -4,6 +4,7 @@
 //! 1. Rows of prefill groups come first, and the rows of a group are neighbours, in the
 //!    order of `scheduled`.
 //! 2. Moves are to be carried out in the order swap out, swap in, copy, before the rows run.
+//! 3. Adapters are to be loaded before the rows run, and after those of the steps before.
 
 use std::fmt;
 
@@ -18,6 +19,8 @@ pub struct Row {
     pub seq: SeqHandle,
     /// Tokens computed for it in this step, at least 1.
     pub num_tokens: usize,
+    /// Where its adapter lies, -1 for the base model.
+    pub adapter_slot: i32,
     /// Whether its next token is wanted: false for a row that stops before its last token.
     pub is_sampled: bool,
 }
@@ -198,6 +201,8 @@ pub struct SchedulerOutputs {
     pub blocks_to_swap_in: Vec<BlockPair>,
     /// (source, destination) pairs on the device.
     pub blocks_to_copy: Vec<BlockPair>,
+    /// (adapter, slot) pairs: what lay in the slot is not needed any more.
+    pub adapters_to_load: Vec<(u32, i32)>,
     /// Groups ended in this step, why, and what they had been through; their handles are dead.
     pub ignored_seq_groups: Vec<(GroupHandle, IgnoredReason, GroupStats)>,
     /// Groups that were considered and did not run, and why; those behind them were not.
@@ -233,6 +238,7 @@ impl SchedulerOutputs {
         self.blocks_to_swap_out.clear();
         self.blocks_to_swap_in.clear();
         self.blocks_to_copy.clear();
+        self.adapters_to_load.clear();
         self.ignored_seq_groups.clear();
         self.refused.clear();
         self.preempted.clear();

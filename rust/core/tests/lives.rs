@@ -56,7 +56,7 @@ enum Failure {
 fn ops() -> impl Strategy<Value = Vec<Op>> {
     let fates = || prop::collection::vec((0..6u8, 0..24u8), 1..12);
     let op = prop_oneof![
-        3 => (1..40usize, prop_oneof![Just(1), 1..5usize], 0..3i32, 0..4u32, 0..9usize).prop_map(
+        3 => (1..40usize, prop_oneof![Just(1), 1..5usize], 0..3i32, 0..6u32, 0..9usize).prop_map(
             |(len, width, seed, adapter, encoder)| Op::Add(len, width, seed, adapter, encoder)
         ),
         1 => any::<prop::sample::Index>().prop_map(Op::Abort),
@@ -104,7 +104,7 @@ fn scheduler() -> impl Strategy<Value = SchedulerConfig> {
         Just(Some(PreemptionMode::Recompute)),
         Just(Some(PreemptionMode::Swap))
     ];
-    let numbers = (4..12usize, 0..60usize, 0..4usize, 0..4usize, 1..3usize);
+    let numbers = (4..12usize, 0..60usize, 0..4usize, 0..4usize, 1..4usize);
     let flags = any::<[bool; 7]>();
     (numbers, mode, flags).prop_map(|(numbers, preemption_mode, flags)| {
         let (max_num_seqs, spare, num_lookahead_slots, max_num_bypasses, max_loras) = numbers;
@@ -150,6 +150,8 @@ struct Life {
     scheduler: Scheduler,
     device: Slots,
     host: Slots,
+    /// The adapter in each adapter slot, and the step that loaded it.
+    adapters: BTreeMap<i32, (u32, u64)>,
     groups: Vec<GroupHandle>,
     /// What the samples of the unresolved step are, though the scheduler does not know yet.
     sampled: Vec<i32>,
@@ -163,6 +165,7 @@ impl Life {
             limits,
             device: Slots::new(),
             host: Slots::new(),
+            adapters: BTreeMap::new(),
             groups: Vec::new(),
             sampled: Vec::new(),
             num_ops: 0,
@@ -197,7 +200,7 @@ impl Life {
                     if *ran {
                         self.execute();
                     }
-                    self.scheduler.abandon(step_id).unwrap();
+                    self.abandon(step_id);
                 }
             }
             Op::AbortInStep(pick) => {
@@ -264,7 +267,7 @@ impl Life {
         }
         let Some((step_id, _)) = self.end_async(3) else {
             let step_id = self.scheduler.outputs().step_id;
-            return self.scheduler.abandon(step_id).unwrap();
+            return self.abandon(step_id);
         };
         match failure {
             Failure::BeforeNext => {}
@@ -275,8 +278,14 @@ impl Life {
                 self.begin();
             }
         }
-        self.scheduler.abandon(step_id).unwrap();
+        self.abandon(step_id);
         self.sampled.clear();
+    }
+
+    /// Gives up the steps from `step_id` on: nobody knows whether their adapters were loaded.
+    fn abandon(&mut self, step_id: u64) {
+        self.scheduler.abandon(step_id).unwrap();
+        self.adapters.retain(|_, (_, loaded_in)| *loaded_in < step_id);
     }
 
     /// Schedules a step and runs it; false if there is none.
@@ -371,6 +380,12 @@ impl Life {
             let values = copy(&self.device, pair);
             write(&mut self.device, values);
         }
+        for (adapter, slot) in outputs.adapters_to_load {
+            let mut known = self.adapters.values();
+            assert!(known.all(|(other, _)| *other != adapter), "{adapter} was loaded already");
+            self.adapters.insert(slot, (adapter, outputs.step_id));
+        }
+        assert!(self.adapters.len() <= self.limits.scheduler.max_loras.unwrap());
         let arrays = Arrays::filled(&self.scheduler, &self.limits);
         self.run_rows(&arrays);
     }
@@ -392,10 +407,15 @@ impl Life {
         }
     }
 
+    fn adapter(&self, row: usize) -> u32 {
+        let seq = self.scheduler.sequence(self.scheduler.outputs().rows[row].seq).unwrap();
+        self.scheduler.store().find_group(seq.group()).unwrap().key.adapter
+    }
+
     /// Keys of the history up to each position, under the adapter of the row.
     fn keys(&self, row: usize) -> Vec<u64> {
         let seq = self.scheduler.sequence(self.scheduler.outputs().rows[row].seq).unwrap();
-        let adapter = self.scheduler.store().find_group(seq.group()).unwrap().key.adapter;
+        let adapter = self.adapter(row);
         let extend = |hash: &mut u64, token: &i32| {
             let sample = usize::try_from(-1 - *token).ok();
             *hash = chain(*hash, sample.map_or(*token, |sample| self.sampled[sample]));
@@ -416,6 +436,9 @@ impl Life {
         let query = at(arrays.query_start[row])..at(arrays.query_start[row + 1]);
         assert_eq!(query.len(), scheduled.num_tokens);
         assert_eq!(arrays.row_handles[row], scheduled.seq.to_bits());
+        let loaded = self.adapters.get(&arrays.adapter_slots[row]).map(|(adapter, _)| *adapter);
+        assert_eq!(loaded.unwrap_or(0), self.adapter(row), "row {row} runs under another adapter");
+        assert_eq!(arrays.adapter_slots[row] == -1, self.adapter(row) == 0);
         let keys = self.keys(row);
         let mut written = Vec::new();
         for index in query {
@@ -492,6 +515,7 @@ struct Arrays {
     sample_index: Vec<i32>,
     sample_rows: Vec<i32>,
     row_handles: Vec<i64>,
+    adapter_slots: Vec<i32>,
 }
 
 impl Arrays {
@@ -510,6 +534,7 @@ impl Arrays {
             sample_index: vec![-7; rows],
             sample_rows: vec![-7; rows],
             row_handles: vec![-7; rows],
+            adapter_slots: vec![-7; rows],
         };
         scheduler
             .prepare_inputs(&mut InputBuffers {
@@ -522,6 +547,7 @@ impl Arrays {
                 sample_index: &mut arrays.sample_index,
                 sample_rows: &mut arrays.sample_rows,
                 row_handles: &mut arrays.row_handles,
+                adapter_slots: &mut arrays.adapter_slots,
             })
             .unwrap();
         arrays

@@ -92,6 +92,7 @@ macro_rules! input_buffers {
         ///     sample_index: int32 ``[S]``, positions in T whose logits are wanted, ascending.
         ///     sample_rows: int32 ``[S]``, the row of each.
         ///     row_handles: int64 ``[R]``, the handle of each row's sequence.
+        ///     adapter_slots: int32 ``[R]``, where each row's adapter lies, -1 for the base model.
         ///
         /// Raises:
         ///     ``StepError``: An array of another kind, by name.
@@ -140,6 +141,7 @@ input_buffers! {
     sample_index: i32,
     sample_rows: i32,
     row_handles: i64,
+    adapter_slots: i32,
 }
 
 /// Block pairs as an int64 array of shape [n, 2].

@@ -78,7 +78,8 @@ pub(crate) struct SchedulerChoices(core::SchedulerChoices);
 ///     delay_factor: Hold prompts back until the oldest has waited this many times the last prompt
 ///         step; 0, not.
 ///     num_lookahead_slots: Slots of a decoding sequence beyond its next token; 0.
-///     max_loras: Adapters that may be active in one step; None, no adapters.
+///     max_loras: Slots for adapters on the device, and so how many may be active in one step;
+///         None, no adapters.
 ///     max_num_bypasses: How many groups may be admitted before a head of a queue that does not
 ///         fit; then nobody passes it any more.  64 with chunked prefill, else 0.
 ///     victim_policy: Who is preempted: "least_work", the default, or "last".

@@ -79,6 +79,13 @@ impl SchedulerOutputs {
         pair_array(py, &self.0.blocks_to_copy)
     }
 
+    /// Adapters to be copied into their slots, ``(adapter, slot)``, before the rows run; what lay
+    /// there is not needed any more, once the steps before have run.
+    #[getter]
+    fn adapters_to_load(&self) -> Vec<(u32, i32)> {
+        self.0.adapters_to_load.clone()
+    }
+
     /// Whether blocks are to be moved before the rows run.
     #[getter]
     fn has_moves(&self) -> bool {

@@ -201,6 +201,7 @@ impl Scheduler {
         let entry = self.store.group_mut(group);
         entry.status = SequenceStatus::Running;
         entry.num_times_bypassed = 0;
+        self.adapters.assign(entry.key.adapter, budget.adapters());
         budget.take_group(entry.num_budgeted_seqs(), entry.key.adapter);
         if entry.first_scheduled_time.is_none() {
             entry.first_scheduled_time = Some(now);

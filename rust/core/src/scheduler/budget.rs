@@ -49,6 +49,11 @@ impl SchedulingBudget {
         adapter == 0 || self.adapters.contains(&adapter) || self.adapters.len() < self.adapter_limit
     }
 
+    /// The active adapters.
+    pub fn adapters(&self) -> &[u32] {
+        &self.adapters
+    }
+
     /// Takes tokens.
     pub fn take_tokens(&mut self, num_tokens: usize) {
         self.num_tokens += num_tokens;

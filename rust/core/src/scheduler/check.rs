@@ -53,6 +53,7 @@ impl Scheduler {
         self.check_tier(&of_gpu, |block| gpu.ref_count(block))?;
         self.check_tier(&of_cpu, |block| cpu.ref_count(block))?;
         self.check_budget()?;
+        self.check_adapters()?;
         self.check_moves()
     }
 
@@ -159,6 +160,22 @@ impl Scheduler {
         ensure!(num_seqs <= self.config.max_num_seqs, "{num_seqs} sequences run");
         let num_tokens = self.outputs.num_batched_tokens;
         ensure!(num_tokens <= self.config.max_num_batched_tokens, "{num_tokens} tokens scheduled");
+        Ok(())
+    }
+
+    /// The adapter of every running group has a slot, and none has two.
+    fn check_adapters(&self) -> Result<()> {
+        let adapters: BTreeSet<u32> = self.adapters.adapters().collect();
+        let num_slots = self.adapters.adapters().count();
+        ensure!(adapters.len() == num_slots, "an adapter has two slots");
+        ensure!(num_slots <= self.config.max_loras.unwrap_or(0), "{num_slots} adapter slots");
+        for group in &self.queues.running {
+            let adapter = self.store.group(*group).key.adapter;
+            ensure!(
+                adapter == 0 || adapters.contains(&adapter),
+                "group {group:?} runs while its adapter, {adapter}, has no slot"
+            );
+        }
         Ok(())
     }
 

@@ -11,6 +11,7 @@
 //! Costs a step: O(rows), and O(1) more a group admitted, moved or ended; steady decode
 //! allocates only where a token list or a table grows.
 
+mod adapters;
 mod admission;
 mod budget;
 mod check;
@@ -30,6 +31,7 @@ use crate::config::{CacheConfig, SchedulerConfig};
 use crate::error::{Error, Result};
 use crate::inputs::{self, InputBuffers};
 use crate::outputs::{IgnoredReason, SchedulerOutputs};
+use crate::scheduler::adapters::AdapterSlots;
 use crate::scheduler::delay::PromptDelay;
 use crate::scheduler::rows::PhaseRows;
 use crate::scheduler::unresolved::Unresolved;
@@ -61,6 +63,7 @@ pub struct Scheduler {
     store: SequenceStore,
     space: BlockSpaceManager,
     queues: Queues,
+    adapters: AdapterSlots,
     outputs: SchedulerOutputs,
     step_rows: PhaseRows,
     /// Tokens of the longest sequence of the step.
@@ -105,6 +108,7 @@ impl Scheduler {
             store: SequenceStore::new(cache.block_size),
             space: BlockSpaceManager::new(cache, config.num_lookahead_slots),
             queues: Queues::default(),
+            adapters: AdapterSlots::new(config.max_loras),
             outputs: SchedulerOutputs::default(),
             step_rows: PhaseRows::default(),
             longest: 0,

@@ -71,6 +71,9 @@ impl Scheduler {
         let entry = self.store.group(group);
         let is_prefill = entry.is_prefill;
         let num_seqs = entry.seqs.len();
+        let (adapter, step_id) = (entry.key.adapter, self.outputs.step_id);
+        let adapter_slot =
+            self.adapters.enter(adapter, step_id, &mut self.outputs.adapters_to_load);
         let wanted = self.store.seqs_of(group).map(Sequence::num_uncomputed_tokens).sum();
         let token_chunk_size = self.chunk(wanted, budget);
         let is_sampled = token_chunk_size == wanted;
@@ -90,8 +93,8 @@ impl Scheduler {
                 left -= num_tokens;
                 num_rows += 1;
                 part.num_samples += usize::from(is_sampled);
-                seq.last_step = self.outputs.step_id;
-                part.rows.push(Row { seq: handle, num_tokens, is_sampled });
+                seq.last_step = step_id;
+                part.rows.push(Row { seq: handle, num_tokens, adapter_slot, is_sampled });
                 self.longest = self.longest.max(seq.len());
                 self.most_keys = self.most_keys.max(seq.num_computed_tokens + num_tokens);
                 self.space.mark_pending(seq, seq.num_computed_tokens + num_tokens);

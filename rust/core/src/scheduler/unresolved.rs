@@ -72,7 +72,7 @@ impl Scheduler {
         self.unresolved.step_id = Some(step_id);
         self.unresolved.seqs.clear();
         for index in 0..self.outputs.rows.len() {
-            let Row { seq, num_tokens, is_sampled } = self.outputs.rows[index];
+            let Row { seq, num_tokens, is_sampled, .. } = self.outputs.rows[index];
             self.advance(seq, num_tokens);
             if is_sampled {
                 self.end_prefill(index);
@@ -123,7 +123,9 @@ impl Scheduler {
     /// Gives up the unresolved step: its sequences lose the placeholders and start again
     /// from their tokens.
     pub(super) fn abandon_unresolved(&mut self) {
-        self.unresolved.step_id = None;
+        if let Some(step_id) = self.unresolved.step_id.take() {
+            self.adapters.abandon_since(step_id);
+        }
         while let Some(seq) = self.unresolved.seqs.pop() {
             if self.store.find_seq(seq).is_ok() {
                 self.store.seq_mut(seq).take_back();

@@ -110,7 +110,7 @@ impl Scheduler {
 
     /// Applies the outputs of one row, from `output` on; returns the first of the next row.
     fn update_row(&mut self, row: usize, mut output: usize, results: &SampledOutputs<'_>) -> usize {
-        let Row { seq, num_tokens, is_sampled } = self.outputs.rows[row];
+        let Row { seq, num_tokens, is_sampled, .. } = self.outputs.rows[row];
         self.advance(seq, num_tokens);
         if !is_sampled {
             return output;
@@ -284,6 +284,7 @@ impl Scheduler {
 
     fn abandon_open(&mut self) {
         self.is_step_open = false;
+        self.adapters.abandon_since(self.outputs.step_id);
         for index in 0..self.outputs.preempted.len() {
             let (group, mode) = self.outputs.preempted[index];
             if mode == PreemptionMode::Swap {
