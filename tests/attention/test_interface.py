@@ -21,7 +21,7 @@ class Keeper:
 
 
 def test_options_reach_the_handler() -> None:
-    keeper, sinks = Keeper(), torch.zeros(4)
+    keeper, sinks, slopes = Keeper(), torch.zeros(4), torch.ones(4)
     with answering(keeper):
         output, weights = paged_attention_forward(
             nn.Identity(),
@@ -32,12 +32,14 @@ def test_options_reach_the_handler() -> None:
             sliding_window=7,
             softcap=2.0,
             s_aux=sinks,
+            alibi_slopes=slopes,
         )
     assert output.shape == (1, 3, 4, 5)
     assert weights is None
     options = keeper.call.options
     assert (options.scale, options.window, options.softcap) == (0.5, 7, 2.0)
     assert options.sinks is sinks
+    assert options.alibi is slopes
     assert keeper.call.has_window
 
 

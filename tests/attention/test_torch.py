@@ -1,5 +1,7 @@
 """Bucketed attention against the reference kernel, over pools poisoned with NaN."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -76,6 +78,7 @@ class Step:
             window=options.window,
             softcap=options.softcap,
             sinks=options.sinks,
+            alibi=options.alibi,
         )
         assert not expected.isnan().any()
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
@@ -102,6 +105,16 @@ def test_softcap_and_sinks(rows: list[Row], window: int | None) -> None:
     sinks = torch.tensor([0.5, -1.0, 2.0, 0.0])
     Step(rows).compare(AttentionOptions(scale=0.3, window=window, softcap=1.5, sinks=sinks))
     Step(rows).compare(AttentionOptions(scale=0.3, window=window, sinks=sinks))
+
+
+@settings(max_examples=20, deadline=None)
+@given(rows=rows_of_a_step, window=st.sampled_from([None, 6]), is_capped=st.booleans())
+def test_alibi(rows: list[Row], window: int | None, is_capped: bool) -> None:
+    slopes, sinks = torch.tensor([0.5, 0.1, 0.02, 1.0]), torch.tensor([0.5, -1.0, 2.0, 0.0])
+    options = AttentionOptions(scale=0.3, window=window, alibi=slopes)
+    Step(rows).compare(options)
+    if is_capped:
+        Step(rows).compare(replace(options, softcap=1.5, sinks=sinks))
 
 
 def test_values_of_another_size() -> None:

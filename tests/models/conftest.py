@@ -68,13 +68,16 @@ def assert_exact() -> AssertExact:
 
     @torch.inference_mode()
     def check(
-        loaded: LoadedModel, directory: Path, edit: Callable[[Any], None] | None = None
+        loaded: LoadedModel,
+        directory: Path,
+        edit: Callable[[Any], None] | None = None,
+        attention: str = "eager",
     ) -> None:
         """Two sequences, one in two chunks and one that decodes; ``edit`` gives other weights."""
         model: Any = AutoModelForCausalLM.from_pretrained(
             directory,
             dtype=loaded.dtype,
-            attn_implementation="eager",
+            attn_implementation=attention,
             experts_implementation="eager",  # the grouped product has no float64
         )
         if edit is not None:

@@ -64,12 +64,8 @@ def test_keys_and_values_of_different_sizes(save_tiny: SaveTiny) -> None:
 @pytest.mark.parametrize(
     ("model_type", "options", "name"),
     [
-        ("bloom", {"n_head": 4, "n_layer": 2}, "BloomForCausalLM"),  # ALiBi, no interface
-        ("falcon", {"alibi": True}, "FalconForCausalLM"),
-        ("mpt", {"d_model": 32, "n_heads": 4, "n_layers": 2}, "MptForCausalLM"),
         ("mamba", {}, "MambaForCausalLM"),  # no attention at all
         ("bert", {}, "BertLMHeadModel"),  # sees the future
-        ("roberta", {"is_decoder": True}, "RobertaForCausalLM"),  # positions of its own
     ],
 )
 def test_architectures_that_cannot_run_are_refused_by_name(

@@ -88,6 +88,8 @@ class PagedBucket:
     Attributes:
         tokens: int64 ``[rows * queries]``, padded like those of a FreshBucket.
         slots: int64 ``[rows * keys]``.
+        query_positions: int64 ``[rows, queries]``.
+        key_positions: int64 ``[rows, keys]``.
         mask: ``[rows, 1, queries, keys]``, 0 where visible and -inf elsewhere.
         num_rows: rows.
         kept: int64 indices into ``rows * queries`` that are not padding; None if all.
@@ -96,6 +98,8 @@ class PagedBucket:
 
     tokens: Tensor
     slots: Tensor
+    query_positions: Tensor
+    key_positions: Tensor
     mask: Tensor
     num_rows: int
     kept: Tensor | None
@@ -241,19 +245,23 @@ def _paged_bucket(spans: list[Span], layout: BatchLayout, options: PlanOptions) 
     rows = _column([span.row for span in spans])
     blocks = layout.block_tables[rows, readable // layout.block_size].astype(np.int64)
     slots = blocks * layout.block_size + readable % layout.block_size
+    query_positions = _to(queries.positions, options.device)
+    key_positions = _to(keys, options.device)
     return PagedBucket(
         tokens=_to(queries.tokens.reshape(-1), options.device),
         slots=_to(slots.reshape(-1), options.device),
-        mask=_mask(queries.positions, keys, options),
+        query_positions=query_positions,
+        key_positions=key_positions,
+        mask=_mask(query_positions, key_positions, options),
         num_rows=len(spans),
         kept=kept,
         written=written,
     )
 
 
-def _mask(positions: NDArray[np.int64], keys: NDArray[np.int64], options: PlanOptions) -> Tensor:
-    query_position = _to(positions, options.device)[:, None, :, None]
-    key_position = _to(keys, options.device)[:, None, None, :]
+def _mask(query_positions: Tensor, key_positions: Tensor, options: PlanOptions) -> Tensor:
+    query_position = query_positions[:, None, :, None]
+    key_position = key_positions[:, None, None, :]
     hidden = key_position > query_position
     if options.window is not None:
         hidden |= key_position <= query_position - options.window

@@ -20,8 +20,8 @@ from pagedserve.errors import StepError, UnsupportedModelError
 
 ATTENTION_NAME = "pagedserve"
 
-# Arguments that change what a model attends to, and that paged attention does not know.  It knows
-# ALiBi by slopes, but models have tensors of biases, and none of them passes those on here.
+# Arguments that change what a model attends to, and that paged attention does not know: biases are
+# slopes here, models have tensors of them.
 _UNKNOWN_ARGUMENTS = ("position_bias", "indices", "block_indices", "head_mask", "alibi")
 
 
@@ -33,7 +33,7 @@ class AttentionCall:
         query: ``[1, H, T, D]``.
         key: ``[1, Hkv, T, D]``.
         value: ``[1, Hkv, T, Dv]``.
-        options: scale, window, cap and sinks.
+        options: scale, window, cap, sinks and slopes.
         has_window: whether the layer named a window, be it None.
         mask: the mask object, None unless a mask function was registered.
     """
@@ -150,7 +150,7 @@ def paged_attention_forward(
         value: ``[1, Hkv, T, Dv]``.
         attention_mask: handed on to the handler.
         scaling: factor of the scores; None is ``D ** -0.5``.
-        **kwargs: ``sliding_window``, ``softcap`` and ``s_aux`` are understood.
+        **kwargs: ``sliding_window``, ``softcap``, ``s_aux`` and ``alibi_slopes`` are understood.
 
     Returns:
         ``([1, T, H, Dv], None)``.
@@ -163,7 +163,7 @@ def paged_attention_forward(
         if kwargs.get(name) is not None:
             raise UnsupportedModelError(
                 f"{type(module).__name__} passes {name!r} to attention: paged attention knows "
-                "sliding_window, softcap and s_aux only"
+                "sliding_window, softcap, s_aux and alibi_slopes only"
             )
     handler = _handler.get(None)
     if handler is None:
@@ -173,6 +173,7 @@ def paged_attention_forward(
         window=kwargs.get("sliding_window"),
         softcap=kwargs.get("softcap"),
         sinks=kwargs.get("s_aux"),
+        alibi=kwargs.get("alibi_slopes"),
     )
     call = AttentionCall(
         query=query,

@@ -21,17 +21,19 @@ class AttentionOptions:
         window: sliding window, or None.
         softcap: cap of the scores, or None.
         sinks: ``[H]`` scores that take weight and have no value, or None.
+        alibi: ``[H]`` slopes of biases that grow with a key's position, or None.
     """
 
     scale: float
     window: int | None = None
     softcap: float | None = None
     sinks: Tensor | None = None
+    alibi: Tensor | None = None
 
     @property
     def is_plain(self) -> bool:
         """Whether torch's attention call computes it."""
-        return self.softcap is None and self.sinks is None
+        return self.softcap is None and self.sinks is None and self.alibi is None
 
 
 @dataclass(frozen=True, slots=True)

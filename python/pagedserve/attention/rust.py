@@ -4,7 +4,9 @@ The layout of the pool is the kernel's own (``rust/cpu``); whole blocks may be c
 swapped, nothing else may read it.
 """
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pagedserve._core.cpu import paged_attention
@@ -29,7 +31,7 @@ def write_and_attend(
         value: ``[1, Hkv, T, Dv]``.
         pool: ``[num_blocks, block_size, Hkv, D + Dv]`` elements in the kernel's layout.
         metadata: the step.
-        options: scale, window, cap, sinks.
+        options: scale, window, cap, sinks, slopes.
 
     Returns:
         ``[T, H, Dv]``.
@@ -39,7 +41,6 @@ def write_and_attend(
     _, num_kv_heads, _, value_size = value.shape
     output = query.new_empty(num_tokens, num_heads, value_size)
     layout = metadata.layout
-    sinks = None if options.sinks is None else options.sinks.detach().float().contiguous().numpy()
     paged_attention(
         dtype=DTYPE_NAMES[query.dtype],
         query=query.data_ptr(),
@@ -63,10 +64,16 @@ def write_and_attend(
         scale=options.scale,
         window=options.window,
         softcap=options.softcap,
-        sinks=sinks,
+        sinks=_numbers(options.sinks),
+        alibi=_numbers(options.alibi),
         num_threads=torch.get_num_threads(),
     )
     return output
+
+
+def _numbers(vector: Tensor | None) -> NDArray[np.float32] | None:
+    """One float32 a head."""
+    return None if vector is None else vector.detach().float().contiguous().numpy()
 
 
 def _dense(tensor: Tensor) -> Tensor:

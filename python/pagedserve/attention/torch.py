@@ -59,7 +59,7 @@ def attend(
         value: ``[1, Hkv, T, Dv]`` of this step.
         pool: ``[num_blocks, block_size, Hkv, D + Dv]``.
         metadata: the step.
-        options: scale, window, cap, sinks.
+        options: scale, window, cap, sinks, slopes.
 
     Returns:
         ``[T, H, Dv]``.
@@ -147,9 +147,18 @@ def _attend_paged(
             folded, key, value, attn_mask=mask, scale=options.scale
         )
     else:
+        if options.alibi is not None:
+            mask = mask + _alibi_bias(options.alibi, bucket, num_kv_heads)
         result = _attend_explicit(folded, key, value, mask, options)
     unfolded: Tensor = result.unflatten(2, (num_groups, -1)).permute(0, 3, 1, 2, 4)
     return unfolded.flatten(2, 3).flatten(0, 1)
+
+
+def _alibi_bias(slopes: Tensor, bucket: PagedBucket, num_kv_heads: int) -> Tensor:
+    """Float32 [rows, Hkv, groups * queries, keys], for query heads folded into queries."""
+    distances = bucket.key_positions[:, None, :] - bucket.query_positions[:, :, None]
+    per_head = slopes.float().view(num_kv_heads, -1, 1, 1)
+    return (per_head * distances[:, None, None]).flatten(2, 3)
 
 
 def _attend_explicit(

@@ -28,7 +28,7 @@ def write_and_attend(
         value: ``[1, Hkv, T, Dv]``.
         pool: ``[num_blocks, block_size, Hkv, D + Dv]``.
         metadata: the step.
-        options: scale, window, cap, sinks.
+        options: scale, window, cap, sinks, slopes.
 
     Returns:
         ``[T, H, Dv]``; what it holds for tokens of no row means nothing.
@@ -53,7 +53,7 @@ def attend(
         query: ``[T, H, D]``.
         pool: ``[num_blocks, block_size, Hkv, D + Dv]``.
         metadata: the step.
-        options: scale, window, cap, sinks.
+        options: scale, window, cap, sinks, slopes.
 
     Returns:
         ``[T, H, Dv]``; what it holds for tokens of no row means nothing.
@@ -70,6 +70,7 @@ def attend(
         window=options.window,
         softcap=options.softcap,
         sinks=options.sinks,
+        alibi=options.alibi,
         max_query_len=rows.max_query_len,
         max_seq_len=rows.max_seq_len,
     )

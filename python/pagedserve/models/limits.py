@@ -6,6 +6,10 @@ from typing import Any
 from transformers import GenerationConfig, PreTrainedConfig
 
 from pagedserve.errors import ConfigError, ModelLoadError
+from pagedserve.models.adapt.positions import first_position
+
+# What configs call the number of positions; a later name counts where the earlier ones are absent.
+_LENGTH_NAMES = ("max_position_embeddings", "max_target_positions", "max_seq_len", "seq_length")
 
 # These change the frequencies of every row by the largest position of the whole batch, so in a
 # batch of several sequences they are right only below the length where that begins.
@@ -23,8 +27,7 @@ def derive_max_model_len(config: PreTrainedConfig, requested: int | None) -> int
         ConfigError: if the user asks for more than the model can do.
         ModelLoadError: if the config does not say and nor does the user.
     """
-    positions = getattr(config, "max_position_embeddings", None)
-    limit, reason = positions, f"its max_position_embeddings is {positions}"
+    limit, reason = _num_positions(config)
     for parameters in _rope_parameters(config):
         rope_type = parameters.get("rope_type")
         if rope_type in _BATCH_DEPENDENT_ROPE:
@@ -38,6 +41,17 @@ def derive_max_model_len(config: PreTrainedConfig, requested: int | None) -> int
     return check_max_model_len(requested, limit, reason)
 
 
+def _num_positions(config: PreTrainedConfig) -> tuple[int | None, str]:
+    """Positions that the model has, and the reason in words; None if its config does not say."""
+    for name in _LENGTH_NAMES:
+        number = getattr(config, name, None)
+        if number is not None:
+            first = first_position(config)
+            reason = f"its {name} is {number}"
+            return number - first, reason + (f", of which it uses those from {first}" * bool(first))
+    return None, "its config does not say how long"
+
+
 def check_max_model_len(requested: int | None, limit: int | None, reason: str) -> int:
     """The length requested, or else the limit.
 
@@ -48,7 +62,7 @@ def check_max_model_len(requested: int | None, limit: int | None, reason: str) -
     if limit is None:
         if requested is None:
             raise ModelLoadError(
-                "the model's config names no max_position_embeddings: give max_model_len"
+                f"the model's config names none of {', '.join(_LENGTH_NAMES)}: give max_model_len"
             )
         return requested
     if requested is not None and requested > limit:

@@ -14,6 +14,7 @@ from pagedserve.collector import collector_paused
 from pagedserve.config import AttentionBackend, EngineArgs, LoadFormat
 from pagedserve.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from pagedserve.host_ops.capabilities import use_instructions
+from pagedserve.models.adapt import adapt, attention_to_build_with
 from pagedserve.models.device import choose_device
 from pagedserve.models.dummy import dummy_model
 from pagedserve.models.files import (
@@ -101,6 +102,7 @@ def load_model(config: EngineArgs, device: torch.device | None = None) -> Loaded
         else:
             model = _load_weights(files, dtype, config.load_format)
         cast(nn.Module, model).to(device).eval()
+        adapt(model)
         how = (dtype, device, describe(backend), max_model_len)
         cached = ProbeCacheEntry.of(files.directory, *how)
         probed = cached.load()
@@ -148,7 +150,7 @@ def _load_weights(
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             files.directory,
             dtype=dtype,
-            attn_implementation=ATTENTION_NAME,
+            attn_implementation=attention_to_build_with(files.hf_config),
             output_loading_info=True,
             use_safetensors=True if load_format == "safetensors" else None,
             trust_remote_code=False,
@@ -169,8 +171,9 @@ def _make_up_weights(
     files: ModelFiles, dtype: torch.dtype, device: torch.device, *, seed: int
 ) -> PreTrainedModel:
     try:
+        attention = attention_to_build_with(files.hf_config)
         return dummy_model(
-            files.hf_config, attention=ATTENTION_NAME, dtype=dtype, device=device, seed=seed
+            files.hf_config, attention=attention, dtype=dtype, device=device, seed=seed
         )
     except Exception as error:  # transformers raises many unrelated types here
         raise _load_error(files, error) from error

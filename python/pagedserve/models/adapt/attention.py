@@ -1,0 +1,233 @@
+"""Architectures whose attention modules do not ask transformers' interface, made to ask ours.
+
+A method of each attention module is replaced: where a class has one that is given queries, keys
+and values, it is that one, else the whole forward.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, cast
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from pagedserve.attention.interface import ATTENTION_NAME, paged_attention_forward
+from pagedserve.errors import UnsupportedModelError
+from pagedserve.models.adapt.alibi import alibi_slopes
+
+Arguments = dict[str, Any]
+
+
+class OwnAttention(NamedTuple):
+    """How an architecture attends.
+
+    Attributes:
+        module: class of its attention modules.
+        method: what is replaced.
+        answer: what replaces it; called with the module and the method's arguments.
+        prepare: what else the model needs, or None.
+    """
+
+    module: str
+    method: str
+    answer: Callable[..., object]
+    prepare: Callable[[PreTrainedModel], None] | None = None
+
+
+def attends_by_itself(config: PreTrainedConfig) -> bool:
+    """Whether the architecture is one of those below."""
+    return config.model_type in _ARCHITECTURES
+
+
+def hand_over_attention(model: PreTrainedModel) -> None:
+    """Let an architecture of those below attend through our function; leave others alone.
+
+    Raises:
+        UnsupportedModelError: if its config asks for what transformers does not compute.
+    """
+    own = _ARCHITECTURES.get(model.config.model_type)
+    if own is None:
+        return
+    for module in model.modules():
+        if type(module).__name__ == own.module:
+            _replace(model, module, own)
+    if own.prepare is not None:
+        own.prepare(model)
+    # transformers reads the source of the class, where no call of the interface is found.
+    cast(Any, model)._can_set_attn_implementation = lambda: True  # noqa: SLF001  # the one way
+    model.set_attn_implementation(ATTENTION_NAME)
+
+
+def is_eager(model: PreTrainedModel) -> bool:
+    """Whether the model attends by itself at the moment."""
+    return bool(model.config._attn_implementation == "eager")  # noqa: SLF001  # has no other name
+
+
+def _replace(model: PreTrainedModel, module: Any, own: OwnAttention) -> None:
+    method = getattr(module, own.method)
+
+    def attend(*args: Any, **kwargs: Any) -> object:
+        if is_eager(model):
+            return method(*args, **kwargs)
+        return own.answer(module, *args, **kwargs)
+
+    setattr(module, own.method, attend)
+
+
+def _attend(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, scale: float, **options: Any
+) -> Tensor:
+    """Queries, keys, values ``[1, heads, T, size]`` to ``[1, T, H * Dv]``."""
+    output = paged_attention_forward(module, query, key, value, scaling=scale, **options)[0]
+    return output.flatten(2)
+
+
+def _split(projected: Tensor, num_heads: int) -> Tensor:
+    """``[1, T, heads * D]`` to ``[1, heads, T, D]``."""
+    heads: Tensor = projected.unflatten(-1, (num_heads, -1))
+    return heads.transpose(1, 2)
+
+
+def _split_groups(
+    projected: Tensor, num_kv_heads: int, head_dim: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys, values of a projection where a KV head's lie together, in this order."""
+    heads = projected.unflatten(-1, (num_kv_heads, -1, head_dim))
+    query, key, value = heads[..., :-2, :].flatten(2, 3), heads[..., -2, :], heads[..., -1, :]
+    return query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+
+
+def _gptj(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, *_: object
+) -> tuple[Tensor, None]:
+    # Queries and keys that a table in float32 has rotated are in float32 too.
+    query, key = query.to(value.dtype), key.to(value.dtype)
+    return paged_attention_forward(module, query, key, value)[0].transpose(1, 2), None
+
+
+def _gpt_neo(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, *_: object
+) -> tuple[Tensor, None]:
+    window = module.config.window_size if module.attention_type == "local" else None
+    output = paged_attention_forward(module, query, key, value, scaling=1.0, sliding_window=window)[
+        0
+    ]
+    return output.transpose(1, 2), None
+
+
+def _openai(module: Any, query: Tensor, key: Tensor, value: Tensor, *_: object) -> list[Tensor]:
+    """The keys come as ``[1, H, D, T]``."""
+    output = paged_attention_forward(module, query, key.transpose(2, 3), value)[0]
+    return [output.transpose(1, 2)]
+
+
+def _bloom(
+    module: Any, hidden_states: Tensor, residual: Tensor, *_: object, **__: object
+) -> tuple[Tensor, None]:
+    query, key, value = _split_groups(
+        module.query_key_value(hidden_states), module.num_heads, module.head_dim
+    )
+    slopes = alibi_slopes(module.num_heads, query.device)
+    output = _attend(module, query, key, value, module.inv_norm_factor, alibi_slopes=slopes)
+    return module.dense(output) + residual, None
+
+
+def _falcon(
+    module: Any,
+    hidden_states: Tensor,
+    alibi: Tensor | None,
+    *_: object,
+    position_ids: Tensor,
+    position_embeddings: tuple[Tensor, Tensor],
+    **__: object,
+) -> tuple[Tensor, None]:
+    from transformers.models.falcon.modeling_falcon import apply_rotary_pos_emb
+
+    query, key, value = _split_groups(
+        module.query_key_value(hidden_states), module.num_kv_heads, module.head_dim
+    )
+    if alibi is None:
+        query, key = apply_rotary_pos_emb(query, key, *position_embeddings)
+    else:
+        query, key = _with_rounded_alibi(query, key, position_ids)
+    return module.dense(_attend(module, query, key, value, module.inv_norm_factor)), None
+
+
+def _with_rounded_alibi(query: Tensor, key: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Falcon's biases are rounded to bfloat16, so no slopes give them: each key takes its own."""
+    num_heads = query.shape[1]
+    slopes = alibi_slopes(num_heads, query.device).bfloat16()
+    biases = (slopes[:, None] * position_ids).to(key.dtype)[None, ..., None]
+    ones = torch.ones_like(biases)
+    return torch.cat((query, ones), dim=-1), torch.cat((key, biases), dim=-1)
+
+
+def _prepare_falcon(model: PreTrainedModel) -> None:
+    """Biases are in the mask too, and the eager attention, unlike others, would add them twice."""
+
+    def add_once(_: object, args: Any, kwargs: Arguments) -> tuple[Any, Arguments]:
+        if is_eager(model) and kwargs["alibi"] is not None:
+            kwargs = kwargs | {"alibi": torch.zeros_like(kwargs["alibi"])}
+        return args, kwargs
+
+    for module in model.modules():
+        if type(module).__name__ == "FalconAttention":
+            module.register_forward_pre_hook(add_once, with_kwargs=True)
+
+
+def _mpt(module: Any, hidden_states: Tensor, *_: object, **__: object) -> tuple[Tensor, None]:
+    projected = module.Wqkv(hidden_states)
+    if module.clip_qkv:
+        projected = projected.clamp(-module.clip_qkv, module.clip_qkv)
+    query, key, value = (_split(part, module.n_heads) for part in projected.chunk(3, dim=-1))
+    slopes = alibi_slopes(module.n_heads, query.device, module.alibi_bias_max)
+    output = _attend(module, query, key, value, module.softmax_scale, alibi_slopes=slopes)
+    return module.out_proj(output), None
+
+
+def _prepare_mpt(model: Any) -> None:
+    """Biases as the config wants them, which transformers does not read, and no mask."""
+    options = model.config.attn_config
+    if not options.alibi:
+        raise UnsupportedModelError(
+            "architecture MptForCausalLM (model_type 'mpt') cannot be run with attn_config.alibi "
+            "false: transformers has no other positions for it; accepted is true"
+        )
+    make_biases = model.transformer.build_mpt_alibi_tensor
+
+    def biases(num_heads: int, length: int, device: torch.device) -> Tensor | None:
+        if not is_eager(model):
+            return None
+        made: Tensor = make_biases(num_heads, length, options.alibi_bias_max, device)
+        return made
+
+    def give_mask(_: object, args: Any, kwargs: Arguments) -> tuple[Any, Arguments]:
+        # One of four dimensions is taken as it is, and it cannot go without one.
+        mask = None if is_eager(model) else torch.zeros(1, 1, 1, 1)
+        return args, kwargs | {"attention_mask": mask}
+
+    model.transformer.build_mpt_alibi_tensor = biases
+    model.transformer.register_forward_pre_hook(give_mask, with_kwargs=True)
+    for block in model.transformer.blocks:
+        block.attn.alibi_bias_max = options.alibi_bias_max
+
+
+def _xglm(module: Any, hidden_states: Tensor, *_: object, **__: object) -> tuple[Tensor, None]:
+    query, key, value = (
+        _split(projection(hidden_states), module.num_heads)
+        for projection in (module.q_proj, module.k_proj, module.v_proj)
+    )
+    return module.out_proj(_attend(module, query, key, value, module.scaling)), None
+
+
+_ARCHITECTURES: Final[dict[str, OwnAttention]] = {
+    "bloom": OwnAttention("BloomAttention", "forward", _bloom),
+    "codegen": OwnAttention("CodeGenAttention", "_attn", _gptj),
+    "falcon": OwnAttention("FalconAttention", "forward", _falcon, _prepare_falcon),
+    "gpt_neo": OwnAttention("GPTNeoSelfAttention", "_attn", _gpt_neo),
+    "gpt_neox_japanese": OwnAttention("GPTNeoXJapaneseAttention", "_attn", _gptj),
+    "gptj": OwnAttention("GPTJAttention", "_attn", _gptj),
+    "mpt": OwnAttention("MptAttention", "forward", _mpt, _prepare_mpt),
+    "openai-gpt": OwnAttention("Attention", "_attn", _openai),
+    "xglm": OwnAttention("XGLMAttention", "forward", _xglm),
+}

@@ -1,0 +1,79 @@
+"""Architectures that would count positions themselves, or count them from another number.
+
+A batch is flat here, so what a model counts along it is no position.
+"""
+
+from typing import Any, Final
+
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+# Their decoders count positions, and do not take any.
+_COUNTING: Final = frozenset(
+    (
+        "bart",
+        "bigbird_pegasus",
+        "blenderbot",
+        "blenderbot-small",
+        "marian",
+        "mbart",
+        "pegasus",
+        "plbart",
+        "whisper",
+    )
+)
+# Their first position is the one after that of padding tokens.
+_AFTER_PADDING: Final = frozenset(
+    (
+        "camembert",
+        "data2vec-text",
+        "roberta",
+        "roberta-prelayernorm",
+        "xlm-roberta",
+        "xlm-roberta-xl",
+        "xmod",
+    )
+)
+
+
+def first_position(config: PreTrainedConfig) -> int:
+    """The position of a sequence's first token in the model's table of positions."""
+    return config.pad_token_id + 1 if config.model_type in _AFTER_PADDING else 0
+
+
+def hand_over_positions(model: PreTrainedModel) -> None:
+    """Let an architecture of those above use the positions that it is given; leave others alone."""
+    if model.config.model_type in _COUNTING:
+        for name, module in list(model.named_modules()):
+            if name.endswith("decoder.embed_positions"):
+                _embed_given(model, module)
+    first = first_position(model.config)
+    if first:
+        _shift_given(model, first)
+
+
+def _embed_given(model: nn.Module, embedding: Any) -> None:
+    """Let a module that embeds positions embed those that the model is called with."""
+    embed, given = embedding.forward, None
+
+    def remember(_: object, _args: object, kwargs: dict[str, Any]) -> None:
+        nonlocal given
+        given = kwargs.get("position_ids")
+
+    def forward(
+        tokens: Any, past_key_values_length: int = 0, position_ids: Tensor | None = None
+    ) -> Tensor:
+        positions = position_ids if given is None else given[0]
+        embedded: Tensor = embed(tokens, past_key_values_length, position_ids=positions)
+        return embedded
+
+    model.register_forward_pre_hook(remember, with_kwargs=True)
+    embedding.forward = forward
+
+
+def _shift_given(model: nn.Module, first: int) -> None:
+    def shift(_: object, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        positions = kwargs.get("position_ids")
+        return args, kwargs if positions is None else kwargs | {"position_ids": positions + first}
+
+    model.register_forward_pre_hook(shift, with_kwargs=True)
