@@ -30,7 +30,7 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "attention": {"host_ops", "kernels"},
     "cache": {"host_ops", "kernels"},
     "models": {"attention", "cache", "host_ops", "kernels"},
-    "lora": set(),
+    "lora": {"models"},
     "sampling": set(),
     "runner": {"attention", "cache", "models", "sampling"},
     "executor": {"attention", "cache", "models", "runner", "sampling"},

@@ -1,0 +1,79 @@
+"""Which rows of the forward in progress have adapters, for the modules that add what those give.
+
+Slots are known to the host.  A forward in which no row has an adapter is none in progress here, so
+that it costs no module more than a look.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+class AdapterRows:
+    """Rows sorted by the slots of their adapters; a row without one is in no group.
+
+    Attributes:
+        num_rows: all of them, T.
+        slots: int32 ``[G]``, those in use, ascending.
+        starts: int32 ``[G + 1]``, where the rows of each begin in ``order``.
+        order: int32, the rows that have adapters, ascending within a slot.
+    """
+
+    def __init__(self, slots: NDArray[np.int32], device: torch.device) -> None:
+        """Sort.
+
+        Args:
+            slots: of each row, ``[T]``; -1 is the base model alone.
+            device: of the model.
+        """
+        self.num_rows = len(slots)
+        order = np.argsort(slots, kind="stable").astype(np.int32)
+        self.order = order[np.count_nonzero(slots < 0) :]
+        self.slots, starts = np.unique(slots[self.order], return_index=True)
+        self.starts = np.append(starts, len(self.order)).astype(np.int32)
+        self._device = device
+
+    @cached_property
+    def groups(self) -> list[tuple[int, Tensor]]:
+        """The slots in use, each with its rows, int64 on the model's device."""
+        rows = torch.from_numpy(self.order).to(self._device, torch.int64)
+        parts = rows.split(np.diff(self.starts).tolist())
+        return list(zip(self.slots.tolist(), parts, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class StepAdapters:
+    """The rows of a forward.
+
+    Attributes:
+        tokens: of the flat batch.
+        samples: those that the head computes.
+    """
+
+    tokens: AdapterRows
+    samples: AdapterRows
+
+
+_step: ContextVar[StepAdapters | None] = ContextVar("pagedserve_adapters", default=None)
+
+
+@contextmanager
+def adapting(step: StepAdapters) -> Iterator[None]:
+    """Let every module that has adapters add them in this context."""
+    token = _step.set(step)
+    try:
+        yield
+    finally:
+        _step.reset(token)
+
+
+def current_adapters() -> StepAdapters | None:
+    """Those of the forward in progress; None where no row has one."""
+    return _step.get()

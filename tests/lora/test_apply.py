@@ -1,0 +1,170 @@
+"""Batches of rows with different adapters against peft, each row alone and unmerged."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from pagedserve.config import EngineArgs
+from pagedserve.errors import StepError
+from pagedserve.lora.apply import AdapterModules
+from pagedserve.lora.weights import LoraWeights
+from pagedserve.models.loader import load_model
+from tests.support.adapters import MixedBatch, PeftOracle, save_random_model
+
+ALL_LINEAR = {"target_modules": "all-linear"}
+QV = {"target_modules": ["q_proj", "v_proj"]}
+# Ranks 4 to 64, other names, patterns, both scales.
+CONFIGS: list[dict[str, Any]] = [
+    {"r": 16, **ALL_LINEAR},
+    {"r": 4, "lora_alpha": 2, **QV},
+    {"r": 64, "use_rslora": True, **ALL_LINEAR},
+    {"r": 8, "target_modules": ["down_proj", "k_proj"], "lora_alpha": 32},
+    {"r": 5, "rank_pattern": {"gate_proj": 33}, "alpha_pattern": {"up_proj": 1}, **ALL_LINEAR},
+    {"r": 16, "target_modules": ["embed_tokens", "o_proj"]},
+    {"r": 7, "target_modules": ["lm_head", "up_proj"]},
+    {"r": 32, "target_modules": ["gate_proj"], "layers_to_transform": [1]},
+]
+NUM_ROWS = 64
+
+
+@pytest.fixture
+def oracle(tmp_path: Path, tiny_config: dict[str, Any]) -> Callable[..., tuple[Path, PeftOracle]]:
+    """Saves a tiny model, and the same with adapters of peft."""
+
+    def make(configs: list[dict[str, Any]], **options: Any) -> tuple[Path, PeftOracle]:
+        directory = save_random_model(tmp_path / "model", tiny_config | options)
+        model = AutoModelForCausalLM.from_pretrained(directory, attn_implementation="eager")
+        return directory, PeftOracle(model, [LoraConfig(**config) for config in configs])
+
+    return make
+
+
+def sequences(seed: int) -> list[Tensor]:
+    """As many as rows, of 2 to 12 tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(2, 13, (NUM_ROWS,), generator=generator).tolist()
+    return [torch.randint(97, (length,), generator=generator) for length in lengths]
+
+
+def assert_rows_equal_peft(directory: Path, oracle: PeftOracle, num: int, **options: Any) -> None:
+    """Rows of all adapters and of none, mixed, in a prefill and in a decode step."""
+    loaded = load_model(EngineArgs(model=str(directory), dtype="float32", **options))
+    modules = AdapterModules(loaded.model, num_slots=num, max_rank=64)
+    # Adapter n in another slot than n.
+    for index in range(num):
+        modules.load((index + 1) % num, oracle.weights(index))
+    adapters = [None if row % (num + 1) == num else row % (num + 1) for row in range(NUM_ROWS)]
+    slots = [-1 if adapter is None else (adapter + 1) % num for adapter in adapters]
+    tokens = sequences(3)
+    batch = MixedBatch(loaded, modules, tokens, slots)
+    prompts, last = batch.prompt_logits(), batch.last_logits()
+    for row, (sequence, adapter) in enumerate(zip(tokens, adapters, strict=True)):
+        exact = oracle.logits(sequence, adapter).log_softmax(-1)
+        found = prompts[row].log_softmax(-1)
+        assert float((found - exact[:-1]).abs().max()) < 1e-4, (row, adapter)
+        if row % 2 == 0:
+            decoded = last[row // 2].log_softmax(-1)
+            assert float((decoded - exact[-1]).abs().max()) < 1e-4, (row, adapter)
+
+
+def test_rows_of_eight_adapters_equal_peft_alone(oracle: Any) -> None:
+    directory, peft = oracle(CONFIGS)
+    assert_rows_equal_peft(directory, peft, len(CONFIGS), cpu_kernels="generic")
+
+
+@pytest.mark.parametrize(
+    ("options", "config"),
+    [
+        (
+            {"model_type": "gpt2"},
+            {"target_modules": ["c_attn", "c_proj", "c_fc", "wte"], "fan_in_fan_out": True},
+        ),
+        (
+            {"model_type": "gemma3_text", "head_dim": 16},
+            {"target_modules": ["embed_tokens", "q_proj", "down_proj", "lm_head"]},
+        ),
+    ],
+)
+def test_other_kinds_of_modules_equal_peft(
+    oracle: Any, options: dict[str, Any], config: dict[str, Any]
+) -> None:
+    configs = [{"r": rank, **config} for rank in (4, 24)]
+    directory, peft = oracle(configs, **options)
+    assert_rows_equal_peft(directory, peft, len(configs), cpu_kernels="generic")
+
+
+def generic(directory: Path, **options: Any) -> tuple[Any, AdapterModules]:
+    args = EngineArgs(model=str(directory), dtype="float32", cpu_kernels="generic", **options)
+    loaded = load_model(args)
+    return loaded, AdapterModules(loaded.model, num_slots=2, max_rank=8)
+
+
+def test_a_slot_holds_what_was_loaded_last(oracle: Any) -> None:
+    directory, peft = oracle([{"r": 4, **ALL_LINEAR}, {"r": 8, **QV}])
+    loaded, modules = generic(directory)
+    tokens = sequences(5)
+
+    def logits(slot: int) -> Tensor:
+        batch = MixedBatch(loaded, modules, tokens, [slot] * len(tokens))
+        return torch.cat(batch.prompt_logits())
+
+    base = logits(-1)
+    assert logits(1).equal(base)  # nothing was loaded
+    modules.load(1, peft.weights(0))
+    first = logits(1)
+    modules.load(1, peft.weights(1))
+    modules.load(0, peft.weights(0))
+    assert logits(0).equal(first)
+    second = logits(1)
+    assert not second.equal(first)
+    modules.load(0, peft.weights(1))
+    assert logits(0).equal(second)
+    modules.load(1, {})
+    assert logits(1).equal(base)
+
+
+def test_targets_are_named_as_transformers_names_them(oracle: Any) -> None:
+    directory, peft = oracle([{"r": 4, **ALL_LINEAR}])
+    _, modules = generic(directory)
+    shapes = {name: (pair.a.shape[1], pair.b.shape[0]) for name, pair in peft.weights(0).items()}
+    assert modules.targets == shapes | {"model.embed_tokens": (97, 32), "lm_head": (32, 97)}
+
+
+@pytest.mark.parametrize(
+    ("slot", "weights", "text"),
+    [
+        (2, {}, "slot must be below 2; got 2"),
+        (-1, {}, "slot must be below 2; got -1"),
+        (0, {"lm_tail": (4, 32, 97)}, "'lm_tail' is no module that can have an adapter"),
+        (0, {"lm_head": (4, 31, 97)}, r"lm_head must be \(4, 32\) and \(97, 4\); got \(4, 31\)"),
+        (0, {"lm_head": (9, 32, 97)}, "rank of the adapter of lm_head must be at most 8; got 9"),
+    ],
+)
+def test_what_fits_no_slot_is_refused(
+    oracle: Any, slot: int, weights: dict[str, tuple[int, int, int]], text: str
+) -> None:
+    directory, _ = oracle([{"r": 4, **QV}])
+    _, modules = generic(directory)
+    pairs = {
+        name: LoraWeights(torch.zeros(rank, num_in), torch.zeros(num_out, rank))
+        for name, (rank, num_in, num_out) in weights.items()
+    }
+    with pytest.raises(StepError, match=text):
+        modules.load(slot, pairs)
+
+
+def test_a_slot_that_does_not_exist_is_refused_in_a_step(oracle: Any) -> None:
+    directory, _ = oracle([{"r": 4, **QV}])
+    _, modules = generic(directory)
+    with (
+        pytest.raises(StepError, match="token_slots must be below 2; got 2"),
+        modules.step(np.array([0, 2, -1], dtype=np.int32)),
+    ):
+        pass
