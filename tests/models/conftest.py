@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFa
 
 from pagedserve import _core
 from pagedserve.models.loader import LoadedModel
-from pagedserve.models.probe import paged_logits
+from pagedserve.models.paged_logits import paged_logits
 
 PROMPTS = [(torch.arange(length) * 31 + 11) % 97 for length in (21, 6)]
 # Largest difference from float64, as a share of the largest logit.

@@ -104,7 +104,16 @@ class PagedAttention:
         return self._pools[layer], self._windows[layer]
 
     def answer(self, call: AttentionCall) -> Tensor:
-        """Write the call's keys and values, then attend."""
+        """Write the call's keys and values, then attend.
+
+        Raises:
+            UnsupportedModelError: if the model made a mask of its own.
+        """
+        if call.mask is not None:
+            raise UnsupportedModelError(
+                "the model hands a mask of its own to attention: paged attention is causal, with "
+                "a sliding window at most"
+            )
         pool, window = self.next_layer()
         options = call.options
         if options.window != window:

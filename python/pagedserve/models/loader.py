@@ -1,6 +1,6 @@
 """From the engine's arguments to a model that is known to run on paged attention."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -11,8 +11,8 @@ from pagedserve.attention.backends import choose_backend, describe
 from pagedserve.attention.interface import ATTENTION_NAME, register
 from pagedserve.cache.engine import LayerShape
 from pagedserve.collector import collector_paused
-from pagedserve.config import AttentionBackend, EngineArgs, LoadFormat
-from pagedserve.errors import ConfigError, ModelLoadError, UnsupportedModelError
+from pagedserve.config import AttentionBackend, CpuKernels, EngineArgs, LoadFormat
+from pagedserve.errors import ConfigError, ModelLoadError, PagedServeError, UnsupportedModelError
 from pagedserve.host_ops.capabilities import use_instructions
 from pagedserve.models.adapt import adapt, attention_to_build_with
 from pagedserve.models.device import choose_device
@@ -24,10 +24,10 @@ from pagedserve.models.files import (
     first_line,
     quiet_transformers,
 )
-from pagedserve.models.fused.cpu.replace import replace_for_cpu, weight_bytes
-from pagedserve.models.fused.gpu.replace import replace_for_gpu
+from pagedserve.models.fused.choose import kernels_wanted, replace_modules_of, with_fewer
+from pagedserve.models.fused.cpu.replace import weight_bytes
 from pagedserve.models.limits import check_max_model_len, derive_max_model_len, eos_token_ids
-from pagedserve.models.probe import probe_model, vocab_size
+from pagedserve.models.probe import ProbeResult, check_replaced, probe_model
 from pagedserve.models.probe_cache import ProbeCacheEntry
 
 
@@ -46,6 +46,7 @@ class LoadedModel:
         attention_backend: computes attention.
         weight_bytes: bytes of the weights; shared ones count once, unless one of them is packed.
         replaced_modules: how many modules of which kind were replaced by faster ones, for people.
+        selects_logits: see `pagedserve.models.flat_batch.flat_batch_logits`.
     """
 
     model: PreTrainedModel
@@ -58,6 +59,7 @@ class LoadedModel:
     attention_backend: AttentionBackend
     weight_bytes: int
     replaced_modules: str
+    selects_logits: bool = True
 
     @property
     def num_layers(self) -> int:
@@ -97,24 +99,23 @@ def load_model(config: EngineArgs, device: torch.device | None = None) -> Loaded
         max_model_len = derive_max_model_len(text_config, config.max_model_len)
         dtype = _dtype(config, text_config, device)
         backend = choose_backend(config.attention_backend, device, dtype)
-        if config.load_format == "dummy":
-            model = _make_up_weights(files, dtype, device, seed=config.seed)
-        else:
-            model = _load_weights(files, dtype, config.load_format)
-        cast(nn.Module, model).to(device).eval()
-        adapt(model)
-        how = (dtype, device, describe(backend), max_model_len)
+        wanted = kernels_wanted(config, device, backend)
+        how = (dtype, device, describe(backend), max_model_len, wanted, config.quantization)
         cached = ProbeCacheEntry.of(files.directory, *how)
+        loading = _Loading(files, config, dtype, device, backend, max_model_len)
         probed = cached.load()
         if probed is None:
-            probed = probe_model(model, max_model_len=max_model_len, backend=backend)
+            model, probed, replaced_modules = loading.try_modules(wanted)
             cached.save(probed)
-        num_embeddings = vocab_size(model)
-        replaced_modules = _replace_modules(model, config, device, backend)
+        else:
+            model = loading.load()
+            replaced_modules = loading.replace(model, probed.kernels)
+        if probed.kernels != wanted:
+            replaced_modules += f" ({wanted!r} ones failed a trial)"
     return LoadedModel(
         model=model,
         layers=probed.layers,
-        vocab_size=num_embeddings,
+        vocab_size=probed.vocab_size,
         max_model_len=check_max_model_len(
             max_model_len if config.max_model_len else None,
             min(max_model_len, probed.max_exact_len),
@@ -126,21 +127,60 @@ def load_model(config: EngineArgs, device: torch.device | None = None) -> Loaded
         attention_backend=backend,
         weight_bytes=weight_bytes(model),
         replaced_modules=replaced_modules,
+        selects_logits=probed.selects_logits,
     )
 
 
-def _replace_modules(
-    model: PreTrainedModel, config: EngineArgs, device: torch.device, backend: AttentionBackend
-) -> str:
-    """Replace modules as the device wants it; says what was replaced.
+@dataclass(frozen=True, slots=True)
+class _Loading:
+    """How a model is loaded, as often as it takes."""
 
-    In Triton's interpreter the model gets a GPU's modules, unless an option names the CPU's.
-    """
-    names_cpu = config.cpu_kernels is not None or config.quantization is not None
-    if device.type != "cpu" or (backend == "triton" and not names_cpu):
-        return replace_for_gpu(model, backend)
-    kernels = config.cpu_kernels or ("fused" if backend == "rust" else "modules")
-    return replace_for_cpu(model, kernels, config.quantization)
+    files: ModelFiles
+    config: EngineArgs
+    dtype: torch.dtype
+    device: torch.device
+    backend: AttentionBackend
+    max_model_len: int
+
+    def load(self) -> PreTrainedModel:
+        """The model with its own modules, attending through our function."""
+        if self.config.load_format == "dummy":
+            model = _make_up_weights(self.files, self.dtype, self.device, seed=self.config.seed)
+        else:
+            model = _load_weights(self.files, self.dtype, self.config.load_format)
+        cast(nn.Module, model).to(self.device).eval()
+        adapt(model)
+        return model
+
+    def replace(self, model: PreTrainedModel, kernels: CpuKernels) -> str:
+        """Replace modules; says which."""
+        return replace_modules_of(model, self.config, self.backend, kernels)
+
+    def try_modules(self, kernels: CpuKernels) -> tuple[PreTrainedModel, ProbeResult, str]:
+        """Probe the model, replace modules, and let it pass the probe's trial again.
+
+        What is replaced does not come back, so a model that fails is loaded anew for less.
+
+        Raises:
+            UnsupportedModelError: if the model fails with its own modules, or with every choice of
+                quantized ones.
+        """
+        model = self.load()
+        probe = probe_model(model, max_model_len=self.max_model_len, backend=self.backend)
+        while kernels != "generic":
+            replaced = self.replace(model, kernels)
+            try:
+                check_replaced(model, probe, self.config.quantization)
+            except PagedServeError:
+                fewer = with_fewer(kernels, self.config)
+                if fewer is None:
+                    raise
+                kernels = fewer
+            else:
+                return model, replace(probe.result, kernels=kernels), replaced
+            del model
+            model = self.load()
+        return model, probe.result, self.replace(model, kernels)
 
 
 def _load_weights(

@@ -1,44 +1,54 @@
 """Finds what a model's attention does by running the model on a few tokens when it is loaded.
 
 A model that computes part of its attention outside of our function would silently give wrong
-tokens.  So the probe makes three forwards: one records every attention call, one reads the masks
-that the model would have used, and one runs over paged KV, whose logits are compared with those of
-the model's own attention.  An architecture that fails one of them is refused.
+tokens.  So a model is refused unless
+
+1. all that its layers keep of a sequence is keys and values;
+2. every layer makes one attention call;
+3. its logits over paged KV are those of its own attention, as it is, and with its windows, chunks
+   and other thresholds lowered until a few dozen tokens cross them (`pagedserve.models.trials`).
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, cast
+from typing import Any, Final
 
-import numpy as np
 import torch
-from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-
-from pagedserve.attention.backends import min_block_size, write_and_attend
-from pagedserve.attention.interface import (
-    ATTENTION_NAME,
-    AttentionCall,
-    PagedAttention,
-    answering,
-    paged_attention_forward,
+from torch import Tensor
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    DynamicCache,
+    PreTrainedModel,
 )
-from pagedserve.attention.metadata import AttentionMetadata, BatchLayout
-from pagedserve.cache.engine import CacheEngine, LayerShape
-from pagedserve.config import AttentionBackend
+
+from pagedserve.attention.backends import choose_backend
+from pagedserve.attention.interface import AttentionCall, answering, paged_attention_forward
+from pagedserve.cache.engine import LayerShape
+from pagedserve.config import AttentionBackend, CpuKernels, Quantization
 from pagedserve.errors import PagedServeError, UnsupportedModelError
+from pagedserve.models.files import architecture_of
+from pagedserve.models.masks import MaskReader
+from pagedserve.models.paged_logits import flat_logits
+from pagedserve.models.precision import computing_in_float32
+from pagedserve.models.thresholds import lowered_thresholds
+from pagedserve.models.trials import Trial, make_trial, prompt_of, using_attention, vocab_size
 
 _PROBE_NAME = "pagedserve_probe"
-# Largest difference of the logits, as a share of the largest logit.
-_TOLERANCE = {torch.float32: 5e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+# Kinds of transformers' cache that hold keys and values alone; one for the keys of another layer.
+_KEYS_AND_VALUES: Final = ("DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer")
+# Models of half precision up to this size are tried in float32, too.
+_MOST_BYTES_IN_FLOAT32: Final = 2 * 10**9
+# Largest difference of the logits of int8 weights, as a share of the largest logit.
+_QUANTIZED_TOLERANCE: Final = 0.25
 
 
 class CallRecorder:
     """Answers attention calls with zeros and keeps what was asked, without the tensors."""
 
-    def __init__(self, masks: "MaskReader | None" = None) -> None:
+    def __init__(self, masks: MaskReader | None = None) -> None:
         """Start empty; `masks` knows the masks of a probe forward."""
         self._masks = masks
         self.layers: list[LayerShape] = []
@@ -61,56 +71,6 @@ class CallRecorder:
         return call.query.new_zeros(num_tokens, num_heads, call.value.shape[-1])
 
 
-class MaskReader:
-    """A mask function for transformers that reads the rule of a mask instead of making the mask.
-
-    Invariant: masks are told apart by identity, so a mask that a model slices or copies cannot be
-    read, but it is never misread.
-    """
-
-    def __init__(self, num_positions: int) -> None:
-        """Read rules over positions 0 to ``num_positions - 1``."""
-        self._num_positions = num_positions
-        self._windows: dict[int, tuple[Tensor, int | None]] = {}
-        self.max_exact_len = num_positions
-
-    def __call__(
-        self, batch_size: int, q_length: int, kv_length: int, *_: Any, **kwargs: Any
-    ) -> Tensor:
-        """Make a stand-in mask, and remember the window it stands for."""
-        mask = torch.zeros(batch_size, 1, q_length, kv_length)
-        self._windows[id(mask)] = (mask, self._read(kwargs["mask_function"]))
-        return mask
-
-    def window_of(self, mask: object) -> int | None:
-        """The sliding window of a mask made here; None for none, or an unreadable mask."""
-        return self._windows.get(id(mask), (None, None))[1]
-
-    def _read(self, rule: Any) -> int | None:
-        last = self._num_positions - 1
-        seen = self._num_visible(rule, last)
-        if seen == last + 1:
-            return None
-        earlier = {last - 1, last - seen}  # in chunks, at least one of them sees another number
-        if all(self._num_visible(rule, query) == min(seen, query + 1) for query in earlier):
-            return seen
-        # Neither full nor a window (chunks, say): it equals full attention for as long as
-        # every query still sees the first key.
-        first = self._visible(rule, torch.arange(last + 1), torch.tensor(0))
-        self.max_exact_len = min(self.max_exact_len, int(first.long().cumprod(0).sum()))
-        return None
-
-    def _num_visible(self, rule: Any, query: int) -> int:
-        """Keys that a query sees."""
-        keys = torch.arange(self._num_positions)
-        return int(self._visible(rule, torch.tensor(query), keys).sum())
-
-    def _visible(self, rule: Any, query: Tensor, key: Tensor) -> Tensor:
-        zero = torch.tensor(0)
-        visible = torch.as_tensor(rule(zero, zero, query, key))
-        return visible & (key <= query) & torch.ones_like(query * key).bool()
-
-
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
     """What the probe found.
@@ -118,37 +78,88 @@ class ProbeResult:
     Attributes:
         layers: what each attention call stores, in the order of the calls.
         max_exact_len: up to so many tokens these layers describe the model's attention.
+        selects_logits: see `pagedserve.models.flat_batch.flat_batch_logits`.
+        vocab_size: rows of the embedding.
+        kernels: the fastest kinds of module that were tried in the model and found right.
     """
 
     layers: tuple[LayerShape, ...]
     max_exact_len: int
+    selects_logits: bool
+    vocab_size: int
+    kernels: CpuKernels = "generic"
 
 
-def probe_model(
-    model: PreTrainedModel, *, max_model_len: int, backend: AttentionBackend
-) -> ProbeResult:
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A model that passed.
+
+    Attributes:
+        result: what was found.
+        trial: to be passed again by whatever takes the place of its modules.
+    """
+
+    result: ProbeResult
+    trial: Trial
+
+
+def probe_model(model: PreTrainedModel, *, max_model_len: int, backend: AttentionBackend) -> Probe:
     """Find what the attention layers of a model do, and check that paged attention computes it.
 
     Args:
-        model: loaded with our attention function.
+        model: as transformers built it, with our attention function.
         max_model_len: positions that the masks are read over.
         backend: computes paged attention.
 
     Raises:
-        UnsupportedModelError: if its attention does not pass through our function once a layer,
-            or paged attention gives other logits.
+        UnsupportedModelError: if a layer keeps more than keys and values, its attention does not
+            pass through our function once a layer, or paged attention gives other logits.
     """
-    try:
+    with _refusing_failures(model):
+        _check_states(model)
         result = find_layers(model, max_model_len=max_model_len)
-        check_logits(model, result.layers, min(max_model_len, result.max_exact_len), backend)
+        trials = _make_trials(model, result, max_model_len, backend, model.dtype)
+        for trial in trials:
+            trial.check(model)
+        if _is_small_and_coarse(model):
+            float32_backend = choose_backend(None, model.device, torch.float32)
+            with computing_in_float32(model):
+                for trial in _make_trials(
+                    model, result, max_model_len, float32_backend, torch.float32
+                ):
+                    trial.check(model)
+    return Probe(result, trials[-1])
+
+
+def check_replaced(model: PreTrainedModel, probe: Probe, quantization: Quantization | None) -> None:
+    """Let a model whose modules were replaced pass the trial that asks most of it again.
+
+    Args:
+        model: with other modules.
+        probe: of the model with its own.
+        quantization: of the weights of those modules; what it moves was compared module by module,
+            so here only what does not work at all is found.
+
+    Raises:
+        UnsupportedModelError: if it does not pass.
+    """
+    bound = None if quantization is None else _QUANTIZED_TOLERANCE
+    with _refusing_failures(model):
+        probe.trial.check(model, bound)
+
+
+@contextmanager
+def _refusing_failures(model: PreTrainedModel) -> Iterator[None]:
+    """Whatever a foreign model raises over a flat batch becomes a refusal of it."""
+    try:
+        yield
     except PagedServeError:
         raise
-    except Exception as error:  # whatever a foreign model does with a flat batch
+    except Exception as error:
         raise UnsupportedModelError(
-            f"architecture {architecture(model)} cannot be run: a trial forward over paged "
-            f"attention failed with {type(error).__name__}: {error}"
+            f"architecture {architecture_of(model.config)} cannot be run: a trial forward over "
+            f"paged attention failed with {type(error).__name__}: {error}"
         ) from error
-    return result
 
 
 def find_layers(model: PreTrainedModel, *, max_model_len: int) -> ProbeResult:
@@ -159,160 +170,91 @@ def find_layers(model: PreTrainedModel, *, max_model_len: int) -> ProbeResult:
     """
     recorder = CallRecorder()
     with answering(recorder):
-        _forward(model, _prompt(model, 2))
+        selects_logits = _selects_logits(model)
     num_layers = model.config.get_text_config().num_hidden_layers
     if len(recorder.layers) != num_layers:
         raise UnsupportedModelError(
-            f"architecture {architecture(model)} cannot be run: its {num_layers} layers made "
-            f"{len(recorder.layers)} calls of the attention interface; accepted are decoder-only "
-            "models whose every layer attends through transformers' attention interface"
+            f"architecture {architecture_of(model.config)} cannot be run: its {num_layers} layers "
+            f"made {len(recorder.layers)} calls of the attention interface; accepted are "
+            "decoder-only models whose every layer attends through transformers' attention "
+            "interface"
         )
     masks = MaskReader(max_model_len)
     windows = _mask_windows(model, masks)
     layers = (
-        shape if named or window is None else _with_window(shape, window)
+        shape if named or window is None else replace(shape, window=window)
         for shape, named, window in zip(recorder.layers, recorder.has_window, windows, strict=True)
     )
-    return ProbeResult(tuple(layers), masks.max_exact_len)
+    return ProbeResult(tuple(layers), masks.max_exact_len, selects_logits, vocab_size(model))
 
 
-def check_logits(
+def _check_states(model: PreTrainedModel) -> None:
+    """Refuse layers that keep more of a sequence than keys and values.
+
+    Numbers alone would not tell: a state that is lost after a few tokens can hide in roundings.
+    """
+    text_config = model.config.get_text_config()
+    layers = DynamicCache(config=model.config).layers
+    types = getattr(text_config, "layer_types", None) or [type(layer).__name__ for layer in layers]
+    unknown = {
+        layer_type
+        for layer, layer_type in zip(layers, types, strict=True)
+        if type(layer).__name__ not in _KEYS_AND_VALUES
+    }
+    if unknown:
+        raise UnsupportedModelError(
+            f"architecture {architecture_of(model.config)} cannot be run: it has layers of type "
+            f"{', '.join(map(repr, sorted(unknown)))}, which keep more of a sequence than keys and "
+            "values; accepted are full, sliding and chunked attention"
+        )
+
+
+def _make_trials(
     model: PreTrainedModel,
-    layers: tuple[LayerShape, ...],
-    max_len: int,
+    result: ProbeResult,
+    max_model_len: int,
     backend: AttentionBackend,
-) -> None:
-    """Compare logits over paged KV with those of the model's own attention.
+    dtype: torch.dtype,
+) -> tuple[Trial, ...]:
+    """Of the model as it is, and with its thresholds lowered if it has any."""
+    make = partial(
+        make_trial, model, backend=backend, dtype=dtype, selects_logits=result.selects_logits
+    )
+    trial = make(result.layers, min(max_model_len, result.max_exact_len))
+    with lowered_thresholds(model) as has_any:
+        if not has_any:
+            return (trial,)
+        lowered = find_layers(model, max_model_len=max_model_len)
+        max_len = min(max_model_len, lowered.max_exact_len)
+        return (trial, make(lowered.layers, max_len, is_lowered=True))
 
-    There are two sequences of several blocks: one comes in two chunks, one decodes a token.
+
+def _is_small_and_coarse(model: PreTrainedModel) -> bool:
+    """Whether roundings of half precision might hide an error, and float32 is soon asked."""
+    is_quantized = getattr(model, "hf_quantizer", None) is not None
+    num_bytes = sum(parameter.nbytes for parameter in model.parameters())
+    is_coarse = model.dtype != torch.float32
+    return is_coarse and not is_quantized and num_bytes <= _MOST_BYTES_IN_FLOAT32
+
+
+def _selects_logits(model: PreTrainedModel) -> bool:
+    """Whether a model that is asked for one token's logits gives those alone, or all.
 
     Raises:
-        UnsupportedModelError: if they differ.
+        UnsupportedModelError: if it gives others.
     """
-    block_size = min_block_size(backend)
-    lengths = [min(4 * block_size - 2, max_len), min(2 * block_size - 2, max_len)]
-    prompts = [_prompt(model, length) for length in lengths]
-    with _using_attention(model, "eager"):
-        expected = [_forward(model, prompt) for prompt in prompts]
-    first = [max(1, lengths[0] - 3), max(1, lengths[1] - 1)]
-    got = paged_logits(model, layers, prompts, first, backend)
-    for ours, theirs in zip(got, expected, strict=True):
-        error = float((ours - theirs).abs().max() / theirs.abs().max())
-        if not error <= _TOLERANCE[model.dtype]:
-            raise UnsupportedModelError(
-                f"architecture {architecture(model)} cannot be run: over paged attention its "
-                f"logits differ from its own by {error:.1e} of the largest (accepted: "
-                f"{_TOLERANCE[model.dtype]:.0e})"
-            )
-
-
-def architecture(model: PreTrainedModel) -> str:
-    """The name to refuse a model by."""
-    return f"{type(model).__name__} (model_type {model.config.model_type!r})"
-
-
-def vocab_size(model: PreTrainedModel) -> int:
-    """Rows of the embedding: token ids are below it."""
-    return int(cast(nn.Embedding, model.get_input_embeddings()).weight.shape[0])
-
-
-def paged_logits(
-    model: PreTrainedModel,
-    layers: tuple[LayerShape, ...],
-    prompts: list[Tensor],
-    first: list[int],
-    backend: AttentionBackend,
-) -> list[Tensor]:
-    """Each prompt's logits ``[tokens, V]`` over paged KV that starts full of NaN.
-
-    Args:
-        model: loaded with our attention function.
-        layers: what its attention calls store.
-        prompts: token ids.
-        first: tokens of each prompt in the first of two steps; the rest is the second step.
-        backend: computes attention.
-    """
-    block_size = min_block_size(backend)
-    num_blocks = -(-max(len(prompt) for prompt in prompts) // block_size)
-    tables = np.arange(2 * num_blocks, dtype=np.int32)[::-1].reshape(2, num_blocks)
-    cache = CacheEngine(
-        layers,
-        num_gpu_blocks=2 * num_blocks,
-        num_cpu_blocks=0,
-        block_size=block_size,
-        dtype=model.dtype,
-        device=model.device,
-    )
-    for pool in cache.gpu_pools:
-        pool.fill_(torch.nan)
-    parts: list[list[Tensor]] = [[] for _ in prompts]
-    steps = [[(0, end) for end in first]]
-    steps.append([(end, len(prompt)) for end, prompt in zip(first, prompts, strict=True)])
-    step = partial(_paged_step, model, layers, cache, backend, tables=tables, prompts=prompts)
-    for spans in steps:
-        logits = step(spans=spans)
-        sizes = [end - start for start, end in spans]
-        for part, piece in zip(parts, logits.split(sizes), strict=True):
-            part.append(piece)
-    return [torch.cat(part) for part in parts]
-
-
-def _paged_step(
-    model: PreTrainedModel,
-    layers: tuple[LayerShape, ...],
-    cache: CacheEngine,
-    backend: AttentionBackend,
-    *,
-    tables: np.ndarray[Any, np.dtype[np.int32]],
-    prompts: list[Tensor],
-    spans: list[tuple[int, int]],
-) -> Tensor:
-    block_size = cache.block_size
-    rows = [row for row, (start, end) in enumerate(spans) if end > start]
-    positions = [np.arange(*spans[row]) for row in rows]
-    slots = [
-        tables[row, position // block_size].astype(np.int64) * block_size + position % block_size
-        for row, position in zip(rows, positions, strict=True)
-    ]
-    layout = BatchLayout(
-        query_start=np.cumsum([0, *map(len, positions)]).astype(np.int32),
-        seq_lens=np.array([spans[row][1] for row in rows], dtype=np.int32),
-        block_tables=tables[rows],
-        block_size=block_size,
-    )
-    metadata = AttentionMetadata(layout, torch.from_numpy(np.concatenate(slots)).to(model.device))
-    windows = [layer.window for layer in layers]
-    step = PagedAttention(metadata, cache.gpu_pools, windows, write_and_attend(backend))
-    tokens = torch.cat([prompts[row][slice(*spans[row])] for row in rows])
-    with answering(step):
-        return _forward(model, tokens, torch.from_numpy(np.concatenate(positions)))
-
-
-def _prompt(model: PreTrainedModel, num_tokens: int) -> Tensor:
-    """Token ids [num_tokens], spread over the vocabulary."""
-    return ((torch.arange(num_tokens) * 7919 + 11) % vocab_size(model)).to(model.device)
-
-
-@torch.inference_mode()
-def _forward(model: PreTrainedModel, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
-    """Logits float32 [T, V] of one flat batch; without positions the model counts its own."""
-    arguments = {} if positions is None else {"position_ids": positions[None].to(model.device)}
-    output = model(
-        input_ids=tokens[None],
-        use_cache=False,
-        logits_to_keep=torch.arange(len(tokens), device=model.device),
-        **arguments,
-    )
-    return cast(Tensor, output.logits)[0].float()
-
-
-def _with_window(shape: LayerShape, window: int) -> LayerShape:
-    return LayerShape(
-        num_kv_heads=shape.num_kv_heads,
-        key_size=shape.key_size,
-        value_size=shape.value_size,
-        window=window,
-    )
+    tokens = prompt_of(model, 2)
+    wanted = torch.zeros(1, dtype=torch.long, device=model.device)
+    with torch.inference_mode():
+        output: Any = model(input_ids=tokens[None], use_cache=False, logits_to_keep=wanted)
+    num_rows = output.logits.shape[1]
+    if num_rows not in (1, 2):
+        raise UnsupportedModelError(
+            f"architecture {architecture_of(model.config)} cannot be run: of two tokens it gives "
+            f"{num_rows} rows of logits; accepted are models that give one for each token, or for "
+            "each that is asked for"
+        )
+    return bool(num_rows == 1)
 
 
 def _mask_windows(model: PreTrainedModel, masks: MaskReader) -> list[int | None]:
@@ -320,16 +262,8 @@ def _mask_windows(model: PreTrainedModel, masks: MaskReader) -> list[int | None]
     recorder = CallRecorder(masks)
     AttentionInterface.register(_PROBE_NAME, paged_attention_forward)
     AttentionMaskInterface.register(_PROBE_NAME, masks)
-    with _using_attention(model, _PROBE_NAME), answering(recorder):
-        _forward(model, _prompt(model, 2))
+    with using_attention(model, _PROBE_NAME), answering(recorder):
+        flat_logits(
+            model, prompt_of(model, 2), index=torch.zeros(1, dtype=torch.long), selects_logits=True
+        )
     return recorder.mask_windows
-
-
-@contextmanager
-def _using_attention(model: PreTrainedModel, name: str) -> Iterator[None]:
-    """The model with another attention function for a while."""
-    model.set_attn_implementation(name)
-    try:
-        yield
-    finally:
-        model.set_attn_implementation(ATTENTION_NAME)

@@ -15,7 +15,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import torch
@@ -67,7 +67,8 @@ class ProbeCacheEntry:
             if content["depends_on"] != self.depends_on:
                 return None
             layers = tuple(LayerShape(**layer) for layer in content["layers"])
-            return ProbeResult(layers, int(content["max_exact_len"]))
+            found = {field.name: content[field.name] for field in fields(ProbeResult)}
+            return ProbeResult(**(found | {"layers": layers}))
         except (OSError, ValueError, TypeError, KeyError):
             return None
 

@@ -1,6 +1,6 @@
 """From a step's inputs to logits: the model over the KV pools, run the way that suits the step."""
 
-from typing import Protocol, cast
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -9,6 +9,7 @@ from pagedserve.attention.backends import write_and_attend
 from pagedserve.attention.interface import PagedAttention, answering
 from pagedserve.cache.engine import CacheEngine
 from pagedserve.errors import StepError
+from pagedserve.models.flat_batch import flat_batch_logits
 from pagedserve.models.loader import LoadedModel
 from pagedserve.runner.buffers import BatchSizes, StepBuffers, StepInputs
 
@@ -19,6 +20,7 @@ class Forward:
     def __init__(self, loaded: LoadedModel, cache: CacheEngine) -> None:
         """Put the parts together; nothing is copied."""
         self._model = loaded.model
+        self._selects_logits = loaded.selects_logits
         self._write_and_attend = write_and_attend(loaded.attention_backend)
         self._windows = [layer.window for layer in loaded.layers]
         self._cache = cache
@@ -40,18 +42,19 @@ class Forward:
             inputs.metadata, self._cache.gpu_pools, self._windows, self._write_and_attend
         )
         with answering(attention):
-            output = self._model(
-                input_ids=inputs.token_ids,
-                position_ids=inputs.positions,
-                use_cache=False,
-                logits_to_keep=0 if index is None else index,
+            logits = flat_batch_logits(
+                self._model,
+                inputs.token_ids,
+                inputs.positions,
+                index,
+                selects_logits=self._selects_logits,
             )
         if attention.num_calls != len(self._windows):
             raise StepError(
                 f"the model made {attention.num_calls} attention calls instead of "
                 f"{len(self._windows)}"
             )
-        return cast(Tensor, output.logits)[0]
+        return logits
 
 
 class DecodeRunner(Protocol):

@@ -28,7 +28,7 @@ def test_a_norm_is_replaced_by_one_that_gives_the_same(dtype: torch.dtype) -> No
     norm = norm_of(LlamaRMSNorm, dtype)
     model: Any = nn.Sequential(nn.Sequential(norm), nn.Linear(96, 96))
     weights = dict(model.named_parameters())
-    assert replace_for_gpu(model, "torch") == "norms 1"
+    assert replace_for_gpu(model, "modules") == "norms 1"
     assert isinstance(model[0][0], GpuRMSNorm)
     x = torch.randn(5, 7, 96, generator=torch.Generator().manual_seed(2)).to(dtype) * 30
     tolerance = 4 * torch.finfo(dtype).eps
@@ -41,5 +41,5 @@ def test_a_norm_is_replaced_by_one_that_gives_the_same(dtype: torch.dtype) -> No
 @pytest.mark.parametrize("kind", [GemmaRMSNorm, CenteredRMSNorm])
 def test_what_computes_something_else_stays(kind: type[nn.Module]) -> None:
     model = nn.Sequential(norm_of(kind, torch.float32))
-    assert replace_for_gpu(model, "torch") == "none"
+    assert replace_for_gpu(model, "modules") == "none"
     assert type(model[0]) is kind

@@ -17,7 +17,7 @@ from pagedserve.models.fused.cpu.layers import CpuDecoderLayer
 from pagedserve.models.fused.cpu.linears import PackedEmbedding, PackedLinear, quantize
 from pagedserve.models.fused.cpu.mlps import PackedGatedMLP
 from pagedserve.models.loader import LoadedModel, load_model
-from pagedserve.models.probe import paged_logits
+from pagedserve.models.paged_logits import paged_logits
 
 pytestmark = pytest.mark.usefixtures("best_instructions")
 SaveTiny = Callable[..., Path]

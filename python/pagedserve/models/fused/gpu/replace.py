@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from pagedserve.config import AttentionBackend
+from pagedserve.config import CpuKernels
 from pagedserve.models.fused.compare import is_close, layers_agree, random_numbers
 from pagedserve.models.fused.families import is_norm
 from pagedserve.models.fused.gpu.norms import GpuRMSNorm
@@ -14,18 +14,20 @@ from pagedserve.models.fused.replace import replace_modules
 
 
 @torch.inference_mode()
-def replace_for_gpu(model: nn.Module, backend: AttentionBackend) -> str:
+def replace_for_gpu(model: nn.Module, kernels: CpuKernels) -> str:
     """Replace decoder layers and then the norms that are left, in place.
 
     Args:
         model: of transformers, with its own modules.
-        backend: computes attention; whole layers are replaced with "triton" alone.
+        kernels: "fused" replaces layers, which attend in Triton, and norms; "modules" norms.
 
     Returns:
         How many modules of which kind were replaced, for people.
     """
     replaced: Counter[str] = Counter()
-    if backend == "triton":
+    if kernels == "generic":
+        return "none"
+    if kernels == "fused":
         replaced["decoder layers"] = _replace_layers(model)
     replaced["norms"] = replace_modules(model, is_norm, GpuRMSNorm, _agree)
     return ", ".join(f"{kind} {count}" for kind, count in replaced.items() if count) or "none"

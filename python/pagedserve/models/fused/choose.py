@@ -1,0 +1,43 @@
+"""Which modules a device wants replaced, and how many of them where the whole model minds."""
+
+from typing import Final
+
+import torch
+from transformers import PreTrainedModel
+
+from pagedserve.config import AttentionBackend, CpuKernels, EngineArgs
+from pagedserve.models.fused.cpu.replace import replace_for_cpu
+from pagedserve.models.fused.gpu.replace import replace_for_gpu
+
+_FEWER: Final[dict[CpuKernels, CpuKernels]] = {"fused": "modules", "modules": "generic"}
+
+
+def kernels_wanted(
+    config: EngineArgs, device: torch.device, backend: AttentionBackend
+) -> CpuKernels:
+    """What an option names, or else the fastest that the backend of attention goes with."""
+    if config.cpu_kernels is not None:
+        return config.cpu_kernels
+    fusing = "rust" if _takes_cpu_modules(config, device, backend) else "triton"
+    return "fused" if backend == fusing else "modules"
+
+
+def with_fewer(kernels: CpuKernels, config: EngineArgs) -> CpuKernels | None:
+    """The next choice that replaces less; None where there is none, or none that is quantized."""
+    fewer = _FEWER.get(kernels)
+    return None if fewer == "generic" and config.quantization is not None else fewer
+
+
+def replace_modules_of(
+    model: PreTrainedModel, config: EngineArgs, backend: AttentionBackend, kernels: CpuKernels
+) -> str:
+    """Replace modules as the device wants it; says what was replaced."""
+    if _takes_cpu_modules(config, model.device, backend):
+        return replace_for_cpu(model, kernels, config.quantization)
+    return replace_for_gpu(model, kernels)
+
+
+def _takes_cpu_modules(config: EngineArgs, device: torch.device, backend: AttentionBackend) -> bool:
+    """In Triton's interpreter a model gets a GPU's, unless an option names the CPU's."""
+    names_cpu = config.cpu_kernels is not None or config.quantization is not None
+    return device.type == "cpu" and (backend != "triton" or names_cpu)

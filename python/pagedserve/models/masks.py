@@ -1,0 +1,56 @@
+"""What a model attends to, read from the rules of its masks."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class MaskReader:
+    """A mask function for transformers that reads the rule of a mask instead of making the mask.
+
+    Invariant: masks are told apart by identity, so a mask that a model slices or copies cannot be
+    read, but it is never misread.
+    """
+
+    def __init__(self, num_positions: int) -> None:
+        """Read rules over positions 0 to ``num_positions - 1``."""
+        self._num_positions = num_positions
+        self._windows: dict[int, tuple[Tensor, int | None]] = {}
+        self.max_exact_len = num_positions
+
+    def __call__(
+        self, batch_size: int, q_length: int, kv_length: int, *_: Any, **kwargs: Any
+    ) -> Tensor:
+        """Make a stand-in mask, and remember the window it stands for."""
+        mask = torch.zeros(batch_size, 1, q_length, kv_length)
+        self._windows[id(mask)] = (mask, self._read(kwargs["mask_function"]))
+        return mask
+
+    def window_of(self, mask: object) -> int | None:
+        """The sliding window of a mask made here; None for none, or an unreadable mask."""
+        return self._windows.get(id(mask), (None, None))[1]
+
+    def _read(self, rule: Any) -> int | None:
+        last = self._num_positions - 1
+        seen = self._num_visible(rule, last)
+        if seen == last + 1:
+            return None
+        earlier = {last - 1, last - seen}  # in chunks, at least one of them sees another number
+        if all(self._num_visible(rule, query) == min(seen, query + 1) for query in earlier):
+            return seen
+        # Neither full nor a window (chunks, say): it equals full attention for as long as
+        # every query still sees the first key.
+        first = self._visible(rule, torch.arange(last + 1), torch.tensor(0))
+        self.max_exact_len = min(self.max_exact_len, int(first.long().cumprod(0).sum()))
+        return None
+
+    def _num_visible(self, rule: Any, query: int) -> int:
+        """Keys that a query sees."""
+        keys = torch.arange(self._num_positions)
+        return int(self._visible(rule, torch.tensor(query), keys).sum())
+
+    def _visible(self, rule: Any, query: Tensor, key: Tensor) -> Tensor:
+        zero = torch.tensor(0)
+        visible = torch.as_tensor(rule(zero, zero, query, key))
+        return visible & (key <= query) & torch.ones_like(query * key).bool()

@@ -1,0 +1,168 @@
+"""A model over paged KV for a few tokens: what an engine runs, without one."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from pagedserve.attention.backends import min_block_size, write_and_attend
+from pagedserve.attention.interface import PagedAttention, answering
+from pagedserve.attention.metadata import AttentionMetadata, BatchLayout
+from pagedserve.cache.engine import CacheEngine, LayerShape
+from pagedserve.config import AttentionBackend
+from pagedserve.models.flat_batch import flat_batch_logits
+
+
+def paged_logits(
+    model: PreTrainedModel,
+    layers: tuple[LayerShape, ...],
+    prompts: list[Tensor],
+    first: list[int],
+    backend: AttentionBackend,
+    *,
+    rows: list[Tensor] | None = None,
+    dtype: torch.dtype | None = None,
+    selects_logits: bool = True,
+) -> list[Tensor]:
+    """Each prompt's logits float32 ``[rows, V]`` over paged KV that starts full of NaN.
+
+    Args:
+        model: loaded with our attention function.
+        layers: what its attention calls store.
+        prompts: token ids.
+        first: tokens of each prompt in the first of two steps; the rest is the second step.
+        backend: computes attention.
+        rows: positions of each prompt whose logits are wanted, in any order; None wants all.
+        dtype: of keys and values; None takes the model's.
+        selects_logits: see `flat_batch_logits`.
+    """
+    rows = [torch.arange(len(prompt)) for prompt in prompts] if rows is None else rows
+    cache = _cache_of_nan(model, layers, prompts, backend, dtype or model.dtype)
+    places = [(row, int(position)) for row, wanted in enumerate(rows) for position in wanted]
+    found: dict[tuple[int, int], Tensor] = {}
+    steps = [[(0, end) for end in first]]
+    steps.append([(end, len(prompt)) for end, prompt in zip(first, prompts, strict=True)])
+    for spans in steps:
+        if all(start == end for start, end in spans):
+            continue
+        batch = _FlatBatch.of(prompts, spans, cache)
+        wanted = [place for place in places if place in batch.places]
+        index = torch.tensor([batch.places[place] for place in wanted])
+        with answering(_attention(model, layers, cache, backend, batch)):
+            logits = flat_logits(
+                model, batch.tokens, batch.positions, index=index, selects_logits=selects_logits
+            )
+        found |= dict(zip(wanted, logits, strict=True))
+    return [
+        torch.stack([found[row, int(position)] for position in wanted])
+        for row, wanted in enumerate(rows)
+    ]
+
+
+@torch.inference_mode()
+def flat_logits(
+    model: PreTrainedModel,
+    tokens: Tensor,
+    positions: Tensor | None = None,
+    *,
+    index: Tensor,
+    selects_logits: bool,
+) -> Tensor:
+    """Logits float32 ``[N, V]`` of positions ``index`` in a flat batch of tokens ``[T]``."""
+    return flat_batch_logits(
+        model,
+        tokens[None],
+        None if positions is None else positions[None].to(model.device),
+        index.to(model.device),
+        selects_logits=selects_logits,
+    ).float()
+
+
+def _cache_of_nan(
+    model: PreTrainedModel,
+    layers: tuple[LayerShape, ...],
+    prompts: list[Tensor],
+    backend: AttentionBackend,
+    dtype: torch.dtype,
+) -> CacheEngine:
+    """As many blocks for each prompt as the longest needs."""
+    block_size = min_block_size(backend)
+    cache = CacheEngine(
+        layers,
+        num_gpu_blocks=len(prompts) * -(-max(map(len, prompts)) // block_size),
+        num_cpu_blocks=0,
+        block_size=block_size,
+        dtype=dtype,
+        device=model.device,
+    )
+    for pool in cache.gpu_pools:
+        pool.fill_(torch.nan)
+    return cache
+
+
+def _attention(
+    model: PreTrainedModel,
+    layers: tuple[LayerShape, ...],
+    cache: CacheEngine,
+    backend: AttentionBackend,
+    batch: "_FlatBatch",
+) -> PagedAttention:
+    return PagedAttention(
+        AttentionMetadata(batch.layout, batch.slot_mapping.to(model.device)),
+        cache.gpu_pools,
+        [layer.window for layer in layers],
+        write_and_attend(backend),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _FlatBatch:
+    """A step of some of the prompts' tokens.
+
+    Attributes:
+        layout: its rows.
+        tokens: ``[T]``.
+        positions: ``[T]``.
+        slot_mapping: ``[T]``.
+        places: where in T a position of a prompt is.
+    """
+
+    layout: BatchLayout
+    tokens: Tensor
+    positions: Tensor
+    slot_mapping: Tensor
+    places: dict[tuple[int, int], int]
+
+    @classmethod
+    def of(
+        cls,
+        prompts: list[Tensor],
+        spans: list[tuple[int, int]],
+        cache: CacheEngine,
+    ) -> "_FlatBatch":
+        """Of each prompt the tokens of its span; the last prompt's blocks come first."""
+        block_size = cache.block_size
+        tables = np.arange(len(cache.gpu_pools[0]), dtype=np.int32)[::-1].reshape(len(prompts), -1)
+        rows = [row for row, (start, end) in enumerate(spans) if end > start]
+        positions = [np.arange(*spans[row]) for row in rows]
+        slots = [
+            tables[row, position // block_size].astype(np.int64) * block_size
+            + position % block_size
+            for row, position in zip(rows, positions, strict=True)
+        ]
+        layout = BatchLayout(
+            query_start=np.cumsum([0, *map(len, positions)]).astype(np.int32),
+            seq_lens=np.array([spans[row][1] for row in rows], dtype=np.int32),
+            block_tables=tables[rows],
+            block_size=block_size,
+        )
+        pairs = [(row, position) for row in rows for position in range(*spans[row])]
+        return cls(
+            layout=layout,
+            tokens=torch.cat([prompts[row][slice(*spans[row])] for row in rows]),
+            positions=torch.from_numpy(np.concatenate(positions)),
+            slot_mapping=torch.from_numpy(np.concatenate(slots)),
+            places={pair: place for place, pair in enumerate(pairs)},
+        )

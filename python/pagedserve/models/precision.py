@@ -1,0 +1,48 @@
+"""A model of half precision that computes in float32 for a while.
+
+Half precision hides what a check looks for: its roundings are larger than the error of a lost
+state.  Each module's own weights are float32 only while it computes, so this takes the memory of
+one module and not of a second model.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@contextmanager
+def computing_in_float32(model: nn.Module) -> Iterator[None]:
+    """The model with every module's weights in float32 while it computes."""
+    handles = []
+    for module in model.modules():
+        narrow = [
+            parameter
+            for parameter in module.parameters(recurse=False)
+            if parameter.is_floating_point() and parameter.dtype != torch.float32
+        ]
+        if narrow:
+            stack: list[list[Tensor]] = []  # a module may be called within its own call
+            handles += [
+                module.register_forward_pre_hook(partial(_widen, narrow, stack)),
+                module.register_forward_hook(partial(_restore, narrow, stack), always_call=True),
+            ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _widen(parameters: list[nn.Parameter], stack: list[list[Tensor]], *_: Any) -> None:
+    stack.append([parameter.data for parameter in parameters])
+    for parameter in parameters:
+        parameter.data = parameter.data.float()
+
+
+def _restore(parameters: list[nn.Parameter], stack: list[list[Tensor]], *_: Any) -> None:
+    for parameter, data in zip(parameters, stack.pop(), strict=True):
+        parameter.data = data

@@ -1,0 +1,56 @@
+"""Lengths from which on a model computes something else, lowered so that a short check sees it.
+
+A sliding window of 4,096 tokens, a chunk, a temperature that sets in at 8,192: a check of a few
+dozen tokens would never get there.  With the number lowered, the same code of the model and the
+same weights compute all of it.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from transformers import PreTrainedModel
+
+# So low that there are several windows and chunks in a check.
+LOWERED: Final = 8
+
+# What modules and configs call them.
+_NAMES: Final = (
+    "sliding_window",
+    "sliding_window_size",
+    "attention_chunk_size",
+    "floor_scale",
+    "index_topk",
+)
+
+
+@contextmanager
+def lowered_thresholds(model: PreTrainedModel) -> Iterator[bool]:
+    """The model with its thresholds lowered for a while; gives whether it has any."""
+    places = [
+        (holder, name)
+        for holder, names in _holders(model)
+        for name in names
+        if type(holder.get(name)) is int and holder[name] > LOWERED
+    ]
+    values = [holder[name] for holder, name in places]
+    for holder, name in places:
+        holder[name] = LOWERED
+    try:
+        yield bool(places)
+    finally:
+        for (holder, name), value in zip(places, values, strict=True):
+            holder[name] = value
+
+
+def _holders(model: PreTrainedModel) -> Iterator[tuple[dict[str, Any], tuple[str, ...]]]:
+    """The attributes of modules and configs, each once, and the names to look for among them."""
+    configs: list[Any] = [model.config, model.config.get_text_config()]
+    configs += [module.config for module in model.modules() if hasattr(module, "config")]
+    for config in {id(config): config for config in configs}.values():
+        yield vars(config), _NAMES
+        rope = getattr(config, "rope_parameters", None) or {}
+        if "llama_4_scaling_beta" in rope:  # a temperature from there on
+            yield rope, ("original_max_position_embeddings",)
+    for module in model.modules():
+        yield vars(module), _NAMES
