@@ -56,8 +56,7 @@ class Answer(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer, unless the client leaves first."""
-        del scope
-        work = asyncio.create_task(self._work(send))
+        work = asyncio.create_task(self._work(send, scope["send"]))
         leaving = asyncio.create_task(_until_disconnected(receive))
         try:
             await asyncio.wait({work, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -70,7 +69,7 @@ class Answer(Response):
             finally:
                 self._on_end(self._error)
 
-    async def _work(self, send: Send) -> None:
+    async def _work(self, send: Send, send_part: Send) -> None:
         async with contextlib.aclosing(self._events) as events:
             try:
                 first = await anext(events)
@@ -85,7 +84,7 @@ class Answer(Response):
                 headers.append((b"content-length", str(len(first)).encode()))
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             if self._streams:
-                await self._stream(send, first, events)
+                await self._stream(send_part, first, events)
             else:
                 whole = send({"type": "http.response.body", "body": first})
                 with contextlib.suppress(TimeoutError):  # who takes nothing is let go

@@ -285,6 +285,7 @@ class Gate:
         request_id = named if is_name else uuid.uuid4().hex
         scope["request_id"] = request_id
         scope["status"] = CLIENT_GONE
+        scope["send"] = send  # for parts of a stream: no layer from here on looks at them
         send = _noting(send, scope, (b"x-request-id", request_id.encode("latin-1")))
         # A proxy may leave the path under which it serves this server.
         path = scope["path"].removeprefix(self._context.args.root_path) or "/"

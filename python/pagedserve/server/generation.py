@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from pagedserve.engine.client import EngineClient
 from pagedserve.inputs import Prompt
-from pagedserve.outputs import RequestOutput
+from pagedserve.outputs import CompletionOutput, RequestOutput
 from pagedserve.sampling_params import SamplingParams
 from pagedserve.server.errors import ServerError
 
@@ -52,7 +52,7 @@ def prompt_ids(engine_id: str, num_prompts: int) -> list[str]:
     return [f"{engine_id}-{place}" for place in range(num_prompts)]
 
 
-async def generate(
+def generate(
     client: EngineClient,
     prompts: Sequence[Prompt],
     params: SamplingParams,
@@ -60,7 +60,7 @@ async def generate(
     *,
     priority: int,
     arrival_time: float,
-) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+) -> AsyncGenerator[RequestOutput, None]:
     """Run all prompts of a request together.
 
     Args:
@@ -71,13 +71,8 @@ async def generate(
         priority: Smaller goes first, where the scheduler's policy asks for it.
         arrival_time: Seconds of the wall clock.
 
-    Yields:
-        The place of a prompt and its next output, as they come.  Who leaves before the last aborts
-        them all.
-
-    Raises:
-        RequestError: A request that cannot be run.
-        ServerError: A request that the engine had to end.
+    Returns:
+        The outputs of all, as they come.  Who leaves before the last aborts them all.
     """
     streams = [
         client.generate(
@@ -89,55 +84,44 @@ async def generate(
         )
         for request_id, prompt in zip(request_ids, prompts, strict=True)
     ]
-    begun: set[int] = set()
-    async with contextlib.AsyncExitStack() as stack:
-        for stream in streams:
-            await stack.enter_async_context(contextlib.aclosing(stream))
-        if len(streams) == 1:
-            async for output in streams[0]:
-                yield 0, checked(output, is_begun=0 in begun)
-                begun.add(0)
-        else:
-            async with contextlib.aclosing(_merged(streams)) as merged:
-                async for place, output in merged:
-                    yield place, checked(output, is_begun=place in begun)
-                    begun.add(place)
+    return streams[0] if len(streams) == 1 else _merged(streams)
 
 
 async def _merged(
     streams: Sequence[AsyncGenerator[RequestOutput, None]],
-) -> AsyncGenerator[tuple[int, RequestOutput], None]:
-    places = {asyncio.ensure_future(anext(stream)): n for n, stream in enumerate(streams)}
-    try:
-        while places:
-            done, _ = await asyncio.wait(places, return_when=asyncio.FIRST_COMPLETED)
-            for future in done:
-                place = places.pop(future)
-                output = future.result()
-                if not output.finished:
-                    places[asyncio.ensure_future(anext(streams[place]))] = place
-                yield place, output
-    finally:
-        for future in places:
-            future.cancel()
-        await asyncio.gather(*places, return_exceptions=True)
+) -> AsyncGenerator[RequestOutput, None]:
+    async with contextlib.AsyncExitStack() as stack:
+        for stream in streams:
+            await stack.enter_async_context(contextlib.aclosing(stream))
+        coming = {asyncio.ensure_future(anext(stream)): stream for stream in streams}
+        try:
+            while coming:
+                done, _ = await asyncio.wait(coming, return_when=asyncio.FIRST_COMPLETED)
+                for future in done:
+                    stream = coming.pop(future)
+                    output = future.result()
+                    if not output.finished:
+                        coming[asyncio.ensure_future(anext(stream))] = stream
+                    yield output
+        finally:
+            for future in coming:
+                future.cancel()
+            await asyncio.gather(*coming, return_exceptions=True)
 
 
-def checked(output: RequestOutput, *, is_begun: bool) -> RequestOutput:
-    """An output that is an answer; one that outgrew the KV cache ended by its length.
+def check_end(completion: CompletionOutput, *, is_begun: bool) -> None:
+    """Check that an output ended as an answer; one that outgrew the KV cache did by its length.
 
     Args:
-        output: Of the engine.
+        completion: Of the engine, ended.
         is_begun: Whether there were tokens before it.
 
     Raises:
         ServerError: The engine ended the request before it could be answered.
     """
-    for completion in output.outputs:
-        if completion.finish_reason == "error":
-            raise ServerError(500, f"the request failed: {completion.stop_reason}")
-        if completion.finish_reason == "ignored":
-            if not (is_begun or completion.token_ids):
-                raise ServerError(400, f"the request cannot be run: {completion.stop_reason}")
-            completion.finish_reason = "length"
-    return output
+    if completion.finish_reason == "error":
+        raise ServerError(500, f"the request failed: {completion.stop_reason}")
+    if completion.finish_reason == "ignored":
+        if not (is_begun or completion.token_ids):
+            raise ServerError(400, f"the request cannot be run: {completion.stop_reason}")
+        completion.finish_reason = "length"

@@ -22,7 +22,7 @@ from pagedserve.outputs import CompletionOutput, RequestOutput
 from pagedserve.sampling_params import SamplingParams
 from pagedserve.server.context import Context, Running
 from pagedserve.server.errors import server_error
-from pagedserve.server.generation import Usage, generate, prompt_ids
+from pagedserve.server.generation import Usage, check_end, generate, prompt_ids
 from pagedserve.server.protocol import Body
 
 # Statuses from here on are the server's doing.
@@ -164,6 +164,7 @@ class Job:
         engine_id = f"{self.answer_id}-{uuid.uuid4().hex[:8]}"
         names = prompt_ids(engine_id, self.num_prompts)
         prompts = dict(zip(names, self.prompt_sizes, strict=True))
+        places = {name: place for place, name in enumerate(names)}
         with context.admission.place_for(self.num_seqs, prompts):
             running = context.jobs[engine_id] = Running(self.answer_id, names)
             loop = asyncio.get_running_loop()
@@ -184,7 +185,8 @@ class Job:
                     arrival_time=self.arrival_time,
                 )
                 async with aclosing(stream) as outputs:
-                    async for place, output in outputs:
+                    async for output in outputs:
+                        place = places[output.request_id]
                         self._count(place, output)
                         yield place, output
             except (GeneratorExit, asyncio.CancelledError):
@@ -274,14 +276,15 @@ class Job:
 
     def _count(self, place: int, output: RequestOutput) -> None:
         metrics, now, num_tokens = self.context.metrics, time.monotonic(), 0
+        progress = self.progress.get(place)
         for completion in output.outputs:
             num_tokens += len(completion.token_ids)
             if completion.finish_reason is not None:
+                check_end(completion, is_begun=progress is not None)
                 self.finishes += [completion.finish_reason] * self.num_equal
         # A token that was made though none was asked for is nobody's.
         if self.body.max_tokens != 0:
             self.usage.completion_tokens += num_tokens * self.num_equal
-        progress = self.progress.get(place)
         if progress is None:
             progress = self.progress[place] = Progress(now)
             self.usage.count_prompt(place, output)
