@@ -29,6 +29,7 @@ SCHEDULER_CHOICES = {
     "reverse_swapped_order": True,
     "whole_block_chunks": True,
     "limit_chunked_prompts": False,
+    "drain_adapters": False,
 }
 ALL_CHOICES = [(CacheChoices, CACHE_CHOICES), (SchedulerChoices, SCHEDULER_CHOICES)]
 NAN, INFINITY = float("nan"), float("inf")

@@ -117,6 +117,7 @@ class SchedulerChoices:
         reverse_swapped_order: bool | None = None,
         whole_block_chunks: bool | None = None,
         limit_chunked_prompts: bool | None = None,
+        drain_adapters: bool | None = None,
     ) -> SchedulerChoices: ...
     @staticmethod
     def classic() -> SchedulerChoices: ...
@@ -128,6 +129,8 @@ class SchedulerChoices:
     def whole_block_chunks(self) -> bool: ...
     @property
     def limit_chunked_prompts(self) -> bool: ...
+    @property
+    def drain_adapters(self) -> bool: ...
 
 @final
 class SchedulerConfig:

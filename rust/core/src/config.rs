@@ -191,6 +191,9 @@ pub struct SchedulerChoices {
     /// Refuse a prompt beyond `max_model_len` also where prompts are cut into chunks, whatever
     /// the length of its first chunk.
     pub limit_chunked_prompts: bool,
+    /// Once `max_num_seqs` groups were admitted before one that waits for its adapter's slot, admit
+    /// nobody for the adapter that has had its slot longest; else it may wait for ever.
+    pub drain_adapters: bool,
 }
 
 impl SchedulerChoices {
@@ -200,6 +203,7 @@ impl SchedulerChoices {
         reverse_swapped_order: true,
         whole_block_chunks: true,
         limit_chunked_prompts: false,
+        drain_adapters: false,
     };
 }
 
@@ -210,6 +214,7 @@ impl Default for SchedulerChoices {
             reverse_swapped_order: false,
             whole_block_chunks: false,
             limit_chunked_prompts: true,
+            drain_adapters: true,
         }
     }
 }

@@ -287,11 +287,13 @@ fn scheduler_json(config: &SchedulerConfig) -> String {
 fn scheduler_choices_json(choices: SchedulerChoices) -> String {
     format!(
         "{{\"admit_after_preemption\":{},\"reverse_swapped_order\":{},\
-         \"whole_block_chunks\":{},\"limit_chunked_prompts\":{}}}",
+         \"whole_block_chunks\":{},\"limit_chunked_prompts\":{},\
+         \"drain_adapters\":{}}}",
         choices.admit_after_preemption,
         choices.reverse_swapped_order,
         choices.whole_block_chunks,
         choices.limit_chunked_prompts,
+        choices.drain_adapters,
     )
 }
 

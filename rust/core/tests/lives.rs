@@ -105,7 +105,7 @@ fn scheduler() -> impl Strategy<Value = SchedulerConfig> {
         Just(Some(PreemptionMode::Swap))
     ];
     let numbers = (4..12usize, 0..60usize, 0..4usize, 0..4usize, 1..4usize);
-    let flags = any::<[bool; 7]>();
+    let flags = any::<[bool; 8]>();
     (numbers, mode, flags).prop_map(|(numbers, preemption_mode, flags)| {
         let (max_num_seqs, spare, num_lookahead_slots, max_num_bypasses, max_loras) = numbers;
         SchedulerConfig {
@@ -121,6 +121,7 @@ fn scheduler() -> impl Strategy<Value = SchedulerConfig> {
                 reverse_swapped_order: flags[5],
                 whole_block_chunks: flags[6],
                 limit_chunked_prompts: true,
+                drain_adapters: flags[7],
             },
             ..SchedulerConfig::new(max_num_seqs, max_num_seqs + spare, 48)
         }
@@ -284,8 +285,11 @@ impl Life {
 
     /// Gives up the steps from `step_id` on: nobody knows whether their adapters were loaded.
     fn abandon(&mut self, step_id: u64) {
+        let to_load = self.scheduler.outputs().adapters_to_load.clone();
         self.scheduler.abandon(step_id).unwrap();
-        self.adapters.retain(|_, (_, loaded_in)| *loaded_in < step_id);
+        self.adapters.retain(|slot, (_, loaded_in)| {
+            *loaded_in < step_id && !to_load.iter().any(|(_, other)| other == slot)
+        });
     }
 
     /// Schedules a step and runs it; false if there is none.

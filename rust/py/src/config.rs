@@ -58,6 +58,8 @@ pub(crate) struct CacheConfig(pub(crate) core::CacheConfig);
 ///     reverse_swapped_order: Bring groups swapped out in one step back last first; False.
 ///     whole_block_chunks: Cut a chunk at a block boundary where prefix caching is on; False.
 ///     limit_chunked_prompts: Refuse a prompt beyond max_model_len with chunks too; True.
+///     drain_adapters: Once max_num_seqs requests were admitted before one that waits for its
+///         adapter's slot, admit none for the adapter that has had its slot longest; True.
 #[pyclass(frozen, eq, module = "pagedserve._core")]
 #[derive(PartialEq)]
 pub(crate) struct SchedulerChoices(core::SchedulerChoices);
@@ -152,6 +154,7 @@ choices!(SchedulerChoices {
     reverse_swapped_order,
     whole_block_chunks,
     limit_chunked_prompts,
+    drain_adapters,
 });
 
 getters!(CacheConfig {

@@ -40,6 +40,12 @@ impl AdapterSlots {
         self.slots.iter().map(|slot| slot.adapter)
     }
 
+    /// The adapter that has had its slot longest, 0 if none has one.
+    pub(super) fn oldest(&self) -> u32 {
+        let loaded = self.slots.iter().filter(|slot| slot.loaded_in.is_some());
+        loaded.min_by_key(|slot| slot.loaded_in).map_or(0, |slot| slot.adapter)
+    }
+
     /// Gives `adapter` (0 for none) a slot if it has none yet: an empty one, or that of an adapter
     /// which is not `active`.  The budget has promised that there is one.
     pub(super) fn assign(&mut self, adapter: u32, active: &[u32]) {

@@ -10,6 +10,31 @@ use crate::space::AllocStatus;
 /// a step over a long queue.
 const BYPASS_REACH: usize = 32;
 
+/// The first groups that could not be admitted in a pass over the waiting queue.
+#[derive(Clone, Copy, Debug, Default)]
+struct PassedOver {
+    /// Lacks blocks, tokens or sequences, at this position: `max_num_bypasses` may pass it, and
+    /// then nobody.
+    blocked: Option<(usize, GroupHandle)>,
+    /// Lacks a slot for its adapter: a whole batch, `max_num_seqs`, may pass it, and then nobody
+    /// whose adapter has had its slot longest.
+    without_slot: Option<GroupHandle>,
+}
+
+impl PassedOver {
+    fn note(&mut self, position: usize, group: GroupHandle, refusal: Refusal) {
+        if refusal == Refusal::NoAdapterSlot {
+            self.without_slot.get_or_insert(group);
+        } else {
+            self.blocked.get_or_insert((position, group));
+        }
+    }
+
+    fn groups(self) -> impl Iterator<Item = GroupHandle> {
+        self.blocked.map(|(_, group)| group).into_iter().chain(self.without_slot)
+    }
+}
+
 /// The answer to a waiting group.
 enum Admission {
     Yes,
@@ -18,9 +43,8 @@ enum Admission {
 }
 
 impl Scheduler {
-    /// Admits waiting groups in order, `most` of them at most; returns how many.  A group that
-    /// waits for an adapter's slot is passed over; one that does not fit otherwise holds back
-    /// those behind it, but for a limited number.
+    /// Admits waiting groups in order, `most` of them at most; returns how many.  Some that do not
+    /// fit are passed over, as [`PassedOver`] says.
     pub(super) fn schedule_prefills(
         &mut self,
         budget: &mut SchedulingBudget,
@@ -29,7 +53,7 @@ impl Scheduler {
         let nothing_runs = self.queues.running.is_empty();
         self.delay.begin_phase(self.now);
         let (mut position, mut num_admitted) = (0, 0);
-        let mut blocked: Option<(usize, GroupHandle)> = None;
+        let mut passed_over = PassedOver::default();
         while let Some(&group) = self.queues.waiting.get(position)
             && num_admitted < most
         {
@@ -44,29 +68,40 @@ impl Scheduler {
                     self.queues.running.push_back(group);
                     self.admit(group, budget);
                     num_admitted += 1;
-                    if let Some((_, head)) = blocked {
-                        self.store.group_mut(head).num_times_bypassed += 1;
+                    for passed in passed_over.groups() {
+                        self.store.group_mut(passed).num_times_bypassed += 1;
                     }
                 }
                 Admission::NotNow(refusal) => {
                     self.outputs.refused.push((group, refusal));
-                    if refusal != Refusal::NoAdapterSlot {
-                        blocked.get_or_insert((position, group));
-                    }
+                    passed_over.note(position, group, refusal);
                     position += 1;
                 }
             }
-            if blocked.is_some_and(|(first, head)| !self.may_pass(head, position - first)) {
+            if !self.may_go_on(&passed_over, position, budget) {
                 break;
             }
         }
         num_admitted
     }
 
-    /// Whether somebody may still be admitted before `head`, `distance` behind it.
-    fn may_pass(&self, head: GroupHandle, distance: usize) -> bool {
-        let num_times = self.store.group(head).num_times_bypassed;
-        num_times < self.config.max_num_bypasses && distance <= BYPASS_REACH
+    /// Whether the group at `position` may be admitted before those that were passed over.
+    fn may_go_on(
+        &self,
+        passed_over: &PassedOver,
+        position: usize,
+        budget: &mut SchedulingBudget,
+    ) -> bool {
+        let config = &self.config;
+        let num_times = |group: GroupHandle| self.store.group(group).num_times_bypassed;
+        let is_starving = |group| num_times(group) >= config.max_num_seqs;
+        if config.choices.drain_adapters && passed_over.without_slot.is_some_and(is_starving) {
+            budget.drain_adapter(self.adapters.oldest());
+        }
+        let may_be_passed = |(first, head)| {
+            num_times(head) < config.max_num_bypasses && position - first <= BYPASS_REACH
+        };
+        passed_over.blocked.is_none_or(may_be_passed)
     }
 
     /// Whether the delay holds back the groups from `position` on.

@@ -13,6 +13,8 @@ pub struct SchedulingBudget {
     num_tokens: usize,
     num_seqs: usize,
     adapters: SmallVec<[u32; 8]>,
+    /// The one that nobody joins any more, 0 for none.
+    drained_adapter: u32,
 }
 
 impl SchedulingBudget {
@@ -26,6 +28,7 @@ impl SchedulingBudget {
             num_tokens: 0,
             num_seqs: 0,
             adapters: SmallVec::new(),
+            drained_adapter: 0,
         }
     }
 
@@ -44,9 +47,15 @@ impl SchedulingBudget {
         num_tokens <= self.remaining_tokens() && self.num_seqs + num_seqs <= self.seq_limit
     }
 
-    /// Whether `adapter` (0 for none) is active or can become so.
+    /// Whether a group may join with `adapter` (0 for none): it is active, or can become so.
     pub fn has_adapter_slot(&self, adapter: u32) -> bool {
-        adapter == 0 || self.adapters.contains(&adapter) || self.adapters.len() < self.adapter_limit
+        let has_slot = self.adapters.contains(&adapter) || self.adapters.len() < self.adapter_limit;
+        adapter == 0 || (has_slot && adapter != self.drained_adapter)
+    }
+
+    /// Lets nobody join any more with `adapter`, so that its slot becomes free.
+    pub fn drain_adapter(&mut self, adapter: u32) {
+        self.drained_adapter = adapter;
     }
 
     /// The active adapters.

@@ -113,7 +113,8 @@ pub struct SequenceGroup {
     pub num_encoder_tokens: usize,
     /// Blocks of the encoder's keys and values, one table for all sequences.
     pub cross_table: BlockTable,
-    /// How often a later group was admitted while this one waited at the head.
+    /// How often a later group was admitted while this one was the first that waited for what it
+    /// lacked.
     pub num_times_bypassed: usize,
     /// What the group has been through.
     pub stats: GroupStats,
