@@ -12,6 +12,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from pagedserve.config import LoadFormat
 from pagedserve.errors import UnsupportedModelError
 from pagedserve.models.convert import converted_directory
+from pagedserve.models.mappings import register_mapping
 from pagedserve.models.registry import resolve_model
 
 
@@ -78,6 +79,8 @@ def quiet_transformers() -> Iterator[None]:
 
 def _load_config(name: str, directory: Path) -> PreTrainedConfig:
     try:
+        content, _ = PreTrainedConfig.get_config_dict(directory)
+        register_mapping(content.get("model_type"))
         config = cast(
             PreTrainedConfig, AutoConfig.from_pretrained(directory, trust_remote_code=False)
         )
