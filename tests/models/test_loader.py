@@ -1,6 +1,7 @@
 """Loading: what runs, what is refused by name, and what is said about broken files."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -94,28 +95,54 @@ def test_chunked_attention_is_taken_up_to_one_chunk(save_tiny: SaveTiny) -> None
         load(directory, max_model_len=9)
 
 
+LONGROPE = {
+    "rope_type": "longrope",
+    "factor": 2.0,
+    "rope_theta": 1e4,
+    "short_factor": [1.0] * 4,
+    "long_factor": [4.0] * 4,
+    "original_max_position_embeddings": 16,
+}
+
+
 @pytest.mark.parametrize(
-    "rope",
+    ("model_type", "rope", "limit"),
     [
-        {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4},
-        {
-            "rope_type": "longrope",
-            "factor": 2.0,
-            "rope_theta": 1e4,
-            "short_factor": [1.0] * 4,
-            "long_factor": [4.0] * 4,
-            "original_max_position_embeddings": 16,
-        },
+        ("llama", {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}, 64),
+        ("phimoe", LONGROPE | {"short_mscale": 1.0, "long_mscale": 1.0}, 16),
     ],
 )
 def test_rotary_that_depends_on_the_batch_is_capped(
-    save_tiny: SaveTiny, rope: dict[str, Any]
+    save_tiny: SaveTiny, model_type: str, rope: dict[str, Any], limit: int
 ) -> None:
-    directory = save_tiny("llama", rope_parameters=rope)
-    limit = rope.get("original_max_position_embeddings", 64)
+    options = MOE if model_type == "phimoe" else {}
+    directory = save_tiny(model_type, rope_parameters=rope, **options)
     assert load(directory).max_model_len == limit
     with pytest.raises(ConfigError, match=rf"{rope['rope_type']}.*{limit} tokens"):
         load(directory, max_model_len=limit + 1)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "options"),
+    [("llama", {}), ("phi3", {"original_max_position_embeddings": 16})],
+)
+def test_a_longer_length_takes_the_long_set_of_longrope(
+    save_tiny: SaveTiny,
+    assert_exact: Callable[..., None],
+    tmp_path: Path,
+    model_type: str,
+    options: dict[str, Any],
+) -> None:
+    directory = save_tiny(model_type, rope_parameters=LONGROPE, **options)
+    assert load(directory).max_model_len == 16
+    with pytest.raises(ConfigError, match=r"max_model_len is 65.*up to 64"):
+        load(directory, max_model_len=65)
+    # With the long set in the place of the short one, transformers takes it at any length.
+    peer = shutil.copytree(directory, tmp_path / "peer")
+    config = json.loads((peer / "config.json").read_text())
+    config["rope_parameters"]["short_factor"] = LONGROPE["long_factor"]
+    (peer / "config.json").write_text(json.dumps(config))
+    assert_exact(load(directory, max_model_len=64), peer)
 
 
 def test_max_model_len_is_taken_or_refused(save_tiny: SaveTiny) -> None:

@@ -7,12 +7,14 @@ from transformers import GenerationConfig, PreTrainedConfig
 
 from pagedserve.errors import ConfigError, ModelLoadError
 from pagedserve.models.adapt.positions import first_position
+from pagedserve.models.adapt.rope import has_long_set, original_positions
 
 # What configs call the number of positions; a later name counts where the earlier ones are absent.
 _LENGTH_NAMES = ("max_position_embeddings", "max_target_positions", "max_seq_len", "seq_length")
 
 # These change the frequencies of every row by the largest position of the whole batch, so in a
-# batch of several sequences they are right only below the length where that begins.
+# batch of several sequences they are right only below the length where that begins, unless
+# `pagedserve.models.adapt.rope` fixes them.
 _BATCH_DEPENDENT_ROPE = ("dynamic", "longrope")
 
 
@@ -21,7 +23,7 @@ def derive_max_model_len(config: PreTrainedConfig, requested: int | None) -> int
 
     Args:
         config: of the text model.
-        requested: what the user asks for, or None.
+        requested: what the user asks for, or None, which for longrope is the original length.
 
     Raises:
         ConfigError: if the user asks for more than the model can do.
@@ -31,7 +33,9 @@ def derive_max_model_len(config: PreTrainedConfig, requested: int | None) -> int
     for parameters in _rope_parameters(config):
         rope_type = parameters.get("rope_type")
         if rope_type in _BATCH_DEPENDENT_ROPE:
-            original = _original_positions(config, parameters)
+            original = original_positions(config, parameters)
+            if requested is not None and has_long_set(config):
+                continue
             if original is not None and (limit is None or original <= limit):
                 limit = original
                 reason = (
@@ -92,14 +96,3 @@ def _rope_parameters(config: PreTrainedConfig) -> Iterator[Mapping[str, Any]]:
     for value in parameters.values():
         if isinstance(value, Mapping):
             yield value
-
-
-def _original_positions(config: PreTrainedConfig, parameters: Mapping[str, Any]) -> int | None:
-    for value in (
-        parameters.get("original_max_position_embeddings"),
-        getattr(config, "original_max_position_embeddings", None),
-        getattr(config, "max_position_embeddings", None),
-    ):
-        if value is not None:
-            return int(value)
-    return None

@@ -149,7 +149,7 @@ class _Loading:
         else:
             model = _load_weights(self.files, self.dtype, self.config.load_format)
         cast(nn.Module, model).to(self.device).eval()
-        adapt(model)
+        adapt(model, self.max_model_len)
         return model
 
     def replace(self, model: PreTrainedModel, kernels: CpuKernels) -> str:

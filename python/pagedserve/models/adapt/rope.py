@@ -1,0 +1,54 @@
+"""Longrope: two sets of rotary frequencies, for sequences up to the original length and beyond.
+
+transformers chooses by the longest sequence of a batch, so a sequence would change with its
+neighbours.  Here an engine that takes longer sequences has the long set for all of its own.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+_LONGROPE: Final = "longrope"
+# Its rotary embedding does not take the frequencies that it is given.
+_WITHOUT_LONG_SET: Final = frozenset(("phimoe",))
+
+
+def original_positions(config: PreTrainedConfig, parameters: Mapping[str, Any]) -> int | None:
+    """Positions from which on the frequencies are others; None if the config does not say."""
+    for value in (
+        parameters.get("original_max_position_embeddings"),
+        getattr(config, "original_max_position_embeddings", None),
+        getattr(config, "max_position_embeddings", None),
+    ):
+        if value is not None:
+            return int(value)
+    return None
+
+
+def has_long_set(config: PreTrainedConfig) -> bool:
+    """Whether the model can take the long set of longrope for all sequences."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    is_longrope = parameters.get("rope_type") == _LONGROPE
+    return is_longrope and config.model_type not in _WITHOUT_LONG_SET
+
+
+@torch.no_grad()
+def fix_rope(model: PreTrainedModel, max_model_len: int) -> None:
+    """Give a model that takes longer sequences than the original ones its long set for all."""
+    config = model.config.get_text_config()
+    if not has_long_set(config):
+        return
+    original = original_positions(config, config.rope_parameters)
+    if original is None or max_model_len <= original:
+        return
+    modules: Iterable[Any] = model.modules()
+    for module in modules:
+        if getattr(module, "rope_type", None) == _LONGROPE:
+            device = module.inv_freq.device
+            frequencies, _ = ROPE_INIT_FUNCTIONS[_LONGROPE](config, device, seq_len=original + 1)
+            module.inv_freq.copy_(frequencies)
+            # By its name transformers would choose anew in each step.
+            module.rope_type = "longrope, the long set"
