@@ -205,6 +205,18 @@ fn an_adapter_that_is_always_wanted_gives_up_its_slot_after_a_batch() {
     assert!(!admissions(false).contains(&3), "else 3 waits for ever");
 }
 
+#[test]
+fn a_step_looks_no_further_than_a_batch_behind_who_waits_for_a_slot() {
+    let mut scheduler = with_slots(1);
+    add(&mut scheduler, 1);
+    step(&mut scheduler, false);
+    for _ in 0..100 {
+        add(&mut scheduler, 2);
+    }
+    let max_num_seqs = Limits::default().scheduler.max_num_seqs;
+    assert_eq!(scheduler.schedule(0.0).unwrap().refused.len(), max_num_seqs + 1);
+}
+
 proptest! {
     #![proptest_config(Config { cases: 48, ..Config::default() })]
 

@@ -7,7 +7,7 @@ use crate::sequence::{GroupHandle, Sequence, SequenceStatus};
 use crate::space::AllocStatus;
 
 /// How far behind a head that does not fit a smaller group is looked for: bounds the cost of
-/// a step over a long queue.
+/// a step over a long queue.  Behind one that waits for a slot it is as far as a batch.
 const BYPASS_REACH: usize = 32;
 
 /// The first groups that could not be admitted in a pass over the waiting queue.
@@ -16,22 +16,22 @@ struct PassedOver {
     /// Lacks blocks, tokens or sequences, at this position: `max_num_bypasses` may pass it, and
     /// then nobody.
     blocked: Option<(usize, GroupHandle)>,
-    /// Lacks a slot for its adapter: a whole batch, `max_num_seqs`, may pass it, and then nobody
-    /// whose adapter has had its slot longest.
-    without_slot: Option<GroupHandle>,
+    /// Lacks a slot for its adapter, at this position: a whole batch, `max_num_seqs`, may pass it,
+    /// and then nobody whose adapter has had its slot longest.
+    without_slot: Option<(usize, GroupHandle)>,
 }
 
 impl PassedOver {
     fn note(&mut self, position: usize, group: GroupHandle, refusal: Refusal) {
         if refusal == Refusal::NoAdapterSlot {
-            self.without_slot.get_or_insert(group);
+            self.without_slot.get_or_insert((position, group));
         } else {
             self.blocked.get_or_insert((position, group));
         }
     }
 
     fn groups(self) -> impl Iterator<Item = GroupHandle> {
-        self.blocked.map(|(_, group)| group).into_iter().chain(self.without_slot)
+        self.blocked.into_iter().chain(self.without_slot).map(|(_, group)| group)
     }
 }
 
@@ -94,14 +94,15 @@ impl Scheduler {
     ) -> bool {
         let config = &self.config;
         let num_times = |group: GroupHandle| self.store.group(group).num_times_bypassed;
-        let is_starving = |group| num_times(group) >= config.max_num_seqs;
-        if config.choices.drain_adapters && passed_over.without_slot.is_some_and(is_starving) {
+        let is_blocked = passed_over.blocked.is_some_and(|(first, head)| {
+            num_times(head) >= config.max_num_bypasses || position - first > BYPASS_REACH
+        });
+        let without_slot = passed_over.without_slot.filter(|_| config.choices.drain_adapters);
+        let Some((first, group)) = without_slot else { return !is_blocked };
+        if num_times(group) >= config.max_num_seqs {
             budget.drain_adapter(self.adapters.oldest());
         }
-        let may_be_passed = |(first, head)| {
-            num_times(head) < config.max_num_bypasses && position - first <= BYPASS_REACH
-        };
-        passed_over.blocked.is_none_or(may_be_passed)
+        !is_blocked && position - first <= config.max_num_seqs
     }
 
     /// Whether the delay holds back the groups from `position` on.

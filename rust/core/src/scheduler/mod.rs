@@ -6,7 +6,11 @@
 //!    `abandon`; between the two no decision is made, and an abort waits.
 //! 2. Waiting work implies progress: a step that schedules nothing has ended or preempted a
 //!    group, or nothing waits.
-//! 3. The tokens of a step and the sequences of the running groups stay within the limits.
+//! 3. The tokens of a step, and the sequences and adapters of the running groups, stay within the
+//!    limits.
+//! 4. Whoever waits, for blocks, for sequences or for its adapter's slot, waits for a bounded number
+//!    of others, but for those that go before it by priority, and where a choice of vLLM's says
+//!    otherwise.
 //!
 //! Costs a step: O(rows), and O(1) more a group admitted, moved or ended; steady decode
 //! allocates only where a token list or a table grows.
