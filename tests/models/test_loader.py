@@ -86,15 +86,6 @@ def test_an_encoder_decoder_is_refused(
         load(tmp_path)
 
 
-def test_chunked_attention_is_taken_up_to_one_chunk(save_tiny: SaveTiny) -> None:
-    directory = save_tiny(
-        "llama4_text", attention_chunk_size=8, head_dim=8, intermediate_size_mlp=32, **MOE
-    )
-    assert load(directory).max_model_len == 8
-    with pytest.raises(ConfigError, match="up to 8"):
-        load(directory, max_model_len=9)
-
-
 LONGROPE = {
     "rope_type": "longrope",
     "factor": 2.0,

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from pagedserve.attention.chunks import in_chunks
 from pagedserve.attention.metadata import AttentionMetadata, AttentionOptions, WriteAndAttend
 from pagedserve.errors import StepError, UnsupportedModelError
 
@@ -35,6 +36,7 @@ class AttentionCall:
         value: ``[1, Hkv, T, Dv]``.
         options: scale, window, cap, sinks and slopes.
         has_window: whether the layer named a window, be it None.
+        chunk: positions of a chunk, where a query sees its own chunk only; else None.
         mask: the mask object, None unless a mask function was registered.
     """
 
@@ -43,6 +45,7 @@ class AttentionCall:
     value: Tensor
     options: AttentionOptions
     has_window: bool
+    chunk: int | None
     mask: object
 
 
@@ -123,7 +126,7 @@ class PagedAttention:
             call.key,
             call.value,
             pool,
-            metadata=self.metadata,
+            metadata=self.metadata if call.chunk is None else in_chunks(self.metadata, call.chunk),
             options=options,
         )
 
@@ -159,7 +162,8 @@ def paged_attention_forward(
         value: ``[1, Hkv, T, Dv]``.
         attention_mask: handed on to the handler.
         scaling: factor of the scores; None is ``D ** -0.5``.
-        **kwargs: ``sliding_window``, ``softcap``, ``s_aux`` and ``alibi_slopes`` are understood.
+        **kwargs: ``sliding_window``, ``attention_chunk_size``, ``softcap``, ``s_aux`` and
+            ``alibi_slopes`` are understood.
 
     Returns:
         ``([1, T, H, Dv], None)``.
@@ -190,6 +194,7 @@ def paged_attention_forward(
         value=value,
         options=options,
         has_window="sliding_window" in kwargs,
+        chunk=kwargs.get("attention_chunk_size"),
         mask=attention_mask,
     )
     return handler.answer(call).unsqueeze(0), None

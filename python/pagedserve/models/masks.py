@@ -17,33 +17,50 @@ class MaskReader:
         """Read rules over positions 0 to ``num_positions - 1``."""
         self._num_positions = num_positions
         self._windows: dict[int, tuple[Tensor, int | None]] = {}
-        self.max_exact_len = num_positions
+        self._exact_lens: dict[int, int] = {}
+        self._named: set[int] = set()
+        self._unnamed: set[int] = set()
+
+    @property
+    def max_exact_len(self) -> int:
+        """Up to so many tokens the windows, and the chunks that calls name, say it all."""
+        named = self._named - self._unnamed
+        lens = (length for mask, length in self._exact_lens.items() if mask not in named)
+        return min(lens, default=self._num_positions)
 
     def __call__(
         self, batch_size: int, q_length: int, kv_length: int, *_: Any, **kwargs: Any
     ) -> Tensor:
         """Make a stand-in mask, and remember the window it stands for."""
         mask = torch.zeros(batch_size, 1, q_length, kv_length)
-        self._windows[id(mask)] = (mask, self._read(kwargs["mask_function"]))
+        window, exact_len = self._read(kwargs["mask_function"])
+        self._windows[id(mask)] = (mask, window)
+        self._exact_lens[id(mask)] = exact_len
         return mask
 
-    def window_of(self, mask: object) -> int | None:
-        """The sliding window of a mask made here; None for none, or an unreadable mask."""
+    def window_of(self, mask: object, *, names_chunk: bool = False) -> int | None:
+        """The sliding window of a mask made here; None for none, or an unreadable mask.
+
+        Args:
+            mask: that a call of attention would have had.
+            names_chunk: whether the call named a chunk, which then is what its mask stands for.
+        """
+        (self._named if names_chunk else self._unnamed).add(id(mask))
         return self._windows.get(id(mask), (None, None))[1]
 
-    def _read(self, rule: Any) -> int | None:
+    def _read(self, rule: Any) -> tuple[int | None, int]:
+        """The window that a rule stands for, and how long a sequence may be for it to hold."""
         last = self._num_positions - 1
         seen = self._num_visible(rule, last)
         if seen == last + 1:
-            return None
+            return None, self._num_positions
         earlier = {last - 1, last - seen}  # in chunks, at least one of them sees another number
         if all(self._num_visible(rule, query) == min(seen, query + 1) for query in earlier):
-            return seen
+            return seen, self._num_positions
         # Neither full nor a window (chunks, say): it equals full attention for as long as
         # every query still sees the first key.
         first = self._visible(rule, torch.arange(last + 1), torch.tensor(0))
-        self.max_exact_len = min(self.max_exact_len, int(first.long().cumprod(0).sum()))
-        return None
+        return None, int(first.long().cumprod(0).sum())
 
     def _num_visible(self, rule: Any, query: int) -> int:
         """Keys that a query sees."""

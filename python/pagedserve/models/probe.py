@@ -66,7 +66,9 @@ class CallRecorder:
             )
         )
         self.has_window.append(call.has_window)
-        self.mask_windows.append(self._masks.window_of(call.mask) if self._masks else None)
+        if self._masks is not None:
+            names_chunk = call.chunk is not None
+            self.mask_windows.append(self._masks.window_of(call.mask, names_chunk=names_chunk))
         _, num_heads, num_tokens, _ = call.query.shape
         return call.query.new_zeros(num_tokens, num_heads, call.value.shape[-1])
 
@@ -221,7 +223,7 @@ def _make_trials(
         make_trial, model, backend=backend, dtype=dtype, selects_logits=result.selects_logits
     )
     trial = make(result.layers, min(max_model_len, result.max_exact_len))
-    with lowered_thresholds(model) as has_any:
+    with lowered_thresholds(model, backend) as has_any:
         if not has_any:
             return (trial,)
         lowered = find_layers(model, max_model_len=max_model_len)

@@ -11,8 +11,11 @@ from typing import Any, Final
 
 from transformers import PreTrainedModel
 
-# So low that there are several windows and chunks in a check.
-LOWERED: Final = 8
+from pagedserve.attention.backends import min_block_size
+from pagedserve.config import AttentionBackend
+
+# So low that there are several windows and chunks in a check; blocks may not be larger.
+_LOWERED: Final = 8
 
 # What modules and configs call them.
 _NAMES: Final = (
@@ -25,17 +28,18 @@ _NAMES: Final = (
 
 
 @contextmanager
-def lowered_thresholds(model: PreTrainedModel) -> Iterator[bool]:
+def lowered_thresholds(model: PreTrainedModel, backend: AttentionBackend) -> Iterator[bool]:
     """The model with its thresholds lowered for a while; gives whether it has any."""
+    lowered = max(_LOWERED, min_block_size(backend))
     places = [
         (holder, name)
         for holder, names in _holders(model)
         for name in names
-        if type(holder.get(name)) is int and holder[name] > LOWERED
+        if type(holder.get(name)) is int and holder[name] > lowered
     ]
     values = [holder[name] for holder, name in places]
     for holder, name in places:
-        holder[name] = LOWERED
+        holder[name] = lowered
     try:
         yield bool(places)
     finally:

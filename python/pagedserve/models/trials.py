@@ -69,7 +69,8 @@ class Trial:
         """
         bound = self.bound if bound is None else bound
         first = [max(1, len(self.prompts[0]) - 3), max(1, len(self.prompts[1]) - 1)]
-        with lowered_thresholds(model) if self.is_lowered else nullcontext():
+        lowered = lowered_thresholds(model, self.backend) if self.is_lowered else nullcontext()
+        with lowered:
             found = paged_logits(
                 model,
                 self.layers,

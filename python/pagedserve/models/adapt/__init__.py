@@ -9,6 +9,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from pagedserve.attention.interface import ATTENTION_NAME
 from pagedserve.models.adapt.attention import attends_by_itself, hand_over_attention
+from pagedserve.models.adapt.llama4 import hand_over_chunks
 from pagedserve.models.adapt.positions import hand_over_positions
 from pagedserve.models.adapt.rope import fix_rope
 
@@ -30,4 +31,5 @@ def adapt(model: PreTrainedModel, max_model_len: int) -> None:
     """
     hand_over_attention(model)
     hand_over_positions(model)
+    hand_over_chunks(model)
     fix_rope(model, max_model_len)

@@ -1,0 +1,50 @@
+"""Llama 4: its chunks are named to our function, and its temperatures know positions."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from pagedserve.models.adapt.attention import Arguments, is_eager
+
+
+class _GivenPositions:
+    """Looks to an attention module like a cache that holds what lies before each token."""
+
+    def __init__(self, positions: Tensor) -> None:
+        """Take the positions ``[T]`` of a flat batch."""
+        self._seen = positions - torch.arange(len(positions), device=positions.device)
+
+    def get_seq_length(self, _: int) -> Tensor:
+        """Tokens before the batch, from the view of each token: ``[T]``."""
+        return self._seen
+
+    def update(self, key: Tensor, value: Tensor, _: int) -> tuple[Tensor, Tensor]:
+        """Keys and values as they are."""
+        return key, value
+
+
+def hand_over_chunks(model: PreTrainedModel) -> None:
+    """Let a Llama 4 attend in chunks, and scale by the positions it is given."""
+    if model.config.get_text_config().model_type != "llama4_text":
+        return
+    given: _GivenPositions | None = None
+
+    def remember(_: object, _args: object, kwargs: Arguments) -> None:
+        nonlocal given
+        positions = kwargs.get("position_ids")
+        given = None if positions is None else _GivenPositions(positions[0])
+
+    def hand_over(module: Any, args: Any, kwargs: Arguments) -> tuple[Any, Arguments]:
+        if is_eager(model):
+            return args, kwargs
+        config = module.config
+        if config.layer_types[module.layer_idx] == "chunked_attention":
+            return args, kwargs | {"attention_chunk_size": config.attention_chunk_size}
+        return args, kwargs | {"past_key_values": given}
+
+    model.register_forward_pre_hook(remember, with_kwargs=True)
+    for module in model.modules():
+        if type(module).__name__ == "Llama4TextAttention":
+            module.register_forward_pre_hook(hand_over, with_kwargs=True)
