@@ -54,6 +54,15 @@ def test_architectures_that_run(
     assert loaded.dtype == torch.float32
 
 
+def test_two_attention_calls_a_layer_have_a_pool_each(
+    save_tiny: SaveTiny, assert_exact: Callable[..., None]
+) -> None:
+    directory = save_tiny("diffllama")
+    loaded = load(directory)
+    assert loaded.num_layers == 4
+    assert_exact(loaded, directory)
+
+
 def test_keys_and_values_of_different_sizes(save_tiny: SaveTiny) -> None:
     latent = {"kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8}
     experts = {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, **MOE}

@@ -4,7 +4,7 @@ A model that computes part of its attention outside of our function would silent
 tokens.  So a model is refused unless
 
 1. all that its layers keep of a sequence is keys and values;
-2. every layer makes one attention call;
+2. every layer makes attention calls, all of them as many;
 3. its logits over paged KV are those of its own attention, as it is, and with its windows, chunks
    and other thresholds lowered until a few dozen tokens cross them (`pagedserve.models.trials`).
 """
@@ -115,7 +115,7 @@ def probe_model(model: PreTrainedModel, *, max_model_len: int, backend: Attentio
 
     Raises:
         UnsupportedModelError: if a layer keeps more than keys and values, its attention does not
-            pass through our function once a layer, or paged attention gives other logits.
+            pass through our function in every layer, or paged attention gives other logits.
     """
     with _refusing_failures(model):
         _check_states(model)
@@ -168,13 +168,13 @@ def find_layers(model: PreTrainedModel, *, max_model_len: int) -> ProbeResult:
     """Run the model on a few tokens and find what its attention layers do.
 
     Raises:
-        UnsupportedModelError: if its attention does not pass through our function once a layer.
+        UnsupportedModelError: if its attention does not pass through our function in every layer.
     """
     recorder = CallRecorder()
     with answering(recorder):
         selects_logits = _selects_logits(model)
     num_layers = model.config.get_text_config().num_hidden_layers
-    if len(recorder.layers) != num_layers:
+    if not recorder.layers or len(recorder.layers) % num_layers:
         raise UnsupportedModelError(
             f"architecture {architecture_of(model.config)} cannot be run: its {num_layers} layers "
             f"made {len(recorder.layers)} calls of the attention interface; accepted are "
