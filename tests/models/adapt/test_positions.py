@@ -51,6 +51,13 @@ def test_decoders_that_count_positions(
     assert_exact(loaded, directory)
 
 
+def test_the_decoder_of_whisper(save_tiny: SaveTiny, assert_exact: AssertExact) -> None:
+    directory = save_tiny("whisper", **SEQ2SEQ, max_target_positions=64)
+    loaded = load_model(EngineArgs(model=str(directory), dtype="float32"), CPU)
+    assert loaded.max_model_len == 64
+    assert_exact(loaded, directory)
+
+
 @pytest.mark.parametrize(
     "model_type",
     [
