@@ -1,6 +1,8 @@
 """Batches of rows with different adapters against peft, each row alone and unmerged."""
 
 from collections.abc import Callable
+from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +10,14 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from pagedserve.config import EngineArgs
+from pagedserve.config import CpuKernels, EngineArgs, Quantization
 from pagedserve.errors import StepError
 from pagedserve.lora.apply import AdapterModules
 from pagedserve.lora.weights import LoraWeights
+from pagedserve.models.fused.cpu.linears import quantize
 from pagedserve.models.loader import load_model
 from tests.support.adapters import MixedBatch, PeftOracle, save_random_model
 
@@ -38,66 +41,117 @@ NUM_ROWS = 64
 def oracle(tmp_path: Path, tiny_config: dict[str, Any]) -> Callable[..., tuple[Path, PeftOracle]]:
     """Saves a tiny model, and the same with adapters of peft."""
 
-    def make(configs: list[dict[str, Any]], **options: Any) -> tuple[Path, PeftOracle]:
+    def make(
+        configs: list[dict[str, Any]], edit: Callable[[Any], Any] | None = None, **options: Any
+    ) -> tuple[Path, PeftOracle]:
         directory = save_random_model(tmp_path / "model", tiny_config | options)
         model = AutoModelForCausalLM.from_pretrained(directory, attn_implementation="eager")
+        if edit is not None:
+            model = edit(model)
         return directory, PeftOracle(model, [LoraConfig(**config) for config in configs])
 
     return make
 
 
-def sequences(seed: int) -> list[Tensor]:
-    """As many as rows, of 2 to 12 tokens."""
+def sequences(seed: int, num_rows: int = NUM_ROWS) -> list[Tensor]:
+    """So many of 2 to 12 tokens."""
     generator = torch.Generator().manual_seed(seed)
-    lengths = torch.randint(2, 13, (NUM_ROWS,), generator=generator).tolist()
+    lengths = torch.randint(2, 13, (num_rows,), generator=generator).tolist()
     return [torch.randint(97, (length,), generator=generator) for length in lengths]
 
 
-def assert_rows_equal_peft(directory: Path, oracle: PeftOracle, num: int, **options: Any) -> None:
+def assert_rows_equal_peft(
+    directory: Path, oracle: PeftOracle, num: int, num_rows: int = NUM_ROWS, **options: Any
+) -> None:
     """Rows of all adapters and of none, mixed, in a prefill and in a decode step."""
     loaded = load_model(EngineArgs(model=str(directory), dtype="float32", **options))
     modules = AdapterModules(loaded.model, num_slots=num, max_rank=64)
     # Adapter n in another slot than n.
     for index in range(num):
         modules.load((index + 1) % num, oracle.weights(index))
-    adapters = [None if row % (num + 1) == num else row % (num + 1) for row in range(NUM_ROWS)]
+    adapters = [None if row % (num + 1) == num else row % (num + 1) for row in range(num_rows)]
     slots = [-1 if adapter is None else (adapter + 1) % num for adapter in adapters]
-    tokens = sequences(3)
+    tokens = sequences(3, num_rows)
     batch = MixedBatch(loaded, modules, tokens, slots)
     prompts, last = batch.prompt_logits(), batch.last_logits()
     for row, (sequence, adapter) in enumerate(zip(tokens, adapters, strict=True)):
         exact = oracle.logits(sequence, adapter).log_softmax(-1)
-        found = prompts[row].log_softmax(-1)
+        found = prompts[row].cpu().log_softmax(-1)
         assert float((found - exact[:-1]).abs().max()) < 1e-4, (row, adapter)
         if row % 2 == 0:
-            decoded = last[row // 2].log_softmax(-1)
+            decoded = last[row // 2].cpu().log_softmax(-1)
             assert float((decoded - exact[-1]).abs().max()) < 1e-4, (row, adapter)
 
 
-def test_rows_of_eight_adapters_equal_peft_alone(oracle: Any) -> None:
+@pytest.mark.parametrize("cpu_kernels", ["generic", "modules", "fused"])
+@pytest.mark.parametrize("family", ["llama", "gemma3_text"])
+def test_rows_of_eight_adapters_equal_peft_alone(
+    oracle: Any, family: str, cpu_kernels: CpuKernels
+) -> None:
+    directory, peft = oracle(CONFIGS, model_type=family, head_dim=16, intermediate_size=96)
+    assert_rows_equal_peft(directory, peft, len(CONFIGS), cpu_kernels=cpu_kernels)
+
+
+def test_layers_of_a_gpu_equal_peft(oracle: Any, device: torch.device) -> None:
     directory, peft = oracle(CONFIGS)
-    assert_rows_equal_peft(directory, peft, len(CONFIGS), cpu_kernels="generic")
+    how = {"attention_backend": "triton", "device": device.type}
+    assert_rows_equal_peft(directory, peft, len(CONFIGS), num_rows=10, **how)
 
 
+def test_layers_of_gpt2_equal_peft(oracle: Any) -> None:
+    targets = {"target_modules": ["c_attn", "c_proj", "c_fc", "wte"], "fan_in_fan_out": True}
+    directory, peft = oracle([{"r": 4, **targets}, {"r": 24, **targets}], model_type="gpt2")
+    assert_rows_equal_peft(directory, peft, 2)
+
+
+def rounded(model: Any, dtype: torch.dtype, quantization: Quantization | None) -> Any:
+    """The model with weights as they are held."""
+    model.to(dtype)
+    for module in model.modules():
+        if isinstance(module, nn.Linear) and quantization is not None:
+            module.weight.data = quantize(module.weight.data).dequantize(dtype)
+    return model
+
+
+@pytest.mark.parametrize("cpu_kernels", ["modules", "fused"])
 @pytest.mark.parametrize(
-    ("options", "config"),
+    ("dtype", "quantization"),
     [
-        (
-            {"model_type": "gpt2"},
-            {"target_modules": ["c_attn", "c_proj", "c_fc", "wte"], "fan_in_fan_out": True},
-        ),
-        (
-            {"model_type": "gemma3_text", "head_dim": 16},
-            {"target_modules": ["embed_tokens", "q_proj", "down_proj", "lm_head"]},
-        ),
+        (torch.bfloat16, None),
+        (torch.float16, None),
+        (torch.bfloat16, "int8"),
+        (torch.float32, "int8"),
     ],
 )
-def test_other_kinds_of_modules_equal_peft(
-    oracle: Any, options: dict[str, Any], config: dict[str, Any]
+def test_rounded_models_are_no_further_from_float64_than_peft(
+    oracle: Any, dtype: torch.dtype, quantization: Quantization | None, cpu_kernels: CpuKernels
 ) -> None:
-    configs = [{"r": rank, **config} for rank in (4, 24)]
-    directory, peft = oracle(configs, **options)
-    assert_rows_equal_peft(directory, peft, len(configs), cpu_kernels="generic")
+    edit = partial(rounded, dtype=dtype, quantization=quantization)
+    directory, peft = oracle(CONFIGS, edit, intermediate_size=96)
+    in_float64 = deepcopy(peft)
+    in_float64.model.double()
+    args = EngineArgs(
+        model=str(directory),
+        dtype=str(dtype).removeprefix("torch."),  # type: ignore[arg-type]
+        quantization=quantization,
+        cpu_kernels=cpu_kernels,
+    )
+    loaded = load_model(args)
+    modules = AdapterModules(loaded.model, num_slots=len(CONFIGS), max_rank=64)
+    for slot in range(len(CONFIGS)):
+        modules.load(slot, peft.weights(slot))
+    slots = [row % (len(CONFIGS) + 1) - 1 for row in range(NUM_ROWS)]
+    tokens = sequences(3)
+    ours: dict[int, float] = dict.fromkeys(slots, 0.0)
+    theirs = ours.copy()
+    prompts = MixedBatch(loaded, modules, tokens, slots).prompt_logits()
+    for sequence, slot, found in zip(tokens, slots, prompts, strict=True):
+        adapter = None if slot < 0 else slot
+        exact = in_float64.logits(sequence, adapter)
+        ours[slot] = max(ours[slot], float((found - exact[:-1]).abs().max()))
+        error = (peft.logits(sequence, adapter) - exact).abs().max()
+        theirs[slot] = max(theirs[slot], float(error))
+    assert all(ours[slot] <= 2 * theirs[slot] for slot in ours), (ours, theirs)
 
 
 def generic(directory: Path, **options: Any) -> tuple[Any, AdapterModules]:

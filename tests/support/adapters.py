@@ -98,6 +98,7 @@ class MixedBatch:
             dtype=loaded.dtype,
             device=loaded.device,
         )
+        self._device = loaded.device
         self._forward = Forward(loaded, cache)
 
     @torch.inference_mode()
@@ -114,7 +115,7 @@ class MixedBatch:
         inputs = self._inputs([(len(tokens) - 1, len(tokens)) for tokens in self._sequences])
         index = torch.arange(0, len(self._sequences), 2, dtype=torch.int32)
         with self._modules.step(self._slots, index.numpy()):
-            return self._forward(inputs, index)
+            return self._forward(inputs, index.to(self._device))
 
     def _inputs(self, spans: Sequence[tuple[int, int]]) -> StepInputs:
         positions = [np.arange(*span) for span in spans]
@@ -130,9 +131,10 @@ class MixedBatch:
             [first + own for first, own in zip(first_slots, positions, strict=True)]
         )
         tokens = [tokens[slice(*span)] for tokens, span in zip(self._sequences, spans, strict=True)]
+        device = self._device
         return StepInputs(
-            token_ids=torch.cat(tokens).int()[None],
-            positions=torch.from_numpy(np.concatenate(positions))[None],
-            sample_index=torch.zeros(0, dtype=torch.int32),
-            metadata=AttentionMetadata(layout, torch.from_numpy(slots)),
+            token_ids=torch.cat(tokens).int()[None].to(device),
+            positions=torch.from_numpy(np.concatenate(positions))[None].to(device),
+            sample_index=torch.zeros(0, dtype=torch.int32, device=device),
+            metadata=AttentionMetadata(layout, torch.from_numpy(slots).to(device)),
         )

@@ -24,6 +24,9 @@ __all__ = [
 _DType: TypeAlias = Literal["float32", "bfloat16", "float16"]
 _Gate: TypeAlias = Literal["silu", "gelu_tanh"]
 _InstructionSet: TypeAlias = Literal["portable", "avx2", "avx512", "avx512_bf16"]
+# How many rows there are; those with adapters: [G] slots, [G + 1] where the rows of each begin in
+# the last, rows, ascending in a slot.
+_AdapterRows: TypeAlias = tuple[int, NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]
 
 @final
 class PackedWeights:
@@ -44,6 +47,12 @@ class PackedWeights:
     def out_features(self) -> int: ...
     @property
     def nbytes(self) -> int: ...
+    def load_adapter(
+        self,
+        slot: int,
+        # Of each slice: first feature, gates before ups; r; [r * K]; [features * r], scaled.
+        slices: Sequence[tuple[int, int, NDArray[np.float32], NDArray[np.float32]]],
+    ) -> None: ...
     def multiply(
         self,
         *,
@@ -54,6 +63,7 @@ class PackedWeights:
         output_stride: int,
         output_dtype: _DType,
         adds: bool = False,  # adds to the output instead of writing it
+        adapters: _AdapterRows | None = None,
         num_threads: int = 1,
         instructions: _InstructionSet | None = None,
     ) -> None: ...
@@ -101,6 +111,7 @@ class DecoderLayer:
         seq_lens: NDArray[np.int32],  # [R]
         slot_mapping: NDArray[np.int64],  # [T]
         window: int | None = None,
+        adapters: _AdapterRows | None = None,  # of the tokens
         num_threads: int = 1,
         instructions: _InstructionSet | None = None,
     ) -> None: ...

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,12 @@ from pagedserve.lora.modules import (
     AdaptedHead,
     AdaptedLinear,
     AdaptedModules,
+    AdaptedPacked,
 )
 from pagedserve.lora.weights import LoraWeights
 from pagedserve.models.adapters import AdapterRows, StepAdapters, adapting
+from pagedserve.models.fused.cpu.linears import PackedEmbedding, PackedLinear
+from pagedserve.models.fused.parts import FusedModule, FusedPart
 
 
 class AdapterModules:
@@ -104,21 +108,38 @@ class AdapterModules:
 def _places(model: PreTrainedModel, num_slots: int) -> Iterator[AdaptedModules]:
     """Where adapters go.  Experts are left out: they see some of the tokens, in another order."""
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    hook: dict[str, Any] = {"num_slots": num_slots, "device": model.device}
+    inside: set[nn.Module] = set()
     for name, module in model.named_modules():
-        if ".experts." in name:
+        part = _part(module)
+        if module in inside or ".experts." in name:
             continue
-        if module is embedding and isinstance(module, nn.Embedding):
-            sizes = (module.num_embeddings, module.embedding_dim)
-            yield AdaptedEmbedding(name, module, sizes, num_slots=num_slots)
-        elif (features := _features(module)) is not None:
-            kind = AdaptedHead if module is head else AdaptedLinear
-            yield kind(name, module, features, num_slots=num_slots)
+        if module is embedding and isinstance(module, nn.Embedding | PackedEmbedding):
+            part = FusedPart(module, 0, module.num_embeddings, module.embedding_dim)
+            yield AdaptedEmbedding(module, {name: part}, **hook)
+        elif module is head and part is not None:
+            yield AdaptedHead(module, {name: part}, **hook)
+        elif isinstance(module, FusedModule):
+            inside |= set(module.modules())
+            for parts in _homes(name, module):
+                home = next(iter(parts.values())).home
+                is_packed = not isinstance(home, nn.Module)
+                yield AdaptedPacked(parts) if is_packed else AdaptedLinear(home, parts, **hook)
+        elif part is not None:
+            yield AdaptedLinear(module, {name: part}, **hook)
 
 
-def _features(module: Any) -> tuple[int, int] | None:
-    """Features in and out of a linear layer; None for other modules."""
-    if isinstance(module, nn.Linear):
-        return module.in_features, module.out_features
+def _homes(name: str, module: FusedModule) -> Iterator[dict[str, FusedPart]]:
+    """The parts of a module by their names in the model, those of each home together."""
+    named = [(f"{name}.{below}".rstrip("."), part) for below, part in module.parts.items()]
+    for _, together in groupby(named, key=lambda pair: id(pair[1].home)):
+        yield dict(together)
+
+
+def _part(module: Any) -> FusedPart | None:
+    """A linear layer as a part that is all of its home; None for other modules."""
+    if isinstance(module, nn.Linear | PackedLinear):
+        return FusedPart(module, 0, module.in_features, module.out_features)
     if isinstance(module, Conv1D):
-        return module.nx, module.nf
+        return FusedPart(module, 0, module.nx, module.nf)
     return None

@@ -1,19 +1,23 @@
-"""Modules of torch that add what adapters give, by hooks: types, names and weights stay theirs.
+"""Modules that add what adapters give, of the rank that each has there.
 
-Sums are float32, whatever the model's dtype, and rounded once.  What is computed of a slot has the
-rank that its adapter has there.
+Those of torch do so by hooks: types, names and weights stay theirs.  Those with packed weights do
+so inside of their products.  Sums are float32, whatever the model's dtype, and rounded once.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pagedserve.errors import StepError
 from pagedserve.lora.weights import LoraWeights
 from pagedserve.models.adapters import AdapterRows, StepAdapters, current_adapters
+from pagedserve.models.fused.parts import FusedPart
 
 
 class AdaptedModules(Protocol):
@@ -27,43 +31,62 @@ class AdaptedModules(Protocol):
         """Let a slot hold these, by name, and nothing else."""
 
 
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Some rows, int64 ``index``, of an output ``[T, N]``."""
+
+    output: Tensor
+    index: Tensor
+
+    def add(self, numbers: Tensor) -> None:
+        """Add float32 numbers, one row for each."""
+        sums = self.output.index_select(0, self.index).float().add_(numbers)
+        self.output.index_copy_(0, self.index, sums.to(self.output.dtype))
+
+
 class _Hooked(ABC):
-    """A module that adds adapters to what it has computed."""
+    """A module of torch that adds adapters to what it has computed."""
 
     def __init__(
-        self, name: str, module: nn.Module, features: tuple[int, int], *, num_slots: int
+        self,
+        module: nn.Module,
+        parts: Mapping[str, FusedPart],
+        *,
+        num_slots: int,
+        device: torch.device,
     ) -> None:
         """Hook into a module.
 
         Args:
-            name: of the module in its model.
             module: is called with one tensor.
-            features: in and out.
+            parts: what it computes, by names in the model.
             num_slots: of adapters.
+            device: of the model.
         """
-        self.targets = {name: features}
-        self._name = name
-        self._slots: list[LoraWeights | None] = [None] * num_slots
-        self._device = next(module.parameters()).device
+        self.targets = _targets(parts)
+        self._parts = parts
+        # Of each slot: weights, each with the first of the features that they change.
+        self._slots: list[list[tuple[int, LoraWeights]]] = [[] for _ in range(num_slots)]
+        self._device = device
         module.register_forward_hook(self._hook)
 
     def load(self, slot: int, weights: Mapping[str, LoraWeights]) -> None:
         """See `AdaptedModules`."""
-        held = weights.get(self._name)
-        self._slots[slot] = held and LoraWeights(
-            held.a.to(self._device, torch.float32), held.b.to(self._device, torch.float32)
-        )
+        self._slots[slot] = [
+            (self._parts[name].first_feature, _on(self._device, pair))
+            for name, pair in weights.items()
+        ]
 
     @abstractmethod
     def _add(self, step: StepAdapters, x: Tensor, output: Tensor) -> None:
         """Add to what the module made of ``x``, in place."""
 
-    def _held(self, rows: AdapterRows) -> Iterator[tuple[LoraWeights, Tensor]]:
-        """What slots in use hold, each with its rows."""
+    def _held(self, rows: AdapterRows, output: Tensor) -> Iterator[tuple[LoraWeights, Rows]]:
+        """What slots in use hold, each with the rows and features of the output that it changes."""
+        flat = output.view(-1, output.shape[-1])
         for slot, index in rows.groups:
-            weights = self._slots[slot]
-            if weights is not None:
-                yield weights, index
+            for first, weights in self._slots[slot]:
+                yield weights, Rows(flat[:, first : first + len(weights.b)], index)
 
     def _hook(self, _: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
         step = current_adapters()
@@ -72,21 +95,21 @@ class _Hooked(ABC):
 
 
 class AdaptedLinear(_Hooked):
-    """A linear layer, rows ``[..., K]`` to ``[..., N]``."""
+    """A linear layer, rows ``[..., K]`` to ``[..., N]``, or several of them side by side."""
 
     def _add(self, step: StepAdapters, x: Tensor, output: Tensor) -> None:
         self._add_products(step.tokens, x, output)
 
     def _add_products(self, rows: AdapterRows, x: Tensor, output: Tensor) -> None:
         x = x.reshape(-1, x.shape[-1])
-        for weights, index in self._held(rows):
+        for weights, changed in self._held(rows, output):
             if len(x) != rows.num_rows:
                 raise StepError(
-                    f"an adapter changes {self._name}, which was given {len(x)} rows of a forward "
-                    f"of {rows.num_rows}: leave it out of the adapter"
+                    f"an adapter changes {', '.join(self.targets)}, which got {len(x)} rows of a "
+                    f"forward of {rows.num_rows}: leave it out of the adapter"
                 )
-            hidden = x.index_select(0, index).float() @ weights.a.t()
-            _add_rows(output, index, hidden @ weights.b.t())
+            hidden = x.index_select(0, changed.index).float() @ weights.a.t()
+            changed.add(hidden @ weights.b.t())
 
 
 class AdaptedHead(AdaptedLinear):
@@ -100,21 +123,44 @@ class AdaptedHead(AdaptedLinear):
 class AdaptedEmbedding(_Hooked):
     """An embedding, ids ``[..., T]`` to ``[..., T, N]``, which may multiply by a scale."""
 
-    def __init__(
-        self, name: str, module: nn.Module, features: tuple[int, int], *, num_slots: int
-    ) -> None:
-        """See `AdaptedLinear`; ``features`` are tokens and features."""
-        super().__init__(name, module, features, num_slots=num_slots)
+    def __init__(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        """See `AdaptedLinear`; features in are tokens."""
+        super().__init__(module, *args, **kwargs)
         self._scale = float(getattr(module, "embed_scale", 1.0))
 
     def _add(self, step: StepAdapters, x: Tensor, output: Tensor) -> None:
         ids = x.reshape(-1)
-        for weights, index in self._held(step.tokens):
-            columns = weights.a.index_select(1, ids.index_select(0, index))
-            _add_rows(output, index, self._scale * (columns.t() @ weights.b.t()))
+        for weights, changed in self._held(step.tokens, output):
+            columns = weights.a.index_select(1, ids.index_select(0, changed.index))
+            changed.add(self._scale * (columns.t() @ weights.b.t()))
 
 
-def _add_rows(output: Tensor, index: Tensor, numbers: Tensor) -> None:
-    rows = output.view(-1, output.shape[-1])
-    sums = rows.index_select(0, index).float().add_(numbers)
-    rows.index_copy_(0, index, sums.to(rows.dtype))
+class AdaptedPacked:
+    """Linear layers whose packed weights are in one place, which adds adapters itself."""
+
+    def __init__(self, parts: Mapping[str, FusedPart]) -> None:
+        """Take layers by their names in the model, in the order of their features."""
+        self.targets = _targets(parts)
+        self._parts = parts
+        (self._packed,) = {part.home for part in parts.values()}
+
+    def load(self, slot: int, weights: Mapping[str, LoraWeights]) -> None:
+        """See `AdaptedModules`."""
+        slices = [
+            (part.first_feature, len(weights[name].a), *map(_numbers, weights[name]))
+            for name, part in self._parts.items()
+            if name in weights
+        ]
+        self._packed.load_adapter(slot, slices)
+
+
+def _targets(parts: Mapping[str, FusedPart]) -> dict[str, tuple[int, int]]:
+    return {name: (part.in_features, part.out_features) for name, part in parts.items()}
+
+
+def _on(device: torch.device, weights: LoraWeights) -> LoraWeights:
+    return LoraWeights(*(part.to(device, torch.float32) for part in weights))
+
+
+def _numbers(weights: Tensor) -> NDArray[np.float32]:
+    return weights.detach().float().contiguous().reshape(-1).numpy()

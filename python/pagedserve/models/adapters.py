@@ -9,11 +9,15 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+# How many rows there are; slots, starts and order of `AdapterRows`.
+AdapterArrays: TypeAlias = tuple[int, NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]
 
 
 class AdapterRows:
@@ -39,6 +43,11 @@ class AdapterRows:
         self.slots, starts = np.unique(slots[self.order], return_index=True)
         self.starts = np.append(starts, len(self.order)).astype(np.int32)
         self._device = device
+
+    @property
+    def arrays(self) -> AdapterArrays:
+        """What kernels take."""
+        return self.num_rows, self.slots, self.starts, self.order
 
     @cached_property
     def groups(self) -> list[tuple[int, Tensor]]:

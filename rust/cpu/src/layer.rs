@@ -1,11 +1,12 @@
 //! A whole decoder layer in one call: what Llama and its relatives compute for a flat batch.
 //!
 //! `h += output(attention(rotate(qkv(norm(h)))))`, then `h += down(gate_up(norm(h)))`, with norms
-//! of heads, and of what is added, where a family has them.
+//! of heads, and of what is added, where a family has them.  Each of the four products may have
+//! adapters.
 //!
 //! # Costs
 //!
-//! Eight meetings of the threads.  Memory of the caller's thread, kept for the next call: queries,
+//! Eight meetings of the threads, and one more for each product with adapters.  Memory of the caller's thread, kept for the next call: queries,
 //! keys, values and answers of all tokens, and the rest for `CHUNK_TOKENS` tokens at a time, which
 //! keeps it in the caches.
 #![expect(unsafe_code, reason = "hidden states and pools are addresses of tensors")]
@@ -16,6 +17,7 @@ use crate::attention::{Memory, Options, Rows, Shape, Tokens, paged_attention};
 use crate::elementwise::{Norm, Rotation, Rowwise, for_rows};
 use crate::error::{Error, Result};
 use crate::linear::{Activation, Finish, Matrix, Weights, linear};
+use crate::lora::{Adapters, Group};
 use crate::number::{DType, check_units};
 use crate::scratch::pieces;
 use crate::team::Execution;
@@ -82,6 +84,19 @@ pub struct LayerMemory {
     pub num_blocks: usize,
     /// Tokens of a block.
     pub block_size: usize,
+}
+
+/// The adapters of a layer's products.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LayerAdapters<'a> {
+    /// Of queries, keys and values.
+    pub qkv: &'a [Group<'a>],
+    /// Of the output of attention.
+    pub output: &'a [Group<'a>],
+    /// Of gates and ups.
+    pub gate_up: &'a [Group<'a>],
+    /// Of what the gated layers add.
+    pub down: &'a [Group<'a>],
 }
 
 impl Layer<'_> {
@@ -173,7 +188,7 @@ impl Buffers {
 /// `rows` and `options` are those of [`paged_attention`].
 ///
 /// # Errors
-/// Parts of the layer that do not fit each other, an odd address, and what [`paged_attention`]
+/// Parts of the layer that do not fit each other, adapters of other features, an odd address, and what [`paged_attention`]
 /// refuses.
 ///
 /// # Safety
@@ -184,6 +199,7 @@ pub unsafe fn forward(
     memory: &LayerMemory,
     rows: &Rows<'_>,
     options: &Options<'_>,
+    adapters: &LayerAdapters<'_>,
     execution: &Execution<'_>,
 ) -> Result<()> {
     layer.check()?;
@@ -192,7 +208,7 @@ pub unsafe fn forward(
     let num_tokens = rows.slot_mapping.len();
     let mut scratch = SCRATCH.take();
     let buffers = Buffers::new(&mut scratch, layer, num_tokens);
-    let call = Call { layer, memory, buffers: &buffers, execution };
+    let call = Call { layer, memory, buffers: &buffers, adapters, execution };
     let chunks = || (0..num_tokens).step_by(CHUNK_TOKENS);
     // SAFETY: the caller's promise; buffers have room for the tokens.
     let result = unsafe {
@@ -233,6 +249,7 @@ struct Call<'a> {
     layer: &'a Layer<'a>,
     memory: &'a LayerMemory,
     buffers: &'a Buffers,
+    adapters: &'a LayerAdapters<'a>,
     execution: &'a Execution<'a>,
 }
 
@@ -250,7 +267,7 @@ impl Call<'_> {
     /// A product whose rows lie side by side.
     unsafe fn linear(
         &self,
-        weights: &Weights<'_>,
+        (weights, adapters): (&Weights<'_>, Adapters<'_>),
         finish: Finish,
         num_rows: usize,
         input: *mut u8,
@@ -260,7 +277,7 @@ impl Call<'_> {
         let input = Matrix { pointer: input, stride: weights.in_features };
         let output = (Matrix { pointer: output, stride }, self.layer.dtype);
         // SAFETY: the caller's promise.
-        unsafe { linear(weights, finish, num_rows, input, output, self.execution) }
+        unsafe { linear(weights, finish, num_rows, input, output, adapters, self.execution) }
     }
 
     unsafe fn rowwise(&self, work: Rowwise<'_>, num_rows: usize, row_len: usize) {
@@ -293,10 +310,11 @@ impl Call<'_> {
             query_norm,
             key_norm,
         });
+        let product = (&self.layer.qkv, Adapters { groups: self.adapters.qkv, first_row: first });
         // SAFETY: the caller's promise.
         unsafe {
             self.rowwise(norm, num_tokens, hidden_size);
-            self.linear(&self.layer.qkv, Finish::Store, num_tokens, normed, qkv)?;
+            self.linear(product, Finish::Store, num_tokens, normed, qkv)?;
             self.rowwise(rotation, num_tokens, qkv_size);
         }
         Ok(())
@@ -342,34 +360,36 @@ impl Call<'_> {
             adds: false,
         };
         let gate = Finish::Gate(layer.activation);
+        let adapters = |groups| Adapters { groups, first_row: first };
+        let output = (&layer.output, adapters(self.adapters.output));
+        let gate_up = (&layer.gate_up, adapters(self.adapters.gate_up));
+        let down = (&layer.down, adapters(self.adapters.down));
         // SAFETY: the caller's promise.
         unsafe {
-            let output_norm = layer.attention_output_norm;
-            self.add(&layer.output, output_norm, answers, first, num_tokens)?;
+            self.add(output, layer.attention_output_norm, answers, num_tokens)?;
             self.rowwise(norm, num_tokens, layer.hidden_size());
-            self.linear(&layer.gate_up, gate, num_tokens, normed, inner)?;
-            self.add(&layer.down, layer.mlp_output_norm, inner, first, num_tokens)
+            self.linear(gate_up, gate, num_tokens, normed, inner)?;
+            self.add(down, layer.mlp_output_norm, inner, num_tokens)
         }
     }
 
     /// Adds a product to the hidden states, normalised first where a norm is given.
     unsafe fn add(
         &self,
-        weights: &Weights<'_>,
+        product: (&Weights<'_>, Adapters<'_>),
         norm: Option<Norm<'_>>,
         input: *mut u8,
-        first: usize,
         num_tokens: usize,
     ) -> Result<()> {
-        let hidden = self.hidden(first);
+        let hidden = self.hidden(product.1.first_row);
         // SAFETY: the caller's promise.
         unsafe {
             let Some(norm) = norm else {
-                return self.linear(weights, Finish::Add, num_tokens, input, hidden);
+                return self.linear(product, Finish::Add, num_tokens, input, hidden);
             };
-            let product = self.buffers.normed;
-            self.linear(weights, Finish::Store, num_tokens, input, product)?;
-            let work = Rowwise::Norm { norm, from: product, to: hidden, adds: true };
+            let normed = self.buffers.normed;
+            self.linear(product, Finish::Store, num_tokens, input, normed)?;
+            let work = Rowwise::Norm { norm, from: normed, to: hidden, adds: true };
             self.rowwise(work, num_tokens, self.layer.hidden_size());
         }
         Ok(())

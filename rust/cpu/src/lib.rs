@@ -24,6 +24,7 @@ mod isa;
 mod kernel;
 pub mod layer;
 pub mod linear;
+pub mod lora;
 mod math;
 pub mod moves;
 mod number;

@@ -16,8 +16,8 @@
 //! # Invariants
 //!
 //! 1. Each sum is that of its blocks of `BLOCK_UNITS`, all in the order of the input features; then
-//!    it is scaled where weights are int8, then the bias is added, then the [`Finish`]: the result of
-//!    a row is the same in any batch, to the last bit.
+//!    it is scaled where weights are int8, then the bias and the row's adapter are added, then the
+//!    [`Finish`]: the result of a row is the same in any batch, to the last bit.
 //! 2. Columns beyond N are not written.
 //!
 //! # Costs
@@ -34,6 +34,7 @@ use crate::element::{Element, Lane};
 use crate::elementwise::{Rowwise, for_rows};
 use crate::error::{Error, Result};
 use crate::kernel::{self, Segment, tile_vectors};
+use crate::lora::{Adapters, Additions};
 use crate::math::{gelu_tanh, silu};
 use crate::number::{BFloat16, DType, Float16, PANEL, Stored, check_units};
 use crate::scratch::pieces;
@@ -45,11 +46,11 @@ pub const PANEL_FEATURES: usize = 64;
 /// Units of a panel that are met with all rows of an item before the next ones, and summed by
 /// themselves.  Few: rounding errors grow with the length of a block plus the number of blocks
 /// (Higham, "Accuracy and Stability of Numerical Algorithms", section 3.1).  They take 48 KiB.
-const BLOCK_UNITS: usize = 192;
+pub(crate) const BLOCK_UNITS: usize = 192;
 /// Rows of an item, whole register tiles.  Few, so that two threads share a few panels evenly;
 /// more where rows are many, as each item reads its panel anew.
 const FEW_ROWS: usize = 24;
-const MANY_ROWS: usize = 48;
+pub(crate) const MANY_ROWS: usize = 48;
 /// Rows that lie in memory as float32 at once, beside what they were.
 const WIDE_ROWS: usize = 512;
 
@@ -186,13 +187,13 @@ impl Weights<'_> {
     }
 }
 
-/// Multiplies `num_rows` rows with the weights.
+/// Multiplies `num_rows` rows with the weights, and adds what their adapters give.
 ///
 /// The output has `output_dtype`, float32 or that of the weights, and N features a row (N / 2 with [`Finish::Gate`]).
 ///
 /// # Errors
-/// Weights that are not as their fields say, strides below the features, an odd address, an
-/// instruction set that the CPU lacks.
+/// Weights that are not as their fields say, adapters of other features, strides below the
+/// features, an odd address, an instruction set that the CPU lacks.
 ///
 /// # Safety
 /// Input and output are what [`Matrix`] says for `num_rows` rows of this layer, and do not
@@ -203,6 +204,7 @@ pub unsafe fn linear(
     num_rows: usize,
     input: Matrix,
     (output, output_dtype): (Matrix, DType),
+    adapters: Adapters<'_>,
     execution: &Execution<'_>,
 ) -> Result<()> {
     weights.check()?;
@@ -224,7 +226,12 @@ pub unsafe fn linear(
     }
     check_matrix("input", input, weights.dtype, weights.in_features)?;
     check_matrix("output", output, output_dtype, finish.out_features(weights))?;
-    let product = Product { weights, finish, num_rows, input, output, output_dtype };
+    let features = (weights.in_features, weights.out_features);
+    let rows = (input, weights.dtype);
+    // SAFETY: the caller's promise.
+    let additions = unsafe { Additions::make(adapters, features, num_rows, rows, execution)? };
+    let additions = (&additions, 0);
+    let product = Product { weights, finish, num_rows, input, output, output_dtype, additions };
     let is_wide = weights.dtype == DType::Float32;
     // SAFETY: the caller's promise.
     match weights.panels {
@@ -335,6 +342,8 @@ struct Product<'a> {
     input: Matrix,
     output: Matrix,
     output_dtype: DType,
+    /// What is added, and its number of the first row.
+    additions: (&'a Additions<'a>, usize),
 }
 
 // SAFETY: the pointers are shared for reading, and each item writes features of its own.
@@ -370,6 +379,7 @@ impl Product<'_> {
                 num_rows,
                 input: Matrix { pointer: to.cast(), stride: len },
                 output: Matrix { pointer, ..self.output },
+                additions: (self.additions.0, first),
                 ..*self
             }
             .run(execution);
@@ -449,6 +459,13 @@ impl Product<'_> {
         unsafe {
             self.sum::<I, E, L>(lanes, first_row, num_rows, sums);
             for row in 0..num_rows {
+                self.scale_and_shift(panel, sums.add(row * PANEL_FEATURES));
+            }
+            let (additions, first_added) = self.additions;
+            if !additions.is_empty() {
+                additions.add::<I>(panel, first_added + first_row, num_rows, sums);
+            }
+            for row in 0..num_rows {
                 let sums = sums.add(row * PANEL_FEATURES);
                 self.finish::<I, O>(panel, first_row + row, sums);
             }
@@ -500,12 +517,11 @@ impl Product<'_> {
         }
     }
 
-    /// Writes what becomes of a row's sums.
+    /// Makes products of a row's sums: scales of int8 weights, and the bias.
     #[inline(always)]
-    unsafe fn finish<I: Vectors, O: Element>(&self, panel: usize, row: usize, sums: *mut f32) {
-        let row = self.output.pointer.cast::<O>().wrapping_add(row * self.output.stride);
+    unsafe fn scale_and_shift(&self, panel: usize, sums: *mut f32) {
         let first = panel * PANEL_FEATURES;
-        // SAFETY: the row has these features, and `sums` 64 numbers.
+        // SAFETY: `sums` has 64 numbers.
         unsafe {
             if let Panels::Int8 { scales, .. } = self.weights.panels {
                 for (index, scale) in scales[first..].iter().take(PANEL_FEATURES).enumerate() {
@@ -517,6 +533,16 @@ impl Product<'_> {
                     *sums.add(index) += bias;
                 }
             }
+        }
+    }
+
+    /// Writes what becomes of a row's sums.
+    #[inline(always)]
+    unsafe fn finish<I: Vectors, O: Element>(&self, panel: usize, row: usize, sums: *mut f32) {
+        let row = self.output.pointer.cast::<O>().wrapping_add(row * self.output.stride);
+        let first = panel * PANEL_FEATURES;
+        // SAFETY: the row has these features, and `sums` 64 numbers.
+        unsafe {
             if let Finish::Gate(activation) = self.finish {
                 const HALF: usize = PANEL_FEATURES / 2;
                 for index in (0..HALF).step_by(PANEL) {

@@ -8,6 +8,7 @@ mod common;
 use common::{Case, DTYPES, Numbers, Random, Step, Threads, available};
 use pagedserve_cpu::attention::paged_attention;
 use pagedserve_cpu::linear::{Finish, Matrix, Panels, Weights, gather, linear};
+use pagedserve_cpu::lora::{Adapters, Group, LowRank, Slice};
 use pagedserve_cpu::{DType, Execution, Norm, rms_norm};
 
 /// Bytes whose last one is the last before a page that cannot be touched.
@@ -161,6 +162,15 @@ fn products_touch_nothing_past_the_end() {
             let rows = small_numbers(&mut random, dtype, num_rows * depth);
             let panels = Guarded::new(&packed(&weights, depth, num_features));
             let input = Guarded::new(&rows.bytes);
+            let last = num_rows - 1;
+            let mut signs = |len: usize| -> Vec<f32> {
+                (0..len).map(|_| f32::from(whole_number(&mut random) % 2)).collect()
+            };
+            let (a, b) = (signs(depth), signs(num_features));
+            let slices = [Slice { first_feature: 0, rank: 1, a: &a, b: &b }];
+            let low_rank = LowRank::pack(&slices, (depth, num_features), false).expect("it fits");
+            let changed = [i32::try_from(last).expect("small")];
+            let groups = [Group { low_rank: &low_rank, rows: &changed }];
             for instructions in available() {
                 let output = Guarded::new(&vec![0xff; num_rows * num_features * 4]);
                 let execution = Execution { instructions, team: &Threads, num_threads: 2 };
@@ -182,8 +192,16 @@ fn products_touch_nothing_past_the_end() {
                     let input = Matrix { pointer: input.start, stride: depth };
                     let output = Matrix { pointer: output.start, stride: num_features };
                     let output = (output, DType::Float32);
-                    linear(&weights, Finish::Store, num_rows, input, output, &execution)
-                        .expect("a correct call");
+                    linear(
+                        &weights,
+                        Finish::Store,
+                        num_rows,
+                        input,
+                        output,
+                        Adapters { groups: &groups, first_row: 0 },
+                        &execution,
+                    )
+                    .expect("a correct call");
                 }
                 let found = Numbers { dtype: DType::Float32, bytes: output.bytes() };
                 for index in 0..num_rows * num_features {
@@ -191,7 +209,10 @@ fn products_touch_nothing_past_the_end() {
                     let product =
                         |at: usize| rows.get(row * depth + at) * weights.get(feature * depth + at);
                     let wanted: f32 = (0..depth).map(product).sum();
-                    assert!((found.get(index) - wanted).abs() < 0.5, "{instructions:?}");
+                    let hidden: f32 = (0..depth).map(|at| rows.get(row * depth + at) * a[at]).sum();
+                    let added = if row == last { hidden * b[feature] } else { 0.0 };
+                    let error = found.get(index) - wanted - added;
+                    assert!(error.abs() < 0.5, "{instructions:?}");
                 }
             }
         }
@@ -230,8 +251,16 @@ fn int8_products_touch_nothing_past_the_end() {
                     let input = Matrix { pointer: input.start, stride: depth };
                     let output = Matrix { pointer: output.start, stride: num_features };
                     let output = (output, DType::Float32);
-                    linear(&weights, Finish::Store, num_rows, input, output, &execution)
-                        .expect("a correct call");
+                    linear(
+                        &weights,
+                        Finish::Store,
+                        num_rows,
+                        input,
+                        output,
+                        Adapters::default(),
+                        &execution,
+                    )
+                    .expect("a correct call");
                     let features = [i32::try_from(last).expect("small")];
                     gather(&weights, &features, gathered.start, &execution)
                         .expect("a correct call");

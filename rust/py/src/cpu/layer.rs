@@ -3,13 +3,14 @@
 
 use pagedserve_core::error::Error;
 use pagedserve_cpu::attention::Options;
-use pagedserve_cpu::layer::{Layer, LayerMemory, forward};
+use pagedserve_cpu::layer::{Layer, LayerAdapters, LayerMemory, forward};
 use pagedserve_cpu::{DType, Norm};
 use pyo3::prelude::*;
 
 use crate::arrays::{numbers, readonly};
 use crate::cpu::attention::RowArrays;
 use crate::cpu::linear::PackedWeights;
+use crate::cpu::lora::{self, AdapterRows, Held};
 use crate::cpu::{dtype_of, on_torch_threads, size};
 use crate::error::{OrRaise, to_py};
 use crate::gateway::Work;
@@ -89,6 +90,18 @@ impl DecoderLayer {
             down: self.down.get().weights(py)?,
         })
     }
+
+    /// The adapters of the four products.
+    fn held<'py>(
+        &self,
+        py: Python<'py>,
+        rows: Option<&'py AdapterRows<'py>>,
+        num_tokens: usize,
+    ) -> PyResult<[Vec<Held<'py>>; 4]> {
+        let [qkv, output, gate_up, down] = [&self.qkv, &self.output, &self.gate_up, &self.down]
+            .map(|weights| weights.get().adapters().held(py, rows, num_tokens));
+        Ok([qkv?, output?, gate_up?, down?])
+    }
 }
 
 #[pymethods]
@@ -161,6 +174,7 @@ impl DecoderLayer {
     ///     seq_lens: int32 ``[R]``.
     ///     slot_mapping: int64 ``[T]``.
     ///     window: A query sees only keys with position > its own - window.
+    ///     adapters: Of the tokens, as `PackedWeights.multiply` takes them.
     ///     num_threads: Of torch's threads, where `has_torch_threads`; else one is used.
     ///     instructions: None for those in use.
     ///
@@ -168,9 +182,11 @@ impl DecoderLayer {
     ///     ``StepError``: Arguments that do not fit each other; nothing was read or written.
     #[pyo3(signature = (
         hidden, cosines, sines, rotary_size, pool, num_blocks, block_size, block_tables,
-        query_start, seq_lens, slot_mapping, window = None, num_threads = 1, instructions = None
+        query_start, seq_lens, slot_mapping, window = None, adapters = None, num_threads = 1,
+        instructions = None
     ))]
     #[expect(clippy::too_many_arguments, reason = "tensors without torch: addresses and sizes")]
+    #[expect(clippy::needless_pass_by_value, reason = "Python's arguments are extracted by value")]
     fn forward(
         &self,
         py: Python<'_>,
@@ -186,6 +202,7 @@ impl DecoderLayer {
         seq_lens: &Bound<'_, PyAny>,
         slot_mapping: &Bound<'_, PyAny>,
         window: Option<i64>,
+        adapters: Option<lora::RowArrays<'_>>,
         num_threads: i64,
         instructions: Option<&str>,
     ) -> PyResult<()> {
@@ -208,6 +225,10 @@ impl DecoderLayer {
             alibi: None,
         };
         let layer = self.layer(py)?;
+        let adapters = adapters.as_ref().map(AdapterRows::new).transpose()?;
+        let held = self.held(py, adapters.as_ref(), rows.slot_mapping.len())?;
+        let [qkv, output, gate_up, down] =
+            held.each_ref().map(|held| held.iter().map(Held::group).collect::<Vec<_>>());
         let products = [layer.qkv, layer.output, layer.gate_up, layer.down];
         let weights = products.map(|weights| weights.in_features * weights.out_features);
         let keys = Work::numbers(&[arrays.num_keys()?, self.num_kv_heads, 2 * self.head_size]);
@@ -215,7 +236,9 @@ impl DecoderLayer {
         on_torch_threads(py, num_threads, instructions, work, move |execution| {
             // SAFETY: that the addresses are those of live tensors of these sizes is the caller's
             // promise, as the stub says; everything else is checked.
-            unsafe { forward(&layer, &memory, &rows, &options, execution) }
+            let adapters =
+                LayerAdapters { qkv: &qkv, output: &output, gate_up: &gate_up, down: &down };
+            unsafe { forward(&layer, &memory, &rows, &options, &adapters, execution) }
         })
     }
 }

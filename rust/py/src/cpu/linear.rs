@@ -4,9 +4,11 @@
 use numpy::{PyArray1, PyArrayMethods};
 use pagedserve_cpu::DType;
 use pagedserve_cpu::linear::{Activation, Finish, Matrix, Panels, Weights, gather, linear};
+use pagedserve_cpu::lora::Adapters;
 use pyo3::prelude::*;
 
 use crate::arrays::{checked, numbers, readonly};
+use crate::cpu::lora::{AdapterRows, AdapterSlots, Held, RowArrays, SliceArrays};
 use crate::cpu::{choice, dtype_of, on_torch_threads, size};
 use crate::error::OrRaise;
 use crate::gateway::Work;
@@ -44,6 +46,7 @@ pub(crate) struct PackedWeights {
     gate: Option<Activation>,
     panels: PanelArray,
     bias: Option<Vec<f32>>,
+    adapters: AdapterSlots,
 }
 
 impl PackedWeights {
@@ -71,6 +74,11 @@ impl PackedWeights {
     /// What stands between its halves.
     pub(crate) fn gate(&self) -> Option<Activation> {
         self.gate
+    }
+
+    /// The adapters in its slots.
+    pub(crate) fn adapters(&self) -> &AdapterSlots {
+        &self.adapters
     }
 }
 
@@ -102,6 +110,7 @@ impl PackedWeights {
                 },
             },
             bias: bias.map(|bias| numbers(bias, "bias")).transpose()?,
+            adapters: AdapterSlots::new(),
         };
         weights.weights(panels.py())?.check().or_raise()?;
         Ok(weights)
@@ -128,7 +137,28 @@ impl PackedWeights {
         })
     }
 
-    /// Multiply rows with the weights.
+    /// Let a slot hold an adapter and nothing else.
+    ///
+    /// Args:
+    ///     slot: Which.
+    ///     slices: Of the adapter, in the order of their features: the first feature, of a gated
+    ///         layer gates before ups; the rank r; float32 ``[r * K]``; float32 ``[features * r]``,
+    ///         scaled.  None empties the slot.
+    ///
+    /// Raises:
+    ///     ``StepError``: Slices that do not fit the layer.
+    #[expect(clippy::needless_pass_by_value, reason = "Python's arguments are extracted by value")]
+    fn load_adapter(
+        &self,
+        py: Python<'_>,
+        slot: i64,
+        slices: Vec<SliceArrays<'_>>,
+    ) -> PyResult<()> {
+        let features = (self.in_features, self.out_features);
+        self.adapters.load(py, size("slot", slot)?, &slices, features, self.gate.is_some())
+    }
+
+    /// Multiply rows with the weights, and add what their adapters give.
     ///
     /// Args:
     ///     num_rows: How many.
@@ -138,6 +168,8 @@ impl PackedWeights {
     ///     output_stride: Elements from a row to the next.
     ///     output_dtype: Of the output.
     ///     adds: Add to the output instead of writing it.
+    ///     adapters: How many rows there are, and those with adapters: int32 ``[G]`` slots, int32
+    ///         ``[G + 1]`` where their rows begin in the last, int32 rows, ascending in a slot.
     ///     num_threads: Of torch's threads, where `has_torch_threads`; else one is used.
     ///     instructions: None for those in use.
     ///
@@ -145,9 +177,10 @@ impl PackedWeights {
     ///     ``StepError``: Arguments that do not fit each other.
     #[pyo3(signature = (
         *, num_rows, x, x_stride, output, output_stride, output_dtype, adds = false,
-        num_threads = 1, instructions = None
+        adapters = None, num_threads = 1, instructions = None
     ))]
     #[expect(clippy::too_many_arguments, reason = "tensors without torch: addresses and sizes")]
+    #[expect(clippy::needless_pass_by_value, reason = "Python's arguments are extracted by value")]
     fn multiply(
         &self,
         py: Python<'_>,
@@ -158,6 +191,7 @@ impl PackedWeights {
         output_stride: i64,
         output_dtype: &str,
         adds: bool,
+        adapters: Option<RowArrays<'_>>,
         num_threads: i64,
         instructions: Option<&str>,
     ) -> PyResult<()> {
@@ -177,11 +211,15 @@ impl PackedWeights {
             None => Finish::Store,
         };
         let weights = self.weights(py)?;
+        let adapters = adapters.as_ref().map(AdapterRows::new).transpose()?;
+        let held = self.adapters.held(py, adapters.as_ref(), num_rows)?;
+        let groups: Vec<_> = held.iter().map(Held::group).collect();
         let work = Work::numbers(&[num_rows.div_ceil(4), self.in_features, self.out_features]);
         on_torch_threads(py, num_threads, instructions, work, move |execution| {
             // SAFETY: that the addresses are those of live tensors of these sizes is the caller's
             // promise, as the stub says; everything else is checked.
-            unsafe { linear(&weights, finish, num_rows, x, output, execution) }
+            let adapters = Adapters { groups: &groups, first_row: 0 };
+            unsafe { linear(&weights, finish, num_rows, x, output, adapters, execution) }
         })
     }
 

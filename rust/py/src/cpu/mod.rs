@@ -7,6 +7,7 @@
 mod attention;
 mod layer;
 mod linear;
+mod lora;
 mod moves;
 
 use std::sync::atomic::{AtomicUsize, Ordering};

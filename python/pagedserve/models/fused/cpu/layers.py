@@ -9,10 +9,16 @@ from pagedserve._core.cpu import DecoderLayer
 from pagedserve.attention.interface import current_step
 from pagedserve.config import Quantization
 from pagedserve.host_ops.capabilities import DTYPE_NAMES
-from pagedserve.models.fused.cpu.linears import can_pack, pack, pack_gated
+from pagedserve.models.fused.cpu.linears import (
+    adapter_arrays,
+    can_pack,
+    pack,
+    pack_gated,
+)
 from pagedserve.models.fused.cpu.mlps import packable_gate_of
 from pagedserve.models.fused.cpu.norms import norm_weight
 from pagedserve.models.fused.families import attention_linears, gate_of, norm_epsilon, norm_names
+from pagedserve.models.fused.parts import FusedModule, layer_parts
 
 
 def can_fuse(layer: Any) -> bool:
@@ -28,7 +34,7 @@ def can_fuse(layer: Any) -> bool:
     )
 
 
-class CpuDecoderLayer(nn.Module):
+class CpuDecoderLayer(FusedModule):
     """A decoder layer that attends over the KV pool of the step in progress.
 
     Hidden states are changed in place.
@@ -55,6 +61,7 @@ class CpuDecoderLayer(nn.Module):
             pack_gated(mlp.gate_proj.weight, mlp.up_proj.weight, gate, quantization),
             pack(mlp.down_proj.weight, mlp.down_proj.bias, quantization=quantization),
         )
+        self.parts = layer_parts(layer, *self.packed)
         self._layer = DecoderLayer(
             dtype=DTYPE_NAMES[qkv[0].weight.dtype],
             num_heads=attention.q_proj.out_features // self._head_size,
@@ -97,6 +104,7 @@ class CpuDecoderLayer(nn.Module):
             layout.seq_lens,
             step.metadata.slot_mapping.numpy(),
             window,
+            adapter_arrays(),
             torch.get_num_threads(),
         )
         return hidden_states

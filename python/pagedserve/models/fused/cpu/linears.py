@@ -22,7 +22,9 @@ from pagedserve._core.cpu import PackedWeights
 from pagedserve.config import Quantization
 from pagedserve.host_ops.capabilities import DTYPE_NAMES
 from pagedserve.host_ops.memory import empty_in_huge_pages
+from pagedserve.models.adapters import AdapterArrays, current_adapters
 from pagedserve.models.fused.families import Gate
+from pagedserve.models.fused.parts import FusedModule, parts_of
 
 PANEL_FEATURES: Final = 64  # of rust/cpu/src/linear.rs
 
@@ -124,7 +126,10 @@ def float32_vector(tensor: Tensor) -> NDArray[np.float32]:
 
 
 def multiply(x: Tensor, weights: PackedWeights, output: Tensor) -> Tensor:
-    """Rows ``[T, K]`` times packed weights into ``[T, N]``, whose dtype may be another."""
+    """Rows ``[T, K]`` times packed weights into ``[T, N]``, whose dtype may be another.
+
+    What the weights hold for the adapters of the forward in progress is added.
+    """
     if x.stride(-1) != 1:
         x = x.contiguous()
     weights.multiply(
@@ -134,9 +139,16 @@ def multiply(x: Tensor, weights: PackedWeights, output: Tensor) -> Tensor:
         output=output.data_ptr(),
         output_stride=output.stride(0),
         output_dtype=DTYPE_NAMES[output.dtype],
+        adapters=adapter_arrays(),
         num_threads=torch.get_num_threads(),
     )
     return output
+
+
+def adapter_arrays() -> AdapterArrays | None:
+    """The tokens that have adapters in the forward in progress, as Rust takes them."""
+    step = current_adapters()
+    return None if step is None else step.tokens.arrays
 
 
 def gather(weights: PackedWeights, features: Tensor, dtype: torch.dtype) -> Tensor:
@@ -151,7 +163,7 @@ def unpack(weights: PackedWeights, dtype: torch.dtype) -> Tensor:
     return gather(weights, torch.arange(weights.out_features, dtype=torch.int32), dtype)
 
 
-class PackedLinear(nn.Module):
+class PackedLinear(FusedModule):
     """An ``nn.Linear`` with packed weights."""
 
     def __init__(
@@ -172,6 +184,7 @@ class PackedLinear(nn.Module):
         self.out_features = linear.out_features
         self.output_dtype = output_dtype or linear.weight.dtype
         self.packed = (pack(linear.weight, linear.bias, quantization=quantization),)
+        self.parts = parts_of(self.packed[0], {"": linear})
         self._weight_dtype = linear.weight.dtype
 
     @cached_property
@@ -199,9 +212,11 @@ class PackedEmbedding(nn.Module):
         """
         super().__init__()
         self._weights = head.packed[0]
+        self.num_embeddings = head.out_features
+        self.embedding_dim = head.in_features
         # A model asks its parameters for their dtype and device.
         self.empty = nn.Parameter(torch.empty(0, dtype=dtype), False)
-        self._scale = scale
+        self.embed_scale = scale
 
     @cached_property
     def weight(self) -> Tensor:
@@ -211,5 +226,5 @@ class PackedEmbedding(nn.Module):
     def forward(self, token_ids: Tensor) -> Tensor:
         """``[...]`` to ``[..., features]``."""
         rows = gather(self._weights, token_ids.reshape(-1).int(), self.empty.dtype)
-        output = rows.view(*token_ids.shape, self._weights.in_features)
-        return output if self._scale == 1.0 else output.mul_(self._scale)
+        output = rows.view(*token_ids.shape, self.embedding_dim)
+        return output if self.embed_scale == 1.0 else output.mul_(self.embed_scale)

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pagedserve.config import Quantization
 from pagedserve.models.fused.cpu.linears import (
@@ -14,6 +14,7 @@ from pagedserve.models.fused.cpu.linears import (
     pack_gated,
 )
 from pagedserve.models.fused.families import Gate, gate_of, mlp_linears
+from pagedserve.models.fused.parts import FusedModule, mlp_parts
 
 
 def packable_gate_of(mlp: Any) -> Gate | None:
@@ -24,7 +25,7 @@ def packable_gate_of(mlp: Any) -> Gate | None:
     return None if mlp.gate_proj.out_features % (PANEL_FEATURES // 2) else gate_of(mlp)
 
 
-class PackedGatedMLP(nn.Module):
+class PackedGatedMLP(FusedModule):
     """A gated MLP with packed weights."""
 
     def __init__(self, mlp: Any, gate: Gate, quantization: Quantization | None = None) -> None:
@@ -35,6 +36,7 @@ class PackedGatedMLP(nn.Module):
             pack_gated(mlp.gate_proj.weight, mlp.up_proj.weight, gate, quantization),
             pack(mlp.down_proj.weight, mlp.down_proj.bias, quantization=quantization),
         )
+        self.parts = mlp_parts(mlp, *self.packed)
 
     def forward(self, x: Tensor) -> Tensor:
         """``[..., features]`` to the same."""

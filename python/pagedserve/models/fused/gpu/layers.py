@@ -15,6 +15,7 @@ from pagedserve.attention.interface import current_step
 from pagedserve.attention.metadata import AttentionOptions
 from pagedserve.attention.triton import attend
 from pagedserve.kernels.layer import add_norm, rotate_and_write, swiglu
+from pagedserve.models.adapters import current_adapters
 from pagedserve.models.fused.families import (
     attention_linears,
     gate_of,
@@ -23,6 +24,7 @@ from pagedserve.models.fused.families import (
     norm_names,
 )
 from pagedserve.models.fused.gpu.norms import GpuRMSNorm
+from pagedserve.models.fused.parts import FusedModule, layer_parts
 
 
 def can_fuse(layer: Any) -> bool:
@@ -38,7 +40,7 @@ def can_fuse(layer: Any) -> bool:
     return len(has_biases) == 1 and all(is_norm(norm) for norm in norms)
 
 
-class GpuDecoderLayer(nn.Module):
+class GpuDecoderLayer(FusedModule):
     """A decoder layer that attends over the KV pool of the step in progress.
 
     Hidden states are changed in place.
@@ -56,6 +58,7 @@ class GpuDecoderLayer(nn.Module):
         self.mlp_norm = GpuRMSNorm(getattr(layer, names.mlp))
         self.gate_up = _stacked(mlp.gate_proj, mlp.up_proj)
         self.down = mlp.down_proj
+        self.parts = layer_parts(layer, self.qkv, self.output, self.gate_up, self.down)
         norms = _head_norms(layer)
         self.query_norm: Tensor | None
         self.key_norm: Tensor | None
@@ -89,7 +92,11 @@ class GpuDecoderLayer(nn.Module):
         )
         norm = self.mlp_norm
         rows = add_norm(self.output(attended.flatten(1)), hidden, norm.weight, norm.epsilon)
-        hidden.addmm_(swiglu(self.gate_up(rows)), self.down.weight.t())
+        inner = swiglu(self.gate_up(rows))
+        if current_adapters() is None:
+            hidden.addmm_(inner, self.down.weight.t())
+        else:
+            hidden.add_(self.down(inner))  # whose hook adds adapters
         return hidden.unsqueeze(0)
 
     def _rotate_and_write(

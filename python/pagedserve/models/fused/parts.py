@@ -1,0 +1,58 @@
+"""The linear layers that a replacement computes, for whoever changes one of them."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from torch import nn
+
+
+class FusedPart(NamedTuple):
+    """A linear layer among those whose weights were put together.
+
+    Attributes:
+        home: packed weights, or the linear layer of torch that computes all of them.
+        first_feature: of this one in its home; gates come before ups.
+        in_features: its own.
+        out_features: its own.
+    """
+
+    home: Any
+    first_feature: int
+    in_features: int
+    out_features: int
+
+
+class FusedModule(nn.Module):
+    """A module in the place of some linear layers.
+
+    Attributes:
+        parts: those layers, by the names that they had below the module; those of a home in the
+            order of their features.
+    """
+
+    parts: dict[str, FusedPart]
+
+
+def parts_of(home: Any, linears: Mapping[str, Any]) -> dict[str, FusedPart]:
+    """Linear layers by name, in the order in which they were put together."""
+    parts, first = {}, 0
+    for name, linear in linears.items():
+        parts[name] = FusedPart(home, first, linear.in_features, linear.out_features)
+        first += linear.out_features
+    return parts
+
+
+def layer_parts(layer: Any, qkv: Any, output: Any, gate_up: Any, down: Any) -> dict[str, FusedPart]:
+    """The linear layers of a decoder layer of a known family, by the homes of its four products."""
+    attention = layer.self_attn
+    inputs = {name: getattr(attention, name) for name in ("q_proj", "k_proj", "v_proj")}
+    parts = parts_of(qkv, inputs) | parts_of(output, {"o_proj": attention.o_proj})
+    return {f"self_attn.{name}": part for name, part in parts.items()} | {
+        f"mlp.{name}": part for name, part in mlp_parts(layer.mlp, gate_up, down).items()
+    }
+
+
+def mlp_parts(mlp: Any, gate_up: Any, down: Any) -> dict[str, FusedPart]:
+    """The linear layers of a gated MLP, by name."""
+    gated = {"gate_proj": mlp.gate_proj, "up_proj": mlp.up_proj}
+    return parts_of(gate_up, gated) | parts_of(down, {"down_proj": mlp.down_proj})
