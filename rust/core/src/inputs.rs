@@ -78,6 +78,9 @@ pub(crate) fn fill(
     buffers.check(outputs)?;
     let (mut token, mut sample) = (0, 0);
     buffers.query_start[0] = 0;
+    for (slot, row) in buffers.adapter_slots.iter_mut().zip(&outputs.rows) {
+        *slot = row.adapter_slot;
+    }
     for (index, row) in outputs.rows.iter().enumerate() {
         let seq = store.seq(row.seq);
         fill_tokens(buffers, token, row, seq, block_size);
@@ -87,7 +90,6 @@ pub(crate) fn fill(
         buffers.query_start[index + 1] = int32(token);
         buffers.seq_lens[index] = int32(seq.num_computed_tokens + row.num_tokens);
         buffers.row_handles[index] = row.seq.to_bits();
-        buffers.adapter_slots[index] = row.adapter_slot;
         if row.is_sampled {
             buffers.sample_index[sample] = int32(token - 1);
             buffers.sample_rows[sample] = int32(index);

@@ -9,6 +9,8 @@
 //!
 //! Costs: O(slots) a group that has an adapter; a comparison for others.
 
+use crate::hash::PrefixKey;
+
 /// The slots, as many as were ever needed at once; an adapter stays in its own until another needs
 /// it.
 #[derive(Clone, Debug)]
@@ -62,11 +64,18 @@ impl AdapterSlots {
             assigned;
     }
 
-    /// The slot of a group's rows in step `step_id`; `loads` gets what must be loaded before.
-    pub(super) fn enter(&mut self, adapter: u32, step_id: u64, loads: &mut Vec<(u32, i32)>) -> i32 {
-        if adapter == 0 {
+    /// The slot of a group's rows in step `step_id`; `loads` gets what must be loaded before.  The
+    /// key is not looked at where no adapter has a slot: it would be a miss of the cache a group.
+    pub(super) fn enter(
+        &mut self,
+        key: &PrefixKey,
+        step_id: u64,
+        loads: &mut Vec<(u32, i32)>,
+    ) -> i32 {
+        if self.slots.is_empty() || key.adapter == 0 {
             return NO_SLOT;
         }
+        let adapter = key.adapter;
         let position = self.adapters().position(|other| other == adapter);
         let position = position.expect("a running group's adapter has a slot, invariant 1");
         let number = i32::try_from(position).expect("max_loras is validated");

@@ -71,9 +71,9 @@ impl Scheduler {
         let entry = self.store.group(group);
         let is_prefill = entry.is_prefill;
         let num_seqs = entry.seqs.len();
-        let (adapter, step_id) = (entry.key.adapter, self.outputs.step_id);
+        let step_id = self.outputs.step_id;
         let adapter_slot =
-            self.adapters.enter(adapter, step_id, &mut self.outputs.adapters_to_load);
+            self.adapters.enter(&entry.key, step_id, &mut self.outputs.adapters_to_load);
         let wanted = self.store.seqs_of(group).map(Sequence::num_uncomputed_tokens).sum();
         let token_chunk_size = self.chunk(wanted, budget);
         let is_sampled = token_chunk_size == wanted;
