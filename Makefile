@@ -13,7 +13,7 @@ unexport CONDA_PREFIX
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help build demo test test-all test-rust test-py test-py-all references soak grid options lint \
+.PHONY: help build demo test test-all test-rust test-py test-py-all references soak grid sweep options lint \
 	fmt bench gpu-check compile-kernels tune-gpu wheel
 
 help: ## list the targets
@@ -63,6 +63,9 @@ soak: ## random scheduler lives and hostile calls for a long time (SOAK_OPS=...)
 
 grid: build ## every way of beam search against transformers (some 8 minutes)
 	PAGEDSERVE_REQUIRE_MODEL=1 PAGEDSERVE_FULL_GRID=1 $(BIN)/pytest tests/engine/test_beams.py
+
+sweep: build ## every causal architecture of transformers, tiny; the table is in docs/models.md
+	OMP_WAIT_POLICY=passive $(BIN)/python -m tests.sweep
 
 options: build ## write the options' tables into the pages under docs
 	$(BIN)/python -m tests.support.pages

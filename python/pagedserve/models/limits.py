@@ -49,7 +49,7 @@ def _num_positions(config: PreTrainedConfig) -> tuple[int | None, str]:
     """Positions that the model has, and the reason in words; None if its config does not say."""
     for name in _LENGTH_NAMES:
         number = getattr(config, name, None)
-        if number is not None:
+        if number is not None and number > 0:  # XLNet says -1
             first = first_position(config)
             reason = f"its {name} is {number}"
             return number - first, reason + (f", of which it uses those from {first}" * bool(first))
