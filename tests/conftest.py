@@ -99,6 +99,7 @@ def licence(smollm2: "LLM") -> list[int]:
 @pytest.fixture(scope="session")
 def real_tokenizer(model_package: None) -> "PreTrainedTokenizerBase":
     """SmolLM2's, without its weights."""
+    from pagedserve.config import EngineArgs
     from pagedserve.models.tokenizer import load_tokenizer
 
-    return load_tokenizer("smollm2")
+    return load_tokenizer(EngineArgs("smollm2"))

@@ -93,6 +93,18 @@ def test_chat_answers_in_the_models_own_template(smollm2: LLM) -> None:
     assert all("Paris" in output.outputs[0].text for output in asked)
 
 
+def test_chat_takes_a_template_from_a_file(smollm2: LLM, tmp_path: Path) -> None:
+    params = SamplingParams(max_tokens=1)
+    template = "{% for message in messages %}{{ message.content }};{% endfor %}"
+    (tmp_path / "template.jinja").write_text(template)
+    question = [{"role": "user", "content": "Hello"}]
+    for given in (str(tmp_path / "template.jinja"), template):
+        (output,) = smollm2.chat(question, params, use_tqdm=False, chat_template=given)
+        assert output.prompt == "Hello;"
+    with pytest.raises(ConfigError, match=r"chat_template: cannot read .*nothing\.jinja"):
+        smollm2.chat(question, params, chat_template=str(tmp_path / "nothing.jinja"))
+
+
 def test_a_seeded_request_is_the_same_alone_and_among_others(smollm2: LLM) -> None:
     seeded = SamplingParams(temperature=0.9, top_p=0.95, seed=1234, max_tokens=24, ignore_eos=True)
     alone = smollm2.generate(PROMPTS[1], seeded, use_tqdm=False)[0].outputs[0].token_ids

@@ -33,6 +33,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from transformers import PreTrainedTokenizerBase
 
 from pagedserve import RequestOutput, SamplingParams
+from pagedserve.config import EngineArgs
 from pagedserve.engine.stats import EngineSnapshot
 from pagedserve.engine.stream import Stream
 from pagedserve.executor.protocol import ModelInfo
@@ -96,7 +97,7 @@ class MadeUpEngine:
     dead_error: BaseException = RuntimeError("it lives")
 
     def __init__(self, num_streams: int, step_seconds: float) -> None:
-        self._tokenizer = load_tokenizer("smollm2", "auto", None)
+        self._tokenizer = load_tokenizer(EngineArgs("smollm2"))
         self._num_streams = num_streams
         self._step_seconds = step_seconds
         self._streams: dict[str, tuple[Stream, int]] = {}

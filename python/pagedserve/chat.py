@@ -2,11 +2,12 @@
 
 import inspect
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from transformers import PreTrainedTokenizerBase
 
-from pagedserve.errors import RequestError
+from pagedserve.errors import ConfigError, RequestError
 from pagedserve.inputs import TokensPrompt, check_unicode
 
 Message: TypeAlias = Mapping[str, Any]
@@ -31,6 +32,20 @@ def conversations_of(messages: Any) -> list[Conversation]:
         if not is_list or not conversation or not all(map(_is_message, conversation)):
             raise RequestError(f"messages has {conversation!r}; it must be {accepted}")
     return list(conversations)
+
+
+def read_chat_template(given: str | None) -> str | None:
+    """A template that an option names: a file's, or the text itself, which has a brace.
+
+    Raises:
+        ConfigError: A file that cannot be read.
+    """
+    if given is None or "{" in given:
+        return given
+    try:
+        return Path(given).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"chat_template: cannot read {given}: {error}") from error
 
 
 def chat_prompt(

@@ -9,14 +9,14 @@ import argparse
 import inspect
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any, Final, Literal, Self, TypeAlias, get_args
 
 import pagedserve.checks as checks
 from pagedserve._core import CacheConfig, SchedulerConfig
 from pagedserve.errors import ConfigError
+from pagedserve.model_args import ModelArgs
 from pagedserve.options import (
-    Option,
     add_arguments,
     check_options,
     core_options,
@@ -37,7 +37,6 @@ ModelDtype: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
 AttentionBackend: TypeAlias = Literal["rust", "torch", "triton"]
 CpuKernels: TypeAlias = Literal["fused", "modules", "generic"]
 Quantization: TypeAlias = Literal["int8"]
-LoadFormat: TypeAlias = Literal["auto", "safetensors", "dummy"]
 PreemptionMode: TypeAlias = Literal["recompute", "swap"]
 SchedulingPolicy: TypeAlias = Literal["fcfs", "priority"]
 VictimPolicy: TypeAlias = Literal["last", "least_work"]
@@ -52,12 +51,6 @@ _CORE: Final = {
 GPU_MEMORY_UTILIZATION: Final = 0.9
 
 _DEVICE: Final = re.compile(r"auto|cpu|cuda(:\d+)?")
-
-
-def _model(name: str, value: object) -> str:
-    if not isinstance(value, str) or not value:
-        checks.refuse(name, value, "smollm2, a directory, a .gguf file or a hub id")
-    return value
 
 
 def _core_option(
@@ -104,7 +97,7 @@ def _optional_count(low: int = 1) -> checks.Check[int | None]:
 
 @takes_vllm_names
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineArgs:
+class EngineArgs(ModelArgs):
     """Everything that decides how an engine is built; checked when made.
 
     None leaves any option at its default.  vLLM's names of options are taken too, as far as they
@@ -115,21 +108,6 @@ class EngineArgs:
             other; the message says what is accepted.
     """
 
-    model: str = field(
-        kw_only=False,
-        metadata={
-            "option": Option(
-                check=_model,
-                text="smollm2, a local directory in Hugging Face format, a .gguf file or a hub id.",
-            )
-        },
-    )
-    tokenizer: str | None = option(
-        None,
-        checks.optional(checks.text),
-        "A local directory or a hub id with another tokenizer for the same vocabulary.",
-        unset="the model's own",
-    )
     dtype: ModelDtype = option(
         "auto",
         _dtype,
@@ -293,12 +271,6 @@ class EngineArgs:
         "What weights of linear layers become while they are loaded, on the CPU: int8 is one byte "
         "each with a scale an output feature, a quarter of float32's memory.",
         unset="they stay as they are",
-    )
-    load_format: LoadFormat = option(
-        "auto",
-        checks.choice(get_args(LoadFormat)),
-        "auto reads the weights, safetensors only from files of that kind; dummy makes them up "
-        "from the seed, for measuring, and needs a directory with nothing but a config.json.",
     )
     enforce_eager: bool = option(
         False,

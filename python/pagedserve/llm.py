@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 import pagedserve.checks as checks
 import pagedserve.executor.local  # noqa: F401  # who lacks torch is told when LLM is asked for
-from pagedserve.chat import Conversation, chat_prompt, conversations_of
+from pagedserve.chat import Conversation, chat_prompt, conversations_of, read_chat_template
 from pagedserve.config import EngineArgs
 from pagedserve.engine.defaults import default_sampling_params
 from pagedserve.engine.llm_engine import LLMEngine
@@ -52,8 +52,9 @@ class LLM:
         self._default_params: SamplingParams | None = None
         self.llm_engine = LLMEngine(self._args)
         self._num_calls = 0
-        for line in (self.llm_engine.memory.describe(), self.llm_engine.model_info.backends):
-            print(line, file=sys.stderr)  # noqa: T201  # for the user
+        if self._args.use_tqdm_on_load:
+            for line in (self.llm_engine.memory.describe(), self.llm_engine.model_info.backends):
+                print(line, file=sys.stderr)  # noqa: T201  # for the user
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
         """The model's tokenizer."""
@@ -157,7 +158,7 @@ class LLM:
             sampling_params: As of ``generate``, as ``use_tqdm`` and ``absent`` are.
             use_tqdm: See there.
             lora_request: None: adapters are not there yet.
-            chat_template: Instead of the model's own.
+            chat_template: Instead of the model's own: a file, or the text itself.
             chat_template_content_format: Content that comes in parts is put together to one text.
             add_generation_prompt: End with what begins the assistant's answer.
             continue_final_message: Leave the last message open, so that it is continued.
@@ -170,7 +171,9 @@ class LLM:
 
         Raises:
             RequestError: What is wrong with messages or parameters.
+            ConfigError: A template's file that cannot be read.
         """
+        chat_template = read_chat_template(chat_template)
         if chat_template_content_format not in ("auto", "string"):
             checks.refuse(
                 "chat_template_content_format", chat_template_content_format, "auto or string"

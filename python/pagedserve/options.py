@@ -84,9 +84,20 @@ class Option:
     core_name: str | None = None
 
 
-def option(default: object, check: Check[object], text: str, **more: Any) -> Any:
-    """A dataclass field that is an option; ``more`` are further fields of ``Option``."""
-    return field(default=default, metadata={"option": Option(check=check, text=text, **more)})
+def option(
+    default: object, check: Check[object], text: str, *, is_secret: bool = False, **more: Any
+) -> Any:
+    """A dataclass field that is an option.
+
+    Args:
+        default: Where nobody says.
+        check: Of ``Option``, as ``text`` and ``more`` are.
+        text: See there.
+        is_secret: Whether it is left out where the dataclass is printed.
+        **more: See there.
+    """
+    known = Option(check=check, text=text, **more)
+    return field(default=default, repr=not is_secret, metadata={"option": known})
 
 
 def options_of(arguments: type | Any) -> Iterator[tuple[dataclasses.Field[Any], Option]]:

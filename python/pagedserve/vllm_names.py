@@ -54,13 +54,13 @@ ABSENT_OPTIONS: Final[dict[str, Absent]] = {
     ),
     **_absent("distributed_executor_backend", (None, "uni"), "the model runs in this process"),
     **_absent("trust_remote_code", (False, None), "code of a model's repository is never run"),
+    **_absent("code_revision", (None, "main"), "code of a model's repository is never run"),
     **_absent(
-        "revision code_revision tokenizer_revision",
-        (None, "main"),
-        "a hub id stands for its main branch; give a local directory",
+        "tokenizer_mode",
+        ("auto", "hf"),
+        "tokenizers are those of transformers, which converts mistral-common's",
     ),
-    **_absent("download_dir hf_token hf_config_path", (None, False), "give a local directory"),
-    **_absent("tokenizer_mode", ("auto", "hf"), "transformers chooses the tokenizer's class"),
+    **_absent("hf_config_path", (None,), "the config is the model's own"),
     **_absent("skip_tokenizer_init", (False, None), "detokenize=False leaves text out"),
     **_absent("config_format", ("auto", "hf"), "models are in Hugging Face format or GGUF"),
     **_absent("model_impl", ("auto", "transformers"), "models are those of transformers"),
@@ -98,7 +98,9 @@ ABSENT_OPTIONS: Final[dict[str, Absent]] = {
     **_absent("enable_prompt_embeds", (False, None), "prompts are text or token ids"),
     **_absent("hf_overrides model_loader_extra_config", (None, {}), "change its config.json"),
     **_absent("rope_scaling rope_theta", (None, {}), "change the model's config.json"),
-    **_absent("ignore_patterns", (None, [], ()), "give a local directory"),
+    **_absent(
+        "ignore_patterns", (None, [], ()), "only the files that are needed are fetched anyway"
+    ),
     **_absent(
         "speculative_config speculative_model num_speculative_tokens "
         "speculative_draft_tensor_parallel_size speculative_max_model_len "
@@ -186,7 +188,6 @@ HINTS: Final = frozenset(
         "disable_custom_all_reduce",
         "use_v2_block_manager",
         "disable_async_output_proc",
-        "use_tqdm_on_load",
         "disable_cascade_attn",
         "max_parallel_loading_workers",
         "ray_workers_use_nsight",

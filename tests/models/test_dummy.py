@@ -57,7 +57,7 @@ def test_a_tokenizer_in_the_directory_is_taken(
     directory: Path, save_tokenizer: Callable[[Path], None]
 ) -> None:
     save_tokenizer(directory)
-    assert load_tokenizer(str(directory), "dummy")("w5").input_ids == [5]
+    assert load_tokenizer(EngineArgs(str(directory), load_format="dummy"))("w5").input_ids == [5]
 
 
 def test_weights_are_still_wanted_by_default(directory: Path) -> None:

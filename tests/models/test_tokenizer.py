@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from transformers import T5Config
 
+from pagedserve.config import EngineArgs
 from pagedserve.errors import ModelLoadError, UnsupportedModelError
 from pagedserve.models.tokenizer import load_tokenizer
 
@@ -24,12 +25,12 @@ def directory(
 
 
 def test_no_weights_are_read(directory: Path) -> None:
-    assert load_tokenizer(str(directory))("w5").input_ids == [5]
+    assert load_tokenizer(EngineArgs(str(directory)))("w5").input_ids == [5]
 
 
 @pytest.mark.usefixtures("model_package")
 def test_a_gguf_file_has_its_tokenizer_in_it() -> None:
-    tokenizer = load_tokenizer("smollm2")
+    tokenizer = load_tokenizer(EngineArgs("smollm2"))
     assert tokenizer.decode(tokenizer("the cat").input_ids) == "the cat"
     assert tokenizer.chat_template
 
@@ -37,21 +38,32 @@ def test_a_gguf_file_has_its_tokenizer_in_it() -> None:
 def test_a_dummy_directory_without_a_tokenizer_counts(directory: Path) -> None:
     for path in directory.glob("tokenizer*"):
         path.unlink()
-    assert load_tokenizer(str(directory), "dummy")("5 17").input_ids == [5, 17]
+    assert load_tokenizer(EngineArgs(str(directory), load_format="dummy"))("5 17").input_ids == [
+        5,
+        17,
+    ]
     with pytest.raises(ModelLoadError, match="has no tokenizer that transformers can load"):
-        load_tokenizer(str(directory))
+        load_tokenizer(EngineArgs(str(directory)))
 
 
 def test_an_unknown_architecture_is_named_before_the_tokenizer(directory: Path) -> None:
     (directory / "config.json").write_text(json.dumps({"model_type": "no_such_thing"}))
     with pytest.raises(UnsupportedModelError, match="no_such_thing"):
-        load_tokenizer(str(directory))
+        load_tokenizer(EngineArgs(str(directory)))
     T5Config().save_pretrained(directory)
     with pytest.raises(UnsupportedModelError, match="encoder-decoder"):
-        load_tokenizer(str(directory))
+        load_tokenizer(EngineArgs(str(directory)))
 
 
 def test_weights_are_asked_for_as_when_the_model_is_loaded(directory: Path) -> None:
     (directory / "model.safetensors").unlink()
     with pytest.raises(ModelLoadError, match="no weights"):
-        load_tokenizer(str(directory))
+        load_tokenizer(EngineArgs(str(directory)))
+
+
+def test_code_of_a_repository_is_never_run(directory: Path) -> None:
+    config = {"model_type": "own", "auto_map": {"AutoConfig": "configuration_own.OwnConfig"}}
+    (directory / "config.json").write_text(json.dumps(config))
+    (directory / "configuration_own.py").write_text("raise SystemExit")
+    with pytest.raises(UnsupportedModelError, match="code of the model's repository, which is nev"):
+        load_tokenizer(EngineArgs(str(directory)))

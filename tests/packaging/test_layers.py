@@ -16,6 +16,7 @@ SHARED = {
     "checks",
     "options",
     "vllm_names",
+    "model_args",
     "config",
     "sampling_checks",
     "sampling_params",

@@ -42,6 +42,8 @@ def _generate(options: argparse.Namespace) -> int:
     args = EngineArgs.from_cli_args(options)
     params = sampling_params(options)
     texts = _prompt_texts(options.prompt, options.prompts_file)
+    if args.use_tqdm_on_load:  # importing torch alone takes seconds
+        print(f"starting with {args.model}", file=sys.stderr)
 
     from pagedserve import LLM
 

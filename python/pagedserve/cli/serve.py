@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import logging
 from pathlib import Path
 from typing import Any, Final
 
@@ -9,6 +10,8 @@ from pagedserve.config import EngineArgs
 from pagedserve.errors import ConfigError, extra_needed
 from pagedserve.server.log import set_up_logging
 from pagedserve.server.options import ServerArgs
+
+logger = logging.getLogger(__name__)
 
 # Tokens of a step with chunks: among many conversations that begin at once the last one's first
 # token comes sooner than with the engine's 512 (benches/results/2026-11-22-serving.md).
@@ -59,6 +62,8 @@ def _serve(options: argparse.Namespace) -> int:
     if engine_args.decision_log is not None:
         _make_directory("decision_log", engine_args.decision_log)
     set_up_logging(server_args.log_format)
+    # What comes now, importing torch first of all, takes seconds.
+    logger.info("starting with %s", engine_args.model)
 
     with extra_needed("pagedserve serve", "engine,serve"):
         from pagedserve.server.run import serve

@@ -42,7 +42,7 @@ def default_sampling_params(args: EngineArgs) -> SamplingParams:
 
 def _directory(args: EngineArgs) -> Path:
     if args.generation_config == "auto":
-        return find_model_files(args.model, args.load_format).directory
+        return find_model_files(args).directory
     return Path(args.generation_config)
 
 

@@ -27,6 +27,7 @@ from pagedserve.errors import InvariantError, RequestError
 from pagedserve.executor.memory import MemoryPlan
 from pagedserve.executor.protocol import CacheShape, Executor, ModelInfo, StepLimits
 from pagedserve.inputs import Prompt, match_params, parse_prompt
+from pagedserve.models.progress import progress_shown, say
 from pagedserve.models.tokenizer import load_tokenizer
 from pagedserve.output.stop import Finish
 from pagedserve.outputs import RequestOutput
@@ -75,12 +76,14 @@ class LLMEngine:
             ConfigError: Arguments that contradict each other, the model or the memory.
             ModelLoadError: The model cannot be found, read or run.
         """
-        # Before the weights: a model without a tokenizer is refused at once.
-        self.tokenizer = tokenizer or load_tokenizer(args.model, args.load_format, args.tokenizer)
-        if executor is None:
-            from pagedserve.executor.local import LocalExecutor
+        with progress_shown(args.use_tqdm_on_load):
+            say(f"loading {args.model}")
+            # Before the weights: a model without a tokenizer is refused at once.
+            self.tokenizer = tokenizer or load_tokenizer(args)
+            if executor is None:
+                from pagedserve.executor.local import LocalExecutor
 
-            executor = LocalExecutor(args)
+                executor = LocalExecutor(args)
         self.model_executor = executor
         self.model_info: ModelInfo = executor.model_info
         config = SchedulerConfig(

@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 
 from pagedserve.errors import ModelLoadError
+from pagedserve.models.progress import say
 
 _FORMAT_VERSION = 1
 
@@ -51,6 +52,7 @@ def converted_directory(gguf: Path) -> Path:
             f"{gguf.name} needs a converted copy, but {target.parent} cannot be written ({error}); "
             "set PAGEDSERVE_CACHE to a directory that can"
         ) from error
+    say(f"converting {gguf.name}, once: the copy is kept in {target}")
     try:
         _convert(gguf, work)
         _publish(work, target)

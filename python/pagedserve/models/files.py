@@ -9,10 +9,11 @@ from typing import cast
 import transformers
 from transformers import AutoConfig, PreTrainedConfig
 
-from pagedserve.config import LoadFormat
+from pagedserve.config import EngineArgs
 from pagedserve.errors import UnsupportedModelError
-from pagedserve.models.convert import converted_directory
+from pagedserve.models.hub import HubOptions, Part
 from pagedserve.models.mappings import register_mapping
+from pagedserve.models.progress import is_progress_shown
 from pagedserve.models.registry import resolve_model
 
 
@@ -32,22 +33,23 @@ class ModelFiles:
     hf_config: PreTrainedConfig
 
 
-def find_model_files(name: str, load_format: LoadFormat) -> ModelFiles:
+def find_model_files(args: EngineArgs) -> ModelFiles:
     """Find a model's files, download or convert them if they are not here yet, read the config.
 
     Args:
-        name: see `pagedserve.config.EngineArgs`.
-        load_format: "dummy" needs no weights.
+        args: which model; ``load_format="dummy"`` needs no weights.
 
     Raises:
         ModelLoadError: if there is no such model, or its files are not whole.
         UnsupportedModelError: if transformers does not know the architecture, or it is an
             encoder-decoder.
+        ConfigError: if a revision is asked for of what has none.
     """
-    source = resolve_model(name, needs_weights=load_format != "dummy")
+    part: Part = "config" if args.load_format == "dummy" else "model"
+    source = resolve_model(args.model, part=part, hub=HubOptions.of_model(args))
     with quiet_transformers():
-        directory = converted_directory(source.path) if source.is_gguf else source.path
-        return ModelFiles(name, directory, _load_config(name, directory))
+        directory = source.directory()
+        return ModelFiles(args.model, directory, _load_config(args.model, directory))
 
 
 def architecture_of(config: PreTrainedConfig) -> str:
@@ -62,13 +64,21 @@ def first_line(error: Exception) -> str:
     return lines[0] if lines else type(error).__name__
 
 
+def reason_of(error: Exception) -> str:
+    """Why transformers cannot load a part of a model."""
+    if "trust_remote_code" in str(error):
+        return "it is code of the model's repository, which is never run"
+    return first_line(error)
+
+
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Without transformers' progress bars and warnings, which are about its own use."""
+    """Without transformers' warnings, which are about its own use, and bars that nobody wants."""
     logging = transformers.utils.logging
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    if not is_progress_shown():
+        logging.disable_progress_bar()
     try:
         yield
     finally:
@@ -89,7 +99,7 @@ def _load_config(name: str, directory: Path) -> PreTrainedConfig:
     except (OSError, ValueError) as error:
         raise UnsupportedModelError(
             f"model {name!r}: transformers {transformers.__version__} knows no such architecture: "
-            f"{first_line(error)}"
+            f"{reason_of(error)}"
         ) from error
     if config.is_encoder_decoder:
         raise UnsupportedModelError(

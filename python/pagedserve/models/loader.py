@@ -1,5 +1,6 @@
 """From the engine's arguments to a model that is known to run on paged attention."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -11,9 +12,10 @@ from pagedserve.attention.backends import choose_backend, describe
 from pagedserve.attention.interface import ATTENTION_NAME, register
 from pagedserve.cache.engine import LayerShape
 from pagedserve.collector import collector_paused
-from pagedserve.config import AttentionBackend, CpuKernels, EngineArgs, LoadFormat
+from pagedserve.config import AttentionBackend, CpuKernels, EngineArgs
 from pagedserve.errors import ConfigError, ModelLoadError, PagedServeError, UnsupportedModelError
 from pagedserve.host_ops.capabilities import use_instructions
+from pagedserve.model_args import LoadFormat
 from pagedserve.models.adapt import adapt, attention_to_build_with
 from pagedserve.models.device import choose_device
 from pagedserve.models.dummy import dummy_model
@@ -29,6 +31,7 @@ from pagedserve.models.fused.cpu.replace import weight_bytes
 from pagedserve.models.limits import check_max_model_len, derive_max_model_len, eos_token_ids
 from pagedserve.models.probe import ProbeResult, check_replaced, probe_model
 from pagedserve.models.probe_cache import ProbeCacheEntry
+from pagedserve.models.weights import weights_read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +97,7 @@ def load_model(config: EngineArgs, device: torch.device | None = None) -> Loaded
     use_instructions(config.cpu_instructions)
     register()
     with collector_paused(), quiet_transformers():
-        files = find_model_files(config.model, config.load_format)
+        files = find_model_files(config)
         text_config = files.hf_config.get_text_config()
         max_model_len = derive_max_model_len(text_config, config.max_model_len)
         dtype = _dtype(config, text_config, device)
@@ -147,7 +150,8 @@ class _Loading:
         if self.config.load_format == "dummy":
             model = _make_up_weights(self.files, self.dtype, self.device, seed=self.config.seed)
         else:
-            model = _load_weights(self.files, self.dtype, self.config.load_format)
+            with weights_read() if self.device.type == "cpu" else nullcontext():
+                model = _load_weights(self.files, self.dtype, self.config.load_format)
         cast(nn.Module, model).to(self.device).eval()
         adapt(model, self.max_model_len)
         return model

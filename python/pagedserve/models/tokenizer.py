@@ -1,7 +1,7 @@
 """A model's tokenizer, loaded without the model."""
 
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -9,56 +9,63 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from pagedserve.collector import collector_paused
-from pagedserve.config import LoadFormat
+from pagedserve.config import EngineArgs
 from pagedserve.errors import ModelLoadError
-from pagedserve.models.files import find_model_files, first_line, quiet_transformers
+from pagedserve.models.files import find_model_files, quiet_transformers, reason_of
+from pagedserve.models.hub import HubOptions
+from pagedserve.models.registry import has_tokenizer, resolve_model
+from pagedserve.models.sentencepiece_model import match_sentencepiece
 
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
-
-def load_tokenizer(
-    model: str, load_format: LoadFormat = "auto", tokenizer: str | None = None
-) -> PreTrainedTokenizerBase:
+def load_tokenizer(args: EngineArgs) -> PreTrainedTokenizerBase:
     """The tokenizer of a model; reads no weights.
 
     Args:
-        model: see `pagedserve.config.EngineArgs`.
-        load_format: with "dummy", a directory without a tokenizer gets one whose words are token
+        args: which model, or which tokenizer in the place of its own.  With
+            ``load_format="dummy"``, a directory without a tokenizer gets one whose words are token
             ids: "5 17" is [5, 17].
-        tokenizer: another place to take it from; None is the model.
 
     Raises:
         ModelLoadError: if there is no such model, or transformers cannot load its tokenizer.
         UnsupportedModelError: if transformers does not know the architecture, or it is an
             encoder-decoder.
+        ConfigError: if a revision is asked for of what has none.
     """
-    with collector_paused():
-        if tokenizer is not None and Path(tokenizer).is_dir():
-            with quiet_transformers():
-                return _load(tokenizer, Path(tokenizer))
-        name, is_dummy = tokenizer or model, load_format == "dummy"
-        files = find_model_files(name, load_format if name == model else "dummy")
-        if is_dummy and name == model and not _has_tokenizer(files.directory):
+    with collector_paused(), quiet_transformers():
+        name, hub = args.tokenizer or args.model, HubOptions.of_tokenizer(args)
+        if name != args.model or hub != HubOptions.of_model(args):
+            source = resolve_model(name, part="tokenizer", hub=hub)
+            return _load(name, source.directory())
+        files = find_model_files(args)
+        if args.load_format == "dummy" and not has_tokenizer(files.directory):
             return _number_tokenizer(files.hf_config.get_text_config().vocab_size)
-        with quiet_transformers():
-            return _load(name, files.directory)
+        return _load(name, files.directory)
 
 
 def _load(name: str, directory: Path) -> PreTrainedTokenizerBase:
     try:
-        return cast(
-            PreTrainedTokenizerBase,
-            AutoTokenizer.from_pretrained(directory, trust_remote_code=False),
-        )
+        return _from_files(directory)
+    except ModelLoadError as error:
+        raise ModelLoadError(f"model {name!r}: {error}") from error
     except Exception as error:  # transformers raises many unrelated types here
         raise ModelLoadError(
-            f"model {name!r} has no tokenizer that transformers can load ({first_line(error)}); "
+            f"model {name!r} has no tokenizer that transformers can load ({reason_of(error)}); "
             "accepted are tokenizer.json or the files of a tokenizer class beside config.json"
         ) from error
 
 
-def _has_tokenizer(directory: Path) -> bool:
-    return any((directory / name).is_file() for name in _TOKENIZER_FILES)
+def _from_files(directory: Path) -> PreTrainedTokenizerBase:
+    try:
+        # Not through mistral-common itself, which streams no text and takes no template.
+        loaded: Any = AutoTokenizer.from_pretrained(
+            directory, trust_remote_code=False, mistral_format=False
+        )
+    except ModuleNotFoundError:  # mistral-common without what it needs
+        loaded = PreTrainedTokenizerFast.from_pretrained(directory)
+    model_file = directory / "tokenizer.model"
+    if model_file.is_file() and not (directory / "tokenizer.json").is_file():
+        match_sentencepiece(loaded, model_file)
+    return cast(PreTrainedTokenizerBase, loaded)
 
 
 def _number_tokenizer(vocab_size: int) -> PreTrainedTokenizerBase:

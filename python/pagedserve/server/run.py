@@ -15,18 +15,18 @@ import sys
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
-from pathlib import Path
 from socket import socket
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import uvicorn
 
+from pagedserve.chat import read_chat_template
 from pagedserve.config import EngineArgs
 from pagedserve.engine.async_engine import AsyncLLMEngine
 from pagedserve.engine.defaults import default_sampling_params
 from pagedserve.engine.llm_engine import LLMEngine
-from pagedserve.errors import ConfigError, extra_needed
+from pagedserve.errors import extra_needed
 from pagedserve.sampling_params import SamplingParams
 from pagedserve.server.app import build_app
 from pagedserve.server.context import Context
@@ -59,7 +59,7 @@ def serve(engine_args: EngineArgs, server_args: ServerArgs) -> int:
         ImportError: An option needs packages that are not there.
     """
     # What needs no model is looked at before anything is loaded.
-    chat_template = _chat_template(server_args.chat_template)
+    chat_template = read_chat_template(server_args.chat_template)
     tracer = make_tracer(server_args.otlp_traces_endpoint)
     listener = listen(server_args)
     default_params: Future[SamplingParams] = Future()
@@ -108,16 +108,6 @@ def make_tracer(endpoint: str | None) -> "Tracer | None":
     with extra_needed("--otlp-traces-endpoint", "otel"):
         from pagedserve.server.tracing import Tracer
     return Tracer(endpoint)
-
-
-def _chat_template(given: str | None) -> str | None:
-    """A template from the options: a file's, or the text itself."""
-    if given is None or "{" in given:
-        return given
-    try:
-        return Path(given).read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"chat_template: cannot read {given}: {error}") from error
 
 
 def _leave() -> NoReturn:

@@ -5,6 +5,8 @@ from typing import Any
 
 from torch import nn
 
+from pagedserve.models.progress import progress
+
 
 def replace_modules(
     model: nn.Module,
@@ -31,7 +33,7 @@ def replace_modules(
     ]
     num_replaced = 0
     # Places and not modules: nothing else may keep a replaced module in memory.
-    for parent, name in places:
+    for parent, name in progress(places, "replacing modules"):
         replacement = make(getattr(parent, name))
         if agree(getattr(parent, name), replacement):
             setattr(parent, name, replacement)

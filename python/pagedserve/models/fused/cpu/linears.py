@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn import functional
 
 from pagedserve._core.cpu import PackedWeights
 from pagedserve.config import Quantization
@@ -103,11 +102,13 @@ def _int8_panels(weight: Tensor) -> tuple[NDArray[np.int8], NDArray[np.float32]]
 
 def _panels(weight: Tensor, lane: torch.dtype) -> NDArray[Any]:
     """Weights ``[N, K]`` as ``[ceil(N / 64), K, 64]`` lanes, which may hold several of them."""
-    padding = -len(weight) % PANEL_FEATURES
-    lanes = functional.pad(weight, (0, 0, 0, padding)).contiguous().view(lane)
-    rows = lanes.view(-1, PANEL_FEATURES, lanes.shape[1])
-    panels = empty_in_huge_pages(len(rows), lanes.shape[1], PANEL_FEATURES, dtype=lane)
-    panels.copy_(rows.transpose(1, 2))
+    lanes = weight.contiguous().view(lane)
+    num_whole, rest = divmod(len(lanes), PANEL_FEATURES)
+    depth, whole = lanes.shape[1], lanes[: num_whole * PANEL_FEATURES]
+    panels = empty_in_huge_pages(num_whole + bool(rest), depth, PANEL_FEATURES, dtype=lane)
+    panels[:num_whole].copy_(whole.view(-1, PANEL_FEATURES, depth).transpose(1, 2))
+    if rest:  # the last panel alone is padded: a copy of all weights is a lot of memory
+        panels[num_whole].zero_()[:, :rest].copy_(lanes[len(whole) :].T)
     return panels.numpy().reshape(-1)
 
 

@@ -1,0 +1,259 @@
+"""Repositories of models on the Hugging Face Hub or on ModelScope, and what is fetched of them.
+
+What is on this machine already is used without asking a hub.  Hubs are spoken to by their own
+libraries, which keep the files and read the variables of their environment (``HF_HOME``,
+``HF_ENDPOINT``, ``HF_HUB_OFFLINE``, ``MODELSCOPE_CACHE``, ``MODELSCOPE_ENDPOINT`` and so on).
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal, Protocol
+
+from pagedserve.config import EngineArgs
+from pagedserve.errors import ModelLoadError, extra_needed
+from pagedserve.models.progress import QuietBar, is_progress_shown, say
+
+# What is wanted of a repository.
+Part = Literal["model", "config", "tokenizer"]
+
+USE_MODELSCOPE: Final = "PAGEDSERVE_USE_MODELSCOPE"
+_MODELSCOPE_MAIN: Final = "master"
+# Of the first request to a hub, so that a machine without network is told quickly.
+_TIMEOUT_SECONDS: Final = 10.0
+
+_TEXTS: Final = (".json", ".model", ".txt", ".jinja")
+_CHAT_TEMPLATES: Final = "additional_chat_templates/"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HubOptions:
+    """Which state of a repository is meant, and how it is fetched.
+
+    Attributes:
+        revision: branch, tag or commit; None is the main branch.
+        token: shown to the hub; None is the one that its library knows.
+        download_dir: where files are kept; None is where its library keeps them.
+    """
+
+    revision: str | None = None
+    token: str | None = None
+    download_dir: str | None = None
+
+    @classmethod
+    def of_model(cls, args: EngineArgs) -> "HubOptions":
+        """Those of the model."""
+        return cls(revision=args.revision, token=args.hf_token, download_dir=args.download_dir)
+
+    @classmethod
+    def of_tokenizer(cls, args: EngineArgs) -> "HubOptions":
+        """Those of the tokenizer."""
+        own = args.revision if args.tokenizer is None else None
+        revision = args.tokenizer_revision or own
+        return cls(revision=revision, token=args.hf_token, download_dir=args.download_dir)
+
+
+class Hub(Protocol):
+    """Where repositories are.
+
+    Attributes:
+        name: for people.
+    """
+
+    name: str
+
+    def cached(self, repo_id: str) -> Path:
+        """The directory of what was fetched before; raises anything if there is none."""
+
+    def file_names(self, repo_id: str) -> Sequence[str]:
+        """All files of a repository, by their paths in it; raises anything if there is none."""
+
+    def fetch(self, repo_id: str, file_names: Sequence[str]) -> Path:
+        """The directory with these files of a repository."""
+
+
+class HuggingFace:
+    """The Hugging Face Hub, or what ``HF_ENDPOINT`` names in its place."""
+
+    name = "the Hugging Face Hub"
+
+    def __init__(self, options: HubOptions) -> None:
+        """Ask nothing yet."""
+        self._options = options
+
+    def cached(self, repo_id: str) -> Path:
+        """See ``Hub``."""
+        # Whether more of it is here is not for the library to say, which wants the whole listing.
+        return self._snapshot(repo_id, file_names=["config.json"], local_files_only=True)
+
+    def file_names(self, repo_id: str) -> Sequence[str]:
+        """See ``Hub``."""
+        from huggingface_hub import HfApi
+
+        info = HfApi(token=self._options.token).model_info(
+            repo_id, revision=self._options.revision, timeout=_TIMEOUT_SECONDS
+        )
+        return [file.rfilename for file in info.siblings or ()]
+
+    def fetch(self, repo_id: str, file_names: Sequence[str]) -> Path:
+        """See ``Hub``."""
+        return self._snapshot(repo_id, file_names=file_names)
+
+    def _snapshot(
+        self, repo_id: str, *, file_names: Sequence[str], local_files_only: bool = False
+    ) -> Path:
+        from huggingface_hub import snapshot_download
+
+        directory = snapshot_download(
+            repo_id,
+            revision=self._options.revision,
+            token=self._options.token,
+            cache_dir=self._options.download_dir,
+            allow_patterns=list(file_names),
+            local_files_only=local_files_only,
+            tqdm_class=None if is_progress_shown() else QuietBar,
+        )
+        return Path(directory)
+
+
+class ModelScope:
+    """ModelScope, or what ``MODELSCOPE_ENDPOINT`` names in its place."""
+
+    name = "ModelScope"
+
+    def __init__(self, options: HubOptions) -> None:
+        """Ask nothing yet.
+
+        Raises:
+            ImportError: its library is not there.
+        """
+        with extra_needed(USE_MODELSCOPE, "modelscope"):
+            from modelscope_hub import HubApi
+        self._options = options
+        # Named in any case: of a repository without that branch any other would be taken.
+        self._revision = options.revision or _MODELSCOPE_MAIN
+        self._api = HubApi(token=options.token)
+
+    def cached(self, repo_id: str) -> Path:
+        """See ``Hub``."""
+        return self._download(repo_id, local_files_only=True)
+
+    def file_names(self, repo_id: str) -> Sequence[str]:
+        """See ``Hub``."""
+        files = self._api.list_repo_files(repo_id, "model", revision=self._revision)
+        return [file.path for file in files if not file.is_dir]
+
+    def fetch(self, repo_id: str, file_names: Sequence[str]) -> Path:
+        """See ``Hub``."""
+        return self._download(repo_id, file_names=file_names)
+
+    def _download(
+        self,
+        repo_id: str,
+        *,
+        file_names: Sequence[str] | None = None,
+        local_files_only: bool = False,
+    ) -> Path:
+        directory = self._api.download_repo(
+            repo_id,
+            "model",
+            revision=self._revision,
+            cache_dir=self._options.download_dir,
+            allow_patterns=None if file_names is None else list(file_names),
+            local_files_only=local_files_only,
+        )
+        return Path(directory)
+
+
+def snapshot(
+    name: str, repo_id: str, part: Part, options: HubOptions, check: Callable[[Path], None]
+) -> Path:
+    """The directory of a repository's files, fetched unless they are here already.
+
+    Args:
+        name: what the user gave.
+        repo_id: as owner/name.
+        part: what is needed of it.
+        options: which state of it.
+        check: raises ``ModelLoadError`` if the part is not whole.
+
+    Raises:
+        ModelLoadError: if it cannot be fetched, or lacks what is needed.
+        ImportError: if ModelScope is asked for and its library is not there.
+    """
+    hub: Hub = ModelScope(options) if uses_modelscope() else HuggingFace(options)
+    cached = _cached(hub, repo_id, check)
+    if cached is not None:
+        return cached
+    fetched = _fetch(hub, name, repo_id, part, options)
+    check(fetched)
+    return fetched
+
+
+def _cached(hub: Hub, repo_id: str, check: Callable[[Path], None]) -> Path | None:
+    """What was fetched before; None if that is nothing, or not all."""
+    try:
+        directory = hub.cached(repo_id)
+        check(directory)
+    except Exception:  # noqa: BLE001  # each library has its own
+        return None
+    return directory
+
+
+def _fetch(hub: Hub, name: str, repo_id: str, part: Part, options: HubOptions) -> Path:
+    try:
+        needed = needed_files(hub.file_names(repo_id), part)
+        revision = options.revision or "the main branch"
+        say(f"fetching {len(needed)} files of {repo_id} ({revision}) from {hub.name}")
+        return hub.fetch(repo_id, needed)
+    except Exception as error:  # network, authorisation, offline mode: many unrelated types
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ModelLoadError(
+            f"model {name!r} is not a path, not in the hub cache, and fetching hub id {repo_id!r} "
+            f"from {hub.name} failed: {reason}"
+        ) from error
+
+
+def uses_modelscope() -> bool:
+    """Whether hub ids are those of ModelScope.
+
+    Raises:
+        ModelLoadError: if the variable that says it says neither yes nor no.
+    """
+    value = os.environ.get(USE_MODELSCOPE, "")
+    if value.lower() not in ("", "0", "1", "false", "true"):
+        raise ModelLoadError(f"{USE_MODELSCOPE} is {value!r}; it must be 1, 0, true or false")
+    return value.lower() in ("1", "true")
+
+
+def needed_files(names: Sequence[str], part: Part) -> list[str]:
+    """Those of a repository's files that transformers reads.
+
+    Left out are weights in the formats of other programs, weights that are there twice, and
+    everything in folders (``original/``, ``onnx/``) but chat templates.
+    """
+    top = [name for name in names if "/" not in name and not name.startswith("consolidated")]
+    texts = [name for name in top if name.endswith(_TEXTS) or name.startswith("tokenizer.model")]
+    texts = [name for name in texts if not name.endswith(".index.json")]
+    templates = [
+        name for name in names if name.startswith(_CHAT_TEMPLATES) and name.endswith(".jinja")
+    ]
+    return [*texts, *templates, *(_weights(top) if part == "model" else ())]
+
+
+def _weights(top: Sequence[str]) -> list[str]:
+    for single, start, end in (
+        ("model.safetensors", "", ".safetensors"),
+        ("pytorch_model.bin", "pytorch_model", ".bin"),
+    ):
+        if single in top:
+            return [single]
+        shards = [
+            name
+            for name in top
+            if name.startswith(start) and name.endswith(end) and not name.startswith("adapter_")
+        ]
+        if shards:
+            return [*shards, *(name for name in top if name == f"{single}.index.json")]
+    return []

@@ -1,0 +1,64 @@
+"""Tokenizers that are nothing but a SentencePiece model, as transformers converts them.
+
+transformers merges pieces in the order of their ids, SentencePiece by their scores, which is
+another order in Llama's and Mistral's models; and it leaves a space out that SentencePiece puts in
+front of a text with one.  So a converted tokenizer gets both from its model, and is held against
+SentencePiece itself on texts with what conversions get wrong.
+"""
+
+from pathlib import Path
+from typing import Any, Final
+
+from tokenizers.models import BPE
+from tokenizers.normalizers import Prepend, Replace, Sequence
+from transformers import PreTrainedTokenizerBase
+from transformers.tokenization_utils_base import generate_merges
+
+from pagedserve.errors import ModelLoadError, extra_needed
+
+SAMPLES: Final = (
+    "Hello  wörld, 你好!   two words\n\tTab 1234 🙂\n\nend. ",
+    "  spaces in front",
+    "\nno space",
+)
+
+_SPACE: Final = "▁"
+
+
+def match_sentencepiece(tokenizer: PreTrainedTokenizerBase, model_file: Path) -> None:
+    """Make a tokenizer split text as the SentencePiece model that it was converted from.
+
+    Args:
+        tokenizer: changed in place.
+        model_file: the model.
+
+    Raises:
+        ModelLoadError: if it still splits text in another way.
+        ImportError: if SentencePiece is not there.
+    """
+    with extra_needed(f"{model_file.name} without tokenizer.json", "tokenizers"):
+        from sentencepiece import SentencePieceProcessor
+    exact = SentencePieceProcessor(model_file=str(model_file))
+    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None and isinstance(backend.model, BPE):
+        vocab = backend.get_vocab(with_added_tokens=False)
+        scores = {
+            exact.id_to_piece(token): exact.get_score(token) for token in range(exact.vocab_size())
+        }
+        backend.model = BPE(
+            vocab=vocab,
+            merges=generate_merges(vocab, scores),
+            unk_token=backend.model.unk_token,
+            fuse_unk=backend.model.fuse_unk,
+            byte_fallback=backend.model.byte_fallback,
+        )
+        if exact.id_to_piece(exact.encode("a")[0]).startswith(_SPACE):
+            backend.normalizer = Sequence([Prepend(_SPACE), Replace(" ", _SPACE)])
+            backend.pre_tokenizer = None
+    found = [tokenizer(text, add_special_tokens=False).input_ids for text in SAMPLES]
+    texts = [tokenizer.decode(ids) for ids in found]
+    if found != exact.encode(list(SAMPLES)) or texts != list(SAMPLES):
+        raise ModelLoadError(
+            f"what transformers makes of {model_file.name} splits text in another way than "
+            "SentencePiece does; name its class in tokenizer_config.json, or give tokenizer.json"
+        )
