@@ -1,0 +1,192 @@
+"""Adapters read from peft's files are those that peft itself would apply."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft.tuners.lora import LoraLayer
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import PreTrainedModel
+
+from pagedserve.errors import RequestError
+from pagedserve.lora.adapter import CONFIG, WEIGHTS, AdapterFiles
+from pagedserve.lora.weights import LoraWeights
+from tests.support.lora import KINDS, load_adapter, save_random_adapter
+
+
+@pytest.fixture(scope="module")
+def shapes(base: PreTrainedModel) -> dict[str, tuple[int, int]]:
+    found = {}
+    for name, module in base.named_modules():
+        if isinstance(module, nn.Linear):
+            found[name] = (module.in_features, module.out_features)
+        elif isinstance(module, nn.Embedding):
+            found[name] = (module.num_embeddings, module.embedding_dim)
+    return found
+
+
+Parse = Callable[[Path], dict[str, LoraWeights]]
+
+
+@pytest.fixture
+def parse(shapes: dict[str, tuple[int, int]]) -> Parse:
+    return lambda path: AdapterFiles.read("a", str(path)).parse(shapes, max_rank=64)
+
+
+@pytest.fixture
+def saved(base: PreTrainedModel, tmp_path: Path) -> Path:
+    """An adapter of queries and values whose files a test may change."""
+    return save_random_adapter(base, "query and value", tmp_path / "adapter")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_change_of_each_weight_is_the_one_that_peft_makes(
+    base: PreTrainedModel, kind: str, parse: Parse, tmp_path: Path
+) -> None:
+    model = load_adapter(base, save_random_adapter(base, kind, tmp_path))
+    expected = {
+        name.removeprefix("base_model.model."): module.get_delta_weight("default").double()
+        for name, module in model.named_modules()
+        if isinstance(module, LoraLayer)
+    }
+    found = parse(tmp_path)
+    assert found.keys() == expected.keys()
+    for name, (a, b) in found.items():
+        delta = b.double() @ a.double()
+        if isinstance(base.get_submodule(name), nn.Embedding):
+            delta = delta.T
+        torch.testing.assert_close(delta, expected[name], rtol=1e-5, atol=1e-6)
+
+
+def test_half_precision_is_read_exactly(saved: Path, parse: Parse) -> None:
+    halves = {key: tensor.bfloat16() for key, tensor in load_file(saved / WEIGHTS).items()}
+    save_file(halves, saved / WEIGHTS)
+    for name, (a, _) in parse(saved).items():
+        assert a.dtype == torch.float32
+        assert torch.equal(a, halves[f"base_model.model.{name}.lora_A.weight"].float())
+
+
+def change_config(path: Path, **fields: Any) -> None:
+    config = json.loads((path / CONFIG).read_text())
+    (path / CONFIG).write_text(json.dumps(config | fields))
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"peft_type": "IA3"}, "peft_type is 'IA3'; it must be 'LORA'"),
+        ({"use_dora": True}, "use_dora is True, which is not supported: DoRA"),
+        ({"bias": "lora_only"}, "bias is 'lora_only'; it must be 'none'"),
+        ({"lora_bias": True}, "lora_bias is True"),
+        ({"init_lora_weights": "pissa_niter_16"}, "'pissa_niter_16', which changes the base"),
+        ({"init_lora_weights": "olora"}, "init_lora_weights is 'olora'"),
+        ({"init_lora_weights": "loftq"}, "init_lora_weights is 'loftq'"),
+        ({"alora_invocation_tokens": [5]}, r"alora_invocation_tokens is \[5\]"),
+        ({"layer_replication": [[0, 2], [1, 2]]}, "layer_replication is"),
+        ({"target_parameters": ["mlp.experts.down"]}, "target_parameters is"),
+        ({"modules_to_save": ["lm_head"]}, r"modules_to_save is \['lm_head'\]"),
+        ({"trainable_token_indices": [7]}, r"trainable_token_indices is \[7\]"),
+        ({"use_qalora": True}, "use_qalora is True, which is not supported: it is not known here"),
+        ({"r": 8}, "has rank 4; adapter_config.json says 8"),
+        ({"r": "4"}, "r is '4'; it must be a number above 0"),
+        ({"lora_alpha": None}, "lora_alpha is None; it must be a number above 0"),
+        ({"rank_pattern": ["q_proj"]}, "rank_pattern is .* must be an object"),
+        ({"alpha_pattern": {"(": 3}}, "alpha_pattern has a pattern that is no regular expression"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(
+    saved: Path, parse: Parse, fields: dict[str, Any], said: str
+) -> None:
+    change_config(saved, **fields)
+    with pytest.raises(RequestError, match=f"adapter 'a': .*{said}"):
+        parse(saved)
+
+
+def test_a_rank_above_the_limit_is_refused(
+    base: PreTrainedModel, shapes: dict[str, tuple[int, int]], tmp_path: Path
+) -> None:
+    save_random_adapter(base, "all-linear", tmp_path)
+    with pytest.raises(RequestError, match="has rank 16; max_lora_rank is 8"):
+        AdapterFiles.read("a", str(tmp_path)).parse(shapes, max_rank=8)
+
+
+Q = "base_model.model.model.layers.0.self_attn.q_proj"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({f"{Q}.lora_A.weight": None}, "has one of lora_A and lora_B of .*q_proj' alone"),
+        ({f"{Q}.lora_A.weight": torch.ones(4, 63)}, r"lora_A .* is \(4, 63\) and lora_B \(64, 4\)"),
+        ({f"{Q}.lora_A.weight": torch.full((4, 64), float("nan"))}, "are not all finite numbers"),
+        ({f"{Q}.lora_A.weight": torch.ones(())}, r"lora_A .* is \(\)"),
+        ({f"{Q}.lora_magnitude_vector": torch.ones(64)}, "lora_magnitude_vector', which is no"),
+        ({f"{Q}.lora_B.bias": torch.ones(64)}, "lora_B.bias', which is no low-rank change"),
+        (
+            {f"{Q.replace('q_proj', 'query')}.lora_A.weight": torch.ones(4, 64)},
+            "the model has no 'model.layers.0.self_attn.query' .* it has down_proj, embed_tokens, ",
+        ),
+        (
+            {"base_model.model.lm_head.base_layer.weight": torch.ones(99, 64)},
+            r"base_layer.weight' is \(99, 64\); the model has \(64, 97\): the vocabulary was",
+        ),
+    ],
+)
+def test_weights_that_are_no_change_of_this_model_are_refused(
+    saved: Path, parse: Parse, change: dict[str, torch.Tensor | None], said: str
+) -> None:
+    tensors = load_file(saved / WEIGHTS) | change
+    save_file(
+        {key: tensor for key, tensor in tensors.items() if tensor is not None}, saved / WEIGHTS
+    )
+    with pytest.raises(RequestError, match=said):
+        parse(saved)
+
+
+def test_a_directory_that_is_no_adapter_is_refused(saved: Path, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="is no directory with an adapter_config"):
+        AdapterFiles.read("a", str(tmp_path / "nowhere"))
+    with pytest.raises(RequestError, match="is no directory with an adapter_config"):
+        AdapterFiles.read("a", str(saved / CONFIG))
+    (saved / WEIGHTS).rename(saved / "weights")
+    with pytest.raises(RequestError, match=f"has no {WEIGHTS}"):
+        AdapterFiles.read("a", str(saved))
+    (saved / "adapter_model.bin").write_bytes(b"a pickle")
+    with pytest.raises(RequestError, match=r"adapter_model.bin is not read, only safetensors"):
+        AdapterFiles.read("a", str(saved))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        (CONFIG, b"{", "adapter_config.json is no JSON"),
+        (CONFIG, b"[1]", "adapter_config.json is no JSON object"),
+        (WEIGHTS, b"no tensors", "adapter_model.safetensors cannot be read"),
+    ],
+)
+def test_a_broken_file_is_refused(
+    saved: Path, parse: Parse, name: str, content: bytes, said: str
+) -> None:
+    (saved / name).write_bytes(content)
+    with pytest.raises(RequestError, match=said):
+        parse(saved)
+
+
+def test_a_cut_file_is_refused(saved: Path, parse: Parse) -> None:
+    whole = (saved / WEIGHTS).read_bytes()
+    (saved / WEIGHTS).write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(RequestError, match="cannot be read"):
+        parse(saved)
+
+
+def test_the_digest_is_of_the_contents_alone(saved: Path, tmp_path: Path) -> None:
+    digest = AdapterFiles.read("a", str(saved)).digest
+    copied = shutil.copytree(saved, tmp_path / "copy")
+    assert AdapterFiles.read("b", str(copied)).digest == digest
+    change_config(copied, lora_alpha=17)
+    assert AdapterFiles.read("b", str(copied)).digest != digest

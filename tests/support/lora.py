@@ -1,0 +1,51 @@
+"""Random adapters, made and saved by peft."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import PreTrainedModel
+
+# Ways to make an adapter; ranks from 4 to 64.
+KINDS: dict[str, dict[str, Any]] = {
+    "query and value": {"r": 4, "target_modules": ["q_proj", "v_proj"]},
+    "all-linear": {"r": 16, "target_modules": "all-linear"},
+    "rank-stabilized": {"r": 8, "target_modules": "all-linear", "use_rslora": True},
+    "patterns": {
+        "r": 8,
+        "target_modules": ["q_proj", "k_proj", "o_proj", "down_proj"],
+        "rank_pattern": {"layers.0.self_attn.q_proj": 32, "q_proj": 4, "down_proj": 12},
+        "alpha_pattern": {"o_proj": 3, r"layers\.1\..*": 20},
+    },
+    "regex": {"r": 6, "target_modules": r".*\.1\.(self_attn\.o_proj|mlp\.(up|gate)_proj)"},
+    "embeddings and head": {"r": 8, "target_modules": ["embed_tokens", "lm_head", "v_proj"]},
+    "some layers": {"r": 8, "target_modules": ["up_proj"], "layers_to_transform": [1]},
+    "rank 64": {"r": 64, "target_modules": "all-linear", "init_lora_weights": "gaussian"},
+}
+
+
+def random_adapter(base: PreTrainedModel, kind: str, *, seed: int = 0) -> PeftModel:
+    """An adapter over a copy of a model, so large that tokens show it."""
+    config = LoraConfig(**{"lora_alpha": 16, "task_type": "CAUSAL_LM"} | KINDS[kind])
+    torch.manual_seed(seed)
+    model = get_peft_model(copy.deepcopy(base), config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_" in name:
+                parameter.normal_(0, 0.5 / parameter.shape["lora_A" in name] ** 0.5)
+    return model.eval()
+
+
+def load_adapter(base: PreTrainedModel, path: Path) -> PeftModel:
+    """What peft makes of an adapter's files, over a copy of a model."""
+    return PeftModel.from_pretrained(copy.deepcopy(base), path).eval()
+
+
+def save_random_adapter(base: PreTrainedModel, kind: str, path: Path, *, seed: int = 0) -> Path:
+    """Saves it, as peft does unasked with the base's embeddings where they are changed."""
+    model = random_adapter(base, kind, seed=seed)
+    targets = model.peft_config["default"].target_modules
+    model.save_pretrained(path, save_embedding_layers="embed_tokens" in targets)
+    return path
