@@ -122,6 +122,10 @@ def test_every_field_can_be_given_on_the_command_line() -> None:
         load_format="dummy",
         enforce_eager=True,
         async_scheduling=True,
+        enable_lora=True,
+        max_loras=2,
+        max_lora_rank=8,
+        max_cpu_loras=3,
         disable_log_stats=True,
         cpu_instructions="avx2",
     )

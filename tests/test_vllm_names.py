@@ -48,9 +48,6 @@ VLLM_0_6_2: dict[str, Any] = {
     "max_seq_len_to_capture": 8192,
     "disable_custom_all_reduce": False,
     "limit_mm_per_prompt": None,
-    "enable_lora": False,
-    "max_loras": 1,
-    "max_lora_rank": 16,
     "lora_dtype": "auto",
     "num_scheduler_steps": 1,
     "num_gpu_blocks_override": None,
@@ -114,7 +111,7 @@ def core_values(args: EngineArgs) -> list[dict[str, object]]:
         ({"tensor_parallel_size": True}, "tensor_parallel_size is True"),
         ({"trust_remote_code": True}, "trust_remote_code is True.*give False"),
         ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype is 'fp8'.*in the model's dtype.*'auto'"),
-        ({"enable_lora": True}, "enable_lora is True.*adapters are not there yet"),
+        ({"enable_prompt_adapter": True}, "enable_prompt_adapter is True.*adapters are LoRA's"),
         ({"speculative_config": {"method": "ngram"}}, "speculative_config is .*not speculated"),
         ({"quantization": "awq"}, "quantization is 'awq'; it must be one of int8, None"),
         ({"load_format": "pt"}, "load_format is 'pt'; it must be one of auto, safetensors, dummy"),
@@ -148,7 +145,9 @@ def test_no_name_means_two_things() -> None:
 
 def test_a_command_line_takes_them_too(capsys: pytest.CaptureFixture[str]) -> None:
     parser = EngineArgs.add_cli_args(argparse.ArgumentParser())
-    argv = "--model a --tensor-parallel-size 1 --num-gpu-blocks-override 5 --no-enable-lora"
+    argv = (
+        "--model a --tensor-parallel-size 1 --num-gpu-blocks-override 5 --no-enable-prompt-adapter"
+    )
     namespace = parser.parse_args([*argv.split(), "--max-seq-len-to-capture", "4096"])
     assert EngineArgs.from_cli_args(namespace) == EngineArgs("a", num_gpu_blocks=5)
     # Scripts hand all that was parsed to LLM.

@@ -244,8 +244,8 @@ def test_priorities_are_one_for_all_or_one_each(make: Callable[..., LLM]) -> Non
 
 def test_an_absent_argument_is_named(llm: LLM) -> None:
     adapter = cast(Any, object())
-    with pytest.raises(RequestError, match="not supported yet: lora_request="):
-        llm.generate("5", lora_request=adapter)
+    with pytest.raises(RequestError, match="not supported yet: prompt_adapter_request="):
+        llm.generate("5", prompt_adapter_request=adapter)
     with pytest.raises(TypeError, match="unexpected keyword argument 'nonsense'"):
         llm.generate("5", nonsense=None)
 

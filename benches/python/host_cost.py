@@ -17,8 +17,16 @@ import numpy as np
 
 from pagedserve import EngineArgs, LLMEngine, SamplingParams
 from pagedserve._core import InputBuffers, SchedulerOutputs
+from pagedserve.errors import RequestError
 from pagedserve.executor.memory import MemoryPlan
-from pagedserve.executor.protocol import CacheShape, ModelInfo, ModelOutput, StepHandle, StepLimits
+from pagedserve.executor.protocol import (
+    Adapter,
+    CacheShape,
+    ModelInfo,
+    ModelOutput,
+    StepHandle,
+    StepLimits,
+)
 from pagedserve.sampling.results import SampledRows
 from pagedserve.sampling.rows import PromptTargets, RowSampling
 from pagedserve.sampling_params import RequestOutputKind
@@ -100,6 +108,13 @@ class KnownTokens:
     def init_cache(self, shape: CacheShape) -> None:
         """Allocate the step's arrays."""
         self.buffers = Buffers(shape)
+
+    def load_adapter(self, name: str, path: str) -> Adapter:
+        """There are none."""
+        raise RequestError(f"no adapters: {name} at {path}")
+
+    def drop_adapter(self, ordinal: int) -> None:
+        """There are none."""
 
     def launch(
         self,

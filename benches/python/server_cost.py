@@ -36,11 +36,14 @@ from pagedserve import RequestOutput, SamplingParams
 from pagedserve.config import EngineArgs
 from pagedserve.engine.stats import EngineSnapshot
 from pagedserve.engine.stream import Stream
+from pagedserve.errors import RequestError
 from pagedserve.executor.protocol import ModelInfo
 from pagedserve.inputs import Prompt
+from pagedserve.lora.request import LoRARequest
 from pagedserve.models.tokenizer import load_tokenizer
 from pagedserve.outputs import CompletionOutput, RequestMetrics
 from pagedserve.sampling_params import RequestOutputKind
+from pagedserve.server.adapters import ServedAdapters
 from pagedserve.server.app import build_app
 from pagedserve.server.context import Context
 from pagedserve.server.limits import Admission
@@ -108,12 +111,13 @@ class MadeUpEngine:
         prompt: Prompt,
         sampling_params: SamplingParams | None,
         request_id: str,
+        lora_request: LoRARequest | None = None,
         *,
         priority: int = 0,
         arrival_time: float | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Deltas of one token each, after all streams have come."""
-        del prompt, priority, arrival_time
+        del prompt, lora_request, priority, arrival_time
         stream = Stream(asyncio.get_running_loop())
         stream.request = SimpleNamespace(output_kind=RequestOutputKind.DELTA)  # type: ignore[assignment]
         max_tokens = (sampling_params or SamplingParams()).max_tokens or 1
@@ -123,6 +127,15 @@ class MadeUpEngine:
             output = await stream.get()
             is_finished = output.finished
             yield output
+
+    async def add_lora(self, lora_request: LoRARequest) -> bool:
+        """There are none."""
+        raise RequestError(f"no adapters: {lora_request}")
+
+    async def remove_lora(self, lora_id: int) -> bool:
+        """There are none."""
+        del lora_id
+        return False
 
     def _run(self) -> None:
         while len(self._streams) < self._num_streams:
@@ -213,6 +226,7 @@ def serve(options: argparse.Namespace) -> None:
         default_params=default_params,
         admission=admission,
         metrics=Metrics(client, "model", admission),
+        adapters=ServedAdapters(client, ("model",)),
         max_model_len=MODEL.max_model_len,
     )
     app = Bare(client, options.tokens) if options.bare else build_app(context)

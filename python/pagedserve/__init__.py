@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     )
     from pagedserve.inputs import TextPrompt, TokensPrompt
     from pagedserve.llm import LLM
+    from pagedserve.lora.request import LoRARequest
     from pagedserve.outputs import (
         BeamSearchOutput,
         BeamSearchSequence,
@@ -75,6 +76,7 @@ __all__ = [
     "InvariantError",
     "LLMEngine",
     "LRUEvictor",
+    "LoRARequest",
     "Logprob",
     "ModelLoadError",
     "PagedServeError",
@@ -104,6 +106,7 @@ _HOME = {
     "AsyncLLMEngine": "pagedserve.engine.async_engine",
     "LLMEngine": "pagedserve.engine.llm_engine",
     "EngineArgs": "pagedserve.config",
+    "LoRARequest": "pagedserve.lora.request",
     **dict.fromkeys(
         ["BeamSearchParams", "RequestOutputKind", "SamplingParams"], "pagedserve.sampling_params"
     ),

@@ -285,6 +285,15 @@ class EngineArgs(ModelArgs):
         "nothing.",
         unset="True on a GPU",
     )
+    enable_lora: bool = option(False, checks.flag, "Take LoRA adapters with requests.")
+    max_loras: int = option(4, _count(), "Adapters of a step; as many have a place on the device.")
+    max_lora_rank: int = option(16, _count(), "The largest rank of an adapter.")
+    max_cpu_loras: int | None = option(
+        None,
+        _optional_count(),
+        "Adapters that stay in host memory though no request has them; never fewer than max_loras.",
+        unset="max_loras",
+    )
     disable_log_stats: bool = option(
         False,
         checks.flag,
@@ -311,11 +320,17 @@ class EngineArgs(ModelArgs):
                 f"quantization is {self.quantization!r}, and cpu_kernels is 'generic', whose "
                 "linear layers are torch's: give 'fused' or 'modules', or leave one of the two out"
             )
+        if self.enable_lora and (self.max_cpu_loras or self.max_loras) < self.max_loras:
+            raise ConfigError(
+                f"max_cpu_loras is {self.max_cpu_loras}; it must be at least max_loras, "
+                f"{self.max_loras}"
+            )
 
     @property
     def scheduler_options(self) -> dict[str, Any]:
         """What ``SchedulerConfig`` is told, by its names; what is left to the core is not there."""
-        return core_options(self, "scheduler")
+        adapters = {"max_loras": self.max_loras} if self.enable_lora else {}
+        return core_options(self, "scheduler") | adapters
 
     @property
     def cache_options(self) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from pagedserve.engine.llm_engine import LLMEngine
 from pagedserve.engine.request import Request
 from pagedserve.engine.stats import StatsLine
 from pagedserve.inputs import Prompt, match_params, match_priorities, parse_prompts
+from pagedserve.lora.request import LoRARequest, match_lora_requests
 from pagedserve.outputs import BeamSearchOutput, RequestOutput
 from pagedserve.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from pagedserve.vllm_names import ABSENT_METHODS, refuse_arguments
@@ -84,6 +85,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         prompt_token_ids: Sequence[SupportsIndex] | Sequence[Sequence[SupportsIndex]] | None = None,
         use_tqdm: UseTqdm = True,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         *,
         priority: int | Sequence[int] | None = None,
         **absent: None,
@@ -101,15 +103,18 @@ class LLM:
             prompt_token_ids: Instead of ``prompts``: token ids of one prompt or of several.
             use_tqdm: Show a progress bar on stderr, every few seconds with the engine's
                 statistics; or what makes the bar, called as ``tqdm.tqdm`` is.
+            lora_request: The adapter to answer with, one for all or one, or None, a prompt; with
+                ``enable_lora``.
             priority: One for all or one a prompt; the lowest number goes first, with
                 ``scheduling_policy="priority"``.
-            **absent: ``lora_request=None`` and its like, for the sake of vLLM's scripts.
+            **absent: ``prompt_adapter_request=None`` and its like, for the sake of vLLM's scripts.
 
         Returns:
             The finished outputs in the order of the prompts.
 
         Raises:
-            RequestError: A prompt or parameter that cannot be accepted; it says which and why.
+            RequestError: A prompt, parameter or adapter that cannot be accepted; it says which and
+                why.
         """
         refuse_arguments(absent)
         parsed = parse_prompts(prompts, prompt_token_ids)
@@ -117,7 +122,12 @@ class LLM:
             sampling_params = self.get_default_sampling_params()
         params = match_params(sampling_params, len(parsed))
         priorities = match_priorities(priority, len(parsed))
+        lora_requests = match_lora_requests(lora_request, len(parsed))
         engine = self.llm_engine
+        adapters = {
+            wanted: None if wanted is None else engine.adapters.load(wanted)
+            for wanted in dict.fromkeys(lora_requests)
+        }
         call, single = self._num_calls, len(parsed) == 1
         self._num_calls += 1
         requests = [
@@ -126,6 +136,8 @@ class LLM:
                 prompt,
                 own,
                 priority=priorities[index],
+                lora_request=lora_requests[index],
+                adapter=adapters[lora_requests[index]],
                 output_kind=RequestOutputKind.FINAL_ONLY,
                 name="the prompt" if single else f"prompt {index}",
             )
@@ -142,7 +154,7 @@ class LLM:
         messages: Conversation | Sequence[Conversation],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: UseTqdm = True,
-        lora_request: None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         chat_template: str | None = None,
         chat_template_content_format: Literal["auto", "string"] = "auto",
         add_generation_prompt: bool = True,
@@ -155,9 +167,9 @@ class LLM:
 
         Args:
             messages: Messages with "role" and "content", or a list of such lists.
-            sampling_params: As of ``generate``, as ``use_tqdm`` and ``absent`` are.
+            sampling_params: As of ``generate``, as the next two and ``absent`` are.
             use_tqdm: See there.
-            lora_request: None: adapters are not there yet.
+            lora_request: See there.
             chat_template: Instead of the model's own: a file, or the text itself.
             chat_template_content_format: Content that comes in parts is put together to one text.
             add_generation_prompt: End with what begins the assistant's answer.
@@ -198,6 +210,7 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         params: BeamSearchParams,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         *,
         use_tqdm: UseTqdm = False,
         **absent: None,
@@ -207,6 +220,7 @@ class LLM:
         Args:
             prompts: As of ``generate``.
             params: The width of the search, and when it ends.
+            lora_request: As of ``generate``.
             use_tqdm: As of ``generate``.
             **absent: As of ``generate``.
 
@@ -216,7 +230,13 @@ class LLM:
         Raises:
             RequestError: A prompt or parameter that cannot be accepted; it says which and why.
         """
-        outputs = self.generate(prompts, params.sampling_params(), use_tqdm=use_tqdm, **absent)
+        outputs = self.generate(
+            prompts,
+            params.sampling_params(),
+            use_tqdm=use_tqdm,
+            lora_request=lora_request,
+            **absent,
+        )
         tokenizer = self.get_tokenizer()
         return [
             BeamSearchOutput.of(output, lambda ids: str(tokenizer.decode(ids)))

@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Self, TypeAlias
 
+from pagedserve.lora.request import LoRARequest
+
 FinishReason: TypeAlias = Literal["stop", "length", "abort", "ignored", "error"]
 
 
@@ -47,7 +49,7 @@ class CompletionOutput:
             doing, such as a logits processor that raised).
         stop_reason: The stop token's id or the stop string; None for the end-of-sequence token;
             the reason in words where ``finish_reason`` is "ignored" or "error".
-        lora_request: None: adapters are not there yet.
+        lora_request: The adapter that it was answered with.
     """
 
     index: int
@@ -57,7 +59,7 @@ class CompletionOutput:
     logprobs: Logprobs | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
-    lora_request: None = None
+    lora_request: LoRARequest | None = None
 
     def finished(self) -> bool:
         """Whether it has ended."""
@@ -153,7 +155,7 @@ class RequestOutput:
             otherwise in the order of their indices.
         finished: Whether this is the last output of the request.
         metrics: When what happened.
-        lora_request: None: adapters are not there yet.
+        lora_request: The adapter that it was answered with.
         encoder_prompt: None: models are decoders alone.
         encoder_prompt_token_ids: None, as well.
         num_cached_tokens: Prompt tokens that the prefix cache had when it first ran; None before.
@@ -166,7 +168,7 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool
     metrics: RequestMetrics
-    lora_request: None = None
+    lora_request: LoRARequest | None = None
     encoder_prompt: None = None
     encoder_prompt_token_ids: None = None
     num_cached_tokens: int | None = None

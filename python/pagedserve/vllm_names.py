@@ -74,20 +74,20 @@ ABSENT_OPTIONS: Final[dict[str, Absent]] = {
     **_absent("quantization_param_path override_attention_dtype", (None,), "it is not there"),
     **_absent("enable_sleep_mode", (False, None), "an engine gives its memory back when it ends"),
     **_absent(
-        "enable_lora enable_prompt_adapter fully_sharded_loras enable_lora_bias",
+        "enable_prompt_adapter fully_sharded_loras enable_lora_bias",
         (False, None),
-        "adapters are not there yet",
+        "adapters are LoRA's, without biases, on one device",
     ),
-    **_absent("max_loras max_prompt_adapters", (1, None), "adapters are not there yet"),
-    **_absent("max_lora_rank", (16, None), "adapters are not there yet"),
-    **_absent("max_prompt_adapter_token", (0, None), "adapters are not there yet"),
-    **_absent("lora_extra_vocab_size", (256, 0, None), "adapters are not there yet"),
-    **_absent("lora_dtype", ("auto", None), "adapters are not there yet"),
+    **_absent("max_prompt_adapters", (1, None), "adapters are LoRA's"),
+    **_absent("max_prompt_adapter_token", (0, None), "adapters are LoRA's"),
     **_absent(
-        "long_lora_scaling_factors max_cpu_loras default_mm_loras lora_modules "
-        "qlora_adapter_name_or_path",
+        "lora_extra_vocab_size", (256, 0, None), "an adapter has the vocabulary of its model"
+    ),
+    **_absent("lora_dtype", ("auto", None), "adapters are applied in float32"),
+    **_absent(
+        "long_lora_scaling_factors default_mm_loras qlora_adapter_name_or_path",
         (None,),
-        "adapters are not there yet",
+        "adapters are given with each request",
     ),
     **_absent(
         "limit_mm_per_prompt mm_processor_kwargs media_io_kwargs interleave_mm_strings",
@@ -151,7 +151,6 @@ ABSENT_PARAMS: Final[dict[str, tuple[object, ...]]] = {
 # Arguments of methods that are not here; None asks for nothing.
 ABSENT_ARGUMENTS: Final = frozenset(
     [
-        "lora_request",
         "prompt_adapter_request",
         "guided_options_request",
         "tokenization_kwargs",

@@ -105,8 +105,8 @@ def test_an_engine_has_the_classic_names(formula: FormulaModel) -> None:
     assert engine.get_tokenizer() is engine.tokenizer
     assert engine.get_model_config().vocab_size == formula.vocab_size
     engine.do_log_stats()
-    with pytest.raises(RequestError, match="not supported yet: lora_request='x'"):
-        engine.add_request("b", PROMPT, SamplingParams(), lora_request=cast(Any, "x"))
+    with pytest.raises(RequestError, match="not supported yet: prompt_adapter_request='x'"):
+        engine.add_request("b", PROMPT, SamplingParams(), prompt_adapter_request=cast(Any, "x"))
     engine.add_request("b", PROMPT, SamplingParams(), lora_request=None, trace_headers=None)
     assert len(engine.abort_request("b")) == 1
     metrics = formula.finish(engine)["a"].metrics

@@ -17,4 +17,6 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def base(tiny: Path) -> PreTrainedModel:
     """transformers' own; a test leaves it as it was."""
-    return AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32).eval()
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
+    model.eval()
+    return model

@@ -4,7 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -50,7 +50,9 @@ def test_the_change_of_each_weight_is_the_one_that_peft_makes(
 ) -> None:
     model = load_adapter(base, save_random_adapter(base, kind, tmp_path))
     expected = {
-        name.removeprefix("base_model.model."): module.get_delta_weight("default").double()
+        name.removeprefix("base_model.model."): cast(Any, module)
+        .get_delta_weight("default")
+        .double()
         for name, module in model.named_modules()
         if isinstance(module, LoraLayer)
     }

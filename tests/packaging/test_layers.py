@@ -27,19 +27,20 @@ SHARED = {
 # Each part of the package, and the parts it may name besides itself and the shared ones.
 PYTHON_LAYERS: dict[str, set[str]] = {
     **{leaf: set() for leaf in SHARED},
+    "outputs": {"lora"},  # whose adapter answered
     "host_ops": set(),
     "attention": {"host_ops", "kernels"},
     "cache": {"host_ops", "kernels"},
     "models": {"attention", "cache", "host_ops", "kernels"},
     "lora": {"models"},
     "sampling": set(),
-    "runner": {"attention", "cache", "models", "sampling"},
-    "executor": {"attention", "cache", "models", "runner", "sampling"},
+    "runner": {"attention", "cache", "lora", "models", "sampling"},
+    "executor": {"attention", "cache", "lora", "models", "runner", "sampling"},
     "output": set(),
-    "engine": {"executor", "models", "output", "sampling"},
+    "engine": {"executor", "lora", "models", "output", "sampling"},
     "chat": set(),
-    "llm": {"chat", "engine", "executor"},
-    "server": {"chat", "engine", "output"},
+    "llm": {"chat", "engine", "executor", "lora"},
+    "server": {"chat", "engine", "lora", "output"},
     "replay": set(),
     "bench": set(),
     "cli": {"bench", "engine", "server", "LLM", "__version__"},  # two of the public names

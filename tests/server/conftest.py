@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 from pagedserve import AsyncLLMEngine, LLMEngine, SamplingParams
+from pagedserve.server.adapters import ServedAdapters
 from pagedserve.server.context import Context
 from pagedserve.server.limits import Admission
 from pagedserve.server.listen import listen
@@ -35,13 +36,15 @@ class Served:
         admission = Admission(self.client, args.max_num_queued_reqs, args.max_num_queued_tokens)
         default_params: Future[SamplingParams] = Future()
         default_params.set_result(SamplingParams())
+        names = args.served_model_name or ("formula",)
         self.context = Context(
             client=self.client,
             args=args,
-            names=args.served_model_name or ("formula",),
+            names=names,
             default_params=default_params,
             admission=admission,
             metrics=Metrics(self.client, "formula", admission),
+            adapters=ServedAdapters(self.client, names),
             tracer=make_tracer(args.otlp_traces_endpoint),
             chat_template=args.chat_template,
         )

@@ -1,10 +1,14 @@
 """An engine whose model is a formula: everything but the model's arithmetic is real."""
 
+import json
 from collections.abc import Callable, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
@@ -13,6 +17,8 @@ from pagedserve import EngineArgs, LLMEngine, RequestOutput, SchedulerOutputs
 from pagedserve.executor.local import LaunchedRun
 from pagedserve.executor.memory import MemoryPlan, free_host_bytes, plan_memory
 from pagedserve.executor.protocol import CacheShape, Executor, ModelInfo, StepHandle, StepLimits
+from pagedserve.lora.adapter import CONFIG, WEIGHTS
+from pagedserve.lora.host import HostAdapter, HostAdapters
 from pagedserve.runner.buffers import StepBuffers
 from pagedserve.sampling.rows import PromptTargets, RowSampling
 from pagedserve.sampling.sampler import Sampler
@@ -20,6 +26,8 @@ from pagedserve.sampling.sampler import Sampler
 EOS = 256
 VOCAB_SIZE = 257
 MAX_MODEL_LEN = 128
+# The one module of the formula.
+SHIFT = "shift"
 
 
 @cache
@@ -36,16 +44,32 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>")
 
 
-def next_token(token: int, position: int) -> int:
+def next_token(token: int, position: int, shift: int = 0) -> int:
     """What the model says comes after ``token`` at ``position``; never the end."""
-    return (token * 31 + position * 7 + 11) % EOS
+    return (token * 31 + position * 7 + 11 + shift) % EOS
 
 
-def formula_logits(tokens: Tensor, positions: Tensor) -> Tensor:
-    """Likeliest is ``next_token``, then the token after it, and so on around; float32 [N, V]."""
-    likeliest = (tokens * 31 + positions * 7 + 11) % EOS
+def formula_logits(tokens: Tensor, positions: Tensor, shifts: Tensor | int = 0) -> Tensor:
+    """Likeliest is ``next_token``, then the token after it, and so on around; float32 [N, V].
+
+    An adapter's shift is added to the likeliest.
+    """
+    likeliest = (tokens * 31 + positions * 7 + 11 + shifts) % EOS
     distance = (torch.arange(VOCAB_SIZE) - likeliest[:, None]) % VOCAB_SIZE
     return -distance.float() / 2
+
+
+def save_shift(directory: Path, shift: int) -> Path:
+    """Saves an adapter that adds so much to what the formula says; the directory."""
+    directory.mkdir(exist_ok=True)
+    config = {"peft_type": "LORA", "r": 1, "lora_alpha": 1, "target_modules": [SHIFT]}
+    (directory / CONFIG).write_text(json.dumps(config))
+    tensors = {"lora_A": torch.ones(1, 1), "lora_B": torch.full((1, 1), float(shift))}
+    save_file(
+        {f"base_model.model.{SHIFT}.{name}.weight": tensor for name, tensor in tensors.items()},
+        directory / WEIGHTS,
+    )
+    return directory
 
 
 class FormulaExecutor:
@@ -57,6 +81,11 @@ class FormulaExecutor:
         self.num_rows: list[int] = []
         self._sampler = Sampler()
         self._buffers: StepBuffers | None = None
+        self._adapters = HostAdapters(
+            {SHIFT: (1, 1)}, max_rank=1, max_cpu_loras=args.max_cpu_loras or args.max_loras
+        )
+        # One more for rows without an adapter, whose slot is -1.
+        self._shifts = torch.zeros(args.max_loras + 1, dtype=torch.int64)
 
     @property
     def model_info(self) -> ModelInfo:
@@ -92,6 +121,12 @@ class FormulaExecutor:
         )
         self._block_size = shape.block_size
 
+    def load_adapter(self, name: str, path: str) -> HostAdapter:
+        return self._adapters.load(name, path)
+
+    def drop_adapter(self, ordinal: int) -> None:
+        self._adapters.drop(ordinal)
+
     @property
     def buffers(self) -> StepBuffers:
         assert self._buffers is not None
@@ -111,7 +146,15 @@ class FormulaExecutor:
         index = inputs.sample_index
         if prompts is not None:
             index = torch.cat((index, torch.from_numpy(prompts.index)))
-        logits = formula_logits(inputs.token_ids[0, index], inputs.positions[0, index])
+        for ordinal, slot in scheduled.adapters_to_load:
+            a, b = self._adapters.weights(ordinal)[SHIFT]
+            self._shifts[slot] = int(a * b)
+        lengths = torch.from_numpy(np.diff(self.buffers.query_start[: scheduled.num_rows + 1]))
+        slots = torch.from_numpy(self.buffers.adapter_slots[: scheduled.num_rows]).long()
+        shifts = self._shifts[slots].repeat_interleave(lengths.long())
+        logits = formula_logits(
+            inputs.token_ids[0, index], inputs.positions[0, index], shifts[index.long()]
+        )
         samples = self._sampler.launch(logits[: len(rows)], rows) if rows else None
         return LaunchedRun(samples, prompts, logits[len(rows) :])
 
@@ -138,11 +181,11 @@ class FormulaModel:
         assert isinstance(executor, FormulaExecutor)
         return executor
 
-    def greedy(self, prompt: Sequence[int], num_tokens: int) -> list[int]:
-        """The first tokens after a prompt."""
+    def greedy(self, prompt: Sequence[int], num_tokens: int, shift: int = 0) -> list[int]:
+        """The first tokens after a prompt, with an adapter of that shift."""
         tokens = list(prompt)
         for _ in range(num_tokens):
-            tokens.append(next_token(tokens[-1], len(tokens) - 1))
+            tokens.append(next_token(tokens[-1], len(tokens) - 1, shift))
         return tokens[len(prompt) :]
 
     def finish(self, engine: LLMEngine) -> dict[str, RequestOutput]:

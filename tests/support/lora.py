@@ -28,7 +28,8 @@ KINDS: dict[str, dict[str, Any]] = {
 
 def random_adapter(base: PreTrainedModel, kind: str, *, seed: int = 0) -> PeftModel:
     """An adapter over a copy of a model, so large that tokens show it."""
-    config = LoraConfig(**{"lora_alpha": 16, "task_type": "CAUSAL_LM"} | KINDS[kind])
+    options: dict[str, Any] = {"lora_alpha": 16, "task_type": "CAUSAL_LM"}
+    config = LoraConfig(**options | KINDS[kind])
     torch.manual_seed(seed)
     model = get_peft_model(copy.deepcopy(base), config)
     with torch.no_grad():
@@ -40,12 +41,13 @@ def random_adapter(base: PreTrainedModel, kind: str, *, seed: int = 0) -> PeftMo
 
 def load_adapter(base: PreTrainedModel, path: Path) -> PeftModel:
     """What peft makes of an adapter's files, over a copy of a model."""
-    return PeftModel.from_pretrained(copy.deepcopy(base), path).eval()
+    model: PeftModel = PeftModel.from_pretrained(copy.deepcopy(base), str(path))
+    return model.eval()
 
 
 def save_random_adapter(base: PreTrainedModel, kind: str, path: Path, *, seed: int = 0) -> Path:
     """Saves it, as peft does unasked with the base's embeddings where they are changed."""
     model = random_adapter(base, kind, seed=seed)
-    targets = model.peft_config["default"].target_modules
-    model.save_pretrained(path, save_embedding_layers="embed_tokens" in targets)
+    targets = KINDS[kind]["target_modules"]
+    model.save_pretrained(str(path), save_embedding_layers="embed_tokens" in targets)
     return path

@@ -26,8 +26,9 @@ from pagedserve.engine.stats import EngineSnapshot
 from pagedserve.engine.stream import Stream
 from pagedserve.engine.thread import EngineThread
 from pagedserve.errors import EngineDeadError, EngineStalledError, RequestError
-from pagedserve.executor.protocol import ModelInfo
+from pagedserve.executor.protocol import Adapter, ModelInfo
 from pagedserve.inputs import Prompt, match_params, parse_prompt
+from pagedserve.lora.request import LoRARequest
 from pagedserve.outputs import RequestOutput
 from pagedserve.sampling_params import SamplingParams
 from pagedserve.vllm_names import refuse_arguments
@@ -62,6 +63,8 @@ class AsyncLLMEngine:
         self._streams: dict[str, Stream] = {}
         # One worker: tokenizers are not made to be changed by several threads.
         self._input_worker = ThreadPoolExecutor(1, thread_name_prefix="pagedserve-input")
+        # Its own: who names no adapter waits for no file.
+        self._adapter_worker = ThreadPoolExecutor(1, thread_name_prefix="pagedserve-adapter")
         self._thread = EngineThread(
             make_engine, on_outputs=self._hand_out, on_end=self._end_all_streams
         )
@@ -140,7 +143,7 @@ class AsyncLLMEngine:
         prompt: Prompt,
         sampling_params: SamplingParams | None,
         request_id: str,
-        lora_request: None = None,
+        lora_request: LoRARequest | None = None,
         trace_headers: None = None,
         prompt_adapter_request: None = None,
         priority: int = 0,
@@ -153,7 +156,7 @@ class AsyncLLMEngine:
             prompt: Text or token ids.
             sampling_params: How to continue it; ``output_kind`` says what comes.
             request_id: Of no other unfinished request.
-            lora_request: None: adapters are not there yet.
+            lora_request: The adapter to answer with; its files are read beside the steps.
             trace_headers: None.
             prompt_adapter_request: None.
             priority: Smaller goes first, where the scheduler's policy asks for it.
@@ -167,21 +170,27 @@ class AsyncLLMEngine:
             EngineDeadError: The engine has died or is shut down.
         """
         refuse_arguments(
-            {
-                "lora_request": lora_request,
-                "trace_headers": trace_headers,
-                "prompt_adapter_request": prompt_adapter_request,
-            }
+            {"trace_headers": trace_headers, "prompt_adapter_request": prompt_adapter_request}
         )
         if self._dead_error is not None:
             raise self.dead_error
         loop = asyncio.get_running_loop()
-        check = partial(self._checked, request_id, prompt, sampling_params, priority, arrival_time)
         if request_id in self._streams:
             raise RequestError(f"request_id is {request_id!r}, that of an unfinished request")
         stream = self._streams[request_id] = Stream(loop)
         is_finished, is_sent = False, False
         try:
+            adapter = None if lora_request is None else await self._load(lora_request)
+            check = partial(
+                self._checked,
+                request_id,
+                prompt,
+                sampling_params,
+                arrival_time=arrival_time,
+                priority=priority,
+                lora_request=lora_request,
+                adapter=adapter,
+            )
             request = stream.request = await loop.run_in_executor(self._input_worker, check)
             if self._dead_error is not None:
                 raise self.dead_error
@@ -227,9 +236,28 @@ class AsyncLLMEngine:
         """Sequences of a step."""
         return self._engine.input_processor.max_num_seqs
 
-    async def get_tokenizer(self, lora_request: None = None) -> "PreTrainedTokenizerBase":
+    async def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Read an adapter into host memory before a request needs it; True.
+
+        Raises:
+            RequestError: What is wrong with it, and what is accepted.
+        """
+        await self._load(lora_request)
+        return True
+
+    async def remove_lora(self, lora_id: int) -> bool:
+        """Forget an adapter, with which running requests end; whether there was one."""
+        return self._engine.adapters.remove(lora_id)
+
+    async def list_loras(self) -> set[int]:
+        """The numbers that stand for an adapter."""
+        return self._engine.adapters.ids
+
+    async def get_tokenizer(
+        self,
+        lora_request: LoRARequest | None = None,  # noqa: ARG002  # adapters have the model's
+    ) -> "PreTrainedTokenizerBase":
         """The model's tokenizer."""
-        refuse_arguments({"lora_request": lora_request})
         return self._engine.tokenizer
 
     async def get_model_config(self) -> ModelInfo:
@@ -253,6 +281,7 @@ class AsyncLLMEngine:
         self._thread.send(lambda engine: engine.abort_request(list(self._streams)))
         self._thread.stop()
         self._input_worker.shutdown(cancel_futures=True)
+        self._adapter_worker.shutdown(cancel_futures=True)
 
     @property
     def _engine(self) -> LLMEngine:
@@ -266,17 +295,16 @@ class AsyncLLMEngine:
         request_id: str,
         prompt: Prompt,
         sampling_params: SamplingParams | None,
-        priority: int,
-        arrival_time: float | None,
+        **more: Any,
     ) -> Request:
         (params,) = match_params(sampling_params, 1)
         return self._engine.input_processor.process(
-            request_id,
-            parse_prompt(prompt, "the prompt"),
-            params,
-            arrival_time=arrival_time,
-            priority=priority,
+            request_id, parse_prompt(prompt, "the prompt"), params, **more
         )
+
+    async def _load(self, lora_request: LoRARequest) -> Adapter:
+        load = partial(self._engine.adapters.load, lora_request)
+        return await asyncio.get_running_loop().run_in_executor(self._adapter_worker, load)
 
     async def _ask(self, question: Callable[[LLMEngine], T]) -> T:
         """Have something asked of the engine between two steps."""

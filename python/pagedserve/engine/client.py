@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 from pagedserve.engine.stats import EngineSnapshot
 from pagedserve.executor.protocol import ModelInfo
 from pagedserve.inputs import Prompt
+from pagedserve.lora.request import LoRARequest
 from pagedserve.outputs import RequestOutput
 from pagedserve.sampling_params import SamplingParams
 
@@ -33,6 +34,7 @@ class EngineClient(Protocol):
         prompt: Prompt,
         sampling_params: SamplingParams | None,
         request_id: str,
+        lora_request: LoRARequest | None = None,
         *,
         priority: int = 0,
         arrival_time: float | None = None,
@@ -43,6 +45,7 @@ class EngineClient(Protocol):
             prompt: Text or token ids.
             sampling_params: How to continue it; ``output_kind`` says what comes.
             request_id: Of no other unfinished request.
+            lora_request: The adapter to answer with; its files are read beside the steps.
             priority: Smaller goes first, where the scheduler's policy asks for it.
             arrival_time: Seconds of the wall clock; None is now.
 
@@ -68,6 +71,16 @@ class EngineClient(Protocol):
             EngineDeadError: It has died or is shut down.
             EngineStalledError: Requests wait, and no step has ended for too long.
         """
+
+    async def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Read an adapter into host memory before a request needs it; True.
+
+        Raises:
+            RequestError: What is wrong with it, and what is accepted.
+        """
+
+    async def remove_lora(self, lora_id: int) -> bool:
+        """Forget an adapter, with which running requests end; whether there was one."""
 
     async def get_tokenizer(self) -> "PreTrainedTokenizerBase":
         """The model's tokenizer."""

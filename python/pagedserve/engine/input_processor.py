@@ -17,8 +17,9 @@ from pagedserve.config import EngineArgs
 from pagedserve.engine.request import Request
 from pagedserve.engine.row_sampler import RowSampler
 from pagedserve.errors import RequestError
-from pagedserve.executor.protocol import ModelInfo
+from pagedserve.executor.protocol import Adapter, ModelInfo
 from pagedserve.inputs import ParsedPrompt, tokenize_prompt
+from pagedserve.lora.request import LoRARequest
 from pagedserve.output.beam import BeamSearch
 from pagedserve.output.detokenizer import Detokenizer
 from pagedserve.output.stop import StopRule
@@ -60,6 +61,8 @@ class InputProcessor:
         *,
         arrival_time: float | None = None,
         priority: int = 0,
+        lora_request: LoRARequest | None = None,
+        adapter: Adapter | None = None,
         output_kind: RequestOutputKind | None = None,
         name: str = "the prompt",
     ) -> Request:
@@ -71,6 +74,8 @@ class InputProcessor:
             params: How to continue it.
             arrival_time: Seconds of the wall clock; None is now.
             priority: Smaller goes first, where the scheduler's policy asks for it.
+            lora_request: The adapter to answer with.
+            adapter: What that one names.
             output_kind: Instead of the parameters' own.
             name: What an error calls the prompt.
 
@@ -125,6 +130,8 @@ class InputProcessor:
             priority=priority,
             search=search,
             prompt_logprobs=None if params.prompt_logprobs is None else [],
+            lora_request=lora_request,
+            adapter=adapter,
         )
 
     def _is_scored(self, token_ids: list[int], params: SamplingParams) -> bool:

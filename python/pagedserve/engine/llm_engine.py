@@ -19,14 +19,15 @@ import numpy as np
 import pagedserve.checks as checks
 from pagedserve._core import CacheConfig, Scheduler, SchedulerConfig, SchedulerOutputs
 from pagedserve.config import EngineArgs
+from pagedserve.engine.adapters import AdapterTable
 from pagedserve.engine.input_processor import InputProcessor
 from pagedserve.engine.loop import EngineLoop, sigint_deferred
 from pagedserve.engine.request import Request, RequestTable
-from pagedserve.engine.stats import EngineSnapshot, EngineStats, StatsLine
+from pagedserve.engine.stats import EngineSnapshot, EngineStats, StatsLine, cache_config
 from pagedserve.errors import InvariantError, RequestError
-from pagedserve.executor.memory import MemoryPlan
 from pagedserve.executor.protocol import CacheShape, Executor, ModelInfo, StepLimits
 from pagedserve.inputs import Prompt, match_params, parse_prompt
+from pagedserve.lora.request import LoRARequest
 from pagedserve.models.progress import progress_shown, say
 from pagedserve.models.tokenizer import load_tokenizer
 from pagedserve.output.stop import Finish
@@ -52,6 +53,7 @@ class LLMEngine:
     Attributes:
         tokenizer: The model's.
         input_processor: Makes requests, checked and not yet taken up.
+        adapters: Finds those that requests name.
         model_executor: Runs the model.
         model_info: What the model is.
         stats: Sums over the engine's life.
@@ -100,7 +102,7 @@ class LLMEngine:
         cache = CacheConfig(
             num_gpu_blocks=num_blocks, num_cpu_blocks=num_cpu_blocks, **args.cache_options
         )
-        self._cache_config = _cache_config(args, cache, self.memory)
+        self._cache_config = cache_config(args, cache, self.memory)
         self._scheduler = Scheduler(
             config, cache, log=args.decision_log, log_max_bytes=args.decision_log_max_bytes
         )
@@ -121,6 +123,7 @@ class LLMEngine:
             max_model_len=config.max_model_len,
             args=args,
         )
+        self.adapters = AdapterTable(executor, args.max_loras if args.enable_lora else 0)
         self._requests = RequestTable()
         self.stats = EngineStats()
         self._log_line = StatsLine()
@@ -187,22 +190,12 @@ class LLMEngine:
         Args:
             seconds_without_progress: What the caller knows of it, to be put in.
         """
-        scheduler, memory = self._scheduler, self.memory
-        num_cpu_blocks = memory.num_cpu_blocks
-        return EngineSnapshot(
-            num_running=scheduler.num_running,
-            num_waiting=scheduler.num_waiting,
-            num_swapped=scheduler.num_swapped,
-            gpu_cache_usage=1 - scheduler.num_free_gpu_blocks / memory.num_gpu_blocks,
-            cpu_cache_usage=(
-                1 - scheduler.num_free_cpu_blocks / num_cpu_blocks if num_cpu_blocks else 0.0
-            ),
-            num_preemptions=scheduler.num_preemptions,
-            num_recomputed_tokens=scheduler.num_recomputed_tokens,
-            num_looked_up_tokens=scheduler.num_looked_up_tokens,
-            num_cached_tokens=scheduler.num_cached_tokens,
+        return EngineSnapshot.of(
+            self._scheduler,
+            self.memory,
             seconds_without_progress=seconds_without_progress,
             cache_config=self._cache_config,
+            lora_usage=self.adapters.usage(self._requests),
             stats=self.stats,
         )
 
@@ -225,6 +218,7 @@ class LLMEngine:
         prompt: Prompt,
         params: SamplingParams | None = None,
         arrival_time: float | None = None,
+        lora_request: LoRARequest | None = None,
         *,
         priority: int = 0,
         **absent: None,
@@ -238,8 +232,9 @@ class LLMEngine:
                 outputs come; beam searches, and requests for the best of several, have the last
                 alone in any case.
             arrival_time: Seconds of the wall clock; None is now.
+            lora_request: The adapter to answer with; its files are read here if need be.
             priority: Smaller goes first, with ``scheduling_policy="priority"``.
-            **absent: ``lora_request=None`` and its like, for the sake of vLLM's scripts.
+            **absent: ``trace_headers=None`` and its like, for the sake of vLLM's scripts.
 
         Raises:
             RequestError: A request that cannot be run; nothing was taken up.
@@ -247,12 +242,41 @@ class LLMEngine:
         refuse_arguments(absent)
         self._check_id(request_id)
         (checked,) = match_params(params, 1)
-        parsed = parse_prompt(prompt, "the prompt")
         self.add(
             self.input_processor.process(
-                request_id, parsed, checked, arrival_time=arrival_time, priority=priority
+                request_id,
+                parse_prompt(prompt, "the prompt"),
+                checked,
+                arrival_time=arrival_time,
+                priority=priority,
+                lora_request=lora_request,
+                adapter=None if lora_request is None else self.adapters.load(lora_request),
             )
         )
+
+    def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Read an adapter into host memory before a request needs it.
+
+        Returns:
+            True.
+
+        Raises:
+            RequestError: What is wrong with it, and what is accepted.
+        """
+        self.adapters.load(lora_request)
+        return True
+
+    def remove_lora(self, lora_id: int) -> bool:
+        """Forget an adapter; requests that have it end with it.
+
+        Returns:
+            Whether there was one of that number.
+        """
+        return self.adapters.remove(lora_id)
+
+    def list_loras(self) -> set[int]:
+        """The numbers that stand for an adapter."""
+        return self.adapters.ids
 
     def add(self, request: Request) -> None:
         """Take up a request that ``input_processor`` made.
@@ -270,6 +294,7 @@ class LLMEngine:
                 max_num_running_seqs=request.params.max_num_running_seqs,
                 can_regrow=request.search is not None,
                 priority=request.priority,
+                adapter=0 if request.adapter is None else request.adapter.ordinal,
                 salt=request.salt,
                 request_id=request.request_id,
             )
@@ -366,23 +391,6 @@ class LLMEngine:
                 f"request_id is {request_id!r}; it must be a string that no other unfinished "
                 "request has"
             )
-
-
-def _cache_config(args: EngineArgs, cache: CacheConfig, memory: MemoryPlan) -> dict[str, object]:
-    """How the KV cache was made, by the names that vLLM's versions have for it."""
-    return {
-        "block_size": cache.block_size,
-        "cache_dtype": "auto",  # the model's
-        "enable_prefix_caching": cache.enable_prefix_caching,
-        "gpu_memory_utilization": args.gpu_memory_utilization,
-        "kv_cache_memory_bytes": memory.pool_bytes,
-        "kv_cache_size_tokens": cache.num_gpu_blocks * cache.block_size,
-        "num_cpu_blocks": cache.num_cpu_blocks,
-        "num_gpu_blocks": cache.num_gpu_blocks,
-        "num_gpu_blocks_override": args.num_gpu_blocks,
-        "sliding_window": cache.sliding_window,
-        "swap_space_bytes": memory.swap_bytes,
-    }
 
 
 def _did_nothing(scheduled: SchedulerOutputs) -> bool:

@@ -40,6 +40,7 @@ def make_output(request: Request) -> RequestOutput:
         outputs=completions,
         finished=request.is_finished,
         metrics=request.metrics,
+        lora_request=request.lora_request,
         num_cached_tokens=request.num_cached_tokens,
     )
 
@@ -159,6 +160,7 @@ def _completion(
         logprobs=_shown_logprobs(request, token_ids, (sequence.logprobs or [])[first:]),
         finish_reason=finish and finish.reason,
         stop_reason=finish and finish.stop_reason,
+        lora_request=request.lora_request,
     )
 
 
@@ -178,6 +180,7 @@ def _beam_completions(request: Request) -> list[CompletionOutput]:
                 logprobs=_shown_logprobs(request, beam.token_ids, beam.logprobs or ()),
                 finish_reason=end.reason,
                 stop_reason=end.stop_reason,
+                lora_request=request.lora_request,
             )
         )
     return completions

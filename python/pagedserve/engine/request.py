@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from pagedserve.engine.row_sampler import RowSampler
+from pagedserve.executor.protocol import Adapter
+from pagedserve.lora.request import LoRARequest
 from pagedserve.output.beam import Beam, BeamSearch
 from pagedserve.output.detokenizer import Detokenizer, TextStream
 from pagedserve.output.logprobs import TokenLogprob
@@ -82,6 +84,8 @@ class Request:
         priority: Smaller goes first, where the scheduler's policy asks for it.
         search: The beam search, if it is one.
         prompt_logprobs: Of the prompt's tokens but the first, so far; None where nobody asked.
+        lora_request: The adapter that was asked for.
+        adapter: Keeps its weights in host memory until the request ends.
         sequences: Its continuations in the order of their indices; of a beam search those that
             go on.
         is_plain: Whether a token is all that a step brings it: one sequence, and nobody looks at
@@ -106,6 +110,8 @@ class Request:
     priority: int
     search: BeamSearch | None
     prompt_logprobs: list[TokenLogprob] | None
+    lora_request: LoRARequest | None = None
+    adapter: Adapter | None = None
     sequences: list[Sequence] = field(default_factory=list)
     is_plain: bool = False
     group: int = -1
@@ -208,7 +214,8 @@ class RequestTable:
         self._by_seq.pop(sequence.handle, None)
 
     def discard(self, request: Request) -> None:
-        """Forget a request."""
+        """Forget a request, and let its adapter go."""
+        request.adapter = None
         for sequence in request.sequences:
             self._by_seq.pop(sequence.handle, None)
         self._by_group.pop(request.group, None)

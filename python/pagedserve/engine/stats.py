@@ -4,9 +4,11 @@ import time
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final, NamedTuple, Self
 
-from pagedserve._core import Scheduler, SchedulerOutputs
+from pagedserve._core import CacheConfig, Scheduler, SchedulerOutputs
+from pagedserve.config import EngineArgs
+from pagedserve.executor.memory import MemoryPlan
 
 
 @dataclass(slots=True)
@@ -92,6 +94,20 @@ class EngineStats:
             self.num_copied_blocks += len(scheduled.blocks_to_copy)
 
 
+class LoraUsage(NamedTuple):
+    """Which adapters unfinished requests have.
+
+    Attributes:
+        max_loras: Adapters of a step.
+        running: Names of those that a step has computed something with.
+        waiting: Names of those of requests that wait for their first step.
+    """
+
+    max_loras: int
+    running: tuple[str, ...]
+    waiting: tuple[str, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSnapshot:
     """An engine at one moment: gauges, and sums over its life.
@@ -109,6 +125,7 @@ class EngineSnapshot:
         seconds_without_progress: How long requests have waited without the end of a step; 0 while
             there are none.
         cache_config: How the KV cache was made, by vLLM's names.
+        lora_usage: Of adapters; None where the engine takes none.
         stats: The engine's other sums, which go on.
     """
 
@@ -123,7 +140,27 @@ class EngineSnapshot:
     num_cached_tokens: int
     seconds_without_progress: float
     cache_config: Mapping[str, object]
+    lora_usage: LoraUsage | None
     stats: EngineStats
+
+    @classmethod
+    def of(cls, scheduler: Scheduler, memory: MemoryPlan, **more: Any) -> Self:
+        """What a scheduler says of itself; ``more`` are the fields that it does not know."""
+        num_cpu_blocks = memory.num_cpu_blocks
+        return cls(
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            num_swapped=scheduler.num_swapped,
+            gpu_cache_usage=1 - scheduler.num_free_gpu_blocks / memory.num_gpu_blocks,
+            cpu_cache_usage=(
+                1 - scheduler.num_free_cpu_blocks / num_cpu_blocks if num_cpu_blocks else 0.0
+            ),
+            num_preemptions=scheduler.num_preemptions,
+            num_recomputed_tokens=scheduler.num_recomputed_tokens,
+            num_looked_up_tokens=scheduler.num_looked_up_tokens,
+            num_cached_tokens=scheduler.num_cached_tokens,
+            **more,
+        )
 
 
 class Throughput:
@@ -190,3 +227,20 @@ def step_line(scheduled: SchedulerOutputs, num_used_blocks: int) -> str:
         f"{scheduled.num_rows} rows, {scheduled.num_batched_tokens} tokens, "
         f"{num_used_blocks} blocks used"
     )
+
+
+def cache_config(args: EngineArgs, cache: CacheConfig, memory: MemoryPlan) -> dict[str, object]:
+    """How the KV cache was made, by the names that vLLM's versions have for it."""
+    return {
+        "block_size": cache.block_size,
+        "cache_dtype": "auto",  # the model's
+        "enable_prefix_caching": cache.enable_prefix_caching,
+        "gpu_memory_utilization": args.gpu_memory_utilization,
+        "kv_cache_memory_bytes": memory.pool_bytes,
+        "kv_cache_size_tokens": cache.num_gpu_blocks * cache.block_size,
+        "num_cpu_blocks": cache.num_cpu_blocks,
+        "num_gpu_blocks": cache.num_gpu_blocks,
+        "num_gpu_blocks_override": args.num_gpu_blocks,
+        "sliding_window": cache.sliding_window,
+        "swap_space_bytes": memory.swap_bytes,
+    }

@@ -28,6 +28,8 @@ from pagedserve.executor.protocol import (
     StepHandle,
     StepLimits,
 )
+from pagedserve.lora.apply import AdapterModules
+from pagedserve.lora.host import HostAdapter, HostAdapters
 from pagedserve.models.loader import load_model
 from pagedserve.runner.buffers import StepBuffers
 from pagedserve.runner.graphs import DecodeGraphs, reserved_bytes
@@ -84,6 +86,16 @@ class LocalExecutor:
         self._cuda = cuda_of(self.loaded.device)
         is_recordable = self._cuda is not None and self.loaded.attention_backend == "triton"
         self._captures_graphs = is_recordable and not args.enforce_eager
+        self._adapters: AdapterModules | None = None
+        if args.enable_lora:
+            self._adapters = AdapterModules(
+                self.loaded.model, num_slots=args.max_loras, max_rank=args.max_lora_rank
+            )
+        self._host_adapters = HostAdapters(
+            {} if self._adapters is None else self._adapters.targets,
+            max_rank=args.max_lora_rank,
+            max_cpu_loras=args.max_cpu_loras or args.max_loras,
+        )
         self._sampler = Sampler(self._cuda)
         self._buffers: StepBuffers | None = None
 
@@ -171,8 +183,16 @@ class LocalExecutor:
             sizes = ladder(limits.max_num_rows)
             graphs = DecodeGraphs(forward, buffers, sizes=sizes, block_size=shape.block_size)
             graphs.capture(loaded.vocab_size, self._cuda)
-        self._runner = ModelRunner(forward, buffers, shape.block_size, graphs)
+        self._runner = ModelRunner(forward, buffers, shape.block_size, graphs, self._adapters)
         self._buffers = buffers
+
+    def load_adapter(self, name: str, path: str) -> HostAdapter:
+        """See ``Executor``."""
+        return self._host_adapters.load(name, path)
+
+    def drop_adapter(self, ordinal: int) -> None:
+        """See ``Executor``."""
+        self._host_adapters.drop(ordinal)
 
     def launch(
         self,
@@ -181,11 +201,14 @@ class LocalExecutor:
         prompts: PromptTargets | None = None,
         after: StepHandle | None = None,
     ) -> LaunchedRun:
-        """See ``Executor``: moves, forward, sampling."""
+        """See ``Executor``: moves, adapters, forward, sampling."""
         if scheduled.num_rows and len(rows) != scheduled.num_samples:
             raise StepError(f"{len(rows)} sampling parameters for {scheduled.num_samples} samples")
         if scheduled.has_moves:
             self._cache.move(scheduled)
+        if self._adapters is not None:
+            for ordinal, slot in scheduled.adapters_to_load:
+                self._adapters.load(slot, self._host_adapters.weights(ordinal))
         if scheduled.num_rows == 0:
             return LaunchedRun(None, None, None)
         index = None if prompts is None else torch.from_numpy(prompts.index)

@@ -113,6 +113,14 @@ class StepHandle(Protocol):
         """Wait for the step."""
 
 
+class Adapter(Protocol):
+    """An adapter whose weights are in host memory for as long as somebody holds this."""
+
+    @property
+    def ordinal(self) -> int:
+        """Of its contents, from 1 on: equal contents have one, others never get it."""
+
+
 class Executor(Protocol):
     """A loaded model and all that runs it."""
 
@@ -130,6 +138,16 @@ class Executor(Protocol):
     def init_cache(self, shape: CacheShape) -> None:
         """Allocate KV pools and step buffers; called once, before the first step."""
 
+    def load_adapter(self, name: str, path: str) -> Adapter:
+        """Have the adapter of a directory in host memory; any thread may ask, beside a step.
+
+        Raises:
+            RequestError: What is wrong with its files, and what is accepted.
+        """
+
+    def drop_adapter(self, ordinal: int) -> None:
+        """Keep an adapter in host memory no longer than somebody holds it."""
+
     @property
     def buffers(self) -> HostBuffers:
         """The arrays that the core fills before ``launch``; there from ``init_cache`` on."""
@@ -146,7 +164,8 @@ class Executor(Protocol):
         On a GPU this returns once everything is queued, on the CPU once the model has run.
 
         Args:
-            scheduled: The step's decisions; its block moves come before the model.
+            scheduled: The step's decisions; its block moves, and the adapters that it brings into
+                slots, come before the model.
             rows: Parameters of its samples, S of them.
             prompts: Positions whose log-probabilities are wanted besides.
             after: The step before, where its tokens are not yet known to the core: an input of

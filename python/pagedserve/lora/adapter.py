@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NoReturn, TypeAlias
+from typing import Any, Final, NoReturn, TypeAlias, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -21,6 +21,8 @@ from torch import Tensor
 
 from pagedserve.errors import RequestError
 from pagedserve.lora.weights import LoraWeights
+
+T = TypeVar("T")
 
 CONFIG: Final = "adapter_config.json"
 WEIGHTS: Final = "adapter_model.safetensors"
@@ -296,7 +298,7 @@ def _patterns(name: str, field: str, given: object) -> dict[re.Pattern[str], Any
         _refuse(name, f"{field} has a pattern that is no regular expression: {error}")
 
 
-def _matched(patterns: Mapping[re.Pattern[str], Any], module: str, default: Any) -> Any:
+def _matched(patterns: Mapping[re.Pattern[str], T], module: str, default: T) -> T:
     """The number of the first pattern that a module's name matches."""
     found = (number for pattern, number in patterns.items() if pattern.fullmatch(module))
     return next(found, default)

@@ -1,7 +1,9 @@
 """From a step's inputs to logits: the model over the KV pools, run the way that suits the step."""
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -9,18 +11,23 @@ from pagedserve.attention.backends import write_and_attend
 from pagedserve.attention.interface import PagedAttention, answering
 from pagedserve.cache.engine import CacheEngine
 from pagedserve.errors import StepError
+from pagedserve.lora.apply import AdapterModules
 from pagedserve.models.flat_batch import flat_batch_logits
 from pagedserve.models.loader import LoadedModel
 from pagedserve.runner.buffers import BatchSizes, StepBuffers, StepInputs
 
 
 class Forward:
-    """One model over one set of KV pools."""
+    """One model over one set of KV pools.
+
+    Attributes:
+        selects_logits: whether the model makes no logits but those that are wanted.
+    """
 
     def __init__(self, loaded: LoadedModel, cache: CacheEngine) -> None:
         """Put the parts together; nothing is copied."""
         self._model = loaded.model
-        self._selects_logits = loaded.selects_logits
+        self.selects_logits = loaded.selects_logits
         self._write_and_attend = write_and_attend(loaded.attention_backend)
         self._windows = [layer.window for layer in loaded.layers]
         self._cache = cache
@@ -47,7 +54,7 @@ class Forward:
                 inputs.token_ids,
                 inputs.positions,
                 index,
-                selects_logits=self._selects_logits,
+                selects_logits=self.selects_logits,
             )
         if attention.num_calls != len(self._windows):
             raise StepError(
@@ -76,6 +83,7 @@ class ModelRunner:
         buffers: StepBuffers,
         block_size: int,
         padded: DecodeRunner | None = None,
+        adapters: AdapterModules | None = None,
     ) -> None:
         """Put the parts together; nothing is copied.
 
@@ -84,7 +92,9 @@ class ModelRunner:
             buffers: that the core fills.
             block_size: tokens of a block.
             padded: takes the decode steps that it fits; None runs every step as it is.
+            adapters: of the model; None where it has none.
         """
+        self._adapters = adapters
         self._forward = forward
         self._buffers = buffers
         self._block_size = block_size
@@ -111,10 +121,34 @@ class ModelRunner:
         Raises:
             StepError: if not every layer attended over the pools.
         """
-        if self._padded is not None and more_index is None and self._padded.fits(sizes):
+        is_adapted = self._is_adapted(sizes)
+        is_plain = more_index is None and not is_adapted
+        if self._padded is not None and is_plain and self._padded.fits(sizes):
             return self._padded.run(sizes, previous_tokens)
         inputs = self._buffers.inputs(sizes, self._block_size, previous_tokens)
         index = inputs.sample_index
         if more_index is not None:
             index = torch.cat((index, self._buffers.to_device(more_index)))
-        return self._forward(inputs, index).float()
+        with self._adapting(sizes, more_index) if is_adapted else nullcontext():
+            return self._forward(inputs, index).float()
+
+    def _is_adapted(self, sizes: BatchSizes) -> bool:
+        """Whether a row of the step has an adapter."""
+        if self._adapters is None:
+            return False
+        return bool((self._buffers.adapter_slots[: sizes.num_rows] >= 0).any())
+
+    def _adapting(
+        self, sizes: BatchSizes, more_index: Tensor | None
+    ) -> AbstractContextManager[None]:
+        """A context in which the rows of the step have their adapters."""
+        assert self._adapters is not None  # noqa: S101  # asked by the caller
+        buffers, num_rows = self._buffers, sizes.num_rows
+        ends = buffers.query_start[1 : num_rows + 1]
+        token_slots = np.repeat(buffers.adapter_slots[:num_rows], np.diff(ends, prepend=0))
+        if not self._forward.selects_logits:  # its head sees every token
+            return self._adapters.step(token_slots)
+        samples = ends[buffers.sample_rows[: sizes.num_samples]] - 1
+        if more_index is not None:
+            samples = np.concatenate((samples, more_index.numpy()))
+        return self._adapters.step(token_slots, samples)

@@ -28,7 +28,7 @@ from pagedserve.server.completions import completion_job
 from pagedserve.server.context import Context
 from pagedserve.server.errors import ServerError, reported
 from pagedserve.server.job import Job
-from pagedserve.server.options import ServerArgs
+from pagedserve.server.options import LoraModule, ServerArgs
 from pagedserve.server.protocol import (
     MAX_ID_CHARS,
     AbortBody,
@@ -36,7 +36,9 @@ from pagedserve.server.protocol import (
     CompletionBody,
     DetokenizeBody,
     ErrorBody,
+    LoadLoraBody,
     TokenizeBody,
+    UnloadLoraBody,
 )
 from pagedserve.server.request_log import CLIENT_GONE, log_http, log_request
 
@@ -146,24 +148,27 @@ def _add_completions(app: FastAPI, context: Context) -> None:
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        """The model, by all its names."""
+        """The model, by all its names, and its adapters."""
         await context.check_ready()
-        return {"object": "list", "data": [_card(context, name) for name in context.names]}
+        names = [*context.names, *context.adapters.names]
+        return {"object": "list", "data": [_card(context, name) for name in names]}
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
-        """The model by one of its names."""
+        """The model by one of its names, or an adapter."""
         return _card(context, context.model_name(name))
 
 
 def _card(context: Context, name: str) -> dict[str, Any]:
+    adapter = context.adapters.get(name)
+    base = context.names[0]
     return {
         "id": name,
         "object": "model",
         "created": context.created,
         "owned_by": "pagedserve",
-        "root": context.names[0],
-        "parent": None,
+        "root": base if adapter is None else name,  # never a path
+        "parent": None if adapter is None else adapter.base_model_name or base,
         "max_model_len": context.max_model_len,
         "permission": [],
     }
@@ -231,7 +236,8 @@ def _add_state(app: FastAPI, context: Context) -> None:
         """What is served, and how."""
         await context.check_ready()
         model = await context.client.get_model_config()
-        return {"version": __version__, "models": context.names, "backends": model.backends}
+        names = [*context.names, *context.adapters.names]
+        return {"version": __version__, "models": names, "backends": model.backends}
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
@@ -259,6 +265,23 @@ def _add_admin(app: FastAPI, context: Context) -> None:
         for running in found:
             await context.abort(running)
         return {"aborted": sorted({running.answer_id for running in found})}
+
+    @app.post("/v1/load_lora_adapter", dependencies=_JSON)
+    async def load_lora_adapter(body: LoadLoraBody) -> PlainTextResponse:
+        """Answer with an adapter under a name of its own."""
+        await context.check_ready()
+        module = LoraModule(body.lora_name, body.lora_path)
+        await context.adapters.load(module, load_inplace=body.load_inplace)
+        text = f"Success: LoRA adapter '{body.lora_name}' added successfully."
+        return PlainTextResponse(text)
+
+    @app.post("/v1/unload_lora_adapter", dependencies=_JSON)
+    async def unload_lora_adapter(body: UnloadLoraBody) -> PlainTextResponse:
+        """Take no more requests for an adapter; those that run end with it."""
+        await context.check_ready()
+        await context.adapters.unload(body.lora_name, body.lora_int_id)
+        text = f"Success: LoRA adapter '{body.lora_name}' removed successfully."
+        return PlainTextResponse(text)
 
 
 class Gate:

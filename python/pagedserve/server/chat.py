@@ -43,6 +43,7 @@ async def chat_job(context: Context, body: ChatBody, answer_id: str) -> Job:
         choices=ChatChoices(body, names, role, _echoed(body, role)),
         answer_id=answer_id,
         model=model,
+        lora_request=context.adapters.get(model),
         num_equal=num_equal_choices(body, params),
     )
 

@@ -63,6 +63,7 @@ async def completion_job(context: Context, body: CompletionBody, answer_id: str)
         ),
         answer_id=answer_id,
         model=model,
+        lora_request=context.adapters.get(model),
         num_equal=num_equal_choices(body, params),
     )
 

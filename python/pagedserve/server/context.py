@@ -1,4 +1,4 @@
-"""What the routes share: the engine, the names of its model, limits, and whether it is draining."""
+"""What the routes share: the engine, the names of its model and adapters, limits, draining."""
 
 import asyncio
 import time
@@ -14,6 +14,7 @@ from pagedserve.errors import RequestError
 from pagedserve.inputs import TokensPrompt, check_unicode
 from pagedserve.output.detokenizer import Detokenizer
 from pagedserve.sampling_params import SamplingParams
+from pagedserve.server.adapters import ServedAdapters
 from pagedserve.server.errors import ServerError
 from pagedserve.server.limits import Admission
 from pagedserve.server.metrics import Metrics
@@ -55,6 +56,7 @@ class Context:
         default_params: What the model's makers recommend; there before the model is.
         admission: Who is taken on.
         metrics: What is measured of requests.
+        adapters: What is served under further names.
         tracer: Makes a span of each request; None makes none.
         created: When the server started, seconds of the wall clock.
         is_draining: Whether no more requests are taken.
@@ -70,6 +72,7 @@ class Context:
     default_params: Future[SamplingParams]
     admission: Admission
     metrics: Metrics
+    adapters: ServedAdapters
     tracer: "Tracer | None" = None
     created: int = field(default_factory=lambda: int(time.time()))
     is_draining: bool = False
@@ -105,7 +108,7 @@ class Context:
         Raises:
             ServerError: 404, another model.
         """
-        if asked is not None and asked not in self.names:
+        if asked is not None and asked not in self.names and self.adapters.get(asked) is None:
             raise ServerError(404, f"The model `{asked}` does not exist.", param="model")
         return asked or self.names[0]
 

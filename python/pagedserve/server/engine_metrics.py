@@ -1,5 +1,6 @@
 """What the engine says when somebody scrapes; right also while no step runs."""
 
+import time
 from collections.abc import Iterator
 from typing import Final
 
@@ -70,6 +71,19 @@ class EngineMetrics:
             ({**self._labels, "reason": "capacity"}, engine.num_waiting),
             ({**self._labels, "reason": "deferred"}, 0),  # nothing is put off for another reason
         )
+        if engine.lora_usage is not None:
+            yield gauge(
+                "vllm:lora_requests_info",
+                "Adapters of unfinished requests; its value is the time.",
+                (
+                    {
+                        "max_lora": str(engine.lora_usage.max_loras),
+                        "running_lora_adapters": ",".join(engine.lora_usage.running),
+                        "waiting_lora_adapters": ",".join(engine.lora_usage.waiting),
+                    },
+                    time.time(),
+                ),
+            )
         config = {name: str(value) for name, value in engine.cache_config.items()}
         yield gauge("vllm:cache_config_info", "The KV cache.", ({**self._labels, **config}, 1))
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from pagedserve.engine.client import EngineClient
 from pagedserve.inputs import Prompt
+from pagedserve.lora.request import LoRARequest
 from pagedserve.outputs import CompletionOutput, RequestOutput
 from pagedserve.sampling_params import SamplingParams
 from pagedserve.server.errors import ServerError
@@ -58,6 +59,7 @@ def generate(
     params: SamplingParams,
     request_ids: Sequence[str],
     *,
+    lora_request: LoRARequest | None,
     priority: int,
     arrival_time: float,
 ) -> AsyncGenerator[RequestOutput, None]:
@@ -68,6 +70,7 @@ def generate(
         prompts: At least one.
         params: Of all of them.
         request_ids: Of each, that of no other unfinished request.
+        lora_request: The adapter to answer with.
         priority: Smaller goes first, where the scheduler's policy asks for it.
         arrival_time: Seconds of the wall clock.
 
@@ -79,6 +82,7 @@ def generate(
             prompt,
             params,
             request_id,
+            lora_request,
             priority=priority,
             arrival_time=arrival_time,
         )

@@ -18,6 +18,7 @@ from typing import Any, Final, Protocol
 
 from pagedserve.errors import RequestError
 from pagedserve.inputs import Prompt
+from pagedserve.lora.request import LoRARequest
 from pagedserve.outputs import CompletionOutput, RequestOutput
 from pagedserve.sampling_params import SamplingParams
 from pagedserve.server.context import Context, Running
@@ -124,6 +125,7 @@ class Job:
         choices: How its choices look.
         answer_id: The ``id`` of the answer.
         model: The ``model`` of the answer.
+        lora_request: The adapter to answer with.
         num_equal: Equal choices that each output stands for.
         arrival_time: Seconds of the wall clock.
         usage: Tokens so far.
@@ -140,6 +142,7 @@ class Job:
     choices: Choices
     answer_id: str
     model: str
+    lora_request: LoRARequest | None
     num_equal: int
     arrival_time: float = field(default_factory=time.time)
     usage: Usage = field(default_factory=Usage)
@@ -181,6 +184,7 @@ class Job:
                     prompts_made,
                     self.params,
                     names,
+                    lora_request=self.lora_request,
                     priority=self.body.priority,
                     arrival_time=self.arrival_time,
                 )

@@ -2,9 +2,10 @@
 
 import argparse
 import inspect
+import json
 import ssl
 from dataclasses import dataclass, fields
-from typing import Final, Literal, Self
+from typing import Final, Literal, NamedTuple, Self
 
 import pagedserve.checks as checks
 from pagedserve.options import add_arguments, check_options, describe, option, parse_bytes
@@ -23,6 +24,48 @@ def _up_to(most: int) -> checks.Check[int]:
         return number
 
     return check
+
+
+class LoraModule(NamedTuple):
+    """An adapter that is served under a name.
+
+    Attributes:
+        name: As of a model.
+        path: The directory of its files.
+        base_model_name: What it was trained on, for people.
+    """
+
+    name: str
+    path: str
+    base_model_name: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """What ``NAME=PATH``, or a JSON object with these fields, says.
+
+        Raises:
+            ValueError: Another form.
+        """
+        if text.startswith("{"):
+            try:
+                module = cls(**json.loads(text))
+            except TypeError as error:  # fields that are missing or unknown
+                raise ValueError(str(error)) from error
+        else:
+            name, _, path = text.partition("=")
+            module = cls(name, path)
+        if not (module.name and module.path):
+            raise ValueError("name or path is empty")
+        return module
+
+
+def _lora_module(name: str, value: object) -> str:
+    text = checks.text(name, value)
+    try:
+        LoraModule.parse(text)
+    except ValueError:
+        checks.refuse(name, value, 'NAME=PATH or {"name": "NAME", "path": "PATH"}')
+    return text
 
 
 _PATH: Final = checks.optional(checks.text)
@@ -96,7 +139,17 @@ class ServerArgs:
         False, checks.flag, "Pass over unknown fields of requests instead of refusing them."
     )
     enable_admin_routes: bool = option(
-        False, checks.flag, "Offer POST /reset_prefix_cache and POST /abort_requests."
+        False,
+        checks.flag,
+        "Offer POST /reset_prefix_cache, /abort_requests, /v1/load_lora_adapter and "
+        "/v1/unload_lora_adapter.",
+    )
+    lora_modules: tuple[str, ...] = option(
+        (),
+        checks.each(_lora_module, "a list of adapters"),
+        "Adapters to serve, each a directory and the name of a model: NAME=PATH or a JSON object "
+        'with "name", "path" and "base_model_name"; with enable_lora.',
+        unset="none",
     )
     enable_log_requests: bool = option(
         True, checks.flag, "Write a line a finished request to the log."

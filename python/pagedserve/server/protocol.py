@@ -237,3 +237,22 @@ class AbortBody(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     request_ids: list[str]
+
+
+class LoadLoraBody(BaseModel):
+    """``POST /v1/load_lora_adapter``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    lora_name: str = Field(min_length=1)
+    lora_path: str = Field(min_length=1)
+    load_inplace: bool = False
+
+
+class UnloadLoraBody(BaseModel):
+    """``POST /v1/unload_lora_adapter``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    lora_name: str
+    lora_int_id: int | None = None

@@ -26,14 +26,15 @@ from pagedserve.config import EngineArgs
 from pagedserve.engine.async_engine import AsyncLLMEngine
 from pagedserve.engine.defaults import default_sampling_params
 from pagedserve.engine.llm_engine import LLMEngine
-from pagedserve.errors import extra_needed
+from pagedserve.errors import ConfigError, extra_needed
 from pagedserve.sampling_params import SamplingParams
+from pagedserve.server.adapters import ServedAdapters
 from pagedserve.server.app import build_app
 from pagedserve.server.context import Context
 from pagedserve.server.limits import Admission
 from pagedserve.server.listen import Listener, listen
 from pagedserve.server.metrics import Metrics
-from pagedserve.server.options import ServerArgs
+from pagedserve.server.options import LoraModule, ServerArgs
 
 if TYPE_CHECKING:
     from pagedserve.server.tracing import Tracer
@@ -59,6 +60,8 @@ def serve(engine_args: EngineArgs, server_args: ServerArgs) -> int:
         ImportError: An option needs packages that are not there.
     """
     # What needs no model is looked at before anything is loaded.
+    if server_args.lora_modules and not engine_args.enable_lora:
+        raise ConfigError("lora_modules is given without enable_lora; give both")
     chat_template = read_chat_template(server_args.chat_template)
     tracer = make_tracer(server_args.otlp_traces_endpoint)
     listener = listen(server_args)
@@ -80,6 +83,7 @@ def serve(engine_args: EngineArgs, server_args: ServerArgs) -> int:
         default_params=default_params,
         admission=admission,
         metrics=Metrics(client, names[0], admission),
+        adapters=ServedAdapters(client, names),
         tracer=tracer,
         chat_template=chat_template,
     )
@@ -199,13 +203,15 @@ class Server(uvicorn.Server):
         context, client = self._context, self._client
         model = await client.get_model_config()
         context.max_model_len = model.max_model_len
+        for text in context.args.lora_modules:
+            await context.adapters.load(LoraModule.parse(text))
         context.admission.max_num_seqs = client.max_num_seqs
         sys.setswitchinterval(0.0005)  # an event loop that wants to run waits for no whole slice
         # What is there by now stays; the collector, and every step with it, need not walk over it.
         gc.collect()
         gc.freeze()
         logger.info("%s", model.backends)
-        logger.info("serving %s", ", ".join(context.names))
+        logger.info("serving %s", ", ".join([*context.names, *context.adapters.names]))
 
     async def _drain(self) -> None:
         clock = asyncio.get_running_loop().time

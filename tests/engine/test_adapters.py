@@ -1,0 +1,171 @@
+"""Adapters of many requests at once, in an engine whose adapters shift a formula."""
+
+import asyncio
+import random
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pagedserve import (
+    AsyncLLMEngine,
+    ConfigError,
+    EngineArgs,
+    LoRARequest,
+    RequestOutput,
+    SamplingParams,
+)
+from tests.support.formula import FormulaModel, save_shift
+
+PARAMS = SamplingParams(temperature=0, max_tokens=12)
+
+
+@pytest.fixture
+def adapters(tmp_path: Path) -> list[LoRARequest]:
+    return [LoRARequest(f"a{n}", n, str(save_shift(tmp_path / str(n), n))) for n in range(1, 9)]
+
+
+def shift_of(adapter: LoRARequest | None) -> int:
+    return 0 if adapter is None else adapter.lora_int_id
+
+
+@pytest.mark.parametrize("max_loras", [1, 3])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"num_gpu_blocks": 24}, {"async_scheduling": True}, {"enable_chunked_prefill": True}],
+    ids=lambda options: next(iter(options), "plain"),
+)
+def test_each_request_has_its_own(
+    formula: FormulaModel, adapters: list[LoRARequest], options: dict[str, Any], max_loras: int
+) -> None:
+    engine = formula.engine(enable_lora=True, max_loras=max_loras, max_lora_rank=1, **options)
+    wanted = {str(n): random.Random(n).choice([None, *adapters]) for n in range(40)}
+    for name, adapter in wanted.items():
+        engine.add_request(name, [int(name) + 1, 7, 3], PARAMS, lora_request=adapter)
+    found = formula.finish(engine)
+    for name, adapter in wanted.items():
+        tokens = formula.greedy([int(name) + 1, 7, 3], 12, shift_of(adapter))
+        assert found[name].outputs[0].token_ids == tokens
+    formula.check_idle(engine)
+
+
+def test_a_step_that_fails_loads_its_adapters_again(
+    formula: FormulaModel, adapters: list[LoRARequest]
+) -> None:
+    engine = formula.engine(enable_lora=True, max_loras=2, max_lora_rank=1)
+    executor, num_calls = formula.executor(engine), 0
+    launch = executor.launch
+
+    def failing(*given: Any) -> Any:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls % 3 == 1:
+            raise MemoryError("of the device")
+        return launch(*given)
+
+    executor.launch = failing  # type: ignore[method-assign,assignment]
+    for n, adapter in enumerate(adapters):
+        engine.add_request(str(n), [n + 1, 7, 3], PARAMS, lora_request=adapter)
+    found: dict[str, RequestOutput] = {}
+    while engine.has_unfinished_requests():
+        try:
+            found |= {output.request_id: output for output in engine.step()}
+        except MemoryError:
+            continue
+    for n, adapter in enumerate(adapters):
+        tokens = formula.greedy([n + 1, 7, 3], 12, shift_of(adapter))
+        assert found[str(n)].outputs[0].token_ids == tokens
+    assert num_calls > 12
+
+
+def test_a_request_that_ends_lets_its_adapter_go(
+    formula: FormulaModel, adapters: list[LoRARequest]
+) -> None:
+    engine = formula.engine(enable_lora=True, max_loras=1, max_lora_rank=1)
+    host = formula.executor(engine)._adapters
+    for adapter in adapters[:4]:
+        engine.add_request(adapter.name, [1, 7, 3], PARAMS, lora_request=adapter)
+    assert len(host._held) == 4, "each is kept by its request, though there is room for one"
+    engine.abort_request("a2")
+    assert len(host._held) == 3
+    formula.finish(engine)
+    assert len(host._held) == 1
+
+
+def run_async(formula: FormulaModel, test: Callable[[AsyncLLMEngine], Any], **options: Any) -> None:
+    """Run a test on an engine for event loops; nothing of a request is left at its end."""
+    made = formula.engine(enable_lora=True, max_lora_rank=1, **options)
+    engine = AsyncLLMEngine(lambda: made)
+    engine.wait_until_ready()
+    try:
+        asyncio.run(asyncio.wait_for(test(engine), 60))
+    finally:
+        engine.shutdown()
+    formula.check_idle(made)
+
+
+async def tokens_of(
+    engine: AsyncLLMEngine, name: str, prompt: Sequence[int], adapter: LoRARequest | None
+) -> list[int]:
+    tokens: list[int] = []
+    async for output in engine.generate({"prompt_token_ids": prompt}, PARAMS, name, adapter):
+        tokens = output.outputs[0].token_ids
+    return tokens
+
+
+def test_who_leaves_while_an_adapter_is_read_disturbs_nobody(
+    formula: FormulaModel, adapters: list[LoRARequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does who names no adapter wait for it."""
+    slow, is_reading, may_go_on = adapters[0], threading.Event(), threading.Event()
+    read_bytes = Path.read_bytes
+
+    def reading(path: Path) -> bytes:
+        if str(path).startswith(slow.path):
+            is_reading.set()
+            assert may_go_on.wait(30)
+        return read_bytes(path)
+
+    monkeypatch.setattr(Path, "read_bytes", reading)
+
+    async def test(engine: AsyncLLMEngine) -> None:
+        left = asyncio.create_task(tokens_of(engine, "left", [1, 7, 3], slow))
+        await asyncio.to_thread(is_reading.wait)
+        assert await tokens_of(engine, "plain", [2, 7, 3], None) == formula.greedy([2, 7, 3], 12)
+        left.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await left
+        may_go_on.set()
+        other = adapters[1]
+        expected = formula.greedy([3, 7, 3], 12, shift_of(other))
+        assert await tokens_of(engine, "other", [3, 7, 3], other) == expected
+        expected = formula.greedy([4, 7, 3], 12, shift_of(slow))
+        assert await tokens_of(engine, "left", [4, 7, 3], slow) == expected
+
+    run_async(formula, test)
+
+
+def test_an_adapter_that_is_removed_ends_with_its_requests(
+    formula: FormulaModel, adapters: list[LoRARequest]
+) -> None:
+    adapter = adapters[4]
+
+    async def test(engine: AsyncLLMEngine) -> None:
+        assert await engine.add_lora(adapter)
+        stream = engine.generate({"prompt_token_ids": [1, 7, 3]}, PARAMS, "runs", adapter)
+        await anext(stream)
+        assert await engine.remove_lora(adapter.lora_int_id)
+        assert await engine.list_loras() == set()
+        last = [output async for output in stream][-1]
+        assert last.outputs[0].token_ids == formula.greedy([1, 7, 3], 12, shift_of(adapter))
+
+    run_async(formula, test)
+
+
+def test_options_contradict_each_other() -> None:
+    with pytest.raises(ConfigError, match="max_cpu_loras is 2; it must be at least max_loras, 3"):
+        EngineArgs("a", enable_lora=True, max_loras=3, max_cpu_loras=2)
+    with pytest.raises(ConfigError, match="max_loras is 0; it must be an integer, at least 1"):
+        EngineArgs("a", enable_lora=True, max_loras=0)

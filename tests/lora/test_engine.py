@@ -1,0 +1,228 @@
+"""Requests with adapters, end to end: each row of a mixed batch is what peft answers alone."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from pagedserve import LLM, LoRARequest, RequestError, RequestOutput, SamplingParams
+from pagedserve.lora.adapter import WEIGHTS
+from tests.support.lora import KINDS, load_adapter, save_random_adapter
+from tests.support.tiny import VOCAB_SIZE
+
+TOLERANCE = 1e-4
+OPTIONS: dict[str, Any] = {
+    "dtype": "float32",
+    "enable_lora": True,
+    "max_lora_rank": 64,
+    "max_cpu_loras": len(KINDS),
+    "block_size": 4,
+    "cpu_kernels": "generic",
+    "num_gpu_blocks": 512,
+}
+PARAMS = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=3, prompt_logprobs=0)
+
+
+@pytest.fixture(scope="module")
+def adapters(base: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) -> list[LoRARequest]:
+    directory = tmp_path_factory.mktemp("adapters")
+    return [
+        LoRARequest(kind, n, str(save_random_adapter(base, kind, directory / str(n), seed=n)))
+        for n, kind in enumerate(KINDS, start=1)
+    ]
+
+
+@pytest.fixture(scope="module")
+def oracles(base: PreTrainedModel, adapters: list[LoRARequest]) -> dict[LoRARequest | None, Any]:
+    """peft's own model of each adapter, and the base model."""
+    return {None: base} | {adapter: load_adapter(base, Path(adapter.path)) for adapter in adapters}
+
+
+@pytest.fixture(scope="module")
+def llm(tiny: Path) -> LLM:
+    return LLM(str(tiny), max_loras=8, **OPTIONS)
+
+
+def prompts_of(num_prompts: int, seed: int = 0) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(3, 24, (num_prompts,), generator=generator).tolist()
+    return [
+        torch.randint(3, VOCAB_SIZE, (length,), generator=generator).tolist() for length in lengths
+    ]
+
+
+def assert_equal(output: RequestOutput, oracle: Any, tolerance: float = TOLERANCE) -> None:
+    """Every log-probability of an output, the prompt's and the new ones, is the oracle's."""
+    for completion in output.outputs:
+        tokens = torch.tensor([*output.prompt_token_ids, *completion.token_ids])
+        with torch.no_grad():
+            logprobs = oracle(tokens[None, :-1]).logits[0].float().log_softmax(-1)
+        own = [*(output.prompt_logprobs or [])[1:], *(completion.logprobs or [])]
+        first = len(tokens) - 1 - len(own)
+        assert own
+        for place, entries in enumerate(own, start=first):
+            for token, known in (entries or {}).items():
+                assert abs(known.logprob - float(logprobs[place, token])) < tolerance
+        for place, token in enumerate(completion.token_ids, len(output.prompt_token_ids) - 1):
+            assert logprobs[place].max() - logprobs[place, token] < tolerance
+
+
+def mixed(adapters: list[LoRARequest], num_rows: int) -> list[LoRARequest | None]:
+    """Each adapter and the base model in turn."""
+    choices = [None, *adapters]
+    return [choices[row * 5 % len(choices)] for row in range(num_rows)]
+
+
+@pytest.mark.parametrize("cpu_kernels", ["generic"])
+def test_each_row_of_a_mixed_batch_is_what_peft_answers_alone(
+    tiny: Path,
+    cpu_kernels: str,
+    adapters: list[LoRARequest],
+    oracles: dict[LoRARequest | None, Any],
+) -> None:
+    llm = LLM(str(tiny), max_loras=8, **OPTIONS | {"cpu_kernels": cpu_kernels})
+    wanted = mixed(adapters, 64)
+    outputs = llm.generate(prompts_of(64), PARAMS, lora_request=wanted, use_tqdm=False)
+    for output, adapter in zip(outputs, wanted, strict=True):
+        assert output.lora_request is adapter
+        assert output.outputs[0].lora_request is adapter
+        assert_equal(output, oracles[adapter])
+
+
+def test_an_adapter_shows(llm: LLM, adapters: list[LoRARequest]) -> None:
+    """Else nothing here would show anything."""
+    prompt = prompts_of(1)[0]
+    outputs = llm.generate([prompt] * 9, PARAMS, lora_request=[None, *adapters], use_tqdm=False)
+    assert len({str(output.outputs[0].cumulative_logprob) for output in outputs}) == 9
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"enable_chunked_prefill": True, "max_num_batched_tokens": 16, "max_num_seqs": 12},
+        {"num_gpu_blocks": 40, "preemption_mode": "swap"},
+        {"num_gpu_blocks": 40, "preemption_mode": "recompute"},
+        {"async_scheduling": True},
+        {"enable_prefix_caching": True, "max_num_seqs": 6},
+    ],
+    ids=lambda more: ", ".join(more) or "plain",
+)
+def test_more_adapters_than_slots_take_turns(
+    tiny: Path,
+    adapters: list[LoRARequest],
+    oracles: dict[LoRARequest | None, Any],
+    more: dict[str, Any],
+) -> None:
+    """Loaded, evicted and loaded again, whatever happens to their requests meanwhile."""
+    llm = LLM(str(tiny), max_loras=2, **OPTIONS | {"max_cpu_loras": 2} | more)
+    wanted = mixed(adapters, 24)
+    outputs = llm.generate(prompts_of(24), PARAMS, lora_request=wanted, use_tqdm=False)
+    for output, adapter in zip(outputs, wanted, strict=True):
+        assert_equal(output, oracles[adapter])
+    if "preemption_mode" in more:
+        assert llm.llm_engine.scheduler.num_preemptions > 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_samples_and_beams_have_the_adapter_of_their_request(
+    llm: LLM, adapters: list[LoRARequest], oracles: dict[LoRARequest | None, Any], seed: int
+) -> None:
+    sampled = SamplingParams(n=4, seed=seed, temperature=1.0, max_tokens=5, logprobs=2)
+    beams = SamplingParams(
+        n=3, best_of=3, use_beam_search=True, temperature=0, max_tokens=5, logprobs=2
+    )
+    wanted = [*adapters, None]
+    params = [sampled if row % 2 else beams for row in range(len(wanted))]
+    prompts = prompts_of(len(wanted), seed)
+    for output in llm.generate(prompts, params, lora_request=wanted, use_tqdm=False):
+        oracle = oracles[output.lora_request]
+        for completion in output.outputs:
+            tokens = torch.tensor([*output.prompt_token_ids, *completion.token_ids])
+            with torch.no_grad():
+                logprobs = oracle(tokens[None]).logits[0].log_softmax(-1)
+            own = range(len(output.prompt_token_ids), len(tokens))
+            total = sum(float(logprobs[place - 1, tokens[place]]) for place in own)
+            assert completion.cumulative_logprob == pytest.approx(total, abs=TOLERANCE)
+
+
+def test_no_prefix_is_shared_across_adapters_or_changed_files(
+    tiny: Path, base: PreTrainedModel, tmp_path: Path
+) -> None:
+    llm = LLM(str(tiny), max_loras=2, enable_prefix_caching=True, **OPTIONS)
+    path = tmp_path / "adapter"
+    for name in ("first", "second"):
+        save_random_adapter(base, "query and value", tmp_path / name, seed=len(name))
+    shutil.copytree(tmp_path / "first", path)
+    adapter = LoRARequest("a", 1, str(path))
+    same = LoRARequest("b", 2, str(tmp_path / "first"))
+    prompt = prompts_of(1, seed=3)[0] * 2
+    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, logprobs=1)
+
+    def ask(wanted: LoRARequest | None) -> tuple[int, RequestOutput]:
+        (output,) = llm.generate([prompt], params, lora_request=wanted, use_tqdm=False)
+        return output.num_cached_tokens or 0, output
+
+    first = load_adapter(base, path)
+    for wanted, oracle, is_cached in (
+        (None, base, False),
+        (adapter, first, False),
+        (adapter, first, True),
+        (same, first, True),
+        (None, base, True),
+    ):
+        cached, output = ask(wanted)
+        assert (cached > 0) is is_cached
+        assert_equal(output, oracle)
+    shutil.copy(tmp_path / "second" / WEIGHTS, path / WEIGHTS)
+    cached, output = ask(adapter)
+    assert cached == 0
+    assert_equal(output, load_adapter(base, path))
+
+
+def test_an_adapter_that_is_refused_touches_nobody(
+    llm: LLM, adapters: list[LoRARequest], oracles: dict[LoRARequest | None, Any], tmp_path: Path
+) -> None:
+    engine = llm.llm_engine
+    prompts = prompts_of(2)
+    engine.add_request("good", prompts[0], PARAMS, lora_request=adapters[0])
+    bad = {
+        "is no directory with": LoRARequest("nowhere", 90, str(tmp_path)),
+        "lora_int_id is 1 of": LoRARequest("other", 1, adapters[1].path),
+    }
+    for said, adapter in bad.items():
+        with pytest.raises(RequestError, match=said):
+            engine.add_request("bad", prompts[1], PARAMS, lora_request=adapter)
+    with pytest.raises(RequestError, match="lora_request is 'x'; it must be a LoRARequest"):
+        engine.add_request("bad", prompts[1], PARAMS, lora_request="x")  # type: ignore[arg-type]
+    outputs: list[RequestOutput] = []
+    while engine.has_unfinished_requests():
+        outputs = engine.step() or outputs
+    assert_equal(outputs[-1], oracles[adapters[0]])
+
+
+def test_a_number_can_be_given_to_another_adapter(
+    llm: LLM, base: PreTrainedModel, adapters: list[LoRARequest]
+) -> None:
+    engine, (first, second) = llm.llm_engine, adapters[:2]
+    assert engine.add_lora(LoRARequest("a", 70, first.path))
+    assert 70 in engine.list_loras()
+    again = LoRARequest("a", 70, second.path)
+    with pytest.raises(RequestError, match="lora_int_id is 70 of"):
+        engine.add_lora(again)
+    assert engine.remove_lora(70)
+    assert not engine.remove_lora(70)
+    (output,) = llm.generate([prompts_of(1)[0]], PARAMS, lora_request=again, use_tqdm=False)
+    assert_equal(output, load_adapter(base, Path(second.path)))
+    inplace = LoRARequest("a", 70, first.path, load_inplace=True)
+    (output,) = llm.generate([prompts_of(1)[0]], PARAMS, lora_request=inplace, use_tqdm=False)
+    assert_equal(output, load_adapter(base, Path(first.path)))
+
+
+def test_without_enable_lora_an_adapter_is_refused(tiny: Path, adapters: list[LoRARequest]) -> None:
+    llm = LLM(str(tiny), num_gpu_blocks=64)
+    with pytest.raises(RequestError, match="takes adapters with enable_lora=True alone"):
+        llm.generate("w1", lora_request=adapters[0])
