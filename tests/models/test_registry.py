@@ -31,6 +31,15 @@ def test_a_directory_without_config(tmp_path: Path) -> None:
         resolve_model(str(tmp_path))
 
 
+@pytest.mark.parametrize("config", [None, '{"model_type": "llama"}'])
+def test_an_adapter_is_told_by_name(tmp_path: Path, config: str | None) -> None:
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    if config is not None:
+        (tmp_path / "config.json").write_text(config)
+    with pytest.raises(ModelLoadError, match=r"adapter_config\.json.*lora_request"):
+        resolve_model(str(tmp_path))
+
+
 @pytest.mark.parametrize("content", ["{", "[]", "{}"])
 def test_a_config_that_says_nothing(tmp_path: Path, content: str) -> None:
     (tmp_path / "config.json").write_text(content)

@@ -119,7 +119,12 @@ def _check(name: str, part: Part, directory: Path) -> None:
 
 
 def _check_config(name: str, directory: Path) -> None:
-    config = directory / "config.json"
+    config, adapter = directory / "config.json", directory / "adapter_config.json"
+    if adapter.is_file():  # transformers would apply it without a word
+        raise ModelLoadError(
+            f"model {name!r}: the directory has the adapter_config.json of an adapter; give the "
+            "model in a directory of its own, and the adapter with the requests (lora_request)"
+        )
     if not config.is_file():
         raise ModelLoadError(
             f"model {name!r}: the directory has no config.json; a directory in Hugging Face format "
