@@ -20,7 +20,6 @@ OPTIONS: dict[str, Any] = {
     "max_lora_rank": 64,
     "max_cpu_loras": len(KINDS),
     "block_size": 4,
-    "cpu_kernels": "generic",
     "num_gpu_blocks": 512,
 }
 PARAMS = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=3, prompt_logprobs=0)
@@ -76,7 +75,7 @@ def mixed(adapters: list[LoRARequest], num_rows: int) -> list[LoRARequest | None
     return [choices[row * 5 % len(choices)] for row in range(num_rows)]
 
 
-@pytest.mark.parametrize("cpu_kernels", ["generic"])
+@pytest.mark.parametrize("cpu_kernels", ["generic", "modules", "fused"])
 def test_each_row_of_a_mixed_batch_is_what_peft_answers_alone(
     tiny: Path,
     cpu_kernels: str,

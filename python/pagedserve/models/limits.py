@@ -6,15 +6,15 @@ from typing import Any
 from transformers import GenerationConfig, PreTrainedConfig
 
 from pagedserve.errors import ConfigError, ModelLoadError
-from pagedserve.models.adapt.positions import first_position
-from pagedserve.models.adapt.rope import has_long_set, original_positions
+from pagedserve.models.architectures.positions import first_position
+from pagedserve.models.architectures.rope import has_long_set, original_positions
 
 # What configs call the number of positions; a later name counts where the earlier ones are absent.
 _LENGTH_NAMES = ("max_position_embeddings", "max_target_positions", "max_seq_len", "seq_length")
 
 # These change the frequencies of every row by the largest position of the whole batch, so in a
 # batch of several sequences they are right only below the length where that begins, unless
-# `pagedserve.models.adapt.rope` fixes them.
+# `pagedserve.models.architectures.rope` fixes them.
 _BATCH_DEPENDENT_ROPE = ("dynamic", "longrope")
 
 

@@ -16,7 +16,7 @@ from pagedserve.config import AttentionBackend, CpuKernels, EngineArgs
 from pagedserve.errors import ConfigError, ModelLoadError, PagedServeError, UnsupportedModelError
 from pagedserve.host_ops.capabilities import use_instructions
 from pagedserve.model_args import LoadFormat
-from pagedserve.models.adapt import adapt, attention_to_build_with
+from pagedserve.models.architectures import attention_to_build_with, prepare_architecture
 from pagedserve.models.device import choose_device
 from pagedserve.models.dummy import dummy_model
 from pagedserve.models.files import (
@@ -153,7 +153,7 @@ class _Loading:
             with weights_read() if self.device.type == "cpu" else nullcontext():
                 model = _load_weights(self.files, self.dtype, self.config.load_format)
         cast(nn.Module, model).to(self.device).eval()
-        adapt(model, self.max_model_len)
+        prepare_architecture(model, self.max_model_len)
         return model
 
     def replace(self, model: PreTrainedModel, kernels: CpuKernels) -> str:

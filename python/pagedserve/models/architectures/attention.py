@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from pagedserve.attention.interface import ATTENTION_NAME, paged_attention_forward
 from pagedserve.errors import UnsupportedModelError
-from pagedserve.models.adapt.alibi import alibi_slopes
+from pagedserve.models.architectures.alibi import alibi_slopes
 
 Arguments = dict[str, Any]
 

@@ -8,10 +8,10 @@ transformers made of it, so that the probe compares with that.
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from pagedserve.attention.interface import ATTENTION_NAME
-from pagedserve.models.adapt.attention import attends_by_itself, hand_over_attention
-from pagedserve.models.adapt.llama4 import hand_over_chunks
-from pagedserve.models.adapt.positions import hand_over_positions
-from pagedserve.models.adapt.rope import fix_rope
+from pagedserve.models.architectures.attention import attends_by_itself, hand_over_attention
+from pagedserve.models.architectures.llama4 import hand_over_chunks
+from pagedserve.models.architectures.positions import hand_over_positions
+from pagedserve.models.architectures.rope import fix_rope
 
 
 def attention_to_build_with(config: PreTrainedConfig) -> str:
@@ -19,7 +19,7 @@ def attention_to_build_with(config: PreTrainedConfig) -> str:
     return "eager" if attends_by_itself(config) else ATTENTION_NAME
 
 
-def adapt(model: PreTrainedModel, max_model_len: int) -> None:
+def prepare_architecture(model: PreTrainedModel, max_model_len: int) -> None:
     """Exchange what must be exchanged; from now on the model attends through our function.
 
     Args:

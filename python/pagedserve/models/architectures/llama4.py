@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from pagedserve.models.adapt.attention import Arguments, is_eager
+from pagedserve.models.architectures.attention import Arguments, is_eager
 
 
 class _GivenPositions:
