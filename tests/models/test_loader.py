@@ -203,7 +203,7 @@ def test_an_unknown_name_asks_the_hub_once_and_does_not_wait_for_long(
 ) -> None:
     limits: list[float] = []
 
-    def model_info(_: Any, hub_id: str, *, timeout: float) -> None:
+    def model_info(_: Any, hub_id: str, *, timeout: float, **_others: Any) -> None:
         limits.append(timeout)
         raise OSError(f"{hub_id} cannot be reached")
 

@@ -211,7 +211,8 @@ def _fetch(hub: Hub, name: str, repo_id: str, part: Part, options: HubOptions) -
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ModelLoadError(
             f"model {name!r} is not a path, not in the hub cache, and fetching hub id {repo_id!r} "
-            f"from {hub.name} failed: {reason}"
+            f"from {hub.name} failed: {reason}; accepted are a path, or a hub id whose files are "
+            "here or can be fetched"
         ) from error
 
 
