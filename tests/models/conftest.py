@@ -11,7 +11,8 @@ from tokenizers.models import WordLevel
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from pagedserve import _core
-from pagedserve.models.loader import LoadedModel
+from pagedserve.config import EngineArgs
+from pagedserve.models.loader import LoadedModel, load_model
 from pagedserve.models.paged_logits import paged_logits
 
 PROMPTS = [(torch.arange(length) * 31 + 11) % 97 for length in (21, 6)]
@@ -63,8 +64,26 @@ def save_tiny(
 
 
 @pytest.fixture
+def load_on(device: torch.device) -> Callable[..., LoadedModel]:
+    """Loads a model for an attention backend, in "float32" or in "half" precision.
+
+    Half is bfloat16, but in Triton's interpreter float16: it multiplies bfloat16 wrongly.
+    """
+
+    def load(backend: Any, directory: Path, precision: str) -> LoadedModel:
+        where = device if backend == "triton" else torch.device("cpu")
+        is_interpreted = backend == "triton" and device.type == "cpu"
+        half = "float16" if is_interpreted else "bfloat16"
+        dtype: Any = half if precision == "half" else precision
+        args = EngineArgs(model=str(directory), attention_backend=backend, dtype=dtype)
+        return load_model(args, where)
+
+    return load
+
+
+@pytest.fixture
 def assert_exact() -> AssertExact:
-    """Compares logits over paged memory with the model's own in float64, weights rounded alike."""
+    """Compares logits over paged memory with the model's own, weights rounded alike."""
 
     @torch.inference_mode()
     def check(
@@ -72,6 +91,7 @@ def assert_exact() -> AssertExact:
         directory: Path,
         edit: Callable[[Any], None] | None = None,
         attention: str = "eager",
+        exact_dtype: torch.dtype = torch.float64,
     ) -> None:
         """Two sequences, one in two chunks and one that decodes; ``edit`` gives other weights."""
         model: Any = AutoModelForCausalLM.from_pretrained(
@@ -82,7 +102,7 @@ def assert_exact() -> AssertExact:
         )
         if edit is not None:
             edit(model)
-        model = model.double()
+        model = model.to(exact_dtype)
         backend = loaded.attention_backend
         found = paged_logits(loaded.model, loaded.layers, PROMPTS, [16, 5], backend)
         for prompt, ours in zip(PROMPTS, found, strict=True):

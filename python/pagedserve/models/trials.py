@@ -141,8 +141,12 @@ def difference(found: Tensor, expected: Tensor) -> float:
 
 
 def prompt_of(model: PreTrainedModel, num_tokens: int) -> Tensor:
-    """Token ids [num_tokens], spread over the vocabulary."""
-    return ((torch.arange(num_tokens) * 7919 + 11) % vocab_size(model)).to(model.device)
+    """Token ids [num_tokens] spread over the vocabulary, but no padding: it has no position."""
+    size, padding = vocab_size(model), getattr(model.config, "pad_token_id", None)
+    tokens = (torch.arange(num_tokens) * 7919 + 11) % size
+    if padding is not None:
+        tokens[tokens == padding] = (padding + 1) % size
+    return tokens.to(model.device)
 
 
 def vocab_size(model: PreTrainedModel) -> int:

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
-from pagedserve import LLM, SamplingParams
 from pagedserve.config import EngineArgs
 from pagedserve.errors import UnsupportedModelError
-from pagedserve.models.loader import load_model
+from pagedserve.models.loader import LoadedModel, load_model
 
 SaveTiny = Callable[..., Path]
 AssertExact = Callable[..., None]
+AssertGenerates = Callable[..., None]
+LoadOn = Callable[..., LoadedModel]
 
 CPU = torch.device("cpu")
 # Six heads: the slopes of ALiBi are no single series then.
@@ -40,6 +40,8 @@ ARCHITECTURES: list[tuple[str, dict[str, Any]]] = [
     ("openai-gpt", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}),
 ]
 WITH_BIASES = [ARCHITECTURES[index] for index in (0, 1, 4)]
+# One of each kind of call: with biases, shared heads, rotated within the call.
+IN_TRITON = [*WITH_BIASES, *ARCHITECTURES[2:4], ARCHITECTURES[5]]
 WITH_WINDOW = ARCHITECTURES[7]
 # transformers cannot compute it in float64.
 XGLM = ("xglm", {"d_model": 32, "num_layers": 2, "attention_heads": 4, "ffn_dim": 48})
@@ -69,47 +71,45 @@ def test_logits_are_those_of_transformers(
     assert_exact(loaded, directory, attention=reference(options))
 
 
-@pytest.mark.parametrize(("model_type", "options"), [*WITH_BIASES, ("falcon", FALCON)])
+@pytest.mark.parametrize("precision", ["float32", pytest.param("half", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("architecture", IN_TRITON)
 def test_logits_in_triton(
     save_tiny: SaveTiny,
     assert_exact: AssertExact,
-    device: torch.device,
-    model_type: str,
-    options: dict[str, Any],
+    load_on: LoadOn,
+    precision: str,
+    architecture: tuple[str, dict[str, Any]],
 ) -> None:
+    model_type, options = architecture
     directory = save_tiny(model_type, **options)
-    args = EngineArgs(model=str(directory), attention_backend="triton", dtype="float32")
-    assert_exact(load_model(args, device), directory, attention=reference(options))
+    assert_exact(load_on("triton", directory, precision), directory, attention=reference(options))
+
+
+@pytest.mark.parametrize("precision", ["float32", "half"])
+@pytest.mark.parametrize(
+    "backend", ["rust", "torch", pytest.param("triton", marks=pytest.mark.slow)]
+)
+def test_logits_of_xglm(
+    save_tiny: SaveTiny,
+    assert_exact: AssertExact,
+    load_on: LoadOn,
+    precision: str,
+    backend: str,
+) -> None:
+    directory = save_tiny(XGLM[0], **XGLM[1])
+    loaded = load_on(backend, directory, precision)
+    assert_exact(loaded, directory, exact_dtype=torch.float32)
 
 
 @pytest.mark.parametrize(("model_type", "options"), [*WITH_BIASES, WITH_WINDOW, XGLM])
 def test_the_engine_generates_as_transformers_does(
-    save_tiny: SaveTiny, model_type: str, options: dict[str, Any]
+    save_tiny: SaveTiny,
+    assert_generates: AssertGenerates,
+    model_type: str,
+    options: dict[str, Any],
 ) -> None:
     directory = save_tiny(model_type, **options)
-    prompts = [[(7 * place + 3 * length) % 97 for place in range(length)] for length in (3, 17, 30)]
-    llm = LLM(
-        model=str(directory),
-        dtype="float32",
-        num_gpu_blocks=24,
-        block_size=4,
-        enable_prefix_caching=True,
-        enable_chunked_prefill=True,
-        max_num_batched_tokens=16,
-        max_num_seqs=4,
-    )
-    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
-    outputs = llm.generate(prompt_token_ids=prompts * 2, sampling_params=params, use_tqdm=False)
-    model: Any = AutoModelForCausalLM.from_pretrained(directory)
-    for prompt, output in zip(prompts * 2, outputs, strict=True):
-        expected = model.generate(
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt)),
-            max_new_tokens=24,
-            do_sample=False,
-            eos_token_id=None,
-        )
-        assert list(output.outputs[0].token_ids) == expected[0, len(prompt) :].tolist()
+    assert_generates(directory, attention=reference(options))
 
 
 def test_the_largest_bias_of_mpt_is_that_of_its_config(

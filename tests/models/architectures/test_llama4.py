@@ -5,13 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM
 
-from pagedserve import LLM, SamplingParams
-from pagedserve.config import EngineArgs
+from pagedserve import LLM
 from pagedserve.errors import ConfigError
-from pagedserve.models.loader import load_model
+from pagedserve.models.loader import LoadedModel
 
 LLAMA4: dict[str, Any] = {
     "attention_chunk_size": 16,
@@ -25,40 +22,25 @@ LLAMA4: dict[str, Any] = {
 }
 
 
+@pytest.mark.parametrize("precision", ["float32", "half"])
 @pytest.mark.parametrize("backend", ["rust", "torch", "triton"])
 def test_logits_beyond_a_chunk(
     save_tiny: Callable[..., Path],
     assert_exact: Callable[..., None],
-    device: torch.device,
-    backend: Any,
+    load_on: Callable[..., LoadedModel],
+    backend: str,
+    precision: str,
 ) -> None:
     directory = save_tiny("llama4_text", **LLAMA4)
-    args = EngineArgs(model=str(directory), attention_backend=backend, dtype="float32")
-    loaded = load_model(args, device if backend == "triton" else torch.device("cpu"))
+    loaded = load_on(backend, directory, precision)
     assert loaded.max_model_len == 64
     assert_exact(loaded, directory)
 
 
-def test_the_engine_generates_as_transformers_does(save_tiny: Callable[..., Path]) -> None:
-    directory = save_tiny("llama4_text", **LLAMA4)
-    prompts = [[(5 * place + length) % 96 + 1 for place in range(length)] for length in (3, 14, 37)]
-    llm = LLM(
-        model=str(directory),
-        dtype="float32",
-        num_gpu_blocks=24,
-        block_size=8,
-        enable_prefix_caching=True,
-        enable_chunked_prefill=True,
-        max_num_batched_tokens=24,
-        max_num_seqs=4,
-    )
-    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
-    outputs = llm.generate(prompt_token_ids=prompts, sampling_params=params, use_tqdm=False)
-    model: Any = AutoModelForCausalLM.from_pretrained(directory, attn_implementation="eager")
-    for prompt, output in zip(prompts, outputs, strict=True):
-        tokens = torch.tensor([[*prompt, *output.outputs[0].token_ids]])
-        logits = model(tokens).logits[0, len(prompt) - 1 : -1]
-        assert list(output.outputs[0].token_ids) == logits.argmax(-1).tolist()
+def test_the_engine_generates_as_transformers_does(
+    save_tiny: Callable[..., Path], assert_generates: Callable[..., None]
+) -> None:
+    assert_generates(save_tiny("llama4_text", **LLAMA4))
 
 
 def test_blocks_that_lie_across_chunks_are_refused(save_tiny: Callable[..., Path]) -> None:

@@ -80,3 +80,12 @@ def test_positions_after_that_of_padding(
     assert_exact(loaded, directory)
     with pytest.raises(ConfigError, match="is 64, of which it uses those from 2"):
         load_model(EngineArgs(model=str(directory), max_model_len=63), CPU)
+
+
+def test_the_check_of_positions_has_no_padding(
+    save_tiny: SaveTiny, assert_exact: AssertExact
+) -> None:
+    # transformers gives padding a position of its own; 14 is among the tokens of the check.
+    directory = save_tiny("roberta", is_decoder=True, pad_token_id=14)
+    loaded = load_model(EngineArgs(model=str(directory), dtype="float32"), CPU)
+    assert_exact(loaded, directory)
