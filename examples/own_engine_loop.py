@@ -40,7 +40,6 @@ def main() -> None:
         "sample_index": np.zeros(MAX_ROWS, np.int32),
         "sample_rows": np.zeros(MAX_ROWS, np.int32),
         "row_handles": np.zeros(MAX_ROWS, np.int64),
-        "adapter_slots": np.zeros(MAX_ROWS, np.int32),
     }
     buffers = InputBuffers(**arrays)
 

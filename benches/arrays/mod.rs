@@ -8,7 +8,7 @@ pub(crate) const BLOCK_SIZE: usize = 16;
 
 /// The arrays of a caller, long enough for every bench here.
 pub(crate) struct Arrays {
-    int32: [Vec<i32>; 6],
+    int32: [Vec<i32>; 5],
     int64: [Vec<i64>; 3],
     block_tables: Vec<i32>,
 }
@@ -25,8 +25,7 @@ impl Arrays {
 
     /// Writes the inputs of the open step.
     pub(crate) fn fill(&mut self, scheduler: &Scheduler) {
-        let [token_ids, query_start, seq_lens, sample_index, sample_rows, adapter_slots] =
-            &mut self.int32;
+        let [token_ids, query_start, seq_lens, sample_index, sample_rows] = &mut self.int32;
         let [positions, slot_mapping, row_handles] = &mut self.int64;
         let mut buffers = InputBuffers {
             token_ids,
@@ -38,7 +37,7 @@ impl Arrays {
             sample_index,
             sample_rows,
             row_handles,
-            adapter_slots,
+            adapter_slots: None,
         };
         scheduler.prepare_inputs(&mut buffers).unwrap();
     }

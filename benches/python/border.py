@@ -103,7 +103,6 @@ class Decoding:
             sample_index=np.zeros(num_seqs, dtype=np.int32),
             sample_rows=self._sample_rows,
             row_handles=np.zeros(num_seqs, dtype=np.int64),
-            adapter_slots=np.zeros(num_seqs, dtype=np.int32),
         )
         self._answer = Answer.of(np.arange(num_seqs, dtype=np.int32))
         self._prefill(num_seqs, prompt_len, spread=1 if equal_lengths else BLOCK_SIZE)

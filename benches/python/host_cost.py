@@ -58,7 +58,6 @@ class Buffers:
             sample_index=np.zeros(rows, np.int32),
             sample_rows=self.sample_rows,
             row_handles=self.row_handles,
-            adapter_slots=np.zeros(rows, np.int32),
         )
 
     def writable(self) -> InputBuffers:

@@ -139,7 +139,6 @@ class Simulation:
             sample_index=np.zeros(num_rows, dtype=np.int32),
             sample_rows=self._sample_rows,
             row_handles=self._row_handles,
-            adapter_slots=np.zeros(num_rows, dtype=np.int32),
         )
 
     def run(self) -> Report:

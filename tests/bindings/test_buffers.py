@@ -18,13 +18,29 @@ def test_buffers_of_another_kind_are_refused_when_they_are_given(
         frozen.flags.writeable = False
         other = np.int64 if array.dtype == np.int32 else np.int32
         others: list[Any] = [array.astype(other), np.repeat(array, 2)[::2], array.reshape(1, -1)]
-        for bad in [*others, [1], None]:
+        is_needed = name != "adapter_slots"  # without adapters there are none
+        for bad in [*others, [1], *[None] * is_needed]:
             with pytest.raises(StepError, match=f"^{name} must be a one-dimensional contiguous"):
                 InputBuffers(**arrays | {name: bad})
         with pytest.raises(StepError, match=f"^{name} cannot be written"):
             InputBuffers(**arrays | {name: frozen})
-        with pytest.raises(TypeError, match=name):
-            InputBuffers(**{key: value for key, value in arrays.items() if key != name})
+        if is_needed:
+            with pytest.raises(TypeError, match=name):
+                InputBuffers(**{key: value for key, value in arrays.items() if key != name})
+
+
+def test_slots_of_adapters_are_left_out_only_where_there_are_none(
+    busy: Any, engine: Any, arrays: dict[str, NDArray[Any]]
+) -> None:
+    others: dict[str, Any] = {**arrays, "adapter_slots": None}
+    without = InputBuffers(**others)
+    busy.schedule()
+    message = "adapter_slots is missing; max_loras is not None"
+    busy.refuses(StepError, message, busy.scheduler.prepare_inputs, without)
+    engine.add(3)
+    engine.schedule()
+    engine.scheduler.prepare_inputs(without)
+    assert arrays["query_start"][:2].tolist() == [0, 3]
 
 
 def test_buffers_frozen_later_are_refused_and_none_is_written(

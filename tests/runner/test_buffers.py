@@ -7,7 +7,9 @@ from pagedserve.runner.buffers import StepBuffers
 
 
 def test_views_are_cut_to_the_step_and_share_memory() -> None:
-    buffers = StepBuffers(max_num_tokens=32, max_num_rows=4, max_blocks_per_row=8)
+    buffers = StepBuffers(
+        max_num_tokens=32, max_num_rows=4, max_blocks_per_row=8, has_adapters=True
+    )
     scheduler = _core.Scheduler(
         _core.SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=32, max_model_len=32),
         _core.CacheConfig(block_size=4, num_gpu_blocks=16),

@@ -226,7 +226,9 @@ def test_the_ladder_ends_at_the_most_rows(most: int, sizes: tuple[int, ...]) -> 
 
 
 def test_rows_that_pad_have_no_adapter(scheduler: _core.Scheduler) -> None:
-    buffers = StepBuffers(max_num_tokens=32, max_num_rows=4, max_blocks_per_row=8)
+    buffers = StepBuffers(
+        max_num_tokens=32, max_num_rows=4, max_blocks_per_row=8, has_adapters=True
+    )
     buffers.adapter_slots[:] = 3
     scheduler.add_seq_group(np.array([7], dtype=np.int32), arrival_time=0.0)
     outputs = scheduler.schedule(0.0)

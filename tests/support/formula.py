@@ -118,6 +118,7 @@ class FormulaExecutor:
             max_num_tokens=shape.limits.max_num_tokens,
             max_num_rows=shape.limits.max_num_rows,
             max_blocks_per_row=-(-shape.limits.max_model_len // shape.block_size),
+            has_adapters=self._args.enable_lora,
         )
         self._block_size = shape.block_size
 

@@ -202,7 +202,7 @@ class InputBuffers:
         sample_index: NDArray[np.int32],  # [>= S]
         sample_rows: NDArray[np.int32],  # [>= S]
         row_handles: NDArray[np.int64],  # [>= R]
-        adapter_slots: NDArray[np.int32],  # [>= R]
+        adapter_slots: NDArray[np.int32] | None = None,  # [>= R]
     ) -> InputBuffers: ...
 
 @final

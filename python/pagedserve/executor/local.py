@@ -175,6 +175,7 @@ class LocalExecutor:
             max_num_tokens=limits.max_num_tokens,
             max_num_rows=limits.max_num_rows,
             max_blocks_per_row=-(-limits.max_model_len // shape.block_size),
+            has_adapters=self._adapters is not None,
             cuda=self._cuda,
         )
         forward = Forward(loaded, self._cache)

@@ -119,6 +119,7 @@ class StepBuffers:
         max_num_tokens: int,
         max_num_rows: int,
         max_blocks_per_row: int,
+        has_adapters: bool = False,
         cuda: Cuda | None = None,
     ) -> None:
         """Allocate.
@@ -127,6 +128,7 @@ class StepBuffers:
             max_num_tokens: most tokens of a step.
             max_num_rows: most rows of a step.
             max_blocks_per_row: longest block table.
+            has_adapters: whether rows may have adapters; else the core has no slots to write.
             cuda: the GPU of the model, for which the core's buffer is pinned; None where the
                 model reads that buffer itself.
         """
@@ -168,7 +170,7 @@ class StepBuffers:
             sample_index=host.sample_index.numpy(),
             sample_rows=self.sample_rows,
             row_handles=self.row_handles,
-            adapter_slots=self.adapter_slots,
+            adapter_slots=self.adapter_slots if has_adapters else None,
         )
 
     def writable(self) -> InputBuffers:

@@ -13,7 +13,7 @@
 //! | `sample_index` | S | positions in T whose logits are wanted, ascending |
 //! | `sample_rows` | S | the row of each |
 //! | `row_handles` | R | [`crate::arena::Handle::to_bits`] of the sequence |
-//! | `adapter_slots` | R | where the row's adapter lies, -1 for the base model |
+//! | `adapter_slots` | R, or none without `max_loras` | where the row's adapter lies, -1 for the base model |
 //!
 //! Costs: O(T + R x B), no allocation.
 
@@ -35,7 +35,7 @@ pub struct InputBuffers<'a> {
     pub sample_index: &'a mut [i32],
     pub sample_rows: &'a mut [i32],
     pub row_handles: &'a mut [i64],
-    pub adapter_slots: &'a mut [i32],
+    pub adapter_slots: Option<&'a mut [i32]>,
 }
 
 impl InputBuffers<'_> {
@@ -51,7 +51,7 @@ impl InputBuffers<'_> {
             ("sample_index", self.sample_index.len(), outputs.num_samples),
             ("sample_rows", self.sample_rows.len(), outputs.num_samples),
             ("row_handles", self.row_handles.len(), num_rows),
-            ("adapter_slots", self.adapter_slots.len(), num_rows),
+            ("adapter_slots", self.adapter_slots.as_ref().map_or(num_rows, |a| a.len()), num_rows),
         ];
         for (name, given, needed) in needs {
             if given < needed {
@@ -78,8 +78,10 @@ pub(crate) fn fill(
     buffers.check(outputs)?;
     let (mut token, mut sample) = (0, 0);
     buffers.query_start[0] = 0;
-    for (slot, row) in buffers.adapter_slots.iter_mut().zip(&outputs.rows) {
-        *slot = row.adapter_slot;
+    if let Some(slots) = &mut buffers.adapter_slots {
+        for (slot, row) in slots.iter_mut().zip(&outputs.rows) {
+            *slot = row.adapter_slot;
+        }
     }
     for (index, row) in outputs.rows.iter().enumerate() {
         let seq = store.seq(row.seq);

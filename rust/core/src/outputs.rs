@@ -230,6 +230,13 @@ impl SchedulerOutputs {
             && self.blocks_to_copy.is_empty())
     }
 
+    /// Groups whose blocks are moved between the tiers, and whether they end on the device.
+    pub(crate) fn moved_groups(&self) -> impl Iterator<Item = (GroupHandle, bool)> {
+        let left = self.preempted.iter().filter(|(_, mode)| *mode == PreemptionMode::Swap);
+        let returned = self.swapped_in.iter().map(|group| (*group, true));
+        left.map(|(group, _)| (*group, false)).chain(returned)
+    }
+
     /// Empties everything for step `step_id`, keeping the memory.
     pub(crate) fn reset(&mut self, step_id: u64) {
         self.step_id = step_id;

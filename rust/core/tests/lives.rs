@@ -42,8 +42,9 @@ enum Op {
     /// Steps ended before their tokens are known, as many as there are seeds; the last of a sequence
     /// now and then, by a number a sample.
     Async(Vec<i32>, Vec<u8>),
-    /// A step ended before its tokens are known that fails, after how much of the next.
-    FailAsync(Failure),
+    /// A step ended before its tokens are known that fails, before or after its work, and after how
+    /// much of the next.
+    FailAsync(bool, Failure),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -54,6 +55,8 @@ enum Failure {
 }
 
 fn ops() -> impl Strategy<Value = Vec<Op>> {
+    let failure =
+        || prop_oneof![Just(Failure::BeforeNext), Just(Failure::Scheduled), Just(Failure::Run)];
     let fates = || prop::collection::vec((0..6u8, 0..24u8), 1..12);
     let op = prop_oneof![
         3 => (1..40usize, prop_oneof![Just(1), 1..5usize], 0..3i32, 0..6u32, 0..9usize).prop_map(
@@ -65,8 +68,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         1 => any::<prop::sample::Index>().prop_map(Op::AbortInStep),
         4 => (prop::collection::vec(0..50i32, 1..9), prop::collection::vec(0..24u8, 1..12))
             .prop_map(|(seeds, ends)| Op::Async(seeds, ends)),
-        1 => prop_oneof![Just(Failure::BeforeNext), Just(Failure::Scheduled), Just(Failure::Run)]
-            .prop_map(Op::FailAsync),
+        1 => (any::<bool>(), failure()).prop_map(|(ran, failure)| Op::FailAsync(ran, failure)),
     ];
     prop::collection::vec(op, 20..120)
 }
@@ -217,7 +219,7 @@ impl Life {
                 }
             }
             Op::Async(seeds, ends) => self.run_async(seeds, ends),
-            Op::FailAsync(failure) => self.fail_async(*failure),
+            Op::FailAsync(ran, failure) => self.fail_async(*ran, *failure),
         }
         self.scheduler.check().unwrap();
     }
@@ -262,9 +264,12 @@ impl Life {
         update(&mut self.scheduler, step_id, &outputs).unwrap();
     }
 
-    fn fail_async(&mut self, failure: Failure) {
-        if !self.begin() {
+    fn fail_async(&mut self, ran: bool, failure: Failure) {
+        if self.scheduler.schedule(0.0).unwrap().is_empty() {
             return;
+        }
+        if ran {
+            self.execute();
         }
         let Some((step_id, _)) = self.end_async(3) else {
             let step_id = self.scheduler.outputs().step_id;
@@ -272,11 +277,12 @@ impl Life {
         };
         match failure {
             Failure::BeforeNext => {}
-            Failure::Scheduled => {
-                self.scheduler.schedule(0.0).unwrap();
-            }
-            Failure::Run => {
+            // What follows a step runs after it.
+            Failure::Run if ran => {
                 self.begin();
+            }
+            Failure::Scheduled | Failure::Run => {
+                self.scheduler.schedule(0.0).unwrap();
             }
         }
         self.abandon(step_id);
@@ -551,7 +557,7 @@ impl Arrays {
                 sample_index: &mut arrays.sample_index,
                 sample_rows: &mut arrays.sample_rows,
                 row_handles: &mut arrays.row_handles,
-                adapter_slots: &mut arrays.adapter_slots,
+                adapter_slots: Some(&mut arrays.adapter_slots),
             })
             .unwrap();
         arrays

@@ -79,8 +79,8 @@ fn allocations_of_decode(
     };
     let mut ids = vec![0; N * 600];
     let (mut positions, mut slots) = (vec![0; N * 600], vec![0; N * 600]);
-    let mut rows = [vec![0; N + 1], vec![0; N], vec![0; N], vec![0; N], vec![0; N]];
-    let [query_start, seq_lens, sample_index, sample_rows, adapter_slots] = &mut rows;
+    let mut rows = [vec![0; N + 1], vec![0; N], vec![0; N], vec![0; N]];
+    let [query_start, seq_lens, sample_index, sample_rows] = &mut rows;
     let (mut tables, mut handles) = (vec![0; N * 64], vec![0; N]);
     let mut step = || {
         let step_id = scheduler.schedule(0.0).unwrap().step_id;
@@ -94,7 +94,7 @@ fn allocations_of_decode(
             sample_index,
             sample_rows,
             row_handles: &mut handles,
-            adapter_slots,
+            adapter_slots: None,
         };
         scheduler.prepare_inputs(&mut inputs).unwrap();
         if is_async {

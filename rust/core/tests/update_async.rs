@@ -78,6 +78,24 @@ fn a_sequence_that_ends_with_its_token_is_gone_after_the_step_that_ran_it_once_m
 }
 
 #[test]
+fn a_chunk_that_was_never_computed_is_computed_again_and_nobody_shares_it() {
+    let limits = Limits::with(|cache, scheduler| {
+        cache.enable_prefix_caching = true;
+        (scheduler.enable_chunked_prefill, scheduler.max_num_batched_tokens) = (true, 12);
+    });
+    let mut scheduler = limits.scheduler();
+    let (_, seq) = add(&mut scheduler, 0, 20);
+    let first = schedule(&mut scheduler);
+    assert!(scheduler.update_async(first).unwrap());
+    assert_eq!(scheduler.sequence(seq).unwrap().num_computed_tokens, 12);
+    scheduler.abandon(first).unwrap();
+    assert_eq!(scheduler.sequence(seq).unwrap().num_computed_tokens, 0);
+    add(&mut scheduler, 0, 20);
+    schedule(&mut scheduler);
+    assert_eq!(scheduler.stats().num_cached_tokens, 0, "nothing of it was computed");
+}
+
+#[test]
 fn a_step_that_failed_before_its_tokens_were_known_takes_them_back() {
     for has_next in [false, true] {
         let mut scheduler = Limits::default().scheduler();

@@ -73,6 +73,13 @@ pub(crate) fn readwrite<'py, T: Element>(
     array.try_readwrite().map_err(refusal).or_raise()
 }
 
+/// `array` to be kept and written, as `readonly` accepts it.
+fn writable<T: Element>(array: &Bound<'_, PyAny>, name: &str) -> PyResult<Py<PyArray1<T>>> {
+    let array = checked(array, name)?;
+    drop(readwrite(&array, name)?);
+    Ok(array.unbind())
+}
+
 macro_rules! input_buffers {
     ($($name:ident: $element:ty),* $(,)?) => {
         /// The arrays that `Scheduler.prepare_inputs` fills in place.
@@ -92,26 +99,29 @@ macro_rules! input_buffers {
         ///     sample_index: int32 ``[S]``, positions in T whose logits are wanted, ascending.
         ///     sample_rows: int32 ``[S]``, the row of each.
         ///     row_handles: int64 ``[R]``, the handle of each row's sequence.
-        ///     adapter_slots: int32 ``[R]``, where each row's adapter lies, -1 for the base model.
+        ///     adapter_slots: int32 ``[R]``, where each row's adapter lies, -1 for the base model;
+        ///         None, the default, for a scheduler without ``max_loras``.
         ///
         /// Raises:
         ///     ``StepError``: An array of another kind, by name.
         #[pyclass(frozen, module = "pagedserve._core")]
         pub(crate) struct InputBuffers {
-            $($name: Py<PyArray1<$element>>),*
+            $($name: Py<PyArray1<$element>>,)*
+            adapter_slots: Option<Py<PyArray1<i32>>>,
         }
 
         #[pymethods]
         impl InputBuffers {
             #[new]
-            #[pyo3(signature = (*, $($name),*))]
+            #[pyo3(signature = (*, $($name),*, adapter_slots = None))]
             #[expect(clippy::too_many_arguments, reason = "one for each array of a step")]
-            fn new($($name: &Bound<'_, PyAny>),*) -> PyResult<Self> {
-                $(
-                    let $name = checked::<$element>($name, stringify!($name))?;
-                    drop(readwrite(&$name, stringify!($name))?);
-                )*
-                Ok(Self { $($name: $name.unbind()),* })
+            fn new(
+                $($name: &Bound<'_, PyAny>,)*
+                adapter_slots: Option<&Bound<'_, PyAny>>,
+            ) -> PyResult<Self> {
+                $(let $name = writable::<$element>($name, stringify!($name))?;)*
+                let adapter_slots = adapter_slots.map(|slots| writable(slots, "adapter_slots"));
+                Ok(Self { $($name,)* adapter_slots: adapter_slots.transpose()? })
             }
         }
 
@@ -123,8 +133,11 @@ macro_rules! input_buffers {
                 fill: impl FnOnce(&mut pagedserve_core::inputs::InputBuffers<'_>) -> PyResult<R>,
             ) -> PyResult<R> {
                 $(let mut $name = readwrite(self.$name.bind(py), stringify!($name))?;)*
+                let slots = self.adapter_slots.as_ref().map(|slots| slots.bind(py));
+                let mut slots = slots.map(|slots| readwrite(slots, "adapter_slots")).transpose()?;
                 fill(&mut pagedserve_core::inputs::InputBuffers {
-                    $($name: $name.as_slice_mut()?),*
+                    $($name: $name.as_slice_mut()?,)*
+                    adapter_slots: slots.as_mut().map(|slots| slots.as_slice_mut()).transpose()?,
                 })
             }
         }
@@ -141,7 +154,6 @@ input_buffers! {
     sample_index: i32,
     sample_rows: i32,
     row_handles: i64,
-    adapter_slots: i32,
 }
 
 /// Block pairs as an int64 array of shape [n, 2].

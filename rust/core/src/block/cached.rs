@@ -11,8 +11,8 @@
 //!    turn is compared with its own tokens and with the identity of the contents before it;
 //!    identities are never used twice, so equal identities mean equal prefixes by induction.
 //!    The hash only names candidates.
-//! 4. A block is computed once somebody said so, and never after it was given to other
-//!    contents.
+//! 4. A block is computed once somebody said so, until the step that did it is abandoned, and never
+//!    after it was given to other contents.
 //!
 //! Costs: lookup O(tokens of a block); allocate and free O(log n) through the evictor;
 //! 4 bytes a token and about 100 bytes a block.
@@ -264,10 +264,20 @@ impl CachedBlockAllocator {
         }
     }
 
-    /// Says that the contents of `block` are computed in step `step_id`: whoever runs later in
-    /// that step may already count on them.
+    /// Says that the contents of `block` are computed in step `step_id`, if they are not yet:
+    /// whoever runs later in that step may already count on them.
     pub fn mark_pending(&mut self, block: BlockId, step_id: u64) {
-        self.metas[block.index()].pending_step = Some(step_id);
+        let meta = &mut self.metas[block.index()];
+        if !meta.is_computed {
+            meta.pending_step = Some(step_id);
+        }
+    }
+
+    /// The steps from `step_id` on were given up: what they were to compute may not be there.
+    pub(crate) fn abandon_since(&mut self, step_id: u64) {
+        for meta in &mut self.metas {
+            meta.is_computed &= meta.pending_step.is_none_or(|pending| pending < step_id);
+        }
     }
 
     /// Says that the contents of `block` have been computed.

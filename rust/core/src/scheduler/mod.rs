@@ -230,12 +230,17 @@ impl Scheduler {
     /// Writes the model's inputs for the open step.
     ///
     /// # Errors
-    /// [`Error::Step`] when no step is open; [`Error::Arrays`] when an array is too short, and
-    /// then nothing was written.
+    /// [`Error::Step`] when no step is open; [`Error::Arrays`] when an array is too short, or there is
+    /// none for adapters although there may be some, and then nothing was written.
     pub fn prepare_inputs(&self, buffers: &mut InputBuffers<'_>) -> Result<()> {
         if !self.is_step_open {
             return Err(Error::Step(
                 "no step is open; prepare_inputs follows a schedule that was not empty".to_owned(),
+            ));
+        }
+        if buffers.adapter_slots.is_none() && self.config.max_loras.is_some() {
+            return Err(Error::Arrays(
+                "adapter_slots is missing; max_loras is not None".to_owned(),
             ));
         }
         inputs::fill(buffers, &self.outputs, &self.store, self.space.block_size())

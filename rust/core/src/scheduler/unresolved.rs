@@ -5,7 +5,8 @@
 //! device can begin with the next step before the host knows what came out of this one.
 //! (Overlapping the scheduler with the device: Zheng et al., `SGLang`, `NeurIPS` 2024, since v0.4.)
 //!
-//! Owns the sequences whose newest token is a placeholder.  Invariants:
+//! Owns the sequences whose newest token is a placeholder, and who else starts again if the step
+//! that was ended turns out to have failed.  Invariants:
 //! 1. A placeholder is the newest token of its sequence, and sample `i` of the unresolved step
 //!    left `placeholder(i)` there; at most one step is unresolved.
 //! 2. Nothing with a placeholder in it is looked up in the prefix cache or registered there.
@@ -17,13 +18,16 @@ use crate::ids::{TokenId, placeholder};
 use crate::outputs::Row;
 use crate::scheduler::Scheduler;
 use crate::scheduler::update::check_tokens;
-use crate::sequence::SeqHandle;
+use crate::sequence::{GroupHandle, SeqHandle};
 
-/// The step that was ended before its tokens were known, and the sequences of its samples.
+/// The step that was ended before its tokens were known.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Unresolved {
     step_id: Option<u64>,
+    /// The sequences of its samples.
     seqs: Vec<SeqHandle>,
+    /// The groups that moved in it or have rows that were not sampled.
+    others: Vec<GroupHandle>,
 }
 
 impl Unresolved {
@@ -71,6 +75,8 @@ impl Scheduler {
         self.mark_moved();
         self.unresolved.step_id = Some(step_id);
         self.unresolved.seqs.clear();
+        self.unresolved.others.clear();
+        self.unresolved.others.extend(self.outputs.moved_groups().map(|(group, _)| group));
         for index in 0..self.outputs.rows.len() {
             let Row { seq, num_tokens, is_sampled, .. } = self.outputs.rows[index];
             self.advance(seq, num_tokens);
@@ -78,6 +84,8 @@ impl Scheduler {
                 self.end_prefill(index);
                 self.store.seq_mut(seq).append(placeholder(self.unresolved.seqs.len()));
                 self.unresolved.seqs.push(seq);
+            } else {
+                self.unresolved.others.push(self.store.seq(seq).group());
             }
         }
         self.apply_aborts();
@@ -120,16 +128,21 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Gives up the unresolved step: its sequences lose the placeholders and start again
-    /// from their tokens.
+    /// Gives up the unresolved step: its sequences lose the placeholders, and whoever ran or moved in
+    /// it starts again from its tokens, since nobody knows what was done of it.
     pub(super) fn abandon_unresolved(&mut self) {
-        if let Some(step_id) = self.unresolved.step_id.take() {
-            self.adapters.abandon_since(step_id);
-        }
+        let Some(step_id) = self.unresolved.step_id.take() else { return };
+        self.adapters.abandon_since(step_id);
+        self.space.abandon_since(step_id);
         while let Some(seq) = self.unresolved.seqs.pop() {
             if self.store.find_seq(seq).is_ok() {
                 self.store.seq_mut(seq).take_back();
                 self.restart(self.store.seq(seq).group());
+            }
+        }
+        while let Some(group) = self.unresolved.others.pop() {
+            if self.store.find_group(group).is_ok() {
+                self.restart(group);
             }
         }
     }

@@ -96,12 +96,7 @@ impl Scheduler {
 
     /// The moves of the step are made: their targets hold what was computed before.
     pub(super) fn mark_moved(&mut self) {
-        let by_swap = |(group, mode): &(GroupHandle, PreemptionMode)| {
-            (*mode == PreemptionMode::Swap).then_some((*group, false))
-        };
-        let left = self.outputs.preempted.iter().filter_map(by_swap);
-        let returned = self.outputs.swapped_in.iter().map(|group| (*group, true));
-        for (group, is_on_device) in left.chain(returned) {
+        for (group, is_on_device) in self.outputs.moved_groups() {
             for seq in self.store.seqs_of(group) {
                 self.space.mark_moved(seq, is_on_device);
             }

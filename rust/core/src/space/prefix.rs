@@ -1,6 +1,6 @@
 //! Prefix caching: which full blocks are known, shared, and computed.
 
-use crate::block::Prefix;
+use crate::block::{Allocator, Prefix};
 use crate::ids::{BlockId, TokenId};
 use crate::sequence::{Chain, GroupHandle, SeqHandle, Sequence, SequenceStore};
 use crate::space::BlockSpaceManager;
@@ -207,6 +207,13 @@ impl BlockSpaceManager {
                     cache.mark_computed(block);
                 }
             }
+        }
+    }
+
+    /// The steps from `step_id` on were given up, what they computed or moved with them.
+    pub(crate) fn abandon_since(&mut self, step_id: u64) {
+        for cache in [&mut self.gpu, &mut self.cpu].into_iter().filter_map(Allocator::cached_mut) {
+            cache.abandon_since(step_id);
         }
     }
 

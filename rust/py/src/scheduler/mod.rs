@@ -69,7 +69,6 @@ use crate::outputs::GroupStats;
 ///     ...     "sample_index": np.zeros(4, np.int32),
 ///     ...     "sample_rows": np.zeros(4, np.int32),
 ///     ...     "row_handles": np.zeros(4, np.int64),
-///     ...     "adapter_slots": np.zeros(4, np.int32),
 ///     ... }
 ///     >>> scheduler.prepare_inputs(InputBuffers(**arrays))
 ///     >>> arrays["token_ids"][: step.num_batched_tokens].tolist()
