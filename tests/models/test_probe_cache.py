@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 from pagedserve.cache.engine import LayerShape
 from pagedserve.config import EngineArgs
 from pagedserve.errors import UnsupportedModelError
+from pagedserve.models import probe_cache
 from pagedserve.models.loader import load_model
 from pagedserve.models.probe import ProbeResult
 from pagedserve.models.probe_cache import ProbeCacheEntry
@@ -50,6 +51,18 @@ def test_a_result_is_of_one_way_to_run_and_of_files_as_they_are(model: Path) -> 
 @pytest.mark.parametrize("own", ["kernels/decode.py", "models/probe.py", "_core"])
 def test_a_result_depends_on_the_code_that_made_it(model: Path, own: str) -> None:
     assert any(f"/{own}" in line for line in ProbeCacheEntry.of(model).depends_on)
+
+
+def test_a_file_that_is_gone_once_it_is_found_is_no_file(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "here.py").touch()
+    (package / "gone.py").symlink_to(package / "nothing")  # a name with no file behind it
+    monkeypatch.setattr(probe_cache, "_PACKAGE", package)
+    lines = ProbeCacheEntry.of(model).depends_on
+    assert [line.split()[0] for line in lines if str(package) in line] == [f"{package}/here.py"]
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"depends_on": 3}'])

@@ -15,6 +15,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
@@ -85,9 +86,10 @@ class ProbeCacheEntry:
 
 
 def _stamps(files: Iterable[Path]) -> list[str]:
-    """Files by path, size and time of change."""
+    """Files by path, size and time of change; one that has gone since it was found is no file."""
     stamps = []
     for path in sorted(set(files)):
-        status = path.stat()
-        stamps.append(f"{path.resolve()} {status.st_size} {status.st_mtime_ns}")
+        with suppress(FileNotFoundError):
+            status = path.stat()
+            stamps.append(f"{path.resolve()} {status.st_size} {status.st_mtime_ns}")
     return stamps
