@@ -1,5 +1,6 @@
-"""Memory for large tensors that are read at random: KV pools and weights."""
+"""Memory for large tensors that are read at random, KV pools and weights, and the return of it."""
 
+import ctypes
 from math import prod
 from typing import Final
 
@@ -9,6 +10,8 @@ from torch import Tensor
 from pagedserve._core.cpu import advise_huge_pages
 
 _HUGE_PAGE: Final = 1 << 21
+# Only glibc has it; other C libraries keep less of what is freed.
+_malloc_trim: Final = getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 
 def empty_in_huge_pages(*shape: int, dtype: torch.dtype) -> Tensor:
@@ -25,3 +28,12 @@ def empty_in_huge_pages(*shape: int, dtype: torch.dtype) -> Tensor:
     first = -memory.data_ptr() % _HUGE_PAGE
     advise_huge_pages(memory.data_ptr() + first, num_bytes)
     return memory[first : first + num_bytes].view(dtype).view(shape)
+
+
+def return_freed_memory() -> None:
+    """Give the system back what was freed and the C library keeps for later.
+
+    Tensors of up to 32 MiB lie among others in its heap, which shrinks from its end alone.
+    """
+    if _malloc_trim is not None:
+        _malloc_trim(0)

@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import nn
 
+from pagedserve.host_ops.memory import return_freed_memory
 from pagedserve.models.progress import progress
 
 
@@ -37,5 +38,6 @@ def replace_modules(
         replacement = make(getattr(parent, name))
         if agree(getattr(parent, name), replacement):
             setattr(parent, name, replacement)
+            return_freed_memory()
             num_replaced += 1
     return num_replaced

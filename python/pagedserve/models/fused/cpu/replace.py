@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from pagedserve.config import CpuKernels, Quantization
 from pagedserve.errors import ConfigError
 from pagedserve.host_ops.capabilities import has_kernels, has_vectors
+from pagedserve.host_ops.memory import return_freed_memory
 from pagedserve.models.fused.compare import is_close, layers_agree, random_numbers
 from pagedserve.models.fused.cpu.layers import CpuDecoderLayer, can_fuse
 from pagedserve.models.fused.cpu.linears import PackedEmbedding, PackedLinear, can_pack, quantize
@@ -65,6 +66,7 @@ def replace_for_cpu(
         replaced["decoder layers"] = _replace_layers(model, quantization)
     _replace_children(model, model.get_output_embeddings(), quantization, replaced)
     replaced["embeddings"] = _share_head(model, quantization)
+    return_freed_memory()
     modules = ", ".join(f"{kind} {count}" for kind, count in replaced.items() if count) or "none"
     if quantization is None:
         return modules
@@ -120,11 +122,15 @@ def _replace_children(
     quantization: Quantization | None,
     replaced: Counter[str],
 ) -> None:
-    for name, child in list(parent.named_children()):
+    # By their names: nothing else may keep a replaced module in memory.
+    for name in [name for name, _ in parent.named_children()]:
+        child = getattr(parent, name)
         replacement = _replacement(child, quantization, is_head=child is head)
         if replacement is not None and _agree(_quantized(child, quantization), replacement):
             setattr(parent, name, replacement.module)
             replaced[_KINDS[type(replacement.module)]] += 1
+            if hasattr(replacement.module, "packed"):  # norms are small
+                return_freed_memory()
         else:
             _replace_children(child, head, quantization, replaced)
 
