@@ -10,7 +10,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 
 from pagedserve.collector import collector_paused
 from pagedserve.config import EngineArgs
-from pagedserve.errors import ModelLoadError
+from pagedserve.errors import ModelLoadError, extra_needed
 from pagedserve.models.files import find_model_files, quiet_transformers, reason_of
 from pagedserve.models.hub import HubOptions
 from pagedserve.models.registry import has_tokenizer, resolve_model
@@ -55,6 +55,9 @@ def _load(name: str, directory: Path) -> PreTrainedTokenizerBase:
 
 
 def _from_files(directory: Path) -> PreTrainedTokenizerBase:
+    tekken_file, has_json = directory / "tekken.json", (directory / "tokenizer.json").is_file()
+    if tekken_file.is_file() and not has_json:
+        return _from_tekken(tekken_file)
     try:
         # Not through mistral-common itself, which streams no text and takes no template.
         loaded: Any = AutoTokenizer.from_pretrained(
@@ -63,9 +66,21 @@ def _from_files(directory: Path) -> PreTrainedTokenizerBase:
     except ModuleNotFoundError:  # mistral-common without what it needs
         loaded = PreTrainedTokenizerFast.from_pretrained(directory)
     model_file = directory / "tokenizer.model"
-    if model_file.is_file() and not (directory / "tokenizer.json").is_file():
+    if model_file.is_file() and not has_json:
         match_sentencepiece(loaded, model_file)
     return cast(PreTrainedTokenizerBase, loaded)
+
+
+def _from_tekken(file: Path) -> PreTrainedTokenizerBase:
+    """mistral-common's own format; it makes the chat template, too."""
+    with extra_needed(f"{file.name} without tokenizer.json", "tokenizers"):
+        import mistral_common.tokens.tokenizers.tekken  # noqa: F401  # for transformers
+    import transformers.integrations.mistral
+
+    module: Any = transformers.integrations.mistral
+    tokenizer = module.convert_tekken_tokenizer(str(file))
+    tokenizer.add_bos_token = True  # which mistral-common puts before every text
+    return cast(PreTrainedTokenizerBase, tokenizer)
 
 
 def _number_tokenizer(vocab_size: int) -> PreTrainedTokenizerBase:
