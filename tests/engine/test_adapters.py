@@ -14,10 +14,12 @@ from pagedserve import (
     ConfigError,
     EngineArgs,
     LoRARequest,
+    RequestError,
     RequestOutput,
     SamplingParams,
 )
 from tests.support.formula import FormulaModel, save_shift
+from tests.support.hubs import Repository, hub_of, use_hugging_face
 
 PARAMS = SamplingParams(temperature=0, max_tokens=12)
 
@@ -49,6 +51,28 @@ def test_each_request_has_its_own(
         tokens = formula.greedy([int(name) + 1, 7, 3], 12, shift_of(adapter))
         assert found[name].outputs[0].token_ids == tokens
     formula.check_idle(engine)
+
+
+def test_an_adapter_comes_from_a_hub_once(
+    formula: FormulaModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {path.name: path.read_bytes() for path in save_shift(tmp_path / "5", 5).iterdir()}
+    others = {"README.md": b"x", "training_args.bin": b"x", "tokenizer.json": b"{}"}
+    repository, empty = Repository({"main": files | others}), Repository({"main": others})
+    engine = formula.engine(enable_lora=True, max_loras=1, max_lora_rank=1)
+    with hub_of({"someone/five": repository, "someone/none": empty}) as url:
+        use_hugging_face(url, tmp_path / "hub", monkeypatch)
+        for name in "ab":
+            five = LoRARequest("five", 5, "someone/five")
+            engine.add_request(name, [1, 7, 3], PARAMS, lora_request=five)
+        with pytest.raises(RequestError, match=r"'someone/none': .* no adapter_config\.json"):
+            engine.add_request("c", [1], PARAMS, lora_request=LoRARequest("n", 6, "someone/none"))
+        with pytest.raises(RequestError, match="adapter 'someone/no' is not a path, not in the hu"):
+            engine.add_request("d", [1], PARAMS, lora_request=LoRARequest("n", 6, "someone/no"))
+    assert sorted(repository.fetched) == sorted(files)
+    found = formula.finish(engine)
+    for name in "ab":
+        assert found[name].outputs[0].token_ids == formula.greedy([1, 7, 3], 12, 5)
 
 
 def test_a_step_that_fails_loads_its_adapters_again(

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub.constants
 import pytest
 
 from pagedserve.config import EngineArgs
@@ -13,7 +12,7 @@ from pagedserve.errors import ConfigError, ModelLoadError
 from pagedserve.models.hub import USE_MODELSCOPE, needed_files
 from pagedserve.models.loader import load_model
 from pagedserve.models.tokenizer import load_tokenizer
-from tests.support.hubs import Repository, hub_of
+from tests.support.hubs import Repository, hub_of, use_hugging_face
 
 NAME = "someone/tiny"
 # What lies beside the files that are needed.
@@ -49,13 +48,8 @@ def hub(
     repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Repository]:
     """What the Hugging Face Hub is to this process; its cache is empty."""
-    constants = huggingface_hub.constants
     with hub_of({NAME: repository}) as url:
-        template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, url)
-        monkeypatch.setattr(constants, "ENDPOINT", url)
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        use_hugging_face(url, tmp_path / "hub", monkeypatch)
         yield repository
 
 

@@ -6,9 +6,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import Thread
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
+
+import huggingface_hub.constants
+import pytest
 
 Files = Mapping[str, bytes]
 
@@ -160,3 +164,13 @@ def hub_of(repositories: dict[str, Repository]) -> Iterator[str]:
 
 def _etag(content: bytes) -> str:
     return hashlib.sha1(content).hexdigest()  # noqa: S324  # as the hub does
+
+
+def use_hugging_face(url: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this process take a hub for the Hugging Face Hub, and keep its files in a directory."""
+    constants = huggingface_hub.constants
+    template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, url)
+    monkeypatch.setattr(constants, "ENDPOINT", url)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)

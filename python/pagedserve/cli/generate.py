@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pagedserve.cli.sampling import add_generation, sampling_params
 from pagedserve.config import EngineArgs
 from pagedserve.engine.stats import hit_rate
-from pagedserve.errors import ConfigError, RequestError
+from pagedserve.errors import ConfigError, RequestError, extra_needed
 from pagedserve.outputs import CompletionOutput, RequestOutput
 
 if TYPE_CHECKING:
@@ -42,12 +42,13 @@ def _generate(options: argparse.Namespace) -> int:
     args = EngineArgs.from_cli_args(options)
     params = sampling_params(options)
     texts = _prompt_texts(options.prompt, options.prompts_file)
-    if args.use_tqdm_on_load:  # importing torch alone takes seconds
-        print(f"starting with {args.model}", file=sys.stderr)
+    with extra_needed("pagedserve generate", "engine"):
+        from pagedserve.models.progress import loading
 
-    from pagedserve import LLM
+    with loading(args.model, is_shown=args.use_tqdm_on_load):
+        from pagedserve import LLM  # importing torch alone takes seconds
 
-    llm = LLM(**dataclasses.asdict(args))
+        llm = LLM(**dataclasses.asdict(args))
     started = time.perf_counter()
     if options.chat:
         outputs = llm.chat([[{"role": "user", "content": text}] for text in texts], params)

@@ -8,13 +8,15 @@ from typing import NamedTuple
 import pagedserve.checks as checks
 from pagedserve.engine.request import Request
 from pagedserve.engine.stats import LoraUsage
-from pagedserve.errors import RequestError
+from pagedserve.errors import ModelLoadError, RequestError
 from pagedserve.executor.protocol import Adapter, Executor
 from pagedserve.lora.request import LoRARequest
+from pagedserve.models.hub import HubOptions
+from pagedserve.models.registry import resolve_adapter
 
 
 class KnownAdapter(NamedTuple):
-    """What a number stands for: a directory, and what was in it when somebody last asked."""
+    """What a number stands for: a directory or hub id, and what was in it when last asked for."""
 
     path: str
     ordinal: int
@@ -27,10 +29,12 @@ class AdapterTable:
     Attributes:
         executor: Has their weights.
         max_loras: Adapters of a step; 0 where the engine takes none.
+        hub: How hubs' repositories are fetched.
     """
 
     executor: Executor
     max_loras: int
+    hub: HubOptions = field(default_factory=HubOptions)
     _known: dict[int, KnownAdapter] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)
 
@@ -40,11 +44,11 @@ class AdapterTable:
         return set(self._known)
 
     def load(self, lora_request: LoRARequest) -> Adapter:
-        """An adapter as its files are now; they are read here if need be.
+        """An adapter as its files are now; they are fetched and read here if need be.
 
         Raises:
-            RequestError: The engine takes none, the number stands for another directory, or what is
-                wrong with the files.
+            RequestError: The engine takes none, the number stands for another adapter, what is
+                wrong with the files, or with the hub.
         """
         if not isinstance(lora_request, LoRARequest):
             checks.refuse("lora_request", lora_request, "a LoRARequest or None")
@@ -55,6 +59,7 @@ class AdapterTable:
                 param="lora_request",
             )
         number, path = lora_request.lora_int_id, lora_request.lora_path
+        directory = self._directory(path)  # who waits for a hub holds nobody up
         with self._lock:
             known = self._known.get(number)
             if known is not None and known.path != path and not lora_request.load_inplace:
@@ -63,9 +68,15 @@ class AdapterTable:
                     "each adapter a number of its own",
                     param="lora_request",
                 )
-            adapter = self.executor.load_adapter(lora_request.lora_name, path)
+            adapter = self.executor.load_adapter(lora_request.lora_name, directory)
             self._known[number] = KnownAdapter(path, adapter.ordinal)
         return adapter
+
+    def _directory(self, path: str) -> str:
+        try:
+            return str(resolve_adapter(path, self.hub))
+        except ModelLoadError as error:
+            raise RequestError(str(error), param="lora_request") from error
 
     def remove(self, lora_int_id: int) -> bool:
         """Forget an adapter; requests that have it end with it.

@@ -28,7 +28,8 @@ from pagedserve.errors import InvariantError, RequestError
 from pagedserve.executor.protocol import CacheShape, Executor, ModelInfo, StepLimits
 from pagedserve.inputs import Prompt, match_params, parse_prompt
 from pagedserve.lora.request import LoRARequest
-from pagedserve.models.progress import progress_shown, say
+from pagedserve.models.hub import HubOptions
+from pagedserve.models.progress import loading
 from pagedserve.models.tokenizer import load_tokenizer
 from pagedserve.output.stop import Finish
 from pagedserve.outputs import RequestOutput
@@ -78,8 +79,7 @@ class LLMEngine:
             ConfigError: Arguments that contradict each other, the model or the memory.
             ModelLoadError: The model cannot be found, read or run.
         """
-        with progress_shown(args.use_tqdm_on_load):
-            say(f"loading {args.model}")
+        with loading(args.model, is_shown=args.use_tqdm_on_load):
             # Before the weights: a model without a tokenizer is refused at once.
             self.tokenizer = tokenizer or load_tokenizer(args)
             if executor is None:
@@ -123,7 +123,9 @@ class LLMEngine:
             max_model_len=config.max_model_len,
             args=args,
         )
-        self.adapters = AdapterTable(executor, args.max_loras if args.enable_lora else 0)
+        self.adapters = AdapterTable(
+            executor, args.max_loras if args.enable_lora else 0, HubOptions.of_adapters(args)
+        )
         self._requests = RequestTable()
         self.stats = EngineStats()
         self._log_line = StatsLine()

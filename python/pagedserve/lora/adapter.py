@@ -21,11 +21,11 @@ from torch import Tensor
 
 from pagedserve.errors import RequestError
 from pagedserve.lora.weights import LoraWeights
+from pagedserve.models.hub import ADAPTER_FILES
 
 T = TypeVar("T")
 
-CONFIG: Final = "adapter_config.json"
-WEIGHTS: Final = "adapter_model.safetensors"
+CONFIG, WEIGHTS = ADAPTER_FILES
 _PICKLED: Final = "adapter_model.bin"
 
 # Fields of the config that are read here.

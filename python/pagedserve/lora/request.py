@@ -17,7 +17,7 @@ class LoRARequest:
     Attributes:
         lora_name: What people call it.
         lora_int_id: Its number, at least 1; one number stands for one path.
-        lora_path: A local directory as peft's ``save_pretrained`` leaves it.
+        lora_path: A local directory as peft's ``save_pretrained`` leaves it, or the hub id of one.
         base_model_name: What it was trained on, for people.
         load_inplace: Let the number stand for this path from now on, whatever it stood for.
 

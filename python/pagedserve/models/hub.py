@@ -16,7 +16,7 @@ from pagedserve.errors import ModelLoadError, extra_needed
 from pagedserve.models.progress import QuietBar, is_progress_shown, say
 
 # What is wanted of a repository.
-Part = Literal["model", "config", "tokenizer"]
+Part = Literal["model", "config", "tokenizer", "adapter"]
 
 USE_MODELSCOPE: Final = "PAGEDSERVE_USE_MODELSCOPE"
 _MODELSCOPE_MAIN: Final = "master"
@@ -25,6 +25,7 @@ _TIMEOUT_SECONDS: Final = 10.0
 
 _TEXTS: Final = (".json", ".model", ".txt", ".jinja")
 _CHAT_TEMPLATES: Final = "additional_chat_templates/"
+ADAPTER_FILES: Final = ("adapter_config.json", "adapter_model.safetensors")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +48,11 @@ class HubOptions:
         return cls(revision=args.revision, token=args.hf_token, download_dir=args.download_dir)
 
     @classmethod
+    def of_adapters(cls, args: EngineArgs) -> "HubOptions":
+        """Those of adapters, which are taken from the main branch."""
+        return cls(token=args.hf_token, download_dir=args.download_dir)
+
+    @classmethod
     def of_tokenizer(cls, args: EngineArgs) -> "HubOptions":
         """Those of the tokenizer."""
         own = args.revision if args.tokenizer is None else None
@@ -63,8 +69,13 @@ class Hub(Protocol):
 
     name: str
 
-    def cached(self, repo_id: str) -> Path:
-        """The directory of what was fetched before; raises anything if there is none."""
+    def cached(self, repo_id: str, file_name: str) -> Path:
+        """The directory of what was fetched before; raises anything if there is none.
+
+        Args:
+            repo_id: as owner/name.
+            file_name: one that is there in any case.
+        """
 
     def file_names(self, repo_id: str) -> Sequence[str]:
         """All files of a repository, by their paths in it; raises anything if there is none."""
@@ -82,10 +93,10 @@ class HuggingFace:
         """Ask nothing yet."""
         self._options = options
 
-    def cached(self, repo_id: str) -> Path:
+    def cached(self, repo_id: str, file_name: str) -> Path:
         """See ``Hub``."""
         # Whether more of it is here is not for the library to say, which wants the whole listing.
-        return self._snapshot(repo_id, file_names=["config.json"], local_files_only=True)
+        return self._snapshot(repo_id, file_names=[file_name], local_files_only=True)
 
     def file_names(self, repo_id: str) -> Sequence[str]:
         """See ``Hub``."""
@@ -135,7 +146,7 @@ class ModelScope:
         self._revision = options.revision or _MODELSCOPE_MAIN
         self._api = HubApi(token=options.token)
 
-    def cached(self, repo_id: str) -> Path:
+    def cached(self, repo_id: str, file_name: str) -> Path:  # noqa: ARG002  # it needs none
         """See ``Hub``."""
         return self._download(repo_id, local_files_only=True)
 
@@ -183,7 +194,8 @@ def snapshot(
         ImportError: if ModelScope is asked for and its library is not there.
     """
     hub: Hub = ModelScope(options) if uses_modelscope() else HuggingFace(options)
-    cached = _cached(hub, repo_id, check)
+    file_name = ADAPTER_FILES[0] if part == "adapter" else "config.json"
+    cached = _cached(hub, repo_id, file_name, check)
     if cached is not None:
         return cached
     fetched = _fetch(hub, name, repo_id, part, options)
@@ -191,10 +203,10 @@ def snapshot(
     return fetched
 
 
-def _cached(hub: Hub, repo_id: str, check: Callable[[Path], None]) -> Path | None:
+def _cached(hub: Hub, repo_id: str, file_name: str, check: Callable[[Path], None]) -> Path | None:
     """What was fetched before; None if that is nothing, or not all."""
     try:
-        directory = hub.cached(repo_id)
+        directory = hub.cached(repo_id, file_name)
         check(directory)
     except Exception:  # noqa: BLE001  # each library has its own
         return None
@@ -209,8 +221,9 @@ def _fetch(hub: Hub, name: str, repo_id: str, part: Part, options: HubOptions) -
         return hub.fetch(repo_id, needed)
     except Exception as error:  # network, authorisation, offline mode: many unrelated types
         reason = " ".join(str(error).split()) or type(error).__name__
+        what = "adapter" if part == "adapter" else "model"
         raise ModelLoadError(
-            f"model {name!r} is not a path, not in the hub cache, and fetching hub id {repo_id!r} "
+            f"{what} {name!r} is not a path, not in the hub cache, and fetching hub id {repo_id!r} "
             f"from {hub.name} failed: {reason}; accepted are a path, or a hub id whose files are "
             "here or can be fetched"
         ) from error
@@ -229,12 +242,14 @@ def uses_modelscope() -> bool:
 
 
 def needed_files(names: Sequence[str], part: Part) -> list[str]:
-    """Those of a repository's files that transformers reads.
+    """Those of a repository's files that are read.
 
     Left out are weights in the formats of other programs, weights that are there twice, and
     everything in folders (``original/``, ``onnx/``) but chat templates.
     """
     top = [name for name in names if "/" not in name and not name.startswith("consolidated")]
+    if part == "adapter":
+        return [name for name in top if name in ADAPTER_FILES]
     texts = [name for name in top if name.endswith(_TEXTS) or name.startswith("tokenizer.model")]
     texts = [name for name in texts if not name.endswith(".index.json")]
     templates = [

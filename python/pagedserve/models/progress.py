@@ -14,16 +14,25 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 _is_shown: Final = ContextVar("_is_shown", default=False)
+_model: Final = ContextVar[str | None]("_model", default=None)
 
 
 @contextmanager
-def progress_shown(is_shown: bool) -> Iterator[None]:  # that is what it is
-    """Whether this thread shows what it loads; elsewhere only the log has it."""
-    token = _is_shown.set(is_shown)
+def loading(model: str, *, is_shown: bool) -> Iterator[None]:
+    """Say which model this thread loads, unless whoever began with it has said so.
+
+    Args:
+        model: as the user names it.
+        is_shown: whether it and what follows is shown; else only the log has it.
+    """
+    shown, named = _is_shown.set(is_shown), _model.set(model)
     try:
+        if named.old_value != model:
+            say(f"loading {model}")
         yield
     finally:
-        _is_shown.reset(token)
+        _is_shown.reset(shown)
+        _model.reset(named)
 
 
 def is_progress_shown() -> bool:

@@ -1,4 +1,4 @@
-"""Finds the files of a model by the name that a user gives."""
+"""Finds the files of a model, or of an adapter, by the name that a user gives."""
 
 import importlib.util
 import json
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pagedserve.errors import ConfigError, ModelLoadError
 from pagedserve.models.convert import converted_directory
-from pagedserve.models.hub import HubOptions, Part, snapshot
+from pagedserve.models.hub import ADAPTER_FILES, HubOptions, Part, snapshot
 
 ACCEPTED = (
     "accepted are 'smollm2', a directory in Hugging Face format, a .gguf file, "
@@ -82,6 +82,22 @@ def resolve_model(name: str, *, part: Part = "model", hub: HubOptions = _HERE) -
     return ModelSource(name, _from_hub(name, name, part, hub))
 
 
+def resolve_adapter(name: str, hub: HubOptions) -> Path:
+    """The directory of an adapter, downloaded from the hub if that is what it takes.
+
+    Args:
+        name: a directory, whether it is there or not, or else a hub id as owner/name.
+        hub: how a hub's repository is fetched.
+
+    Raises:
+        ModelLoadError: if the hub has no such adapter.
+    """
+    path = Path(name).expanduser()
+    if path.exists() or "/" not in name or not _HUB_ID.fullmatch(name):
+        return path
+    return snapshot(name, name, "adapter", hub, partial(_check_adapter, name))
+
+
 def has_tokenizer(directory: Path) -> bool:
     """Whether a directory holds a tokenizer's files."""
     return any((directory / name).is_file() for name in TOKENIZER_FILES)
@@ -116,6 +132,15 @@ def _check(name: str, part: Part, directory: Path) -> None:
     _check_config(name, directory)
     if part == "model":
         _check_weights(name, directory)
+
+
+def _check_adapter(name: str, directory: Path) -> None:
+    missing = [file for file in ADAPTER_FILES if not (directory / file).is_file()]
+    if missing:
+        raise ModelLoadError(
+            f"adapter {name!r}: its repository has no {missing[0]}; accepted is what peft's "
+            "save_pretrained writes, in safetensors"
+        )
 
 
 def _check_config(name: str, directory: Path) -> None:

@@ -147,8 +147,8 @@ class ServerArgs:
     lora_modules: tuple[str, ...] = option(
         (),
         checks.each(_lora_module, "a list of adapters"),
-        "Adapters to serve, each a directory and the name of a model: NAME=PATH or a JSON object "
-        'with "name", "path" and "base_model_name"; with enable_lora.',
+        "Adapters to serve, each a directory or a hub id, and the name of a model: NAME=PATH or a "
+        'JSON object with "name", "path" and "base_model_name"; with enable_lora.',
         unset="none",
     )
     enable_log_requests: bool = option(
