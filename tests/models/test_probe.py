@@ -113,10 +113,23 @@ def test_layers_that_keep_a_state_are_refused_by_their_type(
 ) -> None:
     sizes = {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8}
     directory = save_tiny("falcon_h1", **sizes)
-    with pytest.raises(UnsupportedModelError, match=r"FalconH1ForCausalLM.*type 'hybrid'"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"FalconH1ForCausalLM.*recurrent.*type 'hybrid'"
+    ):
         load(directory, dtype=dtype)
 
 
 def test_a_mask_of_the_models_own_is_refused(save_tiny: SaveTiny) -> None:
     with pytest.raises(UnsupportedModelError, match=r"a mask of its own"):
         load(save_tiny("doge", keep_window_size=4))
+
+
+def test_attention_in_code_of_the_models_own_is_refused_as_that(save_tiny: SaveTiny) -> None:
+    with pytest.raises(UnsupportedModelError, match=r"none of its 2 layers attend.*of their own"):
+        load(save_tiny("rembert", is_decoder=True, **WIDE))
+
+
+def test_a_recurrent_state_is_refused_as_that(save_tiny: SaveTiny) -> None:
+    sizes = {"attention_hidden_size": 32, "context_length": 64}
+    with pytest.raises(UnsupportedModelError, match=r"Rwkv.*keeps a recurrent state"):
+        load(save_tiny("rwkv", **sizes), max_model_len=64)

@@ -31,6 +31,7 @@ from pagedserve.models.fused.cpu.replace import weight_bytes
 from pagedserve.models.limits import check_max_model_len, derive_max_model_len, eos_token_ids
 from pagedserve.models.probe import ProbeResult, check_replaced, probe_model
 from pagedserve.models.probe_cache import ProbeCacheEntry
+from pagedserve.models.quantized import use_dtype
 from pagedserve.models.weights import weights_read
 
 
@@ -208,6 +209,8 @@ def _load_weights(
             f"model {files.name!r}: its files lack {len(missing)} of the model's weights, the "
             f"first is {missing[0]!r}"
         )
+    if getattr(files.hf_config, "quantization_config", None) is not None:
+        use_dtype(model, dtype)
     return cast(PreTrainedModel, model)
 
 

@@ -29,16 +29,23 @@ from pagedserve.attention.interface import AttentionCall, answering, paged_atten
 from pagedserve.cache.engine import LayerShape
 from pagedserve.config import AttentionBackend, CpuKernels, Quantization
 from pagedserve.errors import PagedServeError, UnsupportedModelError
-from pagedserve.models.files import architecture_of
+from pagedserve.models.files import architecture_of, first_line
 from pagedserve.models.masks import MaskReader
 from pagedserve.models.paged_logits import flat_logits
 from pagedserve.models.precision import computing_in_float32
+from pagedserve.models.quantized import is_quantized
 from pagedserve.models.thresholds import lowered_thresholds
 from pagedserve.models.trials import Trial, make_trial, prompt_of, using_attention, vocab_size
 
 _PROBE_NAME = "pagedserve_probe"
 # Kinds of transformers' cache that hold keys and values alone; one for the keys of another layer.
 _KEYS_AND_VALUES: Final = ("DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer")
+# What others hold besides, by a part of their class's name.
+_STATES: Final = {
+    "LinearAttention": "a recurrent or convolution state",
+    "Indexed": "an index for sparse attention",
+    "DeepseekV4": "compressed keys and values",
+}
 # Models of half precision up to this size are tried in float32, too.
 _MOST_BYTES_IN_FLOAT32: Final = 2 * 10**9
 # Largest difference of the logits of int8 weights, as a share of the largest logit.
@@ -158,10 +165,29 @@ def _refusing_failures(model: PreTrainedModel) -> Iterator[None]:
     except PagedServeError:
         raise
     except Exception as error:
+        own = _own_failure(model)
+        reason = (
+            f"a trial forward over paged attention failed with {type(error).__name__}: {error}"
+            if own is None
+            else f"with its own attention it fails, too, in {str(model.dtype)[6:]} on "
+            f"{model.device.type}: {type(own).__name__}: {first_line(own)}"
+        )
+        if is_quantized(model):
+            reason += "; its weights are quantized: try the dtype that they were made for"
         raise UnsupportedModelError(
-            f"architecture {architecture_of(model.config)} cannot be run: a trial forward over "
-            f"paged attention failed with {type(error).__name__}: {error}"
+            f"architecture {architecture_of(model.config)} cannot be run: {reason}"
         ) from error
+
+
+@torch.inference_mode()
+def _own_failure(model: PreTrainedModel) -> Exception | None:
+    """What a model raises over two tokens with its own attention."""
+    try:
+        with using_attention(model, "eager"):
+            model(input_ids=prompt_of(model, 2)[None], use_cache=False)
+    except Exception as error:  # noqa: BLE001  # whatever a foreign model raises
+        return error
+    return None
 
 
 def find_layers(model: PreTrainedModel, *, max_model_len: int) -> ProbeResult:
@@ -175,11 +201,12 @@ def find_layers(model: PreTrainedModel, *, max_model_len: int) -> ProbeResult:
         selects_logits = _selects_logits(model)
     num_layers = model.config.get_text_config().num_hidden_layers
     if not recorder.layers or len(recorder.layers) % num_layers:
+        who = f"{len(recorder.layers)} of" if recorder.layers else "none of"
         raise UnsupportedModelError(
-            f"architecture {architecture_of(model.config)} cannot be run: its {num_layers} layers "
-            f"made {len(recorder.layers)} calls of the attention interface; accepted are "
-            "decoder-only models whose every layer attends through transformers' attention "
-            "interface"
+            f"architecture {architecture_of(model.config)} cannot be run: {who} its {num_layers} "
+            "layers attend through transformers' attention interface, the others in code of their "
+            "own, whose keys and values cannot be paged; accepted are decoder-only models whose "
+            "every layer attends through the interface"
         )
     masks = MaskReader(max_model_len)
     windows = _mask_windows(model, masks)
@@ -203,12 +230,18 @@ def _check_states(model: PreTrainedModel) -> None:
         for layer, layer_type in zip(layers, types, strict=True)
         if type(layer).__name__ not in _KEYS_AND_VALUES
     }
-    if unknown:
-        raise UnsupportedModelError(
-            f"architecture {architecture_of(model.config)} cannot be run: it has layers of type "
-            f"{', '.join(map(repr, sorted(unknown)))}, which keep more of a sequence than keys and "
-            "values; accepted are full, sliding and chunked attention"
-        )
+    is_recurrent = getattr(model, "_is_stateful", False)
+    if not unknown and not is_recurrent:
+        return
+    kinds = {type(layer).__name__ for layer in layers} - set(_KEYS_AND_VALUES)
+    kept = {word for part, word in _STATES.items() if any(part in kind for kind in kinds)}
+    states = " and ".join(sorted(kept)) or ("a recurrent state" if is_recurrent else "other states")
+    which = f" in layers of type {', '.join(map(repr, sorted(unknown)))}" if unknown else ""
+    raise UnsupportedModelError(
+        f"architecture {architecture_of(model.config)} cannot be run: it keeps {states} of a "
+        f"sequence{which}, which is not supported yet; accepted are full, sliding and chunked "
+        "attention"
+    )
 
 
 def _make_trials(
@@ -233,10 +266,9 @@ def _make_trials(
 
 def _is_small_and_coarse(model: PreTrainedModel) -> bool:
     """Whether roundings of half precision might hide an error, and float32 is soon asked."""
-    is_quantized = getattr(model, "hf_quantizer", None) is not None
     num_bytes = sum(parameter.nbytes for parameter in model.parameters())
     is_coarse = model.dtype != torch.float32
-    return is_coarse and not is_quantized and num_bytes <= _MOST_BYTES_IN_FLOAT32
+    return is_coarse and not is_quantized(model) and num_bytes <= _MOST_BYTES_IN_FLOAT32
 
 
 def _selects_logits(model: PreTrainedModel) -> bool:

@@ -20,6 +20,7 @@ from pagedserve.config import AttentionBackend
 from pagedserve.errors import UnsupportedModelError
 from pagedserve.models.files import architecture_of
 from pagedserve.models.paged_logits import flat_logits, paged_logits
+from pagedserve.models.quantized import is_quantized, nudged
 from pagedserve.models.thresholds import lowered_thresholds
 
 # Largest difference of the logits, as a share of the largest logit.
@@ -28,6 +29,8 @@ _TOLERANCE: Final = {torch.float32: 5e-5, torch.float16: 1e-2, torch.bfloat16: 5
 # is beside a row.  Ours may move by so many times as much, and by no more than this in all.
 _NOISE_FACTOR: Final = 4
 _MOST_NOISE: Final = 0.1
+# What roundings of sums are taken to move the input of a layer by, as a share.
+_NUDGES: Final = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +125,10 @@ def make_trial(
             for prompt, row in zip(prompts, rows, strict=True)
         ]
         noise = _noise(model, prompts, expected[1], rows[1]) if _is_coarse(model, dtype) else 0.0
+        if is_quantized(model):
+            with nudged(model, _NUDGES[dtype]):
+                moved = flat_logits(model, prompts[0], index=rows[0], selects_logits=selects_logits)
+            noise = max(noise, difference(moved, expected[0]))
     return Trial(
         layers=layers,
         prompts=prompts,
@@ -167,7 +174,7 @@ def using_attention(model: PreTrainedModel, name: str) -> Iterator[None]:
 
 def _is_coarse(model: PreTrainedModel, dtype: torch.dtype) -> bool:
     """Whether roundings of a model's own show in its logits."""
-    return dtype != torch.float32 or getattr(model, "hf_quantizer", None) is not None
+    return dtype != torch.float32 or is_quantized(model)
 
 
 @torch.inference_mode()
