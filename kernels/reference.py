@@ -214,6 +214,68 @@ def swiglu(gate_up: Tensor) -> Tensor:
     return functional.silu(gate) * up
 
 
+def add_adapters(
+    output: Tensor,
+    x: Tensor,
+    a: Tensor,
+    b: Tensor,
+    ranks: Tensor,
+    features: Tensor,
+    starts: Tensor,
+    order: Tensor,
+) -> None:
+    """Add to products what the adapters of their rows give.
+
+    Args:
+        output: ``[T, N]``, of linear layers side by side; changed in place.
+        x: ``[T, K]``, what they were given.
+        a: ``[num_slots, slices, R, K]``, a slice for each layer; beyond a rank it means nothing.
+        b: ``[num_slots, N, R]``, beyond a rank 0.
+        ranks: int32 ``[num_slots, slices]``, at most R, 0 for none.
+        features: int32 ``[slices + 1]``, where those of each slice begin, and N.
+        starts: int32 ``[num_slots + 1]``, where the rows of each slot begin in ``order``.
+        order: int32 ``[T]``, rows by slot; what lies past the last start means nothing.
+    """
+    for slot, rows in enumerate(_rows_of_slots(starts, order)):
+        for piece, rank in enumerate(ranks[slot].tolist()):
+            begin, end = features[piece : piece + 2].tolist()
+            hidden = x[rows] @ a[slot, piece, :rank].T
+            output[rows, begin:end] += hidden @ b[slot, begin:end, :rank].T
+
+
+def add_embedding_adapters(
+    output: Tensor,
+    ids: Tensor,
+    table: Tensor,
+    b: Tensor,
+    ranks: Tensor,
+    features: Tensor,
+    starts: Tensor,
+    order: Tensor,
+) -> None:
+    """Add to embeddings what the adapters of their rows give.
+
+    Args:
+        output: ``[T, N]``; changed in place.
+        ids: int ``[T]``, tokens.
+        table: ``[num_slots, tokens, R]``, beyond a rank any numbers.
+        b: ``[num_slots, N, R]``, beyond a rank 0.
+        ranks: int32 ``[num_slots, 1]``, as of ``add_adapters``, like all that follows.
+        features: int32 ``[2]``, 0 and N.
+        starts: int32 ``[num_slots + 1]``.
+        order: int32 ``[T]``.
+    """
+    begin, end = features.tolist()
+    for slot, rows in enumerate(_rows_of_slots(starts, order)):
+        rank = int(ranks[slot])
+        hidden = table[slot, ids[rows], :rank]
+        output[rows, begin:end] += hidden @ b[slot, begin:end, :rank].T
+
+
+def _rows_of_slots(starts: Tensor, order: Tensor) -> list[Tensor]:
+    return list(order[: int(starts[-1])].long().split(starts.diff().tolist()))
+
+
 def _check_bound(name: str, bound: int | None, lengths: Tensor) -> None:
     longest = int(lengths.max()) if lengths.numel() else 0
     if bound is not None and bound < longest:

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
@@ -29,7 +29,7 @@ import triton
 from measuring import report_table
 from triton.backends.compiler import GPUTarget
 
-from pagedserve.kernels import cache, decode, layer, prefill, swap
+from pagedserve.kernels import cache, decode, layer, lora, prefill, swap
 from pagedserve.kernels.call import AttentionCall
 from pagedserve.kernels.tuning import Config, Kernel, config_for
 
@@ -242,6 +242,30 @@ def compile_layer(shape: Shape) -> Compiled:
     return measured(shape, compiled, None)
 
 
+def compile_adapters(shape: Shape) -> Compiled:
+    """Compile a kernel of adapters of rank 64: one row, or with all options many."""
+    dtype, width = getattr(torch, shape.dtype), NUM_HEADS * shape.head
+    num_rows = 1 if shape.options == "plain" else 2 * lora.FEW_ROWS
+    rows = torch.zeros(num_rows, width, dtype=dtype)
+    weights = torch.zeros(2, width, 64, dtype=dtype)
+    rest = (
+        torch.zeros(2, 1, dtype=torch.int32),
+        torch.tensor([0, width], dtype=torch.int32),
+        torch.zeros(3, dtype=torch.int32),
+        torch.zeros(num_rows, dtype=torch.int32),
+    )
+    names = {"shrink", "look_up", "expand"} - {shape.kernel}
+    with ExitStack() as stack:
+        for name in names:
+            stack.enter_context(compiling(lora, f"_{name}_kernel", shape.sm))
+        compiled = stack.enter_context(compiling(lora, f"_{shape.kernel}_kernel", shape.sm))
+        if shape.kernel == "look_up":
+            lora.add_embedding_adapters(rows, rest[-1], weights, weights, *rest)
+        else:
+            lora.add_adapters(rows, rows, weights.view(2, 1, 64, width), weights, *rest)
+    return measured(shape, compiled, None)
+
+
 def measured(shape: Shape, compiled: Sequence[Any], config: Config | None) -> Compiled:
     """What the one compiled kernel takes."""
     [binary] = compiled
@@ -314,6 +338,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for kernel in named(("add_norm", "rotate_and_write", "swiglu"), options.kernels)
             for name in OPTIONS
             if kernel == "rotate_and_write" or name == "plain"
+        ]
+        results += [
+            compile_adapters(Shape(kernel, int(capability), dtype, int(head), name))
+            for kernel in named(("shrink", "look_up", "expand"), options.kernels)
+            for name in OPTIONS
         ]
     results.sort(key=lambda compiled: compiled.shape.kernel)
     report_table("compiled", table_rows(results), as_json=options.json)

@@ -22,6 +22,7 @@ from pagedserve.cache.engine import CacheEngine
 from pagedserve.config import EngineArgs
 from pagedserve.lora.apply import AdapterModules
 from pagedserve.lora.weights import LoraWeights
+from pagedserve.models.adapters import AdapterRows
 from pagedserve.models.loader import LoadedModel, load_model
 from pagedserve.runner.buffers import StepInputs
 from pagedserve.runner.model_runner import Forward
@@ -66,7 +67,8 @@ class DecodeStep:
         """Seconds of one step."""
         started = perf_counter()
         index = self._inputs.sample_index
-        with nullcontext() if modules is None else modules.step(slots, index.numpy()):
+        rows = AdapterRows(slots, self._inputs.token_ids.device)
+        with nullcontext() if modules is None else modules.step(rows):
             self._forward(self._inputs, index)
         return perf_counter() - started
 
@@ -98,7 +100,7 @@ def load(options: argparse.Namespace, dtype: str) -> LoadedModel:
 def measure(options: argparse.Namespace, dtype: str, num_rows: int) -> Iterator[dict[str, Any]]:
     """A row for each kind of step."""
     plain, adapted = load(options, dtype), load(options, dtype)
-    modules = AdapterModules(adapted.model, num_slots=options.adapters, max_rank=options.rank)
+    modules = AdapterModules(adapted, num_slots=options.adapters, max_rank=options.rank)
     for slot in range(options.adapters):
         modules.load(slot, random_adapter(modules, options.rank, slot))
     without = DecodeStep(plain, num_rows, options.seq_len)

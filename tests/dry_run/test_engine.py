@@ -5,6 +5,7 @@ and copies, whose double raises where two accesses are not ordered.  All tokens 
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch import Tensor
 from pagedserve import EngineArgs, LLMEngine, SamplingParams
 from pagedserve.executor import local
 from pagedserve.executor.local import LocalExecutor
+from tests.support.adapter_files import save_adapter
 from tests.support.fake_cuda import GPU, FakeGpu
 from tests.support.fake_kernels import checked_kernels
 from tests.support.fake_model import loaded_model
@@ -179,3 +181,30 @@ def test_preempted_requests_are_swapped_beside_the_steps(gpu: FakeGpu) -> None:
     assert dry.engine.stats.num_swapped_blocks > 0
     assert dry.count("download on stream 1") > 0
     assert gpu.waits == []
+
+
+def test_steps_with_adapters_have_graphs_of_their_own(gpu: FakeGpu, tmp_path: Path) -> None:
+    inside = {"self_attn.q_proj": (128, 128), "self_attn.v_proj": (128, 64)}
+    inside |= {"mlp.gate_proj": (128, 96), "mlp.up_proj": (128, 96), "mlp.down_proj": (96, 128)}
+    layers = {f"model.layers.{n}.{name}": inside[name] for n in range(2) for name in inside}
+    adapter = save_adapter(tmp_path / "a", layers, rank=4, number=1)
+    dry = DryEngine(gpu, max_num_seqs=4, enable_lora=True, max_loras=2)
+    begun = [note for note in dry.startup if note.startswith("begin graph")]
+    assert len(begun) == 2 * 3
+    # Copies of its own bring an adapter to its slot, once.
+    dry.engine.add_request("loads", [5, 6, 7], SamplingParams(max_tokens=1), lora_request=adapter)
+    dry.run()
+    moves: list[list[int]] = []
+    for name, wanted in (("plain", None), ("adapted", adapter)):
+        dry.cuda.log.clear()
+        gpu.waits.clear()
+        sampling = SamplingParams(max_tokens=12, ignore_eos=True)
+        dry.engine.add_request(name, [5, 6, 7], sampling, lora_request=wanted)
+        assert dry.run() == {name: [0] * 12}
+        # One row: the last graphs of all, first the one with adapters.
+        number = 5 if wanted is not None else 6
+        replays = [note for note in dry.cuda.log if note.startswith("replay")]
+        assert set(replays) == {f"replay graph {number}"}
+        moves.append([dry.count("upload"), dry.count("download"), dry.count("host waits")])
+        assert gpu.waits == []
+    assert moves[0] == moves[1], "who has which adapter goes with the step"

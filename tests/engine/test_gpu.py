@@ -11,6 +11,7 @@ from pagedserve import LLM, ConfigError, SamplingParams
 from pagedserve.device import Cuda
 from pagedserve.sampling.rows import RowSampling
 from pagedserve.sampling.sampler import Sampler
+from tests.support.adapter_files import save_adapter
 
 pytestmark = [
     pytest.mark.gpu,
@@ -43,9 +44,14 @@ def load(directory: Path, **options: Any) -> LLM:
     return LLM(str(directory), **(given | options))
 
 
-def tokens(llm: LLM, **params: Any) -> list[list[int]]:
+def tokens(llm: LLM, lora_request: Any = None, **params: Any) -> list[list[int]]:
     sampling = SamplingParams(max_tokens=12, ignore_eos=True, **params)
-    outputs = llm.generate(prompt_token_ids=PROMPTS, sampling_params=sampling, use_tqdm=False)
+    outputs = llm.generate(
+        prompt_token_ids=PROMPTS,
+        sampling_params=sampling,
+        use_tqdm=False,
+        lora_request=lora_request,
+    )
     return [output.outputs[0].token_ids for output in outputs]
 
 
@@ -54,6 +60,25 @@ def test_graphs_give_the_tokens_of_the_eager_engine(tmp_path: Path) -> None:
     graphs = load(tmp_path, num_gpu_blocks=64)
     for params in ({"temperature": 0}, {"temperature": 1.0, "seed": 3}):
         assert tokens(graphs, **params) == tokens(eager, **params)
+
+
+def test_graphs_and_kernels_of_adapters_give_the_tokens_of_torch(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"num_gpu_blocks": 64, "enable_lora": True, "max_lora_rank": 16}
+    plain = load(tmp_path, attention_backend="torch", enforce_eager=True, **options)
+    kernels = load(tmp_path, attention_backend="triton", **options)
+    inside = {"self_attn.q_proj": (128, 128), "self_attn.v_proj": (128, 64)}
+    inside |= {"mlp.gate_proj": (128, 128), "mlp.down_proj": (128, 128)}
+    layers = {f"model.layers.{n}.{name}": inside[name] for n in range(2) for name in inside}
+    ends = {"model.embed_tokens": (512, 128), "lm_head": (128, 512)}
+    wanted = [
+        save_adapter(tmp_path / "layers", layers, rank=16, number=1),
+        save_adapter(tmp_path / "ends", ends, rank=5, number=2),
+        None,
+    ]
+    found = tokens(kernels, lora_request=wanted, temperature=0)
+    assert found == tokens(plain, lora_request=wanted, temperature=0)
+    assert found != tokens(kernels, temperature=0), "else nothing here would show anything"
+    assert tokens(kernels, temperature=0) == tokens(plain, temperature=0)
 
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen3"])

@@ -1,16 +1,28 @@
 """Requests with adapters, end to end: each row of a mixed batch is what peft answers alone."""
 
+import copy
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
-from pagedserve import LLM, LoRARequest, RequestError, RequestOutput, SamplingParams
+from pagedserve import (
+    LLM,
+    CompletionOutput,
+    LoRARequest,
+    RequestError,
+    RequestOutput,
+    SamplingParams,
+)
+from pagedserve.config import Quantization
 from pagedserve.lora.adapter import WEIGHTS
-from tests.support.lora import KINDS, load_adapter, save_random_adapter
+from pagedserve.runner.model_runner import Forward
+from pagedserve.runner.padded import PaddedDecode
+from tests.support.lora import KINDS, load_adapter, rounded, save_random_adapter
 from tests.support.tiny import VOCAB_SIZE
 
 TOLERANCE = 1e-4
@@ -37,6 +49,12 @@ def adapters(base: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) ->
 @pytest.fixture(scope="module")
 def oracles(base: PreTrainedModel, adapters: list[LoRARequest]) -> dict[LoRARequest | None, Any]:
     """peft's own model of each adapter, and the base model."""
+    return oracles_over(base, adapters)
+
+
+def oracles_over(
+    base: PreTrainedModel, adapters: list[LoRARequest]
+) -> dict[LoRARequest | None, Any]:
     return {None: base} | {adapter: load_adapter(base, Path(adapter.path)) for adapter in adapters}
 
 
@@ -53,20 +71,32 @@ def prompts_of(num_prompts: int, seed: int = 0) -> list[list[int]]:
     ]
 
 
-def assert_equal(output: RequestOutput, oracle: Any, tolerance: float = TOLERANCE) -> None:
+def assert_equal(output: RequestOutput, oracle: Any) -> None:
     """Every log-probability of an output, the prompt's and the new ones, is the oracle's."""
     for completion in output.outputs:
-        tokens = torch.tensor([*output.prompt_token_ids, *completion.token_ids])
-        with torch.no_grad():
-            logprobs = oracle(tokens[None, :-1]).logits[0].float().log_softmax(-1)
-        own = [*(output.prompt_logprobs or [])[1:], *(completion.logprobs or [])]
-        first = len(tokens) - 1 - len(own)
-        assert own
-        for place, entries in enumerate(own, start=first):
-            for token, known in (entries or {}).items():
-                assert abs(known.logprob - float(logprobs[place, token])) < tolerance
+        logprobs = logprobs_of(oracle, output, completion)
+        assert error(output, completion, logprobs) < TOLERANCE
         for place, token in enumerate(completion.token_ids, len(output.prompt_token_ids) - 1):
-            assert logprobs[place].max() - logprobs[place, token] < tolerance
+            assert logprobs[place].max() - logprobs[place, token] < TOLERANCE
+
+
+@torch.no_grad()
+def logprobs_of(oracle: Any, output: RequestOutput, completion: CompletionOutput) -> Tensor:
+    """Of every token that may follow each token but the last, float64 ``[T - 1, V]``."""
+    tokens = torch.tensor([*output.prompt_token_ids, *completion.token_ids])
+    logprobs: Tensor = oracle(tokens[None, :-1]).logits[0].double().log_softmax(-1)
+    return logprobs
+
+
+def error(output: RequestOutput, completion: CompletionOutput, logprobs: Tensor) -> float:
+    """How far the log-probabilities of an output, all that it has, are from these."""
+    own = [*(output.prompt_logprobs or [])[1:], *(completion.logprobs or [])]
+    assert own
+    return max(
+        abs(known.logprob - float(logprobs[place, token]))
+        for place, entries in enumerate(own, start=len(logprobs) - len(own))
+        for token, known in (entries or {}).items()
+    )
 
 
 def mixed(adapters: list[LoRARequest], num_rows: int) -> list[LoRARequest | None]:
@@ -88,6 +118,86 @@ def test_each_row_of_a_mixed_batch_is_what_peft_answers_alone(
     for output, adapter in zip(outputs, wanted, strict=True):
         assert output.lora_request is adapter
         assert output.outputs[0].lora_request is adapter
+        assert_equal(output, oracles[adapter])
+
+
+@pytest.mark.parametrize("cpu_kernels", ["modules", "fused"])
+def test_with_int8_weights_each_row_is_what_peft_makes_of_those(
+    tiny: Path, cpu_kernels: str, base: PreTrainedModel, adapters: list[LoRARequest]
+) -> None:
+    """The numbers that the bytes stand for, multiplied in float32: as near as without int8."""
+    more = {"cpu_kernels": cpu_kernels, "quantization": "int8"}
+    llm = LLM(str(tiny), max_loras=8, **OPTIONS | more)
+    oracles = oracles_over(rounded(base, torch.float32, "int8"), adapters)
+    wanted = mixed(adapters, 64)
+    outputs = llm.generate(prompts_of(64), PARAMS, lora_request=wanted, use_tqdm=False)
+    for output, adapter in zip(outputs, wanted, strict=True):
+        assert_equal(output, oracles[adapter])
+
+
+@pytest.mark.parametrize(
+    ("cpu_kernels", "quantization"),
+    [
+        ("generic", None),
+        ("modules", None),
+        ("modules", "int8"),
+        ("fused", None),
+        ("fused", "int8"),
+    ],
+)
+def test_in_bfloat16_each_row_is_as_near_to_float64_as_peft_alone(
+    tiny: Path,
+    cpu_kernels: str,
+    quantization: Quantization | None,
+    base: PreTrainedModel,
+    adapters: list[LoRARequest],
+) -> None:
+    """Activations are rounded to 8 bits between layers, by peft's own model too, in other places:
+    what that is off from the same weights in float64 is the measure."""
+    more = {"cpu_kernels": cpu_kernels, "quantization": quantization, "dtype": "bfloat16"}
+    llm = LLM(str(tiny), max_loras=8, **OPTIONS | more)
+    held = rounded(base, torch.bfloat16, quantization)
+    in_bfloat16 = oracles_over(held, adapters)
+    exact = oracles_over(copy.deepcopy(held).double(), adapters)
+    wanted = mixed(adapters, 64)
+    ours: dict[LoRARequest | None, float] = dict.fromkeys(wanted, 0.0)
+    theirs = ours.copy()
+    outputs = llm.generate(prompts_of(64), PARAMS, lora_request=wanted, use_tqdm=False)
+    for output, adapter in zip(outputs, wanted, strict=True):
+        (completion,) = output.outputs
+        expected = logprobs_of(exact[adapter], output, completion)
+        ours[adapter] = max(ours[adapter], error(output, completion, expected))
+        noise = (logprobs_of(in_bfloat16[adapter], output, completion) - expected).abs().max()
+        theirs[adapter] = max(theirs[adapter], float(noise))
+    assert all(ours[adapter] <= 2 * theirs[adapter] for adapter in ours), (ours, theirs)
+
+
+# What attention leaves of rows that pad is what was in memory; nothing reads what comes of it.
+@pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")
+@pytest.mark.parametrize("is_padded", [False, True])
+def test_kernels_of_a_gpu_give_each_row_what_peft_answers_alone(
+    tiny: Path,
+    device: torch.device,
+    adapters: list[LoRARequest],
+    oracles: dict[LoRARequest | None, Any],
+    *,
+    is_padded: bool,
+) -> None:
+    """Padded, decode steps are those that a CUDA graph would record."""
+    more = {"attention_backend": "triton", "device": device.type, "enforce_eager": True}
+    more |= {"block_size": 16, "num_gpu_blocks": 16, "max_num_seqs": 4}
+    llm = LLM(str(tiny), max_loras=3, **OPTIONS | more)
+    executor: Any = llm.llm_engine.model_executor
+    if is_padded:
+        forward = Forward(executor.loaded, executor._cache)
+        padded = PaddedDecode(forward, executor.buffers, sizes=(4,), block_size=16)
+        executor._runner._padded = padded
+    kinds = ("patterns", "embeddings and head")
+    wanted = [*(adapters[list(KINDS).index(kind)] for kind in kinds), None]
+    params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True, logprobs=1)
+    prompts = [[5, 6, 7, 8], [11, 12], [9, 8, 7]]
+    outputs = llm.generate(prompts, params, lora_request=wanted, use_tqdm=False)
+    for output, adapter in zip(outputs, wanted, strict=True):
         assert_equal(output, oracles[adapter])
 
 

@@ -32,7 +32,7 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "attention": {"host_ops", "kernels"},
     "cache": {"host_ops", "kernels"},
     "models": {"attention", "cache", "host_ops", "kernels"},
-    "lora": {"models"},
+    "lora": {"kernels", "models"},
     "sampling": set(),
     "runner": {"attention", "cache", "lora", "models", "sampling"},
     "executor": {"attention", "cache", "lora", "models", "runner", "sampling"},

@@ -12,6 +12,7 @@ from pagedserve import _core
 from pagedserve.config import EngineArgs
 from pagedserve.executor.local import LocalExecutor, largest_decode, largest_prefill
 from pagedserve.executor.protocol import CacheShape, StepLimits
+from pagedserve.models.adapters import StepAdapters
 from pagedserve.runner.buffers import BatchSizes, StepBuffers
 from pagedserve.runner.model_runner import Forward
 from pagedserve.runner.padded import PaddedDecode, ladder
@@ -74,9 +75,9 @@ class Recorder(PaddedDecode):
         super().__init__(*given, **options)
         self.seen: list[tuple[int, int]] = []
 
-    def _logits(self, step: BatchSizes, size: int) -> torch.Tensor:
+    def _logits(self, step: BatchSizes, size: int, adapters: StepAdapters | None) -> torch.Tensor:
         self.seen.append((step.num_rows, size))
-        return super()._logits(step, size)
+        return super()._logits(step, size, adapters)
 
 
 def padded(executor: LocalExecutor, sizes: tuple[int, ...]) -> Recorder:
@@ -192,7 +193,7 @@ def test_a_size_has_its_inputs_at_one_address(
     seen: dict[int, set[tuple[int, ...]]] = {4: set(), 8: set()}
     logits = decode._logits
 
-    def note(step: BatchSizes, size: int) -> torch.Tensor:
+    def note(step: BatchSizes, size: int, adapters: StepAdapters | None) -> torch.Tensor:
         inputs = decode._inputs(step, size)
         rows = inputs.metadata.rows()
         assert rows.query_start.tolist() == [min(n, step.num_rows) for n in range(size + 1)]
@@ -204,7 +205,7 @@ def test_a_size_has_its_inputs_at_one_address(
         tensors = (inputs.token_ids, inputs.positions, inputs.metadata.slot_mapping)
         more = (rows.query_start, rows.seq_lens, rows.block_tables)
         seen[size].add(tuple(tensor.data_ptr() for tensor in (*tensors, *more)))
-        return logits(step, size)
+        return logits(step, size, adapters)
 
     decode._logits = note  # type: ignore[method-assign]
     generate(executor, scheduler)
@@ -238,7 +239,9 @@ def test_rows_that_pad_have_no_adapter(scheduler: _core.Scheduler) -> None:
 
 
 def test_buffers_lie_in_one_piece_with_the_tables_last() -> None:
-    buffers = StepBuffers(max_num_tokens=33, max_num_rows=3, max_blocks_per_row=5)
+    buffers = StepBuffers(
+        max_num_tokens=33, max_num_rows=3, max_blocks_per_row=5, num_adapter_slots=2
+    )
     arrays = buffers.on_device
     names = list(arrays.__slots__)
     starts = [getattr(arrays, name).data_ptr() for name in names]

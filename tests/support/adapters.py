@@ -16,6 +16,7 @@ from pagedserve.attention.metadata import AttentionMetadata, BatchLayout
 from pagedserve.cache.engine import CacheEngine
 from pagedserve.lora.apply import AdapterModules
 from pagedserve.lora.weights import LoraWeights
+from pagedserve.models.adapters import AdapterRows
 from pagedserve.models.loader import LoadedModel
 from pagedserve.runner.buffers import StepInputs
 from pagedserve.runner.model_runner import Forward
@@ -106,7 +107,7 @@ class MixedBatch:
         """Of all tokens but the last of each sequence, ``[T - 1, V]``."""
         lengths = [len(sequence) - 1 for sequence in self._sequences]
         inputs = self._inputs([(0, length) for length in lengths])
-        with self._modules.step(np.repeat(self._slots, lengths)):
+        with self._modules.step(AdapterRows(np.repeat(self._slots, lengths), self._device)):
             return list(self._forward(inputs).split(lengths))
 
     @torch.inference_mode()
@@ -114,7 +115,8 @@ class MixedBatch:
         """Of the last token of every second sequence, ``[R / 2, V]``, after `prompt_logits`."""
         inputs = self._inputs([(len(tokens) - 1, len(tokens)) for tokens in self._sequences])
         index = torch.arange(0, len(self._sequences), 2, dtype=torch.int32)
-        with self._modules.step(self._slots, index.numpy()):
+        rows = [AdapterRows(slots, self._device) for slots in (self._slots, self._slots[::2])]
+        with self._modules.step(*rows):
             return self._forward(inputs, index.to(self._device))
 
     def _inputs(self, spans: Sequence[tuple[int, int]]) -> StepInputs:

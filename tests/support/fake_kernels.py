@@ -22,11 +22,20 @@ DTYPES = {
     "staging": torch.int64,
     "partial_values": torch.float32,
     "partial_sums": torch.float32,
+    "ranks": torch.int32,
+    "features": torch.int32,
+    "starts": torch.int32,
+    "order": torch.int32,
+    "hidden": torch.float32,
 }
 # Of a launch: programs in each dimension.
 MAX_GRID = (2**31 - 1, 65535, 65535)
 # Alike in dtype: what is multiplied, and what is written beside each other.
-FAMILIES = [("query", "key_cache", "value_cache", "output", "key", "value", "qkv")]
+FAMILIES = [
+    ("query", "key_cache", "value_cache", "output", "key", "value", "qkv"),
+    ("x", "a", "table"),
+    ("output", "b"),
+]
 
 
 class CheckedKernel:
@@ -72,16 +81,25 @@ class CheckedKernel:
             for name in ("key", "value", "qkv", "cosines", "sines"):
                 if name in given:
                     assert given[name].shape[0] == num_tokens, f"{name} is {given[name].shape}"
-        if "num_splits" in given and given["num_splits"] > 1:
+        _check_slots(given)
+        if "partial_sums" in given and given["num_splits"] > 1:
             sums = given["partial_sums"]
             assert sums.shape[1] == given["num_splits"]
             assert sums.shape[0] % (given["seq_lens"].shape[0] * given["queries"]) == 0
 
 
-def _kernel_modules() -> list[ModuleType]:
-    from pagedserve.kernels import cache, decode, layer, prefill, swap
+def _check_slots(given: dict[str, Any]) -> None:
+    """What kernels of adapters read for each slot."""
+    if "starts" in given:
+        assert given["starts"].shape == (given["NUM_SLOTS"] + 1,)
+    if "ranks" in given:
+        assert len(given["ranks"]) == given["NUM_SLOTS"]
 
-    return [cache, decode, layer, prefill, swap]
+
+def _kernel_modules() -> list[ModuleType]:
+    from pagedserve.kernels import cache, decode, layer, lora, prefill, swap
+
+    return [cache, decode, layer, lora, prefill, swap]
 
 
 @contextmanager

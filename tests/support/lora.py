@@ -2,11 +2,16 @@
 
 import copy
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from peft.tuners.lora import LoraLayer
+from torch import nn
 from transformers import PreTrainedModel
+
+from pagedserve.config import Quantization
+from pagedserve.models.fused.cpu.linears import quantize
 
 # Ways to make an adapter; ranks from 4 to 64.
 KINDS: dict[str, dict[str, Any]] = {
@@ -42,6 +47,12 @@ def random_adapter(base: PreTrainedModel, kind: str, *, seed: int = 0) -> PeftMo
 def load_adapter(base: PreTrainedModel, path: Path) -> PeftModel:
     """What peft makes of an adapter's files, over a copy of a model."""
     model: PeftModel = PeftModel.from_pretrained(copy.deepcopy(base), str(path))
+    # Embeddings of the base that lie in the file took the place of the model's, rounded or not.
+    inside: Any = model.base_model.model
+    for name, layer in inside.named_modules():
+        if isinstance(layer, LoraLayer):
+            own: Any = base.get_submodule(name)
+            cast(Any, layer).get_base_layer().weight.data.copy_(own.weight)
     return model.eval()
 
 
@@ -51,3 +62,14 @@ def save_random_adapter(base: PreTrainedModel, kind: str, path: Path, *, seed: i
     targets = KINDS[kind]["target_modules"]
     model.save_pretrained(str(path), save_embedding_layers="embed_tokens" in targets)
     return path
+
+
+def rounded(base: PreTrainedModel, dtype: torch.dtype, quantization: Quantization | None) -> Any:
+    """A copy of a model whose weights are the numbers that the engine holds."""
+    model: Any = copy.deepcopy(base)
+    model.to(dtype)
+    for module in model.modules():
+        if isinstance(module, nn.Linear) and quantization is not None:
+            # In place: an embedding that is tied to the head holds the same.
+            module.weight.data = quantize(module.weight.data).dequantize(dtype)
+    return model

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from pagedserve.device import Cuda, DeviceMemory
+from pagedserve.models.adapters import AdapterRows
 from pagedserve.runner.buffers import BatchSizes, StepBuffers
 
 HOST = -1
@@ -241,6 +242,10 @@ class WatchedBuffers(StepBuffers):
     def pad(self, sizes: BatchSizes, num_rows: int) -> None:
         self.host_writes("the host pads the buffers")
         super().pad(sizes, num_rows)
+
+    def adapter_rows(self, slots: Any, kind: Any) -> AdapterRows:
+        self.host_writes("the host sorts who has which adapter")
+        return super().adapter_rows(slots, kind)
 
     def host_writes(self, what: str) -> None:
         cuda = self._cuda

@@ -89,7 +89,7 @@ class LocalExecutor:
         self._adapters: AdapterModules | None = None
         if args.enable_lora:
             self._adapters = AdapterModules(
-                self.loaded.model, num_slots=args.max_loras, max_rank=args.max_lora_rank
+                self.loaded, num_slots=args.max_loras, max_rank=args.max_lora_rank
             )
         self._host_adapters = HostAdapters(
             {} if self._adapters is None else self._adapters.targets,
@@ -171,11 +171,13 @@ class LocalExecutor:
             device=loaded.device,
             cuda=self._cuda,
         )
+        has_kernels = self._adapters is not None and loaded.attention_backend == "triton"
         buffers = StepBuffers(
             max_num_tokens=limits.max_num_tokens,
             max_num_rows=limits.max_num_rows,
             max_blocks_per_row=-(-limits.max_model_len // shape.block_size),
             has_adapters=self._adapters is not None,
+            num_adapter_slots=self._args.max_loras if has_kernels else 0,
             cuda=self._cuda,
         )
         forward = Forward(loaded, self._cache)
@@ -183,7 +185,8 @@ class LocalExecutor:
         if self._cuda is not None and self._captures_graphs:
             sizes = ladder(limits.max_num_rows)
             graphs = DecodeGraphs(forward, buffers, sizes=sizes, block_size=shape.block_size)
-            graphs.capture(loaded.vocab_size, self._cuda)
+            has_adapters = self._adapters is not None
+            graphs.capture(loaded.vocab_size, self._cuda, has_adapters=has_adapters)
         self._runner = ModelRunner(forward, buffers, shape.block_size, graphs, self._adapters)
         self._buffers = buffers
 
@@ -263,6 +266,7 @@ class LocalExecutor:
                 ladder(limits.max_num_rows),
                 vocab_size=self.loaded.vocab_size,
                 activation_bytes=decode,
+                has_adapters=self._adapters is not None,
             )
         return max(prefill, decode), graphs
 

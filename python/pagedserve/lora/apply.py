@@ -1,12 +1,11 @@
 """Adapters of a loaded model: which of its modules can have them, in which slots they lie."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
@@ -23,6 +22,10 @@ from pagedserve.lora.weights import LoraWeights
 from pagedserve.models.adapters import AdapterRows, StepAdapters, adapting
 from pagedserve.models.fused.cpu.linears import PackedEmbedding, PackedLinear
 from pagedserve.models.fused.parts import FusedModule, FusedPart
+from pagedserve.models.loader import LoadedModel
+
+# Hooks into a module, given what it computes by names in the model.
+Hook: TypeAlias = Callable[[nn.Module, Mapping[str, FusedPart]], AdaptedModules]
 
 
 class AdapterModules:
@@ -32,18 +35,16 @@ class AdapterModules:
         targets: features in and out of each, by its name in the model as transformers builds it.
     """
 
-    def __init__(self, model: PreTrainedModel, *, num_slots: int, max_rank: int) -> None:
+    def __init__(self, loaded: LoadedModel, *, num_slots: int, max_rank: int) -> None:
         """Hook into a model, whose modules have been replaced already.
 
         Args:
-            model: changed in place.
+            loaded: its modules are changed in place.
             num_slots: adapters that can lie ready at once.
             max_rank: the largest rank of an adapter.
         """
-        self._device = model.device
         self._num_slots = num_slots
-        self._max_rank = max_rank
-        self._places = list(_places(model, num_slots))
+        self._places = list(_places(loaded.model, _hooks(loaded, num_slots, max_rank)))
         self.targets: dict[str, tuple[int, int]] = {}
         for place in self._places:
             self.targets |= place.targets
@@ -53,62 +54,58 @@ class AdapterModules:
 
         Args:
             slot: below ``num_slots``.
-            weights: by the names of ``targets``; none empties the slot.
+            weights: by the names of ``targets``, of their features and of no larger rank than
+                there is room for; none empties the slot.
 
         Raises:
-            StepError: if there is no such slot or module, or weights do not fit it.
+            StepError: if there is no such slot.
         """
         if not 0 <= slot < self._num_slots:
             raise StepError(f"slot must be below {self._num_slots}; got {slot}")
-        for name, pair in weights.items():
-            self._check(name, pair)
         for place in self._places:
             place.load(slot, {name: weights[name] for name in place.targets if name in weights})
 
     @contextmanager
-    def step(
-        self, token_slots: NDArray[np.int32], samples: NDArray[np.int32] | None = None
-    ) -> Iterator[None]:
+    def step(self, tokens: AdapterRows, samples: AdapterRows | None = None) -> Iterator[None]:
         """Let one forward have adapters.
 
         Args:
-            token_slots: int32 ``[T]``, the slot of each token of the flat batch; -1 for the base
-                model alone.
-            samples: int32 ``[N]``, positions in T whose logits are wanted; None wants all.
+            tokens: of the flat batch.
+            samples: those whose logits are wanted; None wants all.
         """
-        if not (token_slots >= 0).any():
+        if len(tokens.slots) == 0:
             yield
             return
-        if int(token_slots.max()) >= self._num_slots:
-            raise StepError(f"token_slots must be below {self._num_slots}; got {token_slots.max()}")
-        tokens = AdapterRows(token_slots, self._device)
-        if samples is None:
-            step = StepAdapters(tokens, tokens)
-        else:
-            step = StepAdapters(tokens, AdapterRows(token_slots[samples], self._device))
-        with adapting(step):
+        if tokens.slots[-1] >= self._num_slots:
+            raise StepError(f"slots must be below {self._num_slots}; got {tokens.slots[-1]}")
+        with adapting(StepAdapters(tokens, tokens if samples is None else samples)):
             yield
 
-    def _check(self, name: str, weights: LoraWeights) -> None:
-        if name not in self.targets:
-            raise StepError(f"{name!r} is no module that can have an adapter")
-        in_features, out_features = self.targets[name]
-        a, b, rank = weights.a, weights.b, len(weights.a)
-        if a.shape != (rank, in_features) or b.shape != (out_features, rank):
-            raise StepError(
-                f"the adapter of {name} must be ({rank}, {in_features}) and ({out_features}, "
-                f"{rank}); got {tuple(a.shape)} and {tuple(b.shape)}"
-            )
-        if rank > self._max_rank:
-            raise StepError(
-                f"the rank of the adapter of {name} must be at most {self._max_rank}; got {rank}"
-            )
+
+class _Hooks(NamedTuple):
+    """How modules of torch get adapters, by what they are."""
+
+    linear: Hook
+    head: Hook
+    embedding: Hook
 
 
-def _places(model: PreTrainedModel, num_slots: int) -> Iterator[AdaptedModules]:
+def _hooks(loaded: LoadedModel, num_slots: int, max_rank: int) -> _Hooks:
+    """Kernels where attention has them, else torch's operations."""
+    room: dict[str, Any] = {"num_slots": num_slots, "device": loaded.device}
+    if loaded.attention_backend != "triton":
+        kinds: tuple[Any, ...] = (AdaptedLinear, AdaptedHead, AdaptedEmbedding)
+    else:
+        from pagedserve.lora.triton import TritonEmbedding, TritonHead, TritonLinear
+
+        kinds = (TritonLinear, TritonHead, TritonEmbedding)
+        room |= {"max_rank": max_rank, "dtype": loaded.dtype}
+    return _Hooks(*(partial(kind, **room) for kind in kinds))
+
+
+def _places(model: PreTrainedModel, hooks: _Hooks) -> Iterator[AdaptedModules]:
     """Where adapters go.  Experts are left out: they see some of the tokens, in another order."""
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    hook: dict[str, Any] = {"num_slots": num_slots, "device": model.device}
     inside: set[nn.Module] = set()
     for name, module in model.named_modules():
         part = _part(module)
@@ -116,17 +113,17 @@ def _places(model: PreTrainedModel, num_slots: int) -> Iterator[AdaptedModules]:
             continue
         if module is embedding and isinstance(module, nn.Embedding | PackedEmbedding):
             part = FusedPart(module, 0, module.num_embeddings, module.embedding_dim)
-            yield AdaptedEmbedding(module, {name: part}, **hook)
+            yield hooks.embedding(module, {name: part})
         elif module is head and part is not None:
-            yield AdaptedHead(module, {name: part}, **hook)
+            yield hooks.head(module, {name: part})
         elif isinstance(module, FusedModule):
             inside |= set(module.modules())
             for parts in _homes(name, module):
                 home = next(iter(parts.values())).home
                 is_packed = not isinstance(home, nn.Module)
-                yield AdaptedPacked(parts) if is_packed else AdaptedLinear(home, parts, **hook)
+                yield AdaptedPacked(parts) if is_packed else hooks.linear(home, parts)
         elif part is not None:
-            yield AdaptedLinear(module, {name: part}, **hook)
+            yield hooks.linear(module, {name: part})
 
 
 def _homes(name: str, module: FusedModule) -> Iterator[dict[str, FusedPart]]:

@@ -44,8 +44,43 @@ class Rows:
         self.output.index_copy_(0, self.index, sums.to(self.output.dtype))
 
 
-class _Hooked(ABC):
+class Hooked(ABC):
     """A module of torch that adds adapters to what it has computed."""
+
+    def __init__(self, module: nn.Module, parts: Mapping[str, FusedPart]) -> None:
+        """Hook into a module.
+
+        Args:
+            module: is called with one tensor.
+            parts: what it computes, by names in the model.
+        """
+        self.targets = _targets(parts)
+        self._parts = parts
+        module.register_forward_hook(self._hook)
+
+    @abstractmethod
+    def load(self, slot: int, weights: Mapping[str, LoraWeights]) -> None:
+        """See `AdaptedModules`."""
+
+    @abstractmethod
+    def _add(self, step: StepAdapters, x: Tensor, output: Tensor) -> None:
+        """Add to what the module made of ``x``, in place."""
+
+    def _check_rows(self, rows: AdapterRows, x: Tensor) -> None:
+        if len(x) != rows.num_rows:
+            raise StepError(
+                f"an adapter changes {', '.join(self.targets)}, which got {len(x)} rows of a "
+                f"forward of {rows.num_rows}: leave it out of the adapter"
+            )
+
+    def _hook(self, _: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+        step = current_adapters()
+        if step is not None:
+            self._add(step, inputs[0], output)
+
+
+class _Looped(Hooked):
+    """A module whose adapters are added one after the other."""
 
     def __init__(
         self,
@@ -55,20 +90,11 @@ class _Hooked(ABC):
         num_slots: int,
         device: torch.device,
     ) -> None:
-        """Hook into a module.
-
-        Args:
-            module: is called with one tensor.
-            parts: what it computes, by names in the model.
-            num_slots: of adapters.
-            device: of the model.
-        """
-        self.targets = _targets(parts)
-        self._parts = parts
+        """See `Hooked`; slots of adapters, and the model's device."""
+        super().__init__(module, parts)
         # Of each slot: weights, each with the first of the features that they change.
         self._slots: list[list[tuple[int, LoraWeights]]] = [[] for _ in range(num_slots)]
         self._device = device
-        module.register_forward_hook(self._hook)
 
     def load(self, slot: int, weights: Mapping[str, LoraWeights]) -> None:
         """See `AdaptedModules`."""
@@ -77,10 +103,6 @@ class _Hooked(ABC):
             for name, pair in weights.items()
         ]
 
-    @abstractmethod
-    def _add(self, step: StepAdapters, x: Tensor, output: Tensor) -> None:
-        """Add to what the module made of ``x``, in place."""
-
     def _held(self, rows: AdapterRows, output: Tensor) -> Iterator[tuple[LoraWeights, Rows]]:
         """What slots in use hold, each with the rows and features of the output that it changes."""
         flat = output.view(-1, output.shape[-1])
@@ -88,13 +110,8 @@ class _Hooked(ABC):
             for first, weights in self._slots[slot]:
                 yield weights, Rows(flat[:, first : first + len(weights.b)], index)
 
-    def _hook(self, _: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
-        step = current_adapters()
-        if step is not None:
-            self._add(step, inputs[0], output)
 
-
-class AdaptedLinear(_Hooked):
+class AdaptedLinear(_Looped):
     """A linear layer, rows ``[..., K]`` to ``[..., N]``, or several of them side by side."""
 
     def _add(self, step: StepAdapters, x: Tensor, output: Tensor) -> None:
@@ -103,11 +120,7 @@ class AdaptedLinear(_Hooked):
     def _add_products(self, rows: AdapterRows, x: Tensor, output: Tensor) -> None:
         x = x.reshape(-1, x.shape[-1])
         for weights, changed in self._held(rows, output):
-            if len(x) != rows.num_rows:
-                raise StepError(
-                    f"an adapter changes {', '.join(self.targets)}, which got {len(x)} rows of a "
-                    f"forward of {rows.num_rows}: leave it out of the adapter"
-                )
+            self._check_rows(rows, x)
             hidden = x.index_select(0, changed.index).float() @ weights.a.t()
             changed.add(hidden @ weights.b.t())
 
@@ -116,23 +129,33 @@ class AdaptedHead(AdaptedLinear):
     """A head, given the rows whose logits are wanted, or all."""
 
     def _add(self, step: StepAdapters, x: Tensor, output: Tensor) -> None:
-        is_of_samples = x.shape[:-1].numel() == step.samples.num_rows
-        self._add_products(step.samples if is_of_samples else step.tokens, x, output)
+        self._add_products(rows_of_head(step, x), x, output)
 
 
-class AdaptedEmbedding(_Hooked):
+def rows_of_head(step: StepAdapters, x: Tensor) -> AdapterRows:
+    """Those that a head was given as ``x [..., K]``."""
+    is_of_samples = x.shape[:-1].numel() == step.samples.num_rows
+    return step.samples if is_of_samples else step.tokens
+
+
+class AdaptedEmbedding(_Looped):
     """An embedding, ids ``[..., T]`` to ``[..., T, N]``, which may multiply by a scale."""
 
     def __init__(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
         """See `AdaptedLinear`; features in are tokens."""
         super().__init__(module, *args, **kwargs)
-        self._scale = float(getattr(module, "embed_scale", 1.0))
+        self._scale = embedding_scale(module)
 
     def _add(self, step: StepAdapters, x: Tensor, output: Tensor) -> None:
         ids = x.reshape(-1)
         for weights, changed in self._held(step.tokens, output):
             columns = weights.a.index_select(1, ids.index_select(0, changed.index))
             changed.add(self._scale * (columns.t() @ weights.b.t()))
+
+
+def embedding_scale(module: nn.Module) -> float:
+    """What an embedding multiplies its numbers by."""
+    return float(getattr(module, "embed_scale", 1.0))
 
 
 class AdaptedPacked:

@@ -9,7 +9,7 @@ shortest: what a step copies to a GPU is one piece, from the start to the end of
 """
 
 from dataclasses import dataclass, fields
-from typing import Final, Protocol, Self
+from typing import Final, Literal, Protocol, Self
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 from pagedserve._core import InputBuffers
 from pagedserve.attention.metadata import AttentionMetadata, BatchLayout, DeviceRows
 from pagedserve.device import Cuda
+from pagedserve.models.adapters import AdapterRows, SortedRows
 
 # Of every array in the buffers: a whole number of cache lines, and of what a GPU reads at once.
 _ALIGNMENT: Final = 128
@@ -70,6 +71,11 @@ class InputArrays:
         seq_lens: int32 ``[max_num_rows]``.
         sample_index: int32 ``[max_num_rows]``.
         adapter_slots: int32 ``[max_num_rows]``.
+        sample_starts: int32 ``[num_adapter_slots + 1]``, with its order the samples by the slots of
+            their adapters, as of `SortedRows`.
+        sample_order: int32 ``[max_num_rows]``.
+        token_starts: likewise of tokens.
+        token_order: int32 ``[max_num_tokens]``.
         token_ids: int32 ``[max_num_tokens]``.
         positions: int64 ``[max_num_tokens]``.
         slot_mapping: int64 ``[max_num_tokens]``.
@@ -80,6 +86,10 @@ class InputArrays:
     seq_lens: Tensor
     sample_index: Tensor
     adapter_slots: Tensor
+    sample_starts: Tensor
+    sample_order: Tensor
+    token_starts: Tensor
+    token_order: Tensor
     token_ids: Tensor
     positions: Tensor
     slot_mapping: Tensor
@@ -110,6 +120,26 @@ def _buffer_bytes(lengths: dict[str, int]) -> int:
     return sum(_aligned(length * _DTYPES[name].itemsize) for name, length in lengths.items())
 
 
+def _adapter_lengths(num_slots: int, max_num_rows: int, max_num_tokens: int) -> dict[str, int]:
+    """Of the arrays that say who has which adapter; a step without adapters copies none."""
+    if num_slots == 0:
+        return dict.fromkeys(("sample_starts", "sample_order", "token_starts", "token_order"), 0)
+    return {
+        "sample_starts": num_slots + 1,
+        "sample_order": max_num_rows,
+        "token_starts": num_slots + 1,
+        "token_order": max_num_tokens,
+    }
+
+
+def _adapter_rows(arrays: InputArrays) -> dict[str, SortedRows]:
+    """The same arrays by kind."""
+    return {
+        "sample": SortedRows(arrays.sample_starts, arrays.sample_order),
+        "token": SortedRows(arrays.token_starts, arrays.token_order),
+    }
+
+
 class StepBuffers:
     """Arrays for the largest step that the scheduler may make."""
 
@@ -120,6 +150,7 @@ class StepBuffers:
         max_num_rows: int,
         max_blocks_per_row: int,
         has_adapters: bool = False,
+        num_adapter_slots: int = 0,
         cuda: Cuda | None = None,
     ) -> None:
         """Allocate.
@@ -129,6 +160,7 @@ class StepBuffers:
             max_num_rows: most rows of a step.
             max_blocks_per_row: longest block table.
             has_adapters: whether rows may have adapters; else the core has no slots to write.
+            num_adapter_slots: of adapters that kernels of a GPU add; 0 where there are none.
             cuda: the GPU of the model, for which the core's buffer is pinned; None where the
                 model reads that buffer itself.
         """
@@ -139,6 +171,7 @@ class StepBuffers:
             "positions": max_num_tokens,
             "slot_mapping": max_num_tokens,
             "block_tables": max_num_rows * max_blocks_per_row,
+            **_adapter_lengths(num_adapter_slots, max_num_rows, max_num_tokens),
         }
         num_bytes = _buffer_bytes(lengths)
         self._cuda = cuda
@@ -150,6 +183,9 @@ class StepBuffers:
             self._copied = cuda.event()
         self.on_device = InputArrays.of(self._there, lengths)
         host = InputArrays.of(self._host, lengths)
+        self._num_adapter_slots = num_adapter_slots
+        self._host_rows = _adapter_rows(host)
+        self._device_rows = _adapter_rows(self.on_device)
         self._tables_start = host.block_tables.storage_offset() * host.block_tables.itemsize
         self._token_ids: NDArray[np.int32] = host.token_ids.numpy()
         self.positions: NDArray[np.int64] = host.positions.numpy()
@@ -178,6 +214,25 @@ class StepBuffers:
         if self._cuda is not None:
             self._copied.synchronize()
         return self._core
+
+    def adapter_rows(
+        self, slots: NDArray[np.int32], kind: Literal["token", "sample"]
+    ) -> AdapterRows:
+        """Sort tokens or samples of the step by the slots of their adapters.
+
+        The buffers must be `writable`.  What kernels read of it is there once the step is uploaded.
+
+        Args:
+            slots: of each, -1 for none.
+            kind: which.
+        """
+        host, there = self._host_rows[kind], self._device_rows[kind]
+        if not 0 < len(slots) <= len(host.order) or self._num_adapter_slots == 0:
+            return AdapterRows(slots, self.device)
+        rows = AdapterRows(slots, self.device, SortedRows(there.starts, there.order[: len(slots)]))
+        host.starts.numpy()[:] = rows.starts_of(self._num_adapter_slots)
+        host.order.numpy()[: len(rows.order)] = rows.order
+        return rows
 
     def to_device(self, host: Tensor) -> Tensor:
         """A host tensor where the model reads it."""

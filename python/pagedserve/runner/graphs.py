@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pagedserve.device import Cuda, Graph
 from pagedserve.errors import ConfigError
+from pagedserve.models.adapters import StepAdapters
 from pagedserve.runner.buffers import BatchSizes
 from pagedserve.runner.padded import PaddedDecode
 
@@ -29,39 +30,46 @@ class _NoRows:
     max_num_blocks: int = 0
 
 
-def reserved_bytes(sizes: tuple[int, ...], *, vocab_size: int, activation_bytes: int) -> int:
+def reserved_bytes(
+    sizes: tuple[int, ...], *, vocab_size: int, activation_bytes: int, has_adapters: bool
+) -> int:
     """Memory to keep for the graphs of these sizes, an estimate.
 
     Args:
         sizes: rows of the graphs.
+        has_adapters: whether each is recorded with adapters too.
         vocab_size: of the logits.
         activation_bytes: what the largest decode step takes.
     """
     logits = sizes[-1] * vocab_size * torch.float32.itemsize
-    return activation_bytes + logits + len(sizes) * _BYTES_PER_GRAPH
+    num_graphs = len(sizes) * (1 + has_adapters)
+    return activation_bytes + logits + num_graphs * _BYTES_PER_GRAPH
 
 
 class DecodeGraphs(PaddedDecode):
     """Runs decode steps at padded sizes, each as one graph."""
 
     @torch.inference_mode()
-    def capture(self, vocab_size: int, cuda: Cuda) -> None:
+    def capture(self, vocab_size: int, cuda: Cuda, *, has_adapters: bool = False) -> None:
         """Record every size; called once, before the first step.
 
         Args:
             vocab_size: of the logits.
             cuda: the model's device.
+            has_adapters: whether rows may have some: each size is recorded with them too.
 
         Raises:
             ConfigError: the model does what cannot be recorded, or memory is out.
         """
         shape = self.sizes[-1], vocab_size
         self._results = torch.empty(shape, dtype=torch.float32, device=cuda.device)
-        self._graphs: dict[int, Graph] = {}
+        self._graphs: dict[tuple[int, bool], Graph] = {}
         pool = cuda.graph_pool()
         try:
             for size in reversed(self.sizes):
-                self._graphs[size] = self._record(size, cuda, pool)
+                for is_adapted in (True, False) if has_adapters else (False,):
+                    graph = self._record(size, cuda, pool, is_adapted=is_adapted)
+                    self._graphs[size, is_adapted] = graph
         except RuntimeError as error:  # what torch raises for all that goes wrong on a device
             raise ConfigError(
                 "the decode steps of this model cannot be recorded as CUDA graphs "
@@ -69,19 +77,19 @@ class DecodeGraphs(PaddedDecode):
                 "is out, lower gpu_memory_utilization"
             ) from error
 
-    def _record(self, size: int, cuda: Cuda, pool: Any) -> Graph:
+    def _record(self, size: int, cuda: Cuda, pool: Any, *, is_adapted: bool) -> Graph:
         self._buffers.writable()
-        self._fill(_NoRows(), size)
+        adapters = self._fill(_NoRows(), size, is_adapted=is_adapted)
         inputs = self._inputs(_NoRows(), size)
 
         def launch() -> None:
-            self._results[:size].copy_(self._forward(inputs))
+            self._results[:size].copy_(self._run(inputs, adapters))
 
         # Kernels are compiled and libraries set up when first run, which must not be recorded.
         launch()
         return cuda.capture(launch, pool)
 
-    def _logits(self, step: BatchSizes, size: int) -> Tensor:
+    def _logits(self, step: BatchSizes, size: int, adapters: StepAdapters | None) -> Tensor:
         del step
-        self._graphs[size].replay()
+        self._graphs[size, adapters is not None].replay()
         return self._results[:size]

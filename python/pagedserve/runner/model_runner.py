@@ -70,7 +70,9 @@ class DecodeRunner(Protocol):
     def fits(self, step: BatchSizes) -> bool:
         """Whether it takes such a step."""
 
-    def run(self, step: BatchSizes, previous_tokens: Tensor | None = None) -> Tensor:
+    def run(
+        self, step: BatchSizes, previous_tokens: Tensor | None = None, *, is_adapted: bool = False
+    ) -> Tensor:
         """Logits, float32 ``[R, V]``, of a step that fits; valid until the next step."""
 
 
@@ -122,14 +124,15 @@ class ModelRunner:
             StepError: if not every layer attended over the pools.
         """
         is_adapted = self._is_adapted(sizes)
-        is_plain = more_index is None and not is_adapted
-        if self._padded is not None and is_plain and self._padded.fits(sizes):
-            return self._padded.run(sizes, previous_tokens)
+        if self._padded is not None and more_index is None and self._padded.fits(sizes):
+            return self._padded.run(sizes, previous_tokens, is_adapted=is_adapted)
+        # Sorted first, for what kernels read of it goes to the device with the step.
+        adapting = self._adapting(sizes, more_index) if is_adapted else nullcontext()
         inputs = self._buffers.inputs(sizes, self._block_size, previous_tokens)
         index = inputs.sample_index
         if more_index is not None:
             index = torch.cat((index, self._buffers.to_device(more_index)))
-        with self._adapting(sizes, more_index) if is_adapted else nullcontext():
+        with adapting:
             return self._forward(inputs, index).float()
 
     def _is_adapted(self, sizes: BatchSizes) -> bool:
@@ -146,9 +149,10 @@ class ModelRunner:
         buffers, num_rows = self._buffers, sizes.num_rows
         ends = buffers.query_start[1 : num_rows + 1]
         token_slots = np.repeat(buffers.adapter_slots[:num_rows], np.diff(ends, prepend=0))
+        tokens = buffers.adapter_rows(token_slots, "token")
         if not self._forward.selects_logits:  # its head sees every token
-            return self._adapters.step(token_slots)
+            return self._adapters.step(tokens)
         samples = ends[buffers.sample_rows[: sizes.num_samples]] - 1
         if more_index is not None:
             samples = np.concatenate((samples, more_index.numpy()))
-        return self._adapters.step(token_slots, samples)
+        return self._adapters.step(tokens, buffers.adapter_rows(token_slots[samples], "sample"))

@@ -14,12 +14,14 @@ Invariants:
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Final
 
 import torch
 from torch import Tensor
 
 from pagedserve.attention.metadata import AttentionMetadata, DeviceRows
+from pagedserve.models.adapters import StepAdapters, adapting
 from pagedserve.runner.buffers import BatchSizes, StepBuffers, StepInputs
 from pagedserve.runner.model_runner import Forward
 
@@ -67,24 +69,43 @@ class PaddedDecode:
         is_decode = step.num_rows == step.num_batched_tokens == step.num_samples
         return is_decode and 0 < step.num_rows <= self.sizes[-1]
 
-    def run(self, step: BatchSizes, previous_tokens: Tensor | None = None) -> Tensor:
+    def run(
+        self, step: BatchSizes, previous_tokens: Tensor | None = None, *, is_adapted: bool = False
+    ) -> Tensor:
         """Logits, float32 ``[R, V]``, of a step that fits; valid until the next step.
 
         Args:
             step: its sizes.
             previous_tokens: int32 ``[S']``, for which inputs stand; see `StepBuffers.upload`.
+            is_adapted: whether a row has an adapter.
         """
         size = self.sizes[bisect_left(self.sizes, step.num_rows)]
-        self._fill(step, size, previous_tokens)
-        return self._logits(step, size)[: step.num_rows]
+        adapters = self._fill(step, size, previous_tokens, is_adapted=is_adapted)
+        return self._logits(step, size, adapters)[: step.num_rows]
 
-    def _fill(self, step: BatchSizes, size: int, previous_tokens: Tensor | None = None) -> None:
-        """Pad the step that is in the buffers to ``size`` rows, and bring it to the device."""
+    def _fill(
+        self,
+        step: BatchSizes,
+        size: int,
+        previous_tokens: Tensor | None = None,
+        *,
+        is_adapted: bool,
+    ) -> StepAdapters | None:
+        """Pad the step that is in the buffers to ``size`` rows, and bring it to the device.
+
+        Returns:
+            Who has which adapter, at the same addresses whatever the step; None if nobody is asked.
+        """
         self._buffers.pad(step, size)
+        adapters = None
+        if is_adapted:
+            rows = self._buffers.adapter_rows(self._buffers.adapter_slots[:size], "token")
+            adapters = StepAdapters(rows, rows)  # every row samples
         self._buffers.upload(step, previous_tokens)
         num_rows, num_blocks = step.num_rows, step.max_num_blocks
         tables = self._buffers.on_device.block_tables[: num_rows * num_blocks]
         self._tables[:num_rows, :num_blocks].copy_(tables.view(num_rows, num_blocks))
+        return adapters
 
     def _inputs(self, step: BatchSizes, size: int) -> StepInputs:
         """The inputs of a size: the same addresses whatever the step."""
@@ -104,6 +125,10 @@ class PaddedDecode:
             metadata=AttentionMetadata(layout, arrays.slot_mapping[:size], rows),
         )
 
-    def _logits(self, step: BatchSizes, size: int) -> Tensor:
+    def _logits(self, step: BatchSizes, size: int, adapters: StepAdapters | None) -> Tensor:
         """Logits, float32 ``[size, V]``, of the step that was filled in."""
-        return self._forward(self._inputs(step, size)).float()
+        return self._run(self._inputs(step, size), adapters)
+
+    def _run(self, inputs: StepInputs, adapters: StepAdapters | None) -> Tensor:
+        with nullcontext() if adapters is None else adapting(adapters):
+            return self._forward(inputs).float()
