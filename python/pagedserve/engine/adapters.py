@@ -5,12 +5,11 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import NamedTuple
 
-import pagedserve.checks as checks
 from pagedserve.engine.request import Request
 from pagedserve.engine.stats import LoraUsage
 from pagedserve.errors import ModelLoadError, RequestError
 from pagedserve.executor.protocol import Adapter, Executor
-from pagedserve.lora.request import LoRARequest
+from pagedserve.lora.request import LoRARequest, check_lora_request
 from pagedserve.models.hub import HubOptions
 from pagedserve.models.registry import resolve_adapter
 
@@ -50,8 +49,7 @@ class AdapterTable:
             RequestError: The engine takes none, the number stands for another adapter, what is
                 wrong with the files, or with the hub.
         """
-        if not isinstance(lora_request, LoRARequest):
-            checks.refuse("lora_request", lora_request, "a LoRARequest or None")
+        check_lora_request("lora_request", lora_request)
         if not self.max_loras:
             raise RequestError(
                 f"adapter {lora_request.lora_name!r}: the engine takes adapters with "

@@ -93,7 +93,16 @@ def match_lora_requests(
     return list(listed)
 
 
-def _optional_request(name: str, value: object) -> LoRARequest | None:
-    if value is not None and not isinstance(value, LoRARequest):
+def check_lora_request(name: str, value: object) -> LoRARequest:
+    """The adapter of a request that has one.
+
+    Raises:
+        RequestError: Something else.
+    """
+    if not isinstance(value, LoRARequest):
         checks.refuse(name, value, "a LoRARequest or None")
     return value
+
+
+def _optional_request(name: str, value: object) -> LoRARequest | None:
+    return None if value is None else check_lora_request(name, value)
