@@ -1,13 +1,17 @@
 """Adapters of many requests at once, in an engine whose adapters shift a formula."""
 
 import asyncio
+import itertools
 import random
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from pagedserve import (
     AsyncLLMEngine,
@@ -139,29 +143,44 @@ async def tokens_of(
     return tokens
 
 
-def test_who_leaves_while_an_adapter_is_read_disturbs_nobody(
-    formula: FormulaModel, adapters: list[LoRARequest], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nor does who names no adapter wait for it."""
-    slow, is_reading, may_go_on = adapters[0], threading.Event(), threading.Event()
+@dataclass(frozen=True)
+class SlowFiles:
+    """The files of an adapter, which are read when a test lets them be."""
+
+    adapter: LoRARequest
+    is_reading: threading.Event
+    may_go_on: threading.Event
+
+
+@pytest.fixture
+def slow_files(adapters: list[LoRARequest], monkeypatch: pytest.MonkeyPatch) -> SlowFiles:
+    slow = SlowFiles(adapters[0], threading.Event(), threading.Event())
     read_bytes = Path.read_bytes
 
     def reading(path: Path) -> bytes:
-        if str(path).startswith(slow.path):
-            is_reading.set()
-            assert may_go_on.wait(30)
+        if str(path).startswith(slow.adapter.path):
+            slow.is_reading.set()
+            assert slow.may_go_on.wait(30)
         return read_bytes(path)
 
     monkeypatch.setattr(Path, "read_bytes", reading)
+    return slow
+
+
+def test_who_leaves_while_an_adapter_is_read_disturbs_nobody(
+    formula: FormulaModel, adapters: list[LoRARequest], slow_files: SlowFiles
+) -> None:
+    """Nor does who names no adapter wait for it."""
+    slow = slow_files.adapter
 
     async def test(engine: AsyncLLMEngine) -> None:
         left = asyncio.create_task(tokens_of(engine, "left", [1, 7, 3], slow))
-        await asyncio.to_thread(is_reading.wait)
+        await asyncio.to_thread(slow_files.is_reading.wait)
         assert await tokens_of(engine, "plain", [2, 7, 3], None) == formula.greedy([2, 7, 3], 12)
         left.cancel()
         with pytest.raises(asyncio.CancelledError):
             await left
-        may_go_on.set()
+        slow_files.may_go_on.set()
         other = adapters[1]
         expected = formula.greedy([3, 7, 3], 12, shift_of(other))
         assert await tokens_of(engine, "other", [3, 7, 3], other) == expected
@@ -169,6 +188,64 @@ def test_who_leaves_while_an_adapter_is_read_disturbs_nobody(
         assert await tokens_of(engine, "left", [4, 7, 3], slow) == expected
 
     run_async(formula, test)
+
+
+def test_an_abort_while_an_adapter_is_read_ends_that_request_alone(
+    formula: FormulaModel, slow_files: SlowFiles
+) -> None:
+    slow = slow_files.adapter
+
+    async def test(engine: AsyncLLMEngine) -> None:
+        both = [
+            asyncio.create_task(tokens_of(engine, name, [1, 7, 3], slow))
+            for name in ("aborted", "stays")
+        ]
+        await asyncio.to_thread(slow_files.is_reading.wait)
+        await engine.abort("aborted")
+        slow_files.may_go_on.set()
+        assert await both[0] == []
+        assert await both[1] == formula.greedy([1, 7, 3], 12, shift_of(slow))
+
+    run_async(formula, test)
+
+
+# Far more steps than any of the requests below takes, and than a batch of them takes its turn in.
+PATIENCE = 300
+
+
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(lengths=st.lists(st.integers(3, 9), min_size=2, max_size=9), is_chunked=st.booleans())
+def test_an_adapter_gets_its_turn_though_others_are_always_wanted(
+    formula: FormulaModel, adapters: list[LoRARequest], lengths: list[int], *, is_chunked: bool
+) -> None:
+    """The next request of each of two adapters comes before the last one ends, for two slots."""
+    options = {"max_num_seqs": 4, "enable_chunked_prefill": is_chunked}
+    engine = formula.engine(enable_lora=True, max_loras=2, max_lora_rank=1, **options)
+    lengths_of_all, numbers = itertools.cycle(lengths), itertools.count()
+    left: dict[str, tuple[LoRARequest, int]] = {}
+    for step in range(PATIENCE):
+        if step == 1:  # both have their slots
+            engine.add_request("rare", [9, 7, 3], PARAMS, lora_request=adapters[2])
+        for adapter in adapters[:2]:
+            if not any(of is adapter and num_tokens > 1 for of, num_tokens in left.values()):
+                name, num_tokens = str(next(numbers)), next(lengths_of_all)
+                params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
+                engine.add_request(name, [1, 7, 3], params, lora_request=adapter)
+                left[name] = (adapter, num_tokens)
+        for output in engine.step():
+            token_ids = output.outputs[0].token_ids
+            if output.request_id == "rare":
+                if output.finished:
+                    assert token_ids == formula.greedy([9, 7, 3], 12, shift_of(adapters[2]))
+                    return
+            elif output.finished:
+                del left[output.request_id]
+            else:
+                adapter, num_tokens = left[output.request_id]
+                left[output.request_id] = (adapter, num_tokens - 1)
+    pytest.fail(f"the third adapter did not get a slot in {PATIENCE} steps")
 
 
 def test_an_adapter_that_is_removed_ends_with_its_requests(
