@@ -13,8 +13,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from pagedserve import LLM, SamplingParams
+from pagedserve import LLM, LoRARequest, SamplingParams
 from pagedserve.models.convert import converted_directory
+from tests.support.lora import load_adapter, save_random_adapter
 
 NUM_TOKENS = 24
 PROMPTS = [
@@ -58,3 +59,39 @@ def test_tokens_are_those_of_transformers(gemma: Path, monkeypatch: pytest.Monke
             eos_token_id=None,
         )
         assert tokens == whole[0, ids.shape[1] :].tolist()
+
+
+@pytest.mark.slow
+def test_rows_with_an_adapter_are_those_of_peft(
+    gemma: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose log-probabilities are of 262,144 tokens: 1e-4 is some roundings of their sum."""
+    monkeypatch.setenv("PAGEDSERVE_CACHE", str(gemma.parent))
+    llm = LLM(
+        model=str(gemma),
+        dtype="float32",
+        max_model_len=1024,
+        num_gpu_blocks=256,
+        enable_lora=True,
+    )
+    base: Any = AutoModelForCausalLM.from_pretrained(
+        converted_directory(gemma), dtype=torch.float32
+    ).eval()
+    adapter = LoRARequest("a", 1, str(save_random_adapter(base, "all-linear", tmp_path / "a")))
+    oracles = {None: base, adapter: load_adapter(base, tmp_path / "a")}
+    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, logprobs=0)
+    wanted = [None, adapter] * len(PROMPTS)
+    prompts = [prompt for prompt in PROMPTS for _ in range(2)]
+    outputs = llm.generate(prompts, params, lora_request=wanted, use_tqdm=False)
+    for output, oracle in zip(outputs, map(oracles.__getitem__, wanted), strict=True):
+        (completion,) = output.outputs
+        tokens = torch.tensor([[*output.prompt_token_ids, *completion.token_ids]])
+        new = tokens[0, -len(completion.token_ids) :, None]
+        with torch.no_grad():
+            logits = oracle(tokens[:, :-1]).logits[0, -len(new) :]
+        expected = logits.double().log_softmax(-1).gather(1, new)[:, 0]
+        entries = zip(completion.token_ids, completion.logprobs or [], strict=True)
+        found = torch.tensor([known[token].logprob for token, known in entries])
+        torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-4)
+    plain, adapted = ([o.outputs[0].token_ids for o in outputs[start::2]] for start in (0, 1))
+    assert plain != adapted, "else nothing here would show anything"
