@@ -38,6 +38,7 @@ impl Arrays {
             sample_rows,
             row_handles,
             adapter_slots: None,
+            state_slots: None,
         };
         scheduler.prepare_inputs(&mut buffers).unwrap();
     }

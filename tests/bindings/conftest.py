@@ -23,6 +23,7 @@ SIZES = {
     "sample_rows": MAX_ROWS,
     "row_handles": MAX_ROWS,
     "adapter_slots": MAX_ROWS,
+    "state_slots": MAX_ROWS,
 }
 WIDE = {"positions", "slot_mapping", "row_handles"}
 
@@ -47,6 +48,7 @@ class RowInputs:
     table: list[int]
     is_sampled: bool
     adapter_slot: int
+    state_slot: int
 
 
 class Engine:
@@ -105,6 +107,7 @@ class Engine:
                     table=of["block_tables"][row * width : (row + 1) * width],
                     is_sampled=row in sampled,
                     adapter_slot=of["adapter_slots"][row],
+                    state_slot=of["state_slots"][row],
                 )
             )
         return rows

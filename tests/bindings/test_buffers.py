@@ -18,7 +18,8 @@ def test_buffers_of_another_kind_are_refused_when_they_are_given(
         frozen.flags.writeable = False
         other = np.int64 if array.dtype == np.int32 else np.int32
         others: list[Any] = [array.astype(other), np.repeat(array, 2)[::2], array.reshape(1, -1)]
-        is_needed = name != "adapter_slots"  # without adapters there are none
+        # Without adapters and states there are none.
+        is_needed = name not in {"adapter_slots", "state_slots"}
         for bad in [*others, [1], *[None] * is_needed]:
             with pytest.raises(StepError, match=f"^{name} must be a one-dimensional contiguous"):
                 InputBuffers(**arrays | {name: bad})
@@ -75,7 +76,9 @@ def test_short_buffers_are_refused_and_none_is_written(
     needed = {
         **dict.fromkeys(["token_ids", "positions", "slot_mapping"], outputs.num_batched_tokens),
         **dict.fromkeys(["sample_index", "sample_rows"], outputs.num_samples),
-        **dict.fromkeys(["seq_lens", "row_handles", "adapter_slots"], outputs.num_rows),
+        **dict.fromkeys(
+            ["seq_lens", "row_handles", "adapter_slots", "state_slots"], outputs.num_rows
+        ),
         "query_start": outputs.num_rows + 1,
         "block_tables": outputs.num_rows * outputs.max_num_blocks,
     }

@@ -92,6 +92,20 @@ def test_limits_that_cannot_be_are_refused_by_field(
 
 
 @pytest.mark.parametrize(
+    ("options", "refusal"),
+    [
+        ({"num_state_slots": 3}, "num_state_slots is 3, below max_num_seqs, 4"),
+        ({"num_state_slots": -1}, "num_state_slots is -1; it must not be negative"),
+        ({"num_cpu_state_slots": 3}, "num_cpu_state_slots is 3; without num_state_slots it must"),
+        ({"num_state_slots": 4, "num_lookahead_slots": 1}, "exclude each other"),
+    ],
+)
+def test_state_slots_that_cannot_be_are_refused(options: dict[str, Any], refusal: str) -> None:
+    with pytest.raises(ConfigError, match=refusal):
+        SchedulerConfig(**SCHEDULER | options)
+
+
+@pytest.mark.parametrize(
     ("field", "names"),
     [
         ("policy", ["fcfs", "priority"]),
@@ -178,6 +192,7 @@ def test_every_field_reads_back() -> None:
         "victim_policy": "least_work",
         "choices": SchedulerChoices(**SCHEDULER_CHOICES),
     }
+    states: dict[str, Any] = {"num_state_slots": 6, "num_cpu_state_slots": 3}
     cache: dict[str, Any] = CACHE | {
         "num_cpu_blocks": 5,
         "watermark": 0.125,
@@ -187,6 +202,7 @@ def test_every_field_reads_back() -> None:
     }
     made: list[tuple[Any, dict[str, Any]]] = [
         (SchedulerConfig(**scheduler), scheduler),
+        (SchedulerConfig(**SCHEDULER, **states), SCHEDULER | states),
         (CacheConfig(**cache), cache),
         (CacheConfig(**CACHE, sliding_window=12), CACHE | {"sliding_window": 12}),
     ]
@@ -196,7 +212,7 @@ def test_every_field_reads_back() -> None:
             with pytest.raises(AttributeError):
                 setattr(config, field, value)
     public = {name for name in dir(SchedulerConfig) if not name.startswith("_")} - {"classic"}
-    assert public == scheduler.keys(), "a new option is to be read back here"
+    assert public == scheduler.keys() | states.keys(), "a new option is to be read back here"
     assert {name for name in dir(CacheConfig) if not name.startswith("_")} == {*cache, "classic"}
 
 

@@ -31,6 +31,10 @@ CONFIGURATIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"num_lookahead_slots": 3, "enable_chunked_prefill": True},
         {"num_cpu_blocks": 10, "enable_prefix_caching": True},
     ),
+    "states": (
+        {"num_state_slots": 8, "num_cpu_state_slots": 4, "preemption_mode": "swap"},
+        {"num_cpu_blocks": 12},
+    ),
     "window": ({"num_lookahead_slots": 2}, {"num_cpu_blocks": 12, "sliding_window": WINDOW}),
 }
 
@@ -53,6 +57,9 @@ class Model:
         self.has_window = has_window
         self.device: dict[int, int] = {}
         self.host: dict[int, int] = {}
+        # What the tokens of a sequence made of its state, by slot.
+        self.device_states: dict[int, int] = {}
+        self.host_states: dict[int, int] = {}
         # Of each living sequence its key and its tokens; of each group how wide it may be.
         self.tokens: dict[int, tuple[tuple[int, int], list[int]]] = {}
         self.widths: dict[int, list[int]] = {}
@@ -98,6 +105,7 @@ class Model:
             self.write(row)
         for row in rows:
             self.attend(row)
+            self.go_on(row)
         if fails:
             self.scheduler.abandon(outputs.step_id)
         else:
@@ -116,6 +124,12 @@ class Model:
                 for offset in range(BLOCK_SIZE)
             }
             target.update(moved)
+        for pairs, source, target in (
+            (outputs.states_to_swap_out, self.device_states, self.host_states),
+            (outputs.states_to_swap_in, self.host_states, self.device_states),
+            (outputs.states_to_copy, self.device_states, self.device_states),
+        ):
+            target.update({there: source[here] for here, there in pairs.tolist()})
 
     def content(self, seq: int, position: int) -> int:
         key, tokens = self.tokens[seq]
@@ -139,6 +153,15 @@ class Model:
         for position in range(first, row.num_keys):
             found = self.device.get(self.slot(row, position), 0)
             assert found == self.content(row.seq, position), f"position {position}"
+
+    def go_on(self, row: Any) -> None:
+        if not self.engine.has_states:
+            assert row.state_slot == -1
+            return
+        first = row.positions[0]
+        if first:
+            assert self.device_states[row.state_slot] == self.content(row.seq, first - 1)
+        self.device_states[row.state_slot] = self.content(row.seq, row.num_keys - 1)
 
     def sample(self, outputs: Any, rows: list[Any], fates: Iterator[int]) -> None:
         results: list[tuple[int, list[int], bool]] = []
@@ -205,6 +228,7 @@ def test_every_row_attends_to_its_own_tokens(
     for_scheduler, for_cache = CONFIGURATIONS[options]
     engine = make_engine(for_scheduler, {"num_gpu_blocks": 14} | for_cache)
     engine.has_adapters = "max_loras" in for_scheduler
+    engine.has_states = "num_state_slots" in for_scheduler
     model = Model(engine, has_window="sliding_window" in for_cache)
     for kind, numbers in ops:
         model.apply(kind, numbers)

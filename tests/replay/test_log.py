@@ -37,6 +37,7 @@ CONFIGURATIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"choices": CacheChoices.classic(), "enable_prefix_caching": True, "num_cpu_blocks": 30},
     ),
     "window": ({}, {"sliding_window": 10, "num_cpu_blocks": 30}),
+    "states": ({"num_state_slots": 12, "num_cpu_state_slots": 5}, {"num_cpu_blocks": 30}),
 }
 
 # What a line says of its step.
@@ -45,6 +46,7 @@ DECISIONS = (
     "preempted",
     "swapped_in",
     "moves",
+    "state_moves",
     "adapters_to_load",
     "ignored",
     "refused",
@@ -55,16 +57,17 @@ DECISIONS = (
 def decisions(scheduler: Scheduler, step: SchedulerOutputs) -> dict[str, Any]:
     """What the line of a step has to say of it."""
     moves = (step.blocks_to_swap_out, step.blocks_to_swap_in, step.blocks_to_copy)
-    scheduled = step.scheduled_seq_groups
+    state_moves = (step.states_to_swap_out, step.states_to_swap_in, step.states_to_copy)
     return {
         "step": step.step_id,
         "scheduled": [
             [entry.group, entry.token_chunk_size, entry.is_prefill, entry.num_rows]
-            for entry in scheduled
+            for entry in step.scheduled_seq_groups
         ],
         "preempted": [list(pair) for pair in step.preempted],
         "swapped_in": step.swapped_in,
         "moves": [len(pairs) for pairs in moves],
+        "state_moves": [len(pairs) for pairs in state_moves],
         "adapters_to_load": [list(load) for load in step.adapters_to_load],
         "ignored": [[group, reason] for group, reason, _ in step.ignored_seq_groups],
         "refused": [list(pair) for pair in step.refused],
@@ -87,17 +90,15 @@ class RandomEngine:
         cache = CacheConfig(block_size=BLOCK_SIZE, num_gpu_blocks=40, **for_cache)
         self.scheduler = Scheduler(self.config, cache, log=log, **log_options)
         self.row_handles = np.zeros(MAX_ROWS, np.int64)
+        of_rows = ("seq_lens", "sample_index", "sample_rows", "adapter_slots", "state_slots")
         self.buffers = InputBuffers(
             token_ids=np.zeros(MAX_TOKENS, np.int32),
             positions=np.zeros(MAX_TOKENS, np.int64),
             slot_mapping=np.zeros(MAX_TOKENS, np.int64),
             query_start=np.zeros(MAX_ROWS + 1, np.int32),
-            seq_lens=np.zeros(MAX_ROWS, np.int32),
             block_tables=np.zeros(MAX_ROWS * MAX_MODEL_LEN, np.int32),
-            sample_index=np.zeros(MAX_ROWS, np.int32),
-            sample_rows=np.zeros(MAX_ROWS, np.int32),
             row_handles=self.row_handles,
-            adapter_slots=np.zeros(MAX_ROWS, np.int32),
+            **{name: np.zeros(MAX_ROWS, np.int32) for name in of_rows},
         )
         # Of each group how many sequences it asked for, and how many were ever made.
         self.asked: dict[int, int] = {}
@@ -237,7 +238,8 @@ def test_a_random_life_is_run_again_to_the_same_decisions(
     engine = RandomEngine(options, seed, log)
     engine.run()
     assert replay_log(log) == (NUM_STEPS + 1, None, False)
-    lines = [{"adapters_to_load": []} | line for line in lines_of(log)[1:]]
+    nothing = {"state_moves": [0, 0, 0], "adapters_to_load": []}
+    lines = [nothing | line for line in lines_of(log)[1:]]
     written = [{key: line[key] for key in ("step", *DECISIONS)} for line in lines]
     assert written[:-1] == engine.seen
 

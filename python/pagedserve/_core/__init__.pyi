@@ -146,6 +146,8 @@ class SchedulerConfig:
         delay_factor: float | None = None,
         num_lookahead_slots: int | None = None,
         max_loras: int | None = None,
+        num_state_slots: int | None = None,
+        num_cpu_state_slots: int | None = None,
         max_num_bypasses: int | None = None,
         victim_policy: _VictimPolicy | None = None,
         choices: SchedulerChoices | None = None,
@@ -182,6 +184,10 @@ class SchedulerConfig:
     @property
     def max_loras(self) -> int | None: ...
     @property
+    def num_state_slots(self) -> int: ...
+    @property
+    def num_cpu_state_slots(self) -> int: ...
+    @property
     def max_num_bypasses(self) -> int: ...
     @property
     def victim_policy(self) -> _VictimPolicy: ...
@@ -203,6 +209,7 @@ class InputBuffers:
         sample_rows: NDArray[np.int32],  # [>= S]
         row_handles: NDArray[np.int64],  # [>= R]
         adapter_slots: NDArray[np.int32] | None = None,  # [>= R]
+        state_slots: NDArray[np.int32] | None = None,  # [>= R]
     ) -> InputBuffers: ...
 
 @final
@@ -242,6 +249,12 @@ class SchedulerOutputs:
     def blocks_to_swap_in(self) -> NDArray[np.int64]: ...  # [n, 2] (cpu, gpu)
     @property
     def blocks_to_copy(self) -> NDArray[np.int64]: ...  # [n, 2] (source, destination)
+    @property
+    def states_to_swap_out(self) -> NDArray[np.int64]: ...  # [n, 2] (device slot, host slot)
+    @property
+    def states_to_swap_in(self) -> NDArray[np.int64]: ...  # [n, 2] (host slot, device slot)
+    @property
+    def states_to_copy(self) -> NDArray[np.int64]: ...  # [n, 2] (source, destination)
     @property
     def adapters_to_load(self) -> list[tuple[int, int]]: ...  # (adapter, slot)
     @property

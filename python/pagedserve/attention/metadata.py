@@ -45,12 +45,14 @@ class BatchLayout:
         seq_lens: int ``[R]``.
         block_tables: int ``[R, B]``.
         block_size: tokens of a block.
+        state_slots: int ``[R]``, where layers keep states of sequences; None where they do not.
     """
 
     query_start: NDArray[np.int32]
     seq_lens: NDArray[np.int32]
     block_tables: NDArray[np.int32]
     block_size: int
+    state_slots: NDArray[np.int32] | None = None
 
     @property
     def max_query_len(self) -> int:

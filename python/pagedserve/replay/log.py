@@ -29,6 +29,7 @@ _DECISIONS = (
     "preempted",
     "swapped_in",
     "moves",
+    "state_moves",
     "adapters_to_load",
     "ignored",
     "refused",
@@ -36,7 +37,7 @@ _DECISIONS = (
 )
 
 # Of a line that does not say it.
-_NOTHING: dict[str, list[Any]] = {"adapters_to_load": []}
+_NOTHING: dict[str, list[Any]] = {"state_moves": [0, 0, 0], "adapters_to_load": []}
 
 # What working on a value of the wrong kind raises.
 _MALFORMED = (AttributeError, LookupError, OverflowError, TypeError, ValueError)
@@ -147,6 +148,11 @@ class _Player:
                 len(step.blocks_to_swap_out),
                 len(step.blocks_to_swap_in),
                 len(step.blocks_to_copy),
+            ],
+            "state_moves": [
+                len(step.states_to_swap_out),
+                len(step.states_to_swap_in),
+                len(step.states_to_copy),
             ],
             "adapters_to_load": [list(load) for load in step.adapters_to_load],
             "ignored": [[group, reason] for group, reason, _ in step.ignored_seq_groups],

@@ -196,6 +196,7 @@ class StepBuffers:
         self.adapter_slots: NDArray[np.int32] = host.adapter_slots.numpy()
         self.sample_rows: NDArray[np.int32] = np.zeros(max_num_rows, dtype=np.int32)
         self.row_handles: NDArray[np.int64] = np.zeros(max_num_rows, dtype=np.int64)
+        self._state_slots: NDArray[np.int32] = np.zeros(max_num_rows, dtype=np.int32)
         self._core = InputBuffers(
             token_ids=self._token_ids,
             positions=self.positions,
@@ -207,6 +208,7 @@ class StepBuffers:
             sample_rows=self.sample_rows,
             row_handles=self.row_handles,
             adapter_slots=self.adapter_slots if has_adapters else None,
+            state_slots=self._state_slots,
         )
 
     def writable(self) -> InputBuffers:
@@ -308,6 +310,7 @@ class StepBuffers:
             seq_lens=self._seq_lens[:num_rows],
             block_tables=tables,
             block_size=block_size,
+            state_slots=self._state_slots[:num_rows],
         )
 
     def _metadata(self, sizes: BatchSizes, block_size: int) -> AttentionMetadata:

@@ -243,6 +243,11 @@ pub struct SchedulerConfig {
     /// Slots for adapters on the device, and so how many may be active in one step; `None` without
     /// adapters.
     pub max_loras: Option<usize>,
+    /// Slots on the device for what layers keep of a sequence beside keys and values, at least
+    /// `max_num_seqs`; 0 where they keep nothing else.
+    pub num_state_slots: usize,
+    /// Slots in host memory for the states of swapped groups; without any nothing is swapped.
+    pub num_cpu_state_slots: usize,
     /// How many groups may be admitted before the head of a queue, waiting or swapped, that does
     /// not fit; then nobody passes it any more.  0 keeps strict order.
     pub max_num_bypasses: usize,
@@ -283,6 +288,8 @@ impl SchedulerConfig {
             delay_factor: 0.0,
             num_lookahead_slots: 0,
             max_loras: None,
+            num_state_slots: 0,
+            num_cpu_state_slots: 0,
             max_num_bypasses: Self::default_max_num_bypasses(false),
             victim_policy: VictimPolicy::LeastWork,
             choices: SchedulerChoices::default(),
@@ -321,6 +328,7 @@ impl SchedulerConfig {
             return Err(Error::Config("max_loras is 0; it must be at least 1 or None".to_owned()));
         }
         fits_i32("max_loras", self.max_loras.unwrap_or(0))?;
+        self.validate_states()?;
         if self.max_num_batched_tokens < self.max_num_seqs {
             return Err(Error::Config(format!(
                 "max_num_batched_tokens is {}, below max_num_seqs, {}; a step must have room for \
@@ -329,6 +337,31 @@ impl SchedulerConfig {
             )));
         }
         Ok(())
+    }
+
+    fn validate_states(&self) -> Result<()> {
+        let Self {
+            num_state_slots, num_cpu_state_slots, max_num_seqs, num_lookahead_slots, ..
+        } = *self;
+        fits_i32("num_state_slots", num_state_slots)?;
+        fits_i32("num_cpu_state_slots", num_cpu_state_slots)?;
+        let refusal = if num_state_slots == 0 && num_cpu_state_slots > 0 {
+            format!(
+                "num_cpu_state_slots is {num_cpu_state_slots}; without num_state_slots it must be 0"
+            )
+        } else if num_state_slots > 0 && num_state_slots < max_num_seqs {
+            format!(
+                "num_state_slots is {num_state_slots}, below max_num_seqs, {max_num_seqs}; every \
+                 sequence that runs has one"
+            )
+        } else if num_state_slots > 0 && num_lookahead_slots > 0 {
+            "num_state_slots and num_lookahead_slots exclude each other: a state cannot go back \
+             to before a token"
+                .to_owned()
+        } else {
+            return Ok(());
+        };
+        Err(Error::Config(refusal))
     }
 
     /// The longest prompt that can be run: without chunks it is computed in one step.
@@ -384,5 +417,10 @@ mod tests {
         assert!(refused(|c| c.max_num_batched_tokens = 3).contains("max_num_seqs, 4"));
         assert!(refused(|c| c.delay_factor = f64::NAN).contains("delay_factor"));
         assert!(refused(|c| c.max_loras = Some(0)).contains("max_loras"));
+        assert!(refused(|c| c.num_state_slots = 3).contains("max_num_seqs, 4"));
+        assert!(refused(|c| c.num_cpu_state_slots = 3).contains("without num_state_slots"));
+        assert!(
+            refused(|c| (c.num_state_slots, c.num_lookahead_slots) = (4, 1)).contains("lookahead")
+        );
     }
 }

@@ -14,6 +14,7 @@
 //! | `sample_rows` | S | the row of each |
 //! | `row_handles` | R | [`crate::arena::Handle::to_bits`] of the sequence |
 //! | `adapter_slots` | R, or none without `max_loras` | where the row's adapter lies, -1 for the base model |
+//! | `state_slots` | R, or none without `num_state_slots` | where the row's state lies |
 //!
 //! Costs: O(T + R x B), no allocation.
 
@@ -36,6 +37,7 @@ pub struct InputBuffers<'a> {
     pub sample_rows: &'a mut [i32],
     pub row_handles: &'a mut [i64],
     pub adapter_slots: Option<&'a mut [i32]>,
+    pub state_slots: Option<&'a mut [i32]>,
 }
 
 impl InputBuffers<'_> {
@@ -52,6 +54,7 @@ impl InputBuffers<'_> {
             ("sample_rows", self.sample_rows.len(), outputs.num_samples),
             ("row_handles", self.row_handles.len(), num_rows),
             ("adapter_slots", self.adapter_slots.as_ref().map_or(num_rows, |a| a.len()), num_rows),
+            ("state_slots", self.state_slots.as_ref().map_or(num_rows, |s| s.len()), num_rows),
         ];
         for (name, given, needed) in needs {
             if given < needed {
@@ -65,7 +68,7 @@ impl InputBuffers<'_> {
     }
 }
 
-/// Writes the inputs of `outputs` into `buffers`.
+/// Writes the inputs of `outputs` into `buffers`, but for `state_slots`.
 ///
 /// # Errors
 /// [`Error::Arrays`] when an array is too short; then nothing was written.

@@ -40,6 +40,7 @@
 //!     sample_rows: &mut [0; 8],
 //!     row_handles: &mut [0; 8],
 //!     adapter_slots: None,
+//!     state_slots: None,
 //! };
 //! scheduler.prepare_inputs(&mut inputs)?;
 //! assert_eq!(inputs.token_ids[..5], [11, 12, 13, 14, 15]);

@@ -11,7 +11,8 @@
 //!  "ignored":[],"refused":[[4294967298,"no_blocks"]],"free":[3,0]}
 //! ```
 //!
-//! `"adapters_to_load":[[3,0]]`, adapter and slot, follows the moves where there is something to load.
+//! Where there is something to move or to load, `"state_moves":[0,0,1]`, counts of the moves of state
+//! slots, and `"adapters_to_load":[[3,0]]`, adapter and slot, follow the moves.
 //!
 //! `update` is written as its tokens and the indices of the outputs that finish; parent rows
 //! and token starts follow where they are not one output a sampled row.  A step that
@@ -203,6 +204,11 @@ impl<W: Write> DecisionLog<W> {
         let moves =
             [&outputs.blocks_to_swap_out, &outputs.blocks_to_swap_in, &outputs.blocks_to_copy];
         line.text(",\"moves\":").numbers(moves.map(Vec::len));
+        let state_moves =
+            [&outputs.states_to_swap_out, &outputs.states_to_swap_in, &outputs.states_to_copy];
+        if state_moves.iter().any(|pairs| !pairs.is_empty()) {
+            line.text(",\"state_moves\":").numbers(state_moves.map(Vec::len));
+        }
         if !outputs.adapters_to_load.is_empty() {
             line.text(",\"adapters_to_load\":");
             line.list(&outputs.adapters_to_load, |line, (adapter, slot)| {
@@ -270,6 +276,7 @@ fn scheduler_json(config: &SchedulerConfig) -> String {
         "{{\"max_num_seqs\":{},\"max_num_batched_tokens\":{},\"max_model_len\":{},\
          \"preemption_mode\":{mode},\"enable_chunked_prefill\":{},\"policy\":\"{policy}\",\
          \"delay_factor\":{:?},\"num_lookahead_slots\":{},\"max_loras\":{},\
+         \"num_state_slots\":{},\"num_cpu_state_slots\":{},\
          \"max_num_bypasses\":{},\"victim_policy\":\"{victim_policy}\",\
          \"choices\":{}}}",
         config.max_num_seqs,
@@ -279,6 +286,8 @@ fn scheduler_json(config: &SchedulerConfig) -> String {
         config.delay_factor,
         config.num_lookahead_slots,
         optional(config.max_loras),
+        config.num_state_slots,
+        config.num_cpu_state_slots,
         config.max_num_bypasses,
         scheduler_choices_json(config.choices),
     )

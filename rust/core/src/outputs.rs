@@ -201,6 +201,12 @@ pub struct SchedulerOutputs {
     pub blocks_to_swap_in: Vec<BlockPair>,
     /// (source, destination) pairs on the device.
     pub blocks_to_copy: Vec<BlockPair>,
+    /// (device, host) pairs of state slots; states move as blocks do, and in the same order.
+    pub states_to_swap_out: Vec<BlockPair>,
+    /// (host, device) pairs.
+    pub states_to_swap_in: Vec<BlockPair>,
+    /// (source, destination) pairs on the device.
+    pub states_to_copy: Vec<BlockPair>,
     /// (adapter, slot) pairs: what lay in the slot is not needed any more.
     pub adapters_to_load: Vec<(u32, i32)>,
     /// Groups ended in this step, why, and what they had been through; their handles are dead.
@@ -223,11 +229,14 @@ impl SchedulerOutputs {
         self.rows.is_empty() && !self.has_moves()
     }
 
-    /// Whether blocks are to be moved before the rows run.
+    /// Whether blocks or states are to be moved before the rows run.
     pub fn has_moves(&self) -> bool {
         !(self.blocks_to_swap_out.is_empty()
             && self.blocks_to_swap_in.is_empty()
-            && self.blocks_to_copy.is_empty())
+            && self.blocks_to_copy.is_empty()
+            && self.states_to_swap_out.is_empty()
+            && self.states_to_swap_in.is_empty()
+            && self.states_to_copy.is_empty())
     }
 
     /// Groups whose blocks are moved between the tiers, and whether they end on the device.
@@ -245,6 +254,9 @@ impl SchedulerOutputs {
         self.blocks_to_swap_out.clear();
         self.blocks_to_swap_in.clear();
         self.blocks_to_copy.clear();
+        self.states_to_swap_out.clear();
+        self.states_to_swap_in.clear();
+        self.states_to_copy.clear();
         self.adapters_to_load.clear();
         self.ignored_seq_groups.clear();
         self.refused.clear();

@@ -15,6 +15,7 @@ mod common;
 
 use std::collections::BTreeMap;
 
+use common::arrays::Arrays;
 use common::{Limits, Output, assert_all_returned, sampled_rows, update};
 use pagedserve_core::config::{
     CacheChoices, CacheConfig, Policy, PreemptionMode, SchedulerChoices, SchedulerConfig,
@@ -22,7 +23,6 @@ use pagedserve_core::config::{
 };
 use pagedserve_core::hash::PrefixKey;
 use pagedserve_core::ids::BlockId;
-use pagedserve_core::inputs::InputBuffers;
 use pagedserve_core::scheduler::Scheduler;
 use pagedserve_core::sequence::{GroupHandle, Request};
 use proptest::prelude::*;
@@ -107,14 +107,17 @@ fn scheduler() -> impl Strategy<Value = SchedulerConfig> {
         Just(Some(PreemptionMode::Swap))
     ];
     let numbers = (4..12usize, 0..60usize, 0..4usize, 0..4usize, 1..4usize);
-    let flags = any::<[bool; 8]>();
+    let flags = any::<[bool; 9]>();
     (numbers, mode, flags).prop_map(|(numbers, preemption_mode, flags)| {
         let (max_num_seqs, spare, num_lookahead_slots, max_num_bypasses, max_loras) = numbers;
+        let has_states = flags[8];
         SchedulerConfig {
             preemption_mode,
             enable_chunked_prefill: flags[0],
             policy: if flags[1] { Policy::Priority } else { Policy::Fcfs },
-            num_lookahead_slots: if flags[2] { num_lookahead_slots } else { 0 },
+            num_lookahead_slots: if flags[2] && !has_states { num_lookahead_slots } else { 0 },
+            num_state_slots: if has_states { max_num_seqs } else { 0 },
+            num_cpu_state_slots: if has_states { spare / 4 } else { 0 },
             max_loras: Some(max_loras),
             max_num_bypasses,
             victim_policy: if flags[3] { VictimPolicy::LeastWork } else { VictimPolicy::Last },
@@ -131,7 +134,8 @@ fn scheduler() -> impl Strategy<Value = SchedulerConfig> {
 }
 
 fn limits() -> impl Strategy<Value = Limits> {
-    (cache(), scheduler()).prop_map(|(cache, mut scheduler)| {
+    (cache(), scheduler()).prop_map(|(mut cache, mut scheduler)| {
+        cache.enable_prefix_caching &= scheduler.num_state_slots == 0;
         // As the scheduler asks: a chunk of whole blocks must not be rounded down to nothing.
         if scheduler.choices.whole_block_chunks {
             scheduler.max_num_batched_tokens =
@@ -153,6 +157,9 @@ struct Life {
     scheduler: Scheduler,
     device: Slots,
     host: Slots,
+    /// What lies in each state slot: the hash of the tokens that made it.
+    device_states: Slots,
+    host_states: Slots,
     /// The adapter in each adapter slot, and the step that loaded it.
     adapters: BTreeMap<i32, (u32, u64)>,
     groups: Vec<GroupHandle>,
@@ -168,6 +175,8 @@ impl Life {
             limits,
             device: Slots::new(),
             host: Slots::new(),
+            device_states: Slots::new(),
+            host_states: Slots::new(),
             adapters: BTreeMap::new(),
             groups: Vec::new(),
             sampled: Vec::new(),
@@ -390,6 +399,21 @@ impl Life {
             let values = copy(&self.device, pair);
             write(&mut self.device, values);
         }
+        let state = |from: &Slots, (a, b): (BlockId, BlockId)| {
+            vec![(b.index(), from.get(&a.index()).copied())]
+        };
+        for pair in outputs.states_to_swap_out {
+            let values = state(&self.device_states, pair);
+            write(&mut self.host_states, values);
+        }
+        for pair in outputs.states_to_swap_in {
+            let values = state(&self.host_states, pair);
+            write(&mut self.device_states, values);
+        }
+        for pair in outputs.states_to_copy {
+            let values = state(&self.device_states, pair);
+            write(&mut self.device_states, values);
+        }
         for (adapter, slot) in outputs.adapters_to_load {
             let mut known = self.adapters.values();
             assert!(known.all(|(other, _)| *other != adapter), "{adapter} was loaded already");
@@ -407,6 +431,7 @@ impl Life {
         // All keys are written before any row attends.
         for row in 0..self.scheduler.outputs().rows.len() {
             self.attend(arrays, row);
+            self.advance_state(arrays, row);
         }
         let num_samples = self.scheduler.outputs().num_samples;
         let samples: Vec<usize> =
@@ -487,6 +512,22 @@ impl Life {
         }
     }
 
+    /// The state that a row goes on from is that of all tokens before its own.
+    fn advance_state(&mut self, arrays: &Arrays, row: usize) {
+        let slot = arrays.state_slots[row];
+        assert_eq!(slot == -1, self.limits.scheduler.num_state_slots == 0);
+        if slot == -1 {
+            return;
+        }
+        let (keys, end) = (self.keys(row), at(arrays.seq_lens[row]));
+        let first = usize::try_from(arrays.positions[at(arrays.query_start[row])]).unwrap();
+        if first > 0 {
+            let found = self.device_states.get(&at(slot));
+            assert_eq!(found, Some(&keys[first - 1]), "row {row} goes on from a foreign state");
+        }
+        self.device_states.insert(at(slot), keys[end - 1]);
+    }
+
     fn window(&self) -> usize {
         self.limits.cache.sliding_window.unwrap_or(usize::MAX)
     }
@@ -512,55 +553,6 @@ fn write(target: &mut Slots, values: Vec<(usize, Option<u64>)>) {
             Some(value) => target.insert(slot, value),
             None => target.remove(&slot),
         };
-    }
-}
-
-struct Arrays {
-    token_ids: Vec<i32>,
-    positions: Vec<i64>,
-    slot_mapping: Vec<i64>,
-    query_start: Vec<i32>,
-    seq_lens: Vec<i32>,
-    block_tables: Vec<i32>,
-    sample_index: Vec<i32>,
-    sample_rows: Vec<i32>,
-    row_handles: Vec<i64>,
-    adapter_slots: Vec<i32>,
-}
-
-impl Arrays {
-    fn filled(scheduler: &Scheduler, limits: &Limits) -> Self {
-        let limits = &limits.scheduler;
-        let rows = limits.max_num_seqs;
-        let tokens = limits.max_num_batched_tokens;
-        let blocks = limits.max_model_len + limits.num_lookahead_slots;
-        let mut arrays = Self {
-            token_ids: vec![-7; tokens],
-            positions: vec![-7; tokens],
-            slot_mapping: vec![-7; tokens],
-            query_start: vec![-7; rows + 1],
-            seq_lens: vec![-7; rows],
-            block_tables: vec![-7; rows * blocks],
-            sample_index: vec![-7; rows],
-            sample_rows: vec![-7; rows],
-            row_handles: vec![-7; rows],
-            adapter_slots: vec![-7; rows],
-        };
-        scheduler
-            .prepare_inputs(&mut InputBuffers {
-                token_ids: &mut arrays.token_ids,
-                positions: &mut arrays.positions,
-                slot_mapping: &mut arrays.slot_mapping,
-                query_start: &mut arrays.query_start,
-                seq_lens: &mut arrays.seq_lens,
-                block_tables: &mut arrays.block_tables,
-                sample_index: &mut arrays.sample_index,
-                sample_rows: &mut arrays.sample_rows,
-                row_handles: &mut arrays.row_handles,
-                adapter_slots: Some(&mut arrays.adapter_slots),
-            })
-            .unwrap();
-        arrays
     }
 }
 

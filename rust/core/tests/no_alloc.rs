@@ -95,6 +95,7 @@ fn allocations_of_decode(
             sample_rows,
             row_handles: &mut handles,
             adapter_slots: None,
+            state_slots: None,
         };
         scheduler.prepare_inputs(&mut inputs).unwrap();
         if is_async {

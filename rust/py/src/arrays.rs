@@ -101,6 +101,9 @@ macro_rules! input_buffers {
         ///     row_handles: int64 ``[R]``, the handle of each row's sequence.
         ///     adapter_slots: int32 ``[R]``, where each row's adapter lies, -1 for the base model;
         ///         None, the default, for a scheduler without ``max_loras``.
+        ///     state_slots: int32 ``[R]``, where each row's state lies, -1 where layers keep none; None,
+        ///         the default, for a scheduler without ``num_state_slots``.  A row whose first position
+        ///         is 0 begins with a fresh state.
         ///
         /// Raises:
         ///     ``StepError``: An array of another kind, by name.
@@ -108,20 +111,27 @@ macro_rules! input_buffers {
         pub(crate) struct InputBuffers {
             $($name: Py<PyArray1<$element>>,)*
             adapter_slots: Option<Py<PyArray1<i32>>>,
+            state_slots: Option<Py<PyArray1<i32>>>,
         }
 
         #[pymethods]
         impl InputBuffers {
             #[new]
-            #[pyo3(signature = (*, $($name),*, adapter_slots = None))]
+            #[pyo3(signature = (*, $($name),*, adapter_slots = None, state_slots = None))]
             #[expect(clippy::too_many_arguments, reason = "one for each array of a step")]
             fn new(
                 $($name: &Bound<'_, PyAny>,)*
                 adapter_slots: Option<&Bound<'_, PyAny>>,
+                state_slots: Option<&Bound<'_, PyAny>>,
             ) -> PyResult<Self> {
                 $(let $name = writable::<$element>($name, stringify!($name))?;)*
                 let adapter_slots = adapter_slots.map(|slots| writable(slots, "adapter_slots"));
-                Ok(Self { $($name,)* adapter_slots: adapter_slots.transpose()? })
+                let state_slots = state_slots.map(|slots| writable(slots, "state_slots"));
+                Ok(Self {
+                    $($name,)*
+                    adapter_slots: adapter_slots.transpose()?,
+                    state_slots: state_slots.transpose()?,
+                })
             }
         }
 
@@ -135,9 +145,12 @@ macro_rules! input_buffers {
                 $(let mut $name = readwrite(self.$name.bind(py), stringify!($name))?;)*
                 let slots = self.adapter_slots.as_ref().map(|slots| slots.bind(py));
                 let mut slots = slots.map(|slots| readwrite(slots, "adapter_slots")).transpose()?;
+                let states = self.state_slots.as_ref().map(|slots| slots.bind(py));
+                let mut states = states.map(|slots| readwrite(slots, "state_slots")).transpose()?;
                 fill(&mut pagedserve_core::inputs::InputBuffers {
                     $($name: $name.as_slice_mut()?,)*
                     adapter_slots: slots.as_mut().map(|slots| slots.as_slice_mut()).transpose()?,
+                    state_slots: states.as_mut().map(|slots| slots.as_slice_mut()).transpose()?,
                 })
             }
         }

@@ -82,6 +82,9 @@ pub(crate) struct SchedulerChoices(core::SchedulerChoices);
 ///     num_lookahead_slots: Slots of a decoding sequence beyond its next token; 0.
 ///     max_loras: Slots for adapters on the device, and so how many may be active in one step;
 ///         None, no adapters.
+///     num_state_slots: Slots on the device for what layers keep of a sequence beside keys and
+///         values, at least max_num_seqs; 0, they keep nothing else.
+///     num_cpu_state_slots: Slots in host memory for the states of swapped groups; 0.
 ///     max_num_bypasses: How many groups may be admitted before a head of a queue that does not
 ///         fit; then nobody passes it any more.  64 with chunked prefill, else 0.
 ///     victim_policy: Who is preempted: "least_work", the default, or "last".
@@ -174,6 +177,8 @@ getters!(SchedulerConfig {
     delay_factor: f64,
     num_lookahead_slots: usize,
     max_loras: Option<usize>,
+    num_state_slots: usize,
+    num_cpu_state_slots: usize,
     max_num_bypasses: usize,
 });
 
@@ -306,8 +311,8 @@ impl SchedulerConfig {
     #[pyo3(signature = (
         *, max_model_len, max_num_seqs = None, max_num_batched_tokens = None,
         preemption_mode = None, enable_chunked_prefill = None, policy = None, delay_factor = None,
-        num_lookahead_slots = None, max_loras = None, max_num_bypasses = None,
-        victim_policy = None, choices = None,
+        num_lookahead_slots = None, max_loras = None, num_state_slots = None,
+        num_cpu_state_slots = None, max_num_bypasses = None, victim_policy = None, choices = None,
     ))]
     #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
     fn new(
@@ -320,6 +325,8 @@ impl SchedulerConfig {
         delay_factor: Option<f64>,
         num_lookahead_slots: Option<i64>,
         max_loras: Option<i64>,
+        num_state_slots: Option<i64>,
+        num_cpu_state_slots: Option<i64>,
         max_num_bypasses: Option<i64>,
         victim_policy: Option<&str>,
         choices: Option<&SchedulerChoices>,
@@ -336,6 +343,9 @@ impl SchedulerConfig {
             max_loras,
         };
         let mut config = limits.config(core::SchedulerConfig::new)?;
+        set(&mut config.num_state_slots, optional_count("num_state_slots", num_state_slots)?);
+        let num_cpu_slots = optional_count("num_cpu_state_slots", num_cpu_state_slots)?;
+        set(&mut config.num_cpu_state_slots, num_cpu_slots);
         config.max_num_bypasses = optional_count("max_num_bypasses", max_num_bypasses)?
             .unwrap_or_else(|| {
                 core::SchedulerConfig::default_max_num_bypasses(config.enable_chunked_prefill)

@@ -79,6 +79,25 @@ impl SchedulerOutputs {
         pair_array(py, &self.0.blocks_to_copy)
     }
 
+    /// States to the host, int64 ``[n, 2]`` (device slot, host slot); states move as blocks do, and
+    /// in the same order.
+    #[getter]
+    fn states_to_swap_out<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray2<i64>>> {
+        pair_array(py, &self.0.states_to_swap_out)
+    }
+
+    /// States from the host, int64 ``[n, 2]`` (host slot, device slot).
+    #[getter]
+    fn states_to_swap_in<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray2<i64>>> {
+        pair_array(py, &self.0.states_to_swap_in)
+    }
+
+    /// Copies of states on the device, int64 ``[n, 2]`` (source slot, destination slot).
+    #[getter]
+    fn states_to_copy<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray2<i64>>> {
+        pair_array(py, &self.0.states_to_copy)
+    }
+
     /// Adapters to be copied into their slots, ``(adapter, slot)``, before the rows run; what lay
     /// there is not needed any more, once the steps before have run.
     #[getter]
@@ -86,7 +105,7 @@ impl SchedulerOutputs {
         self.0.adapters_to_load.clone()
     }
 
-    /// Whether blocks are to be moved before the rows run.
+    /// Whether blocks or states are to be moved before the rows run.
     #[getter]
     fn has_moves(&self) -> bool {
         self.0.has_moves()

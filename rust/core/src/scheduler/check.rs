@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use crate::error::{Error, Result};
 use crate::ids::{BlockId, BlockPair};
 use crate::scheduler::Scheduler;
-use crate::sequence::{GroupHandle, SequenceStatus};
+use crate::sequence::{GroupHandle, Sequence, SequenceStatus};
 use crate::table::{BlockTable, num_blocks_for};
 
 macro_rules! ensure {
@@ -54,6 +54,7 @@ impl Scheduler {
         self.check_tier(&of_cpu, |block| cpu.ref_count(block))?;
         self.check_budget()?;
         self.check_adapters()?;
+        self.check_states()?;
         self.check_moves()
     }
 
@@ -176,6 +177,39 @@ impl Scheduler {
                 "group {group:?} runs while its adapter, {adapter}, has no slot"
             );
         }
+        Ok(())
+    }
+
+    /// Every sequence that does not wait has a state slot where there are any, counted as often as
+    /// it is had; and those that run share none.
+    fn check_states(&self) -> Result<()> {
+        for status in [SequenceStatus::Running, SequenceStatus::Swapped] {
+            let Some(tier) = self.states.tier(status) else { continue };
+            let mut counts = vec![0u32; tier.num_total()];
+            for (handle, seq) in self.store.seqs() {
+                if self.store.group(seq.group()).status == status && self.states.is_on() {
+                    let Some(slot) = seq.state_slot else {
+                        return Err(Error::Invariant(format!("{handle:?} has no state slot")));
+                    };
+                    counts[slot.index()] += 1;
+                }
+            }
+            for (slot, counted) in (0u32..).map(BlockId::new).zip(&counts) {
+                let kept = tier.ref_count(slot);
+                ensure!(
+                    kept == *counted,
+                    "{status:?} state slot {slot:?}: {kept} references, {counted} holders"
+                );
+            }
+            let num_held = counts.iter().filter(|count| **count > 0).count();
+            ensure!(tier.num_used() == num_held, "{} used, {num_held} held", tier.num_used());
+        }
+        let waits =
+            |seq: &Sequence| self.store.group(seq.group()).status == SequenceStatus::Waiting;
+        ensure!(
+            self.store.seqs().all(|(_, seq)| !waits(seq) || seq.state_slot.is_none()),
+            "a sequence waits with a state slot"
+        );
         Ok(())
     }
 

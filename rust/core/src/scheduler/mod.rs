@@ -24,6 +24,7 @@ mod phases;
 mod preempt;
 mod queues;
 mod rows;
+mod states;
 mod unresolved;
 mod update;
 
@@ -38,6 +39,7 @@ use crate::outputs::{IgnoredReason, SchedulerOutputs};
 use crate::scheduler::adapters::AdapterSlots;
 use crate::scheduler::delay::PromptDelay;
 use crate::scheduler::rows::PhaseRows;
+use crate::scheduler::states::StateSlots;
 use crate::scheduler::unresolved::Unresolved;
 use crate::sequence::{GroupHandle, GroupStats, Request, SeqHandle, Sequence, SequenceStore};
 use crate::space::BlockSpaceManager;
@@ -68,6 +70,7 @@ pub struct Scheduler {
     space: BlockSpaceManager,
     queues: Queues,
     adapters: AdapterSlots,
+    states: StateSlots,
     outputs: SchedulerOutputs,
     step_rows: PhaseRows,
     /// Tokens of the longest sequence of the step.
@@ -97,6 +100,7 @@ impl Scheduler {
     pub fn new(config: SchedulerConfig, cache: &CacheConfig) -> Result<Self> {
         config.validate()?;
         cache.validate()?;
+        check_states(&config, cache)?;
         let rounds_chunks = config.choices.whole_block_chunks && config.enable_chunked_prefill;
         if rounds_chunks
             && cache.enable_prefix_caching
@@ -113,6 +117,7 @@ impl Scheduler {
             space: BlockSpaceManager::new(cache, config.num_lookahead_slots),
             queues: Queues::default(),
             adapters: AdapterSlots::new(config.max_loras),
+            states: StateSlots::new(config.num_state_slots, config.num_cpu_state_slots),
             outputs: SchedulerOutputs::default(),
             step_rows: PhaseRows::default(),
             longest: 0,
@@ -231,7 +236,7 @@ impl Scheduler {
     ///
     /// # Errors
     /// [`Error::Step`] when no step is open; [`Error::Arrays`] when an array is too short, or there is
-    /// none for adapters although there may be some, and then nothing was written.
+    /// none for adapters or states although there may be some, and then nothing was written.
     pub fn prepare_inputs(&self, buffers: &mut InputBuffers<'_>) -> Result<()> {
         if !self.is_step_open {
             return Err(Error::Step(
@@ -243,7 +248,16 @@ impl Scheduler {
                 "adapter_slots is missing; max_loras is not None".to_owned(),
             ));
         }
-        inputs::fill(buffers, &self.outputs, &self.store, self.space.block_size())
+        if buffers.state_slots.is_none() && self.states.is_on() {
+            return Err(Error::Arrays(
+                "state_slots is missing; num_state_slots is not 0".to_owned(),
+            ));
+        }
+        inputs::fill(buffers, &self.outputs, &self.store, self.space.block_size())?;
+        if let Some(slots) = &mut buffers.state_slots {
+            self.states.fill(slots, &self.outputs, &self.store);
+        }
+        Ok(())
     }
 
     /// Takes every block of the group back and forgets it.
@@ -258,6 +272,7 @@ impl Scheduler {
         for index in 0..self.store.group(group).seqs.len() {
             let seq = self.store.group(group).seqs[index];
             self.space.free(&mut self.store, seq);
+            self.states.free(&mut self.store, seq);
         }
         self.space.free_cross(&mut self.store, group);
     }
@@ -306,4 +321,16 @@ impl Scheduler {
     pub fn stats(&self) -> Stats {
         self.stats
     }
+}
+
+/// What a state slot holds is known to no prefix.
+fn check_states(config: &SchedulerConfig, cache: &CacheConfig) -> Result<()> {
+    if config.num_state_slots > 0 && cache.enable_prefix_caching {
+        return Err(Error::Config(
+            "num_state_slots and enable_prefix_caching exclude each other: a state is that of a \
+             whole sequence, and no block of a prefix has one"
+                .to_owned(),
+        ));
+    }
+    Ok(())
 }

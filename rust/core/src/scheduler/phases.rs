@@ -206,6 +206,7 @@ impl Scheduler {
 
     fn bring_back(&mut self, group: GroupHandle, budget: &mut SchedulingBudget) {
         self.space.swap_in(&mut self.store, group, &mut self.outputs.blocks_to_swap_in);
+        self.states.swap_in(&mut self.store, group, &mut self.outputs.states_to_swap_in);
         self.mark_running(group, budget);
         self.outputs.swapped_in.push(group);
         self.append_slots(group);

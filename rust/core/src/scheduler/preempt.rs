@@ -76,7 +76,10 @@ impl Scheduler {
             _ => PreemptionMode::Swap,
         };
         let wanted = self.config.preemption_mode.unwrap_or_else(by_size);
-        if wanted == PreemptionMode::Swap && self.space.can_swap_out(&self.store, group) {
+        if wanted == PreemptionMode::Swap
+            && self.space.can_swap_out(&self.store, group)
+            && self.states.can_swap_out(&self.store, group)
+        {
             PreemptionMode::Swap
         } else {
             PreemptionMode::Recompute
@@ -102,6 +105,7 @@ impl Scheduler {
     /// Moves the blocks of a group that is in no queue to the host.
     fn swap_out(&mut self, group: GroupHandle) {
         self.space.swap_out(&mut self.store, group, &mut self.outputs.blocks_to_swap_out);
+        self.states.swap_out(&mut self.store, group, &mut self.outputs.states_to_swap_out);
         self.store.group_mut(group).status = SequenceStatus::Swapped;
         // Victims go from the last to the first: each one of this step before those of it.
         let preempted = self.outputs.preempted.iter();

@@ -72,6 +72,7 @@ impl Scheduler {
         let is_prefill = entry.is_prefill;
         let num_seqs = entry.seqs.len();
         let step_id = self.outputs.step_id;
+        let has_states = self.states.is_on();
         let adapter_slot =
             self.adapters.enter(&entry.key, step_id, &mut self.outputs.adapters_to_load);
         let wanted = self.store.seqs_of(group).map(Sequence::num_uncomputed_tokens).sum();
@@ -94,6 +95,9 @@ impl Scheduler {
                 num_rows += 1;
                 part.num_samples += usize::from(is_sampled);
                 seq.last_step = step_id;
+                if has_states {
+                    self.states.unshare(seq, &mut self.outputs.states_to_copy);
+                }
                 part.rows.push(Row { seq: handle, num_tokens, adapter_slot, is_sampled });
                 self.longest = self.longest.max(seq.len());
                 self.most_keys = self.most_keys.max(seq.num_computed_tokens + num_tokens);

@@ -121,6 +121,7 @@ impl Scheduler {
         while belongs(output + 1) {
             let table = self.space.fork(&self.store, seq);
             let child = self.store.fork(seq, table);
+            self.states.fork(self.store.seq(child));
             self.append_or_finish(child, output, results);
             output += 1;
         }
@@ -163,6 +164,7 @@ impl Scheduler {
     fn end_seq(&mut self, seq: SeqHandle) {
         let group = self.store.seq(seq).group();
         self.space.free(&mut self.store, seq);
+        self.states.free(&mut self.store, seq);
         self.store.group_mut(group).leave(seq);
         self.store.remove_seq(seq);
         if self.store.group(group).seqs.is_empty() {

@@ -19,7 +19,7 @@ use std::ops::Range;
 
 use crate::arena::Handle;
 use crate::block::Prefix;
-use crate::ids::TokenId;
+use crate::ids::{BlockId, TokenId};
 use crate::sequence::tokens::Tokens;
 use crate::table::BlockTable;
 
@@ -40,6 +40,8 @@ pub struct Sequence {
     pub num_cached_tokens: usize,
     /// Physical blocks, of the tier that the group's status names.
     pub table: BlockTable,
+    /// Where its state lies, on the tier of `table`; `None` where it waits, or layers keep none.
+    pub state_slot: Option<BlockId>,
     /// The last step in which the sequence ran.
     pub last_step: u64,
     pub(crate) chain: Chain,
@@ -62,6 +64,7 @@ impl Sequence {
             num_computed_tokens: 0,
             num_cached_tokens: 0,
             table: BlockTable::default(),
+            state_slot: None,
             last_step: 0,
             chain: Chain::default(),
         }

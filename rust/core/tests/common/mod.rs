@@ -2,6 +2,8 @@
 
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses a part")]
 
+pub mod arrays;
+
 use pagedserve_core::config::{CacheConfig, SchedulerConfig};
 use pagedserve_core::error::Result;
 use pagedserve_core::scheduler::{SampledOutputs, Scheduler};
