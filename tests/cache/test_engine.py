@@ -7,6 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from pagedserve.cache.engine import CacheEngine, LayerShape, kv_bytes_per_block
+from pagedserve.cache.states import StatePools, StateShape, state_bytes_per_slot
 
 LAYERS = [
     LayerShape(num_kv_heads=2, key_size=3, value_size=3),
@@ -23,6 +24,9 @@ class Moves:
     blocks_to_swap_out: NDArray[np.int64] = field(default_factory=no_pairs)
     blocks_to_swap_in: NDArray[np.int64] = field(default_factory=no_pairs)
     blocks_to_copy: NDArray[np.int64] = field(default_factory=no_pairs)
+    states_to_swap_out: NDArray[np.int64] = field(default_factory=no_pairs)
+    states_to_swap_in: NDArray[np.int64] = field(default_factory=no_pairs)
+    states_to_copy: NDArray[np.int64] = field(default_factory=no_pairs)
     has_moves: bool = True
 
 
@@ -72,3 +76,34 @@ def test_swap_out_comes_before_swap_in_and_copies_last() -> None:
     )
     assert contents(cache.cpu_pools) == [1, -1, -1]
     assert contents(cache.gpu_pools) == [0, 1, 1, 1]
+
+
+STATES = (
+    (
+        StateShape(kind="conv", index=0, shape=(3, 2), dtype="bfloat16"),
+        StateShape(kind="recurrent", index=0, shape=(2, 4, 1), dtype="float32"),
+    ),
+    (StateShape(kind="conv", index=0, shape=(5,), dtype="float32"),),
+)
+
+
+def test_states_have_their_own_shape_and_dtype_and_move_as_blocks_do() -> None:
+    pools = StatePools(STATES, num_slots=4, num_cpu_slots=2, device=torch.device("cpu"))
+    device = [pool for layer in pools.device for pool in layer]
+    host = [pool for layer in pools.host for pool in layer]
+    assert [tuple(pool.shape) for pool in device] == [(4, 3, 2), (4, 2, 4, 1), (4, 5)]
+    assert [pool.dtype for pool in device] == [torch.bfloat16, torch.float32, torch.float32]
+    assert state_bytes_per_slot(STATES) == 3 * 2 * 2 + 2 * 4 * 4 + 5 * 4
+    for pool in device:
+        pool[:] = torch.arange(4.0).reshape(4, *(1 for _ in pool.shape[1:]))
+    pools.move(
+        Moves(
+            states_to_swap_out=np.array([[1, 0], [3, 1]]),
+            states_to_swap_in=np.array([[0, 2]]),
+            states_to_copy=np.array([[2, 0], [2, 3]]),
+        )
+    )
+    for pool, expected in [(pool, [1, 1, 1, 1]) for pool in device] + [
+        (pool, [1, 3]) for pool in host
+    ]:
+        assert pool.flatten(1).mean(dim=1).tolist() == expected

@@ -177,6 +177,10 @@ def test_graphs_share_a_pool_and_the_largest_is_first(
         assert cuda.log == [*wait, f"replay graph {number}"]
 
 
+def no_pairs() -> NDArray[np.int64]:
+    return np.zeros((0, 2), dtype=np.int64)
+
+
 @dataclass
 class Moves:
     """Moves of a step."""
@@ -185,6 +189,9 @@ class Moves:
     blocks_to_swap_in: NDArray[np.int64]
     blocks_to_copy: NDArray[np.int64]
     has_moves: bool = True
+    states_to_swap_out: NDArray[np.int64] = field(default_factory=no_pairs)
+    states_to_swap_in: NDArray[np.int64] = field(default_factory=no_pairs)
+    states_to_copy: NDArray[np.int64] = field(default_factory=no_pairs)
 
 
 def moves(*, out: Any = (), into: Any = (), copy: Any = ()) -> Moves:

@@ -103,6 +103,34 @@ def test_the_sum_names_weights_pool_and_rest() -> None:
     assert "99.00 GiB" in text
 
 
+STATES: dict[str, Any] = {"state_bytes": 2 * MIB, "max_num_seqs": 100}
+
+
+def test_states_take_their_part_before_the_blocks() -> None:
+    found = plan(kv_cache_memory=300 * MIB, **STATES)
+    assert (found.num_gpu_blocks, found.num_state_slots) == (100, 100)
+    assert "states       200.00 MiB  of 100 sequences x 2.00 MiB" in found.describe()
+    free = plan(default_bytes=None, free_bytes=1000 * MIB, **STATES)
+    assert free.num_gpu_blocks == 1000 * 9 // 10 - 200
+
+
+def test_the_swap_space_is_for_blocks_and_states() -> None:
+    found = plan(num_gpu_blocks=1000, swap_space=1, **STATES)
+    assert (found.num_cpu_state_slots, found.num_cpu_blocks) == (100, 1024 - 200)
+    found = plan(num_gpu_blocks=1000, swap_space=0.125, **STATES)
+    assert (found.num_cpu_state_slots, found.num_cpu_blocks) == (32, 64)
+    assert found.swap_bytes == 128 * MIB
+
+
+def test_states_that_leave_nothing_are_refused() -> None:
+    message = r"keep 2\.00 MiB of each .* 200\.00 MiB for max_num_seqs, 100, and {} may be used: {}"
+    with pytest.raises(ConfigError, match=message.format(r"180\.00 MiB", "lower max_num_seqs$")):
+        plan(free_bytes=200 * MIB, **STATES)
+    remedy = "lower max_num_seqs or raise kv_cache_memory"
+    with pytest.raises(ConfigError, match=message.format(r"150\.00 MiB", remedy)):
+        plan(kv_cache_memory=150 * MIB, **STATES)
+
+
 def test_a_profile_run_says_how_many_blocks_there_are() -> None:
     found = plan(available=AVAILABLE, default_bytes=None, weight_bytes=5 * GIB, free_bytes=74 * GIB)
     assert found.num_gpu_blocks == 60 * 1024

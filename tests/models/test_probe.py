@@ -108,14 +108,11 @@ def test_modules_that_the_model_cannot_do_without_are_left(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_layers_that_keep_a_state_are_refused_by_their_type(
+def test_layers_that_keep_a_state_of_their_own_are_refused_by_their_type(
     save_tiny: SaveTiny, dtype: str
 ) -> None:
-    sizes = {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8}
-    directory = save_tiny("falcon_h1", **sizes)
-    with pytest.raises(
-        UnsupportedModelError, match=r"FalconH1ForCausalLM.*recurrent.*type 'hybrid'"
-    ):
+    directory = save_tiny("recurrent_gemma", head_dim=8, num_hidden_layers=3)
+    with pytest.raises(UnsupportedModelError, match=r"RecurrentGemma.*type 'linear_attention'"):
         load(directory, dtype=dtype)
 
 

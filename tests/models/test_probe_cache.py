@@ -105,7 +105,7 @@ def test_other_weights_are_probed_again(save_tiny: SaveTiny) -> None:
 
 
 def test_a_refused_model_stays_refused(save_tiny: SaveTiny) -> None:
-    config = EngineArgs(model=str(save_tiny("mamba")))
+    config = EngineArgs(model=str(save_tiny("recurrent_gemma", head_dim=8)))
     for _ in range(2):
-        with pytest.raises(UnsupportedModelError, match="MambaForCausalLM"):
+        with pytest.raises(UnsupportedModelError, match="RecurrentGemmaForCausalLM"):
             load_model(config, torch.device("cpu"))

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, DynamicCache
 
 from pagedserve import LLM, RequestOutput, SamplingParams
 from pagedserve.errors import PagedServeError, UnsupportedModelError
@@ -91,7 +91,8 @@ def largest_error(directory: Path, model: Any) -> float:
         for row, length in enumerate(_LENGTHS)
     ]
     error = 0.0
-    for options in ({}, _CHUNKED):
+    has_states = any("Linear" in type(layer).__name__ for layer in _kept_by(model))
+    for options in ({}, _CHUNKED | {"enable_prefix_caching": not has_states}):
         llm = LLM(model=str(directory), **_OPTIONS, **options)
         params = SamplingParams(
             temperature=0,
@@ -104,6 +105,11 @@ def largest_error(directory: Path, model: Any) -> float:
             outputs = llm.generate(prompt_token_ids=prompts, sampling_params=params, use_tqdm=False)
             error = max(error, *(_error(output, model) for output in outputs))
     return error
+
+
+def _kept_by(model: Any) -> list[Any]:
+    """Layers of transformers' cache."""
+    return DynamicCache(config=model.config).layers
 
 
 @torch.inference_mode()

@@ -14,7 +14,7 @@ from tests.sweep.outcome import Kind, Outcome, run_architecture
         ("gpt_oss", "exact", ""),  # sinks
         ("longcat_flash", "exact", ""),  # two attentions a layer, and a router that is read
         ("whisper", "exact", ""),  # gives the logits of all tokens
-        ("qwen3_next", "refused", "'linear_attention'"),
+        ("recurrent_gemma", "refused", "'linear_attention'"),
         ("xlnet", "refused", "XLNetLMHeadModel"),  # says that it has -1 positions
         ("bert", "exact", ""),  # a decoder here
     ],

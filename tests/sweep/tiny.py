@@ -51,8 +51,12 @@ _SHARED_KEYS: Final = {
     "hidden_size_per_layer_input": 16,
     "vocab_size_per_layer_input": 128,
 }
+_HYBRID: Final = {"layer_types": ["linear_attention", "full_attention"] * 2}
 # What defaults and sizes above do not agree on.
 _OVERRIDES: Final[dict[str, dict[str, Any]]] = {
+    "bailing_hybrid": _HYBRID
+    | {"head_dim": 16, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
+    "bamba": {"attn_layer_indices": [1, 3]},
     "bigbird_pegasus": {"attention_type": "original_full"},
     "big_bird": {"attention_type": "original_full"},
     "cohere_compass_text": {
@@ -73,9 +77,12 @@ _OVERRIDES: Final[dict[str, dict[str, Any]]] = {
     "gemma3n_text": _SHARED_KEYS | {"activation_sparsity_pattern": [0.0] * 4},
     "gemma4_text": _SHARED_KEYS,
     "gemma4_unified_text": _SHARED_KEYS,
+    "granitemoehybrid": _HYBRID,
     "gpt_neo": {"attention_types": [[["global", "local"], 2]], "window_size": 8},
     "hunyuan_v1_dense": {"head_dim": 16},
     "hunyuan_v1_moe": {"head_dim": 16},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2},
+    "kimi_linear": _HYBRID | {"num_experts_per_tok": 2, "linear_head_dim": 16},
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "mamba2": {"head_dim": 32, "n_groups": 1},

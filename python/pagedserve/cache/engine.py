@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pagedserve.cache.states import LayerStates, StateMoves, StatePools
 from pagedserve.device import Cuda
 from pagedserve.host_ops.blocks import copy_blocks as copy_in_host
 from pagedserve.host_ops.memory import empty_in_huge_pages
@@ -48,7 +49,7 @@ class LayerShape:
         return self.num_kv_heads * (self.key_size + self.value_size)
 
 
-class BlockMoves(Protocol):
+class BlockMoves(StateMoves, Protocol):
     """The moves of a step, of ``pagedserve._core.SchedulerOutputs``: int64 ``[n, 2]`` each."""
 
     @property
@@ -121,6 +122,9 @@ class CacheEngine:
         dtype: torch.dtype,
         device: torch.device,
         cuda: Cuda | None = None,
+        states: LayerStates = (),
+        num_state_slots: int = 0,
+        num_cpu_state_slots: int = 0,
     ) -> None:
         """Allocate the pools; nothing is written, so unused blocks may cost no memory yet.
 
@@ -133,8 +137,14 @@ class CacheEngine:
             device: the model's.
             cuda: the same device where blocks are moved on it by kernels, if there is triton; None
                 moves them by torch's operations.
+            states: what layers keep of a sequence beside keys and values.
+            num_state_slots: sequences that have states on the model's device.
+            num_cpu_state_slots: sequences that have states on the host.
         """
         self.block_size = block_size
+        self.states = StatePools(
+            states, num_slots=num_state_slots, num_cpu_slots=num_cpu_state_slots, device=device
+        )
 
         def pools(num_blocks: int, where: torch.device) -> list[Tensor]:
             return [_empty_pool(layer, num_blocks, block_size, dtype, where) for layer in layers]
@@ -142,7 +152,7 @@ class CacheEngine:
         self.gpu_pools = pools(num_gpu_blocks, device)
         self._cuda = cuda if find_spec("triton") is not None else None
         self._swapper: Swapper
-        if self._cuda is not None and num_cpu_blocks:
+        if self._cuda is not None and num_cpu_blocks and layers:
             from pagedserve.kernels.swap import BlockSwapper
 
             swapper = BlockSwapper(self.gpu_pools, num_cpu_blocks, self._cuda)
@@ -155,6 +165,10 @@ class CacheEngine:
     def move(self, moves: BlockMoves) -> None:
         """Carry out a step's moves: swap out, swap in, copy, in this order."""
         if not moves.has_moves:
+            return
+        if self.states.device:
+            self.states.move(moves)
+        if not self.gpu_pools:
             return
         if moves.blocks_to_swap_out.size:
             self._swapper.swap_out(torch.from_numpy(moves.blocks_to_swap_out))

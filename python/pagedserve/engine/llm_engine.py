@@ -17,15 +17,16 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 import pagedserve.checks as checks
-from pagedserve._core import CacheConfig, Scheduler, SchedulerConfig, SchedulerOutputs
+from pagedserve._core import CacheConfig, Scheduler, SchedulerOutputs
 from pagedserve.config import EngineArgs
 from pagedserve.engine.adapters import AdapterTable
 from pagedserve.engine.input_processor import InputProcessor
 from pagedserve.engine.loop import EngineLoop, sigint_deferred
 from pagedserve.engine.request import Request, RequestTable
+from pagedserve.engine.scheduler_config import scheduler_config, step_limits
 from pagedserve.engine.stats import EngineSnapshot, EngineStats, StatsLine, cache_config
 from pagedserve.errors import InvariantError, RequestError
-from pagedserve.executor.protocol import CacheShape, Executor, ModelInfo, StepLimits
+from pagedserve.executor.protocol import CacheShape, Executor, ModelInfo
 from pagedserve.inputs import Prompt, match_params, parse_prompt
 from pagedserve.lora.request import LoRARequest
 from pagedserve.models.hub import HubOptions
@@ -88,16 +89,11 @@ class LLMEngine:
                 executor = LocalExecutor(args)
         self.model_executor = executor
         self.model_info: ModelInfo = executor.model_info
-        config = SchedulerConfig(
-            max_model_len=self.model_info.max_model_len, **args.scheduler_options
-        )
-        limits = StepLimits(
-            max_num_tokens=config.max_num_batched_tokens,
-            max_num_rows=config.max_num_seqs,
-            max_model_len=config.max_model_len,
-        )
+        config = scheduler_config(args, self.model_info.max_model_len)
+        limits = step_limits(config)
         self.memory = executor.determine_num_blocks(limits)
         logger.info("%s", self.memory.describe())
+        config = scheduler_config(args, config.max_model_len, self.memory)
         num_blocks, num_cpu_blocks = self.memory.num_gpu_blocks, self.memory.num_cpu_blocks
         cache = CacheConfig(
             num_gpu_blocks=num_blocks, num_cpu_blocks=num_cpu_blocks, **args.cache_options
@@ -113,6 +109,8 @@ class LLMEngine:
                 num_cpu_blocks=num_cpu_blocks,
                 block_size=cache.block_size,
                 limits=limits,
+                num_state_slots=self.memory.num_state_slots,
+                num_cpu_state_slots=self.memory.num_cpu_state_slots,
             )
         )
         self.input_processor = InputProcessor(

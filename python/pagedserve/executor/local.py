@@ -10,6 +10,7 @@ from torch import Tensor
 from pagedserve._core import SchedulerOutputs
 from pagedserve.attention.backends import check_block_size
 from pagedserve.cache.engine import CacheEngine, kv_bytes_per_block
+from pagedserve.cache.states import state_bytes_per_slot
 from pagedserve.config import GPU_MEMORY_UTILIZATION, EngineArgs
 from pagedserve.device import Cuda, cuda_of
 from pagedserve.errors import ConfigError, StepError
@@ -85,7 +86,9 @@ class LocalExecutor:
         self.loaded = load_model(args)
         self._cuda = cuda_of(self.loaded.device)
         is_recordable = self._cuda is not None and self.loaded.attention_backend == "triton"
-        self._captures_graphs = is_recordable and not args.enforce_eager
+        # How rows with states are computed together depends on the step.
+        has_states = bool(self.loaded.states)
+        self._captures_graphs = is_recordable and not args.enforce_eager and not has_states
         self._adapters: AdapterModules | None = None
         if args.enable_lora:
             self._adapters = AdapterModules(
@@ -142,16 +145,22 @@ class LocalExecutor:
             )
         block_bytes = self.kv_bytes_per_block(args.block_size)
         available = None
-        if cuda is not None and args.num_gpu_blocks is None and args.kv_cache_memory is None:
+        is_free = args.num_gpu_blocks is None and args.kv_cache_memory is None
+        if cuda is not None and block_bytes and is_free:
             available = self._profile(cuda, limits)
+        num_gpu_blocks = args.num_gpu_blocks
+        if not block_bytes and num_gpu_blocks is None:  # blocks of nothing, for all who may run
+            num_gpu_blocks = limits.max_num_rows * -(-limits.max_model_len // args.block_size)
         return plan_memory(
             block_bytes=block_bytes,
+            state_bytes=state_bytes_per_slot(self.loaded.states),
+            max_num_seqs=limits.max_num_rows,
             block_size=args.block_size,
             weight_bytes=self.loaded.weight_bytes,
             free_bytes=free_host_bytes() if cuda is None else cuda.memory().free,
             # A GPU is there for the cache; host memory is shared with others.
             default_bytes=DEFAULT_KV_CACHE_BYTES if cuda is None else None,
-            num_gpu_blocks=args.num_gpu_blocks,
+            num_gpu_blocks=num_gpu_blocks,
             kv_cache_memory=args.kv_cache_memory,
             max_model_len=args.max_model_len,
             swap_space=args.swap_space,
@@ -170,6 +179,9 @@ class LocalExecutor:
             dtype=loaded.dtype,
             device=loaded.device,
             cuda=self._cuda,
+            states=loaded.states,
+            num_state_slots=shape.num_state_slots,
+            num_cpu_state_slots=shape.num_cpu_state_slots,
         )
         has_kernels = self._adapters is not None and loaded.attention_backend == "triton"
         buffers = StepBuffers(
@@ -239,7 +251,8 @@ class LocalExecutor:
             ) from error
         free, total = cuda.memory()
         budget = int(total * self._args.gpu_memory_utilization)
-        left = max(0, budget - (total - free) - activations - graphs)
+        states = limits.max_num_rows * state_bytes_per_slot(self.loaded.states)
+        left = max(0, budget - (total - free) - activations - graphs - states)
         return AvailableBlocks(
             num_blocks=left // self.kv_bytes_per_block(self._args.block_size),
             total_bytes=total,

@@ -61,6 +61,9 @@ class MemoryPlan:
         num_cpu_blocks: Blocks for preempted requests, in host memory.
         free_bytes: Free once the model is loaded, before the pool is made.
         available: What the profile run on a GPU found; None where none was made.
+        state_bytes: What layers keep of a sequence beside keys and values.
+        num_state_slots: Sequences that have it on the device.
+        num_cpu_state_slots: Preempted ones that have it in host memory.
     """
 
     weight_bytes: int
@@ -70,6 +73,14 @@ class MemoryPlan:
     num_cpu_blocks: int
     free_bytes: int
     available: AvailableBlocks | None = None
+    state_bytes: int = 0
+    num_state_slots: int = 0
+    num_cpu_state_slots: int = 0
+
+    @property
+    def state_pool_bytes(self) -> int:
+        """The states of all sequences that may run."""
+        return self.num_state_slots * self.state_bytes
 
     @property
     def pool_bytes(self) -> int:
@@ -79,7 +90,8 @@ class MemoryPlan:
     @property
     def swap_bytes(self) -> int:
         """The whole swap space; used memory only once something is swapped out."""
-        return self.num_cpu_blocks * self.block_bytes
+        states = self.num_cpu_state_slots * self.state_bytes
+        return self.num_cpu_blocks * self.block_bytes + states
 
     def describe(self) -> str:
         """The sum, for people: a line each for weights, pool and what is left.
@@ -91,7 +103,7 @@ class MemoryPlan:
             f"{self.num_gpu_blocks} blocks x {shown_bytes(self.block_bytes)}, "
             f"{self.num_gpu_blocks * self.block_size} tokens in blocks of {self.block_size}"
         )
-        left = self.free_bytes - self.pool_bytes
+        left = self.free_bytes - self.pool_bytes - self.state_pool_bytes
         lines = [("weights", self.weight_bytes, "")]
         if (found := self.available) is not None:
             left -= found.activation_bytes + found.graph_bytes
@@ -100,6 +112,9 @@ class MemoryPlan:
                 ("activations", found.activation_bytes, "of the largest step"),
                 ("CUDA graphs", found.graph_bytes, "of decode steps"),
             ]
+        if self.state_bytes:
+            states = f"of {self.num_state_slots} sequences x {shown_bytes(self.state_bytes)}"
+            lines.append(("states", self.state_pool_bytes, states))
         lines += [
             ("KV cache", self.pool_bytes, pool),
             ("left free", left, ""),
@@ -124,6 +139,8 @@ def plan_memory(
     swap_space: float | None = None,
     free_host_bytes: int,
     available: AvailableBlocks | None = None,
+    state_bytes: int = 0,
+    max_num_seqs: int = 0,
 ) -> MemoryPlan:
     """Decide how many KV blocks there are.
 
@@ -140,15 +157,21 @@ def plan_memory(
         swap_space: GiB for preempted requests; None is as much as the pool, at most 4 and at most
             half of what is free on the host.
         free_host_bytes: What is free on the host, the pool included where it is there too.
-        available: What the profile run found; with it its blocks are all that may be used.
+        available: What the profile run found, beside the states; with it its blocks are all that
+            may be used.
+        state_bytes: What layers keep of a sequence beside keys and values.
+        max_num_seqs: Sequences that may run, each of which has a place for it.
 
     Raises:
         ConfigError: More than is free, or too little for one block or one such sequence.
     """
+    state_pool_bytes = state_bytes * max_num_seqs
     if available is None:
-        usable = int(free_bytes * _FREE_SHARE)
+        usable = int(free_bytes * _FREE_SHARE) - state_pool_bytes
     else:
         usable = available.num_blocks * block_bytes
+    if state_pool_bytes:
+        _check_states(state_bytes, max_num_seqs, usable + state_pool_bytes, kv_cache_memory)
     needed = 1 if max_model_len is None else -(-max_model_len // block_size)
     if num_gpu_blocks is not None:
         wish, num_bytes = "num_gpu_blocks", num_gpu_blocks * block_bytes
@@ -156,7 +179,7 @@ def plan_memory(
     else:
         wish = "kv_cache_memory"
         default = usable if default_bytes is None else min(default_bytes, usable)
-        num_bytes = default if kv_cache_memory is None else kv_cache_memory
+        num_bytes = default if kv_cache_memory is None else kv_cache_memory - state_pool_bytes
         num_blocks = num_bytes // block_bytes
     if num_bytes > usable:
         raise ConfigError(
@@ -170,10 +193,41 @@ def plan_memory(
             f"tokens ({shown_bytes(block_bytes)} each); {what} needs {needed} blocks, "
             f"{shown_bytes(needed * block_bytes)}: {_remedy(weight_bytes, available)}"
         )
-    num_cpu_blocks = _num_swap_blocks(swap_space, num_blocks, block_bytes, free_host_bytes)
-    return MemoryPlan(
-        weight_bytes, block_bytes, block_size, num_blocks, num_cpu_blocks, free_bytes, available
+    swap_bytes = _swap_bytes(swap_space, free_host_bytes)
+    num_cpu_state_slots = min(max_num_seqs, swap_bytes // 2 // state_bytes) if state_bytes else 0
+    num_cpu_blocks = _num_swap_blocks(
+        swap_bytes - num_cpu_state_slots * state_bytes,
+        block_bytes,
+        num_blocks if swap_space is None or not block_bytes else None,
     )
+    return MemoryPlan(
+        weight_bytes=weight_bytes,
+        block_bytes=block_bytes,
+        block_size=block_size,
+        num_gpu_blocks=num_blocks,
+        num_cpu_blocks=num_cpu_blocks,
+        free_bytes=free_bytes,
+        available=available,
+        state_bytes=state_bytes,
+        num_state_slots=max_num_seqs if state_bytes else 0,
+        num_cpu_state_slots=num_cpu_state_slots,
+    )
+
+
+def _check_states(state_bytes: int, max_num_seqs: int, usable: int, given: int | None) -> None:
+    """Refuse states that leave nothing to keys and values, of bytes that may be used or were given.
+
+    Raises:
+        ConfigError: With the sum.
+    """
+    most = usable if given is None else min(usable, given)
+    if state_bytes * max_num_seqs >= most:
+        raise ConfigError(
+            f"layers of this model keep {shown_bytes(state_bytes)} of each sequence beside keys "
+            f"and values, {shown_bytes(state_bytes * max_num_seqs)} for max_num_seqs, "
+            f"{max_num_seqs}, and {shown_bytes(most)} may be used: lower max_num_seqs"
+            + (" or raise kv_cache_memory" if given is not None else "")
+        )
 
 
 def _remedy(weight_bytes: int, available: AvailableBlocks | None) -> str:
@@ -190,19 +244,21 @@ def _remedy(weight_bytes: int, available: AvailableBlocks | None) -> str:
     )
 
 
-def _num_swap_blocks(
-    swap_space: float | None, num_gpu_blocks: int, block_bytes: int, free_bytes: int
-) -> int:
+def _num_swap_blocks(num_bytes: int, block_bytes: int, most: int | None) -> int:
+    num_blocks = num_bytes // block_bytes if block_bytes else num_bytes
+    return num_blocks if most is None else min(most, num_blocks)
+
+
+def _swap_bytes(swap_space: float | None, free_bytes: int) -> int:
     if swap_space is None:
-        most = min(_DEFAULT_SWAP_BYTES, free_bytes // 2)
-        return min(num_gpu_blocks, max(0, most) // block_bytes)
+        return max(0, min(_DEFAULT_SWAP_BYTES, free_bytes // 2))
     num_bytes = int(swap_space * GIB)
     if num_bytes > free_bytes:
         raise ConfigError(
             f"swap_space asks for {shown_bytes(num_bytes)} of host memory, of which "
             f"{shown_bytes(free_bytes)} are free"
         )
-    return num_bytes // block_bytes
+    return num_bytes
 
 
 def free_host_bytes() -> int:

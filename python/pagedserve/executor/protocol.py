@@ -61,12 +61,16 @@ class CacheShape:
         num_cpu_blocks: Blocks for swapped sequences.
         block_size: Tokens of a block.
         limits: Of a step.
+        num_state_slots: Places for what layers keep of a sequence beside keys and values.
+        num_cpu_state_slots: Likewise for swapped sequences.
     """
 
     num_gpu_blocks: int
     num_cpu_blocks: int
     block_size: int
     limits: StepLimits
+    num_state_slots: int = 0
+    num_cpu_state_slots: int = 0
 
 
 class HostBuffers(Protocol):

@@ -23,6 +23,7 @@ from pagedserve.models.adapters import AdapterRows, StepAdapters, adapting
 from pagedserve.models.fused.cpu.linears import PackedEmbedding, PackedLinear
 from pagedserve.models.fused.parts import FusedModule, FusedPart
 from pagedserve.models.loader import LoadedModel
+from pagedserve.models.states import mixing_modules
 
 # Hooks into a module, given what it computes by names in the model.
 Hook: TypeAlias = Callable[[nn.Module, Mapping[str, FusedPart]], AdaptedModules]
@@ -104,9 +105,12 @@ def _hooks(loaded: LoadedModel, num_slots: int, max_rank: int) -> _Hooks:
 
 
 def _places(model: PreTrainedModel, hooks: _Hooks) -> Iterator[AdaptedModules]:
-    """Where adapters go.  Experts are left out: they see some of the tokens, in another order."""
+    """Where adapters go.
+
+    Experts and mixers are left out: they see some of the tokens, in another order.
+    """
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    inside: set[nn.Module] = set()
+    inside: set[nn.Module] = {part for mixer in mixing_modules(model) for part in mixer.modules()}
     for name, module in model.named_modules():
         part = _part(module)
         if module in inside or ".experts." in name:

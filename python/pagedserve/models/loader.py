@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from pagedserve.attention.backends import choose_backend, describe
 from pagedserve.attention.interface import ATTENTION_NAME, register
 from pagedserve.cache.engine import LayerShape
+from pagedserve.cache.states import LayerStates
 from pagedserve.collector import collector_paused
 from pagedserve.config import AttentionBackend, CpuKernels, EngineArgs
 from pagedserve.errors import ConfigError, ModelLoadError, PagedServeError, UnsupportedModelError
@@ -51,6 +52,7 @@ class LoadedModel:
         weight_bytes: bytes of the weights; shared ones count once, unless one of them is packed.
         replaced_modules: how many modules of which kind were replaced by faster ones, for people.
         selects_logits: see `pagedserve.models.flat_batch.flat_batch_logits`.
+        states: what layers keep of a sequence beside keys and values.
     """
 
     model: PreTrainedModel
@@ -64,6 +66,7 @@ class LoadedModel:
     weight_bytes: int
     replaced_modules: str
     selects_logits: bool = True
+    states: LayerStates = ()
 
     @property
     def num_layers(self) -> int:
@@ -132,6 +135,7 @@ def load_model(config: EngineArgs, device: torch.device | None = None) -> Loaded
         weight_bytes=weight_bytes(model),
         replaced_modules=replaced_modules,
         selects_logits=probed.selects_logits,
+        states=probed.states,
     )
 
 

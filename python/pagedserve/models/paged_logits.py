@@ -1,6 +1,7 @@
 """A model over paged KV for a few tokens: what an engine runs, without one."""
 
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import torch
@@ -11,8 +12,10 @@ from pagedserve.attention.backends import min_block_size, write_and_attend
 from pagedserve.attention.interface import PagedAttention, answering
 from pagedserve.attention.metadata import AttentionMetadata, BatchLayout
 from pagedserve.cache.engine import CacheEngine, LayerShape
+from pagedserve.cache.states import LayerStates
 from pagedserve.config import AttentionBackend
 from pagedserve.models.flat_batch import flat_batch_logits
+from pagedserve.models.states import PooledStates, keeping
 
 
 def paged_logits(
@@ -25,6 +28,7 @@ def paged_logits(
     rows: list[Tensor] | None = None,
     dtype: torch.dtype | None = None,
     selects_logits: bool = True,
+    states: LayerStates = (),
 ) -> list[Tensor]:
     """Each prompt's logits float32 ``[rows, V]`` over paged KV that starts full of NaN.
 
@@ -37,9 +41,12 @@ def paged_logits(
         rows: positions of each prompt whose logits are wanted, in any order; None wants all.
         dtype: of keys and values; None takes the model's.
         selects_logits: see `flat_batch_logits`.
+        states: what its layers keep beside keys and values.
     """
     rows = [torch.arange(len(prompt)) for prompt in prompts] if rows is None else rows
-    cache = _cache_of_nan(model, layers, prompts, backend, dtype or model.dtype)
+    cache = _cache_of_nan(
+        model, layers, prompts, backend, states=states, dtype=dtype or model.dtype
+    )
     places = [(row, int(position)) for row, wanted in enumerate(rows) for position in wanted]
     found: dict[tuple[int, int], Tensor] = {}
     steps = [[(0, end) for end in first]]
@@ -50,7 +57,8 @@ def paged_logits(
         batch = _FlatBatch.of(prompts, spans, cache)
         wanted = [place for place in places if place in batch.places]
         index = torch.tensor([batch.places[place] for place in wanted])
-        with answering(_attention(model, layers, cache, backend, batch)):
+        pooled = PooledStates(states, cache.states.device, batch.layout, model.device)
+        with answering(_attention(model, layers, cache, backend, batch)), keeping(pooled):
             logits = flat_logits(
                 model, batch.tokens, batch.positions, index=index, selects_logits=selects_logits
             )
@@ -85,9 +93,11 @@ def _cache_of_nan(
     layers: tuple[LayerShape, ...],
     prompts: list[Tensor],
     backend: AttentionBackend,
+    *,
+    states: LayerStates,
     dtype: torch.dtype,
 ) -> CacheEngine:
-    """As many blocks for each prompt as the longest needs."""
+    """As many blocks for each prompt as the longest needs, and a slot for its states."""
     block_size = min_block_size(backend)
     cache = CacheEngine(
         layers,
@@ -96,8 +106,10 @@ def _cache_of_nan(
         block_size=block_size,
         dtype=dtype,
         device=model.device,
+        states=states,
+        num_state_slots=len(prompts),
     )
-    for pool in cache.gpu_pools:
+    for pool in (*cache.gpu_pools, *chain.from_iterable(cache.states.device)):
         pool.fill_(torch.nan)
     return cache
 
@@ -144,7 +156,9 @@ class _FlatBatch:
     ) -> "_FlatBatch":
         """Of each prompt the tokens of its span; the last prompt's blocks come first."""
         block_size = cache.block_size
-        tables = np.arange(len(cache.gpu_pools[0]), dtype=np.int32)[::-1].reshape(len(prompts), -1)
+        blocks_per_row = -(-max(map(len, prompts)) // block_size)
+        tables = np.arange(len(prompts) * blocks_per_row, dtype=np.int32)[::-1]
+        tables = tables.reshape(len(prompts), -1)
         rows = [row for row, (start, end) in enumerate(spans) if end > start]
         positions = [np.arange(*spans[row]) for row in rows]
         slots = [
@@ -157,6 +171,7 @@ class _FlatBatch:
             seq_lens=np.array([spans[row][1] for row in rows], dtype=np.int32),
             block_tables=tables[rows],
             block_size=block_size,
+            state_slots=len(prompts) - 1 - np.array(rows, dtype=np.int32),
         )
         pairs = [(row, position) for row in rows for position in range(*spans[row])]
         return cls(

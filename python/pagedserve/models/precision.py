@@ -2,7 +2,7 @@
 
 Half precision hides what a check looks for: its roundings are larger than the error of a lost
 state.  Each module's own weights are float32 only while it computes, so this takes the memory of
-one module and not of a second model.
+one module and not of a second model, unless the model has mixers.
 """
 
 from collections.abc import Iterator
@@ -13,15 +13,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pagedserve.models.states import mixing_modules
+
 
 @contextmanager
 def computing_in_float32(model: nn.Module) -> Iterator[None]:
     """The model with every module's weights in float32 while it computes."""
     handles = []
-    for module in model.modules():
+    # Models with mixers read weights, and their dtypes, of modules that they do not call.
+    is_one = bool(mixing_modules(model))
+    for module in [model] if is_one else model.modules():
         narrow = [
             parameter
-            for parameter in module.parameters(recurse=False)
+            for parameter in module.parameters(recurse=is_one)
             if parameter.is_floating_point() and parameter.dtype != torch.float32
         ]
         if narrow:

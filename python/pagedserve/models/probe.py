@@ -3,17 +3,19 @@
 A model that computes part of its attention outside of our function would silently give wrong
 tokens.  So a model is refused unless
 
-1. all that its layers keep of a sequence is keys and values;
-2. every layer makes attention calls, all of them as many;
+1. all that its layers keep of a sequence is keys and values, or states that a module keeps which
+   takes a flat batch (`pagedserve.models.states`);
+2. every layer that attends makes attention calls, all of them as many;
 3. its logits over paged KV are those of its own attention, as it is, and with its windows, chunks
    and other thresholds lowered until a few dozen tokens cross them (`pagedserve.models.trials`).
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import torch
 from torch import Tensor
@@ -27,6 +29,7 @@ from transformers import (
 from pagedserve.attention.backends import choose_backend
 from pagedserve.attention.interface import AttentionCall, answering, paged_attention_forward
 from pagedserve.cache.engine import LayerShape
+from pagedserve.cache.states import LayerStates
 from pagedserve.config import AttentionBackend, CpuKernels, Quantization
 from pagedserve.errors import PagedServeError, UnsupportedModelError
 from pagedserve.models.files import architecture_of, first_line
@@ -34,6 +37,7 @@ from pagedserve.models.masks import MaskReader
 from pagedserve.models.paged_logits import flat_logits
 from pagedserve.models.precision import computing_in_float32
 from pagedserve.models.quantized import is_quantized
+from pagedserve.models.states import StateRecorder, keeping, mixing_modules
 from pagedserve.models.thresholds import lowered_thresholds
 from pagedserve.models.trials import Trial, make_trial, prompt_of, using_attention, vocab_size
 
@@ -46,6 +50,14 @@ _STATES: Final = {
     "Indexed": "an index for sparse attention",
     "DeepseekV4": "compressed keys and values",
 }
+# Kinds that hold states which mixers write, alone and beside keys and values.
+_OF_MIXERS: Final = ("LinearAttentionLayer",)
+_OF_BOTH: Final = (
+    "LinearAttentionAndFullAttentionLayer",
+    "LinearAttentionAndSlidingWindowAttentionLayer",
+)
+# Types of layers that keep nothing.
+_NOTHING: Final = ("moe", "mlp")
 # Models of half precision up to this size are tried in float32, too.
 _MOST_BYTES_IN_FLOAT32: Final = 2 * 10**9
 # Largest difference of the logits of int8 weights, as a share of the largest logit.
@@ -90,6 +102,7 @@ class ProbeResult:
         selects_logits: see `pagedserve.models.flat_batch.flat_batch_logits`.
         vocab_size: rows of the embedding.
         kernels: the fastest kinds of module that were tried in the model and found right.
+        states: what each module that keeps states keeps, in the model's order.
     """
 
     layers: tuple[LayerShape, ...]
@@ -97,6 +110,7 @@ class ProbeResult:
     selects_logits: bool
     vocab_size: int
     kernels: CpuKernels = "generic"
+    states: LayerStates = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,17 +139,15 @@ def probe_model(model: PreTrainedModel, *, max_model_len: int, backend: Attentio
             pass through our function in every layer, or paged attention gives other logits.
     """
     with _refusing_failures(model):
-        _check_states(model)
         result = find_layers(model, max_model_len=max_model_len)
-        trials = _make_trials(model, result, max_model_len, backend, model.dtype)
+        make_trials = partial(_make_trials, model, result, max_model_len)
+        trials = make_trials(backend, model.dtype)
         for trial in trials:
             trial.check(model)
         if _is_small_and_coarse(model):
             float32_backend = choose_backend(None, model.device, torch.float32)
             with computing_in_float32(model):
-                for trial in _make_trials(
-                    model, result, max_model_len, float32_backend, torch.float32
-                ):
+                for trial in make_trials(float32_backend, torch.float32):
                     trial.check(model)
     return Probe(result, trials[-1])
 
@@ -191,22 +203,25 @@ def _own_failure(model: PreTrainedModel) -> Exception | None:
 
 
 def find_layers(model: PreTrainedModel, *, max_model_len: int) -> ProbeResult:
-    """Run the model on a few tokens and find what its attention layers do.
+    """Run the model on a few tokens and find what its layers do.
 
     Raises:
-        UnsupportedModelError: if its attention does not pass through our function in every layer.
+        UnsupportedModelError: if a layer keeps what nobody here does, or its attention does not
+            pass through our function in every layer.
     """
-    recorder = CallRecorder()
-    with answering(recorder):
+    num_attending = _count_attending(model)
+    recorder, states = CallRecorder(), StateRecorder(len(mixing_modules(model)), model.device)
+    with answering(recorder), keeping(states):
         selects_logits = _selects_logits(model)
-    num_layers = model.config.get_text_config().num_hidden_layers
-    if not recorder.layers or len(recorder.layers) % num_layers:
-        who = f"{len(recorder.layers)} of" if recorder.layers else "none of"
+    num_calls = len(recorder.layers)
+    is_whole = num_calls > 0 and num_calls % num_attending == 0 if num_attending else not num_calls
+    if not is_whole:
+        who = f"{num_calls} of" if num_calls else "none of"
         raise UnsupportedModelError(
-            f"architecture {architecture_of(model.config)} cannot be run: {who} its {num_layers} "
-            "layers attend through transformers' attention interface, the others in code of their "
-            "own, whose keys and values cannot be paged; accepted are decoder-only models whose "
-            "every layer attends through the interface"
+            f"architecture {architecture_of(model.config)} cannot be run: {who} its "
+            f"{num_attending} layers attend through transformers' attention interface, the others "
+            "in code of their own, whose keys and values cannot be paged; accepted are "
+            "decoder-only models whose every layer that attends does so through the interface"
         )
     masks = MaskReader(max_model_len)
     windows = _mask_windows(model, masks)
@@ -214,33 +229,56 @@ def find_layers(model: PreTrainedModel, *, max_model_len: int) -> ProbeResult:
         shape if named or window is None else replace(shape, window=window)
         for shape, named, window in zip(recorder.layers, recorder.has_window, windows, strict=True)
     )
-    return ProbeResult(tuple(layers), masks.max_exact_len, selects_logits, vocab_size(model))
+    return ProbeResult(
+        tuple(layers),
+        masks.max_exact_len,
+        selects_logits,
+        vocab_size(model),
+        states=states.layers,
+    )
 
 
-def _check_states(model: PreTrainedModel) -> None:
-    """Refuse layers that keep more of a sequence than keys and values.
+def _count_attending(model: PreTrainedModel) -> int:
+    """The layers that attend, of a model whose layers keep nothing that is not kept here.
 
     Numbers alone would not tell: a state that is lost after a few tokens can hide in roundings.
+
+    Raises:
+        UnsupportedModelError: if a layer keeps more than keys and values, and no module is known
+            that keeps it.
     """
     text_config = model.config.get_text_config()
-    layers = DynamicCache(config=model.config).layers
-    types = getattr(text_config, "layer_types", None) or [type(layer).__name__ for layer in layers]
+    kinds = [type(layer).__name__ for layer in DynamicCache(config=model.config).layers]
+    types = getattr(text_config, "layer_types", None) or kinds
+    mixing = Counter(module.layer_idx for module in mixing_modules(model))
     unknown = {
         layer_type
-        for layer, layer_type in zip(layers, types, strict=True)
-        if type(layer).__name__ not in _KEYS_AND_VALUES
+        for index, (kind, layer_type) in enumerate(zip(kinds, types, strict=True))
+        if kind not in _KEYS_AND_VALUES
+        and not (kind in (*_OF_MIXERS, *_OF_BOTH) and mixing[index] == 1)
     }
-    is_recurrent = getattr(model, "_is_stateful", False)
-    if not unknown and not is_recurrent:
-        return
-    kinds = {type(layer).__name__ for layer in layers} - set(_KEYS_AND_VALUES)
-    kept = {word for part, word in _STATES.items() if any(part in kind for kind in kinds)}
+    is_recurrent = getattr(model, "_is_stateful", False) and not mixing
+    if unknown or is_recurrent:
+        _refuse_states(model, unknown, set(kinds), is_recurrent=is_recurrent)
+    num_without = sum(
+        kind in _OF_MIXERS or layer_type in _NOTHING
+        for kind, layer_type in zip(kinds, types, strict=True)
+    )
+    num_layers: int = text_config.num_hidden_layers
+    return num_layers - num_without
+
+
+def _refuse_states(
+    model: PreTrainedModel, unknown: set[str], kinds: set[str], *, is_recurrent: bool
+) -> NoReturn:
+    held = kinds - set(_KEYS_AND_VALUES)
+    kept = {word for part, word in _STATES.items() if any(part in kind for kind in held)}
     states = " and ".join(sorted(kept)) or ("a recurrent state" if is_recurrent else "other states")
     which = f" in layers of type {', '.join(map(repr, sorted(unknown)))}" if unknown else ""
     raise UnsupportedModelError(
         f"architecture {architecture_of(model.config)} cannot be run: it keeps {states} of a "
         f"sequence{which}, which is not supported yet; accepted are full, sliding and chunked "
-        "attention"
+        "attention, and states that a module writes into transformers' cache"
     )
 
 
@@ -255,13 +293,16 @@ def _make_trials(
     make = partial(
         make_trial, model, backend=backend, dtype=dtype, selects_logits=result.selects_logits
     )
-    trial = make(result.layers, min(max_model_len, result.max_exact_len))
+    states = result.states
+    if states and dtype != model.dtype:  # a state's may follow from that of the weights
+        states = find_layers(model, max_model_len=max_model_len).states
+    trial = make(result.layers, min(max_model_len, result.max_exact_len), states=states)
     with lowered_thresholds(model, backend) as has_any:
         if not has_any:
             return (trial,)
         lowered = find_layers(model, max_model_len=max_model_len)
         max_len = min(max_model_len, lowered.max_exact_len)
-        return (trial, make(lowered.layers, max_len, is_lowered=True))
+        return (trial, make(lowered.layers, max_len, states=states, is_lowered=True))
 
 
 def _is_small_and_coarse(model: PreTrainedModel) -> bool:

@@ -23,6 +23,7 @@ import torch
 import transformers
 
 from pagedserve.cache.engine import LayerShape
+from pagedserve.cache.states import StateShape
 from pagedserve.models.convert import cache_directory
 from pagedserve.models.probe import ProbeResult
 
@@ -69,7 +70,11 @@ class ProbeCacheEntry:
                 return None
             layers = tuple(LayerShape(**layer) for layer in content["layers"])
             found = {field.name: content[field.name] for field in fields(ProbeResult)}
-            return ProbeResult(**(found | {"layers": layers}))
+            states = tuple(
+                tuple(StateShape(**state | {"shape": tuple(state["shape"])}) for state in kept)
+                for kept in content["states"]
+            )
+            return ProbeResult(**(found | {"layers": layers, "states": states}))
         except (OSError, ValueError, TypeError, KeyError):
             return None
 

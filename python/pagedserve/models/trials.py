@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from pagedserve.attention.backends import min_block_size
 from pagedserve.attention.interface import ATTENTION_NAME
 from pagedserve.cache.engine import LayerShape
+from pagedserve.cache.states import LayerStates
 from pagedserve.config import AttentionBackend
 from pagedserve.errors import UnsupportedModelError
 from pagedserve.models.files import architecture_of
@@ -39,6 +40,7 @@ class Trial:
 
     Attributes:
         layers: what each attention call stores.
+        states: what layers keep beside it.
         prompts: token ids of the sequences.
         rows: positions of each prompt whose logits are compared, not in order and not all, so that
             a model that mixes them up is found out.
@@ -51,6 +53,7 @@ class Trial:
     """
 
     layers: tuple[LayerShape, ...]
+    states: LayerStates
     prompts: list[Tensor]
     rows: list[Tensor]
     expected: list[Tensor]
@@ -83,6 +86,7 @@ class Trial:
                 rows=self.rows,
                 dtype=self.dtype,
                 selects_logits=self.selects_logits,
+                states=self.states,
             )
         for ours, theirs in zip(found, self.expected, strict=True):
             error = difference(ours, theirs)
@@ -99,6 +103,7 @@ def make_trial(
     layers: tuple[LayerShape, ...],
     max_len: int,
     *,
+    states: LayerStates,
     backend: AttentionBackend,
     dtype: torch.dtype,
     selects_logits: bool,
@@ -110,6 +115,7 @@ def make_trial(
         model: as transformers built it.
         layers: what its attention calls store.
         max_len: most tokens of a sequence.
+        states: see `Trial`.
         backend: computes attention.
         dtype: that the model computes in.
         selects_logits: see `Trial`.
@@ -131,6 +137,7 @@ def make_trial(
             noise = max(noise, difference(moved, expected[0]))
     return Trial(
         layers=layers,
+        states=states,
         prompts=prompts,
         rows=rows,
         expected=expected,

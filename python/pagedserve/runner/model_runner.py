@@ -9,11 +9,13 @@ from torch import Tensor
 
 from pagedserve.attention.backends import write_and_attend
 from pagedserve.attention.interface import PagedAttention, answering
+from pagedserve.attention.metadata import BatchLayout
 from pagedserve.cache.engine import CacheEngine
 from pagedserve.errors import StepError
 from pagedserve.lora.apply import AdapterModules
 from pagedserve.models.flat_batch import flat_batch_logits
 from pagedserve.models.loader import LoadedModel
+from pagedserve.models.states import PooledStates, keeping
 from pagedserve.runner.buffers import BatchSizes, StepBuffers, StepInputs
 
 
@@ -31,6 +33,7 @@ class Forward:
         self._write_and_attend = write_and_attend(loaded.attention_backend)
         self._windows = [layer.window for layer in loaded.layers]
         self._cache = cache
+        self._states = loaded.states
 
     def __call__(self, inputs: StepInputs, index: Tensor | None = None) -> Tensor:
         """Run the model on one step: a flat batch, ``[1, T]``.
@@ -48,7 +51,7 @@ class Forward:
         attention = PagedAttention(
             inputs.metadata, self._cache.gpu_pools, self._windows, self._write_and_attend
         )
-        with answering(attention):
+        with answering(attention), self._keeping(inputs.metadata.layout):
             logits = flat_batch_logits(
                 self._model,
                 inputs.token_ids,
@@ -62,6 +65,13 @@ class Forward:
                 f"{len(self._windows)}"
             )
         return logits
+
+    def _keeping(self, layout: BatchLayout) -> AbstractContextManager[None]:
+        """A context in which the states of the rows lie in their slots, where layers have any."""
+        if not self._states:
+            return nullcontext()
+        pools = self._cache.states.device
+        return keeping(PooledStates(self._states, pools, layout, self._model.device))
 
 
 class DecodeRunner(Protocol):

@@ -52,6 +52,8 @@ def run_trial(
         block_size=block_size,
         dtype=loaded.dtype,
         device=loaded.device,
+        states=loaded.states,
+        num_state_slots=1,
     )
     for pool in cache.gpu_pools:
         pool.zero_()
@@ -87,6 +89,7 @@ def _inputs(
         seq_lens=seq_lens,
         block_tables=np.zeros((len(rows), num_blocks), dtype=np.int32),
         block_size=block_size,
+        state_slots=np.zeros(len(rows), dtype=np.int32),
     )
     positions = [np.arange(row.seq_len - row.num_queries, row.seq_len) for row in rows]
     nowhere = torch.full((num_tokens,), -1, dtype=torch.int64, device=device)

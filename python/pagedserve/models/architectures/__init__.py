@@ -12,6 +12,7 @@ from pagedserve.models.architectures.attention import attends_by_itself, hand_ov
 from pagedserve.models.architectures.llama4 import hand_over_chunks
 from pagedserve.models.architectures.positions import hand_over_positions
 from pagedserve.models.architectures.rope import fix_rope
+from pagedserve.models.architectures.states import hand_over_states
 
 
 def attention_to_build_with(config: PreTrainedConfig) -> str:
@@ -32,4 +33,5 @@ def prepare_architecture(model: PreTrainedModel, max_model_len: int) -> None:
     hand_over_attention(model)
     hand_over_positions(model)
     hand_over_chunks(model)
+    hand_over_states(model)
     fix_rope(model, max_model_len)

@@ -8,6 +8,7 @@ roundings of sums, as without quantization.
 from collections import Counter
 from copy import deepcopy
 from functools import partial
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -141,13 +142,18 @@ def _replacement(
     if (gate := packable_gate_of(module)) is not None:
         packed_mlp = PackedGatedMLP(module, gate, quantization)
         return _Replacement(packed_mlp, module.down_proj.out_features)
-    if is_plain_linear(module) and can_pack(module.weight):
+    if is_plain_linear(module) and can_pack(module.weight) and (is_head or _has_whole_rows(module)):
         # Sampling is in float32: rounding the logits to fewer bits before only makes ties.
         packed = PackedLinear(module, torch.float32 if is_head else None, quantization)
         return _Replacement(packed, module.in_features)
     if is_norm(module) and has_kernels(module.weight.device, module.weight.dtype):
         return _Replacement(CpuRMSNorm(module), module.weight.numel())
     return None
+
+
+def _has_whole_rows(linear: nn.Linear) -> bool:
+    """Whether a row of the output takes whole units of 32 bits, as the kernels write them."""
+    return linear.out_features * linear.weight.element_size() % 4 == 0
 
 
 def _quantized(module: nn.Module, quantization: Quantization | None) -> nn.Module:
@@ -163,7 +169,8 @@ def _quantized(module: nn.Module, quantization: Quantization | None) -> nn.Modul
 
 def _agree(module: nn.Module, replacement: _Replacement) -> bool:
     """Whether both give the same but for roundings."""
-    dtype = next(module.parameters()).dtype
+    # Falcon-Mamba's norms have a weight that is no parameter.
+    dtype = next(chain(module.parameters(), module.buffers())).dtype
     num_features = replacement.num_features
     x = random_numbers(8, num_features).to(dtype)
     return is_close(replacement.module(x), module(x), num_terms=num_features, num_parts=1)

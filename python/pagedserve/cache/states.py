@@ -1,0 +1,120 @@
+"""State pools: what layers keep of a sequence beside keys and values, a slot for each sequence.
+
+A layer with a recurrence keeps some tensors of fixed size, whatever the length of a sequence.  Each
+has a pool ``[num_slots, *shape]`` on each tier; a slot means the same slot in all of them.
+
+Invariant: a slot's contents before its first write are undefined, and so is what a sequence that
+begins finds in its slot.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Literal, Protocol, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+StateKind: TypeAlias = Literal["conv", "recurrent"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateShape:
+    """One tensor that a layer keeps of a sequence.
+
+    Attributes:
+        kind: what transformers' cache calls it.
+        index: of those of a kind in a layer.
+        shape: of one sequence.
+        dtype: name of torch's, which need not be the model's.
+    """
+
+    kind: StateKind
+    index: int
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def num_bytes(self) -> int:
+        """Of one sequence."""
+        return prod(self.shape) * self.torch_dtype.itemsize
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The dtype itself."""
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        return dtype
+
+
+# What each layer that keeps states keeps, in the order of the layers.
+LayerStates: TypeAlias = tuple[tuple[StateShape, ...], ...]
+
+
+class StateMoves(Protocol):
+    """The moves of a step, of ``pagedserve._core.SchedulerOutputs``: int64 ``[n, 2]`` each."""
+
+    @property
+    def states_to_swap_out(self) -> NDArray[np.int64]:
+        """(device slot, host slot)."""
+
+    @property
+    def states_to_swap_in(self) -> NDArray[np.int64]:
+        """(host slot, device slot)."""
+
+    @property
+    def states_to_copy(self) -> NDArray[np.int64]:
+        """(source, destination), both on the device."""
+
+
+def state_bytes_per_slot(layers: LayerStates) -> int:
+    """Bytes that one sequence's states take."""
+    return sum(state.num_bytes for states in layers for state in states)
+
+
+class StatePools:
+    """The states of one device, and of the host for swapped sequences.
+
+    Attributes:
+        device: of each layer, and of each of its states, ``[num_slots, *shape]``.
+        host: likewise, ``[num_cpu_slots, *shape]``.
+    """
+
+    def __init__(
+        self, layers: LayerStates, *, num_slots: int, num_cpu_slots: int, device: torch.device
+    ) -> None:
+        """Allocate; nothing is written, so unused slots may cost no memory yet."""
+        self.device = _pools(layers, num_slots, device)
+        self.host = _pools(layers, num_cpu_slots, torch.device("cpu"))
+
+    def move(self, moves: StateMoves) -> None:
+        """Carry out a step's moves: swap out, swap in, copy, in this order."""
+        _move(self.device, self.host, moves.states_to_swap_out)
+        _move(self.host, self.device, moves.states_to_swap_in)
+        _move(self.device, self.device, moves.states_to_copy)
+
+
+def _pools(layers: LayerStates, num_slots: int, device: torch.device) -> list[list[Tensor]]:
+    return [
+        [
+            torch.empty((num_slots, *state.shape), dtype=state.torch_dtype, device=device)
+            for state in states
+        ]
+        for states in layers
+    ]
+
+
+def _move(
+    sources: Sequence[Sequence[Tensor]],
+    destinations: Sequence[Sequence[Tensor]],
+    pairs: NDArray[np.int64],
+) -> None:
+    if not pairs.size:
+        return
+    slots_from, slots_to = torch.from_numpy(pairs).unbind(1)
+    for layer_from, layer_to in zip(sources, destinations, strict=True):
+        for source, destination in zip(layer_from, layer_to, strict=True):
+            moved = source.index_select(0, slots_from.to(source.device))
+            where = slots_to.to(destination.device)
+            destination.index_copy_(0, where, moved.to(destination.device))

@@ -1,0 +1,43 @@
+"""What the core's scheduler is told, of the arguments, the model and its memory."""
+
+from pagedserve._core import SchedulerConfig
+from pagedserve.config import EngineArgs
+from pagedserve.errors import ConfigError
+from pagedserve.executor.memory import MemoryPlan
+from pagedserve.executor.protocol import StepLimits
+
+
+def scheduler_config(
+    args: EngineArgs, max_model_len: int, memory: MemoryPlan | None = None
+) -> SchedulerConfig:
+    """The limits and options of the scheduler.
+
+    Args:
+        args: The user's.
+        max_model_len: Tokens of a sequence of the model.
+        memory: Where the memory goes; None while that is not known, and only limits are wanted.
+
+    Raises:
+        ConfigError: Prefixes are to be cached of a model that keeps states.
+    """
+    options = args.scheduler_options
+    if memory is not None and memory.num_state_slots:
+        if args.enable_prefix_caching:
+            raise ConfigError(
+                "enable_prefix_caching is True, and layers of this model keep a state of the whole "
+                "sequence, which no block of a prefix has: leave it out"
+            )
+        options |= {
+            "num_state_slots": memory.num_state_slots,
+            "num_cpu_state_slots": memory.num_cpu_state_slots,
+        }
+    return SchedulerConfig(max_model_len=max_model_len, **options)
+
+
+def step_limits(config: SchedulerConfig) -> StepLimits:
+    """The most that a step of such a scheduler may hold."""
+    return StepLimits(
+        max_num_tokens=config.max_num_batched_tokens,
+        max_num_rows=config.max_num_seqs,
+        max_model_len=config.max_model_len,
+    )

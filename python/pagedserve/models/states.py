@@ -1,0 +1,285 @@
+"""Mixers: modules that keep a state of each sequence, over a flat batch of many sequences.
+
+A mixer of transformers takes a cache object, whose layer holds the states of a batch.  Over a flat
+batch its forward is replaced by one that cuts the batch by rows: those that go on together as one
+batch, and those that begin, where they have as many tokens.  Each batch gets a cache object of
+transformers' own, with the states of its rows out of their slots, and what the mixer leaves there
+goes back.  So what is computed is the mixer's own code.
+
+The states of a forward are a context variable; without any a mixer is as transformers made it.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from inspect import Parameter, signature
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from transformers.cache_utils import Cache, LinearAttentionLayer
+
+from pagedserve.attention.metadata import BatchLayout
+from pagedserve.cache.states import LayerStates, StateKind, StateShape
+from pagedserve.errors import StepError
+
+# What mixers call the cache that they take.
+CACHE_NAMES: Final = ("cache_params", "past_key_values")
+_REST: Final = Parameter.VAR_KEYWORD
+_KINDS: Final[tuple[StateKind, ...]] = ("conv", "recurrent")
+
+
+@dataclass(frozen=True, slots=True)
+class RowBatch:
+    """Rows of a step that a mixer computes together.
+
+    Attributes:
+        num_rows: of them.
+        tokens: int64, their tokens in the flat batch, row by row; None where these are all, in
+            order.
+        slots: int64 ``[num_rows]``, of their states.
+        begins: whether they are at their first token; else they go on from their states.
+    """
+
+    num_rows: int
+    tokens: Tensor | None
+    slots: Tensor
+    begins: bool
+
+    def cut(self, argument: Any, num_tokens: int) -> Any:
+        """Of what is ``[1, T, ...]`` these rows, ``[num_rows, tokens, ...]``; the rest as it is."""
+        if isinstance(argument, tuple | list):
+            return type(argument)(self.cut(part, num_tokens) for part in argument)
+        if not isinstance(argument, Tensor) or argument.shape[:2] != (1, num_tokens):
+            return argument
+        flat = argument[0] if self.tokens is None else argument[0].index_select(0, self.tokens)
+        return flat.unflatten(0, (self.num_rows, -1))
+
+    def one_by_one(self, num_tokens: int) -> "list[RowBatch]":
+        """The same, but where rows go on: then the first token of each, then the next."""
+        tokens = self.tokens
+        if self.begins or (num_tokens if tokens is None else len(tokens)) == self.num_rows:
+            return [self]
+        if tokens is None:
+            tokens = torch.arange(num_tokens, device=self.slots.device)
+        return [replace(self, tokens=part) for part in tokens.view(self.num_rows, -1).unbind(1)]
+
+
+class StateHandler(ABC):
+    """Answers what mixers ask for in one forward."""
+
+    def __init__(self, batches: Sequence[RowBatch]) -> None:
+        """Take the rows of a step."""
+        self.batches = batches
+
+    @abstractmethod
+    def load(self, mixer: int, layer: LinearAttentionLayer, rows: RowBatch) -> None:
+        """Put the states of rows that go on into a layer of a cache."""
+
+    @abstractmethod
+    def store(self, mixer: int, layer: LinearAttentionLayer, rows: RowBatch) -> None:
+        """Take the states that a mixer left."""
+
+
+class PooledStates(StateHandler):
+    """States in slots of pools."""
+
+    def __init__(
+        self,
+        layers: LayerStates,
+        pools: Sequence[Sequence[Tensor]],
+        layout: BatchLayout,
+        device: torch.device,
+    ) -> None:
+        """Take a step.
+
+        Args:
+            layers: what each mixer keeps.
+            pools: of each mixer and state, ``[num_slots, *shape]``.
+            layout: the rows, with the slots of their states.
+            device: of the pools.
+        """
+        super().__init__(_batches(layout, device))
+        self._layers = layers
+        self._pools = pools
+
+    def load(self, mixer: int, layer: LinearAttentionLayer, rows: RowBatch) -> None:
+        """Out of the slots."""
+        for state, pool in zip(self._layers[mixer], self._pools[mixer], strict=True):
+            _held(layer, state.kind)[state.index] = pool.index_select(0, rows.slots)
+            if state.kind == "conv":
+                layer.is_conv_states_initialized[state.index] = True
+                layer.conv_kernel_size[state.index] = state.shape[-1]
+            else:
+                layer.is_recurrent_states_initialized[state.index] = True
+            layer.has_previous_state[state.index] = True
+
+    def store(self, mixer: int, layer: LinearAttentionLayer, rows: RowBatch) -> None:
+        """Into the slots.
+
+        Raises:
+            StepError: if the mixer left less than it keeps.
+        """
+        for state, pool in zip(self._layers[mixer], self._pools[mixer], strict=True):
+            left = _held(layer, state.kind)[state.index]
+            if left is None:
+                raise StepError(f"layer {mixer} of those with states left no {state.kind} state")
+            pool.index_copy_(0, rows.slots, left.to(pool.dtype))
+
+
+class StateRecorder(StateHandler):
+    """Finds what mixers keep, in a forward of one sequence that begins."""
+
+    def __init__(self, num_mixers: int, device: torch.device) -> None:
+        """Start empty."""
+        slot = torch.zeros(1, dtype=torch.long, device=device)
+        super().__init__([RowBatch(1, None, slot, begins=True)])
+        self._found: list[tuple[StateShape, ...]] = [()] * num_mixers
+
+    @property
+    def layers(self) -> LayerStates:
+        """What each keeps."""
+        return tuple(self._found)
+
+    def load(self, mixer: int, layer: LinearAttentionLayer, rows: RowBatch) -> None:
+        """Nothing is kept here."""
+
+    def store(self, mixer: int, layer: LinearAttentionLayer, rows: RowBatch) -> None:
+        """Note the tensors."""
+        del rows
+        self._found[mixer] = tuple(
+            StateShape(
+                kind=kind,
+                index=index,
+                shape=tuple(state.shape[1:]),
+                dtype=str(state.dtype).removeprefix("torch."),
+            )
+            for kind in _KINDS
+            for index, state in _held(layer, kind).items()
+            if state is not None
+        )
+
+
+_handler: ContextVar[StateHandler | None] = ContextVar("pagedserve_states", default=None)
+
+
+@contextmanager
+def keeping(handler: StateHandler) -> Iterator[None]:
+    """Let the handler keep the states of every mixer in this context."""
+    token = _handler.set(handler)
+    try:
+        yield
+    finally:
+        _handler.reset(token)
+
+
+class Mixer:
+    """The forward of a mixer, over a flat batch where states are kept."""
+
+    def __init__(self, module: Any, number: int, num_states: int, *, goes_one_by_one: bool) -> None:
+        """Take the place of a module's forward.
+
+        Args:
+            module: of transformers, with a ``layer_idx``.
+            number: of the model's mixers.
+            num_states: that its layer of a cache holds of a kind.
+            goes_one_by_one: whether it goes on from states with one token of a row at a time only.
+        """
+        self._forward: Callable[..., Any] = module.forward
+        self._signature = signature(module.forward)
+        self._cache_name = next(name for name in CACHE_NAMES if name in self._signature.parameters)
+        parameters = self._signature.parameters.values()
+        of_rest = (parameter.name for parameter in parameters if parameter.kind is _REST)
+        self._rest_name = next(of_rest, "")
+        self._layer_idx = int(module.layer_idx)
+        self._number = number
+        self._num_states = num_states
+        self._goes_one_by_one = goes_one_by_one
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module's own forward, once for each batch of rows."""
+        handler = _handler.get()
+        if handler is None:
+            return self._forward(*args, **kwargs)
+        bound = self._signature.bind(*args, **kwargs)
+        hidden: Tensor = next(iter(bound.arguments.values()))
+        num_tokens, arguments = hidden.shape[1], dict(bound.arguments)
+        arguments |= arguments.pop(self._rest_name, {})
+        batches, outputs = handler.batches, []
+        if self._goes_one_by_one:
+            batches = [part for rows in batches for part in rows.one_by_one(num_tokens)]
+        for rows in batches:
+            cut = {name: rows.cut(value, num_tokens) for name, value in arguments.items()}
+            layer = LinearAttentionLayer(self._num_states)
+            if not rows.begins:
+                handler.load(self._number, layer, rows)
+            cut[self._cache_name] = _MixerCache(layers=[layer] * (self._layer_idx + 1))
+            outputs.append(self._forward(**cut))
+            handler.store(self._number, layer, rows)
+        return _joined(outputs, batches, num_tokens)
+
+
+class _MixerCache(Cache):
+    """A cache for one mixer, whatever it calls a state."""
+
+    def get_linear_cache(self, layer_idx: int) -> Tensor | None:
+        """MiniMax's name for a recurrent state."""
+        return self.get_recurrent_state(layer_idx)
+
+    def set_linear_cache(self, layer_idx: int, state: Tensor) -> None:
+        """Likewise."""
+        self.update_recurrent_state(state, layer_idx)
+
+
+def mixing_modules(model: nn.Module) -> list[Any]:
+    """The modules of a model whose forward is a `Mixer`, in order."""
+    modules = model.modules()
+    return [module for module in modules if isinstance(vars(module).get("forward"), Mixer)]
+
+
+def _joined(outputs: list[Any], batches: Sequence[RowBatch], num_tokens: int) -> Any:
+    """What a mixer gave of each batch as that of the flat batch ``[1, T, ...]``."""
+    if isinstance(outputs[0], tuple):
+        first = _joined([output[0] for output in outputs], batches, num_tokens)
+        return (first, *(None for _ in outputs[0][1:]))
+    if batches[0].tokens is None:
+        return outputs[0].flatten(0, 1)[None]
+    whole = outputs[0].new_empty((num_tokens, *outputs[0].shape[2:]))
+    for output, rows in zip(outputs, batches, strict=True):
+        whole.index_copy_(0, rows.tokens, output.flatten(0, 1))
+    return whole[None]
+
+
+def _held(layer: LinearAttentionLayer, kind: StateKind) -> dict[int, Tensor | None]:
+    return layer.conv_states if kind == "conv" else layer.recurrent_states
+
+
+def _batches(layout: BatchLayout, device: torch.device) -> list[RowBatch]:
+    """Rows with as many tokens, that begin or go on alike, together."""
+    if layout.state_slots is None:
+        raise StepError("the model keeps states, and the step has no slots for them")
+    lengths = np.diff(layout.query_start)
+    begins = layout.seq_lens == lengths
+    batches = []
+    for length, is_first in sorted(set(zip(lengths.tolist(), begins.tolist(), strict=True))):
+        rows = np.flatnonzero((lengths == length) & (begins == is_first))
+        batches.append(
+            RowBatch(
+                num_rows=len(rows),
+                tokens=None if len(rows) == len(lengths) else _tokens(layout, rows, length, device),
+                slots=torch.from_numpy(layout.state_slots[rows]).to(device, torch.long),
+                begins=is_first,
+            )
+        )
+    return batches
+
+
+def _tokens(
+    layout: BatchLayout, rows: NDArray[np.intp], length: int, device: torch.device
+) -> Tensor:
+    places = layout.query_start[rows].astype(np.int64)[:, None] + np.arange(length)
+    return torch.from_numpy(places.reshape(-1)).to(device)
