@@ -59,6 +59,9 @@ _OVERRIDES: Final[dict[str, dict[str, Any]]] = {
     "bamba": {"attn_layer_indices": [1, 3]},
     "bigbird_pegasus": {"attention_type": "original_full"},
     "big_bird": {"attention_type": "original_full"},
+    "blt": {"encoder_hash_byte_group_vocab": 128},
+    "blt_local_decoder": {"hidden_size_global": 64},
+    "blt_local_encoder": {"hidden_size_global": 64},
     "cohere_compass_text": {
         "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}
     },
@@ -67,6 +70,12 @@ _OVERRIDES: Final[dict[str, dict[str, Any]]] = {
         "ffn_config": {"ffn_hidden_size": 64, "moe_num_experts": 4, "moe_top_k": 2},
     },
     "deepseek_v2": {"num_experts_per_tok": 2},
+    "dots3_note_audio_encoder": {"adapter_input_size": 64, "adapter_out_dim": 64},
+    "dots3_note_vision_encoder": {
+        "pyramid_num_routed": [-1, -1, 4, 4],
+        "adapter_in_dim": 64,
+        "adapter_out_dim": 64,
+    },
     "dots1": {
         "n_routed_experts": 4,
         "n_shared_experts": 1,
@@ -89,7 +98,19 @@ _OVERRIDES: Final[dict[str, dict[str, Any]]] = {
     "ministral": {"head_dim": 16},
     "nemotron": {"head_dim": 16, "num_key_value_heads": 2},
     "nemotron_h": {"n_groups": 1},
+    "qwen4_exp_text": {
+        "indexer_n_heads": 2,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 16,
+        "indexer_budget": 8,
+        "indexer_compress_ratio": 2,
+        "ple_layer_ids": [1],
+        "ple_embed_dim": 16,
+        "ngram_vocab_size_base": 128,
+        "hc_lowrank": 16,
+    },
     "reformer": {"axial_pos_embds_dim": [32, 32], "axial_pos_shape": [16, 16]},
+    "zaya": {"num_experts_per_tok": 1, "router_hidden_size": 32},
     "xmod": {"default_language": "en_XX"},
     "zamba2": {"layers_block_type": ["linear_attention", "hybrid"] * 2, "hybrid_layer_ids": [1, 3]},
 }
