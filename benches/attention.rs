@@ -201,7 +201,14 @@ impl Step {
             seq_lens: &self.seq_lens,
             slot_mapping: &self.slot_mapping,
         };
-        let options = Options { scale: 0.1, window: None, softcap: None, sinks: None, alibi: None };
+        let options = Options {
+            scale: 0.1,
+            window: None,
+            softcap: None,
+            sinks: None,
+            alibi: None,
+            causal: true,
+        };
         let (instructions, num_threads) = (InstructionSet::detect(), machine.num_threads());
         let execution = Execution { instructions, team: &machine.team, num_threads };
         // SAFETY: the memory is this step's and has the sizes of its shape.

@@ -37,11 +37,12 @@ def paged_attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     alibi: Tensor | None = None,
+    causal: bool = True,
     max_query_len: int | None = None,
     max_seq_len: int | None = None,
     output: Tensor | None = None,
 ) -> Tensor:
-    """Causal attention of a ragged batch of rows over paged keys and values.
+    """Attention of a ragged batch of rows over paged keys and values.
 
     Row ``r`` holds the queries ``query_start[r] .. query_start[r + 1]``; the last of them is
     at position ``seq_lens[r] - 1`` and sees that many keys, its own included.  Rows without
@@ -63,6 +64,8 @@ def paged_attention(
         sinks: ``[H]``, one more score a head, which takes weight and has no value.
         alibi: ``[H]`` slopes; a score gets its head's slope times (the key's position minus the
             query's), after the cap.
+        causal: a query sees no key behind its own; if not, it sees all keys of its row, within a
+            window those with position < its own + window.
         max_query_len: no row has more queries; None reads it from the device.
         max_seq_len: no row has more keys; None reads it from the device.
         output: ``[T, H, Dv]``, written and returned; None makes one.
@@ -92,6 +95,7 @@ def paged_attention(
         softcap=softcap,
         sinks=sinks,
         alibi=alibi,
+        causal=causal,
         max_query_len=max_query_len,
         max_seq_len=max_seq_len,
     )

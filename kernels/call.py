@@ -50,6 +50,7 @@ class AttentionCall:
     softcap: float | None
     sinks: Tensor | None
     alibi: Tensor | None
+    causal: bool
     max_query_len: int
     max_seq_len: int
 
@@ -149,4 +150,5 @@ class AttentionCall:
             "HAS_SOFTCAP": self.softcap is not None,
             "HAS_SINKS": self.sinks is not None,
             "HAS_ALIBI": self.alibi is not None,
+            "CAUSAL": self.causal,
         }

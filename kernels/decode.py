@@ -93,6 +93,7 @@ def _decode_kernel(
     HAS_SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     HAS_ALIBI: tl.constexpr,
+    CAUSAL: tl.constexpr,
 ):
     """Programs (KV head, split, row); the KV heads of a slot lie together and are read together."""
     kv_head, split, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -148,6 +149,7 @@ def _decode_kernel(
         HAS_WINDOW,
         HAS_SOFTCAP,
         HAS_ALIBI,
+        CAUSAL,
         True,
     )
 

@@ -5,9 +5,9 @@ all rows are numbered one after another; a program finds its row by bisection, s
 needs no more than T and the number of rows from the host: row ``r`` begins at tile
 ``query_start[r] // Q + r`` for tiles of Q queries, which leaves at most one tile of a row unused.
 
-Keys before the window of all queries, and after the last query, are skipped.  Between those that
-every query sees, taken without a comparison, and these lie the masked tiles: the causal diagonal,
-and the window's edge.
+Keys that no query sees, before the window and after the last query or its window, are skipped.
+Between those that every query sees, taken without a comparison, and these lie the masked tiles: the
+causal diagonal or the end of the row, and the window's edges.
 
 Invariant: rows of up to ``skipped`` queries are left alone.
 """
@@ -78,6 +78,7 @@ def _prefill_kernel(
     HAS_SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     HAS_ALIBI: tl.constexpr,
+    CAUSAL: tl.constexpr,
 ):
     """Programs (tile, KV head): a KV head's programs run together, on keys in the L2 cache."""
     # The last tiles of a row see the most keys: they go first, the short ones fill the end.
@@ -110,14 +111,18 @@ def _prefill_kernel(
     table = block_tables + row.to(tl.int64) * table_stride
     keys = key_cache + kv_head * key_head_stride
     values = value_cache + kv_head * value_head_stride
-    first_position, end = length - count + start, length - count + last + 1
-    begin = 0
-    open_begin = 0  # from here on, up to open_end, every query sees every key
+    first_position, last_position = length - count + start, length - count + last
+    begin, end = 0, length
+    open_begin, open_last = 0, length  # between them every query sees every key
     if HAS_WINDOW:
         begin = tl.maximum(first_position - window + 1, 0)
-        hidden = tl.maximum(end - window, 0) - begin
+        hidden = tl.maximum(last_position + 1 - window, 0) - begin
         open_begin = begin + tl.cdiv(hidden, KEY_TILE) * KEY_TILE
-    open_end = begin + (first_position + 1 - begin) // KEY_TILE * KEY_TILE
+        end = tl.minimum(last_position + window, length)
+        open_last = tl.minimum(first_position + window, length)
+    if CAUSAL:
+        end, open_last = last_position + 1, first_position + 1
+    open_end = begin + (open_last - begin) // KEY_TILE * KEY_TILE
     open_end = tl.maximum(open_begin, open_end)
     for region in tl.static_range(0 if HAS_WINDOW else 1, 3):
         if region == 0:
@@ -154,6 +159,7 @@ def _prefill_kernel(
             HAS_WINDOW,
             HAS_SOFTCAP,
             HAS_ALIBI,
+            CAUSAL,
             region != 1,
         )
 

@@ -77,11 +77,12 @@ def paged_attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     alibi: Tensor | None = None,
+    causal: bool = True,
     max_query_len: int | None = None,
     max_seq_len: int | None = None,
     output: Tensor | None = None,
 ) -> Tensor:
-    """Causal attention of a ragged batch of rows over paged keys and values.
+    """Attention of a ragged batch of rows over paged keys and values.
 
     Row ``r`` holds the queries ``query_start[r] .. query_start[r + 1]``; the last of them is
     at position ``seq_lens[r] - 1`` and sees that many keys, its own included.  Rows without
@@ -100,6 +101,8 @@ def paged_attention(
         sinks: ``[H]``, one more score a head, which takes weight and has no value.
         alibi: ``[H]`` slopes; a score gets its head's slope times (the key's position minus the
             query's), after the cap.
+        causal: a query sees no key behind its own; if not, it sees all keys of its row, within a
+            window those with position < its own + window.
         max_query_len: no row has more queries; known on the host, it spares the kernels a wait for
             the device.  None reads it from ``query_start``.
         max_seq_len: no row has more keys; None reads it from ``seq_lens``.
@@ -131,6 +134,7 @@ def paged_attention(
             softcap=softcap,
             sinks=sinks,
             alibi=alibi,
+            causal=causal,
         )
     return output
 
@@ -292,6 +296,7 @@ def _attend_row(
     softcap: float | None,
     sinks: Tensor | None,
     alibi: Tensor | None,
+    causal: bool,
 ) -> Tensor:
     """Attention of one row: query [Q, H, D], key [L, Hkv, D], value [L, Hkv, Dv]."""
     dtype = torch.promote_types(query.dtype, torch.float32)
@@ -305,9 +310,9 @@ def _attend_row(
     position = key_position[-query.shape[0] :, None]
     if alibi is not None:
         scores = scores + alibi.to(dtype)[:, None, None] * (key_position - position)
-    visible = key_position <= position
+    visible = key_position <= position if causal else key_position >= 0
     if window is not None:
-        visible &= key_position > position - window
+        visible = visible & ((key_position - position).abs() < window)
     scores = scores.masked_fill(~visible, -torch.inf)
     if sinks is not None:
         sink = sinks.to(dtype)[:, None, None].expand(-1, query.shape[0], 1)

@@ -57,6 +57,19 @@ def tanh(x):
 
 
 @triton.jit
+def seen(place, inside, position, window, HAS_WINDOW: tl.constexpr, CAUSAL: tl.constexpr):
+    """Which keys at ``place [keys]`` queries at ``position [rows]`` see; a mask for both."""
+    visible = inside[None, :]
+    if CAUSAL:
+        visible = visible & (place[None, :] <= position[:, None])
+    elif HAS_WINDOW:
+        visible = visible & (place[None, :] < position[:, None] + window)
+    if HAS_WINDOW:
+        visible = visible & (place[None, :] > position[:, None] - window)
+    return visible
+
+
+@triton.jit
 def attend(
     accumulator,
     total,
@@ -85,6 +98,7 @@ def attend(
     HAS_WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     HAS_ALIBI: tl.constexpr,
+    CAUSAL: tl.constexpr,
     MASKED: tl.constexpr,
 ):
     """Take the keys at ``begin .. end`` into the running softmax of a tile.
@@ -117,6 +131,7 @@ def attend(
         HAS_WINDOW: whether queries see only ``window`` keys.
         HAS_SOFTCAP: whether scores are capped.
         HAS_ALIBI: whether ``slope`` counts.
+        CAUSAL: whether queries see no key behind their own.
         MASKED: whether some row may not see some of the keys; without it none is compared.
 
     Returns:
@@ -147,9 +162,7 @@ def attend(
         if HAS_ALIBI:
             scores += slope[:, None] * (place[None, :] - position[:, None]).to(tl.float32)
         if MASKED:
-            visible = inside[None, :] & (place[None, :] <= position[:, None])
-            if HAS_WINDOW:
-                visible = visible & (place[None, :] > position[:, None] - window)
+            visible = seen(place, inside, position, window, HAS_WINDOW, CAUSAL)
             scores = tl.where(visible, scores, -float("inf"))
         if IS_PLAIN:
             new_peak = tl.maximum(peak, tl.max(scores, 1) * scale)

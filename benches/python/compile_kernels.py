@@ -174,6 +174,7 @@ def attention_call(shape: Shape) -> AttentionCall:
         query_start=torch.tensor([0, 1], dtype=torch.int32),
         seq_lens=torch.tensor([32], dtype=torch.int32),
         scale=0.1,
+        causal=True,
         max_query_len=1,
         max_seq_len=4096,
         **{**options, **OPTIONS[shape.options]},

@@ -33,6 +33,7 @@ class Case:
     softcap: float | None = None
     has_sinks: bool = False
     has_alibi: bool = False
+    causal: bool = True
     num_threads: int = 1
     instructions: Any = None
 
@@ -97,6 +98,7 @@ class Pools:
             softcap=case.softcap,
             sinks=self.sinks,
             alibi=self.alibi,
+            causal=case.causal,
         )
         output = torch.full_like(expected, torch.nan)
         arguments: dict[str, Any] = {
@@ -124,6 +126,7 @@ class Pools:
             "softcap": case.softcap,
             "sinks": None if self.sinks is None else self.sinks.numpy(),
             "alibi": None if self.alibi is None else self.alibi.numpy(),
+            "causal": case.causal,
             "num_threads": case.num_threads,
             "instructions": case.instructions,
         }
@@ -155,6 +158,7 @@ def cases(draw: st.DrawFn) -> Case:
         softcap=draw(st.none() | st.just(2.0)),
         has_sinks=draw(st.booleans()),
         has_alibi=draw(st.booleans()),
+        causal=draw(st.booleans()),
         num_threads=draw(st.integers(1, 3)),
         instructions=draw(st.none() | st.sampled_from(_core.cpu.instruction_sets())),
     )

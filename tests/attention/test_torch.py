@@ -21,6 +21,9 @@ from pagedserve.kernels.reference import paged_attention, write_cache
 Row = tuple[int, int]  # cached keys, queries
 
 HEADS, KV_HEADS, KEY_SIZE = 4, 2, 8
+PLAIN = PlanOptions(
+    window=None, causal=True, allow_fresh=True, dtype=torch.float32, device=torch.device("cpu")
+)
 
 
 class Step:
@@ -79,6 +82,7 @@ class Step:
             softcap=options.softcap,
             sinks=options.sinks,
             alibi=options.alibi,
+            causal=options.causal,
         )
         assert not expected.isnan().any()
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
@@ -94,9 +98,13 @@ rows_of_a_step = st.lists(
     rows=rows_of_a_step,
     block_size=st.sampled_from([1, 4, 16]),
     window=st.sampled_from([None, 1, 5, 1000]),
+    causal=st.booleans(),
 )
-def test_any_mix_of_rows(rows: list[Row], block_size: int, window: int | None) -> None:
-    Step(rows, block_size=block_size).compare(AttentionOptions(scale=0.3, window=window))
+def test_any_mix_of_rows(
+    rows: list[Row], block_size: int, window: int | None, *, causal: bool
+) -> None:
+    options = AttentionOptions(scale=0.3, window=window, causal=causal)
+    Step(rows, block_size=block_size).compare(options)
 
 
 @settings(max_examples=20, deadline=None)
@@ -124,14 +132,16 @@ def test_values_of_another_size() -> None:
 def test_long_chunk_over_a_cached_prefix_is_cut_into_runs() -> None:
     Step([(100, 600), (0, 300), (37, 1)], block_size=16).compare(AttentionOptions(scale=0.2))
     Step([(100, 600)], block_size=16).compare(AttentionOptions(scale=0.2, window=70))
+    options = AttentionOptions(scale=0.2, window=70, causal=False)
+    Step([(0, 600), (0, 90)], block_size=16).compare(options)
+    Step([(0, 600), (0, 90)], block_size=16).compare(replace(options, window=None))
 
 
 def test_the_plan_covers_every_query_once() -> None:
     rows = [(0, 9), (0, 10), (3, 300), *[(length, 1) for length in range(1, 200, 7)]]
     step = Step(rows)
-    options = PlanOptions(None, True, torch.float32, torch.device("cpu"))
     seen: list[int] = []
-    for bucket in plan_buckets(step.layout, options):
+    for bucket in plan_buckets(step.layout, PLAIN):
         written = bucket.written
         if isinstance(written, slice):
             seen += range(written.start, written.stop)
@@ -142,16 +152,14 @@ def test_the_plan_covers_every_query_once() -> None:
 
 def test_decode_rows_of_similar_length_share_a_call_and_padding_stays_small() -> None:
     rows = [(length, 1) for length in np.random.default_rng(0).integers(50, 600, 64).tolist()]
-    options = PlanOptions(None, True, torch.float32, torch.device("cpu"))
-    buckets = plan_buckets(Step(rows, block_size=16).layout, options)
+    buckets = plan_buckets(Step(rows, block_size=16).layout, PLAIN)
     gathered = sum(len(bucket.slots) for bucket in buckets if isinstance(bucket, PagedBucket))
     assert len(buckets) <= 16
     assert gathered <= 1.25 * sum(cached + 1 for cached, _ in rows)
 
 
 def test_whole_prompts_do_not_gather() -> None:
-    options = PlanOptions(None, True, torch.float32, torch.device("cpu"))
-    buckets = plan_buckets(Step([(0, 50), (0, 20), (0, 21)]).layout, options)
+    buckets = plan_buckets(Step([(0, 50), (0, 20), (0, 21)]).layout, PLAIN)
     assert all(isinstance(bucket, FreshBucket) for bucket in buckets)
 
 
@@ -160,7 +168,8 @@ def test_plans_are_made_once_and_shared_by_windows_that_hide_nothing() -> None:
     metadata = AttentionMetadata(step.layout, step.slot_mapping)
 
     def plan(window: int | None) -> object:
-        return step_buckets(metadata, window=window, allow_fresh=True, dtype=torch.float32)
+        options = AttentionOptions(scale=0.3, window=window)
+        return step_buckets(metadata, options, torch.float32)
 
     assert plan(None) is plan(31)
     assert plan(None) is not plan(8)

@@ -44,8 +44,9 @@ def test_swap_copies_between_pools_of_different_sizes() -> None:
 @pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize("with_sinks", [False, True])
 @pytest.mark.parametrize("with_alibi", [False, True])
+@pytest.mark.parametrize("causal", [True, False])
 def test_paged_attention_equals_scalar_loops(
-    window: int | None, softcap: float | None, with_sinks: bool, with_alibi: bool
+    window: int | None, softcap: float | None, with_sinks: bool, *, with_alibi: bool, causal: bool
 ) -> None:
     torch.manual_seed(0)
     key_cache, value_cache = (
@@ -73,12 +74,13 @@ def test_paged_attention_equals_scalar_loops(
         softcap=softcap,
         sinks=sinks,
         alibi=alibi,
+        causal=causal,
     )
     for token, (row, position) in enumerate([(0, 4), (0, 5), (0, 6), (1, 1)]):
         for head in range(4):
             weights, values = [], []
-            for key_position in range(position + 1):
-                if window is not None and key_position <= position - window:
+            for key_position in range(position + 1 if causal else int(seq_lens[row])):
+                if window is not None and abs(key_position - position) >= window:
                     continue
                 block, offset = tables[row, key_position // 4], key_position % 4
                 score = 0.7 * float(query[token, head] @ key_cache[block, offset, head // 2])

@@ -153,6 +153,7 @@ class Shape:
     with_sinks: bool
     with_alibi: bool
     dtype: torch.dtype
+    causal: bool = True
 
     def compare(
         self,
@@ -180,6 +181,7 @@ class Shape:
             softcap=self.softcap,
             sinks=torch.linspace(-1, 2, num_heads, device=device) if self.with_sinks else None,
             alibi=alibi_slopes(num_heads, device) if self.with_alibi else None,
+            causal=self.causal,
         )
 
 
@@ -193,6 +195,7 @@ shapes = st.builds(
     with_sinks=st.booleans(),
     with_alibi=st.booleans(),
     dtype=st.sampled_from([torch.float32, torch.float16]),
+    causal=st.booleans(),
 )
 # Each takes a GPU seconds to compile for, so there a few stand for all.
 COMPILED_SHAPES = [
@@ -204,6 +207,8 @@ COMPILED_SHAPES = [
     Shape((3, 3), (40, 96), 16, None, None, False, True, torch.float16),
     Shape((2, 4), (128, 128), 32, 100, 1.5, True, True, torch.bfloat16),
     Shape((1, 1), (80, 80), 16, 1, 1.5, True, True, torch.float32),
+    Shape((6, 1), (64, 64), 16, None, None, False, False, torch.bfloat16, causal=False),
+    Shape((2, 1), (64, 64), 16, 65, None, False, False, torch.bfloat16, causal=False),
 ]
 rows_of_a_batch = st.lists(
     st.tuples(
@@ -253,6 +258,13 @@ def test_any_rows(
 def test_head_sizes(device: torch.device, head_size: int) -> None:
     for dtype in dtypes_of(device):
         Batch([(33, 1), (20, 30)], device=device, dtype=dtype, key_size=head_size).compare()
+
+
+@pytest.mark.parametrize("window", [None, 1, 40, 200])
+def test_rows_that_see_what_is_behind_them(device: torch.device, window: int | None) -> None:
+    for dtype in dtypes_of(device):
+        rows = [(0, 1), (0, 7), (0, 33), (0, 150), (0, 64)]
+        Batch(rows, device=device, dtype=dtype, group=1, window=window).compare(causal=False)
 
 
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 127, 128, 129, 257, 3000])

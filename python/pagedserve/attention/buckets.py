@@ -49,6 +49,7 @@ class Span:
         position: position of the first query in its sequence.
         num_queries: length of the run.
         first_key: first position that any of the queries sees.
+        end_key: one past the last.
     """
 
     row: int
@@ -56,11 +57,12 @@ class Span:
     position: int
     num_queries: int
     first_key: int
+    end_key: int
 
     @property
     def num_keys(self) -> int:
-        """Keys from the first that is seen up to the last query's own."""
-        return self.position + self.num_queries - self.first_key
+        """Keys from the first that is seen to the last."""
+        return self.end_key - self.first_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,18 +120,20 @@ class PagedBucket:
 Bucket = FreshBucket | PagedBucket
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOptions:
     """What a plan depends on beside the step.
 
     Attributes:
         window: sliding window of the layers it is for; None sees all keys.
+        causal: whether queries see no key behind their own.
         allow_fresh: whether rows without cached keys may take the step's own keys.
         dtype: of the masks.
         device: of the indices and masks.
     """
 
     window: int | None
+    causal: bool
     allow_fresh: bool
     dtype: torch.dtype
     device: torch.device
@@ -150,11 +154,11 @@ def plan_buckets(layout: BatchLayout, options: PlanOptions) -> list[Bucket]:
     starts = layout.query_start.tolist()
     for row, seq_len in enumerate(layout.seq_lens.tolist()):
         num_queries = starts[row + 1] - starts[row]
-        whole = Span(row, starts[row], seq_len - num_queries, num_queries, 0)
+        whole = Span(row, starts[row], seq_len - num_queries, num_queries, 0, seq_len)
         if _is_fresh(whole, options):
             fresh.append(whole)
         else:
-            paged.extend(_split(whole, options.window))
+            paged.extend(_split(whole, options))
     buckets: list[Bucket] = [_fresh_bucket(spans, options) for spans in _group(fresh)]
     buckets.extend(_paged_bucket(spans, layout, options) for spans in _group(paged))
     return buckets
@@ -166,13 +170,17 @@ def _is_fresh(span: Span, options: PlanOptions) -> bool:
     return options.allow_fresh and span.position == 0 and long_enough and fits_window
 
 
-def _split(span: Span, window: int | None) -> Iterator[Span]:
-    """Cut a row's queries into runs that each see only the keys up to their own last."""
+def _split(span: Span, options: PlanOptions) -> Iterator[Span]:
+    """Cut a row's queries into runs that each have only the keys that they see."""
+    window = options.window
     for offset in range(0, span.num_queries, _MAX_QUERIES):
         position = span.position + offset
         num_queries = min(_MAX_QUERIES, span.num_queries - offset)
         first_key = 0 if window is None else max(0, position - window + 1)
-        yield Span(span.row, span.token + offset, position, num_queries, first_key)
+        end_key = position + num_queries
+        if not options.causal:
+            end_key = min(span.end_key, end_key + (window or span.end_key) - 1)
+        yield Span(span.row, span.token + offset, position, num_queries, first_key, end_key)
 
 
 def _weight(num_queries: int, num_keys: int) -> float:
@@ -247,24 +255,33 @@ def _paged_bucket(spans: list[Span], layout: BatchLayout, options: PlanOptions) 
     slots = blocks * layout.block_size + readable % layout.block_size
     query_positions = _to(queries.positions, options.device)
     key_positions = _to(keys, options.device)
+    ends = _to(first + num_keys, options.device)
     return PagedBucket(
         tokens=_to(queries.tokens.reshape(-1), options.device),
         slots=_to(slots.reshape(-1), options.device),
         query_positions=query_positions,
         key_positions=key_positions,
-        mask=_mask(query_positions, key_positions, options),
+        mask=_mask(query_positions, key_positions, ends, options),
         num_rows=len(spans),
         kept=kept,
         written=written,
     )
 
 
-def _mask(query_positions: Tensor, key_positions: Tensor, options: PlanOptions) -> Tensor:
+def _mask(
+    query_positions: Tensor, key_positions: Tensor, ends: Tensor, options: PlanOptions
+) -> Tensor:
+    """Of queries [rows, queries] and keys [rows, keys]; `ends` [rows, 1] is behind the last key."""
     query_position = query_positions[:, None, :, None]
     key_position = key_positions[:, None, None, :]
-    hidden = key_position > query_position
+    if options.causal:
+        hidden = key_position > query_position
+    else:
+        hidden = (key_position >= ends[:, None, None, :]).expand(
+            -1, -1, query_positions.shape[1], -1
+        )
     if options.window is not None:
-        hidden |= key_position <= query_position - options.window
+        hidden = hidden | ((key_position - query_position).abs() >= options.window)
     mask = torch.zeros(hidden.shape, dtype=options.dtype, device=options.device)
     return mask.masked_fill_(hidden, -torch.inf)
 

@@ -22,6 +22,7 @@ class AttentionOptions:
         softcap: cap of the scores, or None.
         sinks: ``[H]`` scores that take weight and have no value, or None.
         alibi: ``[H]`` slopes of biases that grow with a key's position, or None.
+        causal: whether a query sees no key behind its own.
     """
 
     scale: float
@@ -29,6 +30,7 @@ class AttentionOptions:
     softcap: float | None = None
     sinks: Tensor | None = None
     alibi: Tensor | None = None
+    causal: bool = True
 
     @property
     def is_plain(self) -> bool:

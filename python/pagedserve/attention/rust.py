@@ -31,7 +31,7 @@ def write_and_attend(
         value: ``[1, Hkv, T, Dv]``.
         pool: ``[num_blocks, block_size, Hkv, D + Dv]`` elements in the kernel's layout.
         metadata: the step.
-        options: scale, window, cap, sinks, slopes.
+        options: scale, window, cap, sinks, slopes, whether it is causal.
 
     Returns:
         ``[T, H, Dv]``.
@@ -66,6 +66,7 @@ def write_and_attend(
         softcap=options.softcap,
         sinks=_numbers(options.sinks),
         alibi=_numbers(options.alibi),
+        causal=options.causal,
         num_threads=torch.get_num_threads(),
     )
     return output

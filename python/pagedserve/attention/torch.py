@@ -51,7 +51,7 @@ def attend(
     metadata: AttentionMetadata,
     options: AttentionOptions,
 ) -> Tensor:
-    """Causal attention of one layer over the pool, this step's keys already written to it.
+    """Attention of one layer over the pool, this step's keys already written to it.
 
     Args:
         query: ``[1, H, T, D]``.
@@ -59,7 +59,7 @@ def attend(
         value: ``[1, Hkv, T, Dv]`` of this step.
         pool: ``[num_blocks, block_size, Hkv, D + Dv]``.
         metadata: the step.
-        options: scale, window, cap, sinks, slopes.
+        options: scale, window, cap, sinks, slopes, whether it is causal.
 
     Returns:
         ``[T, H, Dv]``.
@@ -68,9 +68,7 @@ def attend(
     output = query.new_empty(num_tokens, num_heads, value.shape[-1])
     slots = pool.flatten(0, 1)
     queries = query[0].transpose(0, 1)
-    for bucket in step_buckets(
-        metadata, window=options.window, allow_fresh=options.is_plain, dtype=query.dtype
-    ):
+    for bucket in step_buckets(metadata, options, query.dtype):
         if isinstance(bucket, FreshBucket):
             result = _attend_fresh(query, key, value, bucket, options)
         else:
@@ -85,21 +83,26 @@ def attend(
 
 
 def step_buckets(
-    metadata: AttentionMetadata, *, window: int | None, allow_fresh: bool, dtype: torch.dtype
+    metadata: AttentionMetadata, options: AttentionOptions, dtype: torch.dtype
 ) -> list[Bucket]:
     """The rows of a step grouped for attention calls; layers that attend alike share a plan.
 
     Args:
         metadata: the step.
-        window: sliding window of the layer.
-        allow_fresh: whether rows without cached keys may use the step's own keys.
+        options: of the layer.
         dtype: of the masks.
     """
-    layout = metadata.layout
+    layout, window = metadata.layout, options.window
     if window is not None and window >= layout.max_seq_len:
         window = None
-    options = PlanOptions(window, allow_fresh, dtype, metadata.slot_mapping.device)
-    return metadata.once(options, lambda: plan_buckets(layout, options))
+    plan = PlanOptions(
+        window=window,
+        causal=options.causal,
+        allow_fresh=options.is_plain and options.causal,
+        dtype=dtype,
+        device=metadata.slot_mapping.device,
+    )
+    return metadata.once(plan, lambda: plan_buckets(layout, plan))
 
 
 def _attend_fresh(

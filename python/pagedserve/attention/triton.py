@@ -28,7 +28,7 @@ def write_and_attend(
         value: ``[1, Hkv, T, Dv]``.
         pool: ``[num_blocks, block_size, Hkv, D + Dv]``.
         metadata: the step.
-        options: scale, window, cap, sinks, slopes.
+        options: scale, window, cap, sinks, slopes, whether it is causal.
 
     Returns:
         ``[T, H, Dv]``; what it holds for tokens of no row means nothing.
@@ -53,7 +53,7 @@ def attend(
         query: ``[T, H, D]``.
         pool: ``[num_blocks, block_size, Hkv, D + Dv]``.
         metadata: the step.
-        options: scale, window, cap, sinks, slopes.
+        options: scale, window, cap, sinks, slopes, whether it is causal.
 
     Returns:
         ``[T, H, Dv]``; what it holds for tokens of no row means nothing.
@@ -71,6 +71,7 @@ def attend(
         softcap=options.softcap,
         sinks=options.sinks,
         alibi=options.alibi,
+        causal=options.causal,
         max_query_len=rows.max_query_len,
         max_seq_len=rows.max_seq_len,
     )

@@ -66,8 +66,8 @@ thread_local! {
 /// Writes the step's keys and values into the pool, then answers every query.
 ///
 /// Row r has the queries `query_start[r] .. query_start[r + 1]`; the last of them is at position
-/// `seq_lens[r] - 1` and sees that many keys, its own included.  Every element of the output is
-/// written.
+/// `seq_lens[r] - 1` and sees that many keys, its own included; where attention is not causal, all
+/// queries do.  Every element of the output is written.
 ///
 /// # Errors
 /// Arguments that do not fit each other, an id outside of the pool, an instruction set that the

@@ -82,7 +82,8 @@ impl Plan {
             for tile in (0..num_queries.div_ceil(TILE)).rev() {
                 let queries = tile * TILE..((tile + 1) * TILE).min(num_queries);
                 let first = options.first_key(num_cached + queries.start / group);
-                let keys = first..num_cached + (queries.end - 1) / group + 1;
+                let last = num_cached + (queries.end - 1) / group;
+                let keys = first..options.end_key(last, rows.seq_len(row));
                 let chunks = keys.start / CHUNK..keys.end.div_ceil(CHUNK);
                 self.items.push(Item { row, kv_head, queries, keys, chunks, split: None });
             }

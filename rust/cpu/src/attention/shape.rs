@@ -94,12 +94,23 @@ pub struct Options<'a> {
     /// `[H]`: slopes; a score gets its head's slope times the key's position minus the query's,
     /// after the cap.
     pub alibi: Option<&'a [f32]>,
+    /// Whether a query sees no key behind its own; if not, a window has two sides, and a query
+    /// sees the keys with position < its own + window as well.
+    pub causal: bool,
 }
 
 impl Options<'_> {
     /// The first key that a query at `position` sees.
     pub(crate) fn first_key(&self, position: usize) -> usize {
         self.window.map_or(0, |window| (position + 1).saturating_sub(window))
+    }
+
+    /// One past the last key that a query at `position` sees, of a row with `seq_len` keys.
+    pub(crate) fn end_key(&self, position: usize, seq_len: usize) -> usize {
+        if self.causal {
+            return position + 1;
+        }
+        self.window.map_or(seq_len, |window| position.saturating_add(window).min(seq_len))
     }
 }
 

@@ -406,10 +406,12 @@ unsafe fn weigh<I: Vectors, E: Element>(
     part: Part,
 ) {
     let group = call.shape.group();
-    let num_cached = call.rows.seq_len(item.row) - call.rows.queries(item.row).len();
+    let seq_len = call.rows.seq_len(item.row);
+    let num_cached = seq_len - call.rows.queries(item.row).len();
     for (row, query) in item.queries.clone().enumerate() {
         let position = num_cached + query / group;
-        let seen = within(&(call.options.first_key(position)..position + 1), chunk);
+        let end = call.options.end_key(position, seq_len);
+        let seen = within(&(call.options.first_key(position)..end), chunk);
         let head = item.kv_head * group + query % group;
         let bias = call
             .options

@@ -38,6 +38,7 @@ pub struct Case {
     pub sinks: Option<f32>,
     /// The first head's slope; each further head's is half of the one before.
     pub alibi: Option<f32>,
+    pub causal: bool,
     /// Whole cached blocks of the first row that the others have too.
     pub shares_prefix: bool,
     /// Elements between heads and tokens that belong to nobody.
@@ -61,6 +62,7 @@ impl Case {
             softcap: None,
             sinks: None,
             alibi: None,
+            causal: true,
             shares_prefix: false,
             gap: 0,
             seed: 1,
@@ -362,6 +364,7 @@ impl Step {
             softcap: self.case.softcap,
             sinks: self.sinks.as_deref(),
             alibi: self.alibi.as_deref(),
+            causal: self.case.causal,
         }
     }
 
@@ -425,8 +428,12 @@ impl Step {
     fn expected_query(&self, row: usize, token: usize, position: usize, head: usize) -> Vec<f64> {
         let (key_size, value_size) = (self.shape.key_size, self.shape.value_size);
         let start = self.query.index(token, head);
-        let first = self.case.window.map_or(0, |window| (position + 1).saturating_sub(window));
-        let mut weights: Vec<f64> = self.known[row][first..=position]
+        let known = &self.known[row];
+        let window = self.case.window.unwrap_or(known.len());
+        let first = (position + 1).saturating_sub(window);
+        let ahead = if self.case.causal { 1 } else { window };
+        let seen = &known[first..known.len().min(position + ahead)];
+        let mut weights: Vec<f64> = seen
             .iter()
             .zip(first..)
             .map(|(heads, key_position)| {
@@ -441,7 +448,7 @@ impl Step {
                 let score = product * f64::from(self.case.scale);
                 let capped = |cap: f32| f64::from(cap) * (score / f64::from(cap)).tanh();
                 let slope = self.alibi.as_ref().map_or(0.0, |slopes| f64::from(slopes[head]));
-                let distance = f64::from(int(position - key_position));
+                let distance = f64::from(int(position) - int(key_position));
                 self.case.softcap.map_or(score, capped) - slope * distance
             })
             .collect();
@@ -453,7 +460,7 @@ impl Step {
             sum += *weight;
         }
         let mut answer = vec![0.0; value_size];
-        for (heads, weight) in self.known[row][first..=position].iter().zip(weights) {
+        for (heads, weight) in seen.iter().zip(weights) {
             for (to, &number) in answer.iter_mut().zip(&heads[head / self.case.group][key_size..]) {
                 *to += weight / sum * f64::from(number);
             }

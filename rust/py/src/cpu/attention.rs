@@ -96,6 +96,7 @@ impl<'py> RowArrays<'py> {
 ///     sinks: float32 ``[H]``, one more score a head, which takes weight and has no value.
 ///     alibi: float32 ``[H]``, slopes; a score gets its head's slope times (the key's position
 ///         minus the query's), after the cap.
+///     causal: Whether a query sees no key behind its own; if not, a window has two sides.
 ///     num_threads: Of torch's threads, where `has_torch_threads`; else one is used.
 ///     instructions: None for those in use.
 ///
@@ -107,7 +108,7 @@ impl<'py> RowArrays<'py> {
     *, dtype, query, query_strides, key, key_strides, value, value_strides, pool, output,
     num_heads, num_kv_heads, key_size, value_size, num_blocks, block_size, block_tables,
     query_start, seq_lens, slot_mapping, scale, window = None, softcap = None, sinks = None,
-    alibi = None, num_threads = 1, instructions = None
+    alibi = None, causal = true, num_threads = 1, instructions = None
 ))]
 #[expect(clippy::too_many_arguments, reason = "tensors without torch: addresses and sizes")]
 pub(crate) fn paged_attention(
@@ -135,6 +136,7 @@ pub(crate) fn paged_attention(
     softcap: Option<f32>,
     sinks: Option<&Bound<'_, PyAny>>,
     alibi: Option<&Bound<'_, PyAny>>,
+    causal: bool,
     num_threads: i64,
     instructions: Option<&str>,
 ) -> PyResult<()> {
@@ -165,6 +167,7 @@ pub(crate) fn paged_attention(
         softcap,
         sinks: sinks.as_ref().map(|sinks| sinks.as_slice()).transpose()?,
         alibi: alibi.as_ref().map(|alibi| alibi.as_slice()).transpose()?,
+        causal,
     };
     let numbers_per_key =
         shape.num_kv_heads.saturating_mul(shape.key_size.saturating_add(shape.value_size));

@@ -223,6 +223,7 @@ impl DecoderLayer {
             softcap: self.softcap,
             sinks: None,
             alibi: None,
+            causal: true,
         };
         let layer = self.layer(py)?;
         let adapters = adapters.as_ref().map(AdapterRows::new).transpose()?;
