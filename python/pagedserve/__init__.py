@@ -50,10 +50,15 @@ if TYPE_CHECKING:
         BeamSearchOutput,
         BeamSearchSequence,
         CompletionOutput,
+        EmbeddingOutput,
+        EmbeddingRequestOutput,
         Logprob,
         RequestMetrics,
         RequestOutput,
+        ScoringOutput,
+        ScoringRequestOutput,
     )
+    from pagedserve.pooling_params import PoolingParams
     from pagedserve.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 
 __all__ = [
@@ -68,6 +73,8 @@ __all__ = [
     "CachedBlockAllocator",
     "CompletionOutput",
     "ConfigError",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
     "EngineArgs",
     "EngineDeadError",
     "EngineStalledError",
@@ -80,6 +87,7 @@ __all__ = [
     "Logprob",
     "ModelLoadError",
     "PagedServeError",
+    "PoolingParams",
     "Prefix",
     "RequestError",
     "RequestMetrics",
@@ -91,6 +99,8 @@ __all__ = [
     "SchedulerChoices",
     "SchedulerConfig",
     "SchedulerOutputs",
+    "ScoringOutput",
+    "ScoringRequestOutput",
     "SequenceGroupMetadata",
     "StaleHandleError",
     "StepError",
@@ -107,6 +117,7 @@ _HOME = {
     "LLMEngine": "pagedserve.engine.llm_engine",
     "EngineArgs": "pagedserve.config",
     "LoRARequest": "pagedserve.lora.request",
+    "PoolingParams": "pagedserve.pooling_params",
     **dict.fromkeys(
         ["BeamSearchParams", "RequestOutputKind", "SamplingParams"], "pagedserve.sampling_params"
     ),
@@ -116,9 +127,13 @@ _HOME = {
             "BeamSearchOutput",
             "BeamSearchSequence",
             "CompletionOutput",
+            "EmbeddingOutput",
+            "EmbeddingRequestOutput",
             "Logprob",
             "RequestMetrics",
             "RequestOutput",
+            "ScoringOutput",
+            "ScoringRequestOutput",
         ],
         "pagedserve.outputs",
     ),

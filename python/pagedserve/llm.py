@@ -17,9 +17,17 @@ from pagedserve.engine.defaults import default_sampling_params
 from pagedserve.engine.llm_engine import LLMEngine
 from pagedserve.engine.request import Request
 from pagedserve.engine.stats import StatsLine
+from pagedserve.errors import RequestError
 from pagedserve.inputs import Prompt, match_params, match_priorities, parse_prompts
 from pagedserve.lora.request import LoRARequest, match_lora_requests
-from pagedserve.outputs import BeamSearchOutput, RequestOutput
+from pagedserve.outputs import (
+    BeamSearchOutput,
+    EmbeddingRequestOutput,
+    RequestOutput,
+    ScoringRequestOutput,
+)
+from pagedserve.pooling.vectors import embedding_output, scoring_output, with_prompt
+from pagedserve.pooling_params import PoolingParams
 from pagedserve.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from pagedserve.vllm_names import ABSENT_METHODS, refuse_arguments
 
@@ -143,11 +151,7 @@ class LLM:
             )
             for index, (prompt, own) in enumerate(zip(parsed, params, strict=True))
         ]
-        try:
-            return self._run(requests, use_tqdm=use_tqdm)
-        except BaseException:
-            engine.abort_request([request.request_id for request in requests])
-            raise
+        return self._run_all(requests, use_tqdm=use_tqdm)
 
     def chat(  # noqa: PLR0917  # in vLLM's order
         self,
@@ -243,10 +247,97 @@ class LLM:
             for output in outputs
         ]
 
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        use_tqdm: UseTqdm = True,
+        pooling_params: PoolingParams | None = None,
+        prompt_name: str | None = None,
+        **absent: None,
+    ) -> list[EmbeddingRequestOutput]:
+        """Make one vector of each prompt, with a model that pools.
+
+        Args:
+            prompts: As of ``generate``.
+            use_tqdm: As of ``generate``.
+            pooling_params: For all prompts; None is ``PoolingParams()``.
+            prompt_name: Which of the model's own texts comes before each text; None is the one
+                that the model names, if any.
+            **absent: As of ``generate``.
+
+        Returns:
+            The vectors in the order of the prompts.
+
+        Raises:
+            RequestError: A prompt or parameter that cannot be accepted, or a model that generates;
+                it says which and why.
+        """
+        refuse_arguments(absent)
+        params = PoolingParams() if pooling_params is None else pooling_params
+        rules, engine = self.llm_engine.model_info.pooling, self.llm_engine
+        parsed = [with_prompt(prompt, rules, prompt_name) for prompt in parse_prompts(prompts)]
+        call = self._num_calls
+        self._num_calls += 1
+        requests = [
+            engine.input_processor.process(
+                f"embed-{call}-{index}", prompt, params, name=f"prompt {index}"
+            )
+            for index, prompt in enumerate(parsed)
+        ]
+        outputs = self._run_all(requests, use_tqdm=use_tqdm)
+        return [embedding_output(output, rules, params) for output in outputs]
+
+    def score(
+        self,
+        data_1: str | Sequence[str],
+        data_2: str | Sequence[str],
+        *,
+        use_tqdm: UseTqdm = True,
+        pooling_params: PoolingParams | None = None,
+        **absent: None,
+    ) -> list[ScoringRequestOutput]:
+        """Say how near texts are: the cosines of the angles between their embeddings.
+
+        Args:
+            data_1: One text, for all of the others, or as many as those.
+            data_2: Texts.
+            use_tqdm: As of ``generate``.
+            pooling_params: As of ``embed``.
+            **absent: As of ``generate``.
+
+        Returns:
+            One score a pair.
+
+        Raises:
+            RequestError: As of ``embed``, and texts that are no pairs.
+        """
+        firsts = [data_1] if isinstance(data_1, str) else list(data_1)
+        seconds = [data_2] if isinstance(data_2, str) else list(data_2)
+        if len(firsts) not in (1, len(seconds)):
+            raise RequestError(
+                f"data_1 has {len(firsts)} texts and data_2 {len(seconds)}; give one in data_1, or "
+                "as many as in data_2"
+            )
+        options: Any = {"use_tqdm": use_tqdm, "pooling_params": pooling_params, **absent}
+        embedded = self.embed([*firsts, *seconds], **options)
+        queries = embedded[: len(firsts)] * (len(seconds) // len(firsts))
+        return [
+            scoring_output(*pair) for pair in zip(queries, embedded[len(firsts) :], strict=True)
+        ]
+
     def __getattr__(self, name: str) -> NoReturn:
         reason = ABSENT_METHODS.get(name)
         said = f"{type(self).__name__!r} object has no attribute {name!r}"
         raise AttributeError(said if reason is None else f"{said}: {reason}")
+
+    def _run_all(self, requests: list[Request], *, use_tqdm: UseTqdm) -> list[RequestOutput]:
+        """Run requests to their ends; after an exception none of them is left."""
+        try:
+            return self._run(requests, use_tqdm=use_tqdm)
+        except BaseException:
+            self.llm_engine.abort_request([request.request_id for request in requests])
+            raise
 
     def _run(self, requests: list[Request], *, use_tqdm: UseTqdm) -> list[RequestOutput]:
         for request in requests:

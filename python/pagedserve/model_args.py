@@ -7,6 +7,7 @@ import pagedserve.checks as checks
 from pagedserve.options import Option, option
 
 LoadFormat: TypeAlias = Literal["auto", "safetensors", "dummy"]
+RunnerType: TypeAlias = Literal["auto", "generate", "pooling"]
 
 
 def _model(name: str, value: object) -> str:
@@ -31,6 +32,12 @@ class ModelArgs:
                 text="smollm2, a local directory in Hugging Face format, a .gguf file or a hub id.",
             )
         },
+    )
+    runner: RunnerType = option(
+        "auto",
+        checks.choice(get_args(RunnerType)),
+        "generate makes tokens, pooling makes one vector of a prompt; auto is pooling for models "
+        "with the files of sentence-transformers or without a head, else generate.",
     )
     tokenizer: str | None = option(
         None,

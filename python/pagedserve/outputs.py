@@ -4,6 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Self, TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pagedserve.lora.request import LoRARequest
 
 FinishReason: TypeAlias = Literal["stop", "length", "abort", "ignored", "error"]
@@ -159,6 +162,7 @@ class RequestOutput:
         encoder_prompt: None: models are decoders alone.
         encoder_prompt_token_ids: None, as well.
         num_cached_tokens: Prompt tokens that the prefix cache had when it first ran; None before.
+        pooled: What a model that pools made of the prompt, float32 ``[F]``, as the model gives it.
     """
 
     request_id: str
@@ -172,6 +176,7 @@ class RequestOutput:
     encoder_prompt: None = None
     encoder_prompt_token_ids: None = None
     num_cached_tokens: int | None = None
+    pooled: NDArray[np.float32] | None = None
 
     def add(self, later: Self) -> None:
         """Take in the delta that follows this one."""
@@ -231,6 +236,71 @@ class BeamSearchOutput:
                 )
             )
         return cls(beams)
+
+
+@dataclass(slots=True)
+class EmbeddingOutput:
+    """What a prompt became.
+
+    Attributes:
+        embedding: The vector's numbers.
+    """
+
+    embedding: list[float]
+
+    @property
+    def hidden_size(self) -> int:
+        """How many numbers."""
+        return len(self.embedding)
+
+
+@dataclass(slots=True)
+class ScoringOutput:
+    """How near two texts are.
+
+    Attributes:
+        score: The cosine of the angle between their embeddings.
+    """
+
+    score: float
+
+
+@dataclass(slots=True)
+class EmbeddingRequestOutput:
+    """A prompt that was embedded.
+
+    Attributes:
+        request_id: Its name in the engine.
+        outputs: The vector.
+        prompt_token_ids: The prompt's tokens, as computed.
+        num_cached_tokens: Those that the prefix cache had.
+        finished: True.
+    """
+
+    request_id: str
+    outputs: EmbeddingOutput
+    prompt_token_ids: list[int]
+    num_cached_tokens: int
+    finished: bool = True
+
+
+@dataclass(slots=True)
+class ScoringRequestOutput:
+    """A pair of texts that was compared.
+
+    Attributes:
+        request_id: The names of both in the engine.
+        outputs: How near they are.
+        prompt_token_ids: The tokens of both.
+        num_cached_tokens: Those that the prefix cache had.
+        finished: True.
+    """
+
+    request_id: str
+    outputs: ScoringOutput
+    prompt_token_ids: list[int]
+    num_cached_tokens: int
+    finished: bool = True
 
 
 def seconds_between(start: float | None, end: float | None) -> float | None:

@@ -64,8 +64,8 @@ ABSENT_OPTIONS: Final[dict[str, Absent]] = {
     **_absent("skip_tokenizer_init", (False, None), "detokenize=False leaves text out"),
     **_absent("config_format", ("auto", "hf"), "models are in Hugging Face format or GGUF"),
     **_absent("model_impl", ("auto", "transformers"), "models are those of transformers"),
-    **_absent("task runner", ("auto", "generate", None), "models generate, and nothing else"),
-    **_absent("convert", ("auto", "none", None), "models generate, and nothing else"),
+    **_absent("task", ("auto", "generate", None), "give runner"),
+    **_absent("convert", ("auto", "none", None), "models do what they were trained for"),
     **_absent("kv_cache_dtype", ("auto",), "keys and values are stored in the model's dtype"),
     **_absent("calculate_kv_scales", (False, None), "keys and values are not quantized"),
     **_absent(
@@ -163,9 +163,7 @@ ABSENT_ARGUMENTS: Final = frozenset(
 
 # Methods of LLM that are not here, and why.
 ABSENT_METHODS: Final = {
-    **dict.fromkeys(
-        ("encode", "embed", "classify", "score", "reward"), "models generate, and nothing else"
-    ),
+    **dict.fromkeys(("encode", "classify", "reward"), "models generate or embed"),
     **dict.fromkeys(
         ("start_profile", "stop_profile"), "benches/python/engine.py --profile measures an engine"
     ),

@@ -78,6 +78,8 @@ class PagedAttention:
         pools: Sequence[Tensor],
         windows: Sequence[int | None],
         write_and_attend: WriteAndAttend,
+        *,
+        causal: bool = True,
     ) -> None:
         """Take a step.
 
@@ -87,11 +89,13 @@ class PagedAttention:
                 is the backend's own.
             windows: of each layer, as the probe found them.
             write_and_attend: the backend's; the same for all steps over one set of pools.
+            causal: whether a token sees no key behind its own.
         """
         self.metadata = metadata
         self._write_and_attend = write_and_attend
         self._pools = pools
         self._windows = windows
+        self._causal = causal
         self.num_calls = 0
 
     def next_layer(self) -> tuple[Tensor, int | None]:
@@ -119,8 +123,8 @@ class PagedAttention:
             )
         pool, window = self.next_layer()
         options = call.options
-        if options.window != window:
-            options = replace(options, window=window)
+        if options.window != window or not self._causal:
+            options = replace(options, window=window, causal=self._causal)
         return self._write_and_attend(
             call.query,
             call.key,

@@ -7,7 +7,8 @@ outgrows.  Nothing here touches the scheduler's state, so any thread may do it b
 
 import itertools
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
 from transformers import PreTrainedTokenizerBase
@@ -18,17 +19,20 @@ from pagedserve.engine.request import Request
 from pagedserve.engine.row_sampler import RowSampler
 from pagedserve.errors import RequestError
 from pagedserve.executor.protocol import Adapter, ModelInfo
-from pagedserve.inputs import ParsedPrompt, tokenize_prompt
+from pagedserve.inputs import ParsedPrompt, TokenizedPrompt, tokenize_prompt
 from pagedserve.lora.request import LoRARequest
 from pagedserve.output.beam import BeamSearch
 from pagedserve.output.detokenizer import Detokenizer
 from pagedserve.output.stop import StopRule
 from pagedserve.outputs import RequestMetrics
+from pagedserve.pooling_params import PoolingParams
 from pagedserve.sampling.bad_words import BadWords
 from pagedserve.sampling_params import RequestOutputKind, SamplingParams
 
 # Added to a request's number: the salt of a prompt that must not be found in the prefix cache.
 _PRIVATE_SALT: Final = 1 << 63
+# What a request that pools asks of its tokens: one, that nobody sees.
+_ONE_TOKEN: Final = SamplingParams(temperature=0, max_tokens=1, detokenize=False)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -57,7 +61,7 @@ class InputProcessor:
         self,
         request_id: str,
         prompt: ParsedPrompt,
-        params: SamplingParams,
+        params: SamplingParams | PoolingParams,
         *,
         arrival_time: float | None = None,
         priority: int = 0,
@@ -71,7 +75,7 @@ class InputProcessor:
         Args:
             request_id: The caller's name for it.
             prompt: As ``pagedserve.inputs`` parsed it.
-            params: How to continue it.
+            params: How to continue it, or to pool it.
             arrival_time: Seconds of the wall clock; None is now.
             priority: Smaller goes first, where the scheduler's policy asks for it.
             lora_request: The adapter to answer with.
@@ -82,6 +86,21 @@ class InputProcessor:
         Raises:
             RequestError: What is wrong with the prompt or the parameters, and what is accepted.
         """
+        if isinstance(params, PoolingParams):
+            return self._process_pooling(
+                request_id,
+                prompt,
+                params,
+                metrics=RequestMetrics(time.time() if arrival_time is None else arrival_time),
+                priority=priority,
+                name=name,
+            )
+        if self.model.pooling is not None:
+            raise RequestError(
+                f"the model was loaded to pool (runner={self.args.runner!r}), and makes no tokens; "
+                "accepted are LLM.embed and LLM.score, or a model that is loaded with "
+                "runner='generate'"
+            )
         vocab_size = self.model.vocab_size
         params = params.resolved(max_model_len=self.max_model_len, vocab_size=vocab_size)
         tokenized = tokenize_prompt(prompt, name, encode=self._encode, vocab_size=vocab_size)
@@ -134,6 +153,68 @@ class InputProcessor:
             adapter=adapter,
         )
 
+    def _process_pooling(
+        self,
+        request_id: str,
+        prompt: ParsedPrompt,
+        params: PoolingParams,
+        *,
+        metrics: RequestMetrics,
+        priority: int,
+        name: str,
+    ) -> Request:
+        """A request whose prompt is pooled; it ends with its prefill.
+
+        Raises:
+            RequestError: What is wrong with the prompt or the parameters, and what is accepted.
+        """
+        if self.model.pooling is None:
+            raise RequestError(
+                f"the model was loaded to generate (runner={self.args.runner!r}); accepted are "
+                "generate and chat, or a model that is loaded with runner='pooling'"
+            )
+        tokenized = self._tokens_to_pool(prompt, params.truncate_prompt_tokens, name)
+        token_ids = tokenized.token_ids
+        return Request(
+            request_id=request_id,
+            prompt=tokenized.text,
+            prompt_token_ids=token_ids,
+            params=_ONE_TOKEN,
+            rule=StopRule.from_params(_ONE_TOKEN, eos_token_ids=(), max_new_tokens=1),
+            row_sampler=RowSampler(
+                _ONE_TOKEN,
+                prompt_token_ids=token_ids,
+                bad_words=None,
+                banned_at_first=(),
+                num_candidates=0,
+                key=(0, 0),
+            ),
+            detokenizer=None,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            metrics=metrics,
+            salt=tokenized.salt,
+            priority=priority,
+            search=None,
+            prompt_logprobs=None,
+        )
+
+    def _tokens_to_pool(self, prompt: ParsedPrompt, most: int | None, name: str) -> TokenizedPrompt:
+        """The tokens of a prompt that is pooled, ``most`` of them where that is not None."""
+        most = self.max_model_len if most == -1 else most
+        encode = partial(self._encode, max_length=most)
+        tokenized = tokenize_prompt(prompt, name, encode=encode, vocab_size=self.model.vocab_size)
+        token_ids = tokenized.token_ids[:most]
+        if len(token_ids) > self.max_model_len:
+            raise RequestError(
+                f"{name} has {len(token_ids)} tokens; it must have at most {self.max_model_len}, "
+                "or truncate_prompt_tokens=-1 shortens it"
+            )
+        # No token comes after it, so it may fill the model.
+        refusal = self.scheduler.prompt_refusal(max(1, len(token_ids) - 1))
+        if refusal is not None:
+            raise RequestError(f"{name} {refusal}")
+        return replace(tokenized, token_ids=token_ids)
+
     def _is_scored(self, token_ids: list[int], params: SamplingParams) -> bool:
         """Whether a prompt fills the model and may: nothing is computed from its one new token."""
         fills = len(token_ids) == self.max_model_len
@@ -182,9 +263,12 @@ class InputProcessor:
         token_ids: list[int] = self.tokenizer(text, add_special_tokens=False).input_ids
         return token_ids
 
-    def _encode(self, text: str) -> list[int]:
+    def _encode(self, text: str, max_length: int | None = None) -> list[int]:
         # verbose: the length is checked here, against the limit of this engine.
-        token_ids: list[int] = self.tokenizer(text, verbose=False).input_ids
+        truncation = max_length is not None
+        token_ids: list[int] = self.tokenizer(
+            text, verbose=False, truncation=truncation, max_length=max_length
+        ).input_ids
         return token_ids
 
 

@@ -34,6 +34,7 @@ from pagedserve.models.progress import loading
 from pagedserve.models.tokenizer import load_tokenizer
 from pagedserve.output.stop import Finish
 from pagedserve.outputs import RequestOutput
+from pagedserve.pooling_params import PoolingParams
 from pagedserve.sampling_params import SamplingParams
 from pagedserve.vllm_names import refuse_arguments
 
@@ -216,7 +217,7 @@ class LLMEngine:
         self,
         request_id: str,
         prompt: Prompt,
-        params: SamplingParams | None = None,
+        params: SamplingParams | PoolingParams | None = None,
         arrival_time: float | None = None,
         lora_request: LoRARequest | None = None,
         *,
@@ -228,9 +229,9 @@ class LLMEngine:
         Args:
             request_id: The caller's name for it, of no other unfinished request.
             prompt: Text or token ids.
-            params: How to continue it; None is ``SamplingParams()``.  ``output_kind`` says which
-                outputs come; beam searches, and requests for the best of several, have the last
-                alone in any case.
+            params: How to continue it, or to pool it; None is ``SamplingParams()``.
+                ``output_kind`` says which outputs come; beam searches, and requests for the best
+                of several, have the last alone in any case.
             arrival_time: Seconds of the wall clock; None is now.
             lora_request: The adapter to answer with; its files are read here if need be.
             priority: Smaller goes first, with ``scheduling_policy="priority"``.
@@ -241,12 +242,11 @@ class LLMEngine:
         """
         refuse_arguments(absent)
         self._check_id(request_id)
-        (checked,) = match_params(params, 1)
         self.add(
             self.input_processor.process(
                 request_id,
                 parse_prompt(prompt, "the prompt"),
-                checked,
+                params if isinstance(params, PoolingParams) else match_params(params, 1)[0],
                 arrival_time=arrival_time,
                 priority=priority,
                 lora_request=lora_request,

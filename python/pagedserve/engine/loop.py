@@ -271,6 +271,9 @@ class EngineLoop:
             self._steps.popleft()
             if output.prompt_logprobs is not None:
                 record_prompts(step.scored, output.prompt_logprobs)
+            if output.pooled is not None:
+                for sequence, vector in zip(step.sequences, output.pooled, strict=True):
+                    sequence.request.pooled = vector
             touched = record_step(update, handles, self._requests, now() + _WALL_CLOCK)
             self._stats.num_generation_tokens += len(update.tokens)
             for request in touched:

@@ -42,6 +42,7 @@ def make_output(request: Request) -> RequestOutput:
         metrics=request.metrics,
         lora_request=request.lora_request,
         num_cached_tokens=request.num_cached_tokens,
+        pooled=request.pooled,
     )
 
 

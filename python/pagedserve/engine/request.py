@@ -7,6 +7,9 @@ times.  Token ids of prompts, block tables and queues are the core's.
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pagedserve.engine.row_sampler import RowSampler
 from pagedserve.executor.protocol import Adapter
 from pagedserve.lora.request import LoRARequest
@@ -86,6 +89,7 @@ class Request:
         prompt_logprobs: Of the prompt's tokens but the first, so far; None where nobody asked.
         lora_request: The adapter that was asked for.
         adapter: Keeps its weights in host memory until the request ends.
+        pooled: What a model that pools made of the prompt, float32 ``[F]``.
         sequences: Its continuations in the order of their indices; of a beam search those that
             go on.
         is_plain: Whether a token is all that a step brings it: one sequence, and nobody looks at
@@ -112,6 +116,7 @@ class Request:
     prompt_logprobs: list[TokenLogprob] | None
     lora_request: LoRARequest | None = None
     adapter: Adapter | None = None
+    pooled: NDArray[np.float32] | None = None
     sequences: list[Sequence] = field(default_factory=list)
     is_plain: bool = False
     group: int = -1

@@ -31,7 +31,9 @@ from pagedserve.executor.protocol import (
 )
 from pagedserve.lora.apply import AdapterModules
 from pagedserve.lora.host import HostAdapter, HostAdapters
-from pagedserve.models.loader import load_model
+from pagedserve.models.loader import LoadedModel, load_model
+from pagedserve.pooling.pooler import pool_rows
+from pagedserve.pooling.rules import PoolingRules
 from pagedserve.runner.buffers import StepBuffers
 from pagedserve.runner.graphs import DecodeGraphs, reserved_bytes
 from pagedserve.runner.model_runner import Forward, ModelRunner
@@ -47,7 +49,11 @@ class LaunchedRun:
     """A step that this process launched: a ``StepHandle``."""
 
     def __init__(
-        self, samples: LaunchedSamples | None, prompts: PromptTargets | None, logits: Tensor | None
+        self,
+        samples: LaunchedSamples | None = None,
+        prompts: PromptTargets | None = None,
+        logits: Tensor | None = None,
+        pooled: Tensor | None = None,
     ) -> None:
         """Keep what is needed for the results.
 
@@ -55,7 +61,9 @@ class LaunchedRun:
             samples: Of the step; None where it samples nothing.
             prompts: What was asked about prompts.
             logits: Float32 ``[P, V]``, of the positions of ``prompts``.
+            pooled: Float32 ``[S, F]``, in the place of all that, where the model pools.
         """
+        self._pooled = pooled
         self._samples = samples
         self._prompts = prompts
         self._logits = logits
@@ -71,6 +79,9 @@ class LaunchedRun:
 
     def results(self) -> ModelOutput:
         """Wait for the step; called before another is launched, unless it is async-safe."""
+        if self._pooled is not None:
+            pooled = self._pooled.cpu().numpy()
+            return ModelOutput(SampledRows.of_nothing(len(pooled)), None, pooled)
         sampled = SampledRows.none() if self._samples is None else self._samples.results()
         if self._prompts is None or self._logits is None:
             return ModelOutput(sampled, None)
@@ -84,11 +95,12 @@ class LocalExecutor:
         """Load the model; see `pagedserve.models.loader.load_model` for the errors."""
         self._args = args
         self.loaded = load_model(args)
+        _check_pooling(args, self.loaded)
         self._cuda = cuda_of(self.loaded.device)
         is_recordable = self._cuda is not None and self.loaded.attention_backend == "triton"
-        # How rows with states are computed together depends on the step.
-        has_states = bool(self.loaded.states)
-        self._captures_graphs = is_recordable and not args.enforce_eager and not has_states
+        # How rows with states are computed together depends on the step; what pools only prefills.
+        is_decoding = not self.loaded.states and self.loaded.pooling is None
+        self._captures_graphs = is_recordable and is_decoding and not args.enforce_eager
         self._adapters: AdapterModules | None = None
         if args.enable_lora:
             self._adapters = AdapterModules(
@@ -112,6 +124,7 @@ class LocalExecutor:
             eos_token_ids=tuple(loaded.eos_token_ids),
             device_type=loaded.device.type,
             backends=loaded.describe_backends(),
+            pooling=loaded.pooling,
         )
 
     @property
@@ -133,7 +146,7 @@ class LocalExecutor:
         """
         loaded = self.loaded
         check_block_size(loaded.attention_backend, block_size)
-        return kv_bytes_per_block(loaded.layers, block_size=block_size, dtype=loaded.dtype)
+        return kv_bytes_per_block(loaded.stored_layers, block_size=block_size, dtype=loaded.dtype)
 
     def determine_num_blocks(self, limits: StepLimits) -> MemoryPlan:
         """See ``Executor``; on a GPU the largest steps are run to see what they leave."""
@@ -172,7 +185,7 @@ class LocalExecutor:
         """See ``Executor``."""
         loaded, limits = self.loaded, shape.limits
         self._cache = CacheEngine(
-            loaded.layers,
+            loaded.stored_layers,
             num_gpu_blocks=shape.num_gpu_blocks,
             num_cpu_blocks=shape.num_cpu_blocks,
             block_size=shape.block_size,
@@ -226,12 +239,23 @@ class LocalExecutor:
             for ordinal, slot in scheduled.adapters_to_load:
                 self._adapters.load(slot, self._host_adapters.weights(ordinal))
         if scheduled.num_rows == 0:
-            return LaunchedRun(None, None, None)
+            return LaunchedRun()
+        if self.loaded.pooling is not None:
+            return LaunchedRun(pooled=self._pool(scheduled, self.loaded.pooling))
         index = None if prompts is None else torch.from_numpy(prompts.index)
         previous_tokens = after.tokens() if isinstance(after, LaunchedRun) else None
         logits = self._runner.execute(scheduled, index, previous_tokens)
         samples = self._sampler.launch(logits[: len(rows)], rows) if rows else None
         return LaunchedRun(samples, prompts, logits[len(rows) :])
+
+    def _pool(self, scheduled: SchedulerOutputs, rules: PoolingRules) -> Tensor:
+        """One vector for each prompt that ends in the step, float32 ``[S, F]``."""
+        if rules.pooling_type == "LAST":
+            return self._runner.execute(scheduled)
+        rows = self.buffers.sample_rows[: scheduled.num_samples]
+        ends = self.buffers.query_start[: scheduled.num_rows + 1]
+        vectors = pool_rows(self._runner.hidden_states(scheduled), ends, rules.pooling_type)
+        return vectors[torch.from_numpy(rows.copy()).to(vectors.device)]
 
     def _profile(self, cuda: Cuda, limits: StepLimits) -> AvailableBlocks:
         """Run the largest steps on the GPU and find how many KV blocks fit beside them."""
@@ -282,6 +306,19 @@ class LocalExecutor:
                 has_adapters=self._adapters is not None,
             )
         return max(prefill, decode), graphs
+
+
+def _check_pooling(args: EngineArgs, loaded: LoadedModel) -> None:
+    """Refuse options that a model which pools cannot obey."""
+    if loaded.pooling is None:
+        return
+    refused = {"enable_lora": "adapters are for models that generate"}
+    if loaded.is_encoder:
+        reason = "an encoder sees its prompts whole and keeps nothing of them"
+        refused |= dict.fromkeys(("enable_prefix_caching", "enable_chunked_prefill"), reason)
+    for name, reason in refused.items():
+        if getattr(args, name):
+            raise ConfigError(f"{name} is True, and {reason}: leave it out")
 
 
 def largest_prefill(limits: StepLimits) -> list[TrialRow]:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from pagedserve._core import InputBuffers, SchedulerOutputs
 from pagedserve.executor.memory import MemoryPlan
+from pagedserve.pooling.rules import PoolingRules
 from pagedserve.sampling.results import PositionLogprobs, SampledRows
 from pagedserve.sampling.rows import PromptTargets, RowSampling
 
@@ -28,6 +29,7 @@ class ModelInfo:
         eos_token_ids: Tokens that end a sequence.
         device_type: "cpu" or "cuda".
         backends: One line for people: who computes attention and everything else.
+        pooling: How it makes one vector of a prompt; None for a model that generates.
     """
 
     vocab_size: int
@@ -35,6 +37,7 @@ class ModelInfo:
     eos_token_ids: tuple[int, ...]
     device_type: str
     backends: str
+    pooling: PoolingRules | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,10 +100,14 @@ class HostBuffers(Protocol):
 
 
 class ModelOutput(NamedTuple):
-    """What a step gave: its samples, and what was asked about prompts."""
+    """What a step gave: its samples, and what was asked about prompts.
+
+    Where the model pools, ``pooled`` float32 ``[S, F]`` is what it gave, and tokens mean nothing.
+    """
 
     sampled: SampledRows
     prompt_logprobs: PositionLogprobs | None
+    pooled: NDArray[np.float32] | None = None
 
 
 class StepHandle(Protocol):

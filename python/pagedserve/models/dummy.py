@@ -1,6 +1,6 @@
 """Models with made-up weights of the right shapes, to measure without downloading any."""
 
-from typing import cast
+from typing import Any, cast
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
@@ -13,6 +13,7 @@ def dummy_model(
     dtype: torch.dtype,
     device: torch.device,
     seed: int,
+    auto_class: Any = AutoModelForCausalLM,
 ) -> PreTrainedModel:
     """A model with random weights, as its class initialises them for training.
 
@@ -22,11 +23,10 @@ def dummy_model(
         dtype: of the weights.
         device: where they are made; nothing of them passes through the host.
         seed: the same seed and device make the same weights.
+        auto_class: of transformers, which knows the model's class.
     """
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices), device:
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(
-            hf_config, dtype=dtype, attn_implementation=attention
-        )
+        model = auto_class.from_config(hf_config, dtype=dtype, attn_implementation=attention)
     return cast(PreTrainedModel, model)

@@ -36,3 +36,18 @@ def flat_batch_logits(
     )
     logits = cast(Tensor, output.logits)[0]
     return logits if index is None or selects_logits else logits.index_select(0, index)
+
+
+def flat_batch_hidden_states(
+    model: PreTrainedModel, token_ids: Tensor, positions: Tensor | None = None
+) -> Tensor:
+    """The last states ``[T, F]`` of an encoder.
+
+    Args:
+        model: answers its attention calls by whatever handler is in place.
+        token_ids: ``[1, T]``.
+        positions: ``[1, T]``; None lets the model count.
+    """
+    arguments = {} if positions is None else {"position_ids": positions}
+    output = model(input_ids=token_ids.long(), **arguments)
+    return cast(Tensor, output.last_hidden_state)[0]

@@ -245,7 +245,7 @@ def needed_files(names: Sequence[str], part: Part) -> list[str]:
     """Those of a repository's files that are read.
 
     Left out are weights in the formats of other programs, weights that are there twice, and
-    everything in folders (``original/``, ``onnx/``) but chat templates.
+    everything in folders (``original/``, ``onnx/``) but chat templates and the config of a pooling.
     """
     top = [name for name in names if "/" not in name and not name.startswith("consolidated")]
     if part == "adapter":
@@ -255,7 +255,8 @@ def needed_files(names: Sequence[str], part: Part) -> list[str]:
     templates = [
         name for name in names if name.startswith(_CHAT_TEMPLATES) and name.endswith(".jinja")
     ]
-    return [*texts, *templates, *(_weights(top) if part == "model" else ())]
+    pooling = [name for name in names if name.endswith("_Pooling/config.json")]
+    return [*texts, *templates, *pooling, *(_weights(top) if part == "model" else ())]
 
 
 def _weights(top: Sequence[str]) -> list[str]:

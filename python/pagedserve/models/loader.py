@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModel, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from pagedserve.attention.backends import choose_backend, describe
 from pagedserve.attention.interface import ATTENTION_NAME, register
@@ -20,6 +20,7 @@ from pagedserve.model_args import LoadFormat
 from pagedserve.models.architectures import attention_to_build_with, prepare_architecture
 from pagedserve.models.device import choose_device
 from pagedserve.models.dummy import dummy_model
+from pagedserve.models.encoders import check_encoder, is_encoder
 from pagedserve.models.files import (
     ModelFiles,
     architecture_of,
@@ -30,10 +31,13 @@ from pagedserve.models.files import (
 from pagedserve.models.fused.choose import kernels_wanted, replace_modules_of, with_fewer
 from pagedserve.models.fused.cpu.replace import weight_bytes
 from pagedserve.models.limits import check_max_model_len, derive_max_model_len, eos_token_ids
+from pagedserve.models.pooling import leave_out_head, pooling_rules
 from pagedserve.models.probe import ProbeResult, check_replaced, probe_model
 from pagedserve.models.probe_cache import ProbeCacheEntry
 from pagedserve.models.quantized import use_dtype
+from pagedserve.models.trials import vocab_size
 from pagedserve.models.weights import weights_read
+from pagedserve.pooling.rules import PoolingRules
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +57,9 @@ class LoadedModel:
         replaced_modules: how many modules of which kind were replaced by faster ones, for people.
         selects_logits: see `pagedserve.models.flat_batch.flat_batch_logits`.
         states: what layers keep of a sequence beside keys and values.
+        pooling: how it makes one vector of a prompt's states, which it gives in the place of
+            logits; None for a model that generates.
+        is_encoder: whether its tokens see those behind them, and no layer keeps anything.
     """
 
     model: PreTrainedModel
@@ -67,6 +74,13 @@ class LoadedModel:
     replaced_modules: str
     selects_logits: bool = True
     states: LayerStates = ()
+    pooling: PoolingRules | None = None
+    is_encoder: bool = False
+
+    @property
+    def stored_layers(self) -> tuple[LayerShape, ...]:
+        """Those that have a pool of their own: of an encoder one, in which all take turns."""
+        return self.layers[:1] if self.is_encoder else self.layers
 
     @property
     def num_layers(self) -> int:
@@ -103,13 +117,18 @@ def load_model(config: EngineArgs, device: torch.device | None = None) -> Loaded
     with collector_paused(), quiet_transformers():
         files = find_model_files(config)
         text_config = files.hf_config.get_text_config()
+        rules = pooling_rules(config, files)
         max_model_len = derive_max_model_len(text_config, config.max_model_len)
+        if rules is not None and config.max_model_len is None:
+            max_model_len = min(max_model_len, rules.max_seq_length or max_model_len)
         dtype = _dtype(config, text_config, device)
         backend = choose_backend(config.attention_backend, device, dtype)
         wanted = kernels_wanted(config, device, backend)
         how = (dtype, device, describe(backend), max_model_len, wanted, config.quantization)
         cached = ProbeCacheEntry.of(files.directory, *how)
         loading = _Loading(files, config, dtype, device, backend, max_model_len)
+        if rules is not None and is_encoder(files.hf_config):
+            return loading.load_encoder(rules)
         probed = cached.load()
         if probed is None:
             model, probed, replaced_modules = loading.try_modules(wanted)
@@ -119,6 +138,8 @@ def load_model(config: EngineArgs, device: torch.device | None = None) -> Loaded
             replaced_modules = loading.replace(model, probed.kernels)
         if probed.kernels != wanted:
             replaced_modules += f" ({wanted!r} ones failed a trial)"
+        if rules is not None:
+            leave_out_head(model, probed, backend)
     return LoadedModel(
         model=model,
         layers=probed.layers,
@@ -136,6 +157,7 @@ def load_model(config: EngineArgs, device: torch.device | None = None) -> Loaded
         replaced_modules=replaced_modules,
         selects_logits=probed.selects_logits,
         states=probed.states,
+        pooling=rules,
     )
 
 
@@ -150,16 +172,45 @@ class _Loading:
     backend: AttentionBackend
     max_model_len: int
 
-    def load(self) -> PreTrainedModel:
+    def load(self, auto_class: Any = AutoModelForCausalLM) -> PreTrainedModel:
         """The model with its own modules, attending through our function."""
         if self.config.load_format == "dummy":
-            model = _make_up_weights(self.files, self.dtype, self.device, seed=self.config.seed)
+            model = _make_up_weights(
+                auto_class, self.files, self.dtype, self.device, seed=self.config.seed
+            )
         else:
             with weights_read() if self.device.type == "cpu" else nullcontext():
-                model = _load_weights(self.files, self.dtype, self.config.load_format)
+                model = _load_weights(auto_class, self.files, self.dtype, self.config.load_format)
         cast(nn.Module, model).to(self.device).eval()
         prepare_architecture(model, self.max_model_len)
         return model
+
+    def load_encoder(self, rules: PoolingRules) -> LoadedModel:
+        """An encoder with its own modules, checked.
+
+        Raises:
+            UnsupportedModelError: if ours are not the states of its own attention.
+            ConfigError: if modules are to be replaced.
+        """
+        for name in ("quantization", "cpu_kernels"):
+            value = getattr(self.config, name)
+            if value not in (None, "generic"):
+                raise ConfigError(f"{name} is {value!r}, and an encoder keeps its own modules")
+        model = self.load(AutoModel)
+        return LoadedModel(
+            model=model,
+            layers=check_encoder(model, max_model_len=self.max_model_len, backend=self.backend),
+            vocab_size=vocab_size(model),
+            max_model_len=self.max_model_len,
+            eos_token_ids=(),
+            dtype=self.dtype,
+            device=self.device,
+            attention_backend=self.backend,
+            weight_bytes=weight_bytes(model),
+            replaced_modules="none",
+            pooling=rules,
+            is_encoder=True,
+        )
 
     def replace(self, model: PreTrainedModel, kernels: CpuKernels) -> str:
         """Replace modules; says which."""
@@ -193,10 +244,10 @@ class _Loading:
 
 
 def _load_weights(
-    files: ModelFiles, dtype: torch.dtype, load_format: LoadFormat
+    auto_class: Any, files: ModelFiles, dtype: torch.dtype, load_format: LoadFormat
 ) -> PreTrainedModel:
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = auto_class.from_pretrained(
             files.directory,
             dtype=dtype,
             attn_implementation=attention_to_build_with(files.hf_config),
@@ -207,7 +258,8 @@ def _load_weights(
     except Exception as error:  # transformers raises many unrelated types here
         raise _load_error(files, error) from error
     model, info = loaded
-    missing = sorted(info["missing_keys"])
+    # What an encoder has behind its last states is not asked for.
+    missing = sorted(name for name in info["missing_keys"] if not name.startswith("pooler."))
     if missing:
         raise ModelLoadError(
             f"model {files.name!r}: its files lack {len(missing)} of the model's weights, the "
@@ -219,12 +271,17 @@ def _load_weights(
 
 
 def _make_up_weights(
-    files: ModelFiles, dtype: torch.dtype, device: torch.device, *, seed: int
+    auto_class: Any, files: ModelFiles, dtype: torch.dtype, device: torch.device, *, seed: int
 ) -> PreTrainedModel:
     try:
         attention = attention_to_build_with(files.hf_config)
         return dummy_model(
-            files.hf_config, attention=attention, dtype=dtype, device=device, seed=seed
+            files.hf_config,
+            attention=attention,
+            dtype=dtype,
+            device=device,
+            seed=seed,
+            auto_class=auto_class,
         )
     except Exception as error:  # transformers raises many unrelated types here
         raise _load_error(files, error) from error

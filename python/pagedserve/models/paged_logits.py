@@ -14,7 +14,7 @@ from pagedserve.attention.metadata import AttentionMetadata, BatchLayout
 from pagedserve.cache.engine import CacheEngine, LayerShape
 from pagedserve.cache.states import LayerStates
 from pagedserve.config import AttentionBackend
-from pagedserve.models.flat_batch import flat_batch_logits
+from pagedserve.models.flat_batch import flat_batch_hidden_states, flat_batch_logits
 from pagedserve.models.states import PooledStates, keeping
 
 
@@ -67,6 +67,36 @@ def paged_logits(
         torch.stack([found[row, int(position)] for position in wanted])
         for row, wanted in enumerate(rows)
     ]
+
+
+@torch.inference_mode()
+def encoder_hidden_states(
+    model: PreTrainedModel,
+    layers: tuple[LayerShape, ...],
+    prompts: list[Tensor],
+    backend: AttentionBackend,
+) -> list[Tensor]:
+    """Each prompt's states ``[tokens, F]``, in one step over one pool that starts full of NaN.
+
+    Args:
+        model: an encoder, loaded with our attention function.
+        layers: what its attention calls read.
+        prompts: token ids.
+        backend: computes attention.
+    """
+    cache = _cache_of_nan(model, layers[:1], prompts, backend, states=(), dtype=model.dtype)
+    batch = _FlatBatch.of(prompts, [(0, len(prompt)) for prompt in prompts], cache)
+    attention = PagedAttention(
+        AttentionMetadata(batch.layout, batch.slot_mapping.to(model.device)),
+        cache.gpu_pools * len(layers),
+        [layer.window for layer in layers],
+        write_and_attend(backend),
+        causal=False,
+    )
+    with answering(attention):
+        positions = batch.positions[None].to(model.device)
+        states = flat_batch_hidden_states(model, batch.tokens[None], positions)
+    return list(states.split([len(prompt) for prompt in prompts]))
 
 
 @torch.inference_mode()

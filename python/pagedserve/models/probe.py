@@ -138,7 +138,7 @@ def probe_model(model: PreTrainedModel, *, max_model_len: int, backend: Attentio
         UnsupportedModelError: if a layer keeps more than keys and values, its attention does not
             pass through our function in every layer, or paged attention gives other logits.
     """
-    with _refusing_failures(model):
+    with refusing_failures(model):
         result = find_layers(model, max_model_len=max_model_len)
         make_trials = partial(_make_trials, model, result, max_model_len)
         trials = make_trials(backend, model.dtype)
@@ -165,12 +165,12 @@ def check_replaced(model: PreTrainedModel, probe: Probe, quantization: Quantizat
         UnsupportedModelError: if it does not pass.
     """
     bound = None if quantization is None else _QUANTIZED_TOLERANCE
-    with _refusing_failures(model):
+    with refusing_failures(model):
         probe.trial.check(model, bound)
 
 
 @contextmanager
-def _refusing_failures(model: PreTrainedModel) -> Iterator[None]:
+def refusing_failures(model: PreTrainedModel) -> Iterator[None]:
     """Whatever a foreign model raises over a flat batch becomes a refusal of it."""
     try:
         yield

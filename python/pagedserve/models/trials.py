@@ -25,7 +25,7 @@ from pagedserve.models.quantized import is_quantized, nudged
 from pagedserve.models.thresholds import lowered_thresholds
 
 # Largest difference of the logits, as a share of the largest logit.
-_TOLERANCE: Final = {torch.float32: 5e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+TOLERANCE: Final = {torch.float32: 5e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 # Where roundings are coarse, by dtype or by quantized weights, a model's own logits move with what
 # is beside a row.  Ours may move by so many times as much, and by no more than this in all.
 _NOISE_FACTOR: Final = 4
@@ -141,7 +141,7 @@ def make_trial(
         prompts=prompts,
         rows=rows,
         expected=expected,
-        bound=max(_TOLERANCE[dtype], min(_NOISE_FACTOR * noise, _MOST_NOISE)),
+        bound=max(TOLERANCE[dtype], min(_NOISE_FACTOR * noise, _MOST_NOISE)),
         dtype=dtype,
         backend=backend,
         selects_logits=selects_logits,

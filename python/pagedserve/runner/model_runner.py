@@ -13,7 +13,7 @@ from pagedserve.attention.metadata import BatchLayout
 from pagedserve.cache.engine import CacheEngine
 from pagedserve.errors import StepError
 from pagedserve.lora.apply import AdapterModules
-from pagedserve.models.flat_batch import flat_batch_logits
+from pagedserve.models.flat_batch import flat_batch_hidden_states, flat_batch_logits
 from pagedserve.models.loader import LoadedModel
 from pagedserve.models.states import PooledStates, keeping
 from pagedserve.runner.buffers import BatchSizes, StepBuffers, StepInputs
@@ -34,6 +34,10 @@ class Forward:
         self._windows = [layer.window for layer in loaded.layers]
         self._cache = cache
         self._states = loaded.states
+        self._is_encoder = loaded.is_encoder
+        # The layers of an encoder need no keys but their own: one pool does for all.
+        pools = cache.gpu_pools
+        self._pools = pools * len(self._windows) if loaded.is_encoder else pools
 
     def __call__(self, inputs: StepInputs, index: Tensor | None = None) -> Tensor:
         """Run the model on one step: a flat batch, ``[1, T]``.
@@ -43,22 +47,20 @@ class Forward:
             index: int32 ``[N]``, positions in T whose logits are wanted; None wants all.
 
         Returns:
-            Logits ``[N, V]``, in the model's dtype.
+            Logits ``[N, V]``, in the model's dtype; of a model that pools, states ``[N, F]``.
 
         Raises:
             StepError: if not every layer attended over the pools.
         """
         attention = PagedAttention(
-            inputs.metadata, self._cache.gpu_pools, self._windows, self._write_and_attend
+            inputs.metadata,
+            self._pools,
+            self._windows,
+            self._write_and_attend,
+            causal=not self._is_encoder,
         )
         with answering(attention), self._keeping(inputs.metadata.layout):
-            logits = flat_batch_logits(
-                self._model,
-                inputs.token_ids,
-                inputs.positions,
-                index,
-                selects_logits=self.selects_logits,
-            )
+            logits = self._run(inputs, index)
         if attention.num_calls != len(self._windows):
             raise StepError(
                 f"the model made {attention.num_calls} attention calls instead of "
@@ -72,6 +74,18 @@ class Forward:
             return nullcontext()
         pools = self._cache.states.device
         return keeping(PooledStates(self._states, pools, layout, self._model.device))
+
+    def _run(self, inputs: StepInputs, index: Tensor | None) -> Tensor:
+        if self._is_encoder:
+            states = flat_batch_hidden_states(self._model, inputs.token_ids, inputs.positions)
+            return states if index is None else states.index_select(0, index)
+        return flat_batch_logits(
+            self._model,
+            inputs.token_ids,
+            inputs.positions,
+            index,
+            selects_logits=self.selects_logits,
+        )
 
 
 class DecodeRunner(Protocol):
@@ -144,6 +158,15 @@ class ModelRunner:
             index = torch.cat((index, self._buffers.to_device(more_index)))
         with adapting:
             return self._forward(inputs, index).float()
+
+    @torch.inference_mode()
+    def hidden_states(self, sizes: BatchSizes) -> Tensor:
+        """Run the step whose inputs are in the buffers: the states of all its tokens, ``[T, F]``.
+
+        Raises:
+            StepError: as of ``execute``.
+        """
+        return self._forward(self._buffers.inputs(sizes, self._block_size))
 
     def _is_adapted(self, sizes: BatchSizes) -> bool:
         """Whether a row of the step has an adapter."""

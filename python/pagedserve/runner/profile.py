@@ -46,7 +46,7 @@ def run_trial(
         cuda: the model's device; None for a model in host memory.
     """
     cache = CacheEngine(
-        loaded.layers,
+        loaded.stored_layers,
         num_gpu_blocks=1,
         num_cpu_blocks=0,
         block_size=block_size,

@@ -82,4 +82,9 @@ class SampledRows:
     @classmethod
     def none(cls) -> "SampledRows":
         """Of a step that samples nothing."""
-        return cls(np.zeros(0, np.int32), np.zeros(1, np.int64), None, None, {})
+        return cls.of_nothing(0)
+
+    @classmethod
+    def of_nothing(cls, num_rows: int) -> "SampledRows":
+        """Of rows whose tokens mean nothing."""
+        return cls(np.zeros(num_rows, np.int32), np.arange(num_rows + 1), None, None, {})

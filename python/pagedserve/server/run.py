@@ -69,7 +69,13 @@ def serve(engine_args: EngineArgs, server_args: ServerArgs) -> int:
 
     def make_engine() -> LLMEngine:
         default_params.set_result(default_sampling_params(engine_args))
-        return LLMEngine(engine_args)
+        engine = LLMEngine(engine_args)
+        if engine.model_info.pooling is not None:
+            raise ConfigError(
+                f"{engine_args.model} embeds, which is there in Python alone (LLM.embed); accepted "
+                "are models that generate"
+            )
+        return engine
 
     client = AsyncLLMEngine(make_engine, stall_timeout=server_args.stall_timeout)
     names = server_args.served_model_name or (engine_args.model,)

@@ -1,0 +1,95 @@
+"""Models that see all of a text at once and keep nothing of it: encoders.
+
+Every layer attends to the step's own keys, so all of them write to one pool, each over what the one
+before left there.  A check compares their states with those of the model's own attention, prompts
+side by side and in another order, over memory full of NaN.
+"""
+
+from itertools import pairwise
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
+
+from pagedserve.attention.interface import answering
+from pagedserve.cache.engine import LayerShape
+from pagedserve.config import AttentionBackend
+from pagedserve.errors import UnsupportedModelError
+from pagedserve.models.files import architecture_of
+from pagedserve.models.flat_batch import flat_batch_hidden_states
+from pagedserve.models.paged_logits import encoder_hidden_states
+from pagedserve.models.probe import CallRecorder, refusing_failures
+from pagedserve.models.trials import TOLERANCE, difference, prompt_of, using_attention
+
+# Tokens of the prompts of the check; the first goes beyond every window.
+_LENGTHS: Final = (41, 9, 23)
+
+
+def is_encoder(config: PreTrainedConfig) -> bool:
+    """Whether the attention of a config's bare model sees what lies behind a token."""
+    try:
+        with torch.device("meta"):
+            model: Any = AutoModel.from_config(config)
+    except Exception:  # noqa: BLE001  # loading it says what is wrong
+        return False
+    causal = [module.is_causal for module in model.modules() if hasattr(module, "is_causal")]
+    return bool(causal) and not any(causal)
+
+
+def check_encoder(
+    model: PreTrainedModel, *, max_model_len: int, backend: AttentionBackend
+) -> tuple[LayerShape, ...]:
+    """What each layer's attention reads; checks that ours computes the model's states.
+
+    Args:
+        model: as transformers built it, with our attention function.
+        max_model_len: most tokens of a prompt.
+        backend: computes attention.
+
+    Raises:
+        UnsupportedModelError: if its attention does not pass through our function in every layer,
+            or gives other states.
+    """
+    with refusing_failures(model), torch.inference_mode():
+        layers = _find_layers(model)
+        windows = [layer.window for layer in layers if layer.window is not None]
+        longest = max([_LENGTHS[0], *(window + 8 for window in windows)])
+        prompts = [
+            prompt_of(model, min(length, max_model_len)) for length in (longest, *_LENGTHS[1:])
+        ]
+        with using_attention(model, "eager"):
+            expected = [flat_batch_hidden_states(model, prompt[None]) for prompt in prompts]
+        for order in ([0, 1, 2], [2, 0, 1]):
+            found = encoder_hidden_states(
+                model, layers, [prompts[place] for place in order], backend
+            )
+            _compare(model, found, [expected[place] for place in order])
+    return layers
+
+
+def _find_layers(model: PreTrainedModel) -> tuple[LayerShape, ...]:
+    recorder = CallRecorder()
+    with answering(recorder):
+        flat_batch_hidden_states(model, prompt_of(model, 2)[None])
+    num_layers = model.config.get_text_config().num_hidden_layers
+    stored = [(layer.num_kv_heads, layer.key_size, layer.value_size) for layer in recorder.layers]
+    if len(stored) != num_layers or any(first != second for first, second in pairwise(stored)):
+        raise UnsupportedModelError(
+            f"architecture {architecture_of(model.config)} cannot be run: its {num_layers} layers "
+            f"made {len(stored)} calls of the attention interface; accepted are encoders whose "
+            "every layer attends through it once, with keys of one size"
+        )
+    return tuple(recorder.layers)
+
+
+def _compare(model: PreTrainedModel, found: list[Tensor], expected: list[Tensor]) -> None:
+    bound = TOLERANCE[model.dtype]
+    for ours, theirs in zip(found, expected, strict=True):
+        error = difference(ours.float(), theirs.float())
+        if not error <= bound:
+            raise UnsupportedModelError(
+                f"architecture {architecture_of(model.config)} cannot be run: its states differ "
+                f"from those of its own attention by {error:.1e} of the largest (accepted: "
+                f"{bound:.0e})"
+            )

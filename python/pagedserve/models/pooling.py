@@ -1,0 +1,86 @@
+"""Which models pool, by what rules, and decoders whose states are wanted in the place of logits."""
+
+from typing import Any, Final
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from pagedserve.config import AttentionBackend, EngineArgs
+from pagedserve.errors import UnsupportedModelError
+from pagedserve.models.encoders import is_encoder
+from pagedserve.models.files import ModelFiles, architecture_of
+from pagedserve.models.paged_logits import paged_logits
+from pagedserve.models.probe import ProbeResult
+from pagedserve.models.trials import prompt_of
+from pagedserve.pooling.rules import PoolingRules, has_rules, read_rules
+
+# How the names of bare models end, whose files have no head that would make tokens.
+_BARE: Final = ("Model", "ForTextEncoding", "ForMaskedLM")
+_WITH_HEAD: Final = ("LMHeadModel", "DoubleHeadsModel")
+
+
+def pooling_rules(args: EngineArgs, files: ModelFiles) -> PoolingRules | None:
+    """How a model pools; None for one that generates.
+
+    Raises:
+        UnsupportedModelError: rules that are not known, or classes that its files have a head for.
+        ModelLoadError: files that cannot be read.
+    """
+    names = getattr(files.hf_config, "architectures", None) or []
+    has_classes = any("Classification" in name for name in names)
+    is_bare = any(name.endswith(_BARE) and not name.endswith(_WITH_HEAD) for name in names)
+    if args.runner == "auto" and not (has_classes or is_bare or has_rules(files.directory)):
+        return None
+    if args.runner == "generate":
+        return None
+    if has_classes:
+        raise UnsupportedModelError(
+            f"architecture {architecture_of(files.hf_config)} cannot be run: it names classes; "
+            "accepted are models that generate or embed"
+        )
+    bidirectional = is_encoder(files.hf_config)
+    if not has_rules(files.directory):
+        return PoolingRules(pooling_type="CLS" if bidirectional else "LAST")
+    rules = read_rules(files.directory)
+    if not bidirectional and rules.pooling_type != "LAST":
+        raise UnsupportedModelError(
+            f"architecture {architecture_of(files.hf_config)} cannot be run: it is a decoder, and "
+            f"its pooling is {rules.pooling_type}; accepted is LAST"
+        )
+    return rules
+
+
+def leave_out_head(model: PreTrainedModel, probed: ProbeResult, backend: AttentionBackend) -> None:
+    """Let a decoder that passed its check give its last hidden states in the place of logits.
+
+    Args:
+        model: attends by our function.
+        probed: what the check found.
+        backend: computes attention.
+
+    Raises:
+        UnsupportedModelError: if something else than the head stands behind those states.
+    """
+    states: list[Any] = []
+    model.set_output_embeddings(nn.Identity())
+    base: Any = model.base_model
+    handle = base.register_forward_hook(lambda *call: states.append(call[-1][0]))
+    try:
+        prompt = prompt_of(model, 5)
+        (found,) = paged_logits(
+            model,
+            probed.layers,
+            [prompt],
+            [len(prompt)],
+            backend,
+            selects_logits=probed.selects_logits,
+            states=probed.states,
+        )
+    finally:
+        handle.remove()
+    if base is model or not torch.equal(found, states[-1][0].float()):
+        raise UnsupportedModelError(
+            f"architecture {architecture_of(model.config)} cannot embed: more than a head stands "
+            "between its last states and its logits"
+        )

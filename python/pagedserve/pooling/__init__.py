@@ -1,0 +1,1 @@
+"""From a model's states of a prompt to one vector: which rules a model has, and their sums."""

@@ -1,0 +1,107 @@
+"""How a model's states of a prompt become one vector, as sentence-transformers writes it down.
+
+A model of theirs has a ``modules.json`` beside its weights, which names its parts: the transformer,
+the pooling, whose config lies in a folder of its own, and perhaps a normalisation.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Literal, TypeAlias, cast
+
+from pagedserve.errors import ModelLoadError, UnsupportedModelError
+
+PoolingType: TypeAlias = Literal["CLS", "MEAN", "LAST"]
+
+MODULES_FILE: Final = "modules.json"
+_METHODS: Final[dict[str, PoolingType]] = {
+    "cls": "CLS",
+    "cls_token": "CLS",
+    "mean": "MEAN",
+    "mean_tokens": "MEAN",
+    "lasttoken": "LAST",
+}
+_MODE: Final = "pooling_mode"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolingRules:
+    """How a model pools.
+
+    Attributes:
+        pooling_type: CLS is the state of the first token, LAST that of the last, MEAN the mean of
+            all.
+        normalize: whether the vector gets length 1.
+        max_seq_length: most tokens of a prompt; None leaves it to the model.
+        prompts: texts that come before prompts, by their names.
+        default_prompt_name: the one that is taken where none is named.
+    """
+
+    pooling_type: PoolingType
+    normalize: bool = True
+    max_seq_length: int | None = None
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt_name: str | None = None
+
+
+def has_rules(directory: Path) -> bool:
+    """Whether a model's directory has rules of sentence-transformers."""
+    return (directory / MODULES_FILE).is_file()
+
+
+def read_rules(directory: Path) -> PoolingRules:
+    """The rules in a model's directory.
+
+    Raises:
+        ModelLoadError: files that cannot be read.
+        UnsupportedModelError: parts or poolings that are not known.
+    """
+    listed = _read(directory / MODULES_FILE)
+    modules = {
+        str(part["type"]).rpartition(".")[2]: str(part["path"])
+        for part in cast(list[dict[str, object]], listed)
+    }
+    unknown = modules.keys() - {"Transformer", "Pooling", "Normalize"}
+    if unknown or "Pooling" not in modules:
+        raise UnsupportedModelError(
+            f"{MODULES_FILE} names {', '.join(modules)}; accepted are Transformer, Pooling and "
+            "Normalize, the first two of which must be there"
+        )
+    prompts = _read_if_any(directory / "config_sentence_transformers.json")
+    limits = _read_if_any(directory / modules.get("Transformer", "") / "sentence_bert_config.json")
+    length = limits.get("max_seq_length")
+    return PoolingRules(
+        pooling_type=_pooling_type(_read_if_any(directory / modules["Pooling"] / "config.json")),
+        normalize="Normalize" in modules,
+        max_seq_length=length if isinstance(length, int) else None,
+        prompts=cast("Mapping[str, str]", prompts.get("prompts") or {}),
+        default_prompt_name=cast("str | None", prompts.get("default_prompt_name")),
+    )
+
+
+def _pooling_type(config: Mapping[str, object]) -> PoolingType:
+    """The one method that a pooling's config asks for."""
+    asked = [str(config[_MODE])] if _MODE in config else []
+    asked += [
+        name.removeprefix(_MODE + "_") for name in config if name != _MODE and config[name] is True
+    ]
+    asked = [name for name in asked if name != "include_prompt"]
+    if len(asked) != 1 or asked[0] not in _METHODS or config.get("include_prompt") is False:
+        raise UnsupportedModelError(
+            f"its pooling is {dict(config)}; accepted is one of {', '.join(_METHODS)}, over the "
+            "whole prompt"
+        )
+    return _METHODS[asked[0]]
+
+
+def _read_if_any(path: Path) -> Mapping[str, object]:
+    return cast("Mapping[str, object]", _read(path)) if path.is_file() else {}
+
+
+def _read(path: Path) -> object:
+    try:
+        content: object = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"{path.name} cannot be read: {error}") from error
+    return content

@@ -1,0 +1,117 @@
+"""Decoders that embed, as Qwen3-Embedding: the last token's state, over cached prefixes too."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from pagedserve import LLM, RequestError
+from pagedserve.config import EngineArgs
+from pagedserve.errors import UnsupportedModelError
+from pagedserve.models.loader import load_model
+
+SaveEncoder = Callable[..., Path]
+
+LAST = {"pooling_mode_lasttoken": True, "include_prompt": True}
+PREFIX = [(7 * place) % 96 + 1 for place in range(24)]
+PROMPTS = [[*PREFIX, 40 + place, 5, 6] for place in range(3)] + [[9, 8, 7], PREFIX[:1]]
+
+
+@pytest.fixture
+def save_decoder(save_bare: SaveEncoder) -> SaveEncoder:
+    """With a head, as its makers save it."""
+
+    def save(**options: Any) -> Path:
+        directory = save_bare("qwen3", **options)
+        config = AutoConfig.from_pretrained(directory)
+        model = AutoModelForCausalLM.from_config(config)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.dim() > 1:
+                    parameter.normal_(0, 0.2)
+        model.save_pretrained(directory)
+        return directory
+
+    return save
+
+
+@torch.inference_mode()
+def expected(directory: Path, *, normalizes: bool = True) -> np.ndarray[Any, Any]:
+    model: Any = AutoModelForCausalLM.from_pretrained(directory, attn_implementation="eager")
+    model = model.double().eval().model
+    states = torch.stack(
+        [model(input_ids=torch.tensor([prompt])).last_hidden_state[0, -1] for prompt in PROMPTS]
+    )
+    return (torch.nn.functional.normalize(states) if normalizes else states).numpy()
+
+
+@pytest.mark.parametrize("normalizes", [True, False])
+def test_the_state_of_the_last_token(
+    save_decoder: SaveEncoder, write_rules: Callable[..., None], *, normalizes: bool
+) -> None:
+    directory = save_decoder(head_dim=8)
+    write_rules(directory, LAST, normalizes=normalizes)
+    llm = LLM(
+        str(directory),
+        dtype="float32",
+        block_size=4,
+        num_gpu_blocks=24,
+        enable_prefix_caching=True,
+        enable_chunked_prefill=True,
+        max_num_batched_tokens=10,
+        max_num_seqs=3,
+        use_tqdm_on_load=False,
+    )
+    prompts: Any = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
+    exact = expected(directory, normalizes=normalizes)
+    for _ in range(2):
+        outputs = llm.embed(prompts, use_tqdm=False)
+        found = np.array([output.outputs.embedding for output in outputs])
+        np.testing.assert_allclose(found, exact, rtol=2e-5, atol=2e-5)
+    assert outputs[0].num_cached_tokens == 24
+    scheduler = llm.llm_engine.scheduler
+    assert scheduler.num_running == scheduler.num_waiting == 0
+    assert scheduler.num_free_gpu_blocks == 24
+
+
+def test_prompts_of_the_model_come_before_texts(
+    save_decoder: SaveEncoder, write_rules: Callable[..., None]
+) -> None:
+    directory = save_decoder(head_dim=8)
+    prompts = {"query": "w7", "document": ""}
+    write_rules(directory, LAST, prompts=prompts, default_prompt_name="document")
+    llm = LLM(str(directory), use_tqdm_on_load=False)
+    (plain,) = llm.embed("w8", use_tqdm=False)
+    (query,) = llm.embed("w8", use_tqdm=False, prompt_name="query")
+    assert plain.prompt_token_ids == llm.get_tokenizer()("w8").input_ids
+    assert query.prompt_token_ids == llm.get_tokenizer()("w7w8").input_ids
+    with pytest.raises(RequestError, match="prompt_name is 'other'; the model has query, document"):
+        llm.embed("w8", use_tqdm=False, prompt_name="other")
+
+
+def test_runner_says_which_of_both(save_decoder: SaveEncoder) -> None:
+    directory = str(save_decoder(head_dim=8))
+    llm = LLM(directory, use_tqdm_on_load=False)
+    with pytest.raises(RequestError, match=r"loaded to generate.*runner='pooling'"):
+        llm.embed("w8", use_tqdm=False)
+    pooling = LLM(directory, runner="pooling", use_tqdm_on_load=False)
+    scores = pooling.score("w8", ["w8", "w9"], use_tqdm=False)
+    assert scores[0].outputs.score == pytest.approx(1.0)
+    assert scores[1].outputs.score < 1.0
+
+
+def test_what_is_not_there_is_refused(
+    save_decoder: SaveEncoder, write_rules: Callable[..., None]
+) -> None:
+    directory = save_decoder(head_dim=8)
+    args = EngineArgs(model=str(directory))
+    write_rules(directory, {"pooling_mode_mean_tokens": True})
+    with pytest.raises(UnsupportedModelError, match="its pooling is MEAN; accepted is LAST"):
+        load_model(args, torch.device("cpu"))
+    write_rules(directory, {"pooling_mode_max_tokens": True})
+    with pytest.raises(UnsupportedModelError, match=r"pooling_mode_max_tokens.*accepted is one of"):
+        load_model(args, torch.device("cpu"))
