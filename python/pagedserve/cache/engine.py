@@ -69,6 +69,12 @@ class BlockMoves(StateMoves, Protocol):
         """(source, destination), both on the device."""
 
 
+def common_window(layers: Sequence[LayerShape]) -> int | None:
+    """The window that all layers have; None where one sees everything, or they differ."""
+    windows = {layer.window for layer in layers}
+    return windows.pop() if len(windows) == 1 else None
+
+
 def kv_bytes_per_block(layers: Sequence[LayerShape], *, block_size: int, dtype: torch.dtype) -> int:
     """Bytes of one block over all layers."""
     return sum(layer.elements_per_token for layer in layers) * block_size * dtype.itemsize

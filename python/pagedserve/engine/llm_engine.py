@@ -91,15 +91,18 @@ class LLMEngine:
         self.model_executor = executor
         self.model_info: ModelInfo = executor.model_info
         config = scheduler_config(args, self.model_info.max_model_len)
-        limits = step_limits(config)
+        limits = step_limits(config, self.model_info, args)
         self.memory = executor.determine_num_blocks(limits)
         logger.info("%s", self.memory.describe())
         config = scheduler_config(args, config.max_model_len, self.memory)
         num_blocks, num_cpu_blocks = self.memory.num_gpu_blocks, self.memory.num_cpu_blocks
         cache = CacheConfig(
-            num_gpu_blocks=num_blocks, num_cpu_blocks=num_cpu_blocks, **args.cache_options
+            num_gpu_blocks=num_blocks,
+            num_cpu_blocks=num_cpu_blocks,
+            sliding_window=limits.window,
+            **args.cache_options,
         )
-        self._cache_config = cache_config(args, cache, self.memory)
+        self._cache_config = cache_config(args, cache, self.memory, self.model_info)
         self._scheduler = Scheduler(
             config, cache, log=args.decision_log, log_max_bytes=args.decision_log_max_bytes
         )

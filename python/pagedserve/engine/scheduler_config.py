@@ -4,7 +4,7 @@ from pagedserve._core import SchedulerConfig
 from pagedserve.config import EngineArgs
 from pagedserve.errors import ConfigError
 from pagedserve.executor.memory import MemoryPlan
-from pagedserve.executor.protocol import StepLimits
+from pagedserve.executor.protocol import ModelInfo, StepLimits
 
 
 def scheduler_config(
@@ -34,10 +34,18 @@ def scheduler_config(
     return SchedulerConfig(max_model_len=max_model_len, **options)
 
 
-def step_limits(config: SchedulerConfig) -> StepLimits:
-    """The most that a step of such a scheduler may hold."""
+def step_limits(config: SchedulerConfig, model: ModelInfo, args: EngineArgs) -> StepLimits:
+    """The most that a step of such a scheduler may hold.
+
+    A window's keys are kept for as long as a query of a step may see them, which writes its own
+    first; all keys where prefixes are shared, or no sequence gets so long.
+    """
+    window = None
+    if model.sliding_window is not None and not args.enable_prefix_caching:
+        window = model.sliding_window + config.max_num_batched_tokens - 1
     return StepLimits(
         max_num_tokens=config.max_num_batched_tokens,
         max_num_rows=config.max_num_seqs,
         max_model_len=config.max_model_len,
+        window=None if window is None or window >= config.max_model_len else window,
     )

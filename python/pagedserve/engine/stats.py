@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple, Self
 from pagedserve._core import CacheConfig, Scheduler, SchedulerOutputs
 from pagedserve.config import EngineArgs
 from pagedserve.executor.memory import MemoryPlan
+from pagedserve.executor.protocol import ModelInfo
 
 
 @dataclass(slots=True)
@@ -229,7 +230,9 @@ def step_line(scheduled: SchedulerOutputs, num_used_blocks: int) -> str:
     )
 
 
-def cache_config(args: EngineArgs, cache: CacheConfig, memory: MemoryPlan) -> dict[str, object]:
+def cache_config(
+    args: EngineArgs, cache: CacheConfig, memory: MemoryPlan, model: ModelInfo
+) -> dict[str, object]:
     """How the KV cache was made, by the names that vLLM's versions have for it."""
     return {
         "block_size": cache.block_size,
@@ -241,6 +244,6 @@ def cache_config(args: EngineArgs, cache: CacheConfig, memory: MemoryPlan) -> di
         "num_cpu_blocks": cache.num_cpu_blocks,
         "num_gpu_blocks": cache.num_gpu_blocks,
         "num_gpu_blocks_override": args.num_gpu_blocks,
-        "sliding_window": cache.sliding_window,
+        "sliding_window": model.sliding_window,
         "swap_space_bytes": memory.swap_bytes,
     }

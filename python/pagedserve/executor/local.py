@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pagedserve._core import SchedulerOutputs
 from pagedserve.attention.backends import check_block_size
-from pagedserve.cache.engine import CacheEngine, kv_bytes_per_block
+from pagedserve.cache.engine import CacheEngine, common_window, kv_bytes_per_block
 from pagedserve.cache.states import state_bytes_per_slot
 from pagedserve.config import GPU_MEMORY_UTILIZATION, EngineArgs
 from pagedserve.device import Cuda, cuda_of
@@ -125,6 +125,7 @@ class LocalExecutor:
             device_type=loaded.device.type,
             backends=loaded.describe_backends(),
             pooling=loaded.pooling,
+            sliding_window=common_window(loaded.layers),
         )
 
     @property
@@ -176,6 +177,7 @@ class LocalExecutor:
             num_gpu_blocks=num_gpu_blocks,
             kv_cache_memory=args.kv_cache_memory,
             max_model_len=args.max_model_len,
+            window=limits.window,
             swap_space=args.swap_space,
             free_host_bytes=free_host_bytes(),
             available=available,

@@ -136,6 +136,7 @@ def plan_memory(
     num_gpu_blocks: int | None = None,
     kv_cache_memory: int | None = None,
     max_model_len: int | None = None,
+    window: int | None = None,
     swap_space: float | None = None,
     free_host_bytes: int,
     available: AvailableBlocks | None = None,
@@ -154,6 +155,7 @@ def plan_memory(
         kv_cache_memory: Bytes wished for; None is ``default_bytes``, less where less is free.
         max_model_len: A sequence length that the caller asked for by name: one such sequence
             must fit.
+        window: Its newest tokens whose keys are kept; None keeps all.
         swap_space: GiB for preempted requests; None is as much as the pool, at most 4 and at most
             half of what is free on the host.
         free_host_bytes: What is free on the host, the pool included where it is there too.
@@ -172,7 +174,8 @@ def plan_memory(
         usable = available.num_blocks * block_bytes
     if state_pool_bytes:
         _check_states(state_bytes, max_num_seqs, usable + state_pool_bytes, kv_cache_memory)
-    needed = 1 if max_model_len is None else -(-max_model_len // block_size)
+    kept = 1 if max_model_len is None else min(max_model_len, window or max_model_len)
+    needed = -(-kept // block_size)
     if num_gpu_blocks is not None:
         wish, num_bytes = "num_gpu_blocks", num_gpu_blocks * block_bytes
         num_blocks, needed = num_gpu_blocks, 1  # who counts blocks may want few of them

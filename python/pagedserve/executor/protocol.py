@@ -30,6 +30,7 @@ class ModelInfo:
         device_type: "cpu" or "cuda".
         backends: One line for people: who computes attention and everything else.
         pooling: How it makes one vector of a prompt; None for a model that generates.
+        sliding_window: Tokens that a query sees, itself included, where that is so in every layer.
     """
 
     vocab_size: int
@@ -38,6 +39,7 @@ class ModelInfo:
     device_type: str
     backends: str
     pooling: PoolingRules | None = None
+    sliding_window: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,11 +50,13 @@ class StepLimits:
         max_num_tokens: Tokens of a step.
         max_num_rows: Rows of a step.
         max_model_len: Tokens of a sequence.
+        window: The newest of them whose keys are kept; None keeps all.
     """
 
     max_num_tokens: int
     max_num_rows: int
     max_model_len: int
+    window: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
