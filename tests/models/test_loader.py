@@ -74,7 +74,7 @@ def test_keys_and_values_of_different_sizes(save_tiny: SaveTiny) -> None:
 @pytest.mark.parametrize(
     ("model_type", "options", "name"),
     [
-        ("mamba", {}, "MambaForCausalLM"),  # no attention at all
+        ("rwkv", {"attention_hidden_size": 16}, "RwkvForCausalLM"),  # no attention at all
         ("bert", {}, "BertLMHeadModel"),  # sees the future
     ],
 )
