@@ -279,6 +279,8 @@ impl Life {
         }
         if ran {
             self.execute();
+        } else {
+            self.forget_loads();
         }
         let Some((step_id, _)) = self.end_async(3) else {
             let step_id = self.scheduler.outputs().step_id;
@@ -298,13 +300,18 @@ impl Life {
         self.sampled.clear();
     }
 
-    /// Gives up the steps from `step_id` on: nobody knows whether their adapters were loaded.
+    /// Gives up the steps from `step_id` on.
     fn abandon(&mut self, step_id: u64) {
-        let to_load = self.scheduler.outputs().adapters_to_load.clone();
+        self.forget_loads();
         self.scheduler.abandon(step_id).unwrap();
-        self.adapters.retain(|slot, (_, loaded_in)| {
-            *loaded_in < step_id && !to_load.iter().any(|(_, other)| other == slot)
-        });
+        self.adapters.retain(|_, (_, loaded_in)| *loaded_in < step_id);
+    }
+
+    /// Nobody knows what lies in the slots that a step loads which is given up before it ran.
+    fn forget_loads(&mut self) {
+        for (_, slot) in &self.scheduler.outputs().adapters_to_load {
+            self.adapters.remove(slot);
+        }
     }
 
     /// Schedules a step and runs it; false if there is none.
