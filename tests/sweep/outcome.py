@@ -91,25 +91,27 @@ def largest_error(directory: Path, model: Any) -> float:
         for row, length in enumerate(_LENGTHS)
     ]
     error = 0.0
-    has_states = any("Linear" in type(layer).__name__ for layer in _kept_by(model))
-    for options in ({}, _CHUNKED | {"enable_prefix_caching": not has_states}):
+    for is_chunked in (False, True):
+        options = _chunked(model) if is_chunked else {}
         llm = LLM(model=str(directory), **_OPTIONS, **options)
         params = SamplingParams(
             temperature=0,
             max_tokens=_NUM_NEW,
             ignore_eos=True,
             logprobs=0,
-            prompt_logprobs=None if options else 0,
+            prompt_logprobs=None if is_chunked else 0,
         )
-        for _ in range(2 if options else 1):  # again, over what the first left in the cache
+        for _ in range(2 if is_chunked else 1):  # again, over what the first left in the cache
             outputs = llm.generate(prompt_token_ids=prompts, sampling_params=params, use_tqdm=False)
             error = max(error, *(_error(output, model) for output in outputs))
     return error
 
 
-def _kept_by(model: Any) -> list[Any]:
-    """Layers of transformers' cache."""
-    return DynamicCache(config=model.config).layers
+def _chunked(model: Any) -> dict[str, Any]:
+    """Prefixes are cached where layers keep no states."""
+    layers = DynamicCache(config=model.config).layers
+    has_states = any("Linear" in type(layer).__name__ for layer in layers)
+    return _CHUNKED | {"enable_prefix_caching": not has_states}
 
 
 @torch.inference_mode()

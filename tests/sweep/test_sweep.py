@@ -14,6 +14,7 @@ from tests.sweep.outcome import Kind, Outcome, run_architecture
         ("gpt_oss", "exact", ""),  # sinks
         ("longcat_flash", "exact", ""),  # two attentions a layer, and a router that is read
         ("whisper", "exact", ""),  # gives the logits of all tokens
+        ("blt", "refused", "num_hidden_layers"),  # several models in one
         ("recurrent_gemma", "refused", "'linear_attention'"),
         ("xlnet", "refused", "XLNetLMHeadModel"),  # says that it has -1 positions
         ("bert", "exact", ""),  # a decoder here

@@ -248,6 +248,11 @@ def _count_attending(model: PreTrainedModel) -> int:
             that keeps it.
     """
     text_config = model.config.get_text_config()
+    if not hasattr(text_config, "num_hidden_layers"):
+        raise UnsupportedModelError(
+            f"architecture {architecture_of(model.config)} cannot be run: its config has no "
+            "num_hidden_layers; accepted are models with one stack of layers"
+        )
     kinds = [type(layer).__name__ for layer in DynamicCache(config=model.config).layers]
     types = getattr(text_config, "layer_types", None) or kinds
     mixing = Counter(module.layer_idx for module in mixing_modules(model))
