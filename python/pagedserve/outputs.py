@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Self, TypeAlias
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Literal, Self, TypeAlias
 
 from pagedserve.lora.request import LoRARequest
+
+if TYPE_CHECKING:  # programs that talk to a server know outputs, and have no numpy
+    import numpy as np
+    from numpy.typing import NDArray
 
 FinishReason: TypeAlias = Literal["stop", "length", "abort", "ignored", "error"]
 
@@ -176,7 +177,7 @@ class RequestOutput:
     encoder_prompt: None = None
     encoder_prompt_token_ids: None = None
     num_cached_tokens: int | None = None
-    pooled: NDArray[np.float32] | None = None
+    pooled: "NDArray[np.float32] | None" = None
 
     def add(self, later: Self) -> None:
         """Take in the delta that follows this one."""

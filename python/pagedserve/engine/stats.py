@@ -4,12 +4,14 @@ import time
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from pagedserve._core import CacheConfig, Scheduler, SchedulerOutputs
 from pagedserve.config import EngineArgs
 from pagedserve.executor.memory import MemoryPlan
-from pagedserve.executor.protocol import ModelInfo
+
+if TYPE_CHECKING:  # `hit_rate` is for programs without numpy too
+    from pagedserve.executor.protocol import ModelInfo
 
 
 @dataclass(slots=True)
@@ -231,7 +233,7 @@ def step_line(scheduled: SchedulerOutputs, num_used_blocks: int) -> str:
 
 
 def cache_config(
-    args: EngineArgs, cache: CacheConfig, memory: MemoryPlan, model: ModelInfo
+    args: EngineArgs, cache: CacheConfig, memory: MemoryPlan, model: "ModelInfo"
 ) -> dict[str, object]:
     """How the KV cache was made, by the names that vLLM's versions have for it."""
     return {
