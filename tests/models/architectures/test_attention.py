@@ -41,7 +41,13 @@ ARCHITECTURES: list[tuple[str, dict[str, Any]]] = [
 ]
 WITH_BIASES = [ARCHITECTURES[index] for index in (0, 1, 4)]
 # One of each kind of call: with biases, shared heads, rotated within the call.
-IN_TRITON = [*WITH_BIASES, *ARCHITECTURES[2:4], ARCHITECTURES[5]]
+IN_TRITON = [
+    *WITH_BIASES[:2],
+    *(
+        pytest.param(architecture, marks=pytest.mark.slow)
+        for architecture in (WITH_BIASES[2], *ARCHITECTURES[2:4], ARCHITECTURES[5])
+    ),
+]
 WITH_WINDOW = ARCHITECTURES[7]
 # transformers cannot compute it in float64.
 XGLM = ("xglm", {"d_model": 32, "num_layers": 2, "attention_heads": 4, "ffn_dim": 48})
