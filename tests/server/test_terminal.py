@@ -6,7 +6,9 @@ import pty
 import re
 import subprocess
 import sys
+import time
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Self
 
 import pytest
@@ -60,6 +62,10 @@ class Terminal:
         return before.decode(errors="replace")
 
     def type(self, keys: str) -> None:
+        """Type once the program waits: a signal just before it does is seen at the next key."""
+        stat = Path(f"/proc/{self._process.pid}/stat")
+        while stat.read_text().rpartition(")")[2].split()[0] != "S":
+            time.sleep(0.001)
         os.write(self._master, keys.encode())
 
     def end(self) -> int:
