@@ -7,6 +7,7 @@ Invariants:
    and the format version below, so a copy never goes stale.
 """
 
+import gc
 import hashlib
 import os
 import shutil
@@ -14,6 +15,7 @@ import tempfile
 from pathlib import Path
 
 from pagedserve.errors import ModelLoadError
+from pagedserve.host_ops.memory import return_freed_memory
 from pagedserve.models.progress import say
 
 _FORMAT_VERSION = 1
@@ -105,21 +107,31 @@ def _key(gguf: Path) -> str:
 
 
 def _convert(gguf: Path, directory: Path) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    from transformers import AutoTokenizer
 
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            gguf.parent,
-            gguf_file=gguf.name,
-            quantization_config=GgufConfig(dequantize=True),
-            dtype=torch.float32,
-        )
+        _convert_weights(gguf, directory)
+        # A model is part of cycles: without a collection it would still be there when the copy is
+        # loaded.
+        gc.collect()
+        return_freed_memory()
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-        model.save_pretrained(directory)
         tokenizer.save_pretrained(directory)
     except Exception as error:  # transformers raises many unrelated types here
         raise ModelLoadError(f"{gguf} cannot be converted by transformers: {error}") from error
+
+
+def _convert_weights(gguf: Path, directory: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, GgufConfig
+
+    model = AutoModelForCausalLM.from_pretrained(
+        gguf.parent,
+        gguf_file=gguf.name,
+        quantization_config=GgufConfig(dequantize=True),
+        dtype=torch.float32,
+    )
+    model.save_pretrained(directory)
 
 
 def _publish(work: Path, target: Path) -> None:
