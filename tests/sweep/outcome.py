@@ -4,11 +4,16 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, DynamicCache
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoModelForCausalLM,
+    DynamicCache,
+    GenerationConfig,
+)
 
 from pagedserve import LLM, RequestOutput, SamplingParams
 from pagedserve.errors import PagedServeError, UnsupportedModelError
@@ -84,12 +89,15 @@ def save_random(model_type: str, directory: Path) -> None:
 def largest_error(directory: Path, model: Any) -> float:
     """The largest difference of a log-probability from transformers', as a share of the largest.
 
-    It is infinite where a token is not the likeliest that transformers knows.
+    It is infinite where a token is not the likeliest that transformers knows, or not the one that
+    it generates.
     """
     prompts = [
         ((torch.arange(length) * 31 + row // 2) % (VOCAB_SIZE - 3) + 3).tolist()
         for row, length in enumerate(_LENGTHS)
     ]
+    _leave_defaults(model)
+    generated = [_generate(model, prompt) for prompt in prompts]
     error = 0.0
     for is_chunked in (False, True):
         options = _chunked(model) if is_chunked else {}
@@ -104,7 +112,28 @@ def largest_error(directory: Path, model: Any) -> float:
         for _ in range(2 if is_chunked else 1):  # again, over what the first left in the cache
             outputs = llm.generate(prompt_token_ids=prompts, sampling_params=params, use_tqdm=False)
             error = max(error, *(_error(output, model) for output in outputs))
+            if [output.outputs[0].token_ids for output in outputs] != generated:
+                return torch.inf
     return error
+
+
+def _leave_defaults(model: Any) -> None:
+    """Let a model generate without what it ends with or forces, and by positions of its own.
+
+    Generation counts positions from 0, RoBERTa from behind its padding.
+    """
+    model.generation_config = GenerationConfig(
+        max_new_tokens=_NUM_NEW, pad_token_id=0, use_cache=False
+    )
+    inputs = model.prepare_inputs_for_generation
+    model.prepare_inputs_for_generation = lambda *args, **kwargs: (
+        inputs(*args, **kwargs) | {"position_ids": None}
+    )
+
+
+def _generate(model: Any, prompt: list[int]) -> list[int]:
+    tokens = model.generate(torch.tensor([prompt]))
+    return cast(list[int], tokens[0, len(prompt) :].tolist())
 
 
 def _chunked(model: Any) -> dict[str, Any]:

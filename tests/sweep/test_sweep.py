@@ -14,6 +14,8 @@ from tests.sweep.outcome import Kind, Outcome, run_architecture
         ("gpt_oss", "exact", ""),  # sinks
         ("longcat_flash", "exact", ""),  # two attentions a layer, and a router that is read
         ("whisper", "exact", ""),  # gives the logits of all tokens
+        ("zaya", "exact", ""),  # a convolution makes its queries, keys and values
+        ("gemma4_unified", "refused", "the rule of a mask reads the tokens of a batch"),
         ("blt", "refused", "num_hidden_layers"),  # several models in one
         ("recurrent_gemma", "refused", "'linear_attention'"),
         ("xlnet", "refused", "XLNetLMHeadModel"),  # says that it has -1 positions

@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pagedserve.errors import UnsupportedModelError
+
 
 class MaskReader:
     """A mask function for transformers that reads the rule of a mask instead of making the mask.
@@ -51,7 +53,13 @@ class MaskReader:
     def _read(self, rule: Any) -> tuple[int | None, int]:
         """The window that a rule stands for, and how long a sequence may be for it to hold."""
         last = self._num_positions - 1
-        seen = self._num_visible(rule, last)
+        try:
+            seen = self._num_visible(rule, last)
+        except IndexError as error:  # it looks up what a batch holds, and a batch may be shorter
+            raise UnsupportedModelError(
+                "the rule of a mask reads the tokens of a batch, as those of images do; accepted "
+                "are causal masks, windows and chunks"
+            ) from error
         if seen == last + 1:
             return None, self._num_positions
         earlier = {last - 1, last - seen}  # in chunks, at least one of them sees another number

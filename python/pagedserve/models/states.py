@@ -242,10 +242,20 @@ def mixing_modules(model: nn.Module) -> list[Any]:
 
 
 def _joined(outputs: list[Any], batches: Sequence[RowBatch], num_tokens: int) -> Any:
-    """What a mixer gave of each batch as that of the flat batch ``[1, T, ...]``."""
-    if isinstance(outputs[0], tuple):
-        first = _joined([output[0] for output in outputs], batches, num_tokens)
-        return (first, *(None for _ in outputs[0][1:]))
+    """What a mixer gave of each batch as that of the flat batch; None for what is of no tokens."""
+    if not isinstance(outputs[0], tuple):
+        return _flat(outputs, batches, num_tokens)
+    rows_and_tokens = outputs[0][0].shape[:2]
+    return tuple(
+        _flat(part, batches, num_tokens)
+        if isinstance(part[0], Tensor) and part[0].shape[:2] == rows_and_tokens
+        else None
+        for part in zip(*outputs, strict=True)
+    )
+
+
+def _flat(outputs: Sequence[Any], batches: Sequence[RowBatch], num_tokens: int) -> Any:
+    """``[1, T, ...]`` of what each batch gave, ``[rows, tokens, ...]``."""
     if batches[0].tokens is None:
         return outputs[0].flatten(0, 1)[None]
     whole = outputs[0].new_empty((num_tokens, *outputs[0].shape[2:]))
