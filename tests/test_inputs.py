@@ -60,7 +60,12 @@ def test_all_forms_become_one(
         (
             {"prompt": "a", "multi_modal_data": {"image": 1}},
             None,
-            "the prompt has multi_modal_data, which is not supported: models take text alone",
+            "multi_modal_data of the prompt has a int; it must be",
+        ),
+        (
+            {"prompt": "a", "prompt_embeds": 1},
+            None,
+            "the prompt has prompt_embeds, which is not supported: prompts are text, token ids and",
         ),
         ({"prompt": "a", "cache_salt": 5}, None, "cache_salt of the prompt is 5; it must be a str"),
         ({"prompt": "a", "cache_salt": ""}, None, "cache_salt of the prompt is ''"),

@@ -9,7 +9,7 @@ scheduler, the processing of the step, the tokenizer's text.  Costs are medians 
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 from time import perf_counter
 
@@ -27,6 +27,7 @@ from pagedserve.executor.protocol import (
     StepHandle,
     StepLimits,
 )
+from pagedserve.models.prompt_images import PlacedImage, PromptImages
 from pagedserve.sampling.results import SampledRows
 from pagedserve.sampling.rows import PromptTargets, RowSampling
 from pagedserve.sampling_params import RequestOutputKind
@@ -115,15 +116,22 @@ class KnownTokens:
     def drop_adapter(self, ordinal: int) -> None:
         """There are none."""
 
+    def image_positions(self, token_ids: Sequence[int], images: Sequence[PlacedImage]) -> None:
+        """There are none."""
+
+    def encode_images(self, images: Sequence[PlacedImage]) -> None:
+        """There are none."""
+
     def launch(
         self,
         scheduled: SchedulerOutputs,
         rows: Sequence[RowSampling],
         prompts: PromptTargets | None = None,
         after: StepHandle | None = None,
+        images: Mapping[int, PromptImages] | None = None,
     ) -> Handle:
         """Give every sample the next token."""
-        del rows, prompts, after
+        del rows, prompts, after, images
         token = self.token_ids[self._step % len(self.token_ids)]
         self._step += 1
         return Handle([token] * scheduled.num_samples)

@@ -50,6 +50,9 @@ _CORE: Final = {
 # The share of a GPU where nobody says; on the CPU it is the one that says nothing.
 GPU_MEMORY_UTILIZATION: Final = 0.9
 
+# Of a prompt, where nobody says.
+_MAX_IMAGES: Final = 16
+
 _DEVICE: Final = re.compile(r"auto|cpu|cuda(:\d+)?")
 
 
@@ -85,6 +88,13 @@ def _dtype(name: str, value: object) -> object:
     """Words, or dtypes of torch, which are written ``torch.float16``."""
     word = str(value).removeprefix("torch.")
     return checks.choice(get_args(ModelDtype))(name, _DTYPE_ALIASES.get(word, word))
+
+
+def _limit_of_images(name: str, value: object) -> dict[str, int]:
+    limits = checks.mapping(name, value)
+    if set(limits) - {"image"}:
+        checks.refuse(name, value, 'a mapping like {"image": 4}')
+    return {kind: checks.integer("at least 0", low=0)(name, most) for kind, most in limits.items()}
 
 
 def _count(low: int = 1) -> checks.Check[int]:
@@ -294,6 +304,19 @@ class EngineArgs(ModelArgs):
         "Adapters that stay in host memory though no request has them; never fewer than max_loras.",
         unset="max_loras",
     )
+    limit_mm_per_prompt: Mapping[str, int] | None = option(
+        None,
+        checks.optional(_limit_of_images),
+        'The most images of a prompt, as {"image": 4}; on the command line in JSON.',
+        unset=f'{{"image": {_MAX_IMAGES}}}',
+        parse=parse_mapping,
+    )
+    mm_processor_cache_gb: float = option(
+        1.0,
+        checks.real("a number of GiB, at least 0", low=0),
+        "GiB of host memory for what the model made of images, kept for later requests with the "
+        "same images.",
+    )
     disable_log_stats: bool = option(
         False,
         checks.flag,
@@ -325,6 +348,11 @@ class EngineArgs(ModelArgs):
                 f"max_cpu_loras is {self.max_cpu_loras}; it must be at least max_loras, "
                 f"{self.max_loras}"
             )
+
+    @property
+    def max_images_per_prompt(self) -> int:
+        """The most images of a prompt."""
+        return (self.limit_mm_per_prompt or {}).get("image", _MAX_IMAGES)
 
     @property
     def scheduler_options(self) -> dict[str, Any]:

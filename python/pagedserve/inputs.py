@@ -3,11 +3,15 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import NotRequired, SupportsIndex, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, NotRequired, SupportsIndex, TypeAlias, TypedDict
 
 import pagedserve.checks as checks
 from pagedserve.errors import RequestError
+from pagedserve.images import images_of
 from pagedserve.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 
 class TextPrompt(TypedDict):
@@ -16,10 +20,13 @@ class TextPrompt(TypedDict):
     Attributes:
         prompt: The text.
         cache_salt: Prompts with equal salts, or with none, share what the prefix cache holds.
+        multi_modal_data: ``{"image": ...}``, one image of Pillow or a list; the text has the
+            model's image token for each.
     """
 
     prompt: str
     cache_salt: NotRequired[str]
+    multi_modal_data: NotRequired[Mapping[str, Any]]
 
 
 class TokensPrompt(TypedDict):
@@ -29,11 +36,13 @@ class TokensPrompt(TypedDict):
         prompt_token_ids: The ids.
         prompt: The text they stand for, only to be shown in the output.
         cache_salt: As in ``TextPrompt``.
+        multi_modal_data: Likewise; the ids have that of the image token once for each image.
     """
 
     prompt_token_ids: Sequence[SupportsIndex]
     prompt: NotRequired[str]
     cache_salt: NotRequired[str]
+    multi_modal_data: NotRequired[Mapping[str, Any]]
 
 
 Prompt: TypeAlias = str | Sequence[SupportsIndex] | TextPrompt | TokensPrompt
@@ -43,12 +52,14 @@ Prompt: TypeAlias = str | Sequence[SupportsIndex] | TextPrompt | TokensPrompt
 class ParsedPrompt:
     """A prompt as it was given: text to be tokenised unless there are token ids.
 
-    ``salt`` keeps it apart in the prefix cache; 0 is the salt of all that have none.
+    ``salt`` keeps it apart in the prefix cache; 0 is the salt of all that have none.  ``images``
+    are those of Pillow.
     """
 
     text: str | None
     token_ids: Sequence[SupportsIndex] | None
     salt: int = 0
+    images: "tuple[Image, ...]" = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +113,7 @@ def parse_prompt(prompt: object, name: str) -> ParsedPrompt:
     Args:
         prompt: A string, a list of token ids, ``{"prompt": "..."}`` or
             ``{"prompt_token_ids": [...]}``, whose "prompt" is only shown; both may have a
-            "cache_salt".
+            "cache_salt" and "multi_modal_data".
         name: What an error calls it.
 
     Raises:
@@ -120,13 +131,20 @@ def parse_prompt(prompt: object, name: str) -> ParsedPrompt:
         raise RequestError(f"{name} is {_shown(prompt)}; it must be {_ACCEPTED}")
     if token_ids is not None:
         token_ids = _token_list(token_ids, name)
-    return ParsedPrompt(text, token_ids, _salt(prompt.get("cache_salt"), name))
+    return ParsedPrompt(
+        text,
+        token_ids,
+        _salt(prompt.get("cache_salt"), name),
+        images_of(prompt.get("multi_modal_data"), name),
+    )
 
 
 def _refuse_absent(prompt: Mapping[str, object], name: str) -> None:
     for key, value in prompt.items():
         if key in _ABSENT_KEYS and value is not None:
-            raise RequestError(f"{name} has {key}, which is not supported: models take text alone")
+            raise RequestError(
+                f"{name} has {key}, which is not supported: prompts are text, token ids and images"
+            )
         if key not in (*_KEYS, *_ABSENT_KEYS):
             raise RequestError(f"{name} has the key {key!r}; accepted are {', '.join(_KEYS)}")
 
@@ -136,7 +154,12 @@ def _salt(value: object, name: str) -> int:
         return 0
     if not isinstance(value, str) or not value:
         raise RequestError(f"cache_salt of {name} is {_shown(value)}; it must be a string, or None")
-    digest = blake2b(value.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return salt_of(value.encode("utf-8", "surrogatepass"))
+
+
+def salt_of(content: bytes) -> int:
+    """The salt of prompts that share with those of equal contents."""
+    digest = blake2b(content, digest_size=8).digest()
     # The upper half belongs to prompts that share with nobody.
     return int.from_bytes(digest, "big") >> 1 or 1
 
@@ -215,9 +238,8 @@ def match_priorities(priority: object, num_prompts: int) -> list[int]:
 
 _priority = checks.integer("the lowest is served first", low=-(2**63))
 _ACCEPTED = 'a string, a list of token ids, {"prompt": "..."} or {"prompt_token_ids": [...]}'
-_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
+_KEYS = ("prompt", "prompt_token_ids", "cache_salt", "multi_modal_data")
 _ABSENT_KEYS = (
-    "multi_modal_data",
     "multi_modal_uuids",
     "mm_processor_kwargs",
     "prompt_embeds",

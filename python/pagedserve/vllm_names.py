@@ -90,7 +90,7 @@ ABSENT_OPTIONS: Final[dict[str, Absent]] = {
         "adapters are given with each request",
     ),
     **_absent(
-        "limit_mm_per_prompt mm_processor_kwargs media_io_kwargs interleave_mm_strings",
+        "mm_processor_kwargs media_io_kwargs interleave_mm_strings",
         (None, {}, False),
         "models take text alone",
     ),

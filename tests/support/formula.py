@@ -1,7 +1,7 @@
 """An engine whose model is a formula: everything but the model's arithmetic is real."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from pagedserve.executor.memory import MemoryPlan, free_host_bytes, plan_memory
 from pagedserve.executor.protocol import CacheShape, Executor, ModelInfo, StepHandle, StepLimits
 from pagedserve.lora.adapter import CONFIG, WEIGHTS
 from pagedserve.lora.host import HostAdapter, HostAdapters
+from pagedserve.models.prompt_images import PlacedImage, PromptImages
 from pagedserve.runner.buffers import StepBuffers
 from pagedserve.sampling.rows import PromptTargets, RowSampling
 from pagedserve.sampling.sampler import Sampler
@@ -128,6 +129,13 @@ class FormulaExecutor:
     def drop_adapter(self, ordinal: int) -> None:
         self._adapters.drop(ordinal)
 
+    def image_positions(self, token_ids: Sequence[int], images: Sequence[PlacedImage]) -> None:
+        assert not token_ids
+        assert not images
+
+    def encode_images(self, images: Sequence[PlacedImage]) -> None:
+        assert not images
+
     @property
     def buffers(self) -> StepBuffers:
         assert self._buffers is not None
@@ -139,7 +147,9 @@ class FormulaExecutor:
         rows: Sequence[RowSampling],
         prompts: PromptTargets | None = None,
         after: StepHandle | None = None,
+        images: Mapping[int, PromptImages] | None = None,
     ) -> LaunchedRun:
+        assert images is None
         previous_tokens = after.tokens() if isinstance(after, LaunchedRun) else None
         inputs = self.buffers.inputs(scheduled, self._block_size, previous_tokens)
         self.num_rows.append(scheduled.num_rows)

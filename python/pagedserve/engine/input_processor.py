@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from pagedserve._core import Scheduler
 from pagedserve.config import EngineArgs
+from pagedserve.engine.images import ImagePlacer
 from pagedserve.engine.request import Request
 from pagedserve.engine.row_sampler import RowSampler
 from pagedserve.errors import RequestError
@@ -46,6 +47,7 @@ class InputProcessor:
         max_num_seqs: Sequences of a step.
         max_model_len: Tokens of a sequence.
         args: What the user said about requests.
+        images: Places those of prompts; None where the model takes none.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -54,6 +56,7 @@ class InputProcessor:
     max_num_seqs: int
     max_model_len: int
     args: EngineArgs
+    images: ImagePlacer | None = None
     _numbers: "itertools.count[int]" = field(default_factory=itertools.count)
     _detokenizers: dict[bool, Detokenizer] = field(default_factory=dict)
 
@@ -104,6 +107,11 @@ class InputProcessor:
         vocab_size = self.model.vocab_size
         params = params.resolved(max_model_len=self.max_model_len, vocab_size=vocab_size)
         tokenized = tokenize_prompt(prompt, name, encode=self._encode, vocab_size=vocab_size)
+        images = None
+        if prompt.images:
+            self._check_images(params, lora_request, name)
+        if self.images is not None and self.images.has_any(tokenized, prompt.images):
+            tokenized, images = self.images.place(tokenized, prompt.images, name)
         token_ids = tokenized.token_ids
         if params.truncate_prompt_tokens is not None:
             token_ids = token_ids[-params.truncate_prompt_tokens :]
@@ -151,6 +159,7 @@ class InputProcessor:
             prompt_logprobs=None if params.prompt_logprobs is None else [],
             lora_request=lora_request,
             adapter=adapter,
+            images=images,
         )
 
     def _process_pooling(
@@ -200,6 +209,8 @@ class InputProcessor:
 
     def _tokens_to_pool(self, prompt: ParsedPrompt, most: int | None, name: str) -> TokenizedPrompt:
         """The tokens of a prompt that is pooled, ``most`` of them where that is not None."""
+        if prompt.images:
+            raise RequestError(f"{name} has images, and models that pool take text alone")
         most = self.max_model_len if most == -1 else most
         encode = partial(self._encode, max_length=most)
         tokenized = tokenize_prompt(prompt, name, encode=encode, vocab_size=self.model.vocab_size)
@@ -214,6 +225,22 @@ class InputProcessor:
         if refusal is not None:
             raise RequestError(f"{name} {refusal}")
         return replace(tokenized, token_ids=token_ids)
+
+    def _check_images(
+        self, params: SamplingParams, lora_request: LoRARequest | None, name: str
+    ) -> None:
+        """Refuse a prompt with images where it cannot have them.
+
+        Raises:
+            RequestError: Why not.
+        """
+        reason = self.model.image_refusal
+        if reason is None and lora_request is not None:
+            reason = "adapters are for prompts of text alone"
+        if reason is None and params.truncate_prompt_tokens is not None:
+            reason = "truncate_prompt_tokens would cut them: leave it out"
+        if reason is not None:
+            raise RequestError(f"{name} has images, and {reason}")
 
     def _is_scored(self, token_ids: list[int], params: SamplingParams) -> bool:
         """Whether a prompt fills the model and may: nothing is computed from its one new token."""

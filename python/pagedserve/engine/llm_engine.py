@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 import pagedserve.checks as checks
-from pagedserve._core import CacheConfig, Scheduler, SchedulerOutputs
+from pagedserve._core import CacheConfig, Scheduler
 from pagedserve.config import EngineArgs
 from pagedserve.engine.adapters import AdapterTable
+from pagedserve.engine.images import image_placer
 from pagedserve.engine.input_processor import InputProcessor
 from pagedserve.engine.loop import EngineLoop, sigint_deferred
 from pagedserve.engine.request import Request, RequestTable
@@ -124,6 +125,7 @@ class LLMEngine:
             max_num_seqs=config.max_num_seqs,
             max_model_len=config.max_model_len,
             args=args,
+            images=image_placer(args, self.tokenizer, executor),
         )
         self.adapters = AdapterTable(
             executor, args.max_loras if args.enable_lora else 0, HubOptions.of_adapters(args)
@@ -366,7 +368,8 @@ class LLMEngine:
             InvariantError: The scheduler has nothing to do though requests wait: a bug.
         """
         decisions = self._loop.step()
-        if len(self._requests) and not self._loop.outputs and _did_nothing(decisions):
+        did_nothing = decisions.is_empty and not decisions.preempted
+        if len(self._requests) and not self._loop.outputs and did_nothing:
             raise InvariantError(
                 f"the scheduler has nothing to do though {len(self._requests)} requests wait"
             )
@@ -394,7 +397,3 @@ class LLMEngine:
                 f"request_id is {request_id!r}; it must be a string that no other unfinished "
                 "request has"
             )
-
-
-def _did_nothing(scheduled: SchedulerOutputs) -> bool:
-    return scheduled.is_empty and not scheduled.preempted

@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedserve._core import GroupStats, Scheduler, SchedulerOutputs
+from pagedserve.engine.images import ImagesFailed, encode_images, rows_with_images
 from pagedserve.engine.output_processor import make_output
 from pagedserve.engine.prompt_logprobs import ScoredRow, prompt_targets, record_prompts, scored_rows
 from pagedserve.engine.request import Request, RequestTable, Sequence
@@ -90,6 +91,7 @@ class Step:
         parent_rows: int32 ``[S]``, the row of each sample.
         sequences: The sequence of each sample.
         scored: Rows of prompts whose log-probabilities somebody wants.
+        with_images: Requests whose prompts have images, by row.
         handle: What the executor launched; None where there is nothing to run, or not yet.
         is_async: Whether it has ended for the scheduler though its tokens are not known.
     """
@@ -98,6 +100,7 @@ class Step:
     parent_rows: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     sequences: list[Sequence] = field(default_factory=list)
     scored: list[ScoredRow] = field(default_factory=list)
+    with_images: dict[int, Request] = field(default_factory=dict)
     handle: StepHandle | None = None
     is_async: bool = False
 
@@ -161,6 +164,12 @@ class EngineLoop:
             self._process(last)
             if not self._requests:
                 self._process_all()  # nobody would call again
+        except ImagesFailed as failure:
+            self._roll_back()
+            with sigint_deferred():
+                request, finish = failure.request, Finish("error", str(failure))
+                self.end(request, finish, self._scheduler.abort(request.group))
+            return failure.scheduled
         except BaseException:
             self._roll_back()
             raise
@@ -229,7 +238,10 @@ class EngineLoop:
             targets = prompt_targets(step.scored) if step.scored else None
         previous = after.handle if after else None
         started = now()
-        step.handle = self._executor.launch(step.scheduled, rows, targets, previous)
+        images = None
+        if step.with_images:
+            images = encode_images(self._executor, step.scheduled, step.with_images)
+        step.handle = self._executor.launch(step.scheduled, rows, targets, previous, images)
         self._stats.executor_seconds += now() - started
         return step
 
@@ -245,6 +257,8 @@ class EngineLoop:
         self._record_scheduled(scheduled, prefilling)
         if self._requests.has_scored:
             step.scored = scored_rows(prefilling, buffers.query_start, buffers.positions)
+        if self._requests.has_images:
+            step.with_images = rows_with_images(self._requests, buffers, scheduled.num_rows)
 
     def _can_launch_ahead(self, step: Step) -> bool:
         """End a step for the scheduler before its tokens are known, if nothing depends on them."""

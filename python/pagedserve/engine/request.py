@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from pagedserve.engine.row_sampler import RowSampler
 from pagedserve.executor.protocol import Adapter
 from pagedserve.lora.request import LoRARequest
+from pagedserve.models.prompt_images import PromptImages
 from pagedserve.output.beam import Beam, BeamSearch
 from pagedserve.output.detokenizer import Detokenizer, TextStream
 from pagedserve.output.logprobs import TokenLogprob
@@ -89,6 +90,7 @@ class Request:
         prompt_logprobs: Of the prompt's tokens but the first, so far; None where nobody asked.
         lora_request: The adapter that was asked for.
         adapter: Keeps its weights in host memory until the request ends.
+        images: Of its prompt; None where it has none.
         pooled: What a model that pools made of the prompt, float32 ``[F]``.
         sequences: Its continuations in the order of their indices; of a beam search those that
             go on.
@@ -116,6 +118,7 @@ class Request:
     prompt_logprobs: list[TokenLogprob] | None
     lora_request: LoRARequest | None = None
     adapter: Adapter | None = None
+    images: PromptImages | None = None
     pooled: NDArray[np.float32] | None = None
     sequences: list[Sequence] = field(default_factory=list)
     is_plain: bool = False
@@ -178,6 +181,7 @@ class RequestTable:
         self._by_group: dict[int, Request] = {}
         self._by_seq: dict[int, Sequence] = {}
         self._scored: set[str] = set()
+        self._with_images: set[str] = set()
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -193,6 +197,11 @@ class RequestTable:
         """Whether some request wants log-probabilities of its prompt."""
         return bool(self._scored)
 
+    @property
+    def has_images(self) -> bool:
+        """Whether some request's prompt has images."""
+        return bool(self._with_images)
+
     def add(self, request: Request, group: int, handle: int) -> None:
         """Take up a request whose only sequence has this handle; its id is new."""
         request.group = group
@@ -200,6 +209,8 @@ class RequestTable:
         self._by_group[group] = request
         if request.prompt_logprobs is not None:
             self._scored.add(request.request_id)
+        if request.images is not None:
+            self._with_images.add(request.request_id)
         self.replace_sequences(request, request.sequences, [handle])
 
     def replace_sequences(
@@ -225,6 +236,7 @@ class RequestTable:
             self._by_seq.pop(sequence.handle, None)
         self._by_group.pop(request.group, None)
         self._scored.discard(request.request_id)
+        self._with_images.discard(request.request_id)
         self._by_id.pop(request.request_id, None)
 
     def by_id(self, request_id: str) -> Request | None:

@@ -1,10 +1,12 @@
 """The executor of one process: one device, its model, its KV pools, and the steps they run."""
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pagedserve._core import SchedulerOutputs
@@ -31,11 +33,14 @@ from pagedserve.executor.protocol import (
 )
 from pagedserve.lora.apply import AdapterModules
 from pagedserve.lora.host import HostAdapter, HostAdapters
+from pagedserve.models.image_features import image_positions
 from pagedserve.models.loader import LoadedModel, load_model
+from pagedserve.models.prompt_images import PlacedImage, PromptImages
 from pagedserve.pooling.pooler import pool_rows
 from pagedserve.pooling.rules import PoolingRules
 from pagedserve.runner.buffers import StepBuffers
 from pagedserve.runner.graphs import DecodeGraphs, reserved_bytes
+from pagedserve.runner.images import ImageTower
 from pagedserve.runner.model_runner import Forward, ModelRunner
 from pagedserve.runner.padded import ladder
 from pagedserve.runner.profile import TrialRow, peak_bytes, run_trial
@@ -111,6 +116,7 @@ class LocalExecutor:
             max_rank=args.max_lora_rank,
             max_cpu_loras=args.max_cpu_loras or args.max_loras,
         )
+        self._tower = ImageTower(self.loaded.model, int(args.mm_processor_cache_gb * 2**30))
         self._sampler = Sampler(self._cuda)
         self._buffers: StepBuffers | None = None
 
@@ -126,6 +132,7 @@ class LocalExecutor:
             backends=loaded.describe_backends(),
             pooling=loaded.pooling,
             sliding_window=common_window(loaded.layers),
+            image_refusal=loaded.image_refusal,
         )
 
     @property
@@ -225,12 +232,23 @@ class LocalExecutor:
         """See ``Executor``."""
         self._host_adapters.drop(ordinal)
 
+    def image_positions(
+        self, token_ids: Sequence[int], images: Sequence[PlacedImage]
+    ) -> NDArray[np.int64] | None:
+        """See ``Executor``."""
+        return image_positions(self.loaded.model, token_ids, images)
+
+    def encode_images(self, images: Sequence[PlacedImage]) -> None:
+        """See ``Executor``."""
+        self._tower.encode(images)
+
     def launch(
         self,
         scheduled: SchedulerOutputs,
         rows: Sequence[RowSampling],
         prompts: PromptTargets | None = None,
         after: StepHandle | None = None,
+        images: Mapping[int, PromptImages] | None = None,
     ) -> LaunchedRun:
         """See ``Executor``: moves, adapters, forward, sampling."""
         if scheduled.num_rows and len(rows) != scheduled.num_samples:
@@ -246,7 +264,11 @@ class LocalExecutor:
             return LaunchedRun(pooled=self._pool(scheduled, self.loaded.pooling))
         index = None if prompts is None else torch.from_numpy(prompts.index)
         previous_tokens = after.tokens() if isinstance(after, LaunchedRun) else None
-        logits = self._runner.execute(scheduled, index, previous_tokens)
+        of_step = None
+        if images is not None:
+            ends = self.buffers.query_start[: scheduled.num_rows + 1]
+            of_step = self._tower.of_step(images, ends, self.buffers.positions)
+        logits = self._runner.execute(scheduled, index, previous_tokens, of_step)
         samples = self._sampler.launch(logits[: len(rows)], rows) if rows else None
         return LaunchedRun(samples, prompts, logits[len(rows) :])
 

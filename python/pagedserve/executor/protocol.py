@@ -5,7 +5,7 @@ leaves for the next one too.  Nothing here knows torch, so the engine does not e
 implements the Protocol and is passed to the engine.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from pagedserve._core import InputBuffers, SchedulerOutputs
 from pagedserve.executor.memory import MemoryPlan
+from pagedserve.models.prompt_images import TEXT_ALONE, PlacedImage, PromptImages
 from pagedserve.pooling.rules import PoolingRules
 from pagedserve.sampling.results import PositionLogprobs, SampledRows
 from pagedserve.sampling.rows import PromptTargets, RowSampling
@@ -31,6 +32,7 @@ class ModelInfo:
         backends: One line for people: who computes attention and everything else.
         pooling: How it makes one vector of a prompt; None for a model that generates.
         sliding_window: Tokens that a query sees, itself included, where that is so in every layer.
+        image_refusal: Why prompts may have no images; None where they may.
     """
 
     vocab_size: int
@@ -40,6 +42,7 @@ class ModelInfo:
     backends: str
     pooling: PoolingRules | None = None
     sliding_window: int | None = None
+    image_refusal: str | None = TEXT_ALONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +166,21 @@ class Executor(Protocol):
     def drop_adapter(self, ordinal: int) -> None:
         """Keep an adapter in host memory no longer than somebody holds it."""
 
+    def image_positions(
+        self, token_ids: Sequence[int], images: Sequence[PlacedImage]
+    ) -> NDArray[np.int64] | None:
+        """Positions ``[3, P]`` of a prompt of P tokens, where a model counts in three dimensions.
+
+        Any thread may ask, beside a step.
+        """
+
+    def encode_images(self, images: Sequence[PlacedImage]) -> None:
+        """Have the features of images for the step that is launched next.
+
+        Raises:
+            Exception: Whatever a model makes of them.
+        """
+
     @property
     def buffers(self) -> HostBuffers:
         """The arrays that the core fills before ``launch``; there from ``init_cache`` on."""
@@ -173,6 +191,7 @@ class Executor(Protocol):
         rows: Sequence[RowSampling],
         prompts: PromptTargets | None = None,
         after: StepHandle | None = None,
+        images: Mapping[int, PromptImages] | None = None,
     ) -> StepHandle:
         """Begin one step, whose inputs the core has written to the buffers.
 
@@ -185,6 +204,7 @@ class Executor(Protocol):
             prompts: Positions whose log-probabilities are wanted besides.
             after: The step before, where its tokens are not yet known to the core: an input of
                 ``-1 - i`` stands for token i of it.
+            images: Of the prompts of rows, by row; those with tokens in the step are encoded.
 
         Raises:
             StepError: Rows are not as many as the step's samples.

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 def dummy_model(
     hf_config: PreTrainedConfig,
     *,
-    attention: str,
+    attention: str | dict[str, str],
     dtype: torch.dtype,
     device: torch.device,
     seed: int,
@@ -19,7 +19,7 @@ def dummy_model(
 
     Args:
         hf_config: its shapes.
-        attention: name of the attention function.
+        attention: name of the attention function, or of that of each part.
         dtype: of the weights.
         device: where they are made; nothing of them passes through the host.
         seed: the same seed and device make the same weights.

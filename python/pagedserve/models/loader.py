@@ -6,7 +6,13 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from transformers import AutoModel, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
 from pagedserve.attention.backends import choose_backend, describe
 from pagedserve.attention.interface import ATTENTION_NAME, register
@@ -30,11 +36,14 @@ from pagedserve.models.files import (
 )
 from pagedserve.models.fused.choose import kernels_wanted, replace_modules_of, with_fewer
 from pagedserve.models.fused.cpu.replace import weight_bytes
+from pagedserve.models.image_trial import judge_images, try_images
 from pagedserve.models.limits import check_max_model_len, derive_max_model_len, eos_token_ids
 from pagedserve.models.pooling import leave_out_head, pooling_rules
 from pagedserve.models.probe import ProbeResult, check_replaced, probe_model
 from pagedserve.models.probe_cache import ProbeCacheEntry
+from pagedserve.models.prompt_images import TEXT_ALONE
 from pagedserve.models.quantized import use_dtype
+from pagedserve.models.towers import attention_by_part, has_tower
 from pagedserve.models.trials import vocab_size
 from pagedserve.models.weights import weights_read
 from pagedserve.pooling.rules import PoolingRules
@@ -60,6 +69,7 @@ class LoadedModel:
         pooling: how it makes one vector of a prompt's states, which it gives in the place of
             logits; None for a model that generates.
         is_encoder: whether its tokens see those behind them, and no layer keeps anything.
+        image_refusal: why prompts may have no images; None where they may.
     """
 
     model: PreTrainedModel
@@ -76,6 +86,7 @@ class LoadedModel:
     states: LayerStates = ()
     pooling: PoolingRules | None = None
     is_encoder: bool = False
+    image_refusal: str | None = TEXT_ALONE
 
     @property
     def stored_layers(self) -> tuple[LayerShape, ...]:
@@ -158,6 +169,7 @@ def load_model(config: EngineArgs, device: torch.device | None = None) -> Loaded
         selects_logits=probed.selects_logits,
         states=probed.states,
         pooling=rules,
+        image_refusal=probed.image_refusal,
     )
 
 
@@ -172,8 +184,11 @@ class _Loading:
     backend: AttentionBackend
     max_model_len: int
 
-    def load(self, auto_class: Any = AutoModelForCausalLM) -> PreTrainedModel:
+    def load(self, auto_class: Any = None) -> PreTrainedModel:
         """The model with its own modules, attending through our function."""
+        if auto_class is None:
+            is_seeing = has_tower(self.files.hf_config)
+            auto_class = AutoModelForImageTextToText if is_seeing else AutoModelForCausalLM
         if self.config.load_format == "dummy":
             model = _make_up_weights(
                 auto_class, self.files, self.dtype, self.device, seed=self.config.seed
@@ -227,6 +242,7 @@ class _Loading:
         """
         model = self.load()
         probe = probe_model(model, max_model_len=self.max_model_len, backend=self.backend)
+        images = try_images(model, self.config, probe, self.max_model_len)
         while kernels != "generic":
             replaced = self.replace(model, kernels)
             try:
@@ -237,10 +253,13 @@ class _Loading:
                     raise
                 kernels = fewer
             else:
-                return model, replace(probe.result, kernels=kernels), replaced
+                break
             del model
             model = self.load()
-        return model, probe.result, self.replace(model, kernels)
+        else:
+            replaced = self.replace(model, kernels)
+        result = judge_images(model, images, probe, self.config.quantization)
+        return model, replace(result, kernels=kernels), replaced
 
 
 def _load_weights(
@@ -250,7 +269,9 @@ def _load_weights(
         loaded: Any = auto_class.from_pretrained(
             files.directory,
             dtype=dtype,
-            attn_implementation=attention_to_build_with(files.hf_config),
+            attn_implementation=attention_by_part(
+                files.hf_config, attention_to_build_with(files.hf_config)
+            ),
             output_loading_info=True,
             use_safetensors=True if load_format == "safetensors" else None,
             trust_remote_code=False,
@@ -274,7 +295,7 @@ def _make_up_weights(
     auto_class: Any, files: ModelFiles, dtype: torch.dtype, device: torch.device, *, seed: int
 ) -> PreTrainedModel:
     try:
-        attention = attention_to_build_with(files.hf_config)
+        attention = attention_by_part(files.hf_config, attention_to_build_with(files.hf_config))
         return dummy_model(
             files.hf_config,
             attention=attention,

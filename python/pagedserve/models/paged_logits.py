@@ -1,5 +1,6 @@
 """A model over paged KV for a few tokens: what an engine runs, without one."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
 
@@ -14,7 +15,9 @@ from pagedserve.attention.metadata import AttentionMetadata, BatchLayout
 from pagedserve.cache.engine import CacheEngine, LayerShape
 from pagedserve.cache.states import LayerStates
 from pagedserve.config import AttentionBackend
-from pagedserve.models.flat_batch import flat_batch_hidden_states, flat_batch_logits
+from pagedserve.models.flat_batch import StepImages, flat_batch_hidden_states, flat_batch_logits
+from pagedserve.models.image_features import step_images
+from pagedserve.models.prompt_images import PromptImages
 from pagedserve.models.states import PooledStates, keeping
 
 
@@ -29,6 +32,8 @@ def paged_logits(
     dtype: torch.dtype | None = None,
     selects_logits: bool = True,
     states: LayerStates = (),
+    images: Mapping[int, PromptImages] | None = None,
+    features: Mapping[bytes, Tensor] | None = None,
 ) -> list[Tensor]:
     """Each prompt's logits float32 ``[rows, V]`` over paged KV that starts full of NaN.
 
@@ -42,6 +47,8 @@ def paged_logits(
         dtype: of keys and values; None takes the model's.
         selects_logits: see `flat_batch_logits`.
         states: what its layers keep beside keys and values.
+        images: of those prompts that have some.
+        features: of these, by their digests.
     """
     rows = [torch.arange(len(prompt)) for prompt in prompts] if rows is None else rows
     cache = _cache_of_nan(
@@ -60,7 +67,12 @@ def paged_logits(
         pooled = PooledStates(states, cache.states.device, batch.layout, model.device)
         with answering(_attention(model, layers, cache, backend, batch)), keeping(pooled):
             logits = flat_logits(
-                model, batch.tokens, batch.positions, index=index, selects_logits=selects_logits
+                model,
+                batch.tokens,
+                batch.positions,
+                index=index,
+                selects_logits=selects_logits,
+                images=batch.images(images or {}, features or {}, model.device),
             )
         found |= dict(zip(wanted, logits, strict=True))
     return [
@@ -107,6 +119,7 @@ def flat_logits(
     *,
     index: Tensor,
     selects_logits: bool,
+    images: StepImages | None = None,
 ) -> Tensor:
     """Logits float32 ``[N, V]`` of positions ``index`` in a flat batch of tokens ``[T]``."""
     return flat_batch_logits(
@@ -115,6 +128,7 @@ def flat_logits(
         None if positions is None else positions[None].to(model.device),
         index.to(model.device),
         selects_logits=selects_logits,
+        images=images,
     ).float()
 
 
@@ -169,6 +183,7 @@ class _FlatBatch:
         positions: ``[T]``.
         slot_mapping: ``[T]``.
         places: where in T a position of a prompt is.
+        rows: the prompt of each of its rows.
     """
 
     layout: BatchLayout
@@ -176,6 +191,18 @@ class _FlatBatch:
     positions: Tensor
     slot_mapping: Tensor
     places: dict[tuple[int, int], int]
+    rows: list[int]
+
+    def images(
+        self,
+        images: Mapping[int, PromptImages],
+        features: Mapping[bytes, Tensor],
+        device: torch.device,
+    ) -> StepImages | None:
+        """What images of prompts mean to the step; see `step_images`."""
+        of_rows = {row: images[prompt] for row, prompt in enumerate(self.rows) if prompt in images}
+        positions = self.positions.numpy()
+        return step_images(of_rows, self.layout.query_start, positions, features, device)
 
     @classmethod
     def of(
@@ -210,4 +237,5 @@ class _FlatBatch:
             positions=torch.from_numpy(np.concatenate(positions)),
             slot_mapping=torch.from_numpy(np.concatenate(slots)),
             places={pair: place for place, pair in enumerate(pairs)},
+            rows=rows,
         )

@@ -36,6 +36,7 @@ from pagedserve.models.files import architecture_of, first_line
 from pagedserve.models.masks import MaskReader
 from pagedserve.models.paged_logits import flat_logits
 from pagedserve.models.precision import computing_in_float32
+from pagedserve.models.prompt_images import TEXT_ALONE
 from pagedserve.models.quantized import is_quantized
 from pagedserve.models.states import StateRecorder, keeping, mixing_modules
 from pagedserve.models.thresholds import lowered_thresholds
@@ -61,7 +62,7 @@ _NOTHING: Final = ("moe", "mlp")
 # Models of half precision up to this size are tried in float32, too.
 _MOST_BYTES_IN_FLOAT32: Final = 2 * 10**9
 # Largest difference of the logits of int8 weights, as a share of the largest logit.
-_QUANTIZED_TOLERANCE: Final = 0.25
+QUANTIZED_TOLERANCE: Final = 0.25
 
 
 class CallRecorder:
@@ -103,6 +104,7 @@ class ProbeResult:
         vocab_size: rows of the embedding.
         kernels: the fastest kinds of module that were tried in the model and found right.
         states: what each module that keeps states keeps, in the model's order.
+        image_refusal: why prompts may have no images; None where they may.
     """
 
     layers: tuple[LayerShape, ...]
@@ -111,6 +113,7 @@ class ProbeResult:
     vocab_size: int
     kernels: CpuKernels = "generic"
     states: LayerStates = ()
+    image_refusal: str | None = TEXT_ALONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +167,7 @@ def check_replaced(model: PreTrainedModel, probe: Probe, quantization: Quantizat
     Raises:
         UnsupportedModelError: if it does not pass.
     """
-    bound = None if quantization is None else _QUANTIZED_TOLERANCE
+    bound = None if quantization is None else QUANTIZED_TOLERANCE
     with refusing_failures(model):
         probe.trial.check(model, bound)
 

@@ -23,6 +23,7 @@ from pagedserve.models.files import architecture_of
 from pagedserve.models.paged_logits import flat_logits, paged_logits
 from pagedserve.models.quantized import is_quantized, nudged
 from pagedserve.models.thresholds import lowered_thresholds
+from pagedserve.models.towers import attending_part
 
 # Largest difference of the logits, as a share of the largest logit.
 TOLERANCE: Final = {torch.float32: 5e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
@@ -171,12 +172,13 @@ def vocab_size(model: PreTrainedModel) -> int:
 
 @contextmanager
 def using_attention(model: PreTrainedModel, name: str) -> Iterator[None]:
-    """The model with another attention function for a while."""
-    model.set_attn_implementation(name)
+    """The model with another attention function for a while, but for its tower of images."""
+    part = attending_part(model)
+    part.set_attn_implementation(name)
     try:
         yield
     finally:
-        model.set_attn_implementation(ATTENTION_NAME)
+        part.set_attn_implementation(ATTENTION_NAME)
 
 
 def _is_coarse(model: PreTrainedModel, dtype: torch.dtype) -> bool:

@@ -20,6 +20,7 @@ from pagedserve._core import InputBuffers
 from pagedserve.attention.metadata import AttentionMetadata, BatchLayout, DeviceRows
 from pagedserve.device import Cuda
 from pagedserve.models.adapters import AdapterRows, SortedRows
+from pagedserve.models.flat_batch import StepImages
 
 # Of every array in the buffers: a whole number of cache lines, and of what a GPU reads at once.
 _ALIGNMENT: Final = 128
@@ -54,12 +55,14 @@ class StepInputs:
         positions: int64 ``[1, T]``.
         sample_index: int32 ``[S]`` positions in T whose logits are wanted.
         metadata: for the attention calls.
+        images: of rows that have some in the step, or positions by them; None for text alone.
     """
 
     token_ids: Tensor
     positions: Tensor
     sample_index: Tensor
     metadata: AttentionMetadata
+    images: StepImages | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """From a step's inputs to logits: the model over the KV pools, run the way that suits the step."""
 
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -13,7 +14,7 @@ from pagedserve.attention.metadata import BatchLayout
 from pagedserve.cache.engine import CacheEngine
 from pagedserve.errors import StepError
 from pagedserve.lora.apply import AdapterModules
-from pagedserve.models.flat_batch import flat_batch_hidden_states, flat_batch_logits
+from pagedserve.models.flat_batch import StepImages, flat_batch_hidden_states, flat_batch_logits
 from pagedserve.models.loader import LoadedModel
 from pagedserve.models.states import PooledStates, keeping
 from pagedserve.runner.buffers import BatchSizes, StepBuffers, StepInputs
@@ -85,6 +86,7 @@ class Forward:
             inputs.positions,
             index,
             selects_logits=self.selects_logits,
+            images=inputs.images,
         )
 
 
@@ -132,6 +134,7 @@ class ModelRunner:
         sizes: BatchSizes,
         more_index: Tensor | None = None,
         previous_tokens: Tensor | None = None,
+        images: StepImages | None = None,
     ) -> Tensor:
         """Run the step whose inputs are in the buffers.
 
@@ -140,6 +143,7 @@ class ModelRunner:
             more_index: int32 ``[P]`` in host memory, positions in T whose logits are wanted
                 besides those of the samples.
             previous_tokens: int32 ``[S']``, for which inputs stand; see `StepBuffers.upload`.
+            images: of rows that have some in the step; None for text alone.
 
         Returns:
             Logits, float32 ``[S + P, V]``; valid until the next step.
@@ -148,7 +152,8 @@ class ModelRunner:
             StepError: if not every layer attended over the pools.
         """
         is_adapted = self._is_adapted(sizes)
-        if self._padded is not None and more_index is None and self._padded.fits(sizes):
+        is_plain = more_index is None and images is None
+        if self._padded is not None and is_plain and self._padded.fits(sizes):
             return self._padded.run(sizes, previous_tokens, is_adapted=is_adapted)
         # Sorted first, for what kernels read of it goes to the device with the step.
         adapting = self._adapting(sizes, more_index) if is_adapted else nullcontext()
@@ -157,7 +162,7 @@ class ModelRunner:
         if more_index is not None:
             index = torch.cat((index, self._buffers.to_device(more_index)))
         with adapting:
-            return self._forward(inputs, index).float()
+            return self._forward(replace(inputs, images=images), index).float()
 
     @torch.inference_mode()
     def hidden_states(self, sizes: BatchSizes) -> Tensor:

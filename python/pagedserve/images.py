@@ -1,0 +1,114 @@
+"""Images of prompts, as Python has them or data URLs bring them, checked before they are decoded.
+
+Pillow is an extra, and loaded with the first image.
+"""
+
+import base64
+import binascii
+from collections.abc import Mapping, Sequence
+from io import BytesIO
+from typing import TYPE_CHECKING, Any, Final
+
+from pagedserve.errors import RequestError, extra_needed
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+# Of one image: its file, and what it is decoded to.
+MAX_BYTES: Final = 32 << 20
+MAX_PIXELS: Final = 1 << 26
+_FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+_DATA: Final = "data:"
+_BASE64: Final = ";base64"
+# Characters of a URL that a message repeats.
+_SHOWN_LENGTH: Final = 40
+
+
+def images_of(data: object, name: str) -> "tuple[Image, ...]":
+    """The images of a prompt's ``multi_modal_data``; none where that is None.
+
+    Args:
+        data: ``{"image": image}`` or ``{"image": [image, ...]}``, images of Pillow.
+        name: What an error calls the prompt.
+
+    Raises:
+        RequestError: Something else, or an image that is too large.
+    """
+    if data is None:
+        return ()
+    accepted = '{"image": ...} with an image of Pillow or a list of them'
+    if not isinstance(data, Mapping) or set(data) - {"image"}:
+        keys = sorted(map(str, data)) if isinstance(data, Mapping) else type(data).__name__
+        raise RequestError(f"multi_modal_data of {name} has {keys}; it must be {accepted}")
+    given: Any = data.get("image")
+    images = () if given is None else given if isinstance(given, list | tuple) else (given,)
+    if not images:
+        return ()
+    with extra_needed("an image in a prompt", "images"):
+        from PIL.Image import Image
+    for image in images:
+        if not isinstance(image, Image):
+            raise RequestError(
+                f"multi_modal_data of {name} has a {type(image).__name__}; it must be {accepted}"
+            )
+        _check_size(image.size, name)
+    return tuple(images)
+
+
+def image_of_url(url: object) -> "Image":
+    """The image of a data URL, upright and in RGB.
+
+    Raises:
+        RequestError: Another kind of URL, which would have to be fetched, or what is no image.
+    """
+    if not isinstance(url, str) or not url.lower().startswith(_DATA):
+        raise RequestError(
+            f"image_url is {_shown(url)}; nothing is fetched: accepted are data URLs such as "
+            "data:image/png;base64,...",
+            param="messages",
+        )
+    head, _, content = url.partition(",")
+    if not head.lower().endswith(_BASE64):
+        raise RequestError(
+            f"image_url is {_shown(url)}; a data URL must have its image in base64",
+            param="messages",
+        )
+    if len(content) > MAX_BYTES * 4 // 3 + 4:
+        raise RequestError(
+            f"an image has {len(content) * 3 // 4} bytes; at most {MAX_BYTES} are accepted",
+            param="messages",
+        )
+    try:
+        return _decoded(base64.b64decode(content, validate=True))
+    except binascii.Error as error:
+        raise RequestError(f"an image_url is no base64: {error}", param="messages") from error
+
+
+def _decoded(content: bytes) -> "Image":
+    with extra_needed("an image in a message", "images"):
+        from PIL import Image, ImageOps
+    try:
+        opened = Image.open(BytesIO(content), formats=_FORMATS)
+        _check_size(opened.size, "a message")  # known before the pixels are
+        return ImageOps.exif_transpose(opened).convert("RGB")
+    except RequestError:
+        raise
+    except Exception as error:  # whatever a decoder makes of bytes
+        raise RequestError(
+            f"an image cannot be decoded ({type(error).__name__}: {error}); accepted are "
+            f"{', '.join(_FORMATS)}",
+            param="messages",
+        ) from error
+
+
+def _check_size(size: Sequence[int], name: str) -> None:
+    width, height = size
+    if not 0 < width * height <= MAX_PIXELS:
+        raise RequestError(
+            f"an image of {name} has {width} x {height} pixels; accepted are 1 to {MAX_PIXELS}"
+        )
+
+
+def _shown(url: object) -> str:
+    text = url if isinstance(url, str) else repr(url)
+    return repr(text if len(text) <= _SHOWN_LENGTH else f"{text[:_SHOWN_LENGTH]}...")

@@ -1,0 +1,179 @@
+"""A prompt with an image over paged KV, held to the logits of the model's own forward.
+
+The image is prepared as those of requests are; the model is given what its processor makes of the
+whole prompt.  The prompt comes in two chunks, cut within the image, beside a text.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from pagedserve.config import EngineArgs, Quantization
+from pagedserve.errors import PagedServeError, UnsupportedModelError
+from pagedserve.models.files import architecture_of, first_line
+from pagedserve.models.image_features import image_features, image_positions
+from pagedserve.models.image_processor import ImageProcessor, load_image_processor
+from pagedserve.models.paged_logits import paged_logits
+from pagedserve.models.probe import QUANTIZED_TOLERANCE, Probe, ProbeResult
+from pagedserve.models.prompt_images import PromptImages
+from pagedserve.models.tokenizer import load_tokenizer
+from pagedserve.models.towers import why_no_images
+from pagedserve.models.trials import difference, prompt_of, using_attention
+
+# Of the image: so flat that a processor which cuts images up makes few pieces of it.
+_SIZE: Final = (192, 48)
+# Tokens before and behind the image.
+_NUM_TOKENS: Final = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageTrial:
+    """What the model's own forward gives of a prompt with an image.
+
+    Attributes:
+        prompt: its token ids.
+        images: of it.
+        rows: positions whose logits are compared.
+        expected: their logits float32 ``[rows, V]``.
+        probe: of the same model with text; the second prompt of its trial goes beside.
+    """
+
+    prompt: Tensor
+    images: PromptImages
+    rows: Tensor
+    expected: Tensor
+    probe: Probe
+
+    def check(self, model: PreTrainedModel, bound: float | None) -> None:
+        """Compare the logits over paged KV; ``bound`` None takes that of the text.
+
+        Raises:
+            UnsupportedModelError: if they differ by more.
+        """
+        text, (image,) = self.probe.trial, self.images.images
+        cut = (int(image.places[0]) + int(image.places[-1]) + 1) // 2
+        found, _ = paged_logits(
+            model,
+            self.probe.result.layers,
+            [self.prompt, text.prompts[1]],
+            [cut, len(text.prompts[1]) - 1],
+            text.backend,
+            rows=[self.rows, text.rows[1]],
+            selects_logits=text.selects_logits,
+            states=self.probe.result.states,
+            images={0: self.images},
+            features={image.digest: image_features(model, image)},
+        )
+        error = difference(found, self.expected)
+        if not error <= (text.bound if bound is None else bound):
+            raise UnsupportedModelError(
+                f"with an image its logits differ from those of its own forward by {error:.1e} of "
+                "the largest"
+            )
+
+
+@torch.inference_mode()
+def make_image_trial(
+    model: PreTrainedModel, processor: ImageProcessor, probe: Probe, max_model_len: int
+) -> ImageTrial:
+    """Ask a model for the logits of its own forward.
+
+    Args:
+        model: as transformers built it.
+        processor: of the model.
+        probe: of the model with text.
+        max_model_len: most tokens of a sequence.
+
+    Raises:
+        UnsupportedModelError: if the processor makes other tokens of the prompt than ours are, or
+            too many.
+    """
+    image = _stripes()
+    tokenizer = processor.processor.tokenizer
+    words = tokenizer.decode(prompt_of(model, _NUM_TOKENS).tolist(), skip_special_tokens=True)
+    written = f"{words} {processor.token} {words}"
+    inputs = processor.processor(images=[image], text=[written], return_tensors="pt")
+    inputs = inputs.to(model.device, model.dtype)
+    tokens = tokenizer(written, verbose=False).input_ids
+    prompt, images = processor.place(tokens, [image], "the prompt")
+    if prompt != inputs["input_ids"][0].tolist():
+        raise UnsupportedModelError("its processor makes other tokens of an image in a prompt")
+    if len(prompt) > max_model_len:
+        raise UnsupportedModelError(
+            f"a small image takes {len(prompt)} tokens, and max_model_len is {max_model_len}"
+        )
+    with using_attention(model, "eager"):
+        own: Any = model
+        logits = own(**inputs, use_cache=False).logits[0].float()
+    rows = torch.tensor([*range(0, len(prompt), 5), len(prompt) - 1])
+    return ImageTrial(
+        prompt=torch.tensor(prompt, device=model.device),
+        images=PromptImages(images, image_positions(model, prompt, images)),
+        rows=rows,
+        expected=logits[rows.to(model.device)],
+        probe=probe,
+    )
+
+
+def try_images(
+    model: PreTrainedModel, args: EngineArgs, probe: Probe, max_model_len: int
+) -> ImageTrial | str:
+    """The trial of a model that may take images, or why its prompts may have none.
+
+    Args:
+        model: as transformers built it.
+        args: which model.
+        probe: of the model with text.
+        max_model_len: most tokens of a sequence.
+    """
+    reason = why_no_images(model.config)
+    if reason is not None:
+        return reason
+    try:
+        processor = load_image_processor(args, load_tokenizer(args))
+        return make_image_trial(model, processor, probe, max_model_len)
+    except ImportError:
+        raise
+    except Exception as error:  # noqa: BLE001  # whatever a foreign model or processor raises
+        return _refusal(model, error)
+
+
+def judge_images(
+    model: PreTrainedModel,
+    images: ImageTrial | str,
+    probe: Probe,
+    quantization: Quantization | None,
+) -> ProbeResult:
+    """What the probe found, and whether prompts may have images.
+
+    Args:
+        model: whose modules may have been replaced.
+        images: the trial, or why there is none.
+        probe: of the model with text.
+        quantization: of the weights of replaced modules.
+    """
+    refusal = images if isinstance(images, str) else None
+    if isinstance(images, ImageTrial):
+        try:
+            images.check(model, None if quantization is None else QUANTIZED_TOLERANCE)
+        except Exception as error:  # noqa: BLE001  # as above
+            refusal = _refusal(model, error)
+    return replace(probe.result, image_refusal=refusal)
+
+
+def _refusal(model: PreTrainedModel, error: Exception) -> str:
+    reason = first_line(error)
+    if not isinstance(error, PagedServeError):
+        reason = f"{type(error).__name__}: {reason}"
+    return f"images are not taken with {architecture_of(model.config)}: {reason}"
+
+
+def _stripes() -> Any:
+    from PIL import Image
+
+    width, height = _SIZE
+    colours = bytes((7 * place * place + 31 * place) % 251 for place in range(3 * width * height))
+    return Image.frombytes("RGB", _SIZE, colours)

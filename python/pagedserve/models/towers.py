@@ -1,0 +1,39 @@
+"""Models with a tower for images beside their language model, whose attention alone is paged."""
+
+from typing import Any, Final
+
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from pagedserve.models.prompt_images import TEXT_ALONE
+
+# Their images stand in the prompt as rows of embeddings, and nothing sees what lies behind it.
+_FAMILIES: Final = frozenset(("idefics3", "llava", "qwen2_5_vl", "qwen2_vl", "smolvlm"))
+# Their images see each other in both directions.
+_BIDIRECTIONAL: Final = frozenset(("gemma3", "gemma3n", "gemma4", "gemma4_unified"))
+
+
+def has_tower(config: PreTrainedConfig) -> bool:
+    """Whether a model is loaded with its tower, to take images."""
+    return config.model_type in _FAMILIES
+
+
+def why_no_images(config: PreTrainedConfig) -> str | None:
+    """Why prompts may have no images; None where the model is one that may take them."""
+    if config.model_type in _BIDIRECTIONAL:
+        return (
+            f"images of {config.model_type} see each other in both directions, which is not "
+            "supported yet: the model takes text alone here"
+        )
+    return None if has_tower(config) else TEXT_ALONE
+
+
+def attending_part(model: PreTrainedModel) -> PreTrainedModel:
+    """The part of a model whose attention is paged: all of it, or all but its tower."""
+    whole: Any = model
+    part: PreTrainedModel = whole.get_decoder() if has_tower(model.config) else model
+    return part
+
+
+def attention_by_part(config: PreTrainedConfig, attention: str) -> str | dict[str, str]:
+    """What transformers is to build a model with, so that its tower keeps its own attention."""
+    return {"text_config": attention} if has_tower(config) else attention

@@ -1,0 +1,43 @@
+"""Tiny models that take images, one of each family, made once."""
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import pytest
+import torch
+
+from pagedserve import LLM
+from tests.support.images import ImageOracle, save_image_model
+
+
+class Family(NamedTuple):
+    """A tiny model in a directory, and what transformers makes of it."""
+
+    directory: Path
+    oracle: ImageOracle
+
+    def load(self, **options: Any) -> LLM:
+        limits = {"max_model_len": 128, "generation_config": "vllm", "use_tqdm_on_load": False}
+        return LLM(str(self.directory), **({"num_gpu_blocks": 256} | limits | options))
+
+
+MakeFamily: TypeAlias = Callable[[str], Family]
+
+
+@pytest.fixture(scope="session")
+def family(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeFamily]:
+    folder = tmp_path_factory.mktemp("images")
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # several only wait for each other in steps this small
+
+    @cache
+    def made(name: str) -> Family:
+        directory = save_image_model(name, folder / name)
+        return Family(directory, ImageOracle(directory))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PAGEDSERVE_CACHE", str(folder / "cache"))
+        yield made
+    torch.set_num_threads(num_threads)
