@@ -26,7 +26,7 @@ from pagedserve.model_args import LoadFormat
 from pagedserve.models.architectures import attention_to_build_with, prepare_architecture
 from pagedserve.models.device import choose_device
 from pagedserve.models.dummy import dummy_model
-from pagedserve.models.encoders import check_encoder, is_encoder
+from pagedserve.models.encoders import check_encoder
 from pagedserve.models.files import (
     ModelFiles,
     architecture_of,
@@ -38,11 +38,11 @@ from pagedserve.models.fused.choose import kernels_wanted, replace_modules_of, w
 from pagedserve.models.fused.cpu.replace import weight_bytes
 from pagedserve.models.image_trial import judge_images, try_images
 from pagedserve.models.limits import check_max_model_len, derive_max_model_len, eos_token_ids
-from pagedserve.models.pooling import leave_out_head, pooling_rules
+from pagedserve.models.pooling import find_pooling, leave_out_head
 from pagedserve.models.probe import ProbeResult, check_replaced, probe_model
 from pagedserve.models.probe_cache import ProbeCacheEntry
 from pagedserve.models.prompt_images import TEXT_ALONE
-from pagedserve.models.quantized import use_dtype
+from pagedserve.models.quantized import has_quantized_files, use_dtype
 from pagedserve.models.towers import attention_by_part, has_tower
 from pagedserve.models.trials import vocab_size
 from pagedserve.models.weights import weights_read
@@ -128,7 +128,8 @@ def load_model(config: EngineArgs, device: torch.device | None = None) -> Loaded
     with collector_paused(), quiet_transformers():
         files = find_model_files(config)
         text_config = files.hf_config.get_text_config()
-        rules = pooling_rules(config, files)
+        pooling = find_pooling(config, files)
+        rules = None if pooling is None else pooling.rules
         max_model_len = derive_max_model_len(text_config, config.max_model_len)
         if rules is not None and config.max_model_len is None:
             max_model_len = min(max_model_len, rules.max_seq_length or max_model_len)
@@ -138,8 +139,8 @@ def load_model(config: EngineArgs, device: torch.device | None = None) -> Loaded
         how = (dtype, device, describe(backend), max_model_len, wanted, config.quantization)
         cached = ProbeCacheEntry.of(files.directory, *how)
         loading = _Loading(files, config, dtype, device, backend, max_model_len)
-        if rules is not None and is_encoder(files.hf_config):
-            return loading.load_encoder(rules)
+        if pooling is not None and pooling.is_encoder:
+            return loading.load_encoder(pooling.rules)
         probed = cached.load()
         if probed is None:
             model, probed, replaced_modules = loading.try_modules(wanted)
@@ -280,13 +281,14 @@ def _load_weights(
         raise _load_error(files, error) from error
     model, info = loaded
     # What an encoder has behind its last states is not asked for.
-    missing = sorted(name for name in info["missing_keys"] if not name.startswith("pooler."))
+    unused = "pooler." if auto_class is AutoModel else ()
+    missing = sorted(name for name in info["missing_keys"] if not name.startswith(unused))
     if missing:
         raise ModelLoadError(
             f"model {files.name!r}: its files lack {len(missing)} of the model's weights, the "
             f"first is {missing[0]!r}"
         )
-    if getattr(files.hf_config, "quantization_config", None) is not None:
+    if has_quantized_files(files.hf_config):
         use_dtype(model, dtype)
     return cast(PreTrainedModel, model)
 

@@ -1,5 +1,6 @@
 """Which models pool, by what rules, and decoders whose states are wanted in the place of logits."""
 
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -20,7 +21,20 @@ _BARE: Final = ("Model", "ForTextEncoding", "ForMaskedLM")
 _WITH_HEAD: Final = ("LMHeadModel", "DoubleHeadsModel")
 
 
-def pooling_rules(args: EngineArgs, files: ModelFiles) -> PoolingRules | None:
+@dataclass(frozen=True, slots=True)
+class Pooling:
+    """How a model that pools is run.
+
+    Attributes:
+        rules: from its states to one vector.
+        is_encoder: whether its tokens see those behind them.
+    """
+
+    rules: PoolingRules
+    is_encoder: bool
+
+
+def find_pooling(args: EngineArgs, files: ModelFiles) -> Pooling | None:
     """How a model pools; None for one that generates.
 
     Raises:
@@ -41,14 +55,14 @@ def pooling_rules(args: EngineArgs, files: ModelFiles) -> PoolingRules | None:
         )
     bidirectional = is_encoder(files.hf_config)
     if not has_rules(files.directory):
-        return PoolingRules(pooling_type="CLS" if bidirectional else "LAST")
+        return Pooling(PoolingRules(pooling_type="CLS" if bidirectional else "LAST"), bidirectional)
     rules = read_rules(files.directory)
     if not bidirectional and rules.pooling_type != "LAST":
         raise UnsupportedModelError(
             f"architecture {architecture_of(files.hf_config)} cannot be run: it is a decoder, and "
             f"its pooling is {rules.pooling_type}; accepted is LAST"
         )
-    return rules
+    return Pooling(rules, bidirectional)
 
 
 def leave_out_head(model: PreTrainedModel, probed: ProbeResult, backend: AttentionBackend) -> None:

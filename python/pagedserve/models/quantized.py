@@ -11,13 +11,18 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 _DENSE: Final = (torch.float32, torch.bfloat16, torch.float16)
 
 
+def has_quantized_files(config: PreTrainedConfig) -> bool:
+    """Whether the weights in a checkpoint's files are quantized."""
+    return getattr(config, "quantization_config", None) is not None
+
+
 def is_quantized(model: PreTrainedModel) -> bool:
-    """Whether the weights of the checkpoint are quantized."""
+    """Whether a model computes with quantized weights: they were not made dense while loading."""
     return getattr(model, "hf_quantizer", None) is not None
 
 
