@@ -42,6 +42,7 @@ from pagedserve.inputs import Prompt
 from pagedserve.lora.request import LoRARequest
 from pagedserve.models.tokenizer import load_tokenizer
 from pagedserve.outputs import CompletionOutput, RequestMetrics
+from pagedserve.pooling_params import PoolingParams
 from pagedserve.sampling_params import RequestOutputKind
 from pagedserve.server.adapters import ServedAdapters
 from pagedserve.server.app import build_app
@@ -109,7 +110,7 @@ class MadeUpEngine:
     async def generate(
         self,
         prompt: Prompt,
-        sampling_params: SamplingParams | None,
+        sampling_params: SamplingParams | PoolingParams | None,
         request_id: str,
         lora_request: LoRARequest | None = None,
         *,
@@ -120,7 +121,9 @@ class MadeUpEngine:
         del prompt, lora_request, priority, arrival_time
         stream = Stream(asyncio.get_running_loop())
         stream.request = SimpleNamespace(output_kind=RequestOutputKind.DELTA)  # type: ignore[assignment]
-        max_tokens = (sampling_params or SamplingParams()).max_tokens or 1
+        max_tokens = 1
+        if isinstance(sampling_params, SamplingParams):
+            max_tokens = sampling_params.max_tokens or 1
         self._streams[request_id] = (stream, max_tokens)
         is_finished = False
         while not is_finished:

@@ -17,16 +17,21 @@ from pagedserve.engine.defaults import default_sampling_params
 from pagedserve.engine.llm_engine import LLMEngine
 from pagedserve.engine.request import Request
 from pagedserve.engine.stats import StatsLine
-from pagedserve.errors import RequestError
 from pagedserve.inputs import Prompt, match_params, match_priorities, parse_prompts
 from pagedserve.lora.request import LoRARequest, match_lora_requests
 from pagedserve.outputs import (
     BeamSearchOutput,
     EmbeddingRequestOutput,
+    PoolingRequestOutput,
     RequestOutput,
     ScoringRequestOutput,
 )
-from pagedserve.pooling.vectors import embedding_output, scoring_output, with_prompt
+from pagedserve.pooling.vectors import (
+    embedding_output,
+    match_pairs,
+    pooling_output,
+    scoring_output,
+)
 from pagedserve.pooling_params import PoolingParams
 from pagedserve.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from pagedserve.vllm_names import ABSENT_METHODS, refuse_arguments
@@ -247,23 +252,20 @@ class LLM:
             for output in outputs
         ]
 
-    def embed(
+    def encode(
         self,
         prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | None = None,
         *,
         use_tqdm: UseTqdm = True,
-        pooling_params: PoolingParams | None = None,
-        prompt_name: str | None = None,
         **absent: None,
-    ) -> list[EmbeddingRequestOutput]:
+    ) -> list[PoolingRequestOutput]:
         """Make one vector of each prompt, with a model that pools.
 
         Args:
             prompts: As of ``generate``.
-            use_tqdm: As of ``generate``.
             pooling_params: For all prompts; None is ``PoolingParams()``.
-            prompt_name: Which of the model's own texts comes before each text; None is the one
-                that the model names, if any.
+            use_tqdm: As of ``generate``.
             **absent: As of ``generate``.
 
         Returns:
@@ -276,55 +278,56 @@ class LLM:
         refuse_arguments(absent)
         params = PoolingParams() if pooling_params is None else pooling_params
         rules, engine = self.llm_engine.model_info.pooling, self.llm_engine
-        parsed = [with_prompt(prompt, rules, prompt_name) for prompt in parse_prompts(prompts)]
         call = self._num_calls
         self._num_calls += 1
         requests = [
             engine.input_processor.process(
-                f"embed-{call}-{index}", prompt, params, name=f"prompt {index}"
+                f"pool-{call}-{index}", prompt, params, name=f"prompt {index}"
             )
-            for index, prompt in enumerate(parsed)
+            for index, prompt in enumerate(parse_prompts(prompts))
         ]
         outputs = self._run_all(requests, use_tqdm=use_tqdm)
-        return [embedding_output(output, rules, params) for output in outputs]
+        return [pooling_output(output, rules, params) for output in outputs]
+
+    def embed(
+        self, prompts: Prompt | Sequence[Prompt], **options: Any
+    ) -> list[EmbeddingRequestOutput]:
+        """Make an embedding of each prompt.
+
+        Args:
+            prompts: As of ``generate``.
+            **options: As of ``encode``.
+
+        Returns:
+            The embeddings in the order of the prompts.
+
+        Raises:
+            RequestError: As of ``encode``.
+        """
+        return [embedding_output(pooled) for pooled in self.encode(prompts, **options)]
 
     def score(
-        self,
-        data_1: str | Sequence[str],
-        data_2: str | Sequence[str],
-        *,
-        use_tqdm: UseTqdm = True,
-        pooling_params: PoolingParams | None = None,
-        **absent: None,
+        self, data_1: str | Sequence[str], data_2: str | Sequence[str], **options: Any
     ) -> list[ScoringRequestOutput]:
         """Say how near texts are: the cosines of the angles between their embeddings.
 
         Args:
             data_1: One text, for all of the others, or as many as those.
             data_2: Texts.
-            use_tqdm: As of ``generate``.
-            pooling_params: As of ``embed``.
-            **absent: As of ``generate``.
+            **options: As of ``encode``.
 
         Returns:
             One score a pair.
 
         Raises:
-            RequestError: As of ``embed``, and texts that are no pairs.
+            RequestError: As of ``encode``, and texts that are no pairs.
         """
         firsts = [data_1] if isinstance(data_1, str) else list(data_1)
         seconds = [data_2] if isinstance(data_2, str) else list(data_2)
-        if len(firsts) not in (1, len(seconds)):
-            raise RequestError(
-                f"data_1 has {len(firsts)} texts and data_2 {len(seconds)}; give one in data_1, or "
-                "as many as in data_2"
-            )
-        options: Any = {"use_tqdm": use_tqdm, "pooling_params": pooling_params, **absent}
-        embedded = self.embed([*firsts, *seconds], **options)
-        queries = embedded[: len(firsts)] * (len(seconds) // len(firsts))
-        return [
-            scoring_output(*pair) for pair in zip(queries, embedded[len(firsts) :], strict=True)
-        ]
+        pairs = match_pairs("data_1", firsts, seconds)
+        texts = list(dict.fromkeys(text for pair in pairs for text in pair))
+        pooled = dict(zip(texts, self.encode(texts, **options), strict=True))
+        return [scoring_output(pooled[left], pooled[right]) for left, right in pairs]
 
     def __getattr__(self, name: str) -> NoReturn:
         reason = ABSENT_METHODS.get(name)

@@ -240,6 +240,36 @@ class BeamSearchOutput:
 
 
 @dataclass(slots=True)
+class PoolingOutput:
+    """What a prompt became.
+
+    Attributes:
+        data: A vector of a model that embeds, float64 ``[F]``.
+    """
+
+    data: "NDArray[np.float64]"
+
+
+@dataclass(slots=True)
+class PoolingRequestOutput:
+    """A prompt that was pooled.
+
+    Attributes:
+        request_id: Its name in the engine.
+        outputs: What it became.
+        prompt_token_ids: The prompt's tokens, as computed.
+        num_cached_tokens: Those that the prefix cache had.
+        finished: True.
+    """
+
+    request_id: str
+    outputs: PoolingOutput
+    prompt_token_ids: list[int]
+    num_cached_tokens: int
+    finished: bool = True
+
+
+@dataclass(slots=True)
 class EmbeddingOutput:
     """What a prompt became.
 

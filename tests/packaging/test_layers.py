@@ -40,10 +40,10 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "runner": {"attention", "cache", "lora", "models", "sampling"},
     "executor": {"attention", "cache", "lora", "models", "pooling", "runner", "sampling"},
     "output": set(),
-    "engine": {"executor", "lora", "models", "output", "sampling"},
+    "engine": {"executor", "lora", "models", "output", "pooling", "sampling"},
     "chat": set(),
     "llm": {"chat", "engine", "executor", "lora", "pooling"},
-    "server": {"chat", "engine", "lora", "output"},
+    "server": {"chat", "engine", "lora", "output", "pooling"},
     "replay": set(),
     "bench": set(),
     # Two of the public names; of models, that a start says what it does.

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from pagedserve import LLM, RequestError
+from pagedserve import LLM, PoolingParams, RequestError
 from pagedserve.config import EngineArgs
 from pagedserve.errors import UnsupportedModelError
 from pagedserve.models.loader import load_model
@@ -86,11 +86,11 @@ def test_prompts_of_the_model_come_before_texts(
     write_rules(directory, LAST, prompts=prompts, default_prompt_name="document")
     llm = LLM(str(directory), use_tqdm_on_load=False)
     (plain,) = llm.embed("w8", use_tqdm=False)
-    (query,) = llm.embed("w8", use_tqdm=False, prompt_name="query")
+    (query,) = llm.embed("w8", use_tqdm=False, pooling_params=PoolingParams(prompt_name="query"))
     assert plain.prompt_token_ids == llm.get_tokenizer()("w8").input_ids
     assert query.prompt_token_ids == llm.get_tokenizer()("w7w8").input_ids
     with pytest.raises(RequestError, match="prompt_name is 'other'; the model has query, document"):
-        llm.embed("w8", use_tqdm=False, prompt_name="other")
+        llm.embed("w8", use_tqdm=False, pooling_params=PoolingParams(prompt_name="other"))
 
 
 def test_runner_says_which_of_both(save_decoder: SaveEncoder) -> None:

@@ -97,7 +97,7 @@ def test_what_an_encoder_does_not_do_is_refused_by_name(save_bare: SaveEncoder) 
         with pytest.raises(ConfigError, match=name):
             LLM(directory, use_tqdm_on_load=False, **options)
     llm = LLM(directory, use_tqdm_on_load=False)
-    with pytest.raises(RequestError, match=r"loaded to pool .*accepted are LLM\.embed"):
+    with pytest.raises(RequestError, match=r"loaded to pool .*accepted are embeddings"):
         llm.generate("w1 w2", SamplingParams(max_tokens=1), use_tqdm=False)
     with pytest.raises(RequestError, match="65 tokens; it must have at most 64"):
         embed(llm, [[3] * 65])
@@ -109,10 +109,22 @@ def test_what_an_encoder_does_not_do_is_refused_by_name(save_bare: SaveEncoder) 
     assert len(cut.prompt_token_ids) == 64
 
 
-def test_some_of_the_dimensions(save_bare: SaveEncoder) -> None:
-    llm = LLM(str(save_bare("bert")), use_tqdm_on_load=False)
+@pytest.mark.parametrize(
+    ("said", "accepted"),
+    [
+        ({"is_matryoshka": True}, "from 1 to 32"),
+        ({"matryoshka_dimensions": [6, 12]}, "6, 12"),
+        ({}, "none: its config has neither"),
+    ],
+)
+def test_some_of_the_dimensions(
+    save_bare: SaveEncoder, said: dict[str, Any], accepted: str
+) -> None:
+    llm = LLM(str(save_bare("bert", **said)), use_tqdm_on_load=False)
+    with pytest.raises(RequestError, match=f"dimensions is 33; .* accepts is {accepted}"):
+        embed(llm, PROMPTS[:1], pooling_params=PoolingParams(dimensions=33))
+    if not said:
+        return
     (whole,) = embed(llm, PROMPTS[:1], pooling_params=PoolingParams(use_activation=False))
     (cut,) = embed(llm, PROMPTS[:1], pooling_params=PoolingParams(dimensions=6))
     np.testing.assert_allclose(cut, whole[:6] / np.linalg.norm(whole[:6]), atol=1e-6)
-    with pytest.raises(RequestError, match="dimensions is 33; the model's vectors have 32"):
-        embed(llm, PROMPTS[:1], pooling_params=PoolingParams(dimensions=33))

@@ -60,7 +60,7 @@ def test_json_may_have_parameters(shared: Served) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/embeddings", "/v1/responses", "/v1/responses/a/cancel", "/v1/audio/speech"]
+    "path", ["/v1/moderations", "/v1/responses", "/v1/responses/a/cancel", "/v1/audio/speech"]
 )
 def test_what_is_not_here_is_said_in_the_same_shape(shared: Served, path: str) -> None:
     answer = shared.http.post(path, json={"input": "x"})

@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 import logging
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from pagedserve.config import EngineArgs
 from pagedserve.errors import ConfigError, extra_needed
@@ -12,10 +12,6 @@ from pagedserve.server.log import set_up_logging
 from pagedserve.server.options import ServerArgs
 
 logger = logging.getLogger(__name__)
-
-# Tokens of a step with chunks: among many conversations that begin at once the last one's first
-# token comes sooner than with the engine's 512 (benches/results/2026-11-22-serving.md).
-_STEP_TOKENS: Final = 768
 
 
 def add_serve_parser(commands: "argparse._SubParsersAction[Any]") -> None:
@@ -36,7 +32,8 @@ def add_serve_parser(commands: "argparse._SubParsersAction[Any]") -> None:
         enable_prefix_caching=True,
     )
     ServerArgs.add_cli_args(serve)
-    serve.set_defaults(run=_serve)
+    # Whether the model can is not known yet: `pagedserve.engine.defaults.server_defaults`.
+    serve.set_defaults(run=_serve, enable_chunked_prefill=None, enable_prefix_caching=None)
 
 
 def _make_directory(name: str, path: str) -> None:
@@ -56,8 +53,6 @@ def _serve(options: argparse.Namespace) -> int:
     server_args = ServerArgs.from_cli_args(options)
     for argument in dataclasses.fields(server_args):  # an engine may know it as not there
         delattr(options, argument.name)
-    if options.max_num_batched_tokens is None and options.enable_chunked_prefill:
-        options.max_num_batched_tokens = max(_STEP_TOKENS, options.max_num_seqs or 0)
     engine_args = EngineArgs.from_cli_args(options)
     if engine_args.decision_log is not None:
         _make_directory("decision_log", engine_args.decision_log)

@@ -16,6 +16,7 @@ stream.
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
@@ -23,13 +24,15 @@ from pagedserve.config import EngineArgs
 from pagedserve.engine.llm_engine import LLMEngine
 from pagedserve.engine.request import Request
 from pagedserve.engine.stats import EngineSnapshot
-from pagedserve.engine.stream import Stream
+from pagedserve.engine.stream import Stream, call_in, deliver
 from pagedserve.engine.thread import EngineThread
 from pagedserve.errors import EngineDeadError, EngineStalledError, RequestError
 from pagedserve.executor.protocol import Adapter, ModelInfo
 from pagedserve.inputs import Prompt, match_params, parse_prompt
 from pagedserve.lora.request import LoRARequest
-from pagedserve.outputs import RequestOutput
+from pagedserve.outputs import PoolingRequestOutput, RequestOutput
+from pagedserve.pooling.vectors import pooling_output
+from pagedserve.pooling_params import PoolingParams
 from pagedserve.sampling_params import SamplingParams
 from pagedserve.vllm_names import refuse_arguments
 
@@ -141,7 +144,7 @@ class AsyncLLMEngine:
     async def generate(  # noqa: PLR0917  # in vLLM's order
         self,
         prompt: Prompt,
-        sampling_params: SamplingParams | None,
+        sampling_params: SamplingParams | PoolingParams | None,
         request_id: str,
         lora_request: LoRARequest | None = None,
         trace_headers: None = None,
@@ -154,7 +157,8 @@ class AsyncLLMEngine:
 
         Args:
             prompt: Text or token ids.
-            sampling_params: How to continue it; ``output_kind`` says what comes.
+            sampling_params: How to continue it, where ``output_kind`` says what comes; or how to
+                pool it.
             request_id: Of no other unfinished request.
             lora_request: The adapter to answer with; its files are read beside the steps.
             trace_headers: None.
@@ -204,6 +208,39 @@ class AsyncLLMEngine:
             del self._streams[request_id]
             if is_sent and not is_finished:
                 self._thread.send(lambda engine: _without_outputs(engine, request_id))
+
+    async def encode(
+        self,
+        prompt: Prompt,
+        pooling_params: PoolingParams,
+        request_id: str,
+        lora_request: LoRARequest | None = None,
+        *,
+        priority: int = 0,
+        **absent: None,
+    ) -> AsyncGenerator[PoolingRequestOutput, None]:
+        """Make one vector of a prompt, with a model that pools.
+
+        Args:
+            prompt: As of ``generate``.
+            pooling_params: How to pool it.
+            request_id: As of ``generate``.
+            lora_request: None: adapters are for models that generate.
+            priority: As of ``generate``.
+            **absent: ``trace_headers=None`` and its like, for the sake of vLLM's scripts.
+
+        Yields:
+            The vector.
+
+        Raises:
+            RequestError: A request that cannot be run, or that was ended; from the ``anext``.
+            EngineDeadError: The engine has died or is shut down.
+        """
+        refuse_arguments(absent)
+        outputs = self.generate(prompt, pooling_params, request_id, lora_request, priority=priority)
+        async with aclosing(outputs):
+            async for output in outputs:
+                yield pooling_output(output, self._engine.model_info.pooling, pooling_params)
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End requests; their streams get a last output with the finish reason "abort"."""
@@ -294,10 +331,10 @@ class AsyncLLMEngine:
         self,
         request_id: str,
         prompt: Prompt,
-        sampling_params: SamplingParams | None,
+        given: SamplingParams | PoolingParams | None,
         **more: Any,
     ) -> Request:
-        (params,) = match_params(sampling_params, 1)
+        params = given if isinstance(given, PoolingParams) else match_params(given, 1)[0]
         return self._engine.input_processor.process(
             request_id, parse_prompt(prompt, "the prompt"), params, **more
         )
@@ -313,7 +350,7 @@ class AsyncLLMEngine:
 
         def ask(engine: LLMEngine) -> list[RequestOutput]:
             value = question(engine)
-            _call_in(loop, partial(_answer, answer, value))
+            call_in(loop, partial(_answer, answer, value))
             return []
 
         self._thread.send(ask)
@@ -328,7 +365,7 @@ class AsyncLLMEngine:
             try:
                 engine.add(request)
             except Exception as error:  # noqa: BLE001  # of this request alone
-                _call_in(stream.loop, partial(stream.fail, error))
+                call_in(stream.loop, partial(stream.fail, error))
             if stream.is_aborted:
                 return engine.abort_request(request.request_id)
         return []
@@ -341,17 +378,12 @@ class AsyncLLMEngine:
             if stream is not None:
                 by_loop.setdefault(stream.loop, []).append((stream, output))
         for loop, delivery in by_loop.items():
-            _call_in(loop, partial(_deliver, delivery))
+            call_in(loop, partial(deliver, delivery))
 
     def _end_all_streams(self, error: BaseException) -> None:
         self._dead_error = error
         for stream in list(self._streams.values()):
-            _call_in(stream.loop, partial(stream.fail, self.dead_error))
-
-
-def _deliver(delivery: list[tuple[Stream, RequestOutput]]) -> None:
-    for stream, output in delivery:
-        stream.put(output)
+            call_in(stream.loop, partial(stream.fail, self.dead_error))
 
 
 def _without_outputs(engine: LLMEngine, request_id: str) -> list[RequestOutput]:
@@ -363,12 +395,3 @@ def _without_outputs(engine: LLMEngine, request_id: str) -> list[RequestOutput]:
 def _answer(future: "asyncio.Future[T]", value: T) -> None:
     if not future.done():  # whoever asked may have left
         future.set_result(value)
-
-
-def _call_in(loop: asyncio.AbstractEventLoop, callback: Callable[[], Any]) -> None:
-    """Have a callback run in an event loop, unless that is closed: then nobody reads."""
-    try:
-        loop.call_soon_threadsafe(callback)
-    except RuntimeError:
-        if not loop.is_closed():
-            raise

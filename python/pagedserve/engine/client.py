@@ -8,6 +8,7 @@ from pagedserve.executor.protocol import ModelInfo
 from pagedserve.inputs import Prompt
 from pagedserve.lora.request import LoRARequest
 from pagedserve.outputs import RequestOutput
+from pagedserve.pooling_params import PoolingParams
 from pagedserve.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class EngineClient(Protocol):
     def generate(
         self,
         prompt: Prompt,
-        sampling_params: SamplingParams | None,
+        sampling_params: SamplingParams | PoolingParams | None,
         request_id: str,
         lora_request: LoRARequest | None = None,
         *,
@@ -43,7 +44,8 @@ class EngineClient(Protocol):
 
         Args:
             prompt: Text or token ids.
-            sampling_params: How to continue it; ``output_kind`` says what comes.
+            sampling_params: How to continue it, where ``output_kind`` says what comes; or how to
+                pool it.
             request_id: Of no other unfinished request.
             lora_request: The adapter to answer with; its files are read beside the steps.
             priority: Smaller goes first, where the scheduler's policy asks for it.

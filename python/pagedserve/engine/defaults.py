@@ -1,5 +1,6 @@
-"""Sampling parameters of requests that bring none: those that the model's makers recommend."""
+"""What stands where nothing was said: parameters of a model's makers, options of a server."""
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any, Final
 
 from pagedserve.config import EngineArgs
 from pagedserve.errors import ConfigError, RequestError
+from pagedserve.executor.protocol import ModelInfo
 from pagedserve.models.files import find_model_files
 from pagedserve.sampling_params import SamplingParams
 
@@ -19,6 +21,10 @@ _NAMES: Final = {
     "min_p": "min_p",
     "max_new_tokens": "max_tokens",
 }
+
+# Tokens of a step with chunks: among many conversations that begin at once the last one's first
+# token comes sooner than with the engine's 512 (benches/results/2026-11-22-serving.md).
+_STEP_TOKENS: Final = 768
 
 
 def default_sampling_params(args: EngineArgs) -> SamplingParams:
@@ -56,3 +62,20 @@ def _read(path: Path, named: str) -> dict[str, Any]:
     if not isinstance(config, Mapping):
         raise ConfigError(f"generation_config: {path} holds no JSON object")
     return dict(config)
+
+
+def server_defaults(args: EngineArgs, model: ModelInfo) -> EngineArgs:
+    """The engine's options with the defaults of a server, as far as the model can obey them."""
+    chunks, prefixes = args.enable_chunked_prefill, args.enable_prefix_caching
+    chunks = not model.is_encoder if chunks is None else chunks
+    if prefixes is None:
+        prefixes = not (model.is_encoder or model.keeps_states)
+    step_tokens = args.max_num_batched_tokens
+    if step_tokens is None and chunks:
+        step_tokens = max(_STEP_TOKENS, args.max_num_seqs or 0)
+    return dataclasses.replace(
+        args,
+        enable_chunked_prefill=chunks,
+        enable_prefix_caching=prefixes,
+        max_num_batched_tokens=step_tokens,
+    )

@@ -26,6 +26,7 @@ from pagedserve.output.beam import BeamSearch
 from pagedserve.output.detokenizer import Detokenizer
 from pagedserve.output.stop import StopRule
 from pagedserve.outputs import RequestMetrics
+from pagedserve.pooling.vectors import with_prompt
 from pagedserve.pooling_params import PoolingParams
 from pagedserve.sampling.bad_words import BadWords
 from pagedserve.sampling_params import RequestOutputKind, SamplingParams
@@ -101,7 +102,7 @@ class InputProcessor:
         if self.model.pooling is not None:
             raise RequestError(
                 f"the model was loaded to pool (runner={self.args.runner!r}), and makes no tokens; "
-                "accepted are LLM.embed and LLM.score, or a model that is loaded with "
+                "accepted are embeddings and scores, or a model that is loaded with "
                 "runner='generate'"
             )
         vocab_size = self.model.vocab_size
@@ -180,8 +181,10 @@ class InputProcessor:
         if self.model.pooling is None:
             raise RequestError(
                 f"the model was loaded to generate (runner={self.args.runner!r}); accepted are "
-                "generate and chat, or a model that is loaded with runner='pooling'"
+                "completions and chats, or a model that is loaded with runner='pooling'"
             )
+        self.model.pooling.check(params)
+        prompt = with_prompt(prompt, self.model.pooling, params.prompt_name)
         tokenized = self._tokens_to_pool(prompt, params.truncate_prompt_tokens, name)
         token_ids = tokenized.token_ids
         return Request(

@@ -11,7 +11,7 @@ Invariants:
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -70,6 +70,7 @@ class LLMEngine:
         *,
         executor: Executor | None = None,
         tokenizer: "PreTrainedTokenizerBase | None" = None,
+        choose: Callable[[EngineArgs, ModelInfo], EngineArgs] | None = None,
     ) -> None:
         """Load the model and make the KV cache.
 
@@ -77,6 +78,7 @@ class LLMEngine:
             args: The user's.
             executor: Runs the model; None loads it into this process.
             tokenizer: Instead of the model's own.
+            choose: Gives options that were left open a value, once the model is known.
 
         Raises:
             ConfigError: Arguments that contradict each other, the model or the memory.
@@ -91,6 +93,7 @@ class LLMEngine:
                 executor = LocalExecutor(args)
         self.model_executor = executor
         self.model_info: ModelInfo = executor.model_info
+        args = args if choose is None else choose(args, self.model_info)
         config = scheduler_config(args, self.model_info.max_model_len)
         limits = step_limits(config, self.model_info, args)
         self.memory = executor.determine_num_blocks(limits)
@@ -134,9 +137,7 @@ class LLMEngine:
         self.stats = EngineStats()
         self._log_line = StatsLine()
         self._logs_stats = not args.disable_log_stats
-        is_async = args.async_scheduling
-        if is_async is None:
-            is_async = self.model_info.device_type == "cuda"
+        on_gpu = self.model_info.device_type == "cuda"
         self._loop = EngineLoop(
             self._scheduler,
             executor,
@@ -144,7 +145,7 @@ class LLMEngine:
             self.stats,
             num_gpu_blocks=num_blocks,
             max_num_seqs=config.max_num_seqs,
-            async_scheduling=is_async,
+            async_scheduling=on_gpu if args.async_scheduling is None else args.async_scheduling,
         )
 
     @classmethod

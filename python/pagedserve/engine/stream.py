@@ -1,6 +1,8 @@
 """``Stream``: the outputs of one request on their way from the engine's thread to its reader."""
 
 import asyncio
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from pagedserve.engine.request import Request
 from pagedserve.outputs import RequestOutput
@@ -65,3 +67,18 @@ class Stream:
     def _wake(self) -> None:
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
+
+
+def deliver(outputs: Iterable[tuple[Stream, RequestOutput]]) -> None:
+    """Hand outputs over, in the event loop of their streams."""
+    for stream, output in outputs:
+        stream.put(output)
+
+
+def call_in(loop: asyncio.AbstractEventLoop, callback: Callable[[], Any]) -> None:
+    """Have a callback run in an event loop, unless that is closed: then nobody reads."""
+    try:
+        loop.call_soon_threadsafe(callback)
+    except RuntimeError:
+        if not loop.is_closed():
+            raise

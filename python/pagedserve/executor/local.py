@@ -133,6 +133,8 @@ class LocalExecutor:
             pooling=loaded.pooling,
             sliding_window=common_window(loaded.layers),
             image_refusal=loaded.image_refusal,
+            is_encoder=loaded.is_encoder,
+            keeps_states=bool(loaded.states),
         )
 
     @property

@@ -33,6 +33,8 @@ class ModelInfo:
         pooling: How it makes one vector of a prompt; None for a model that generates.
         sliding_window: Tokens that a query sees, itself included, where that is so in every layer.
         image_refusal: Why prompts may have no images; None where they may.
+        is_encoder: Whether it sees its prompts whole, and keeps nothing of them.
+        keeps_states: Whether layers keep a state of the whole sequence, which no block has.
     """
 
     vocab_size: int
@@ -43,6 +45,8 @@ class ModelInfo:
     pooling: PoolingRules | None = None
     sliding_window: int | None = None
     image_refusal: str | None = TEXT_ALONE
+    is_encoder: bool = False
+    keeps_states: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

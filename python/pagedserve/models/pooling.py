@@ -1,11 +1,12 @@
 """Which models pool, by what rules, and decoders whose states are wanted in the place of logits."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from pagedserve.config import AttentionBackend, EngineArgs
 from pagedserve.errors import UnsupportedModelError
@@ -54,15 +55,22 @@ def find_pooling(args: EngineArgs, files: ModelFiles) -> Pooling | None:
             "accepted are models that generate or embed"
         )
     bidirectional = is_encoder(files.hf_config)
-    if not has_rules(files.directory):
-        return Pooling(PoolingRules(pooling_type="CLS" if bidirectional else "LAST"), bidirectional)
-    rules = read_rules(files.directory)
+    rules = PoolingRules(pooling_type="CLS" if bidirectional else "LAST")
+    if has_rules(files.directory):
+        rules = read_rules(files.directory)
     if not bidirectional and rules.pooling_type != "LAST":
         raise UnsupportedModelError(
             f"architecture {architecture_of(files.hf_config)} cannot be run: it is a decoder, and "
             f"its pooling is {rules.pooling_type}; accepted is LAST"
         )
-    return Pooling(rules, bidirectional)
+    return Pooling(replace(rules, dimensions=_dimensions(files.hf_config)), bidirectional)
+
+
+def _dimensions(config: PreTrainedConfig) -> Sequence[int]:
+    """How few numbers of a model's vectors mean something, by the names that vLLM reads."""
+    if getattr(config, "is_matryoshka", False):
+        return range(1, config.get_text_config().hidden_size + 1)
+    return tuple(getattr(config, "matryoshka_dimensions", None) or ())
 
 
 def leave_out_head(model: PreTrainedModel, probed: ProbeResult, backend: AttentionBackend) -> None:

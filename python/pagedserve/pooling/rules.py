@@ -5,12 +5,13 @@ the pooling, whose config lies in a folder of its own, and perhaps a normalisati
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal, TypeAlias, cast
 
-from pagedserve.errors import ModelLoadError, UnsupportedModelError
+from pagedserve.errors import ModelLoadError, RequestError, UnsupportedModelError
+from pagedserve.pooling_params import PoolingParams
 
 PoolingType: TypeAlias = Literal["CLS", "MEAN", "LAST"]
 
@@ -36,6 +37,7 @@ class PoolingRules:
         max_seq_length: most tokens of a prompt; None leaves it to the model.
         prompts: texts that come before prompts, by their names.
         default_prompt_name: the one that is taken where none is named.
+        dimensions: how few numbers of its vectors mean something, where it was trained for that.
     """
 
     pooling_type: PoolingType
@@ -43,6 +45,31 @@ class PoolingRules:
     max_seq_length: int | None = None
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt_name: str | None = None
+    dimensions: Sequence[int] = ()
+
+    def check(self, params: PoolingParams) -> None:
+        """Check that the model can do what is asked.
+
+        Raises:
+            RequestError: dimensions that it was not trained for, or a text that it has not.
+        """
+        name = params.prompt_name
+        if name is not None and name not in self.prompts:
+            raise RequestError(
+                f"prompt_name is {name!r}; the model has {', '.join(self.prompts) or 'none'}",
+                param="prompt_name",
+            )
+        wanted = params.dimensions
+        if wanted is None or wanted in self.dimensions:
+            return
+        accepted = "none: its config has neither matryoshka_dimensions nor is_matryoshka"
+        if isinstance(self.dimensions, range):
+            accepted = f"from {self.dimensions[0]} to {self.dimensions[-1]}"
+        elif self.dimensions:
+            accepted = ", ".join(map(str, self.dimensions))
+        raise RequestError(
+            f"dimensions is {wanted}; what this model accepts is {accepted}", param="dimensions"
+        )
 
 
 def has_rules(directory: Path) -> bool:

@@ -3,12 +3,15 @@
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pagedserve.errors import RequestError
 from pagedserve.inputs import ParsedPrompt
 from pagedserve.outputs import (
     EmbeddingOutput,
     EmbeddingRequestOutput,
+    PoolingOutput,
+    PoolingRequestOutput,
     RequestOutput,
     ScoringOutput,
     ScoringRequestOutput,
@@ -20,63 +23,87 @@ from pagedserve.pooling_params import PoolingParams
 _LEAST_LENGTH = 1e-12
 
 
-def with_prompt(
-    prompt: ParsedPrompt, rules: PoolingRules | None, prompt_name: str | None
-) -> ParsedPrompt:
-    """A text with the text of the model's own before it; token ids stay as they are.
-
-    Raises:
-        RequestError: The model has no text of that name.
-    """
-    known = {} if rules is None else rules.prompts
-    name = prompt_name if rules is None or prompt_name else rules.default_prompt_name
-    if name is not None and name not in known:
-        raise RequestError(
-            f"prompt_name is {name!r}; the model has {', '.join(known) or 'none'}",
-            param="prompt_name",
-        )
+def with_prompt(prompt: ParsedPrompt, rules: PoolingRules, prompt_name: str | None) -> ParsedPrompt:
+    """A text with the text of the model's own before it; token ids stay as they are."""
+    name = prompt_name or rules.default_prompt_name
     if name is None or prompt.text is None or prompt.token_ids is not None:
         return prompt
-    return replace(prompt, text=known[name] + prompt.text)
+    return replace(prompt, text=rules.prompts[name] + prompt.text)
 
 
-def embedding_output(
+def pooling_output(
     output: RequestOutput, rules: PoolingRules | None, params: PoolingParams
-) -> EmbeddingRequestOutput:
+) -> PoolingRequestOutput:
     """The first ``dimensions`` of what was pooled, of length 1 where that is wanted.
 
     Raises:
-        RequestError: The request was ended before it was pooled, or has fewer dimensions.
+        RequestError: The request was ended before it was pooled.
     """
     vector = output.pooled
     if vector is None or rules is None:
         raise RequestError(f"request {output.request_id} ended: {output.outputs[0].stop_reason}")
-    if params.dimensions is not None and params.dimensions > len(vector):
-        raise RequestError(
-            f"dimensions is {params.dimensions}; the model's vectors have {len(vector)}",
-            param="dimensions",
-        )
-    vector = vector[: params.dimensions].astype(np.float64)
-    is_normalized = rules.normalize if params.use_activation is None else params.use_activation
-    if is_normalized:
-        vector = vector / max(float(np.linalg.norm(vector)), _LEAST_LENGTH)
-    return EmbeddingRequestOutput(
+    return PoolingRequestOutput(
         request_id=output.request_id,
-        outputs=EmbeddingOutput(vector.tolist()),
+        outputs=PoolingOutput(finished_vector(vector, rules, params)),
         prompt_token_ids=output.prompt_token_ids,
         num_cached_tokens=output.num_cached_tokens or 0,
     )
 
 
+def finished_vector(
+    vector: NDArray[np.float32], rules: PoolingRules, params: PoolingParams
+) -> NDArray[np.float64]:
+    """What a caller gets of what a model gave; see ``pooling_output``."""
+    exact = vector[: params.dimensions].astype(np.float64)
+    is_normalized = rules.normalize if params.use_activation is None else params.use_activation
+    if is_normalized:
+        exact /= max(float(np.linalg.norm(exact)), _LEAST_LENGTH)
+    return exact
+
+
+def embedding_output(pooled: PoolingRequestOutput) -> EmbeddingRequestOutput:
+    """A vector as the embedding that it is."""
+    return EmbeddingRequestOutput(
+        request_id=pooled.request_id,
+        outputs=EmbeddingOutput(pooled.outputs.data.tolist()),
+        prompt_token_ids=pooled.prompt_token_ids,
+        num_cached_tokens=pooled.num_cached_tokens,
+    )
+
+
+def cosine(left: NDArray[np.float64], right: NDArray[np.float64]) -> float:
+    """Of the angle between two vectors."""
+    lengths = max(float(np.linalg.norm(left) * np.linalg.norm(right)), _LEAST_LENGTH)
+    return float(left @ right) / lengths
+
+
 def scoring_output(
-    first: EmbeddingRequestOutput, second: EmbeddingRequestOutput
+    first: PoolingRequestOutput, second: PoolingRequestOutput
 ) -> ScoringRequestOutput:
     """The cosine of the angle between two embeddings."""
-    left, right = (np.array(embedded.outputs.embedding) for embedded in (first, second))
-    lengths = max(float(np.linalg.norm(left) * np.linalg.norm(right)), _LEAST_LENGTH)
     return ScoringRequestOutput(
         request_id=f"{first.request_id}_{second.request_id}",
-        outputs=ScoringOutput(float(left @ right) / lengths),
+        outputs=ScoringOutput(cosine(first.outputs.data, second.outputs.data)),
         prompt_token_ids=[*first.prompt_token_ids, *second.prompt_token_ids],
         num_cached_tokens=first.num_cached_tokens + second.num_cached_tokens,
     )
+
+
+def match_pairs(name: str, firsts: list[str], seconds: list[str]) -> list[tuple[str, str]]:
+    """Pairs of texts: one first text for all of the second, or as many as those.
+
+    Args:
+        name: What an error calls the first texts.
+        firsts: At least one.
+        seconds: At least one.
+
+    Raises:
+        RequestError: Texts that are no pairs.
+    """
+    if not seconds or len(firsts) not in (1, len(seconds)):
+        raise RequestError(
+            f"{name} has {len(firsts)} texts and there are {len(seconds)} others; give at least "
+            "one of each, and one for all of the others or as many",
+            param=name,
+        )
+    return list(zip(firsts * (len(seconds) // len(firsts)), seconds, strict=True))

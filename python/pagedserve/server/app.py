@@ -1,14 +1,5 @@
-"""The routes, and the layer around them: keys, request ids, the size of bodies, counts.
+"""The routes."""
 
-Layers are plain ASGI: Starlette's other kind costs tens of microseconds a token and hides that a
-client has left.
-"""
-
-import hashlib
-import hmac
-import os
-import time
-import uuid
 from functools import partial
 from importlib.resources import files
 from typing import Any, Final
@@ -18,7 +9,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from pagedserve._core import __version__
 from pagedserve.errors import PagedServeError
@@ -27,34 +18,33 @@ from pagedserve.server.chat import chat_job
 from pagedserve.server.completions import completion_job
 from pagedserve.server.context import Context
 from pagedserve.server.errors import ServerError, reported
+from pagedserve.server.gate import Gate
 from pagedserve.server.job import Job
 from pagedserve.server.options import LoraModule, ServerArgs
+from pagedserve.server.pooling import embedding_job, pooling_job, rerank_job, score_job
 from pagedserve.server.protocol import (
-    MAX_ID_CHARS,
     AbortBody,
     ChatBody,
     CompletionBody,
     DetokenizeBody,
+    EmbeddingBody,
     ErrorBody,
     LoadLoraBody,
+    PoolingBody,
+    RerankBody,
+    ScoreBody,
     TokenizeBody,
     UnloadLoraBody,
 )
-from pagedserve.server.request_log import CLIENT_GONE, log_http, log_request
-
-# What needs no key, and has no line in the log: probes, scrapes and the page, which asks for one.
-OPEN_PATHS: Final = frozenset({"/", "/health", "/ping", "/metrics", "/version"})
+from pagedserve.server.request_log import log_request
 
 # What OpenAI's and vLLM's servers have and this one has not.
 ABSENT_PATHS: Final = (
     "/v1/responses",
     "/v1/responses/{rest:path}",
-    "/v1/embeddings",
     "/v1/audio/{rest:path}",
     "/v1/images/{rest:path}",
     "/v1/moderations",
-    "/v1/rerank",
-    "/v1/score",
 )
 
 # How a completion may come, besides as JSON.
@@ -86,6 +76,7 @@ def build_app(context: Context) -> ASGIApp:
     for kind in (ServerError, PagedServeError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, _tell)
     _add_completions(app, context)
+    _add_pooling(app, context)
     _add_absent(app)
     _add_tokens(app, context)
     _add_state(app, context)
@@ -118,8 +109,8 @@ def _answer_id(prefix: str, request: Request, named: str | None) -> str:
 
 def _answer(job: Job, request: Request) -> Response:
     return Answer(
-        job.stream() if job.body.stream else job.whole(),
-        streams=job.body.stream,
+        job.answer(),
+        streams=job.streams,
         stall_timeout=job.context.args.stall_timeout,
         on_end=partial(_request_ended, job, request),
     )
@@ -157,6 +148,35 @@ def _add_completions(app: FastAPI, context: Context) -> None:
     async def model(name: str) -> dict[str, Any]:
         """The model by one of its names, or an adapter."""
         return _card(context, context.model_name(name))
+
+
+def _add_pooling(app: FastAPI, context: Context) -> None:
+    @app.post("/v1/embeddings", dependencies=_JSON)
+    async def embeddings(body: EmbeddingBody, request: Request) -> Any:
+        """Make an embedding of each prompt."""
+        answer_id = _answer_id("embd", request, body.request_id)
+        return _answer(await embedding_job(context, body, answer_id), request)
+
+    @app.post("/pooling", dependencies=_JSON)
+    async def pooling(body: PoolingBody, request: Request) -> Any:
+        """What the model makes of each prompt."""
+        answer_id = _answer_id("pool", request, body.request_id)
+        return _answer(await pooling_job(context, body, answer_id), request)
+
+    @app.post("/score", dependencies=_JSON)
+    @app.post("/v1/score", dependencies=_JSON, include_in_schema=False)
+    async def score(body: ScoreBody, request: Request) -> Any:
+        """Say how near texts are."""
+        answer_id = _answer_id("score", request, body.request_id)
+        return _answer(await score_job(context, body, answer_id), request)
+
+    @app.post("/rerank", dependencies=_JSON)
+    @app.post("/v1/rerank", dependencies=_JSON, include_in_schema=False)
+    @app.post("/v2/rerank", dependencies=_JSON, include_in_schema=False)
+    async def rerank(body: RerankBody, request: Request) -> Any:
+        """Put documents in the order in which they suit a query."""
+        answer_id = _answer_id("rerank", request, body.request_id)
+        return _answer(await rerank_job(context, body, answer_id), request)
 
 
 def _card(context: Context, name: str) -> dict[str, Any]:
@@ -282,96 +302,3 @@ def _add_admin(app: FastAPI, context: Context) -> None:
         await context.adapters.unload(body.lora_name, body.lora_int_id)
         text = f"Success: LoRA adapter '{body.lora_name}' removed successfully."
         return PlainTextResponse(text)
-
-
-class Gate:
-    """The one layer around the routes: keys, request ids, the size of bodies, counts."""
-
-    def __init__(self, app: ASGIApp, context: Context) -> None:
-        """Stand before an application."""
-        self._app = app
-        self._context = context
-        self._max_body_bytes = context.args.max_body_bytes
-        keys = context.args.api_key or tuple(filter(None, [os.environ.get("PAGEDSERVE_API_KEY")]))
-        self._keys = [_digest(key.encode()) for key in keys]
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a request in, or answer it here."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        if scope["method"] == "HEAD":  # as GET; uvicorn, whose scope it is, leaves the body out
-            scope = {**scope, "method": "GET"}
-        headers = dict(scope["headers"])
-        named = headers.get(b"x-request-id", b"").decode("latin-1")
-        is_name = 0 < len(named) <= MAX_ID_CHARS and named.isascii() and named.isprintable()
-        request_id = named if is_name else uuid.uuid4().hex
-        scope["request_id"] = request_id
-        scope["status"] = CLIENT_GONE
-        scope["send"] = send  # for parts of a stream: no layer from here on looks at them
-        send = _noting(send, scope, (b"x-request-id", request_id.encode("latin-1")))
-        # A proxy may leave the path under which it serves this server.
-        path = scope["path"].removeprefix(self._context.args.root_path) or "/"
-        started = time.monotonic()
-        self._context.num_open += 1
-        try:
-            refusal = self._refusal(path, headers)
-            if refusal is not None:
-                await refusal.response()(scope, receive, send)
-            else:
-                await self._app(scope, _bounded(receive, self._max_body_bytes), send)
-        finally:
-            seconds = time.monotonic() - started
-            self._context.metrics.http.request_ended(scope, scope["status"], seconds)
-            self._context.num_open -= 1
-            is_wanted = self._context.args.enable_log_requests and path not in OPEN_PATHS
-            if is_wanted and "is_logged" not in scope:
-                log_http(scope, seconds)
-
-    def _refusal(self, path: str, headers: dict[bytes, bytes]) -> ServerError | None:
-        if self._keys and path not in OPEN_PATHS:
-            scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
-            given = _digest(key if scheme.lower() == b"bearer" else b"")
-            # All keys are compared, so that time tells nothing.
-            if not any([hmac.compare_digest(given, known) for known in self._keys]):  # noqa: C419
-                return ServerError(401, "no valid API key: give Authorization: Bearer KEY")
-        length = headers.get(b"content-length", b"0")
-        if not length.isdigit() or int(length) > self._max_body_bytes:
-            return _too_large(self._max_body_bytes)
-        return None
-
-
-def _digest(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()
-
-
-def _too_large(most: int) -> ServerError:
-    return ServerError(413, f"the body is too large; at most {most} bytes are accepted")
-
-
-def _noting(send: Send, scope: Scope, header: tuple[bytes, bytes]) -> Send:
-    """Sends with a header more, and notes the status in the scope."""
-
-    async def sends(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            scope["status"] = message["status"]
-            message["headers"] = [*message.get("headers", ()), header]
-        await send(message)
-
-    return sends
-
-
-def _bounded(receive: Receive, most: int) -> Receive:
-    """Receives no more than so many bytes of a body."""
-    left = most
-
-    async def receives() -> Message:
-        nonlocal left
-        message = await receive()
-        if message["type"] == "http.request":
-            left -= len(message.get("body", b""))
-            if left < 0:
-                raise _too_large(most)
-        return message
-
-    return receives

@@ -10,14 +10,14 @@ from pagedserve.errors import RequestError
 from pagedserve.inputs import Prompt
 from pagedserve.outputs import CompletionOutput, RequestOutput
 from pagedserve.server.context import Context
-from pagedserve.server.job import Job
+from pagedserve.server.job import GenerationJob
 from pagedserve.server.limits import guessed_num_tokens
 from pagedserve.server.logprobs import TokenNames, chat_logprobs, prompt_logprobs
 from pagedserve.server.params import chat_params, check_num_choices, num_equal_choices, salted
 from pagedserve.server.protocol import ChatBody
 
 
-async def chat_job(context: Context, body: ChatBody, answer_id: str) -> Job:
+async def chat_job(context: Context, body: ChatBody, answer_id: str) -> GenerationJob:
     """Check a chat completion.
 
     Raises:
@@ -26,6 +26,7 @@ async def chat_job(context: Context, body: ChatBody, answer_id: str) -> Job:
     """
     await context.check_ready()
     model = context.model_name(body.model)
+    await context.check_generates()
     body.check_fields(allows_unknown=context.args.allow_unknown_fields)
     if not body.messages:
         raise RequestError("messages is empty; it must have at least one message", param="messages")
@@ -34,7 +35,7 @@ async def chat_job(context: Context, body: ChatBody, answer_id: str) -> Job:
     detokenizer = await context.detokenizer(skip_special_tokens=not body.shows_special_tokens)
     names = TokenNames(detokenizer, body.return_tokens_as_token_ids)
     role = context.args.response_role if body.add_generation_prompt else _last(body, "role")
-    return Job(
+    return GenerationJob(
         context=context,
         body=body,
         params=params,

@@ -10,8 +10,7 @@ from pagedserve.inputs import Prompt, TextPrompt, TokensPrompt
 from pagedserve.output.detokenizer import Detokenizer
 from pagedserve.outputs import CompletionOutput, RequestOutput
 from pagedserve.server.context import Context
-from pagedserve.server.errors import ServerError
-from pagedserve.server.job import Job
+from pagedserve.server.job import GenerationJob
 from pagedserve.server.limits import guessed_num_tokens
 from pagedserve.server.logprobs import (
     Entry,
@@ -24,16 +23,14 @@ from pagedserve.server.logprobs import (
 from pagedserve.server.params import (
     check_num_choices,
     completion_params,
+    listed_prompts,
     num_equal_choices,
     salted,
 )
 from pagedserve.server.protocol import CompletionBody
 
-# Prompts of one request.
-MAX_PROMPTS = 1024
 
-
-async def completion_job(context: Context, body: CompletionBody, answer_id: str) -> Job:
+async def completion_job(context: Context, body: CompletionBody, answer_id: str) -> GenerationJob:
     """Check a completion.
 
     Raises:
@@ -42,12 +39,13 @@ async def completion_job(context: Context, body: CompletionBody, answer_id: str)
     """
     await context.check_ready()
     model = context.model_name(body.model)
+    await context.check_generates()
     body.check_fields(allows_unknown=context.args.allow_unknown_fields)
     check_num_choices(body, context.admission.max_num_seqs)
     params = completion_params(body, context.default_params.result())
-    prompts = _listed(body)
+    prompts = listed_prompts(body.prompt, "prompt")
     detokenizer = await context.detokenizer(skip_special_tokens=not body.shows_special_tokens)
-    return Job(
+    return GenerationJob(
         context=context,
         body=body,
         params=params,
@@ -66,17 +64,6 @@ async def completion_job(context: Context, body: CompletionBody, answer_id: str)
         lora_request=context.adapters.get(model),
         num_equal=num_equal_choices(body, params),
     )
-
-
-def _listed(body: CompletionBody) -> list[str | list[int]]:
-    """The prompts, each a text or token ids."""
-    given: Any = body.prompt
-    is_single = isinstance(given, str) or (given and isinstance(given[0], int))
-    listed: list[str | list[int]] = [given] if is_single else given
-    if not 1 <= len(listed) <= MAX_PROMPTS:
-        text = f"prompt has {len(listed)} prompts; it must be from 1 to {MAX_PROMPTS}"
-        raise ServerError(400, text, param="prompt")
-    return listed
 
 
 async def _made(

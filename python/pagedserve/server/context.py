@@ -13,6 +13,7 @@ from pagedserve.engine.client import EngineClient
 from pagedserve.errors import RequestError
 from pagedserve.inputs import TokensPrompt, check_unicode
 from pagedserve.output.detokenizer import Detokenizer
+from pagedserve.pooling.rules import PoolingRules
 from pagedserve.sampling_params import SamplingParams
 from pagedserve.server.adapters import ServedAdapters
 from pagedserve.server.errors import ServerError
@@ -102,6 +103,39 @@ class Context:
         running.is_aborted = True
         await self.client.abort(running.names)
 
+    @property
+    def max_num_chars(self) -> int:
+        """Of a text that is worth tokenising."""
+        return _CHARS_PER_TOKEN * self.max_model_len
+
+    async def check_generates(self) -> None:
+        """Whether the model makes tokens.
+
+        Raises:
+            ServerError: 400, it pools.
+        """
+        if (await self.client.get_model_config()).pooling is not None:
+            raise ServerError(
+                400,
+                "the model pools, and makes no text; accepted are /v1/embeddings, /score, /rerank "
+                "and /pooling",
+            )
+
+    async def pooling_rules(self) -> PoolingRules:
+        """How the model pools.
+
+        Raises:
+            ServerError: 400, it generates.
+        """
+        rules = (await self.client.get_model_config()).pooling
+        if rules is None:
+            raise ServerError(
+                400,
+                "the model generates; accepted are /v1/completions and /v1/chat/completions, or a "
+                "server with --runner pooling",
+            )
+        return rules
+
     def model_name(self, asked: str | None) -> str:
         """The name to answer with.
 
@@ -145,7 +179,7 @@ class Context:
         Raises:
             RequestError: It has more than 16 characters for each token of the longest sequence.
         """
-        most = _CHARS_PER_TOKEN * self.max_model_len
+        most = self.max_num_chars
         if len(text) > most:
             raise RequestError(f"{name} has {len(text)} characters; at most {most} are accepted")
 

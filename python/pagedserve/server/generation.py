@@ -9,6 +9,7 @@ from pagedserve.engine.client import EngineClient
 from pagedserve.inputs import Prompt
 from pagedserve.lora.request import LoRARequest
 from pagedserve.outputs import CompletionOutput, RequestOutput
+from pagedserve.pooling_params import PoolingParams
 from pagedserve.sampling_params import SamplingParams
 from pagedserve.server.errors import ServerError
 
@@ -56,7 +57,7 @@ def prompt_ids(engine_id: str, num_prompts: int) -> list[str]:
 def generate(
     client: EngineClient,
     prompts: Sequence[Prompt],
-    params: SamplingParams,
+    params: SamplingParams | PoolingParams,
     request_ids: Sequence[str],
     *,
     lora_request: LoRARequest | None,

@@ -1,7 +1,7 @@
-"""A completion while it runs: from its body to the parts of its answer.
+"""A request while it runs: from its body to the parts of its answer.
 
-What completions and chats have in common is here; ``completions`` and ``chat`` say how their
-choices look.
+What all requests to the engine have in common is ``Job``, what completions and chats have is
+``GenerationJob``; ``completions`` and ``chat`` say how their choices look.
 
 Costs: a plain delta is one string joined and encoded; JSON is made by hand only there.
 """
@@ -10,6 +10,7 @@ import asyncio
 import json
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -20,11 +21,12 @@ from pagedserve.errors import RequestError
 from pagedserve.inputs import Prompt
 from pagedserve.lora.request import LoRARequest
 from pagedserve.outputs import CompletionOutput, RequestOutput
+from pagedserve.pooling_params import PoolingParams
 from pagedserve.sampling_params import SamplingParams
 from pagedserve.server.context import Context, Running
 from pagedserve.server.errors import server_error
 from pagedserve.server.generation import Usage, check_end, generate, prompt_ids
-from pagedserve.server.protocol import Body
+from pagedserve.server.protocol import Body, EngineBody
 
 # Statuses from here on are the server's doing.
 _SERVER_FAILED: Final = 500
@@ -113,7 +115,7 @@ class Progress:
 
 
 @dataclass(slots=True, kw_only=True)
-class Job:
+class Job(ABC):
     """A request of a client, checked, with its prompts and parameters.
 
     Attributes:
@@ -122,11 +124,9 @@ class Job:
         params: Of all its prompts.
         prompt_sizes: About how many tokens each prompt has; at least one prompt.
         make_prompts: Makes the prompts, once there is a place for them.
-        choices: How its choices look.
         answer_id: The ``id`` of the answer.
         model: The ``model`` of the answer.
         lora_request: The adapter to answer with.
-        num_equal: Equal choices that each output stands for.
         arrival_time: Seconds of the wall clock.
         usage: Tokens so far.
         finishes: Why its choices ended.
@@ -135,15 +135,13 @@ class Job:
     """
 
     context: Context
-    body: Body
-    params: SamplingParams
+    body: EngineBody
+    params: SamplingParams | PoolingParams
     prompt_sizes: Sequence[int]
     make_prompts: Callable[[], Awaitable[list[Prompt]]]
-    choices: Choices
     answer_id: str
     model: str
     lora_request: LoRARequest | None
-    num_equal: int
     arrival_time: float = field(default_factory=time.time)
     usage: Usage = field(default_factory=Usage)
     finishes: list[str] = field(default_factory=list)
@@ -158,7 +156,25 @@ class Job:
     @property
     def num_seqs(self) -> int:
         """Sequences that it takes."""
-        return self.num_prompts * self.params.max_num_running_seqs
+        return self.num_prompts
+
+    @property
+    def streams(self) -> bool:
+        """Whether its answer comes in parts."""
+        return False
+
+    @property
+    @abstractmethod
+    def prompt_field(self) -> str:
+        """The field that prompts are made from."""
+
+    @abstractmethod
+    def answer(self) -> AsyncGenerator[bytes, None]:
+        """The parts of its answer, one unless it streams."""
+
+    @abstractmethod
+    def _count(self, place: int, output: RequestOutput) -> None:
+        """Take down what an output of the prompt at ``place`` brings."""
 
     async def outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         """Run it; see ``generate``.  Its timeout aborts what has not ended."""
@@ -198,7 +214,7 @@ class Job:
                 raise
             except Exception as error:
                 if isinstance(error, RequestError):
-                    error.param = error.param or self.choices.prompt_field
+                    error.param = error.param or self.prompt_field
                 if server_error(error).status >= _SERVER_FAILED:
                     context.metrics.prompts_ended("error", self.num_prompts - len(self.last))
                 raise
@@ -207,7 +223,44 @@ class Job:
                 if timer is not None:
                     timer.cancel()
 
-    async def whole(self) -> AsyncGenerator[bytes, None]:
+    def _shown_usage(self) -> dict[str, object]:
+        return self.usage.shown(with_details=self.context.args.enable_prompt_tokens_details)
+
+
+@dataclass(slots=True, kw_only=True)
+class GenerationJob(Job):
+    """A completion or a chat.
+
+    Attributes:
+        choices: How its choices look.
+        num_equal: Equal choices that each output stands for.
+    """
+
+    body: Body
+    params: SamplingParams
+    choices: Choices
+    num_equal: int
+
+    @property
+    def num_seqs(self) -> int:
+        """Sequences that it takes."""
+        return self.num_prompts * self.params.max_num_running_seqs
+
+    @property
+    def streams(self) -> bool:
+        """Whether its answer comes in parts."""
+        return self.body.stream
+
+    @property
+    def prompt_field(self) -> str:
+        """The field that prompts are made from."""
+        return self.choices.prompt_field
+
+    def answer(self) -> AsyncGenerator[bytes, None]:
+        """The parts of its answer, one unless it streams."""
+        return self._stream() if self.body.stream else self._whole()
+
+    async def _whole(self) -> AsyncGenerator[bytes, None]:
         """The one part of a whole answer."""
         choices: list[dict[str, Any]] = []
         more: dict[str, Any] = {}
@@ -227,13 +280,13 @@ class Job:
                 "created": int(self.arrival_time),
                 "model": self.model,
                 "choices": choices,
-                "usage": self._usage(),
+                "usage": self._shown_usage(),
                 "system_fingerprint": None,
                 **more,
             }
         ).encode()
 
-    async def stream(self) -> AsyncGenerator[bytes, None]:
+    async def _stream(self) -> AsyncGenerator[bytes, None]:
         """The events of a stream: all that is there at a time in one part."""
         head = (
             f'data: {{"id":{json.dumps(self.answer_id)},"object":"{self.choices.chunk_kind}",'
@@ -249,7 +302,7 @@ class Job:
         async with aclosing(self.outputs()) as outputs:
             async for place, output in outputs:
                 if is_continuous:
-                    usage = {"usage": self._usage()}
+                    usage = {"usage": self._shown_usage()}
                     tail = _tail(usage)
                 events = ""
                 for completion in pace.due(place, output.outputs):
@@ -264,7 +317,7 @@ class Job:
                 if events:
                     yield events.encode()
         if has_usage:
-            yield (head + _tail({"usage": self._usage()})).encode()
+            yield (head + _tail({"usage": self._shown_usage()})).encode()
 
     def _delta(self, index: int, output: RequestOutput, completion: CompletionOutput) -> str:
         plain = self.choices.plain_delta(index, completion)
@@ -274,9 +327,6 @@ class Job:
         """The choices that an output of the prompt at ``place`` stands for."""
         first = (place * self.params.n + number) * self.num_equal
         return range(first, first + self.num_equal)
-
-    def _usage(self) -> dict[str, object]:
-        return self.usage.shown(with_details=self.context.args.enable_prompt_tokens_details)
 
     def _count(self, place: int, output: RequestOutput) -> None:
         metrics, now, num_tokens = self.context.metrics, time.monotonic(), 0

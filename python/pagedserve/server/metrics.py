@@ -20,7 +20,7 @@ from prometheus_client.core import Metric
 
 from pagedserve.engine.client import EngineClient
 from pagedserve.engine.stats import Histogram
-from pagedserve.outputs import RequestMetrics, RequestOutput, seconds_between
+from pagedserve.outputs import FinishReason, RequestMetrics, RequestOutput, seconds_between
 from pagedserve.sampling_params import SamplingParams
 from pagedserve.server.engine_metrics import EngineMetrics
 from pagedserve.server.exposition import counter, histogram
@@ -111,6 +111,9 @@ class Metrics:
         if seconds is None:
             return
         self._histograms["time_to_first_token_seconds"].observe(seconds)
+        self._count_prompt_tokens(output)
+
+    def _count_prompt_tokens(self, output: RequestOutput) -> None:
         num_cached = output.num_cached_tokens or 0
         self._prompt_tokens["local_cache_hit"] += num_cached
         self._prompt_tokens["local_compute"] += len(output.prompt_token_ids) - num_cached
@@ -131,25 +134,29 @@ class Metrics:
         """
         for completion in output.outputs:
             self._finished[completion.finish_reason or "abort"] += 1
-        num_prompt_tokens = len(output.prompt_token_ids)
         counted: dict[str, float | None] = {
-            "request_prompt_tokens": num_prompt_tokens,
-            "request_prefill_kv_computed_tokens": num_prompt_tokens
-            - (output.num_cached_tokens or 0),
             "request_generation_tokens": num_generated,
             "request_max_num_generation_tokens": num_generated / max(1, len(output.outputs)),
             "request_params_max_tokens": params.max_tokens,
             "request_params_n": params.n,
             "request_params_best_of": params.max_num_running_seqs,
-            "request_num_preemptions": output.metrics.num_preemptions,
-            **_times(output.metrics),
+            **_of_any(output),
         }
         if params.max_num_running_seqs == 1:
             seconds = output.metrics.time_per_output_token(num_generated)
             counted["request_time_per_output_token_seconds"] = seconds
-        for name, value in counted.items():
-            if value is not None:
-                self._histograms[name].observe(value)
+        self._observe(counted)
+
+    def prompt_pooled(self, output: RequestOutput, reason: FinishReason) -> None:
+        """Count a prompt that was pooled, or ended without that.
+
+        Args:
+            output: Its only output.
+            reason: Why it ended.
+        """
+        self._finished[reason] += 1
+        self._count_prompt_tokens(output)
+        self._observe(_of_any(output))
 
     def prompts_ended(self, reason: str, number: int) -> None:
         """Count prompts that ended without an answer."""
@@ -174,10 +181,26 @@ class Metrics:
         yield from self.http.collect()
         yield from self._engine.collect()
 
+    def _observe(self, counted: dict[str, float | None]) -> None:
+        for name, value in counted.items():
+            if value is not None:
+                self._histograms[name].observe(value)
+
     def _by(self, name: str, text: str, label: str, counts: dict[str, int]) -> Metric:
         """A counter whose parts have a label."""
         samples = (({**self._labels, label: part}, count) for part, count in counts.items())
         return counter(f"vllm:{name}", text, *samples)
+
+
+def _of_any(output: RequestOutput) -> dict[str, float | None]:
+    """What is counted of every request that ended, by its last output."""
+    num_prompt_tokens = len(output.prompt_token_ids)
+    return {
+        "request_prompt_tokens": num_prompt_tokens,
+        "request_prefill_kv_computed_tokens": num_prompt_tokens - (output.num_cached_tokens or 0),
+        "request_num_preemptions": output.metrics.num_preemptions,
+        **_times(output.metrics),
+    }
 
 
 def _times(metrics: RequestMetrics) -> dict[str, float | None]:

@@ -33,6 +33,8 @@ _SAME: Final = (
 )
 # Stop strings of one request: each is looked for in every text.
 MAX_STOP_STRINGS: Final = 16
+# Prompts of one request.
+MAX_PROMPTS: Final = 1024
 # Larger biases are brought down to it, as at OpenAI.
 _MAX_BIAS: Final = 100.0
 # New tokens of a completion where nobody says.
@@ -89,6 +91,25 @@ def chat_params(body: ChatBody, default: SamplingParams) -> SamplingParams:
     given["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
     given["prompt_logprobs"] = body.prompt_logprobs
     return SamplingParams.from_optional(**given)
+
+
+def listed_prompts(given: Any, name: str) -> list[str | list[int]]:
+    """Prompts, each a text or token ids.
+
+    Args:
+        given: One or a list.
+        name: Of the field.
+
+    Raises:
+        RequestError: None, or too many.
+    """
+    is_single = isinstance(given, str) or (given and isinstance(given[0], int))
+    listed: list[str | list[int]] = [given] if is_single else given
+    if not 1 <= len(listed) <= MAX_PROMPTS:
+        raise RequestError(
+            f"{name} has {len(listed)} prompts; it must be from 1 to {MAX_PROMPTS}", param=name
+        )
+    return listed
 
 
 def salted(prompt: TextPrompt | TokensPrompt, body: Body) -> Prompt:

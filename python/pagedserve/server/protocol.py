@@ -54,6 +54,9 @@ ABSENT: Final[dict[str, tuple[object, ...]]] = {
     "suffix": ("",),
     "prompt_embeds": (),
     "documents": ([],),
+    "embed_dtype": ("float32",),
+    "endianness": ("native", "little"),
+    "max_tokens_per_doc": (),
     "kv_transfer_params": (),
     "vllm_xargs": ({},),
     "thinking_token_budget": (),
@@ -90,12 +93,45 @@ class StreamOptions(_NullsLeftOut):
     continuous_usage_stats: bool = False
 
 
-class Body(_NullsLeftOut):
-    """What both kinds of completions take."""
+class EngineBody(_NullsLeftOut):
+    """What all requests to the engine take."""
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)
 
     model: str | None = None
+    truncate_prompt_tokens: int | None = None
+    priority: int = Field(default=0, ge=-_MAX_INT, le=_MAX_INT)
+    request_id: str | None = Field(default=None, max_length=MAX_ID_CHARS, pattern="^[ -~]+$")
+    timeout: float | None = Field(default=None, gt=0, description="Seconds until it is aborted.")
+
+    def check_fields(self, *, allows_unknown: bool) -> None:
+        """Refuse fields that are unknown, or of what is not here.
+
+        Args:
+            allows_unknown: Pass over unknown ones.
+
+        Raises:
+            RequestError: The first of them.
+        """
+        for name, value in (self.model_extra or {}).items():
+            if name in ABSENT:
+                if value is not None and value not in ABSENT[name]:
+                    raise RequestError(f"{name} is {value!r}; it is not supported here", param=name)
+            elif name not in HARMLESS and not allows_unknown:
+                shown = name[:_MAX_NAME_CHARS]
+                raise RequestError(
+                    f"{shown} is no field of this request{self._nearest(shown)}", param=shown
+                )
+
+    def _nearest(self, name: str) -> str:
+        known = [*type(self).model_fields, *ABSENT]
+        nearest = difflib.get_close_matches(name, known, n=1)
+        return f"; did you mean {nearest[0]}?" if nearest else ""
+
+
+class Body(EngineBody):
+    """What both kinds of completions take."""
+
     n: int | None = Field(default=None, ge=1)
     best_of: int | None = None
     temperature: float | None = None
@@ -117,7 +153,6 @@ class Body(_NullsLeftOut):
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
-    truncate_prompt_tokens: int | None = None
     use_beam_search: bool | None = None
     length_penalty: float | None = None
     early_stopping: EarlyStopping | None = None
@@ -125,10 +160,7 @@ class Body(_NullsLeftOut):
     echo: bool = False
     stream: bool = False
     stream_options: StreamOptions | None = None
-    priority: int = Field(default=0, ge=-_MAX_INT, le=_MAX_INT)
     cache_salt: str | None = None
-    request_id: str | None = Field(default=None, max_length=MAX_ID_CHARS, pattern="^[ -~]+$")
-    timeout: float | None = Field(default=None, gt=0, description="Seconds until it is aborted.")
     return_tokens_as_token_ids: bool = False
     return_token_ids: bool = False
     stream_interval: int = Field(default=1, ge=1, description="New tokens of a part of a stream.")
@@ -140,33 +172,13 @@ class Body(_NullsLeftOut):
         return self.skip_special_tokens is False
 
     def check_fields(self, *, allows_unknown: bool) -> None:
-        """Refuse fields that are unknown, of what is not here, or without what they need.
-
-        Args:
-            allows_unknown: Pass over unknown ones.
-
-        Raises:
-            RequestError: The first of them.
-        """
-        for name, value in (self.model_extra or {}).items():
-            if name in ABSENT:
-                if value is not None and value not in ABSENT[name]:
-                    raise RequestError(f"{name} is {value!r}; it is not supported here", param=name)
-            elif name not in HARMLESS and not allows_unknown:
-                shown = name[:_MAX_NAME_CHARS]
-                raise RequestError(
-                    f"{shown} is no field of this request{self._nearest(shown)}", param=shown
-                )
+        """As of all requests; and refuse fields without what they need."""
+        super().check_fields(allows_unknown=allows_unknown)
         if self.stream_options is not None and not self.stream:
             raise RequestError(
                 "stream_options is given without stream; it needs stream true",
                 param="stream_options",
             )
-
-    def _nearest(self, name: str) -> str:
-        known = [*type(self).model_fields, *ABSENT]
-        nearest = difflib.get_close_matches(name, known, n=1)
-        return f"; did you mean {nearest[0]}?" if nearest else ""
 
 
 class CompletionBody(Body):
@@ -189,6 +201,51 @@ class ChatBody(Body):
     add_special_tokens: Literal[False] = False
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+
+class InputBody(EngineBody):
+    """What is made into vectors, and how."""
+
+    input: str | list[str] | list[int] | list[list[int]]
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = None
+    prompt_name: str | None = None
+
+
+class EmbeddingBody(InputBody):
+    """``POST /v1/embeddings``."""
+
+    normalize: bool | None = None
+
+
+class PoolingBody(InputBody):
+    """``POST /pooling``."""
+
+    use_activation: bool | None = None
+
+
+class ScoreBody(EngineBody):
+    """``POST /score``."""
+
+    text_1: str | list[str]
+    text_2: str | list[str]
+
+
+class Document(_NullsLeftOut):
+    """A text to be ranked."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    text: str
+
+
+class RerankBody(EngineBody):
+    """``POST /rerank``, as Jina's and Cohere's clients send it."""
+
+    query: str
+    documents: list[str | Document]
+    top_n: int | None = Field(default=None, ge=1)
+    return_documents: bool = True
 
 
 class TokenizeBody(_NullsLeftOut):

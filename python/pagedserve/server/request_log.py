@@ -74,7 +74,7 @@ def _times(job: Job) -> dict[str, float | int | None]:
         return dict.fromkeys(names)
     metrics = last.metrics
     # Of several sequences only all tokens together are known.
-    num_tokens = job.progress[place].num_tokens if job.params.max_num_running_seqs == 1 else 0
+    num_tokens = job.progress[place].num_tokens if job.num_seqs == job.num_prompts else 0
     return {
         "queue_seconds": _rounded(metrics.time_in_queue),
         "ttft_seconds": _rounded(metrics.time_to_first_token),
@@ -122,7 +122,7 @@ def _quoted(texts: object) -> str:
 def _texts(job: Job) -> dict[str, Any]:
     """What was asked, as it was sent, and what was answered; each cut to ``max_log_len``."""
     most = job.context.args.max_log_len
-    given = getattr(job.body, job.choices.prompt_field)
+    given = getattr(job.body, job.prompt_field)
     prompt = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
     return {
         "prompt": prompt[:most],

@@ -24,7 +24,7 @@ import uvicorn
 from pagedserve.chat import read_chat_template
 from pagedserve.config import EngineArgs
 from pagedserve.engine.async_engine import AsyncLLMEngine
-from pagedserve.engine.defaults import default_sampling_params
+from pagedserve.engine.defaults import default_sampling_params, server_defaults
 from pagedserve.engine.llm_engine import LLMEngine
 from pagedserve.errors import ConfigError, extra_needed
 from pagedserve.sampling_params import SamplingParams
@@ -69,13 +69,7 @@ def serve(engine_args: EngineArgs, server_args: ServerArgs) -> int:
 
     def make_engine() -> LLMEngine:
         default_params.set_result(default_sampling_params(engine_args))
-        engine = LLMEngine(engine_args)
-        if engine.model_info.pooling is not None:
-            raise ConfigError(
-                f"{engine_args.model} embeds, which is there in Python alone (LLM.embed); accepted "
-                "are models that generate"
-            )
-        return engine
+        return LLMEngine(engine_args, choose=server_defaults)
 
     client = AsyncLLMEngine(make_engine, stall_timeout=server_args.stall_timeout)
     names = server_args.served_model_name or (engine_args.model,)

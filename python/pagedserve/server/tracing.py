@@ -18,7 +18,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.util.types import AttributeValue
 
 from pagedserve.server.errors import ServerError, scrubbed
-from pagedserve.server.job import Job
+from pagedserve.server.job import GenerationJob, Job
 
 _PARENT: Final = TraceContextTextMapPropagator()
 # Seconds that a collector has at the end to take the last spans.
@@ -75,15 +75,11 @@ class Tracer:
 
 
 def _attributes(job: Job, seconds: float) -> dict[str, AttributeValue]:
-    params, usage = job.params, job.usage
+    usage = job.usage
     found: dict[str, AttributeValue | None] = {
         "gen_ai.request.id": job.answer_id,
         "gen_ai.response.model": job.model,
-        "gen_ai.request.temperature": params.temperature,
-        "gen_ai.request.top_p": params.top_p,
-        "gen_ai.request.max_tokens": params.max_tokens,
-        "gen_ai.request.n": params.n * job.num_equal,
-        "gen_ai.request.best_of": params.best_of,
+        **(_asked(job) if isinstance(job, GenerationJob) else {}),
         "gen_ai.usage.num_sequences": job.num_seqs,
         "gen_ai.usage.prompt_tokens": sum(usage.prompt_tokens.values()),
         "gen_ai.usage.completion_tokens": usage.completion_tokens,
@@ -92,6 +88,17 @@ def _attributes(job: Job, seconds: float) -> dict[str, AttributeValue]:
         **_latencies(job),
     }
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _asked(job: GenerationJob) -> dict[str, AttributeValue | None]:
+    params = job.params
+    return {
+        "gen_ai.request.temperature": params.temperature,
+        "gen_ai.request.top_p": params.top_p,
+        "gen_ai.request.max_tokens": params.max_tokens,
+        "gen_ai.request.n": params.n * job.num_equal,
+        "gen_ai.request.best_of": params.best_of,
+    }
 
 
 def _latencies(job: Job) -> dict[str, AttributeValue | None]:

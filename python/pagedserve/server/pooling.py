@@ -1,0 +1,245 @@
+"""Requests that pool: ``/v1/embeddings``, ``/pooling``, ``/score`` and ``/rerank``.
+
+The engine gives one vector a prompt; an answer is made when all of them are there.
+"""
+
+import base64
+import json
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagedserve.inputs import Prompt, TextPrompt, TokensPrompt
+from pagedserve.outputs import FinishReason, RequestOutput
+from pagedserve.pooling.rules import PoolingRules
+from pagedserve.pooling.vectors import cosine, finished_vector, match_pairs
+from pagedserve.pooling_params import PoolingParams
+from pagedserve.server.context import Context
+from pagedserve.server.errors import ServerError
+from pagedserve.server.generation import check_end
+from pagedserve.server.job import Job, Progress
+from pagedserve.server.limits import guessed_num_tokens
+from pagedserve.server.params import listed_prompts
+from pagedserve.server.protocol import (
+    EmbeddingBody,
+    EngineBody,
+    InputBody,
+    PoolingBody,
+    RerankBody,
+    ScoreBody,
+)
+
+Vectors: TypeAlias = Sequence[NDArray[np.float64]]
+# The fields of an answer besides its id, its model and its usage.
+Shape: TypeAlias = Callable[[Vectors], Mapping[str, Any]]
+
+
+@dataclass(slots=True, kw_only=True)
+class PoolingJob(Job):
+    """A request that pools.
+
+    Attributes:
+        rules: How the model pools.
+        field: That prompts are made from.
+        shape: What its answer is made of, from the vectors of its prompts.
+    """
+
+    params: PoolingParams
+    rules: PoolingRules
+    field: str
+    shape: Shape
+
+    @property
+    def prompt_field(self) -> str:
+        """The field that prompts are made from."""
+        return self.field
+
+    async def answer(self) -> AsyncGenerator[bytes, None]:
+        """The one part of its answer."""
+        vectors: dict[int, NDArray[np.float64]] = {}
+        async with aclosing(self.outputs()) as outputs:
+            async for place, output in outputs:
+                if output.pooled is None:
+                    raise ServerError(503, "the request was aborted before it was answered")
+                vectors[place] = finished_vector(output.pooled, self.rules, self.params)
+        shaped = self.shape([vectors[place] for place in range(self.num_prompts)])
+        head = {"id": self.answer_id, "created": int(self.arrival_time), "model": self.model}
+        yield json.dumps({**head, **shaped, "usage": self._shown_usage()}).encode()
+
+    def _count(self, place: int, output: RequestOutput) -> None:
+        check_end(output.outputs[0], is_begun=False)
+        self.usage.count_prompt(place, output)
+        self.last[place] = output
+        self.progress[place] = Progress(time.monotonic())
+        reason: FinishReason = "abort" if output.pooled is None else "stop"
+        self.finishes.append(reason)
+        self.context.metrics.prompt_pooled(output, reason)
+
+
+async def embedding_job(context: Context, body: EmbeddingBody, answer_id: str) -> PoolingJob:
+    """Check a request for embeddings.
+
+    Raises:
+        RequestError: Fields that cannot be.
+        ServerError: Another model, no model yet, or one that generates.
+    """
+    asked = {"dimensions": body.dimensions, "use_activation": body.normalize}
+    return await _listed_job(context, body, answer_id, "embedding", **asked)
+
+
+async def pooling_job(context: Context, body: PoolingBody, answer_id: str) -> PoolingJob:
+    """Check a request for what the model makes of prompts, as ``embedding_job``."""
+    asked = {"dimensions": body.dimensions, "use_activation": body.use_activation}
+    return await _listed_job(context, body, answer_id, "data", **asked)
+
+
+async def _listed_job(
+    context: Context, body: InputBody, answer_id: str, field: str, **asked: Any
+) -> PoolingJob:
+    """One vector a prompt, in a field of that name."""
+    kind = "embedding" if field == "embedding" else "pooling"
+
+    def shape(vectors: Vectors) -> Mapping[str, Any]:
+        data = [
+            {"index": place, "object": kind, field: _encoded(vector, body.encoding_format)}
+            for place, vector in enumerate(vectors)
+        ]
+        return {"object": "list", "data": data}
+
+    return await _job(
+        context,
+        body,
+        answer_id,
+        params=_params(body, prompt_name=body.prompt_name, **asked),
+        prompts=listed_prompts(body.input, "input"),
+        field="input",
+        shape=shape,
+    )
+
+
+async def score_job(context: Context, body: ScoreBody, answer_id: str) -> PoolingJob:
+    """Check a request that compares texts, as ``embedding_job``."""
+    first, second = (
+        [text] if isinstance(text, str) else text for text in (body.text_1, body.text_2)
+    )
+    pairs = match_pairs("text_1", first, second)
+
+    def shape(scores: Sequence[float]) -> Mapping[str, Any]:
+        data = [
+            {"index": place, "object": "score", "score": score}
+            for place, score in enumerate(scores)
+        ]
+        return {"object": "list", "data": data}
+
+    return await _scored(context, body, answer_id, pairs=pairs, field="text_2", shape=shape)
+
+
+async def rerank_job(context: Context, body: RerankBody, answer_id: str) -> PoolingJob:
+    """Check a request that ranks documents, as ``embedding_job``."""
+    texts = [text if isinstance(text, str) else text.text for text in body.documents]
+
+    def shape(scores: Sequence[float]) -> Mapping[str, Any]:
+        order = sorted(range(len(scores)), key=lambda place: -scores[place])
+        return {"results": [result(place, scores[place]) for place in order[: body.top_n]]}
+
+    def result(place: int, score: float) -> Mapping[str, Any]:
+        document = {"document": {"text": texts[place]}} if body.return_documents else {}
+        return {"index": place, "relevance_score": score, **document}
+
+    pairs = match_pairs("query", [body.query], texts)
+    return await _scored(context, body, answer_id, pairs=pairs, field="documents", shape=shape)
+
+
+async def _scored(
+    context: Context,
+    body: EngineBody,
+    answer_id: str,
+    *,
+    pairs: Sequence[tuple[str, str]],
+    field: str,
+    shape: Callable[[Sequence[float]], Mapping[str, Any]],
+) -> PoolingJob:
+    """Each text is embedded once, however many pairs it is in."""
+    texts = list(dict.fromkeys(text for pair in pairs for text in pair))
+    places = {text: place for place, text in enumerate(texts)}
+
+    def compared(vectors: Vectors) -> Mapping[str, Any]:
+        return shape(
+            [cosine(vectors[places[left]], vectors[places[right]]) for left, right in pairs]
+        )
+
+    return await _job(
+        context,
+        body,
+        answer_id,
+        params=_params(body),
+        prompts=listed_prompts(texts, field),
+        field=field,
+        shape=compared,
+    )
+
+
+def _params(body: EngineBody, **asked: Any) -> PoolingParams:
+    return PoolingParams(truncate_prompt_tokens=body.truncate_prompt_tokens, **asked)
+
+
+async def _job(
+    context: Context,
+    body: EngineBody,
+    answer_id: str,
+    *,
+    params: PoolingParams,
+    prompts: Sequence[str | list[int]],
+    field: str,
+    shape: Shape,
+) -> PoolingJob:
+    await context.check_ready()
+    model = context.model_name(body.model)
+    rules = await context.pooling_rules()
+    body.check_fields(allows_unknown=context.args.allow_unknown_fields)
+    rules.check(params)
+    return PoolingJob(
+        context=context,
+        body=body,
+        params=params,
+        prompt_sizes=[
+            guessed_num_tokens(prompt) if isinstance(prompt, str) else len(prompt)
+            for prompt in prompts
+        ],
+        make_prompts=partial(_made, context, params, prompts),
+        answer_id=answer_id,
+        model=model,
+        lora_request=None,
+        rules=rules,
+        field=field,
+        shape=shape,
+    )
+
+
+async def _made(
+    context: Context, params: PoolingParams, given: Sequence[str | list[int]]
+) -> list[Prompt]:
+    prompts: list[Prompt] = []
+    for prompt in given:
+        if not isinstance(prompt, str):
+            prompts.append(TokensPrompt(prompt_token_ids=prompt))
+        elif params.truncate_prompt_tokens is not None:  # what lies behind is left out anyway
+            prompts.append(TextPrompt(prompt=prompt[: context.max_num_chars]))
+        else:
+            context.check_length(prompt, "the prompt")
+            prompts.append(TextPrompt(prompt=prompt))
+    return prompts
+
+
+def _encoded(vector: NDArray[np.float64], encoding: str) -> str | list[float]:
+    """Numbers, or the base64 of float32 with the lowest byte first."""
+    if encoding == "base64":
+        return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+    numbers: list[float] = vector.tolist()
+    return numbers

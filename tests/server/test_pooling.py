@@ -1,0 +1,239 @@
+"""Embeddings, scores and rankings over HTTP: those of ``LLM``, as other programs ask for them."""
+
+import asyncio
+import base64
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+
+from pagedserve import LLM, AsyncLLMEngine, EngineArgs, LLMEngine, PoolingParams, RequestError
+from pagedserve.engine.defaults import server_defaults
+from pagedserve.executor.protocol import ModelInfo
+from pagedserve.server.options import ServerArgs
+from tests.server.conftest import Process, Served
+
+TEXTS = ["A cat sits on the mat.", "A dog lies on the rug.", "Stocks fell sharply.", "x"]
+
+
+@pytest.fixture(scope="module")
+def offline(minilm: Path) -> LLM:
+    return LLM(str(minilm), use_tqdm_on_load=False)
+
+
+@pytest.fixture(scope="module")
+def embedding(minilm: Path) -> Iterator[Served]:
+    """A server of MiniLM in this process."""
+    args = ServerArgs(port=0, uvicorn_log_level="warning", served_model_name=("minilm",))
+    engine_args = EngineArgs(str(minilm), use_tqdm_on_load=False)
+    with Served(lambda: LLMEngine(engine_args, choose=server_defaults), args) as served:
+        yield served
+        served.wait_until_idle()
+
+
+def vectors(llm: LLM, prompts: Any, **options: Any) -> np.ndarray[Any, Any]:
+    outputs = llm.embed(prompts, use_tqdm=False, **options)
+    return np.array([output.outputs.embedding for output in outputs])
+
+
+def test_openais_client_against_the_server_that_users_start(
+    minilm: Path, offline: LLM, tmp_path: Path
+) -> None:
+    process = Process(tmp_path / "log", str(minilm), "--served-model-name", "minilm")
+    process.wait_until_healthy()
+    with openai.OpenAI(base_url=f"{process.url}/v1", api_key="none") as client:
+        assert [model.id for model in client.models.list().data] == ["minilm"]
+        for encoding in ({}, {"encoding_format": "float"}):  # left out the client asks for base64
+            given: Any = encoding
+            answer = client.embeddings.create(model="minilm", input=TEXTS, user="u", **given)
+            found = np.array([item.embedding for item in answer.data])
+            np.testing.assert_allclose(found, vectors(offline, TEXTS), atol=1e-5)
+            assert [item.index for item in answer.data] == [0, 1, 2, 3]
+        num_tokens = [len(offline.get_tokenizer()(text).input_ids) for text in TEXTS]
+        assert answer.usage.prompt_tokens == answer.usage.total_tokens == sum(num_tokens)
+        with pytest.raises(openai.BadRequestError, match="the model pools, and makes no text"):
+            client.completions.create(model="minilm", prompt="x")
+        with pytest.raises(openai.BadRequestError, match="the model pools, and makes no text"):
+            client.chat.completions.create(
+                model="minilm", messages=[{"role": "user", "content": "x"}]
+            )
+    assert process.end() == 0, process.log
+    assert f"prompts 4, prompt {sum(num_tokens)} tokens" in process.log
+
+
+def test_every_form_of_input(embedding: Served, offline: LLM) -> None:
+    ids = [offline.get_tokenizer()(text).input_ids for text in TEXTS]
+    exact = vectors(offline, TEXTS)
+    for given, wanted in ((TEXTS[0], exact[:1]), (ids[1], exact[1:2]), (ids, exact)):
+        answer = embedding.http.post("/v1/embeddings", json={"input": given}).json()
+        found = np.array([item["embedding"] for item in answer["data"]])
+        np.testing.assert_allclose(found, wanted, atol=1e-5)
+        assert answer["object"] == "list"
+        assert {item["object"] for item in answer["data"]} == {"embedding"}
+
+
+def test_base64_is_float32_with_the_lowest_byte_first(embedding: Served, offline: LLM) -> None:
+    body = {"input": TEXTS[0], "encoding_format": "base64", "normalize": False}
+    answer = embedding.http.post("/v1/embeddings", json=body).json()
+    found = np.frombuffer(base64.b64decode(answer["data"][0]["embedding"]), dtype="<f4")
+    params = PoolingParams(use_activation=False)
+    np.testing.assert_allclose(
+        found, vectors(offline, TEXTS[0], pooling_params=params)[0], atol=1e-5
+    )
+    assert abs(np.linalg.norm(found) - 1) > 1e-3
+    body = {"input": TEXTS[0], "use_activation": False}
+    (item,) = embedding.http.post("/pooling", json=body).json()["data"]
+    np.testing.assert_allclose(item["data"], found, atol=1e-5)
+
+
+def test_scores_are_cosines(embedding: Served, offline: LLM) -> None:
+    wanted = [score.outputs.score for score in offline.score(TEXTS[0], TEXTS, use_tqdm=False)]
+    body = {"text_1": TEXTS[0], "text_2": TEXTS}
+    for path in ("/score", "/v1/score"):
+        answer = embedding.http.post(path, json=body).json()
+        assert [item["score"] for item in answer["data"]] == pytest.approx(wanted, abs=1e-5)
+    pairs = {"text_1": TEXTS, "text_2": TEXTS[::-1]}
+    first, second, third, last = (
+        item["score"] for item in embedding.http.post("/score", json=pairs).json()["data"]
+    )
+    assert (first, second) == pytest.approx((last, third), abs=1e-6)
+
+
+def test_documents_are_ranked(embedding: Served, offline: LLM) -> None:
+    query = "animals at rest"
+    wanted = [score.outputs.score for score in offline.score(query, TEXTS, use_tqdm=False)]
+    order = sorted(range(4), key=lambda place: -wanted[place])
+    documents: list[Any] = [{"text": TEXTS[0]}, *TEXTS[1:]]
+    body = {"query": query, "documents": documents, "top_n": 3}
+    for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
+        answer = embedding.http.post(path, json=body).json()
+        assert [result["index"] for result in answer["results"]] == order[:3]
+        for result in answer["results"]:
+            assert result["relevance_score"] == pytest.approx(wanted[result["index"]], abs=1e-5)
+            assert result["document"] == {"text": TEXTS[result["index"]]}
+    body["return_documents"] = False
+    answer = embedding.http.post("/rerank", json=body).json()
+    assert set(answer["results"][0]) == {"index", "relevance_score"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "said", "param"),
+    [
+        ("/v1/embeddings", {"input": []}, "input has 0 prompts", "input"),
+        ("/v1/embeddings", {"input": ["x", ""]}, "is empty", "input"),
+        ("/v1/embeddings", {"input": "x", "dimensions": 8}, "dimensions is 8.*none", "dimensions"),
+        ("/v1/embeddings", {"input": "x", "prompt_name": "query"}, "has none", "prompt_name"),
+        ("/v1/embeddings", {"input": "x", "temperature": 1}, "temperature is no field", None),
+        ("/v1/embeddings", {"input": "x", "embed_dtype": "int8"}, "not supported", "embed_dtype"),
+        ("/v1/embeddings", {"input": "word " * 300}, "302 tokens; it must have at most 256", None),
+        ("/v1/embeddings", {"input": [[99999999]]}, "token ids must be from 0", "input"),
+        ("/score", {"text_1": ["x", "y"], "text_2": ["x"] * 3}, "text_1 has 2 texts", "text_1"),
+        ("/rerank", {"query": "x", "documents": []}, "at least one of each", None),
+        ("/rerank", {"query": "x", "documents": ["y"], "top_n": 0}, "top_n", "top_n"),
+    ],
+)
+def test_bad_requests_are_said(
+    embedding: Served, path: str, body: Any, said: str, param: str | None
+) -> None:
+    answer = embedding.http.post(path, json=body)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    with pytest.raises(ValueError, match=said):
+        raise ValueError(error["message"])
+    if param is not None:
+        assert error["param"] == param
+
+
+def test_long_texts_are_shortened_where_that_is_asked_for(embedding: Served) -> None:
+    for text in ("word " * 300, "word " * 30000):
+        body = {"input": text, "truncate_prompt_tokens": -1}
+        answer = embedding.http.post("/v1/embeddings", json=body).json()
+        assert answer["usage"]["prompt_tokens"] == 256
+
+
+def test_a_model_that_generates_refuses_by_name(shared: Served) -> None:
+    for path, body in (
+        ("/v1/embeddings", {"input": "x"}),
+        ("/pooling", {"input": "x"}),
+        ("/score", {"text_1": "x", "text_2": "y"}),
+        ("/rerank", {"query": "x", "documents": ["y"]}),
+    ):
+        answer = shared.http.post(path, json=body)
+        assert answer.status_code == 400
+        assert "the model generates" in answer.json()["error"]["message"]
+
+
+def test_limits_and_metrics_are_those_of_all_requests(embedding: Served) -> None:
+    before = embedding.metrics()
+    answer = embedding.http.post("/v1/embeddings", json={"input": TEXTS})
+    assert answer.headers["x-request-id"] in answer.json()["id"]
+    after = embedding.metrics()
+    grown = {name: value - before[name] for name, value in after.items()}
+    assert grown["vllm:request_success_total"] == 4
+    num_tokens = answer.json()["usage"]["prompt_tokens"]
+    assert grown["vllm:prompt_tokens_by_source_total"] == num_tokens
+    assert grown["vllm:request_prompt_tokens_sum"] == num_tokens
+    most = embedding.context.admission.most
+    embedding.context.admission.num_seqs += most - 3
+    try:
+        refused = embedding.http.post("/v1/embeddings", json={"input": TEXTS})
+        assert refused.status_code == 503
+        assert int(refused.headers["retry-after"]) >= 1
+    finally:
+        embedding.context.admission.num_seqs -= most - 3
+
+
+def test_who_leaves_or_has_no_time_ends_its_requests(embedding: Served) -> None:
+    many = {"input": [f"{'word ' * 200}{place}" for place in range(600)]}
+    with suppress(httpx.TimeoutException):
+        embedding.http.post("/v1/embeddings", json=many, timeout=0.2)
+    embedding.wait_until_idle()
+    answer = embedding.http.post("/v1/embeddings", json=many | {"timeout": 0.05})
+    assert answer.status_code == 503
+    assert "aborted" in answer.json()["error"]["message"]
+    embedding.wait_until_idle()
+
+
+def test_the_engine_without_http(minilm: Path, offline: LLM) -> None:
+    async def embed() -> list[Any]:
+        engine = AsyncLLMEngine.from_engine_args(EngineArgs(str(minilm), use_tqdm_on_load=False))
+        try:
+            found = [
+                output.outputs.data
+                for text in TEXTS
+                async for output in engine.encode(text, PoolingParams(), text)
+            ]
+            with pytest.raises(RequestError, match="dimensions is 3"):
+                await anext(engine.encode("x", PoolingParams(dimensions=3), "a"))
+        finally:
+            engine.shutdown()
+        return found
+
+    np.testing.assert_allclose(asyncio.run(embed()), vectors(offline, TEXTS), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "chunks", "prefixes"),
+    [({}, True, True), ({"is_encoder": True}, False, False), ({"keeps_states": True}, True, False)],
+)
+def test_a_server_does_what_the_model_can(kind: Any, *, chunks: bool, prefixes: bool) -> None:
+    model = ModelInfo(
+        vocab_size=9, max_model_len=9, eos_token_ids=(), device_type="cpu", backends="", **kind
+    )
+    chosen = server_defaults(EngineArgs("x", max_num_seqs=1024), model)
+    assert chosen.enable_chunked_prefill is chunks
+    assert chosen.enable_prefix_caching is prefixes
+    assert chosen.max_num_batched_tokens == (1024 if chunks else None)
+    given = EngineArgs("x", enable_chunked_prefill=False, enable_prefix_caching=False)
+    assert server_defaults(given, model) == given
+
+
+def test_what_an_encoder_has_not_is_refused_of_a_server_too(minilm: Path) -> None:
+    args = EngineArgs(str(minilm), enable_prefix_caching=True)
+    with pytest.raises(ValueError, match="enable_prefix_caching is True, and an encoder"):
+        LLMEngine(args, choose=server_defaults)
