@@ -213,16 +213,11 @@ def test_a_tiny_model_says_the_same(tiny: Model, memory: str, *, is_async: bool)
     check(tiny, MEMORIES[memory], is_async=is_async)
 
 
-QUICK = ("all at once", False)
-EVERY_MEMORY = [(memory, is_async) for memory in MEMORIES for is_async in (False, True)]
-
-
 # Random tokens are among few, and with Gaussian noise of 1e-4 on all logits, several times what
 # rounding does to them, three runs gave the same tokens as well: no choice here is a tie.
-@pytest.mark.parametrize(
-    ("memory", "is_async"),
-    [pytest.param(*way, marks=() if way == QUICK else pytest.mark.slow) for way in EVERY_MEMORY],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("is_async", [False, True], ids=["", "async"])
+@pytest.mark.parametrize("memory", MEMORIES)
 def test_a_real_model_says_the_same(
     real: Model, memory: str, capsys: pytest.CaptureFixture[str], *, is_async: bool
 ) -> None:
