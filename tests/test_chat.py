@@ -67,7 +67,7 @@ def test_a_last_message_can_be_continued(tokenizer: PreTrainedTokenizerFast) -> 
 
 def test_what_is_no_text_is_refused_by_name(tokenizer: PreTrainedTokenizerFast) -> None:
     image = [{"type": "image_url", "image_url": {"url": "a"}}]
-    with pytest.raises(RequestError, match="a part of type 'image_url'; models take text alone"):
+    with pytest.raises(RequestError, match="a part of type 'image_url'; the model takes text"):
         chat_prompt(tokenizer, [{"role": "user", "content": image}])
 
 

@@ -1,18 +1,22 @@
 """Conversations, put into the words of a model's chat template."""
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from transformers import PreTrainedTokenizerBase
 
 from pagedserve.errors import ConfigError, RequestError
+from pagedserve.images import TEXT_ALONE, ImageRules, image_of_part
 from pagedserve.inputs import TokensPrompt, check_unicode
 
 Message: TypeAlias = Mapping[str, Any]
 Conversation: TypeAlias = Sequence[Message]
 
+# Kinds of parts that are an image.
+_IMAGES: Final = ("image_url", "image")
 # Arguments of the renderer that it hands to the template as they are.
 _VARIABLES: Final = frozenset({"documents"})
 
@@ -57,22 +61,26 @@ def chat_prompt(
     continue_final_message: bool = False,
     tools: Sequence[Mapping[str, Any]] | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
+    images: ImageRules | str = TEXT_ALONE,
 ) -> TokensPrompt:
     """The prompt that a conversation is to a model.
 
     Args:
         tokenizer: The model's.
         conversation: Messages with "role" and "content", which is text or a list of parts
-            ``{"type": "text", "text": "..."}``.
+            ``{"type": "text", "text": "..."}``, ``{"type": "image_url", "image_url": {"url":
+            "data:image/png;base64,..."}}`` or ``{"type": "image", "image": ...}`` with one of
+            Pillow.
         chat_template: Instead of the model's own.
         add_generation_prompt: End with what begins the assistant's answer.
         continue_final_message: Leave the last message open, so that it is continued.
         tools: Handed to the template.
         chat_template_kwargs: What else the template takes.
+        images: How prompts have images, or why they may have none.
 
     Raises:
-        RequestError: No chat template, a part that is no text, or messages that the template does
-            not accept.
+        RequestError: No chat template, a part that cannot be taken, or messages that the template
+            does not accept.
     """
     if chat_template is None and not tokenizer.chat_template:
         raise RequestError("the model's tokenizer has no chat template: give chat_template")
@@ -82,14 +90,17 @@ def chat_prompt(
             "is continued is followed by no other; give add_generation_prompt=False"
         )
     _check_variables(tokenizer, chat_template_kwargs or {})
+    found = [part for message in conversation for part in _images_of(message)]
+    _check_images(found, images)
+    render = partial(tokenizer.apply_chat_template, chat_template=chat_template, tokenize=False)
+    takes_parts = isinstance(images, ImageRules) and _takes_parts(render)
+    token = images.token if isinstance(images, ImageRules) else ""
     try:
-        text = tokenizer.apply_chat_template(
-            [_with_text(message) for message in conversation],
-            chat_template=chat_template,
+        text = render(
+            [_rendered(message, token, takes_parts=takes_parts) for message in conversation],
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             tools=None if tools is None else [dict(tool) for tool in tools],
-            tokenize=False,
             **(chat_template_kwargs or {}),
         )
     except (RequestError, ImportError):
@@ -99,7 +110,10 @@ def chat_prompt(
     check_unicode(str(text), "the conversation")
     # The template has written the special tokens down.
     token_ids = tokenizer(str(text), add_special_tokens=False, verbose=False).input_ids
-    return {"prompt": str(text), "prompt_token_ids": token_ids}
+    prompt: TokensPrompt = {"prompt": str(text), "prompt_token_ids": token_ids}
+    if found:
+        prompt["multi_modal_data"] = {"image": [image_of_part(part) for part in found]}
+    return prompt
 
 
 def _check_variables(tokenizer: PreTrainedTokenizerBase, given: Mapping[str, Any]) -> None:
@@ -117,21 +131,65 @@ def _is_message(message: object) -> bool:
     return isinstance(message, Mapping) and isinstance(message.get("role"), str)
 
 
-def _with_text(message: Message) -> dict[str, Any]:
-    return {**message, "content": text_of_content(message.get("content"))}
+def _check_images(parts: Sequence[Message], images: ImageRules | str) -> None:
+    """Refuse images before they are decoded: more than there may be, or any.
+
+    Raises:
+        RequestError: Why.
+    """
+    if parts and isinstance(images, str):
+        kind = parts[0]["type"]
+        raise RequestError(f"a message has a part of type {kind!r}; {images}", param="messages")
+    if isinstance(images, ImageRules):
+        images.check(len(parts), "the conversation")
+
+
+def _takes_parts(render: Callable[..., Any]) -> bool:
+    """Whether a template takes the parts of a message apart; others would write a list down."""
+    probe = {"role": "user", "content": [{"type": "text", "text": "probe"}]}
+    try:
+        text = str(render([probe]))
+    except Exception:  # noqa: BLE001  # as of other messages
+        return False
+    return "probe" in text and "'type'" not in text
+
+
+def _rendered(message: Message, token: str, *, takes_parts: bool) -> dict[str, Any]:
+    """A message as the template takes it, ``token`` standing for an image in a text."""
+    parts = _parts_of(message.get("content"))
+    if not takes_parts:
+        texts = (token if _is_image(part) else _text_of(part) for part in parts)
+        return {**message, "content": "\n".join(texts)}
+    content = [
+        {"type": "image"} if _is_image(part) else {"type": "text", "text": _text_of(part)}
+        for part in parts
+    ]
+    return {**message, "content": content}
 
 
 def text_of_content(content: object) -> str:
     """The text of a message's content, which may come in parts; none is empty.
 
     Raises:
-        RequestError: A part that is no text.
+        RequestError: A part that is neither text nor an image.
     """
+    return "\n".join(_text_of(part) for part in _parts_of(content) if not _is_image(part))
+
+
+def _images_of(message: Message) -> list[Message]:
+    return [part for part in _parts_of(message.get("content")) if _is_image(part)]
+
+
+def _parts_of(content: object) -> Sequence[Any]:
     if content is None:
-        return ""
+        return ()
     if isinstance(content, str) or not isinstance(content, Sequence):
-        return str(content)
-    return "\n".join(_text_of(part) for part in content)
+        return (str(content),)
+    return content
+
+
+def _is_image(part: object) -> bool:
+    return isinstance(part, Mapping) and part.get("type") in _IMAGES
 
 
 def _text_of(part: object) -> str:
@@ -140,6 +198,7 @@ def _text_of(part: object) -> str:
     kind = part.get("type") if isinstance(part, Mapping) else None
     if not isinstance(part, Mapping) or kind not in ("text", None) or "text" not in part:
         raise RequestError(
-            f"a message has a part of type {kind!r}; models take text alone", param="messages"
+            f"a message has a part of type {kind!r}; accepted are text and image_url",
+            param="messages",
         )
     return str(part["text"] or "")

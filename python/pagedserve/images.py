@@ -7,21 +7,46 @@ import base64
 import binascii
 from collections.abc import Mapping, Sequence
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pagedserve.errors import RequestError, extra_needed
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+# Why prompts of most models may have no images.
+TEXT_ALONE: Final = "the model takes text alone"
 # Of one image: its file, and what it is decoded to.
 MAX_BYTES: Final = 32 << 20
-MAX_PIXELS: Final = 1 << 26
+MAX_PIXELS: Final = 1 << 25
 _FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 _DATA: Final = "data:"
 _BASE64: Final = ";base64"
 # Characters of a URL that a message repeats.
 _SHOWN_LENGTH: Final = 40
+
+
+class ImageRules(NamedTuple):
+    """How prompts have images.
+
+    Attributes:
+        token: Stands for an image in a text.
+        most: Images of a prompt.
+    """
+
+    token: str
+    most: int
+
+    def check(self, num_images: int, name: str) -> None:
+        """Check that a prompt has no more images than it may; ``name`` is what an error calls it.
+
+        Raises:
+            RequestError: It has more.
+        """
+        if num_images > self.most:
+            raise RequestError(
+                f"{name} has {num_images} images; limit_mm_per_prompt allows {self.most}"
+            )
 
 
 def images_of(data: object, name: str) -> "tuple[Image, ...]":
@@ -84,6 +109,27 @@ def image_of_url(url: object) -> "Image":
         raise RequestError(f"an image_url is no base64: {error}", param="messages") from error
 
 
+def image_of_part(part: Mapping[str, Any]) -> "Image":
+    """The image of a message's part: ``image_url`` with a data URL, or ``image`` with Pillow's.
+
+    Raises:
+        RequestError: What it has instead.
+    """
+    if part["type"] == "image":
+        if isinstance(part.get("image"), list | tuple | None):
+            raise RequestError("a part of type 'image' must have an image of Pillow in 'image'")
+        (image,) = images_of({"image": part["image"]}, "a message")
+        return image
+    given = part.get("image_url")
+    detail = given.get("detail", "auto") if isinstance(given, Mapping) else "auto"
+    if detail != "auto":
+        raise RequestError(
+            f"detail of an image_url is {detail!r}; the model's processor chooses: leave it out",
+            param="messages",
+        )
+    return image_of_url(given.get("url") if isinstance(given, Mapping) else given)
+
+
 def _decoded(content: bytes) -> "Image":
     with extra_needed("an image in a message", "images"):
         from PIL import Image, ImageOps
@@ -95,7 +141,7 @@ def _decoded(content: bytes) -> "Image":
         raise
     except Exception as error:  # whatever a decoder makes of bytes
         raise RequestError(
-            f"an image cannot be decoded ({type(error).__name__}: {error}); accepted are "
+            f"an image cannot be decoded ({type(error).__name__}); accepted are "
             f"{', '.join(_FORMATS)}",
             param="messages",
         ) from error

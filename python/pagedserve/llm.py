@@ -175,7 +175,8 @@ class LLM:
         """Answer a conversation or several.
 
         Args:
-            messages: Messages with "role" and "content", or a list of such lists.
+            messages: Messages with "role" and "content", or a list of such lists; images of a
+                model that takes them are parts of the content, as at OpenAI, or Pillow's.
             sampling_params: As of ``generate``, as the next two and ``absent`` are.
             use_tqdm: See there.
             lora_request: See there.
@@ -208,6 +209,7 @@ class LLM:
                 continue_final_message=continue_final_message,
                 tools=tools,
                 chat_template_kwargs=chat_template_kwargs,
+                images=self.llm_engine.model_info.images,
             )
             for conversation in conversations_of(messages)
         ]

@@ -9,6 +9,7 @@ from pagedserve.config import EngineArgs
 from pagedserve.engine.request import Request, RequestTable
 from pagedserve.errors import PagedServeError, RequestError
 from pagedserve.executor.protocol import Executor, HostBuffers
+from pagedserve.images import ImageRules
 from pagedserve.inputs import TokenizedPrompt, salt_of
 from pagedserve.models.image_processor import ImageProcessor, load_image_processor
 from pagedserve.models.prompt_images import PromptImages
@@ -25,12 +26,12 @@ class ImagePlacer:
     Attributes:
         executor: Knows the positions of tokens.
         processor: Prepares images.
-        most: Images of a prompt.
+        rules: How prompts have images.
     """
 
     executor: Executor
     processor: ImageProcessor
-    most: int
+    rules: ImageRules
 
     def has_any(self, prompt: TokenizedPrompt, images: "Sequence[Image]") -> bool:
         """Whether a prompt has images, or a place for one."""
@@ -44,10 +45,7 @@ class ImagePlacer:
         Raises:
             RequestError: Too many images, or what the processor does not take.
         """
-        if len(images) > self.most:
-            raise RequestError(
-                f"{name} has {len(images)} images; limit_mm_per_prompt allows {self.most}"
-            )
+        self.rules.check(len(images), name)
         token_ids, placed = self.processor.place(prompt.token_ids, images, name)
         try:
             positions = self.executor.image_positions(token_ids, placed)
@@ -66,13 +64,11 @@ def image_placer(
     Raises:
         ModelLoadError: The model's processor of images cannot be loaded.
     """
-    if executor.model_info.image_refusal is not None:
+    rules = executor.model_info.images
+    if isinstance(rules, str):
         return None
-    return ImagePlacer(
-        executor=executor,
-        processor=load_image_processor(args, tokenizer),
-        most=args.max_images_per_prompt,
-    )
+    processor = load_image_processor(args, tokenizer)
+    return ImagePlacer(executor=executor, processor=processor, rules=rules)
 
 
 class ImagesFailed(PagedServeError):  # noqa: N818  # of one request, and no error of the engine

@@ -237,7 +237,7 @@ class InputProcessor:
         Raises:
             RequestError: Why not.
         """
-        reason = self.model.image_refusal
+        reason = self.model.images if isinstance(self.model.images, str) else None
         if reason is None and lora_request is not None:
             reason = "adapters are for prompts of text alone"
         if reason is None and params.truncate_prompt_tokens is not None:

@@ -31,6 +31,7 @@ from pagedserve.executor.protocol import (
     StepHandle,
     StepLimits,
 )
+from pagedserve.images import ImageRules
 from pagedserve.lora.apply import AdapterModules
 from pagedserve.lora.host import HostAdapter, HostAdapters
 from pagedserve.models.image_features import image_positions
@@ -124,6 +125,9 @@ class LocalExecutor:
     def model_info(self) -> ModelInfo:
         """See ``Executor``."""
         loaded = self.loaded
+        images: ImageRules | str = loaded.image_refusal
+        if loaded.image_token is not None:
+            images = ImageRules(loaded.image_token, self._args.max_images_per_prompt)
         return ModelInfo(
             vocab_size=loaded.vocab_size,
             max_model_len=loaded.max_model_len,
@@ -132,7 +136,7 @@ class LocalExecutor:
             backends=loaded.describe_backends(),
             pooling=loaded.pooling,
             sliding_window=common_window(loaded.layers),
-            image_refusal=loaded.image_refusal,
+            images=images,
             is_encoder=loaded.is_encoder,
             keeps_states=bool(loaded.states),
         )

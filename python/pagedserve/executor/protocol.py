@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from pagedserve._core import InputBuffers, SchedulerOutputs
 from pagedserve.executor.memory import MemoryPlan
-from pagedserve.models.prompt_images import TEXT_ALONE, PlacedImage, PromptImages
+from pagedserve.images import TEXT_ALONE, ImageRules
+from pagedserve.models.prompt_images import PlacedImage, PromptImages
 from pagedserve.pooling.rules import PoolingRules
 from pagedserve.sampling.results import PositionLogprobs, SampledRows
 from pagedserve.sampling.rows import PromptTargets, RowSampling
@@ -32,7 +33,7 @@ class ModelInfo:
         backends: One line for people: who computes attention and everything else.
         pooling: How it makes one vector of a prompt; None for a model that generates.
         sliding_window: Tokens that a query sees, itself included, where that is so in every layer.
-        image_refusal: Why prompts may have no images; None where they may.
+        images: How prompts have images, or why they may have none.
         is_encoder: Whether it sees its prompts whole, and keeps nothing of them.
         keeps_states: Whether layers keep a state of the whole sequence, which no block has.
     """
@@ -44,7 +45,7 @@ class ModelInfo:
     backends: str
     pooling: PoolingRules | None = None
     sliding_window: int | None = None
-    image_refusal: str | None = TEXT_ALONE
+    images: ImageRules | str = TEXT_ALONE
     is_encoder: bool = False
     keeps_states: bool = False
 

@@ -34,6 +34,7 @@ class ImageTrial:
     """What the model's own forward gives of a prompt with an image.
 
     Attributes:
+        token: stands for an image in a text.
         prompt: its token ids.
         images: of it.
         rows: positions whose logits are compared.
@@ -41,6 +42,7 @@ class ImageTrial:
         probe: of the same model with text; the second prompt of its trial goes beside.
     """
 
+    token: str
     prompt: Tensor
     images: PromptImages
     rows: Tensor
@@ -110,6 +112,7 @@ def make_image_trial(
         logits = own(**inputs, use_cache=False).logits[0].float()
     rows = torch.tensor([*range(0, len(prompt), 5), len(prompt) - 1])
     return ImageTrial(
+        token=processor.token,
         prompt=torch.tensor(prompt, device=model.device),
         images=PromptImages(images, image_positions(model, prompt, images)),
         rows=rows,
@@ -155,13 +158,13 @@ def judge_images(
         probe: of the model with text.
         quantization: of the weights of replaced modules.
     """
-    refusal = images if isinstance(images, str) else None
-    if isinstance(images, ImageTrial):
-        try:
-            images.check(model, None if quantization is None else QUANTIZED_TOLERANCE)
-        except Exception as error:  # noqa: BLE001  # as above
-            refusal = _refusal(model, error)
-    return replace(probe.result, image_refusal=refusal)
+    if isinstance(images, str):
+        return replace(probe.result, image_refusal=images)
+    try:
+        images.check(model, None if quantization is None else QUANTIZED_TOLERANCE)
+    except Exception as error:  # noqa: BLE001  # as above
+        return replace(probe.result, image_refusal=_refusal(model, error))
+    return replace(probe.result, image_token=images.token)
 
 
 def _refusal(model: PreTrainedModel, error: Exception) -> str:

@@ -22,6 +22,7 @@ from pagedserve.collector import collector_paused
 from pagedserve.config import AttentionBackend, CpuKernels, EngineArgs
 from pagedserve.errors import ConfigError, ModelLoadError, PagedServeError, UnsupportedModelError
 from pagedserve.host_ops.capabilities import use_instructions
+from pagedserve.images import TEXT_ALONE
 from pagedserve.model_args import LoadFormat
 from pagedserve.models.architectures import attention_to_build_with, prepare_architecture
 from pagedserve.models.device import choose_device
@@ -41,7 +42,6 @@ from pagedserve.models.limits import check_max_model_len, derive_max_model_len, 
 from pagedserve.models.pooling import find_pooling, leave_out_head
 from pagedserve.models.probe import ProbeResult, check_replaced, probe_model
 from pagedserve.models.probe_cache import ProbeCacheEntry
-from pagedserve.models.prompt_images import TEXT_ALONE
 from pagedserve.models.quantized import has_quantized_files, use_dtype
 from pagedserve.models.towers import attention_by_part, has_tower
 from pagedserve.models.trials import vocab_size
@@ -69,7 +69,8 @@ class LoadedModel:
         pooling: how it makes one vector of a prompt's states, which it gives in the place of
             logits; None for a model that generates.
         is_encoder: whether its tokens see those behind them, and no layer keeps anything.
-        image_refusal: why prompts may have no images; None where they may.
+        image_token: stands for an image in a text; None where prompts may have none.
+        image_refusal: why they may not.
     """
 
     model: PreTrainedModel
@@ -86,7 +87,8 @@ class LoadedModel:
     states: LayerStates = ()
     pooling: PoolingRules | None = None
     is_encoder: bool = False
-    image_refusal: str | None = TEXT_ALONE
+    image_token: str | None = None
+    image_refusal: str = TEXT_ALONE
 
     @property
     def stored_layers(self) -> tuple[LayerShape, ...]:
@@ -170,6 +172,7 @@ def load_model(config: EngineArgs, device: torch.device | None = None) -> Loaded
         selects_logits=probed.selects_logits,
         states=probed.states,
         pooling=rules,
+        image_token=probed.image_token,
         image_refusal=probed.image_refusal,
     )
 

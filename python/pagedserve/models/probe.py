@@ -32,11 +32,11 @@ from pagedserve.cache.engine import LayerShape
 from pagedserve.cache.states import LayerStates
 from pagedserve.config import AttentionBackend, CpuKernels, Quantization
 from pagedserve.errors import PagedServeError, UnsupportedModelError
+from pagedserve.images import TEXT_ALONE
 from pagedserve.models.files import architecture_of, first_line
 from pagedserve.models.masks import MaskReader
 from pagedserve.models.paged_logits import flat_logits
 from pagedserve.models.precision import computing_in_float32
-from pagedserve.models.prompt_images import TEXT_ALONE
 from pagedserve.models.quantized import is_quantized
 from pagedserve.models.states import StateRecorder, keeping, mixing_modules
 from pagedserve.models.thresholds import lowered_thresholds
@@ -104,7 +104,8 @@ class ProbeResult:
         vocab_size: rows of the embedding.
         kernels: the fastest kinds of module that were tried in the model and found right.
         states: what each module that keeps states keeps, in the model's order.
-        image_refusal: why prompts may have no images; None where they may.
+        image_token: stands for an image in a text; None where prompts may have none.
+        image_refusal: why they may not.
     """
 
     layers: tuple[LayerShape, ...]
@@ -113,7 +114,8 @@ class ProbeResult:
     vocab_size: int
     kernels: CpuKernels = "generic"
     states: LayerStates = ()
-    image_refusal: str | None = TEXT_ALONE
+    image_token: str | None = None
+    image_refusal: str = TEXT_ALONE
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-
-# Why prompts of most models may have no images.
-TEXT_ALONE: Final = "the model takes text alone"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from pagedserve.models.prompt_images import TEXT_ALONE
+from pagedserve.images import TEXT_ALONE
 
 # Their images stand in the prompt as rows of embeddings, and nothing sees what lies behind it.
 _FAMILIES: Final = frozenset(("idefics3", "llava", "qwen2_5_vl", "qwen2_vl", "smolvlm"))

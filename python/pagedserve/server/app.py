@@ -212,7 +212,11 @@ def _add_tokens(app: FastAPI, context: Context) -> None:
         if (body.prompt is None) == (body.messages is None):
             raise ServerError(400, "give either prompt or messages", param="prompt")
         if body.messages is not None:
-            tokens = [*map(int, (await context.chat_prompt(body))["prompt_token_ids"])]
+            prompt = await context.chat_prompt(body)
+            if "multi_modal_data" in prompt:
+                text = "messages have images, whose tokens are not known before they are run"
+                raise ServerError(400, text, param="messages")
+            tokens = [*map(int, prompt["prompt_token_ids"])]
         else:
             special = body.add_special_tokens is not False
             tokens = await context.encode(body.prompt or "", add_special_tokens=special)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, SupportsIndex
 from pagedserve.chat import Conversation, chat_prompt, text_of_content
 from pagedserve.engine.client import EngineClient
 from pagedserve.errors import RequestError
+from pagedserve.images import ImageRules
 from pagedserve.inputs import TokensPrompt, check_unicode
 from pagedserve.output.detokenizer import Detokenizer
 from pagedserve.pooling.rules import PoolingRules
@@ -171,7 +172,8 @@ class Context:
         self.check_length("".join(texts), "the messages")
         tokenizer = await self.client.get_tokenizer()
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._worker, self._render, tokenizer, body)
+        images = (await self.client.get_model_config()).images
+        return await loop.run_in_executor(self._worker, self._render, tokenizer, body, images)
 
     def check_length(self, text: str, name: str) -> None:
         """Refuse a text that is too long to be worth tokenising.
@@ -235,7 +237,10 @@ class Context:
         return await asyncio.get_running_loop().run_in_executor(self._worker, look_up)
 
     def _render(
-        self, tokenizer: "PreTrainedTokenizerBase", body: ChatBody | TokenizeBody
+        self,
+        tokenizer: "PreTrainedTokenizerBase",
+        body: ChatBody | TokenizeBody,
+        images: ImageRules | str,
     ) -> TokensPrompt:
         messages: Conversation = body.messages or []
         return chat_prompt(
@@ -245,4 +250,5 @@ class Context:
             add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,
             continue_final_message=body.continue_final_message,
             chat_template_kwargs=body.chat_template_kwargs,
+            images=images,
         )
