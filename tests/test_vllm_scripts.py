@@ -218,7 +218,7 @@ def test_a_bar_of_ones_own(llm: LLM) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("classify", "no attribute 'classify': models generate or embed"),
+        ("reward", "no attribute 'reward': models generate, embed or name classes"),
         ("start_profile", "no attribute 'start_profile': benches"),
         ("set_tokenizer", "give LLM"),
         ("nonsense", "no attribute 'nonsense'$"),

@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from pagedserve.outputs import (
         BeamSearchOutput,
         BeamSearchSequence,
+        ClassificationOutput,
+        ClassificationRequestOutput,
         CompletionOutput,
         EmbeddingOutput,
         EmbeddingRequestOutput,
@@ -72,6 +74,8 @@ __all__ = [
     "CacheChoices",
     "CacheConfig",
     "CachedBlockAllocator",
+    "ClassificationOutput",
+    "ClassificationRequestOutput",
     "CompletionOutput",
     "ConfigError",
     "EmbeddingOutput",
@@ -128,6 +132,8 @@ _HOME = {
         [
             "BeamSearchOutput",
             "BeamSearchSequence",
+            "ClassificationOutput",
+            "ClassificationRequestOutput",
             "CompletionOutput",
             "EmbeddingOutput",
             "EmbeddingRequestOutput",

@@ -19,12 +19,14 @@ class TextPrompt(TypedDict):
 
     Attributes:
         prompt: The text.
+        text_pair: A second text, for models that compare two.
         cache_salt: Prompts with equal salts, or with none, share what the prefix cache holds.
         multi_modal_data: ``{"image": ...}``, one image of Pillow or a list; the text has the
             model's image token for each.
     """
 
     prompt: str
+    text_pair: NotRequired[str]
     cache_salt: NotRequired[str]
     multi_modal_data: NotRequired[Mapping[str, Any]]
 
@@ -53,13 +55,14 @@ class ParsedPrompt:
     """A prompt as it was given: text to be tokenised unless there are token ids.
 
     ``salt`` keeps it apart in the prefix cache; 0 is the salt of all that have none.  ``images``
-    are those of Pillow.
+    are those of Pillow, ``text_pair`` is a second text that is tokenised with the first.
     """
 
     text: str | None
     token_ids: Sequence[SupportsIndex] | None
     salt: int = 0
     images: "tuple[Image, ...]" = ()
+    text_pair: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +73,13 @@ class TokenizedPrompt:
         text: As given; None where only token ids were.
         token_ids: At least one, each within the vocabulary.
         salt: As of the ``ParsedPrompt``.
+        pair_start: Where the tokens of a second text begin; None where there is none.
     """
 
     text: str | None
     token_ids: list[int]
     salt: int = 0
+    pair_start: int | None = None
 
 
 def parse_prompts(prompts: object, prompt_token_ids: object = None) -> list[ParsedPrompt]:
@@ -131,11 +136,17 @@ def parse_prompt(prompt: object, name: str) -> ParsedPrompt:
         raise RequestError(f"{name} is {_shown(prompt)}; it must be {_ACCEPTED}")
     if token_ids is not None:
         token_ids = _token_list(token_ids, name)
+    pair = prompt.get("text_pair")
+    if pair is not None and (not isinstance(pair, str) or token_ids is not None):
+        raise RequestError(
+            f"text_pair of {name} is {_shown(pair)}; it must be a string, beside a text"
+        )
     return ParsedPrompt(
         text,
         token_ids,
         _salt(prompt.get("cache_salt"), name),
         images_of(prompt.get("multi_modal_data"), name),
+        pair,
     )
 
 
@@ -238,7 +249,7 @@ def match_priorities(priority: object, num_prompts: int) -> list[int]:
 
 _priority = checks.integer("the lowest is served first", low=-(2**63))
 _ACCEPTED = 'a string, a list of token ids, {"prompt": "..."} or {"prompt_token_ids": [...]}'
-_KEYS = ("prompt", "prompt_token_ids", "cache_salt", "multi_modal_data")
+_KEYS = ("prompt", "prompt_token_ids", "text_pair", "cache_salt", "multi_modal_data")
 _ABSENT_KEYS = (
     "multi_modal_uuids",
     "mm_processor_kwargs",

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 import pagedserve.checks as checks
 import pagedserve.executor.local  # noqa: F401  # who lacks torch is told when LLM is asked for
+import pagedserve.pooling.vectors as vectors
 from pagedserve.chat import Conversation, chat_prompt, conversations_of, read_chat_template
 from pagedserve.config import EngineArgs
 from pagedserve.engine.defaults import default_sampling_params
@@ -21,17 +22,13 @@ from pagedserve.inputs import Prompt, match_params, match_priorities, parse_prom
 from pagedserve.lora.request import LoRARequest, match_lora_requests
 from pagedserve.outputs import (
     BeamSearchOutput,
+    ClassificationRequestOutput,
     EmbeddingRequestOutput,
     PoolingRequestOutput,
     RequestOutput,
     ScoringRequestOutput,
 )
-from pagedserve.pooling.vectors import (
-    embedding_output,
-    match_pairs,
-    pooling_output,
-    scoring_output,
-)
+from pagedserve.pooling.rules import PoolingTask
 from pagedserve.pooling_params import PoolingParams
 from pagedserve.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from pagedserve.vllm_names import ABSENT_METHODS, refuse_arguments
@@ -260,6 +257,7 @@ class LLM:
         pooling_params: PoolingParams | None = None,
         *,
         use_tqdm: UseTqdm = True,
+        pooling_task: PoolingTask = "encode",
         **absent: None,
     ) -> list[PoolingRequestOutput]:
         """Make one vector of each prompt, with a model that pools.
@@ -268,6 +266,7 @@ class LLM:
             prompts: As of ``generate``.
             pooling_params: For all prompts; None is ``PoolingParams()``.
             use_tqdm: As of ``generate``.
+            pooling_task: What the vectors are to be; encode is what the model makes.
             **absent: As of ``generate``.
 
         Returns:
@@ -280,6 +279,8 @@ class LLM:
         refuse_arguments(absent)
         params = PoolingParams() if pooling_params is None else pooling_params
         rules, engine = self.llm_engine.model_info.pooling, self.llm_engine
+        if rules is not None:
+            rules.check_task(pooling_task)
         call = self._num_calls
         self._num_calls += 1
         requests = [
@@ -289,7 +290,7 @@ class LLM:
             for index, prompt in enumerate(parse_prompts(prompts))
         ]
         outputs = self._run_all(requests, use_tqdm=use_tqdm)
-        return [pooling_output(output, rules, params) for output in outputs]
+        return [vectors.pooling_output(output, rules, params) for output in outputs]
 
     def embed(
         self, prompts: Prompt | Sequence[Prompt], **options: Any
@@ -306,12 +307,31 @@ class LLM:
         Raises:
             RequestError: As of ``encode``.
         """
-        return [embedding_output(pooled) for pooled in self.encode(prompts, **options)]
+        pooled = self.encode(prompts, pooling_task="embed", **options)
+        return [vectors.embedding_output(output) for output in pooled]
+
+    def classify(
+        self, prompts: Prompt | Sequence[Prompt], **options: Any
+    ) -> list[ClassificationRequestOutput]:
+        """Say how likely each class is of each prompt, with a model that names classes.
+
+        Args:
+            prompts: As of ``generate``; also ``{"prompt": ..., "text_pair": ...}``.
+            **options: As of ``encode``.
+
+        Returns:
+            The probabilities in the order of the prompts.
+
+        Raises:
+            RequestError: As of ``encode``.
+        """
+        pooled = self.encode(prompts, pooling_task="classify", **options)
+        return [vectors.classification_output(output) for output in pooled]
 
     def score(
         self, data_1: str | Sequence[str], data_2: str | Sequence[str], **options: Any
     ) -> list[ScoringRequestOutput]:
-        """Say how near texts are: the cosines of the angles between their embeddings.
+        """Say how near texts are: the cosines of their embeddings, or what a cross-encoder says.
 
         Args:
             data_1: One text, for all of the others, or as many as those.
@@ -324,12 +344,14 @@ class LLM:
         Raises:
             RequestError: As of ``encode``, and texts that are no pairs.
         """
-        firsts = [data_1] if isinstance(data_1, str) else list(data_1)
-        seconds = [data_2] if isinstance(data_2, str) else list(data_2)
-        pairs = match_pairs("data_1", firsts, seconds)
+        pairs = vectors.match_pairs("data_1", data_1, data_2)
+        rules, options = self.llm_engine.model_info.pooling, {**options, "pooling_task": "score"}
+        if rules is not None and rules.takes_pairs:
+            both: Any = [{"prompt": left, "text_pair": right} for left, right in pairs]
+            return [vectors.pair_output(output) for output in self.encode(both, **options)]
         texts = list(dict.fromkeys(text for pair in pairs for text in pair))
         pooled = dict(zip(texts, self.encode(texts, **options), strict=True))
-        return [scoring_output(pooled[left], pooled[right]) for left, right in pairs]
+        return [vectors.scoring_output(pooled[left], pooled[right]) for left, right in pairs]
 
     def __getattr__(self, name: str) -> NoReturn:
         reason = ABSENT_METHODS.get(name)
@@ -353,9 +375,7 @@ class LLM:
         num_left, line = len(requests), StatsLine()
         with _progress(len(requests), use_tqdm=use_tqdm) as progress:
             while num_left:
-                outputs = [
-                    output for output in self.llm_engine.step() if output.request_id in finished
-                ]
+                outputs = [out for out in self.llm_engine.step() if out.request_id in finished]
                 finished |= {output.request_id: output for output in outputs}
                 num_left -= len(outputs)
                 if outputs:

@@ -244,7 +244,8 @@ class PoolingOutput:
     """What a prompt became.
 
     Attributes:
-        data: A vector of a model that embeds, float64 ``[F]``.
+        data: A vector of a model that embeds, float64 ``[F]``; of one that names classes their
+            probabilities.
     """
 
     data: "NDArray[np.float64]"
@@ -286,11 +287,27 @@ class EmbeddingOutput:
 
 
 @dataclass(slots=True)
+class ClassificationOutput:
+    """What a prompt is.
+
+    Attributes:
+        probs: The probability of each class, in the order of the model's own labels.
+    """
+
+    probs: list[float]
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes."""
+        return len(self.probs)
+
+
+@dataclass(slots=True)
 class ScoringOutput:
     """How near two texts are.
 
     Attributes:
-        score: The cosine of the angle between their embeddings.
+        score: The cosine of the angle between their embeddings, or what a cross-encoder says.
     """
 
     score: float
@@ -310,6 +327,25 @@ class EmbeddingRequestOutput:
 
     request_id: str
     outputs: EmbeddingOutput
+    prompt_token_ids: list[int]
+    num_cached_tokens: int
+    finished: bool = True
+
+
+@dataclass(slots=True)
+class ClassificationRequestOutput:
+    """A prompt that was classified.
+
+    Attributes:
+        request_id: Its name in the engine.
+        outputs: What it is.
+        prompt_token_ids: The prompt's tokens, as computed.
+        num_cached_tokens: Those that the prefix cache had.
+        finished: True.
+    """
+
+    request_id: str
+    outputs: ClassificationOutput
     prompt_token_ids: list[int]
     num_cached_tokens: int
     finished: bool = True

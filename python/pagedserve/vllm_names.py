@@ -163,7 +163,7 @@ ABSENT_ARGUMENTS: Final = frozenset(
 
 # Methods of LLM that are not here, and why.
 ABSENT_METHODS: Final = {
-    **dict.fromkeys(("classify", "reward"), "models generate or embed"),
+    **dict.fromkeys(("reward",), "models generate, embed or name classes"),
     **dict.fromkeys(
         ("start_profile", "stop_profile"), "benches/python/engine.py --profile measures an engine"
     ),

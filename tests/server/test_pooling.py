@@ -2,8 +2,9 @@
 
 import asyncio
 import base64
+import logging
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from pagedserve.engine.defaults import server_defaults
 from pagedserve.executor.protocol import ModelInfo
 from pagedserve.server.options import ServerArgs
 from tests.server.conftest import Process, Served
+from tests.support.classifiers import save_classifier
 
 TEXTS = ["A cat sits on the mat.", "A dog lies on the rug.", "Stocks fell sharply.", "x"]
 
@@ -29,8 +31,22 @@ def offline(minilm: Path) -> LLM:
 @pytest.fixture(scope="module")
 def embedding(minilm: Path) -> Iterator[Served]:
     """A server of MiniLM in this process."""
-    args = ServerArgs(port=0, uvicorn_log_level="warning", served_model_name=("minilm",))
-    engine_args = EngineArgs(str(minilm), use_tqdm_on_load=False)
+    with serving(minilm, served_model_name=("minilm",)) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def cross_encoder(tmp_path_factory: pytest.TempPathFactory, tiny_config: dict[str, Any]) -> Path:
+    """A model of one class."""
+    directory = tmp_path_factory.mktemp("cross") / "model"
+    return save_classifier(directory, tiny_config | {"model_type": "bert", "num_labels": 1})
+
+
+@contextmanager
+def serving(model: Path, **options: Any) -> Iterator[Served]:
+    """A server in this process."""
+    args = ServerArgs(port=0, uvicorn_log_level="warning", **options)
+    engine_args = EngineArgs(str(model), use_tqdm_on_load=False)
     with Served(lambda: LLMEngine(engine_args, choose=server_defaults), args) as served:
         yield served
         served.wait_until_idle()
@@ -119,6 +135,50 @@ def test_documents_are_ranked(embedding: Served, offline: LLM) -> None:
     body["return_documents"] = False
     answer = embedding.http.post("/rerank", json=body).json()
     assert set(answer["results"][0]) == {"index", "relevance_score"}
+
+
+def test_a_cross_encoder_is_given_pairs(
+    cross_encoder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    llm = LLM(str(cross_encoder), use_tqdm_on_load=False)
+    documents = ["w7 w5", "w40 w41 w42 w43", "w9"]
+    wanted = [score.outputs.score for score in llm.score("w5 w9", documents, use_tqdm=False)]
+    with serving(cross_encoder, log_prompts=True) as served, caplog.at_level(logging.INFO):
+        body: Any = {"text_1": "w5 w9", "text_2": documents}
+        answer = served.http.post("/score", json=body).json()
+        assert [item["score"] for item in answer["data"]] == pytest.approx(wanted, abs=1e-5)
+        given = [{"text": documents[0]}, *documents[1:]]
+        body = {"query": "w5 w9", "documents": given}
+        results = served.http.post("/rerank", json=body).json()["results"]
+        order = sorted(range(3), key=lambda place: -wanted[place])
+        assert [result["index"] for result in results] == order
+        answer = served.http.post("/v1/embeddings", json={"input": "w5"})
+        assert answer.status_code == 400
+        assert "the model names classes" in answer.json()["error"]["message"]
+    assert "w40 w41 w42 w43" in caplog.text
+
+
+def test_classes(tmp_path: Path, tiny_config: dict[str, Any], embedding: Served) -> None:
+    labels = {0: "bad", 1: "good", 2: "fair"}
+    kind = {"model_type": "llama", "id2label": labels}
+    model = save_classifier(tmp_path / "model", tiny_config | kind)
+    prompts = ["w5 w9", "w40 w41 w42 w43", "w9"]
+    outputs = LLM(str(model), use_tqdm_on_load=False).classify(prompts, use_tqdm=False)
+    wanted = np.array([output.outputs.probs for output in outputs])
+    with serving(model) as served:
+        answer = served.http.post("/classify", json={"input": prompts}).json()
+        found = np.array([item["probs"] for item in answer["data"]])
+        np.testing.assert_allclose(found, wanted, atol=1e-5)
+        shown = [item["label"] for item in answer["data"]]
+        assert shown == [labels[int(place)] for place in wanted.argmax(axis=1)]
+        assert {item["num_classes"] for item in answer["data"]} == {3}
+        raw = {"input": prompts, "use_activation": False}
+        (first, *_) = served.http.post("/classify", json=raw).json()["data"]
+        powers = np.exp(first["probs"])
+        np.testing.assert_allclose(powers / powers.sum(), wanted[0], atol=1e-5)
+    answer = embedding.http.post("/classify", json={"input": "x"})
+    assert answer.status_code == 400
+    assert "the model embeds" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from pagedserve.engine.request import Request
 from pagedserve.engine.row_sampler import RowSampler
 from pagedserve.errors import RequestError
 from pagedserve.executor.protocol import Adapter, ModelInfo
-from pagedserve.inputs import ParsedPrompt, TokenizedPrompt, tokenize_prompt
+from pagedserve.inputs import ParsedPrompt, TokenizedPrompt, check_unicode, tokenize_prompt
 from pagedserve.lora.request import LoRARequest
 from pagedserve.output.beam import BeamSearch
 from pagedserve.output.detokenizer import Detokenizer
@@ -105,6 +105,8 @@ class InputProcessor:
                 "accepted are embeddings and scores, or a model that is loaded with "
                 "runner='generate'"
             )
+        if prompt.text_pair is not None:
+            raise RequestError(f"{name} has text_pair, which is for models that compare two texts")
         vocab_size = self.model.vocab_size
         params = params.resolved(max_model_len=self.max_model_len, vocab_size=vocab_size)
         tokenized = tokenize_prompt(prompt, name, encode=self._encode, vocab_size=vocab_size)
@@ -200,6 +202,7 @@ class InputProcessor:
                 banned_at_first=(),
                 num_candidates=0,
                 key=(0, 0),
+                pair_start=tokenized.pair_start,
             ),
             detokenizer=None,
             output_kind=RequestOutputKind.FINAL_ONLY,
@@ -215,6 +218,9 @@ class InputProcessor:
         if prompt.images:
             raise RequestError(f"{name} has images, and models that pool take text alone")
         most = self.max_model_len if most == -1 else most
+        pair_start = None
+        if prompt.text_pair is not None:
+            prompt, pair_start = self._encoded_pair(prompt, most, name)
         encode = partial(self._encode, max_length=most)
         tokenized = tokenize_prompt(prompt, name, encode=encode, vocab_size=self.model.vocab_size)
         token_ids = tokenized.token_ids[:most]
@@ -227,7 +233,27 @@ class InputProcessor:
         refusal = self.scheduler.prompt_refusal(max(1, len(token_ids) - 1))
         if refusal is not None:
             raise RequestError(f"{name} {refusal}")
-        return replace(tokenized, token_ids=token_ids)
+        return replace(tokenized, token_ids=token_ids, pair_start=pair_start)
+
+    def _encoded_pair(
+        self, prompt: ParsedPrompt, most: int | None, name: str
+    ) -> tuple[ParsedPrompt, int | None]:
+        """A pair of texts as token ids, and where the second begins if the model is told that.
+
+        Raises:
+            RequestError: A model that takes each text by itself.
+        """
+        classes = None if self.model.pooling is None else self.model.pooling.classes
+        if classes is None:
+            raise RequestError(f"{name} has text_pair, and the model embeds each text by itself")
+        first, second = prompt.text or "", prompt.text_pair or ""
+        check_unicode(first + second, name)
+        encoded = self.tokenizer(
+            first, second, verbose=False, truncation=most is not None, max_length=most
+        )
+        types = encoded.get("token_type_ids") if classes.has_token_types else None
+        start = types.index(1) if types and 1 in types else None
+        return replace(prompt, token_ids=encoded.input_ids), start
 
     def _check_images(
         self, params: SamplingParams, lora_request: LoRARequest | None, name: str

@@ -52,6 +52,7 @@ class RowSampler:
         "_has_edits",
         "_num_candidates",
         "_num_logprobs",
+        "_pair_start",
         "_params",
         "_plain",
         "_prompt",
@@ -68,6 +69,7 @@ class RowSampler:
         banned_at_first: tuple[int, ...],
         num_candidates: int,
         key: Sequence[int],
+        pair_start: int | None = None,
     ) -> None:
         """Prepare the rows of a request.
 
@@ -78,7 +80,9 @@ class RowSampler:
             banned_at_first: Tokens not to be sampled before ``params.min_tokens`` new ones.
             num_candidates: Of each beam; 0 where there is no beam search.
             key: Names its random numbers; each sequence adds its index.
+            pair_start: Where a second text begins in its prompt.
         """
+        self._pair_start = pair_start
         self._params = params
         self._prompt = prompt_token_ids
         self._bad_words = bad_words
@@ -121,6 +125,7 @@ class RowSampler:
             edits=edits,
             num_logprobs=self._num_logprobs,
             num_candidates=self._num_candidates,
+            pair_start=self._pair_start,
         )
 
     def _edits(self, token_ids: Sequence[int], banned: tuple[int, ...]) -> LogitsEdits:

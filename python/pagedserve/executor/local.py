@@ -37,7 +37,7 @@ from pagedserve.lora.host import HostAdapter, HostAdapters
 from pagedserve.models.image_features import image_positions
 from pagedserve.models.loader import LoadedModel, load_model
 from pagedserve.models.prompt_images import PlacedImage, PromptImages
-from pagedserve.pooling.pooler import pool_rows
+from pagedserve.pooling.pooler import pool_rows, token_types
 from pagedserve.pooling.rules import PoolingRules
 from pagedserve.runner.buffers import StepBuffers
 from pagedserve.runner.graphs import DecodeGraphs, reserved_bytes
@@ -267,7 +267,7 @@ class LocalExecutor:
         if scheduled.num_rows == 0:
             return LaunchedRun()
         if self.loaded.pooling is not None:
-            return LaunchedRun(pooled=self._pool(scheduled, self.loaded.pooling))
+            return LaunchedRun(pooled=self._pool(scheduled, self.loaded.pooling, rows))
         index = None if prompts is None else torch.from_numpy(prompts.index)
         previous_tokens = after.tokens() if isinstance(after, LaunchedRun) else None
         of_step = None
@@ -278,14 +278,19 @@ class LocalExecutor:
         samples = self._sampler.launch(logits[: len(rows)], rows) if rows else None
         return LaunchedRun(samples, prompts, logits[len(rows) :])
 
-    def _pool(self, scheduled: SchedulerOutputs, rules: PoolingRules) -> Tensor:
+    def _pool(
+        self, scheduled: SchedulerOutputs, rules: PoolingRules, rows: Sequence[RowSampling]
+    ) -> Tensor:
         """One vector for each prompt that ends in the step, float32 ``[S, F]``."""
         if rules.pooling_type == "LAST":
             return self._runner.execute(scheduled)
-        rows = self.buffers.sample_rows[: scheduled.num_samples]
+        sampled = self.buffers.sample_rows[: scheduled.num_samples]
         ends = self.buffers.query_start[: scheduled.num_rows + 1]
-        vectors = pool_rows(self._runner.hidden_states(scheduled), ends, rules.pooling_type)
-        return vectors[torch.from_numpy(rows.copy()).to(vectors.device)]
+        types = token_types(ends, sampled, [row.pair_start for row in rows])
+        states = self._runner.hidden_states(scheduled, types)
+        vectors = pool_rows(states, ends, rules.pooling_type)
+        vectors = vectors[torch.from_numpy(sampled.copy()).to(vectors.device)]
+        return vectors if self.loaded.head is None else self.loaded.head(vectors)
 
     def _profile(self, cuda: Cuda, limits: StepLimits) -> AvailableBlocks:
         """Run the largest steps on the GPU and find how many KV blocks fit beside them."""

@@ -62,7 +62,10 @@ def flat_batch_logits(
 
 
 def flat_batch_hidden_states(
-    model: PreTrainedModel, token_ids: Tensor, positions: Tensor | None = None
+    model: PreTrainedModel,
+    token_ids: Tensor,
+    positions: Tensor | None = None,
+    token_types: Tensor | None = None,
 ) -> Tensor:
     """The last states ``[T, F]`` of an encoder.
 
@@ -70,8 +73,11 @@ def flat_batch_hidden_states(
         model: answers its attention calls by whatever handler is in place.
         token_ids: ``[1, T]``.
         positions: ``[1, T]``; None lets the model count.
+        token_types: ``[T]``, which of two texts each token is of; None where there is one.
     """
     arguments = {} if positions is None else {"position_ids": positions}
+    if token_types is not None:
+        arguments["token_type_ids"] = token_types[None]
     output = model(input_ids=token_ids.long(), **arguments)
     return cast(Tensor, output.last_hidden_state)[0]
 

@@ -10,6 +10,7 @@ from transformers import (
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
+    AutoModelForSequenceClassification,
     PreTrainedConfig,
     PreTrainedModel,
 )
@@ -25,6 +26,7 @@ from pagedserve.host_ops.capabilities import use_instructions
 from pagedserve.images import TEXT_ALONE
 from pagedserve.model_args import LoadFormat
 from pagedserve.models.architectures import attention_to_build_with, prepare_architecture
+from pagedserve.models.classifiers import EncoderHead, with_class_head
 from pagedserve.models.device import choose_device
 from pagedserve.models.dummy import dummy_model
 from pagedserve.models.encoders import check_encoder
@@ -39,7 +41,7 @@ from pagedserve.models.fused.choose import kernels_wanted, replace_modules_of, w
 from pagedserve.models.fused.cpu.replace import weight_bytes
 from pagedserve.models.image_trial import judge_images, try_images
 from pagedserve.models.limits import check_max_model_len, derive_max_model_len, eos_token_ids
-from pagedserve.models.pooling import find_pooling, leave_out_head
+from pagedserve.models.pooling import find_pooling, use_head
 from pagedserve.models.probe import ProbeResult, check_replaced, probe_model
 from pagedserve.models.probe_cache import ProbeCacheEntry
 from pagedserve.models.quantized import has_quantized_files, use_dtype
@@ -71,6 +73,7 @@ class LoadedModel:
         is_encoder: whether its tokens see those behind them, and no layer keeps anything.
         image_token: stands for an image in a text; None where prompts may have none.
         image_refusal: why they may not.
+        head: of an encoder that names classes: their logits, of what was pooled.
     """
 
     model: PreTrainedModel
@@ -89,6 +92,7 @@ class LoadedModel:
     is_encoder: bool = False
     image_token: str | None = None
     image_refusal: str = TEXT_ALONE
+    head: EncoderHead | None = None
 
     @property
     def stored_layers(self) -> tuple[LayerShape, ...]:
@@ -139,8 +143,9 @@ def load_model(config: EngineArgs, device: torch.device | None = None) -> Loaded
         backend = choose_backend(config.attention_backend, device, dtype)
         wanted = kernels_wanted(config, device, backend)
         how = (dtype, device, describe(backend), max_model_len, wanted, config.quantization)
-        cached = ProbeCacheEntry.of(files.directory, *how)
-        loading = _Loading(files, config, dtype, device, backend, max_model_len)
+        names_classes = rules is not None and rules.classes is not None
+        cached = ProbeCacheEntry.of(files.directory, *how, *["classes"] * names_classes)
+        loading = _Loading(files, config, dtype, device, backend, max_model_len, names_classes)
         if pooling is not None and pooling.is_encoder:
             return loading.load_encoder(pooling.rules)
         probed = cached.load()
@@ -153,7 +158,8 @@ def load_model(config: EngineArgs, device: torch.device | None = None) -> Loaded
         if probed.kernels != wanted:
             replaced_modules += f" ({wanted!r} ones failed a trial)"
         if rules is not None:
-            leave_out_head(model, probed, backend)
+            head = model.get_output_embeddings() if names_classes else nn.Identity()
+            use_head(model, probed, backend, head)
     return LoadedModel(
         model=model,
         layers=probed.layers,
@@ -187,9 +193,19 @@ class _Loading:
     device: torch.device
     backend: AttentionBackend
     max_model_len: int
+    names_classes: bool
 
     def load(self, auto_class: Any = None) -> PreTrainedModel:
         """The model with its own modules, attending through our function."""
+        if auto_class is None and self.names_classes:
+            model = with_class_head(self.read(AutoModelForSequenceClassification))
+        else:
+            model = self.read(auto_class)
+        prepare_architecture(model, self.max_model_len)
+        return model
+
+    def read(self, auto_class: Any = None) -> PreTrainedModel:
+        """The model as its files say, with nothing exchanged."""
         if auto_class is None:
             is_seeing = has_tower(self.files.hf_config)
             auto_class = AutoModelForImageTextToText if is_seeing else AutoModelForCausalLM
@@ -201,7 +217,6 @@ class _Loading:
             with weights_read() if self.device.type == "cpu" else nullcontext():
                 model = _load_weights(auto_class, self.files, self.dtype, self.config.load_format)
         cast(nn.Module, model).to(self.device).eval()
-        prepare_architecture(model, self.max_model_len)
         return model
 
     def load_encoder(self, rules: PoolingRules) -> LoadedModel:
@@ -215,20 +230,28 @@ class _Loading:
             value = getattr(self.config, name)
             if value not in (None, "generic"):
                 raise ConfigError(f"{name} is {value!r}, and an encoder keeps its own modules")
-        model = self.load(AutoModel)
+        whole = self.read(AutoModelForSequenceClassification if self.names_classes else AutoModel)
+        num_bytes = weight_bytes(whole)
+        head = EncoderHead(whole, self.max_model_len) if self.names_classes else None
+        model = whole if head is None else head.encoder
+        prepare_architecture(model, self.max_model_len)
+        layers = check_encoder(model, max_model_len=self.max_model_len, backend=self.backend)
+        if head is not None:
+            head.check(layers, self.backend, rules.pooling_type)
         return LoadedModel(
             model=model,
-            layers=check_encoder(model, max_model_len=self.max_model_len, backend=self.backend),
+            layers=layers,
             vocab_size=vocab_size(model),
             max_model_len=self.max_model_len,
             eos_token_ids=(),
             dtype=self.dtype,
             device=self.device,
             attention_backend=self.backend,
-            weight_bytes=weight_bytes(model),
+            weight_bytes=num_bytes,
             replaced_modules="none",
             pooling=rules,
             is_encoder=True,
+            head=head,
         )
 
     def replace(self, model: PreTrainedModel, kernels: CpuKernels) -> str:

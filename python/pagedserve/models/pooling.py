@@ -10,6 +10,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from pagedserve.config import AttentionBackend, EngineArgs
 from pagedserve.errors import UnsupportedModelError
+from pagedserve.models.classifiers import class_rules
 from pagedserve.models.encoders import is_encoder
 from pagedserve.models.files import ModelFiles, architecture_of
 from pagedserve.models.paged_logits import paged_logits
@@ -39,22 +40,19 @@ def find_pooling(args: EngineArgs, files: ModelFiles) -> Pooling | None:
     """How a model pools; None for one that generates.
 
     Raises:
-        UnsupportedModelError: rules that are not known, or classes that its files have a head for.
+        UnsupportedModelError: rules that are not known, or classes of something else than texts.
         ModelLoadError: files that cannot be read.
     """
     names = getattr(files.hf_config, "architectures", None) or []
-    has_classes = any("Classification" in name for name in names)
+    names_classes = any("Classification" in name for name in names)
     is_bare = any(name.endswith(_BARE) and not name.endswith(_WITH_HEAD) for name in names)
-    if args.runner == "auto" and not (has_classes or is_bare or has_rules(files.directory)):
+    if args.runner == "auto" and not (names_classes or is_bare or has_rules(files.directory)):
         return None
     if args.runner == "generate":
         return None
-    if has_classes:
-        raise UnsupportedModelError(
-            f"architecture {architecture_of(files.hf_config)} cannot be run: it names classes; "
-            "accepted are models that generate or embed"
-        )
     bidirectional = is_encoder(files.hf_config)
+    if names_classes:
+        return Pooling(class_rules(files.hf_config, is_encoder=bidirectional), bidirectional)
     rules = PoolingRules(pooling_type="CLS" if bidirectional else "LAST")
     if has_rules(files.directory):
         rules = read_rules(files.directory)
@@ -73,21 +71,24 @@ def _dimensions(config: PreTrainedConfig) -> Sequence[int]:
     return tuple(getattr(config, "matryoshka_dimensions", None) or ())
 
 
-def leave_out_head(model: PreTrainedModel, probed: ProbeResult, backend: AttentionBackend) -> None:
-    """Let a decoder that passed its check give its last hidden states in the place of logits.
+def use_head(
+    model: PreTrainedModel, probed: ProbeResult, backend: AttentionBackend, head: nn.Module
+) -> None:
+    """Let a decoder that passed its check give what a head makes of its last hidden states.
 
     Args:
         model: attends by our function.
         probed: what the check found.
         backend: computes attention.
+        head: from states ``[..., F]``.
 
     Raises:
         UnsupportedModelError: if something else than the head stands behind those states.
     """
     states: list[Any] = []
-    model.set_output_embeddings(nn.Identity())
+    model.set_output_embeddings(head)
     base: Any = model.base_model
-    handle = base.register_forward_hook(lambda *call: states.append(call[-1][0]))
+    handle = base.register_forward_hook(lambda *call: states.append(call[-1].last_hidden_state))
     try:
         prompt = prompt_of(model, 5)
         (found,) = paged_logits(
@@ -101,8 +102,10 @@ def leave_out_head(model: PreTrainedModel, probed: ProbeResult, backend: Attenti
         )
     finally:
         handle.remove()
-    if base is model or not torch.equal(found, states[-1][0].float()):
+    with torch.inference_mode():
+        expected = None if base is model else head(states[-1])[0].float()
+    if expected is None or not torch.equal(found, expected):
         raise UnsupportedModelError(
-            f"architecture {architecture_of(model.config)} cannot embed: more than a head stands "
+            f"architecture {architecture_of(model.config)} cannot pool: more than a head stands "
             "between its last states and its logits"
         )

@@ -1,5 +1,7 @@
 """States of tokens to one vector a row."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -23,3 +25,22 @@ def pool_rows(states: Tensor, query_start: NDArray[np.int32], pooling_type: Pool
         return torch.stack([row.mean(dim=0) for row in rows])
     place = _FIRST if pooling_type == "CLS" else _LAST
     return torch.stack([row[place] for row in rows])
+
+
+def token_types(
+    query_start: NDArray[np.int32], rows: NDArray[np.int32], pair_starts: Sequence[int | None]
+) -> Tensor | None:
+    """0 for tokens of a first text and 1 for those of a second, int64 ``[T]``; None if all are 0.
+
+    Args:
+        query_start: int32 ``[R + 1]``; each row is a whole prompt.
+        rows: int32 ``[S]``, the row of each prompt.
+        pair_starts: of each prompt, where a second text begins.
+    """
+    if all(start is None for start in pair_starts):
+        return None
+    types = torch.zeros(int(query_start[-1]), dtype=torch.long)
+    for row, start in zip(rows, pair_starts, strict=True):
+        if start is not None:
+            types[query_start[row] + start : query_start[row + 1]] = 1
+    return types

@@ -14,6 +14,9 @@ from pagedserve.errors import ModelLoadError, RequestError, UnsupportedModelErro
 from pagedserve.pooling_params import PoolingParams
 
 PoolingType: TypeAlias = Literal["CLS", "MEAN", "LAST"]
+Activation: TypeAlias = Literal["identity", "sigmoid", "softmax"]
+# What may be asked of a model that pools.
+PoolingTask: TypeAlias = Literal["encode", "embed", "classify", "score"]
 
 MODULES_FILE: Final = "modules.json"
 _METHODS: Final[dict[str, PoolingType]] = {
@@ -24,6 +27,21 @@ _METHODS: Final[dict[str, PoolingType]] = {
     "lasttoken": "LAST",
 }
 _MODE: Final = "pooling_mode"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Classes:
+    """The classes that a model tells apart.
+
+    Attributes:
+        labels: their names.
+        activation: what makes probabilities, or scores, of its logits.
+        has_token_types: whether it is told where the second of two texts begins.
+    """
+
+    labels: tuple[str, ...]
+    activation: Activation
+    has_token_types: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +56,7 @@ class PoolingRules:
         prompts: texts that come before prompts, by their names.
         default_prompt_name: the one that is taken where none is named.
         dimensions: how few numbers of its vectors mean something, where it was trained for that.
+        classes: of a model that names classes; its vectors are their logits.
     """
 
     pooling_type: PoolingType
@@ -46,9 +65,34 @@ class PoolingRules:
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt_name: str | None = None
     dimensions: Sequence[int] = ()
+    classes: Classes | None = None
+
+    @property
+    def takes_pairs(self) -> bool:
+        """Whether it scores two texts at once, and not each by itself."""
+        return self.classes is not None
+
+    def check_task(self, task: PoolingTask) -> None:
+        """Check that the model does what is asked.
+
+        Raises:
+            RequestError: it embeds and is to name classes, or the other way round.
+        """
+        if task == "encode":
+            return
+        if self.classes is None:
+            if task == "classify":
+                raise RequestError("the model embeds; accepted are embeddings and scores")
+        elif task == "embed":
+            raise RequestError("the model names classes; accepted are classifications and scores")
+        elif task == "score" and len(self.classes.labels) != 1:
+            raise RequestError(
+                f"the model names {len(self.classes.labels)} classes; scores are for models of one "
+                "class, and for those that embed"
+            )
 
     def check(self, params: PoolingParams) -> None:
-        """Check that the model can do what is asked.
+        """Check that the model can do what is asked of a prompt.
 
         Raises:
             RequestError: dimensions that it was not trained for, or a text that it has not.

@@ -1,5 +1,6 @@
 """What a caller gets of a prompt that was pooled, and what comes before the prompt."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -8,6 +9,8 @@ from numpy.typing import NDArray
 from pagedserve.errors import RequestError
 from pagedserve.inputs import ParsedPrompt
 from pagedserve.outputs import (
+    ClassificationOutput,
+    ClassificationRequestOutput,
     EmbeddingOutput,
     EmbeddingRequestOutput,
     PoolingOutput,
@@ -16,7 +19,7 @@ from pagedserve.outputs import (
     ScoringOutput,
     ScoringRequestOutput,
 )
-from pagedserve.pooling.rules import PoolingRules
+from pagedserve.pooling.rules import Activation, PoolingRules
 from pagedserve.pooling_params import PoolingParams
 
 # Of a vector of zeros, as torch has it.
@@ -34,7 +37,7 @@ def with_prompt(prompt: ParsedPrompt, rules: PoolingRules, prompt_name: str | No
 def pooling_output(
     output: RequestOutput, rules: PoolingRules | None, params: PoolingParams
 ) -> PoolingRequestOutput:
-    """The first ``dimensions`` of what was pooled, of length 1 where that is wanted.
+    """What was pooled: an embedding, of length 1 where that is wanted, or probabilities of classes.
 
     Raises:
         RequestError: The request was ended before it was pooled.
@@ -55,10 +58,23 @@ def finished_vector(
 ) -> NDArray[np.float64]:
     """What a caller gets of what a model gave; see ``pooling_output``."""
     exact = vector[: params.dimensions].astype(np.float64)
+    if rules.classes is not None:
+        is_wanted = params.use_activation is not False
+        return _activated(exact, rules.classes.activation) if is_wanted else exact
     is_normalized = rules.normalize if params.use_activation is None else params.use_activation
     if is_normalized:
         exact /= max(float(np.linalg.norm(exact)), _LEAST_LENGTH)
     return exact
+
+
+def _activated(logits: NDArray[np.float64], activation: Activation) -> NDArray[np.float64]:
+    if activation == "identity":
+        return logits
+    if activation == "softmax":
+        powers = np.exp(logits - logits.max())
+        return np.asarray(powers / powers.sum())
+    powers = np.exp(-np.abs(logits))  # of numbers below 0, which none is too large for
+    return np.where(logits < 0, powers, 1.0) / (1.0 + powers)
 
 
 def embedding_output(pooled: PoolingRequestOutput) -> EmbeddingRequestOutput:
@@ -66,6 +82,26 @@ def embedding_output(pooled: PoolingRequestOutput) -> EmbeddingRequestOutput:
     return EmbeddingRequestOutput(
         request_id=pooled.request_id,
         outputs=EmbeddingOutput(pooled.outputs.data.tolist()),
+        prompt_token_ids=pooled.prompt_token_ids,
+        num_cached_tokens=pooled.num_cached_tokens,
+    )
+
+
+def classification_output(pooled: PoolingRequestOutput) -> ClassificationRequestOutput:
+    """A vector as the probabilities that it is."""
+    return ClassificationRequestOutput(
+        request_id=pooled.request_id,
+        outputs=ClassificationOutput(pooled.outputs.data.tolist()),
+        prompt_token_ids=pooled.prompt_token_ids,
+        num_cached_tokens=pooled.num_cached_tokens,
+    )
+
+
+def pair_output(pooled: PoolingRequestOutput) -> ScoringRequestOutput:
+    """A vector as the score of a pair that it is."""
+    return ScoringRequestOutput(
+        request_id=pooled.request_id,
+        outputs=ScoringOutput(float(pooled.outputs.data[0])),
         prompt_token_ids=pooled.prompt_token_ids,
         num_cached_tokens=pooled.num_cached_tokens,
     )
@@ -89,17 +125,22 @@ def scoring_output(
     )
 
 
-def match_pairs(name: str, firsts: list[str], seconds: list[str]) -> list[tuple[str, str]]:
+def match_pairs(
+    name: str, first: str | Sequence[str], second: str | Sequence[str]
+) -> list[tuple[str, str]]:
     """Pairs of texts: one first text for all of the second, or as many as those.
 
     Args:
         name: What an error calls the first texts.
-        firsts: At least one.
-        seconds: At least one.
+        first: One text or several.
+        second: One text or several.
 
     Raises:
         RequestError: Texts that are no pairs.
     """
+    firsts, seconds = (
+        [texts] if isinstance(texts, str) else list(texts) for texts in (first, second)
+    )
     if not seconds or len(firsts) not in (1, len(seconds)):
         raise RequestError(
             f"{name} has {len(firsts)} texts and there are {len(seconds)} others; give at least "

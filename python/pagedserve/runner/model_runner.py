@@ -40,12 +40,19 @@ class Forward:
         pools = cache.gpu_pools
         self._pools = pools * len(self._windows) if loaded.is_encoder else pools
 
-    def __call__(self, inputs: StepInputs, index: Tensor | None = None) -> Tensor:
+    def __call__(
+        self,
+        inputs: StepInputs,
+        index: Tensor | None = None,
+        token_types: Tensor | None = None,
+    ) -> Tensor:
         """Run the model on one step: a flat batch, ``[1, T]``.
 
         Args:
             inputs: of the step.
             index: int32 ``[N]``, positions in T whose logits are wanted; None wants all.
+            token_types: int64 ``[T]``, which of two texts each token is of, for an encoder; None
+                where there is one.
 
         Returns:
             Logits ``[N, V]``, in the model's dtype; of a model that pools, states ``[N, F]``.
@@ -61,7 +68,7 @@ class Forward:
             causal=not self._is_encoder,
         )
         with answering(attention), self._keeping(inputs.metadata.layout):
-            logits = self._run(inputs, index)
+            logits = self._run(inputs, index, token_types)
         if attention.num_calls != len(self._windows):
             raise StepError(
                 f"the model made {attention.num_calls} attention calls instead of "
@@ -76,9 +83,11 @@ class Forward:
         pools = self._cache.states.device
         return keeping(PooledStates(self._states, pools, layout, self._model.device))
 
-    def _run(self, inputs: StepInputs, index: Tensor | None) -> Tensor:
+    def _run(self, inputs: StepInputs, index: Tensor | None, token_types: Tensor | None) -> Tensor:
         if self._is_encoder:
-            states = flat_batch_hidden_states(self._model, inputs.token_ids, inputs.positions)
+            states = flat_batch_hidden_states(
+                self._model, inputs.token_ids, inputs.positions, token_types
+            )
             return states if index is None else states.index_select(0, index)
         return flat_batch_logits(
             self._model,
@@ -165,13 +174,19 @@ class ModelRunner:
             return self._forward(replace(inputs, images=images), index).float()
 
     @torch.inference_mode()
-    def hidden_states(self, sizes: BatchSizes) -> Tensor:
+    def hidden_states(self, sizes: BatchSizes, token_types: Tensor | None = None) -> Tensor:
         """Run the step whose inputs are in the buffers: the states of all its tokens, ``[T, F]``.
+
+        Args:
+            sizes: of the step.
+            token_types: as of ``Forward``, in host memory.
 
         Raises:
             StepError: as of ``execute``.
         """
-        return self._forward(self._buffers.inputs(sizes, self._block_size))
+        inputs = self._buffers.inputs(sizes, self._block_size)
+        types = None if token_types is None else token_types.to(inputs.token_ids.device)
+        return self._forward(inputs, token_types=types)
 
     def _is_adapted(self, sizes: BatchSizes) -> bool:
         """Whether a row of the step has an adapter."""

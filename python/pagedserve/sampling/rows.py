@@ -54,6 +54,7 @@ class RowSampling:
             likeliest; None reports none.  Not read with `num_candidates`, which draws nothing.
         num_candidates: above 0, draw nothing and give this many of the likeliest tokens (beam
             search).
+        pair_start: where a second text begins in a prompt that is pooled; None where there is none.
     """
 
     temperature: float = 1.0
@@ -64,6 +65,7 @@ class RowSampling:
     edits: LogitsEdits | None = None
     num_logprobs: int | None = None
     num_candidates: int = 0
+    pair_start: int | None = None
 
     @property
     def is_greedy(self) -> bool:

@@ -21,10 +21,17 @@ from pagedserve.server.errors import ServerError, reported
 from pagedserve.server.gate import Gate
 from pagedserve.server.job import Job
 from pagedserve.server.options import LoraModule, ServerArgs
-from pagedserve.server.pooling import embedding_job, pooling_job, rerank_job, score_job
+from pagedserve.server.pooling import (
+    classification_job,
+    embedding_job,
+    pooling_job,
+    rerank_job,
+    score_job,
+)
 from pagedserve.server.protocol import (
     AbortBody,
     ChatBody,
+    ClassificationBody,
     CompletionBody,
     DetokenizeBody,
     EmbeddingBody,
@@ -162,6 +169,12 @@ def _add_pooling(app: FastAPI, context: Context) -> None:
         """What the model makes of each prompt."""
         answer_id = _answer_id("pool", request, body.request_id)
         return _answer(await pooling_job(context, body, answer_id), request)
+
+    @app.post("/classify", dependencies=_JSON)
+    async def classify(body: ClassificationBody, request: Request) -> Any:
+        """Say how likely each class is of each prompt."""
+        answer_id = _answer_id("classify", request, body.request_id)
+        return _answer(await classification_job(context, body, answer_id), request)
 
     @app.post("/score", dependencies=_JSON)
     @app.post("/v1/score", dependencies=_JSON, include_in_schema=False)

@@ -93,8 +93,8 @@ def chat_params(body: ChatBody, default: SamplingParams) -> SamplingParams:
     return SamplingParams.from_optional(**given)
 
 
-def listed_prompts(given: Any, name: str) -> list[str | list[int]]:
-    """Prompts, each a text or token ids.
+def listed_prompts(given: Any, name: str) -> list[Any]:
+    """Prompts, each a text, token ids, or what else a route takes.
 
     Args:
         given: One or a list.
@@ -104,7 +104,7 @@ def listed_prompts(given: Any, name: str) -> list[str | list[int]]:
         RequestError: None, or too many.
     """
     is_single = isinstance(given, str) or (given and isinstance(given[0], int))
-    listed: list[str | list[int]] = [given] if is_single else given
+    listed: list[Any] = [given] if is_single else given
     if not 1 <= len(listed) <= MAX_PROMPTS:
         raise RequestError(
             f"{name} has {len(listed)} prompts; it must be from 1 to {MAX_PROMPTS}", param=name

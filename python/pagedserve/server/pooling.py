@@ -1,4 +1,4 @@
-"""Requests that pool: ``/v1/embeddings``, ``/pooling``, ``/score`` and ``/rerank``.
+"""Requests that pool: ``/v1/embeddings``, ``/pooling``, ``/classify``, ``/score``, ``/rerank``.
 
 The engine gives one vector a prompt; an answer is made when all of them are there.
 """
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from pagedserve.inputs import Prompt, TextPrompt, TokensPrompt
 from pagedserve.outputs import FinishReason, RequestOutput
-from pagedserve.pooling.rules import PoolingRules
+from pagedserve.pooling.rules import PoolingRules, PoolingTask
 from pagedserve.pooling.vectors import cosine, finished_vector, match_pairs
 from pagedserve.pooling_params import PoolingParams
 from pagedserve.server.context import Context
@@ -27,6 +27,7 @@ from pagedserve.server.job import Job, Progress
 from pagedserve.server.limits import guessed_num_tokens
 from pagedserve.server.params import listed_prompts
 from pagedserve.server.protocol import (
+    ClassificationBody,
     EmbeddingBody,
     EngineBody,
     InputBody,
@@ -35,6 +36,8 @@ from pagedserve.server.protocol import (
     ScoreBody,
 )
 
+# A text, token ids, or two texts.
+GivenPrompt: TypeAlias = str | list[int] | tuple[str, str]
 Vectors: TypeAlias = Sequence[NDArray[np.float64]]
 # The fields of an answer besides its id, its model and its usage.
 Shape: TypeAlias = Callable[[Vectors], Mapping[str, Any]]
@@ -116,6 +119,7 @@ async def _listed_job(
         context,
         body,
         answer_id,
+        task="embed" if field == "embedding" else "encode",
         params=_params(body, prompt_name=body.prompt_name, **asked),
         prompts=listed_prompts(body.input, "input"),
         field="input",
@@ -123,12 +127,41 @@ async def _listed_job(
     )
 
 
+async def classification_job(
+    context: Context, body: ClassificationBody, answer_id: str
+) -> PoolingJob:
+    """Check a request that names classes, as ``embedding_job``."""
+
+    def shape(vectors: Vectors) -> Mapping[str, Any]:
+        classes = job.rules.classes
+        labels = () if classes is None else classes.labels
+        data = [
+            {
+                "index": place,
+                "label": labels[int(vector.argmax())],
+                "probs": vector.tolist(),
+                "num_classes": len(vector),
+            }
+            for place, vector in enumerate(vectors)
+        ]
+        return {"object": "list", "data": data}
+
+    job = await _job(
+        context,
+        body,
+        answer_id,
+        task="classify",
+        params=_params(body, use_activation=body.use_activation),
+        prompts=listed_prompts(body.input, "input"),
+        field="input",
+        shape=shape,
+    )
+    return job
+
+
 async def score_job(context: Context, body: ScoreBody, answer_id: str) -> PoolingJob:
     """Check a request that compares texts, as ``embedding_job``."""
-    first, second = (
-        [text] if isinstance(text, str) else text for text in (body.text_1, body.text_2)
-    )
-    pairs = match_pairs("text_1", first, second)
+    pairs = match_pairs("text_1", body.text_1, body.text_2)
 
     def shape(scores: Sequence[float]) -> Mapping[str, Any]:
         data = [
@@ -165,7 +198,18 @@ async def _scored(
     field: str,
     shape: Callable[[Sequence[float]], Mapping[str, Any]],
 ) -> PoolingJob:
-    """Each text is embedded once, however many pairs it is in."""
+    """Pairs where the model takes them; else each text once, however many pairs it is in."""
+    if (await context.pooling_rules()).takes_pairs:
+        return await _job(
+            context,
+            body,
+            answer_id,
+            task="score",
+            params=_params(body),
+            prompts=listed_prompts(pairs, field),
+            field=field,
+            shape=lambda vectors: shape([float(vector[0]) for vector in vectors]),
+        )
     texts = list(dict.fromkeys(text for pair in pairs for text in pair))
     places = {text: place for place, text in enumerate(texts)}
 
@@ -178,6 +222,7 @@ async def _scored(
         context,
         body,
         answer_id,
+        task="score",
         params=_params(body),
         prompts=listed_prompts(texts, field),
         field=field,
@@ -194,8 +239,9 @@ async def _job(
     body: EngineBody,
     answer_id: str,
     *,
+    task: PoolingTask,
     params: PoolingParams,
-    prompts: Sequence[str | list[int]],
+    prompts: Sequence[GivenPrompt],
     field: str,
     shape: Shape,
 ) -> PoolingJob:
@@ -203,15 +249,13 @@ async def _job(
     model = context.model_name(body.model)
     rules = await context.pooling_rules()
     body.check_fields(allows_unknown=context.args.allow_unknown_fields)
+    rules.check_task(task)
     rules.check(params)
     return PoolingJob(
         context=context,
         body=body,
         params=params,
-        prompt_sizes=[
-            guessed_num_tokens(prompt) if isinstance(prompt, str) else len(prompt)
-            for prompt in prompts
-        ],
+        prompt_sizes=[_size(prompt) for prompt in prompts],
         make_prompts=partial(_made, context, params, prompts),
         answer_id=answer_id,
         model=model,
@@ -222,18 +266,31 @@ async def _job(
     )
 
 
+def _size(prompt: GivenPrompt) -> int:
+    """About how many tokens it has."""
+    if isinstance(prompt, list):
+        return len(prompt)
+    return guessed_num_tokens(prompt if isinstance(prompt, str) else "".join(prompt))
+
+
 async def _made(
-    context: Context, params: PoolingParams, given: Sequence[str | list[int]]
+    context: Context, params: PoolingParams, given: Sequence[GivenPrompt]
 ) -> list[Prompt]:
+    def worthwhile(text: str) -> str:
+        if params.truncate_prompt_tokens is not None:  # what lies behind is left out anyway
+            return text[: context.max_num_chars]
+        context.check_length(text, "the prompt")
+        return text
+
     prompts: list[Prompt] = []
     for prompt in given:
-        if not isinstance(prompt, str):
+        if isinstance(prompt, list):
             prompts.append(TokensPrompt(prompt_token_ids=prompt))
-        elif params.truncate_prompt_tokens is not None:  # what lies behind is left out anyway
-            prompts.append(TextPrompt(prompt=prompt[: context.max_num_chars]))
+        elif isinstance(prompt, str):
+            prompts.append(TextPrompt(prompt=worthwhile(prompt)))
         else:
-            context.check_length(prompt, "the prompt")
-            prompts.append(TextPrompt(prompt=prompt))
+            first, second = map(worthwhile, prompt)
+            prompts.append(TextPrompt(prompt=first, text_pair=second))
     return prompts
 
 

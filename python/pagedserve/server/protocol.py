@@ -224,6 +224,13 @@ class PoolingBody(InputBody):
     use_activation: bool | None = None
 
 
+class ClassificationBody(EngineBody):
+    """``POST /classify``."""
+
+    input: str | list[str] | list[int] | list[list[int]]
+    use_activation: bool | None = None
+
+
 class ScoreBody(EngineBody):
     """``POST /score``."""
 

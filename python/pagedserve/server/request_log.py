@@ -123,9 +123,10 @@ def _texts(job: Job) -> dict[str, Any]:
     """What was asked, as it was sent, and what was answered; each cut to ``max_log_len``."""
     most = job.context.args.max_log_len
     given = getattr(job.body, job.prompt_field)
-    prompt = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+    if not isinstance(given, str):
+        given = json.dumps(given, ensure_ascii=False, default=vars)
     return {
-        "prompt": prompt[:most],
+        "prompt": given[:most],
         "outputs": [
             text[:most] for progress in job.progress.values() for text in progress.texts.values()
         ],

@@ -1,0 +1,188 @@
+"""Models that name classes: what their heads are, and how they are run on states that are there.
+
+A head of an encoder is run by the model's own code, in which the encoder is replaced by what
+answers with states.  A decoder's head is a linear layer over the last token's state, so it takes
+the place of the head that makes tokens, and passes the check of all decoders there.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.modeling_layers import GenericForSequenceClassification
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+
+from pagedserve.cache.engine import LayerShape
+from pagedserve.config import AttentionBackend
+from pagedserve.errors import UnsupportedModelError
+from pagedserve.models.files import architecture_of
+from pagedserve.models.paged_logits import encoder_hidden_states
+from pagedserve.models.probe import refusing_failures
+from pagedserve.models.trials import TOLERANCE, difference, prompt_of, using_attention
+from pagedserve.pooling.pooler import pool_rows
+from pagedserve.pooling.rules import Activation, Classes, PoolingRules, PoolingType
+
+# What CrossEncoder of sentence-transformers writes into configs.
+_ACTIVATIONS: Final[dict[str, Activation]] = {"Sigmoid": "sigmoid", "Identity": "identity"}
+# Tokens of the prompts of a check.
+_LENGTHS: Final = (9, 23)
+_BY_PROBLEM: Final[dict[str, Activation]] = {
+    "regression": "identity",
+    "single_label_classification": "softmax",
+    "multi_label_classification": "sigmoid",
+}
+
+
+def class_rules(config: PreTrainedConfig, *, is_encoder: bool) -> PoolingRules:
+    """What the head of a model that names classes is given, and what is made of its logits.
+
+    Raises:
+        UnsupportedModelError: classes of something else than whole texts, or an activation that is
+            not known.
+    """
+    names = getattr(config, "architectures", None) or []
+    if not any(name.endswith("ForSequenceClassification") for name in names):
+        raise UnsupportedModelError(
+            f"architecture {architecture_of(config)} cannot be run: its classes are not those of "
+            "whole texts (ForSequenceClassification)"
+        )
+    is_mean = getattr(config, "classifier_pooling", "cls") == "mean"
+    of_encoder: PoolingType = "MEAN" if is_mean else "CLS"
+    return PoolingRules(
+        pooling_type=of_encoder if is_encoder else "LAST",
+        normalize=False,
+        classes=Classes(
+            labels=tuple(str(label) for _, label in sorted((config.id2label or {}).items())),
+            activation=_activation(config),
+            has_token_types=getattr(config, "type_vocab_size", 0) > 1,
+        ),
+    )
+
+
+class EncoderHead(nn.Module):
+    """From what was pooled of an encoder's states to its logits, by the model's own code.
+
+    Attributes:
+        encoder: What the head stands on, by itself.
+    """
+
+    def __init__(self, model: PreTrainedModel, max_model_len: int) -> None:
+        """Take a model apart.
+
+        Args:
+            model: The whole, with its own positions.
+            max_model_len: Most tokens of a prompt.
+
+        Raises:
+            UnsupportedModelError: if it cannot be run as it is.
+        """
+        super().__init__()
+        self._expected: dict[int, Tensor] = {}
+        with refusing_failures(model), torch.inference_mode(), using_attention(model, "eager"):
+            for length in (min(length, max_model_len) for length in _LENGTHS):
+                logits = model(input_ids=prompt_of(model, length)[None]).logits
+                self._expected[length] = logits[0].float()
+        self.encoder = cast(PreTrainedModel, model.base_model)
+        self._states = _GivenStates(getattr(self.encoder, "pooler", None))
+        setattr(model, model.base_model_prefix, self._states)
+        self._model = model
+
+    @torch.inference_mode()
+    def forward(self, pooled: Tensor) -> Tensor:
+        """Logits, float32 ``[R, C]``, of ``[R, F]``."""
+        states = self._states
+        states.given = pooled[:, None].to(self._model.dtype)
+        tokens = torch.zeros(len(pooled), 1, dtype=torch.long, device=pooled.device)
+        try:
+            return cast(Tensor, self._model(input_ids=tokens).logits).float()
+        finally:
+            states.given = None
+
+    def check(
+        self, layers: tuple[LayerShape, ...], backend: AttentionBackend, pooling_type: PoolingType
+    ) -> None:
+        """Check that encoder and head give the logits of the whole, of prompts side by side.
+
+        Args:
+            layers: What the encoder's attention calls read.
+            backend: Computes attention.
+            pooling_type: What the head is given.
+
+        Raises:
+            UnsupportedModelError: if they differ.
+        """
+        with refusing_failures(self.encoder):
+            prompts = [prompt_of(self.encoder, length) for length in self._expected]
+            states = encoder_hidden_states(self.encoder, layers, prompts, backend)
+            ends = np.cumsum([0, *self._expected]).astype(np.int32)
+            found = self(pool_rows(torch.cat(states), ends, pooling_type))
+        error = difference(found, torch.stack(list(self._expected.values())))
+        bound = TOLERANCE[self.encoder.dtype]
+        if not error <= bound:
+            raise UnsupportedModelError(
+                f"architecture {architecture_of(self.encoder.config)} cannot be run: its logits "
+                f"of classes differ from its own by {error:.1e} of the largest (accepted: "
+                f"{bound:.0e})"
+            )
+
+
+class _GivenStates(nn.Module):
+    """Stands for an encoder: answers with states that are there."""
+
+    def __init__(self, pooler: nn.Module | None) -> None:
+        super().__init__()
+        self.pooler = pooler
+        self.given: Tensor | None = None
+
+    def forward(self, *_: object, **__: object) -> BaseModelOutputWithPooling:
+        pooled = None if self.pooler is None else self.pooler(self.given)
+        return BaseModelOutputWithPooling(
+            last_hidden_state=cast(Any, self.given), pooler_output=pooled
+        )
+
+
+def with_class_head(model: PreTrainedModel) -> PreTrainedModel:
+    """A decoder that names classes as one that makes logits of every token: of its classes.
+
+    Raises:
+        UnsupportedModelError: if its head is not known to be a linear layer over the last state.
+    """
+    if not isinstance(model, GenericForSequenceClassification):
+        raise UnsupportedModelError(
+            f"architecture {architecture_of(model.config)} cannot be run: its head is code of its "
+            "own; accepted are decoders whose classes are a linear layer over the last state"
+        )
+    with torch.device("meta"):
+        whole: Any = AutoModelForCausalLM.from_config(
+            model.config,
+            dtype=model.dtype,
+            attn_implementation=model.config._attn_implementation,  # noqa: SLF001  # as it was made
+        )
+    setattr(whole, whole.base_model_prefix, model.base_model)
+    whole.set_output_embeddings(model.score)
+    if any(parameter.is_meta for parameter in whole.parameters()):
+        raise UnsupportedModelError(
+            f"architecture {architecture_of(model.config)} cannot be run: more than a head stands "
+            "beside its decoder"
+        )
+    return cast(PreTrainedModel, whole)
+
+
+def _activation(config: PreTrainedConfig) -> Activation:
+    trained = getattr(config, "sentence_transformers", None)
+    named = trained.get("activation_fn") if isinstance(trained, Mapping) else None
+    named = named or getattr(config, "sbert_ce_default_activation_function", None)
+    if named is not None:
+        name = str(named).rpartition(".")[2]
+        if name not in _ACTIVATIONS:
+            raise UnsupportedModelError(
+                f"architecture {architecture_of(config)} cannot be run: its activation_fn is "
+                f"{named}; accepted are {', '.join(_ACTIVATIONS)}"
+            )
+        return _ACTIVATIONS[name]
+    if config.problem_type is not None:
+        return _BY_PROBLEM[config.problem_type]
+    return "sigmoid" if config.num_labels == 1 else "softmax"
