@@ -39,6 +39,8 @@ impl Arrays {
             row_handles,
             adapter_slots: None,
             state_slots: None,
+            cross_lens: None,
+            cross_tables: None,
         };
         scheduler.prepare_inputs(&mut buffers).unwrap();
     }

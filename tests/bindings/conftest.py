@@ -24,6 +24,8 @@ SIZES = {
     "row_handles": MAX_ROWS,
     "adapter_slots": MAX_ROWS,
     "state_slots": MAX_ROWS,
+    "cross_lens": MAX_ROWS,
+    "cross_tables": MAX_ROWS * MAX_LEN,
 }
 WIDE = {"positions", "slot_mapping", "row_handles"}
 

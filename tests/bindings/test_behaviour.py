@@ -164,6 +164,23 @@ def test_an_encoder_has_one_table_for_its_group_that_nobody_grows(make_engine: M
     assert engine.scheduler.num_free_gpu_blocks == 10
 
 
+def test_rows_know_the_table_of_their_encoder(make_engine: MakeEngine) -> None:
+    engine = make_engine({}, {"num_gpu_blocks": 12, "num_cpu_blocks": 0})
+    long, _ = engine.add(4, num_encoder_tokens=9, max_num_running_seqs=2)
+    engine.add(3)
+    short, _ = engine.add(3, num_encoder_tokens=4)
+    outputs = engine.schedule()
+    engine.update(outputs, [(0, [7], False), (0, [8], False), (1, [7], False), (2, [7], False)])
+    outputs = engine.schedule()
+    engine.inputs(outputs)
+    width = outputs.max_num_cross_blocks
+    tables = engine.arrays["cross_tables"][: 4 * width].reshape(4, width).tolist()
+    of_long = engine.scheduler.cross_block_table(long).tolist()
+    of_short = engine.scheduler.cross_block_table(short).tolist()
+    assert engine.arrays["cross_lens"][:4].tolist() == [9, 9, 0, 4]
+    assert tables == [of_long, of_long, [0] * 3, of_short + [0] * 2]
+
+
 def test_several_accepted_tokens_are_computed_already_but_for_the_last(
     make_engine: MakeEngine,
 ) -> None:

@@ -18,8 +18,8 @@ def test_buffers_of_another_kind_are_refused_when_they_are_given(
         frozen.flags.writeable = False
         other = np.int64 if array.dtype == np.int32 else np.int32
         others: list[Any] = [array.astype(other), np.repeat(array, 2)[::2], array.reshape(1, -1)]
-        # Without adapters and states there are none.
-        is_needed = name not in {"adapter_slots", "state_slots"}
+        # Without adapters, states and encoders there are none.
+        is_needed = name not in {"adapter_slots", "state_slots", "cross_lens", "cross_tables"}
         for bad in [*others, [1], *[None] * is_needed]:
             with pytest.raises(StepError, match=f"^{name} must be a one-dimensional contiguous"):
                 InputBuffers(**arrays | {name: bad})
@@ -77,10 +77,12 @@ def test_short_buffers_are_refused_and_none_is_written(
         **dict.fromkeys(["token_ids", "positions", "slot_mapping"], outputs.num_batched_tokens),
         **dict.fromkeys(["sample_index", "sample_rows"], outputs.num_samples),
         **dict.fromkeys(
-            ["seq_lens", "row_handles", "adapter_slots", "state_slots"], outputs.num_rows
+            ["seq_lens", "row_handles", "adapter_slots", "state_slots", "cross_lens"],
+            outputs.num_rows,
         ),
         "query_start": outputs.num_rows + 1,
         "block_tables": outputs.num_rows * outputs.max_num_blocks,
+        "cross_tables": outputs.num_rows * outputs.max_num_cross_blocks,
     }
     assert needed.keys() == arrays.keys()
     for name, size in needed.items():

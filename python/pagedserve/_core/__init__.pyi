@@ -210,6 +210,8 @@ class InputBuffers:
         row_handles: NDArray[np.int64],  # [>= R]
         adapter_slots: NDArray[np.int32] | None = None,  # [>= R]
         state_slots: NDArray[np.int32] | None = None,  # [>= R]
+        cross_lens: NDArray[np.int32] | None = None,  # [>= R]
+        cross_tables: NDArray[np.int32] | None = None,  # [>= R * C], as block_tables
     ) -> InputBuffers: ...
 
 @final
@@ -237,6 +239,8 @@ class SchedulerOutputs:
     def num_samples(self) -> int: ...  # S
     @property
     def max_num_blocks(self) -> int: ...  # B, the longest block table of a row
+    @property
+    def max_num_cross_blocks(self) -> int: ...  # C, the longest cross table of a row
     @property
     def num_prefill_groups(self) -> int: ...
     @property

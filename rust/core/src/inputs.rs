@@ -15,6 +15,8 @@
 //! | `row_handles` | R | [`crate::arena::Handle::to_bits`] of the sequence |
 //! | `adapter_slots` | R, or none without `max_loras` | where the row's adapter lies, -1 for the base model |
 //! | `state_slots` | R, or none without `num_state_slots` | where the row's state lies |
+//! | `cross_lens` | R, or none without encoders | tokens of the encoder's output |
+//! | `cross_tables` | R x C, or none without encoders | blocks of its keys and values, as `block_tables`, with C in the longest |
 //!
 //! Costs: O(T + R x B), no allocation.
 
@@ -38,11 +40,14 @@ pub struct InputBuffers<'a> {
     pub row_handles: &'a mut [i64],
     pub adapter_slots: Option<&'a mut [i32]>,
     pub state_slots: Option<&'a mut [i32]>,
+    pub cross_lens: Option<&'a mut [i32]>,
+    pub cross_tables: Option<&'a mut [i32]>,
 }
 
 impl InputBuffers<'_> {
     fn check(&self, outputs: &SchedulerOutputs) -> Result<()> {
         let num_rows = outputs.rows.len();
+        let num_cross = num_rows * outputs.max_num_cross_blocks;
         let needs = [
             ("token_ids", self.token_ids.len(), outputs.num_batched_tokens),
             ("positions", self.positions.len(), outputs.num_batched_tokens),
@@ -55,6 +60,8 @@ impl InputBuffers<'_> {
             ("row_handles", self.row_handles.len(), num_rows),
             ("adapter_slots", self.adapter_slots.as_ref().map_or(num_rows, |a| a.len()), num_rows),
             ("state_slots", self.state_slots.as_ref().map_or(num_rows, |s| s.len()), num_rows),
+            ("cross_lens", self.cross_lens.as_ref().map_or(num_rows, |l| l.len()), num_rows),
+            ("cross_tables", self.cross_tables.as_ref().map_or(num_cross, |t| t.len()), num_cross),
         ];
         for (name, given, needed) in needs {
             if given < needed {
@@ -86,6 +93,7 @@ pub(crate) fn fill(
             *slot = row.adapter_slot;
         }
     }
+    fill_cross(buffers, outputs, store);
     for (index, row) in outputs.rows.iter().enumerate() {
         let seq = store.seq(row.seq);
         fill_tokens(buffers, token, row, seq, block_size);
@@ -102,6 +110,25 @@ pub(crate) fn fill(
         }
     }
     Ok(())
+}
+
+fn fill_cross(buffers: &mut InputBuffers<'_>, outputs: &SchedulerOutputs, store: &SequenceStore) {
+    let groups = || outputs.rows.iter().map(|row| store.group(store.seq(row.seq).group()));
+    if let Some(lens) = &mut buffers.cross_lens {
+        for (len, group) in lens.iter_mut().zip(groups()) {
+            *len = int32(group.num_encoder_tokens);
+        }
+    }
+    let width = outputs.max_num_cross_blocks;
+    if let (Some(tables), 1..) = (&mut buffers.cross_tables, width) {
+        for (table, group) in tables.chunks_exact_mut(width).zip(groups()) {
+            let blocks = group.cross_table.blocks();
+            table[blocks.len()..].fill(0);
+            for (entry, block) in table.iter_mut().zip(blocks) {
+                *entry = int32(block.index());
+            }
+        }
+    }
 }
 
 fn fill_tokens(

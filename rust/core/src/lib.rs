@@ -41,6 +41,8 @@
 //!     row_handles: &mut [0; 8],
 //!     adapter_slots: None,
 //!     state_slots: None,
+//!     cross_lens: None,
+//!     cross_tables: None,
 //! };
 //! scheduler.prepare_inputs(&mut inputs)?;
 //! assert_eq!(inputs.token_ids[..5], [11, 12, 13, 14, 15]);

@@ -195,6 +195,8 @@ pub struct SchedulerOutputs {
     pub num_samples: usize,
     /// Blocks that the tokens of a row take, computed ones included, at most.
     pub max_num_blocks: usize,
+    /// Blocks of the keys and values of a row's encoder, at most.
+    pub max_num_cross_blocks: usize,
     /// (device, host) pairs.
     pub blocks_to_swap_out: Vec<BlockPair>,
     /// (host, device) pairs.
@@ -268,6 +270,7 @@ impl SchedulerOutputs {
         self.num_batched_tokens = 0;
         self.num_samples = 0;
         self.max_num_blocks = 0;
+        self.max_num_cross_blocks = 0;
         self.num_lookahead_slots = 0;
         self.running_queue_size = 0;
     }

@@ -96,6 +96,8 @@ fn allocations_of_decode(
             row_handles: &mut handles,
             adapter_slots: None,
             state_slots: None,
+            cross_lens: None,
+            cross_tables: None,
         };
         scheduler.prepare_inputs(&mut inputs).unwrap();
         if is_async {

@@ -81,12 +81,12 @@ fn writable<T: Element>(array: &Bound<'_, PyAny>, name: &str) -> PyResult<Py<PyA
 }
 
 macro_rules! input_buffers {
-    ($($name:ident: $element:ty),* $(,)?) => {
+    ($($name:ident: $element:ty),* ; $($optional:ident),* $(,)?) => {
         /// The arrays that `Scheduler.prepare_inputs` fills in place.
         ///
         /// All one-dimensional, C-contiguous, writable and of exactly these types; checked here
         /// once, never coerced.  Each may be longer than a step needs: R rows, T tokens, S samples,
-        /// B blocks in the longest table.
+        /// B blocks in the longest table, C in the longest of an encoder.
         ///
         /// Args:
         ///     token_ids: int32 ``[T]``, the inputs, rows packed one after another.
@@ -104,34 +104,33 @@ macro_rules! input_buffers {
         ///     state_slots: int32 ``[R]``, where each row's state lies, -1 where layers keep none; None,
         ///         the default, for a scheduler without ``num_state_slots``.  A row whose first position
         ///         is 0 begins with a fresh state.
+        ///     cross_lens: int32 ``[R]``, tokens of the output of each row's encoder; None, the default,
+        ///         for decoders alone.
+        ///     cross_tables: int32 ``[R * C]``, the blocks of their keys and values, as ``block_tables``;
+        ///         None, the default, for decoders alone.
         ///
         /// Raises:
         ///     ``StepError``: An array of another kind, by name.
         #[pyclass(frozen, module = "pagedserve._core")]
         pub(crate) struct InputBuffers {
             $($name: Py<PyArray1<$element>>,)*
-            adapter_slots: Option<Py<PyArray1<i32>>>,
-            state_slots: Option<Py<PyArray1<i32>>>,
+            $($optional: Option<Py<PyArray1<i32>>>,)*
         }
 
         #[pymethods]
         impl InputBuffers {
             #[new]
-            #[pyo3(signature = (*, $($name),*, adapter_slots = None, state_slots = None))]
+            #[pyo3(signature = (*, $($name),*, $($optional = None),*))]
             #[expect(clippy::too_many_arguments, reason = "one for each array of a step")]
             fn new(
                 $($name: &Bound<'_, PyAny>,)*
-                adapter_slots: Option<&Bound<'_, PyAny>>,
-                state_slots: Option<&Bound<'_, PyAny>>,
+                $($optional: Option<&Bound<'_, PyAny>>,)*
             ) -> PyResult<Self> {
                 $(let $name = writable::<$element>($name, stringify!($name))?;)*
-                let adapter_slots = adapter_slots.map(|slots| writable(slots, "adapter_slots"));
-                let state_slots = state_slots.map(|slots| writable(slots, "state_slots"));
-                Ok(Self {
-                    $($name,)*
-                    adapter_slots: adapter_slots.transpose()?,
-                    state_slots: state_slots.transpose()?,
-                })
+                $(
+                    let $optional = $optional.map(|given| writable(given, stringify!($optional)));
+                )*
+                Ok(Self { $($name,)* $($optional: $optional.transpose()?,)* })
             }
         }
 
@@ -143,14 +142,14 @@ macro_rules! input_buffers {
                 fill: impl FnOnce(&mut pagedserve_core::inputs::InputBuffers<'_>) -> PyResult<R>,
             ) -> PyResult<R> {
                 $(let mut $name = readwrite(self.$name.bind(py), stringify!($name))?;)*
-                let slots = self.adapter_slots.as_ref().map(|slots| slots.bind(py));
-                let mut slots = slots.map(|slots| readwrite(slots, "adapter_slots")).transpose()?;
-                let states = self.state_slots.as_ref().map(|slots| slots.bind(py));
-                let mut states = states.map(|slots| readwrite(slots, "state_slots")).transpose()?;
+                $(
+                    let $optional = self.$optional.as_ref().map(|given| given.bind(py));
+                    let mut $optional =
+                        $optional.map(|given| readwrite(given, stringify!($optional))).transpose()?;
+                )*
                 fill(&mut pagedserve_core::inputs::InputBuffers {
                     $($name: $name.as_slice_mut()?,)*
-                    adapter_slots: slots.as_mut().map(|slots| slots.as_slice_mut()).transpose()?,
-                    state_slots: states.as_mut().map(|slots| slots.as_slice_mut()).transpose()?,
+                    $($optional: $optional.as_mut().map(|lent| lent.as_slice_mut()).transpose()?,)*
                 })
             }
         }
@@ -166,7 +165,8 @@ input_buffers! {
     block_tables: i32,
     sample_index: i32,
     sample_rows: i32,
-    row_handles: i64,
+    row_handles: i64;
+    adapter_slots, state_slots, cross_lens, cross_tables,
 }
 
 /// Block pairs as an int64 array of shape [n, 2].

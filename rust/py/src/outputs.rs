@@ -43,6 +43,12 @@ impl SchedulerOutputs {
         self.0.max_num_blocks
     }
 
+    /// C: blocks of the longest table of an encoder's keys and values.
+    #[getter]
+    fn max_num_cross_blocks(&self) -> usize {
+        self.0.max_num_cross_blocks
+    }
+
     /// Leading groups that still compute their prompt, or recompute.
     #[getter]
     fn num_prefill_groups(&self) -> usize {

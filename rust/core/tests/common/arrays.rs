@@ -18,6 +18,8 @@ pub struct Arrays {
     pub row_handles: Vec<i64>,
     pub adapter_slots: Vec<i32>,
     pub state_slots: Vec<i32>,
+    pub cross_lens: Vec<i32>,
+    pub cross_tables: Vec<i32>,
 }
 
 impl Arrays {
@@ -39,6 +41,8 @@ impl Arrays {
             row_handles: vec![-7; rows],
             adapter_slots: vec![-7; rows],
             state_slots: vec![-7; rows],
+            cross_lens: vec![-7; rows],
+            cross_tables: vec![-7; rows * blocks],
         };
         scheduler
             .prepare_inputs(&mut InputBuffers {
@@ -53,6 +57,8 @@ impl Arrays {
                 row_handles: &mut arrays.row_handles,
                 adapter_slots: Some(&mut arrays.adapter_slots),
                 state_slots: Some(&mut arrays.state_slots),
+                cross_lens: Some(&mut arrays.cross_lens),
+                cross_tables: Some(&mut arrays.cross_tables),
             })
             .unwrap();
         arrays
