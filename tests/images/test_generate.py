@@ -111,6 +111,24 @@ def test_other_kernels_see_the_same(family: MakeFamily, options: dict[str, Any])
     assert [tokens_of(output) for output in outputs[: len(wanted)]] == wanted
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("options", [{"dtype": "bfloat16"}, {"quantization": "int8"}])
+def test_coarser_weights_take_images_too(
+    family: MakeFamily, name: str, options: dict[str, Any]
+) -> None:
+    made = family(name)
+    text, images = prompts_with(made.oracle.token)[0]
+    params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, logprobs=0)
+    found, exact = (
+        made.load(**more).generate(given(text, images), params, use_tqdm=False)[0]
+        for more in (options, {})
+    )
+    ((entry,), (wanted,)) = (output.outputs[0].logprobs or [{}] for output in (found, exact))
+    assert entry.keys() == wanted.keys()
+    for token, logprob in wanted.items():
+        assert entry[token].logprob == pytest.approx(logprob.logprob, abs=0.5)
+
+
 def test_token_ids_bring_images_too(family: MakeFamily) -> None:
     made = family("smolvlm")
     text, images = prompts_with(made.oracle.token)[2]

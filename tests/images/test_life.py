@@ -106,11 +106,12 @@ def test_prefixes_are_shared_with_the_same_images_alone(
     assert len(calls) == 2
 
 
+@pytest.mark.parametrize("async_scheduling", [False, True])
 def test_a_tower_that_fails_ends_its_request_alone(
-    family: MakeFamily, monkeypatch: pytest.MonkeyPatch
+    family: MakeFamily, monkeypatch: pytest.MonkeyPatch, *, async_scheduling: bool
 ) -> None:
     made = family("llava")
-    llm = made.load()
+    llm = made.load(async_scheduling=async_scheduling, max_num_seqs=2)
     executor: Any = llm.llm_engine.model_executor
     features = executor.loaded.model.get_image_features
 
@@ -122,12 +123,12 @@ def test_a_tower_that_fails_ends_its_request_alone(
     monkeypatch.setattr(executor.loaded.model, "get_image_features", failing)
     flat = prompt_of(made, 1)
     flat["multi_modal_data"] = {"image": Image.new("RGB", (16, 16))}  # of one colour
-    prompts = ["w5 w6 w7", flat, prompt_of(made, 2)]
-    text, failed, seen = llm.generate(prompts, GREEDY, use_tqdm=False)
+    prompts = ["w5 w6 w7", prompt_of(made, 2), flat, prompt_of(made, 2)]
+    text, seen, failed, again = llm.generate(prompts, GREEDY, use_tqdm=False)
     assert failed.outputs[0].finish_reason == "error"
     assert "its images failed: ValueError: nothing to see" in str(failed.outputs[0].stop_reason)
     assert tokens_of(text) == made.oracle.generate("w5 w6 w7", [], 6)[0]
-    assert tokens_of(seen) == answers(made, 2)
+    assert tokens_of(seen) == tokens_of(again) == answers(made, 2)
     assert llm.llm_engine.scheduler.num_free_gpu_blocks == llm.llm_engine.memory.num_gpu_blocks
 
 

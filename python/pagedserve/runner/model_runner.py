@@ -167,11 +167,13 @@ class ModelRunner:
         # Sorted first, for what kernels read of it goes to the device with the step.
         adapting = self._adapting(sizes, more_index) if is_adapted else nullcontext()
         inputs = self._buffers.inputs(sizes, self._block_size, previous_tokens)
+        if images is not None:
+            inputs = replace(inputs, images=images)
         index = inputs.sample_index
         if more_index is not None:
             index = torch.cat((index, self._buffers.to_device(more_index)))
         with adapting:
-            return self._forward(replace(inputs, images=images), index).float()
+            return self._forward(inputs, index).float()
 
     @torch.inference_mode()
     def hidden_states(self, sizes: BatchSizes, token_types: Tensor | None = None) -> Tensor:
