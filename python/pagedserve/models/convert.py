@@ -123,15 +123,49 @@ def _convert(gguf: Path, directory: Path) -> None:
 
 def _convert_weights(gguf: Path, directory: Path) -> None:
     import torch
-    from transformers import AutoModelForCausalLM, GgufConfig
+    from transformers import AutoConfig, AutoModelForCausalLM, GgufConfig
 
+    config = AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    weights = directory / "weights.gguf"
+    _copy_without_vocabulary(gguf, weights)
     model = AutoModelForCausalLM.from_pretrained(
-        gguf.parent,
-        gguf_file=gguf.name,
+        directory,
+        config=config,
+        gguf_file=weights.name,
         quantization_config=GgufConfig(dequantize=True),
         dtype=torch.float32,
     )
+    weights.unlink()
     model.save_pretrained(directory)
+
+
+def _copy_without_vocabulary(gguf: Path, target: Path) -> None:
+    """Copy what the weights need: a reader makes objects of every token and merge, and they stay.
+
+    Args:
+        gguf: a whole file.
+        target: the copy; everything but ``tokenizer.*`` is in it.
+    """
+    from gguf import GGUFReader, GGUFValueType, GGUFWriter, Keys
+
+    reader = GGUFReader(gguf)
+    architecture = Keys.General.ARCHITECTURE
+    writer = GGUFWriter(target, reader.fields[architecture].contents(), endianess=reader.endianess)
+    of_writer = (architecture, Keys.General.ALIGNMENT)
+    for name, field in reader.fields.items():
+        if name not in of_writer and not name.startswith(("GGUF.", "tokenizer.")):
+            is_array = field.types[0] == GGUFValueType.ARRAY
+            inner = field.types[-1] if is_array else None
+            writer.add_key_value(name, field.contents(), field.types[0], inner)
+    for tensor in reader.tensors:
+        data = tensor.data
+        writer.add_tensor_info(tensor.name, data.shape, data.dtype, data.nbytes, tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    for tensor in reader.tensors:
+        writer.write_tensor_data(tensor.data, tensor_endianess=reader.endianess)
+    writer.close()
 
 
 def _publish(work: Path, target: Path) -> None:
