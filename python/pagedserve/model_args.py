@@ -37,7 +37,8 @@ class ModelArgs:
         "auto",
         checks.choice(get_args(RunnerType)),
         "generate makes tokens, pooling makes one vector of a prompt; auto is pooling for models "
-        "with the files of sentence-transformers or without a head, else generate.",
+        "with the files of sentence-transformers, without a head or with one that names classes, "
+        "else generate.",
     )
     tokenizer: str | None = option(
         None,

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from pagedserve import LLM, PoolingParams, RequestError
+from pagedserve import LLM, ConfigError, PoolingParams, RequestError
 from pagedserve.config import EngineArgs
 from pagedserve.errors import UnsupportedModelError
 from pagedserve.models.loader import load_model
@@ -40,11 +41,16 @@ def save_decoder(save_bare: SaveEncoder) -> SaveEncoder:
 
 
 @torch.inference_mode()
-def expected(directory: Path, *, normalizes: bool = True) -> np.ndarray[Any, Any]:
+def expected(
+    directory: Path,
+    pool: Callable[[Tensor], Tensor] = lambda states: states[-1],
+    *,
+    normalizes: bool = True,
+) -> np.ndarray[Any, Any]:
     model: Any = AutoModelForCausalLM.from_pretrained(directory, attn_implementation="eager")
     model = model.double().eval().model
     states = torch.stack(
-        [model(input_ids=torch.tensor([prompt])).last_hidden_state[0, -1] for prompt in PROMPTS]
+        [pool(model(input_ids=torch.tensor([prompt])).last_hidden_state[0]) for prompt in PROMPTS]
     )
     return (torch.nn.functional.normalize(states) if normalizes else states).numpy()
 
@@ -78,6 +84,38 @@ def test_the_state_of_the_last_token(
     assert scheduler.num_free_gpu_blocks == 24
 
 
+@pytest.mark.parametrize(
+    ("mode", "pool"),
+    [
+        ("pooling_mode_mean_tokens", lambda states: states.mean(dim=0)),
+        ("pooling_mode_cls_token", lambda states: states[0]),
+    ],
+)
+def test_the_states_of_other_tokens(
+    save_decoder: SaveEncoder,
+    write_rules: Callable[..., None],
+    mode: str,
+    pool: Callable[[Tensor], Tensor],
+) -> None:
+    directory = save_decoder(head_dim=8)
+    write_rules(directory, {mode: True})
+    for name in ("enable_prefix_caching", "enable_chunked_prefill"):
+        options: Any = {name: True}
+        with pytest.raises(ConfigError, match=f"{name} is True, and the model pools"):
+            LLM(str(directory), use_tqdm_on_load=False, **options)
+    llm = LLM(
+        str(directory),
+        dtype="float32",
+        max_num_batched_tokens=64,
+        max_num_seqs=3,
+        use_tqdm_on_load=False,
+    )
+    prompts: Any = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
+    outputs = llm.embed(prompts, use_tqdm=False)
+    found = np.array([output.outputs.embedding for output in outputs])
+    np.testing.assert_allclose(found, expected(directory, pool), atol=2e-5)
+
+
 def test_prompts_of_the_model_come_before_texts(
     save_decoder: SaveEncoder, write_rules: Callable[..., None]
 ) -> None:
@@ -109,9 +147,6 @@ def test_what_is_not_there_is_refused(
 ) -> None:
     directory = save_decoder(head_dim=8)
     args = EngineArgs(model=str(directory))
-    write_rules(directory, {"pooling_mode_mean_tokens": True})
-    with pytest.raises(UnsupportedModelError, match="its pooling is MEAN; accepted is LAST"):
-        load_model(args, torch.device("cpu"))
     write_rules(directory, {"pooling_mode_max_tokens": True})
     with pytest.raises(UnsupportedModelError, match=r"pooling_mode_max_tokens.*accepted is one of"):
         load_model(args, torch.device("cpu"))

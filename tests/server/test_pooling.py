@@ -279,7 +279,11 @@ def test_the_engine_without_http(minilm: Path, offline: LLM) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "chunks", "prefixes"),
-    [({}, True, True), ({"is_encoder": True}, False, False), ({"keeps_states": True}, True, False)],
+    [
+        ({}, True, True),
+        ({"sees_whole_prompts": True}, False, False),
+        ({"keeps_states": True}, True, False),
+    ],
 )
 def test_a_server_does_what_the_model_can(kind: Any, *, chunks: bool, prefixes: bool) -> None:
     model = ModelInfo(
@@ -295,5 +299,5 @@ def test_a_server_does_what_the_model_can(kind: Any, *, chunks: bool, prefixes: 
 
 def test_what_an_encoder_has_not_is_refused_of_a_server_too(minilm: Path) -> None:
     args = EngineArgs(str(minilm), enable_prefix_caching=True)
-    with pytest.raises(ValueError, match="enable_prefix_caching is True, and an encoder"):
+    with pytest.raises(ValueError, match="enable_prefix_caching is True, and the model pools"):
         LLMEngine(args, choose=server_defaults)

@@ -67,9 +67,9 @@ def _read(path: Path, named: str) -> dict[str, Any]:
 def server_defaults(args: EngineArgs, model: ModelInfo) -> EngineArgs:
     """The engine's options with the defaults of a server, as far as the model can obey them."""
     chunks, prefixes = args.enable_chunked_prefill, args.enable_prefix_caching
-    chunks = not model.is_encoder if chunks is None else chunks
+    chunks = not model.sees_whole_prompts if chunks is None else chunks
     if prefixes is None:
-        prefixes = not (model.is_encoder or model.keeps_states)
+        prefixes = not (model.sees_whole_prompts or model.keeps_states)
     step_tokens = args.max_num_batched_tokens
     if step_tokens is None and chunks:
         step_tokens = max(_STEP_TOKENS, args.max_num_seqs or 0)

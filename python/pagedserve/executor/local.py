@@ -137,7 +137,7 @@ class LocalExecutor:
             pooling=loaded.pooling,
             sliding_window=common_window(loaded.layers),
             images=images,
-            is_encoder=loaded.is_encoder,
+            sees_whole_prompts=_sees_whole_prompts(loaded),
             keeps_states=bool(loaded.states),
         )
 
@@ -348,12 +348,18 @@ def _check_pooling(args: EngineArgs, loaded: LoadedModel) -> None:
     if loaded.pooling is None:
         return
     refused = {"enable_lora": "adapters are for models that generate"}
-    if loaded.is_encoder:
-        reason = "an encoder sees its prompts whole and keeps nothing of them"
+    if _sees_whole_prompts(loaded):
+        reason = f"the model pools ({loaded.pooling.pooling_type}) what one step computes"
         refused |= dict.fromkeys(("enable_prefix_caching", "enable_chunked_prefill"), reason)
     for name, reason in refused.items():
         if getattr(args, name):
             raise ConfigError(f"{name} is True, and {reason}: leave it out")
+
+
+def _sees_whole_prompts(loaded: LoadedModel) -> bool:
+    """See ``ModelInfo``."""
+    pools_others = loaded.pooling is not None and loaded.pooling.pooling_type != "LAST"
+    return loaded.is_encoder or pools_others
 
 
 def largest_prefill(limits: StepLimits) -> list[TrialRow]:

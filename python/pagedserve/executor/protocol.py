@@ -34,7 +34,8 @@ class ModelInfo:
         pooling: How it makes one vector of a prompt; None for a model that generates.
         sliding_window: Tokens that a query sees, itself included, where that is so in every layer.
         images: How prompts have images, or why they may have none.
-        is_encoder: Whether it sees its prompts whole, and keeps nothing of them.
+        sees_whole_prompts: Whether a prompt must be computed in one step: by an encoder, whose
+            tokens see those behind them, or to pool the states of other tokens than the last.
         keeps_states: Whether layers keep a state of the whole sequence, which no block has.
     """
 
@@ -46,7 +47,7 @@ class ModelInfo:
     pooling: PoolingRules | None = None
     sliding_window: int | None = None
     images: ImageRules | str = TEXT_ALONE
-    is_encoder: bool = False
+    sees_whole_prompts: bool = False
     keeps_states: bool = False
 
 

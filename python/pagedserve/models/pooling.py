@@ -56,11 +56,6 @@ def find_pooling(args: EngineArgs, files: ModelFiles) -> Pooling | None:
     rules = PoolingRules(pooling_type="CLS" if bidirectional else "LAST")
     if has_rules(files.directory):
         rules = read_rules(files.directory)
-    if not bidirectional and rules.pooling_type != "LAST":
-        raise UnsupportedModelError(
-            f"architecture {architecture_of(files.hf_config)} cannot be run: it is a decoder, and "
-            f"its pooling is {rules.pooling_type}; accepted is LAST"
-        )
     return Pooling(replace(rules, dimensions=_dimensions(files.hf_config)), bidirectional)
 
 
