@@ -72,7 +72,7 @@ def test_openais_client_against_the_server_that_users_start(
             assert [item.index for item in answer.data] == [0, 1, 2, 3]
         num_tokens = [len(offline.get_tokenizer()(text).input_ids) for text in TEXTS]
         assert answer.usage.prompt_tokens == answer.usage.total_tokens == sum(num_tokens)
-        with pytest.raises(openai.BadRequestError, match="the model pools, and makes no text"):
+        with pytest.raises(openai.BadRequestError, match="makes no text; accepted are embeddings"):
             client.completions.create(model="minilm", prompt="x")
         with pytest.raises(openai.BadRequestError, match="the model pools, and makes no text"):
             client.chat.completions.create(
@@ -220,12 +220,14 @@ def test_a_model_that_generates_refuses_by_name(shared: Served) -> None:
     for path, body in (
         ("/v1/embeddings", {"input": "x"}),
         ("/pooling", {"input": "x"}),
+        ("/classify", {"input": "x"}),
         ("/score", {"text_1": "x", "text_2": "y"}),
         ("/rerank", {"query": "x", "documents": ["y"]}),
     ):
         answer = shared.http.post(path, json=body)
         assert answer.status_code == 400
-        assert "the model generates" in answer.json()["error"]["message"]
+        said = "the model generates; accepted are completions and chats"
+        assert said in answer.json()["error"]["message"]
 
 
 def test_limits_and_metrics_are_those_of_all_requests(embedding: Served) -> None:

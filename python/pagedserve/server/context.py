@@ -118,8 +118,8 @@ class Context:
         if (await self.client.get_model_config()).pooling is not None:
             raise ServerError(
                 400,
-                "the model pools, and makes no text; accepted are /v1/embeddings, /score, /rerank "
-                "and /pooling",
+                "the model pools, and makes no text; accepted are embeddings, classifications, "
+                "scores and rankings",
             )
 
     async def pooling_rules(self) -> PoolingRules:
@@ -132,8 +132,8 @@ class Context:
         if rules is None:
             raise ServerError(
                 400,
-                "the model generates; accepted are /v1/completions and /v1/chat/completions, or a "
-                "server with --runner pooling",
+                "the model generates; accepted are completions and chats, or a server with "
+                "--runner pooling",
             )
         return rules
 
