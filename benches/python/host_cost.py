@@ -119,6 +119,9 @@ class KnownTokens:
     def image_positions(self, token_ids: Sequence[int], images: Sequence[PlacedImage]) -> None:
         """There are none."""
 
+    def encode_prompts(self, prompts: Mapping[int, Sequence[int]]) -> None:
+        """See ``Executor``; there are none."""
+
     def encode_images(self, images: Sequence[PlacedImage]) -> None:
         """There are none."""
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
         StepError,
         UnsupportedModelError,
     )
-    from pagedserve.inputs import TextPrompt, TokensPrompt
+    from pagedserve.inputs import ExplicitEncoderDecoderPrompt, TextPrompt, TokensPrompt
     from pagedserve.llm import LLM
     from pagedserve.lora.request import LoRARequest
     from pagedserve.outputs import (
@@ -83,6 +83,7 @@ __all__ = [
     "EngineArgs",
     "EngineDeadError",
     "EngineStalledError",
+    "ExplicitEncoderDecoderPrompt",
     "GroupStats",
     "InputBuffers",
     "InvariantError",
@@ -127,7 +128,9 @@ _HOME = {
     **dict.fromkeys(
         ["BeamSearchParams", "RequestOutputKind", "SamplingParams"], "pagedserve.sampling_params"
     ),
-    **dict.fromkeys(["TextPrompt", "TokensPrompt"], "pagedserve.inputs"),
+    **dict.fromkeys(
+        ["ExplicitEncoderDecoderPrompt", "TextPrompt", "TokensPrompt"], "pagedserve.inputs"
+    ),
     **dict.fromkeys(
         [
             "BeamSearchOutput",

@@ -1,7 +1,7 @@
 """The forms a prompt may have, brought to one: its text, if any, and its token ids."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NotRequired, SupportsIndex, TypeAlias, TypedDict
 
@@ -47,7 +47,23 @@ class TokensPrompt(TypedDict):
     multi_modal_data: NotRequired[Mapping[str, Any]]
 
 
-Prompt: TypeAlias = str | Sequence[SupportsIndex] | TextPrompt | TokensPrompt
+SingletonPrompt: TypeAlias = str | Sequence[SupportsIndex] | TextPrompt | TokensPrompt
+
+
+class ExplicitEncoderDecoderPrompt(TypedDict):
+    """Two prompts of an encoder-decoder; a prompt of another form is the encoder's.
+
+    Attributes:
+        encoder_prompt: What the encoder reads.
+        decoder_prompt: What the decoder goes on from, behind the token that it starts with; None
+            is that token, and one more where the model's generation config forces it.
+    """
+
+    encoder_prompt: SingletonPrompt
+    decoder_prompt: SingletonPrompt | None
+
+
+Prompt: TypeAlias = SingletonPrompt | ExplicitEncoderDecoderPrompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +79,7 @@ class ParsedPrompt:
     salt: int = 0
     images: "tuple[Image, ...]" = ()
     text_pair: str | None = None
+    encoder: "ParsedPrompt | None" = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +147,8 @@ def parse_prompt(prompt: object, name: str) -> ParsedPrompt:
         if _listed(prompt) is None:
             raise RequestError(f"{name} is {_shown(prompt)}; it must be {_ACCEPTED}")
         return ParsedPrompt(None, _token_list(prompt, name))
+    if any(key in prompt for key in _PAIR):
+        return _parse_pair(prompt, name)
     _refuse_absent(prompt, name)
     text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
     if (text is None and token_ids is None) or not isinstance(text, str | None):
@@ -148,6 +167,22 @@ def parse_prompt(prompt: object, name: str) -> ParsedPrompt:
         images_of(prompt.get("multi_modal_data"), name),
         pair,
     )
+
+
+def _parse_pair(prompt: Mapping[str, object], name: str) -> ParsedPrompt:
+    """The decoder's prompt, which may be none, with the encoder's."""
+    for key in prompt:
+        if key not in _PAIR:
+            raise RequestError(
+                f"{name} has the key {key!r}; beside {_PAIR[0]} accepted is {_PAIR[1]}"
+            )
+    encoder = parse_prompt(prompt.get("encoder_prompt"), f"the encoder_prompt of {name}")
+    given, decoder = prompt.get("decoder_prompt"), ParsedPrompt(None, None)
+    if given is not None:
+        decoder = parse_prompt(given, f"the decoder_prompt of {name}")
+    if encoder.encoder or decoder.encoder:
+        raise RequestError(f"{name} has an encoder_prompt within another; it must be {_ACCEPTED}")
+    return replace(decoder, encoder=encoder)
 
 
 def _refuse_absent(prompt: Mapping[str, object], name: str) -> None:
@@ -255,9 +290,8 @@ _ABSENT_KEYS = (
     "mm_processor_kwargs",
     "prompt_embeds",
     "token_type_ids",
-    "encoder_prompt",
-    "decoder_prompt",
 )
+_PAIR = ("encoder_prompt", "decoder_prompt")
 _SHOWN_LENGTH = 60
 
 

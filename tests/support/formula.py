@@ -133,6 +133,9 @@ class FormulaExecutor:
         assert not token_ids
         assert not images
 
+    def encode_prompts(self, prompts: Mapping[int, Sequence[int]]) -> None:
+        assert not prompts
+
     def encode_images(self, images: Sequence[PlacedImage]) -> None:
         assert not images
 

@@ -36,12 +36,14 @@ class LayerShape:
         key_size: elements of a key of one head.
         value_size: elements of a value of one head.
         window: sliding window in tokens, or None.
+        is_cross: whether it reads keys of an encoder, which lie in the pool of the layer before.
     """
 
     num_kv_heads: int
     key_size: int
     value_size: int
     window: int | None = None
+    is_cross: bool = False
 
     @property
     def elements_per_token(self) -> int:

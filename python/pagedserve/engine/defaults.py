@@ -69,7 +69,7 @@ def server_defaults(args: EngineArgs, model: ModelInfo) -> EngineArgs:
     chunks, prefixes = args.enable_chunked_prefill, args.enable_prefix_caching
     chunks = not model.sees_whole_prompts if chunks is None else chunks
     if prefixes is None:
-        prefixes = not (model.sees_whole_prompts or model.keeps_states)
+        prefixes = not (model.sees_whole_prompts or model.keeps_states or model.encoder_decoder)
     step_tokens = args.max_num_batched_tokens
     if step_tokens is None and chunks:
         step_tokens = max(_STEP_TOKENS, args.max_num_seqs or 0)

@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from pagedserve._core import Scheduler
 from pagedserve.config import EngineArgs
+from pagedserve.engine.encoder_prompts import split_prompt
 from pagedserve.engine.images import ImagePlacer
 from pagedserve.engine.request import Request
 from pagedserve.engine.row_sampler import RowSampler
@@ -90,6 +91,7 @@ class InputProcessor:
         Raises:
             RequestError: What is wrong with the prompt or the parameters, and what is accepted.
         """
+        prompt, encoder_prompt = split_prompt(prompt, self.model, name, self._encode)
         if isinstance(params, PoolingParams):
             return self._process_pooling(
                 request_id,
@@ -163,6 +165,7 @@ class InputProcessor:
             lora_request=lora_request,
             adapter=adapter,
             images=images,
+            encoder_prompt_token_ids=encoder_prompt,
         )
 
     def _process_pooling(

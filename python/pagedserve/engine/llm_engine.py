@@ -235,9 +235,8 @@ class LLMEngine:
         Args:
             request_id: The caller's name for it, of no other unfinished request.
             prompt: Text or token ids.
-            params: How to continue it, or to pool it; None is ``SamplingParams()``.
-                ``output_kind`` says which outputs come; beam searches, and requests for the best
-                of several, have the last alone in any case.
+            params: How to continue it, or to pool it; None is ``SamplingParams()``.  Beam searches,
+                and requests for the best of several, give their last output alone.
             arrival_time: Seconds of the wall clock; None is now.
             lora_request: The adapter to answer with; its files are read here if need be.
             priority: Smaller goes first, with ``scheduling_policy="priority"``.
@@ -302,6 +301,7 @@ class LLMEngine:
                 priority=request.priority,
                 adapter=0 if request.adapter is None else request.adapter.ordinal,
                 salt=request.salt,
+                num_encoder_tokens=len(request.encoder_prompt_token_ids or ()),
                 request_id=request.request_id,
             )
             self._requests.add(request, group, handle)

@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedserve._core import GroupStats, Scheduler, SchedulerOutputs
+from pagedserve.engine.encoder_prompts import encode_prompts
 from pagedserve.engine.images import ImagesFailed, encode_images, rows_with_images
 from pagedserve.engine.output_processor import make_output
 from pagedserve.engine.prompt_logprobs import ScoredRow, prompt_targets, record_prompts, scored_rows
@@ -238,6 +239,8 @@ class EngineLoop:
             targets = prompt_targets(step.scored) if step.scored else None
         previous = after.handle if after else None
         started = now()
+        if self._requests.has_encoders:
+            encode_prompts(self._executor, self._requests, step.scheduled)
         images = None
         if step.with_images:
             images = encode_images(self._executor, step.scheduled, step.with_images)
@@ -375,8 +378,7 @@ class EngineLoop:
             if metrics.first_scheduled_time is None:
                 metrics.first_scheduled_time = now() + _WALL_CLOCK
         if logger.isEnabledFor(logging.DEBUG):
-            num_waiting = self._scheduler.num_waiting
-            logger.debug("%s, %d waiting", step_line(scheduled, used), num_waiting)
+            logger.debug("%s, %d waiting", step_line(scheduled, used), self._scheduler.num_waiting)
 
 
 def _rows(step: Step, after: Step | None) -> list[RowSampling]:

@@ -91,6 +91,7 @@ class Request:
         lora_request: The adapter that was asked for.
         adapter: Keeps its weights in host memory until the request ends.
         images: Of its prompt; None where it has none.
+        encoder_prompt_token_ids: What the encoder reads; None where the model has none.
         pooled: What a model that pools made of the prompt, float32 ``[F]``.
         sequences: Its continuations in the order of their indices; of a beam search those that
             go on.
@@ -119,6 +120,7 @@ class Request:
     lora_request: LoRARequest | None = None
     adapter: Adapter | None = None
     images: PromptImages | None = None
+    encoder_prompt_token_ids: list[int] | None = None
     pooled: NDArray[np.float32] | None = None
     sequences: list[Sequence] = field(default_factory=list)
     is_plain: bool = False
@@ -174,7 +176,11 @@ def text_failure(error: Exception) -> Finish:
 
 
 class RequestTable:
-    """All requests that have not ended, by the caller's id and by the scheduler's handles."""
+    """All requests that have not ended, by the caller's id and by the scheduler's handles.
+
+    Attributes:
+        has_encoders: Whether an encoder reads prompts of theirs: of all, or of none.
+    """
 
     def __init__(self) -> None:
         self._by_id: dict[str, Request] = {}
@@ -182,6 +188,7 @@ class RequestTable:
         self._by_seq: dict[int, Sequence] = {}
         self._scored: set[str] = set()
         self._with_images: set[str] = set()
+        self.has_encoders = False
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -211,6 +218,7 @@ class RequestTable:
             self._scored.add(request.request_id)
         if request.images is not None:
             self._with_images.add(request.request_id)
+        self.has_encoders = request.encoder_prompt_token_ids is not None
         self.replace_sequences(request, request.sequences, [handle])
 
     def replace_sequences(

@@ -40,6 +40,7 @@ from pagedserve.models.prompt_images import PlacedImage, PromptImages
 from pagedserve.pooling.pooler import pool_rows, token_types
 from pagedserve.pooling.rules import PoolingRules
 from pagedserve.runner.buffers import StepBuffers
+from pagedserve.runner.encoder import PromptEncoder
 from pagedserve.runner.graphs import DecodeGraphs, reserved_bytes
 from pagedserve.runner.images import ImageTower
 from pagedserve.runner.model_runner import Forward, ModelRunner
@@ -101,7 +102,7 @@ class LocalExecutor:
         """Load the model; see `pagedserve.models.loader.load_model` for the errors."""
         self._args = args
         self.loaded = load_model(args)
-        _check_pooling(args, self.loaded)
+        _check_options(args, self.loaded)
         self._cuda = cuda_of(self.loaded.device)
         is_recordable = self._cuda is not None and self.loaded.attention_backend == "triton"
         # How rows with states are computed together depends on the step; what pools only prefills.
@@ -118,6 +119,9 @@ class LocalExecutor:
             max_cpu_loras=args.max_cpu_loras or args.max_loras,
         )
         self._tower = ImageTower(self.loaded.model, int(args.mm_processor_cache_gb * 2**30))
+        self._encoder: PromptEncoder | None = None
+        if self.loaded.encoder_decoder is not None:
+            self._encoder = PromptEncoder(self.loaded.model)
         self._sampler = Sampler(self._cuda)
         self._buffers: StepBuffers | None = None
 
@@ -139,6 +143,7 @@ class LocalExecutor:
             images=images,
             sees_whole_prompts=_sees_whole_prompts(loaded),
             keeps_states=bool(loaded.states),
+            encoder_decoder=loaded.encoder_decoder,
         )
 
     @property
@@ -212,12 +217,14 @@ class LocalExecutor:
             num_cpu_state_slots=shape.num_cpu_state_slots,
         )
         has_kernels = self._adapters is not None and loaded.attention_backend == "triton"
+        known = loaded.encoder_decoder
         buffers = StepBuffers(
             max_num_tokens=limits.max_num_tokens,
             max_num_rows=limits.max_num_rows,
             max_blocks_per_row=-(-limits.max_model_len // shape.block_size),
             has_adapters=self._adapters is not None,
             num_adapter_slots=self._args.max_loras if has_kernels else 0,
+            max_cross_blocks=0 if known is None else -(-known.max_encoder_len // shape.block_size),
             cuda=self._cuda,
         )
         forward = Forward(loaded, self._cache)
@@ -248,6 +255,11 @@ class LocalExecutor:
         """See ``Executor``."""
         self._tower.encode(images)
 
+    def encode_prompts(self, prompts: Mapping[int, Sequence[int]]) -> None:
+        """See ``Executor``."""
+        assert self._encoder is not None  # noqa: S101  # only an encoder-decoder is asked
+        self._encoder.encode(prompts)
+
     def launch(
         self,
         scheduled: SchedulerOutputs,
@@ -274,7 +286,12 @@ class LocalExecutor:
         if images is not None:
             ends = self.buffers.query_start[: scheduled.num_rows + 1]
             of_step = self._tower.of_step(images, ends, self.buffers.positions)
-        logits = self._runner.execute(scheduled, index, previous_tokens, of_step)
+        cross = None
+        if self._encoder is not None:
+            layout = self.buffers.layout(scheduled, self._cache.block_size)
+            sizes = scheduled.num_rows, scheduled.max_num_cross_blocks
+            cross = self._encoder.of_step(layout, *self.buffers.cross_tables(*sizes))
+        logits = self._runner.execute(scheduled, index, previous_tokens, of_step, cross)
         samples = self._sampler.launch(logits[: len(rows)], rows) if rows else None
         return LaunchedRun(samples, prompts, logits[len(rows) :])
 
@@ -343,12 +360,15 @@ class LocalExecutor:
         return max(prefill, decode), graphs
 
 
-def _check_pooling(args: EngineArgs, loaded: LoadedModel) -> None:
-    """Refuse options that a model which pools cannot obey."""
-    if loaded.pooling is None:
-        return
-    refused = {"enable_lora": "adapters are for models that generate"}
-    if _sees_whole_prompts(loaded):
+def _check_options(args: EngineArgs, loaded: LoadedModel) -> None:
+    """Refuse options that a model which pools, or one with an encoder, cannot obey."""
+    refused = {}
+    if loaded.encoder_decoder is not None:
+        refused["enable_lora"] = "adapters are for decoder-only models"
+        refused["enable_prefix_caching"] = "a decoder's keys depend on what its encoder read"
+    if loaded.pooling is not None:
+        refused["enable_lora"] = "adapters are for models that generate"
+    if loaded.pooling is not None and _sees_whole_prompts(loaded):
         reason = f"the model pools ({loaded.pooling.pooling_type}) what one step computes"
         refused |= dict.fromkeys(("enable_prefix_caching", "enable_chunked_prefill"), reason)
     for name, reason in refused.items():

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from pagedserve._core import InputBuffers, SchedulerOutputs
 from pagedserve.executor.memory import MemoryPlan
 from pagedserve.images import TEXT_ALONE, ImageRules
+from pagedserve.models.encoder_prompts import EncoderDecoder
 from pagedserve.models.prompt_images import PlacedImage, PromptImages
 from pagedserve.pooling.rules import PoolingRules
 from pagedserve.sampling.results import PositionLogprobs, SampledRows
@@ -37,6 +38,7 @@ class ModelInfo:
         sees_whole_prompts: Whether a prompt must be computed in one step: by an encoder, whose
             tokens see those behind them, or to pool the states of other tokens than the last.
         keeps_states: Whether layers keep a state of the whole sequence, which no block has.
+        encoder_decoder: How prompts begin, where an encoder reads one and a decoder goes on.
     """
 
     vocab_size: int
@@ -49,6 +51,7 @@ class ModelInfo:
     images: ImageRules | str = TEXT_ALONE
     sees_whole_prompts: bool = False
     keeps_states: bool = False
+    encoder_decoder: EncoderDecoder | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +189,9 @@ class Executor(Protocol):
         Raises:
             Exception: Whatever a model makes of them.
         """
+
+    def encode_prompts(self, prompts: Mapping[int, Sequence[int]]) -> None:
+        """Have the encoder's states of prompts, by row, for the step that is launched next."""
 
     @property
     def buffers(self) -> HostBuffers:

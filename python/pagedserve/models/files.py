@@ -11,6 +11,7 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from pagedserve.config import EngineArgs
 from pagedserve.errors import UnsupportedModelError
+from pagedserve.models.encoder_prompts import FAMILIES
 from pagedserve.models.hub import HubOptions, Part
 from pagedserve.models.mappings import register_mapping
 from pagedserve.models.progress import is_progress_shown
@@ -42,7 +43,7 @@ def find_model_files(args: EngineArgs) -> ModelFiles:
     Raises:
         ModelLoadError: if there is no such model, or its files are not whole.
         UnsupportedModelError: if transformers does not know the architecture, or it is an
-            encoder-decoder.
+            encoder-decoder of a kind that does not run here.
         ConfigError: if a revision is asked for of what has none.
     """
     part: Part = "config" if args.load_format == "dummy" else "model"
@@ -101,9 +102,9 @@ def _load_config(name: str, directory: Path) -> PreTrainedConfig:
             f"model {name!r}: transformers {transformers.__version__} knows no such architecture: "
             f"{reason_of(error)}"
         ) from error
-    if config.is_encoder_decoder:
+    if config.is_encoder_decoder and config.model_type not in FAMILIES:
         raise UnsupportedModelError(
             f"architecture {architecture_of(config)} cannot be run: it is an encoder-decoder; "
-            "accepted are decoder-only models"
+            f"accepted are those of model_type {', '.join(FAMILIES)}, and decoder-only models"
         )
     return config

@@ -82,6 +82,26 @@ def flat_batch_hidden_states(
     return cast(Tensor, output.last_hidden_state)[0]
 
 
+def decoder_logits(
+    model: PreTrainedModel, token_ids: Tensor, positions: Tensor, states: Tensor
+) -> Tensor:
+    """Logits ``[T, V]`` of a decoder behind an encoder.
+
+    Args:
+        model: answers its attention calls by whatever handler is in place.
+        token_ids: ``[1, T]``.
+        positions: ``[1, T]``.
+        states: ``[S, F]``, of the encoder.
+    """
+    output = model(
+        encoder_outputs=(states[None],),
+        decoder_input_ids=token_ids,
+        position_ids=positions,
+        use_cache=False,
+    )
+    return cast(Tensor, output.logits)[0]
+
+
 def _embedded(model: PreTrainedModel, token_ids: Tensor, images: StepImages) -> Tensor:
     """Embeddings ``[1, T, F]`` of tokens, those of images being their features."""
     embedding: Any = model.get_input_embeddings()

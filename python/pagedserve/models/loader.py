@@ -10,6 +10,7 @@ from transformers import (
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
+    AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
     PreTrainedConfig,
     PreTrainedModel,
@@ -29,6 +30,8 @@ from pagedserve.models.architectures import attention_to_build_with, prepare_arc
 from pagedserve.models.classifiers import EncoderHead, with_class_head
 from pagedserve.models.device import choose_device
 from pagedserve.models.dummy import dummy_model
+from pagedserve.models.encoder_decoder import check_encoder_decoder, encoder_decoder_of
+from pagedserve.models.encoder_prompts import EncoderDecoder
 from pagedserve.models.encoders import check_encoder
 from pagedserve.models.files import (
     ModelFiles,
@@ -74,6 +77,7 @@ class LoadedModel:
         image_token: stands for an image in a text; None where prompts may have none.
         image_refusal: why they may not.
         head: of an encoder that names classes: their logits, of what was pooled.
+        encoder_decoder: how prompts begin, where an encoder reads one and a decoder goes on.
     """
 
     model: PreTrainedModel
@@ -93,11 +97,14 @@ class LoadedModel:
     image_token: str | None = None
     image_refusal: str = TEXT_ALONE
     head: EncoderHead | None = None
+    encoder_decoder: EncoderDecoder | None = None
 
     @property
     def stored_layers(self) -> tuple[LayerShape, ...]:
         """Those that have a pool of their own: of an encoder one, in which all take turns."""
-        return self.layers[:1] if self.is_encoder else self.layers
+        if self.is_encoder:
+            return self.layers[:1]
+        return tuple(layer for layer in self.layers if not layer.is_cross)
 
     @property
     def num_layers(self) -> int:
@@ -146,6 +153,8 @@ def load_model(config: EngineArgs, device: torch.device | None = None) -> Loaded
         names_classes = rules is not None and rules.classes is not None
         cached = ProbeCacheEntry.of(files.directory, *how, *["classes"] * names_classes)
         loading = _Loading(files, config, dtype, device, backend, max_model_len, names_classes)
+        if files.hf_config.is_encoder_decoder:
+            return loading.load_encoder_decoder()
         if pooling is not None and pooling.is_encoder:
             return loading.load_encoder(pooling.rules)
         probed = cached.load()
@@ -226,10 +235,7 @@ class _Loading:
             UnsupportedModelError: if ours are not the states of its own attention.
             ConfigError: if modules are to be replaced.
         """
-        for name in ("quantization", "cpu_kernels"):
-            value = getattr(self.config, name)
-            if value not in (None, "generic"):
-                raise ConfigError(f"{name} is {value!r}, and an encoder keeps its own modules")
+        self._keep_modules("an encoder")
         whole = self.read(AutoModelForSequenceClassification if self.names_classes else AutoModel)
         num_bytes = weight_bytes(whole)
         head = EncoderHead(whole, self.max_model_len) if self.names_classes else None
@@ -253,6 +259,42 @@ class _Loading:
             is_encoder=True,
             head=head,
         )
+
+    def load_encoder_decoder(self) -> LoadedModel:
+        """An encoder-decoder with its own modules, checked.
+
+        Raises:
+            UnsupportedModelError: if ours are not the logits of its own attention, or it is one
+                that pools.
+            ConfigError: if modules are to be replaced, or it is to run elsewhere than on the CPU.
+        """
+        self._keep_modules("an encoder-decoder")
+        if self.device.type != "cpu":
+            raise ConfigError(
+                f"device is {self.device}, and encoder-decoders run on the CPU alone so far: give "
+                "device='cpu'"
+            )
+        model = self.load(AutoModelForSeq2SeqLM)
+        return LoadedModel(
+            model=model,
+            layers=check_encoder_decoder(model, self.backend),
+            vocab_size=vocab_size(model),
+            max_model_len=self.max_model_len,
+            eos_token_ids=eos_token_ids(model.generation_config, model.config),
+            dtype=self.dtype,
+            device=self.device,
+            attention_backend=self.backend,
+            weight_bytes=weight_bytes(model),
+            replaced_modules="none",
+            selects_logits=False,
+            encoder_decoder=encoder_decoder_of(model),
+        )
+
+    def _keep_modules(self, what: str) -> None:
+        for name in ("quantization", "cpu_kernels"):
+            value = getattr(self.config, name)
+            if value not in (None, "generic"):
+                raise ConfigError(f"{name} is {value!r}, and {what} keeps its own modules")
 
     def replace(self, model: PreTrainedModel, kernels: CpuKernels) -> str:
         """Replace modules; says which."""

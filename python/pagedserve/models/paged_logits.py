@@ -10,12 +10,18 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from pagedserve.attention.backends import min_block_size, write_and_attend
+from pagedserve.attention.cross import CrossStep, EncoderDecoderAttention
 from pagedserve.attention.interface import PagedAttention, answering
 from pagedserve.attention.metadata import AttentionMetadata, BatchLayout
 from pagedserve.cache.engine import CacheEngine, LayerShape
 from pagedserve.cache.states import LayerStates
 from pagedserve.config import AttentionBackend
-from pagedserve.models.flat_batch import StepImages, flat_batch_hidden_states, flat_batch_logits
+from pagedserve.models.flat_batch import (
+    StepImages,
+    decoder_logits,
+    flat_batch_hidden_states,
+    flat_batch_logits,
+)
 from pagedserve.models.image_features import step_images
 from pagedserve.models.prompt_images import PromptImages
 from pagedserve.models.states import PooledStates, keeping
@@ -109,6 +115,58 @@ def encoder_hidden_states(
         positions = batch.positions[None].to(model.device)
         states = flat_batch_hidden_states(model, batch.tokens[None], positions)
     return list(states.split([len(prompt) for prompt in prompts]))
+
+
+@torch.inference_mode()
+def encoder_decoder_logits(
+    model: PreTrainedModel,
+    layers: tuple[LayerShape, ...],
+    prompts: list[Tensor],
+    states: list[Tensor],
+    backend: AttentionBackend,
+) -> list[Tensor]:
+    """Each prompt's logits float32 ``[tokens, V]``, over paged KV that starts full of NaN.
+
+    The first step has all tokens but the last of each prompt, and writes the encoders' keys.
+
+    Args:
+        model: an encoder-decoder, loaded with our attention function.
+        layers: what its decoder's attention calls store.
+        prompts: of the decoder.
+        states: ``[S, F]``, of each prompt's encoder.
+        backend: computes attention.
+    """
+    stored = tuple(layer for layer in layers if not layer.is_cross)
+    # A slot for each token or state: the encoders' blocks come behind those of the prompts.
+    cache = _cache_of_nan(model, stored, [*prompts, *states], backend, states=(), dtype=model.dtype)
+    width = len(cache.gpu_pools[0]) // (2 * len(prompts))
+    tables = np.arange(width * len(prompts), dtype=np.int32) + width * len(prompts)
+    lens = np.array([len(of_prompt) for of_prompt in states], dtype=np.int32)
+    found: list[list[Tensor]] = [[] for _ in prompts]
+    for is_first in (True, False):
+        ends = [len(prompt) - 1 for prompt in prompts]
+        spans = [(0, end) if is_first else (end, end + 1) for end in ends]
+        batch = _FlatBatch.of(prompts, spans, cache)
+        step = CrossStep.of(
+            batch.layout,
+            lens,
+            tables.reshape(len(prompts), width),
+            dict(enumerate(states)) if is_first else {},
+            torch.zeros_like(states[0][:1]),
+        )
+        attention = EncoderDecoderAttention(
+            AttentionMetadata(batch.layout, batch.slot_mapping.to(model.device)),
+            [pool for pool in cache.gpu_pools for _ in range(2)],
+            [layer.is_cross for layer in layers],
+            write_and_attend(backend),
+            step,
+        )
+        with answering(attention):
+            positions = batch.positions[None].to(model.device)
+            logits = decoder_logits(model, batch.tokens[None], positions, step.states)
+        for row, of_row in enumerate(logits.float().split([end - start for start, end in spans])):
+            found[row].append(of_row)
+    return [torch.cat(of_prompt) for of_prompt in found]
 
 
 @torch.inference_mode()

@@ -46,6 +46,13 @@ def find_pooling(args: EngineArgs, files: ModelFiles) -> Pooling | None:
     names = getattr(files.hf_config, "architectures", None) or []
     names_classes = any("Classification" in name for name in names)
     is_bare = any(name.endswith(_BARE) and not name.endswith(_WITH_HEAD) for name in names)
+    if files.hf_config.is_encoder_decoder:
+        if args.runner == "pooling" or names_classes:
+            raise UnsupportedModelError(
+                f"architecture {architecture_of(files.hf_config)} cannot be run: it is an "
+                "encoder-decoder that is to pool; accepted are encoder-decoders that generate"
+            )
+        return None
     if args.runner == "auto" and not (names_classes or is_bare or has_rules(files.directory)):
         return None
     if args.runner == "generate":

@@ -83,6 +83,7 @@ class CallRecorder:
                 key_size=call.key.shape[-1],
                 value_size=call.value.shape[-1],
                 window=call.options.window,
+                is_cross=call.key.shape[2] != call.query.shape[2],
             )
         )
         self.has_window.append(call.has_window)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pagedserve._core import InputBuffers
+from pagedserve.attention.cross import CrossStep
 from pagedserve.attention.metadata import AttentionMetadata, BatchLayout, DeviceRows
 from pagedserve.device import Cuda
 from pagedserve.models.adapters import AdapterRows, SortedRows
@@ -56,6 +57,7 @@ class StepInputs:
         sample_index: int32 ``[S]`` positions in T whose logits are wanted.
         metadata: for the attention calls.
         images: of rows that have some in the step, or positions by them; None for text alone.
+        cross: what its tokens see of encoders; None for a decoder alone.
     """
 
     token_ids: Tensor
@@ -63,6 +65,7 @@ class StepInputs:
     sample_index: Tensor
     metadata: AttentionMetadata
     images: StepImages | None = None
+    cross: CrossStep | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +157,7 @@ class StepBuffers:
         max_blocks_per_row: int,
         has_adapters: bool = False,
         num_adapter_slots: int = 0,
+        max_cross_blocks: int = 0,
         cuda: Cuda | None = None,
     ) -> None:
         """Allocate.
@@ -164,6 +168,7 @@ class StepBuffers:
             max_blocks_per_row: longest block table.
             has_adapters: whether rows may have adapters; else the core has no slots to write.
             num_adapter_slots: of adapters that kernels of a GPU add; 0 where there are none.
+            max_cross_blocks: longest table of an encoder's keys; 0 for a decoder alone.
             cuda: the GPU of the model, for which the core's buffer is pinned; None where the
                 model reads that buffer itself.
         """
@@ -200,6 +205,10 @@ class StepBuffers:
         self.sample_rows: NDArray[np.int32] = np.zeros(max_num_rows, dtype=np.int32)
         self.row_handles: NDArray[np.int64] = np.zeros(max_num_rows, dtype=np.int64)
         self._state_slots: NDArray[np.int32] = np.zeros(max_num_rows, dtype=np.int32)
+        self._cross_lens: NDArray[np.int32] = np.zeros(max_num_rows, dtype=np.int32)
+        cross_tables = np.zeros(max_num_rows * max_cross_blocks, dtype=np.int32)
+        self._cross_tables: NDArray[np.int32] = cross_tables
+        has_encoder = max_cross_blocks > 0
         self._core = InputBuffers(
             token_ids=self._token_ids,
             positions=self.positions,
@@ -212,6 +221,8 @@ class StepBuffers:
             row_handles=self.row_handles,
             adapter_slots=self.adapter_slots if has_adapters else None,
             state_slots=self._state_slots,
+            cross_lens=self._cross_lens if has_encoder else None,
+            cross_tables=self._cross_tables if has_encoder else None,
         )
 
     def writable(self) -> InputBuffers:
@@ -315,6 +326,18 @@ class StepBuffers:
             block_size=block_size,
             state_slots=self._state_slots[:num_rows],
         )
+
+    def cross_tables(
+        self, num_rows: int, num_blocks: int
+    ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Of each row the states of its encoder, ``[R]``, and the blocks of their keys, ``[R, C]``.
+
+        Args:
+            num_rows: R, of the step.
+            num_blocks: C, of its longest table.
+        """
+        tables = self._cross_tables[: num_rows * num_blocks].reshape(num_rows, num_blocks)
+        return self._cross_lens[:num_rows], tables
 
     def _metadata(self, sizes: BatchSizes, block_size: int) -> AttentionMetadata:
         """The step as the attention calls read it."""

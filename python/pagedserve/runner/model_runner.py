@@ -9,12 +9,18 @@ import torch
 from torch import Tensor
 
 from pagedserve.attention.backends import write_and_attend
+from pagedserve.attention.cross import CrossStep, EncoderDecoderAttention
 from pagedserve.attention.interface import PagedAttention, answering
 from pagedserve.attention.metadata import BatchLayout
 from pagedserve.cache.engine import CacheEngine
 from pagedserve.errors import StepError
 from pagedserve.lora.apply import AdapterModules
-from pagedserve.models.flat_batch import StepImages, flat_batch_hidden_states, flat_batch_logits
+from pagedserve.models.flat_batch import (
+    StepImages,
+    decoder_logits,
+    flat_batch_hidden_states,
+    flat_batch_logits,
+)
 from pagedserve.models.loader import LoadedModel
 from pagedserve.models.states import PooledStates, keeping
 from pagedserve.runner.buffers import BatchSizes, StepBuffers, StepInputs
@@ -36,9 +42,12 @@ class Forward:
         self._cache = cache
         self._states = loaded.states
         self._is_encoder = loaded.is_encoder
+        self._crosses = [layer.is_cross for layer in loaded.layers]
         # The layers of an encoder need no keys but their own: one pool does for all.
         pools = cache.gpu_pools
         self._pools = pools * len(self._windows) if loaded.is_encoder else pools
+        if loaded.encoder_decoder is not None:  # the keys of both calls of a layer lie in one
+            self._pools = [pool for pool in pools for _ in range(2)]
 
     def __call__(
         self,
@@ -60,13 +69,7 @@ class Forward:
         Raises:
             StepError: if not every layer attended over the pools.
         """
-        attention = PagedAttention(
-            inputs.metadata,
-            self._pools,
-            self._windows,
-            self._write_and_attend,
-            causal=not self._is_encoder,
-        )
+        attention = self._attention(inputs)
         with answering(attention), self._keeping(inputs.metadata.layout):
             logits = self._run(inputs, index, token_types)
         if attention.num_calls != len(self._windows):
@@ -75,6 +78,19 @@ class Forward:
                 f"{len(self._windows)}"
             )
         return logits
+
+    def _attention(self, inputs: StepInputs) -> PagedAttention:
+        if inputs.cross is not None:
+            return EncoderDecoderAttention(
+                inputs.metadata, self._pools, self._crosses, self._write_and_attend, inputs.cross
+            )
+        return PagedAttention(
+            inputs.metadata,
+            self._pools,
+            self._windows,
+            self._write_and_attend,
+            causal=not self._is_encoder,
+        )
 
     def _keeping(self, layout: BatchLayout) -> AbstractContextManager[None]:
         """A context in which the states of the rows lie in their slots, where layers have any."""
@@ -89,6 +105,10 @@ class Forward:
                 self._model, inputs.token_ids, inputs.positions, token_types
             )
             return states if index is None else states.index_select(0, index)
+        if inputs.cross is not None:
+            states = inputs.cross.states
+            logits = decoder_logits(self._model, inputs.token_ids, inputs.positions, states)
+            return logits if index is None else logits.index_select(0, index)
         return flat_batch_logits(
             self._model,
             inputs.token_ids,
@@ -144,6 +164,7 @@ class ModelRunner:
         more_index: Tensor | None = None,
         previous_tokens: Tensor | None = None,
         images: StepImages | None = None,
+        cross: CrossStep | None = None,
     ) -> Tensor:
         """Run the step whose inputs are in the buffers.
 
@@ -153,6 +174,7 @@ class ModelRunner:
                 besides those of the samples.
             previous_tokens: int32 ``[S']``, for which inputs stand; see `StepBuffers.upload`.
             images: of rows that have some in the step; None for text alone.
+            cross: what its tokens see of encoders; None for a decoder alone.
 
         Returns:
             Logits, float32 ``[S + P, V]``; valid until the next step.
@@ -167,8 +189,8 @@ class ModelRunner:
         # Sorted first, for what kernels read of it goes to the device with the step.
         adapting = self._adapting(sizes, more_index) if is_adapted else nullcontext()
         inputs = self._buffers.inputs(sizes, self._block_size, previous_tokens)
-        if images is not None:
-            inputs = replace(inputs, images=images)
+        if images is not None or cross is not None:
+            inputs = replace(inputs, images=images, cross=cross)
         index = inputs.sample_index
         if more_index is not None:
             index = torch.cat((index, self._buffers.to_device(more_index)))

@@ -1,0 +1,127 @@
+"""Models with an encoder and a decoder: the one reads a prompt whole, the other is paged.
+
+The encoder runs once for a request, on its prompt alone, so it needs no pages and cannot be wrong
+about its neighbours.  Its states become keys and values in the blocks of the request's cross table
+(`pagedserve.attention.cross`).  A check compares logits with those of the model's own attention,
+prompts side by side, over memory full of NaN, in two steps of which the second writes no such keys.
+"""
+
+from typing import Any, Final, cast
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from pagedserve.attention.cross import WholeAttention
+from pagedserve.attention.interface import answering
+from pagedserve.cache.engine import LayerShape
+from pagedserve.config import AttentionBackend
+from pagedserve.errors import UnsupportedModelError
+from pagedserve.models.encoder_prompts import EncoderDecoder
+from pagedserve.models.files import architecture_of
+from pagedserve.models.flat_batch import decoder_logits
+from pagedserve.models.limits import derive_max_model_len
+from pagedserve.models.paged_logits import encoder_decoder_logits
+from pagedserve.models.probe import CallRecorder, refusing_failures
+from pagedserve.models.trials import TOLERANCE, difference, prompt_of, using_attention
+
+# Tokens of the check's prompts, of the encoder and of the decoder.
+_ENCODED: Final = (13, 5)
+_DECODED: Final = (7, 11)
+
+
+def encoder_decoder_of(model: PreTrainedModel) -> EncoderDecoder:
+    """How its prompts begin and end.
+
+    Raises:
+        UnsupportedModelError: if its config names no token that a decoder starts with.
+    """
+    start = _named(model, "decoder_start_token_id")
+    if start is None:
+        raise UnsupportedModelError(
+            f"architecture {architecture_of(model.config)} cannot be run: its config names no "
+            "decoder_start_token_id"
+        )
+    forced = _named(model, "forced_bos_token_id")
+    return EncoderDecoder(
+        decoder_prompt=(start,) if forced is None else (start, forced),
+        max_encoder_len=derive_max_model_len(model.config, None),
+    )
+
+
+def _named(model: PreTrainedModel, name: str) -> int | None:
+    """A token that the generation config names, or else the model's config."""
+    found = getattr(model.generation_config, name, None)
+    return cast("int | None", getattr(model.config, name, None) if found is None else found)
+
+
+@torch.inference_mode()
+def encoder_states(model: PreTrainedModel, token_ids: Tensor) -> Tensor:
+    """The encoder's states ``[S, F]`` of a prompt ``[S]``."""
+    encoder: Any = model.get_encoder()
+    with answering(WholeAttention()):
+        return cast(Tensor, encoder(input_ids=token_ids[None]).last_hidden_state[0])
+
+
+def no_states(model: PreTrainedModel) -> Tensor:
+    """Zeros ``[1, F]``, where a decoder is called without new states of an encoder."""
+    config: PreTrainedConfig = model.config
+    return torch.zeros(1, config.hidden_size, dtype=model.dtype, device=model.device)
+
+
+def check_encoder_decoder(
+    model: PreTrainedModel, backend: AttentionBackend
+) -> tuple[LayerShape, ...]:
+    """What each attention call of the decoder stores; checks that the logits are the model's.
+
+    Args:
+        model: as transformers built it, with our attention function.
+        backend: computes attention.
+
+    Raises:
+        UnsupportedModelError: if its decoder attends otherwise than once to its own tokens and
+            once across in each layer, or the logits are others.
+    """
+    with refusing_failures(model), torch.inference_mode():
+        layers = _find_layers(model)
+        encoded = [prompt_of(model, length) for length in _ENCODED]
+        prompts = [prompt_of(model, length) for length in _DECODED]
+        with using_attention(model, "eager"):
+            expected = [_own_logits(model, *pair) for pair in zip(encoded, prompts, strict=True)]
+        states = [encoder_states(model, prompt) for prompt in encoded]
+        found = encoder_decoder_logits(model, layers, prompts, states, backend)
+    bound = TOLERANCE[model.dtype]
+    for ours, theirs in zip(found, expected, strict=True):
+        error = difference(ours, theirs)
+        if not error <= bound:
+            raise UnsupportedModelError(
+                f"architecture {architecture_of(model.config)} cannot be run: over paged attention "
+                f"its logits differ from its own by {error:.1e} of the largest (accepted: "
+                f"{bound:.0e})"
+            )
+    return layers
+
+
+def _own_logits(model: PreTrainedModel, encoded: Tensor, prompt: Tensor) -> Tensor:
+    """Float32 ``[T, V]``, of a decoder's prompt behind an encoder's."""
+    own: Any = model
+    output = own(input_ids=encoded[None], decoder_input_ids=prompt[None], use_cache=False)
+    return cast(Tensor, output.logits)[0].float()
+
+
+def _find_layers(model: PreTrainedModel) -> tuple[LayerShape, ...]:
+    recorder, prompt = CallRecorder(), prompt_of(model, 2)
+    with answering(recorder):
+        states = no_states(model).expand(3, -1)  # as many as tell the two kinds of calls apart
+        decoder_logits(model, prompt[None], torch.arange(2, device=model.device)[None], states)
+    layers = tuple(recorder.layers)
+    num_layers = model.config.decoder_layers
+    alternate = [layer.is_cross for layer in layers] == [False, True] * num_layers
+    if not alternate or len({layer.elements_per_token for layer in layers}) != 1:
+        raise UnsupportedModelError(
+            f"architecture {architecture_of(model.config)} cannot be run: the {num_layers} layers "
+            f"of its decoder made {len(layers)} calls of the attention interface; accepted are "
+            "decoders whose every layer attends to its own tokens, then to the encoder's, with "
+            "keys of one size"
+        )
+    return layers

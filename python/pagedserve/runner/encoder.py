@@ -1,0 +1,37 @@
+"""The encoder of an encoder-decoder: states of the prompts that begin in a step."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from pagedserve.attention.cross import CrossStep
+from pagedserve.attention.metadata import BatchLayout
+from pagedserve.models.encoder_decoder import encoder_states, no_states
+
+
+class PromptEncoder:
+    """Makes states of prompts, and has them until the step that writes their keys."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        """Start empty."""
+        self._model = model
+        self._nothing = no_states(model)
+        self._encoded: dict[int, Tensor] = {}
+
+    def encode(self, prompts: Mapping[int, Sequence[int]]) -> None:
+        """Have the states of prompts, by row, for the next step."""
+        self._encoded = {
+            row: encoder_states(self._model, torch.tensor(token_ids, device=self._model.device))
+            for row, token_ids in prompts.items()
+        }
+
+    def of_step(
+        self, layout: BatchLayout, lens: NDArray[np.int32], tables: NDArray[np.int32]
+    ) -> CrossStep:
+        """What the tokens of a step see of encoders; see `CrossStep.of`."""
+        encoded, self._encoded = self._encoded, {}
+        return CrossStep.of(layout, lens, tables, encoded, self._nothing)
