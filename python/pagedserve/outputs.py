@@ -160,8 +160,9 @@ class RequestOutput:
         finished: Whether this is the last output of the request.
         metrics: When what happened.
         lora_request: The adapter that it was answered with.
-        encoder_prompt: None: models are decoders alone.
-        encoder_prompt_token_ids: None, as well.
+        encoder_prompt: What an encoder reads, as text; None where token ids were given, or the
+            model has none.
+        encoder_prompt_token_ids: Its token ids; None where the model has none.
         num_cached_tokens: Prompt tokens that the prefix cache had when it first ran; None before.
         pooled: What a model that pools made of the prompt, float32 ``[F]``, as the model gives it.
     """
@@ -174,8 +175,8 @@ class RequestOutput:
     finished: bool
     metrics: RequestMetrics
     lora_request: LoRARequest | None = None
-    encoder_prompt: None = None
-    encoder_prompt_token_ids: None = None
+    encoder_prompt: str | None = None
+    encoder_prompt_token_ids: list[int] | None = None
     num_cached_tokens: int | None = None
     pooled: "NDArray[np.float32] | None" = None
 

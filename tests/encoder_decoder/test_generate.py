@@ -54,9 +54,11 @@ def test_a_decoder_goes_on_from_a_prompt_of_its_own(family: MakeFamily) -> None:
 def test_text_goes_to_the_encoder(family: MakeFamily) -> None:
     model = family("bart")
     (output,) = model.load().generate("w5w6w7", GREEDY, use_tqdm=False)
-    assert output.prompt == "w5w6w7"
+    assert output.prompt == output.encoder_prompt == "w5w6w7"
     tokenizer = model.load().get_tokenizer()
-    assert tokens_of([output]) == [model.generate(tokenizer("w5w6w7").input_ids, 20)]
+    read = tokenizer("w5w6w7").input_ids
+    assert (output.encoder_prompt_token_ids, output.prompt_token_ids) == (read, [START])
+    assert tokens_of([output]) == [model.generate(read, 20)]
 
 
 def test_a_forced_first_token_is_the_end_of_the_prompt(family: MakeFamily) -> None:

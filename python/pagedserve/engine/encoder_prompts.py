@@ -8,14 +8,14 @@ from pagedserve.engine.request import RequestTable
 from pagedserve.errors import RequestError
 from pagedserve.executor.protocol import Executor, ModelInfo
 from pagedserve.images import TEXT_ALONE
-from pagedserve.inputs import ParsedPrompt, tokenize_prompt
+from pagedserve.inputs import ParsedPrompt, TokenizedPrompt, tokenize_prompt
 from pagedserve.models.encoder_prompts import EncoderDecoder
 
 
 def split_prompt(
     prompt: ParsedPrompt, model: ModelInfo, name: str, encode: Callable[[str], list[int]]
-) -> tuple[ParsedPrompt, list[int] | None]:
-    """The decoder's prompt, and the token ids of the encoder's; None where there is no encoder.
+) -> tuple[ParsedPrompt, TokenizedPrompt | None]:
+    """The decoder's prompt, and the tokens of the encoder's; None where there is no encoder.
 
     Raises:
         RequestError: A prompt for an encoder that the model does not have, or one too long.
@@ -31,10 +31,10 @@ def split_prompt(
     encoder = prompt if prompt.encoder is None else prompt.encoder
     if prompt.images or encoder.images:
         raise RequestError(f"{name} has images, and {TEXT_ALONE}")
-    read = tokenize_prompt(encoder, name, encode=encode, vocab_size=model.vocab_size).token_ids
-    if len(read) > known.max_encoder_len:
+    read = tokenize_prompt(encoder, name, encode=encode, vocab_size=model.vocab_size)
+    if len(read.token_ids) > known.max_encoder_len:
         raise RequestError(
-            f"{name} has {len(read)} tokens for the encoder; it takes at most "
+            f"{name} has {len(read.token_ids)} tokens for the encoder; it takes at most "
             f"{known.max_encoder_len}"
         )
     if prompt.encoder is None or (prompt.text is None and prompt.token_ids is None):

@@ -91,7 +91,7 @@ class InputProcessor:
         Raises:
             RequestError: What is wrong with the prompt or the parameters, and what is accepted.
         """
-        prompt, encoder_prompt = split_prompt(prompt, self.model, name, self._encode)
+        prompt, read = split_prompt(prompt, self.model, name, self._encode)
         if isinstance(params, PoolingParams):
             return self._process_pooling(
                 request_id,
@@ -165,7 +165,8 @@ class InputProcessor:
             lora_request=lora_request,
             adapter=adapter,
             images=images,
-            encoder_prompt_token_ids=encoder_prompt,
+            encoder_prompt=None if read is None else read.text,
+            encoder_prompt_token_ids=None if read is None else read.token_ids,
         )
 
     def _process_pooling(

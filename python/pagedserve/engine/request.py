@@ -91,6 +91,7 @@ class Request:
         lora_request: The adapter that was asked for.
         adapter: Keeps its weights in host memory until the request ends.
         images: Of its prompt; None where it has none.
+        encoder_prompt: The text that the encoder reads, where it was given as text.
         encoder_prompt_token_ids: What the encoder reads; None where the model has none.
         pooled: What a model that pools made of the prompt, float32 ``[F]``.
         sequences: Its continuations in the order of their indices; of a beam search those that
@@ -120,6 +121,7 @@ class Request:
     lora_request: LoRARequest | None = None
     adapter: Adapter | None = None
     images: PromptImages | None = None
+    encoder_prompt: str | None = None
     encoder_prompt_token_ids: list[int] | None = None
     pooled: NDArray[np.float32] | None = None
     sequences: list[Sequence] = field(default_factory=list)
