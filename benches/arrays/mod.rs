@@ -40,6 +40,8 @@ impl Arrays {
             adapter_slots: None,
             state_slots: None,
             cross_lens: None,
+            window_tables: None,
+            window_slots: None,
             cross_tables: None,
         };
         scheduler.prepare_inputs(&mut buffers).unwrap();

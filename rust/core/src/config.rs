@@ -95,6 +95,17 @@ impl Default for CacheChoices {
     }
 }
 
+/// The blocks of layers that see a window of each sequence, beside those that see everything.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WindowGroup {
+    /// Tokens that a query sees, itself included, in the layer that sees most; at least 1.
+    pub window: usize,
+    /// Blocks on the device: at least [`SchedulerConfig::num_window_blocks`].
+    pub num_gpu_blocks: usize,
+    /// Blocks in host memory for swapped groups; without any nothing is swapped.
+    pub num_cpu_blocks: usize,
+}
+
 /// The KV blocks of both tiers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CacheConfig {
@@ -112,6 +123,9 @@ pub struct CacheConfig {
     /// Tokens that a query can see, itself included, where all layers have one window; a
     /// sequence then holds no more blocks than the window spans.
     pub sliding_window: Option<usize>,
+    /// The blocks of layers with a window where others see everything; `None` where all layers
+    /// share one kind.
+    pub window_group: Option<WindowGroup>,
     /// Where the best known way is not vLLM 0.6.2's.
     pub choices: CacheChoices,
 }
@@ -127,6 +141,7 @@ impl CacheConfig {
             watermark: 0.01,
             enable_prefix_caching: false,
             sliding_window: None,
+            window_group: None,
             choices: CacheChoices::default(),
         }
     }
@@ -155,11 +170,27 @@ impl CacheConfig {
         if self.sliding_window == Some(0) {
             return Err(Error::Config("sliding_window is 0; it must be at least 1".to_owned()));
         }
+        self.validate_window_group()?;
         if !(0.0..1.0).contains(&self.watermark) {
             return Err(Error::Config(format!(
                 "watermark is {}; it must be at least 0 and below 1",
                 self.watermark
             )));
+        }
+        Ok(())
+    }
+
+    fn validate_window_group(&self) -> Result<()> {
+        let Some(group) = self.window_group else { return Ok(()) };
+        at_least_one("the window of window_group", group.window)?;
+        fits_i32("num_gpu_blocks of window_group", group.num_gpu_blocks)?;
+        fits_i32("num_cpu_blocks of window_group", group.num_cpu_blocks)?;
+        if self.enable_prefix_caching || self.sliding_window.is_some() {
+            return Err(Error::Config(
+                "window_group excludes enable_prefix_caching and sliding_window: its blocks are \
+                 known to no prefix, and layers of one window need no group"
+                    .to_owned(),
+            ));
         }
         Ok(())
     }
@@ -362,6 +393,17 @@ impl SchedulerConfig {
             return Ok(());
         };
         Err(Error::Config(refusal))
+    }
+
+    /// Blocks that layers with a window can need at once: what every sequence keeps between steps,
+    /// and what the tokens of one step add.
+    pub fn num_window_blocks(&self, window: usize, block_size: usize) -> usize {
+        let num_lookahead_slots = self.num_lookahead_slots;
+        // m tokens lie in at most (m - 2) / block_size + 2 blocks; one more lets the chunks of a
+        // step be counted together, rounded down.
+        let num_kept = (window + num_lookahead_slots).saturating_sub(2) / block_size + 3;
+        let longest = (self.max_model_len + num_lookahead_slots).div_ceil(block_size);
+        self.max_num_seqs * num_kept.min(longest) + self.max_num_batched_tokens / block_size
     }
 
     /// The longest prompt that can be run: without chunks it is computed in one step.

@@ -15,6 +15,8 @@
 //! | `row_handles` | R | [`crate::arena::Handle::to_bits`] of the sequence |
 //! | `adapter_slots` | R, or none without `max_loras` | where the row's adapter lies, -1 for the base model |
 //! | `state_slots` | R, or none without `num_state_slots` | where the row's state lies |
+//! | `window_tables` | R x B, or none without `window_group` | blocks in the layers with a window, as `block_tables`, 0 before the window |
+//! | `window_slots` | T, or none without `window_group` | where the keys and values of these layers go |
 //! | `cross_lens` | R, or none without encoders | tokens of the encoder's output |
 //! | `cross_tables` | R x C, or none without encoders | blocks of its keys and values, as `block_tables`, with C in the longest |
 //!
@@ -40,6 +42,8 @@ pub struct InputBuffers<'a> {
     pub row_handles: &'a mut [i64],
     pub adapter_slots: Option<&'a mut [i32]>,
     pub state_slots: Option<&'a mut [i32]>,
+    pub window_tables: Option<&'a mut [i32]>,
+    pub window_slots: Option<&'a mut [i64]>,
     pub cross_lens: Option<&'a mut [i32]>,
     pub cross_tables: Option<&'a mut [i32]>,
 }
@@ -48,18 +52,30 @@ impl InputBuffers<'_> {
     fn check(&self, outputs: &SchedulerOutputs) -> Result<()> {
         let num_rows = outputs.rows.len();
         let num_cross = num_rows * outputs.max_num_cross_blocks;
+        let (num_tokens, num_blocks) =
+            (outputs.num_batched_tokens, num_rows * outputs.max_num_blocks);
         let needs = [
-            ("token_ids", self.token_ids.len(), outputs.num_batched_tokens),
-            ("positions", self.positions.len(), outputs.num_batched_tokens),
-            ("slot_mapping", self.slot_mapping.len(), outputs.num_batched_tokens),
+            ("token_ids", self.token_ids.len(), num_tokens),
+            ("positions", self.positions.len(), num_tokens),
+            ("slot_mapping", self.slot_mapping.len(), num_tokens),
             ("query_start", self.query_start.len(), num_rows + 1),
             ("seq_lens", self.seq_lens.len(), num_rows),
-            ("block_tables", self.block_tables.len(), num_rows * outputs.max_num_blocks),
+            ("block_tables", self.block_tables.len(), num_blocks),
             ("sample_index", self.sample_index.len(), outputs.num_samples),
             ("sample_rows", self.sample_rows.len(), outputs.num_samples),
             ("row_handles", self.row_handles.len(), num_rows),
             ("adapter_slots", self.adapter_slots.as_ref().map_or(num_rows, |a| a.len()), num_rows),
             ("state_slots", self.state_slots.as_ref().map_or(num_rows, |s| s.len()), num_rows),
+            (
+                "window_tables",
+                self.window_tables.as_ref().map_or(num_blocks, |t| t.len()),
+                num_blocks,
+            ),
+            (
+                "window_slots",
+                self.window_slots.as_ref().map_or(num_tokens, |s| s.len()),
+                num_tokens,
+            ),
             ("cross_lens", self.cross_lens.as_ref().map_or(num_rows, |l| l.len()), num_rows),
             ("cross_tables", self.cross_tables.as_ref().map_or(num_cross, |t| t.len()), num_cross),
         ];
@@ -75,7 +91,7 @@ impl InputBuffers<'_> {
     }
 }
 
-/// Writes the inputs of `outputs` into `buffers`, but for `state_slots`.
+/// Writes the inputs of `outputs` into `buffers`, but for those of states and windows.
 ///
 /// # Errors
 /// [`Error::Arrays`] when an array is too short; then nothing was written.
@@ -185,11 +201,11 @@ fn fill_table(
 
 // Configurations are validated so that every count fits; `as` keeps the loops branch-free.
 #[expect(clippy::cast_possible_truncation, clippy::cast_possible_wrap, reason = "validated")]
-fn int32(value: usize) -> i32 {
+pub(crate) fn int32(value: usize) -> i32 {
     value as i32
 }
 
 #[expect(clippy::cast_possible_wrap, reason = "validated")]
-fn int64(value: usize) -> i64 {
+pub(crate) fn int64(value: usize) -> i64 {
     value as i64
 }

@@ -42,6 +42,8 @@
 //!     adapter_slots: None,
 //!     state_slots: None,
 //!     cross_lens: None,
+//!     window_tables: None,
+//!     window_slots: None,
 //!     cross_tables: None,
 //! };
 //! scheduler.prepare_inputs(&mut inputs)?;

@@ -12,7 +12,7 @@
 //! ```
 //!
 //! Where there is something to move or to load, `"state_moves":[0,0,1]`, counts of the moves of state
-//! slots, and `"adapters_to_load":[[3,0]]`, adapter and slot, follow the moves.
+//! slots, `"window_moves":[0,0,1]`, those of window blocks, and `"adapters_to_load":[[3,0]]`, adapter and slot, follow the moves.
 //!
 //! `update` is written as its tokens and the indices of the outputs that finish; parent rows
 //! and token starts follow where they are not one output a sampled row.  A step that
@@ -27,7 +27,7 @@
 use std::io::{self, Write};
 
 use crate::config::{
-    CacheChoices, CacheConfig, Policy, SchedulerChoices, SchedulerConfig, VictimPolicy,
+    CacheChoices, CacheConfig, Policy, SchedulerChoices, SchedulerConfig, VictimPolicy, WindowGroup,
 };
 use crate::ids::TokenId;
 use crate::outputs::SchedulerOutputs;
@@ -209,6 +209,14 @@ impl<W: Write> DecisionLog<W> {
         if state_moves.iter().any(|pairs| !pairs.is_empty()) {
             line.text(",\"state_moves\":").numbers(state_moves.map(Vec::len));
         }
+        let window_moves = [
+            &outputs.window_blocks_to_swap_out,
+            &outputs.window_blocks_to_swap_in,
+            &outputs.window_blocks_to_copy,
+        ];
+        if window_moves.iter().any(|pairs| !pairs.is_empty()) {
+            line.text(",\"window_moves\":").numbers(window_moves.map(Vec::len));
+        }
         if !outputs.adapters_to_load.is_empty() {
             line.text(",\"adapters_to_load\":");
             line.list(&outputs.adapters_to_load, |line, (adapter, slot)| {
@@ -309,14 +317,23 @@ fn scheduler_choices_json(choices: SchedulerChoices) -> String {
 fn cache_json(config: &CacheConfig) -> String {
     format!(
         "{{\"block_size\":{},\"num_gpu_blocks\":{},\"num_cpu_blocks\":{},\"watermark\":{:?},\
-         \"enable_prefix_caching\":{},\"sliding_window\":{},\"choices\":{}}}",
+         \"enable_prefix_caching\":{},\"sliding_window\":{}{},\"choices\":{}}}",
         config.block_size,
         config.num_gpu_blocks,
         config.num_cpu_blocks,
         config.watermark,
         config.enable_prefix_caching,
         optional(config.sliding_window),
+        config.window_group.map_or(String::new(), window_group_json),
         cache_choices_json(config.choices),
+    )
+}
+
+fn window_group_json(group: WindowGroup) -> String {
+    let WindowGroup { window, num_gpu_blocks, num_cpu_blocks } = group;
+    format!(
+        ",\"window_group\":{{\"window\":{window},\"num_gpu_blocks\":{num_gpu_blocks},\
+         \"num_cpu_blocks\":{num_cpu_blocks}}}"
     )
 }
 

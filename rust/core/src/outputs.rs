@@ -209,6 +209,12 @@ pub struct SchedulerOutputs {
     pub states_to_swap_in: Vec<BlockPair>,
     /// (source, destination) pairs on the device.
     pub states_to_copy: Vec<BlockPair>,
+    /// Window blocks to move, (device, host).
+    pub window_blocks_to_swap_out: Vec<BlockPair>,
+    /// Window blocks to move, (host, device).
+    pub window_blocks_to_swap_in: Vec<BlockPair>,
+    /// Window blocks to copy on the device.
+    pub window_blocks_to_copy: Vec<BlockPair>,
     /// (adapter, slot) pairs: what lay in the slot is not needed any more.
     pub adapters_to_load: Vec<(u32, i32)>,
     /// Groups ended in this step, why, and what they had been through; their handles are dead.
@@ -238,7 +244,10 @@ impl SchedulerOutputs {
             && self.blocks_to_copy.is_empty()
             && self.states_to_swap_out.is_empty()
             && self.states_to_swap_in.is_empty()
-            && self.states_to_copy.is_empty())
+            && self.states_to_copy.is_empty()
+            && self.window_blocks_to_swap_out.is_empty()
+            && self.window_blocks_to_swap_in.is_empty()
+            && self.window_blocks_to_copy.is_empty())
     }
 
     /// Groups whose blocks are moved between the tiers, and whether they end on the device.
@@ -259,6 +268,9 @@ impl SchedulerOutputs {
         self.states_to_swap_out.clear();
         self.states_to_swap_in.clear();
         self.states_to_copy.clear();
+        self.window_blocks_to_swap_out.clear();
+        self.window_blocks_to_swap_in.clear();
+        self.window_blocks_to_copy.clear();
         self.adapters_to_load.clear();
         self.ignored_seq_groups.clear();
         self.refused.clear();

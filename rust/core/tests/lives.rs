@@ -16,11 +16,10 @@ mod common;
 use std::collections::BTreeMap;
 
 use common::arrays::Arrays;
+use common::limits::limits;
+use common::slots::{Slots, at, copy_block, write};
+use common::windows::WindowModel;
 use common::{Limits, Output, assert_all_returned, sampled_rows, update};
-use pagedserve_core::config::{
-    CacheChoices, CacheConfig, Policy, PreemptionMode, SchedulerChoices, SchedulerConfig,
-    VictimPolicy,
-};
 use pagedserve_core::hash::PrefixKey;
 use pagedserve_core::ids::BlockId;
 use pagedserve_core::scheduler::Scheduler;
@@ -73,81 +72,6 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
     prop::collection::vec(op, 20..120)
 }
 
-fn cache() -> impl Strategy<Value = CacheConfig> {
-    let features = prop_oneof![
-        2 => Just((false, None)),
-        2 => Just((true, None)),
-        1 => (1..20usize).prop_map(|window| (false, Some(window))),
-    ];
-    let flags = any::<[bool; 7]>();
-    (1..6usize, 4..40usize, 0..30usize, 0.0..0.2f64, features, flags).prop_map(
-        |(block_size, num_gpu_blocks, num_cpu_blocks, watermark, features, flags)| CacheConfig {
-            num_cpu_blocks,
-            watermark,
-            enable_prefix_caching: features.0,
-            sliding_window: features.1,
-            choices: CacheChoices {
-                count_cached_blocks: flags[0],
-                charge_cached_tokens: flags[1],
-                share_partial_blocks: flags[2],
-                evict_blank_blocks_in_order: flags[3],
-                exact_append_demand: flags[4],
-                share_generated_blocks: flags[5],
-                swap_in_cached_blocks: flags[6],
-            },
-            ..CacheConfig::new(block_size, num_gpu_blocks)
-        },
-    )
-}
-
-fn scheduler() -> impl Strategy<Value = SchedulerConfig> {
-    let mode = prop_oneof![
-        Just(None),
-        Just(Some(PreemptionMode::Recompute)),
-        Just(Some(PreemptionMode::Swap))
-    ];
-    let numbers = (4..12usize, 0..60usize, 0..4usize, 0..4usize, 1..4usize);
-    let flags = any::<[bool; 9]>();
-    (numbers, mode, flags).prop_map(|(numbers, preemption_mode, flags)| {
-        let (max_num_seqs, spare, num_lookahead_slots, max_num_bypasses, max_loras) = numbers;
-        let has_states = flags[8];
-        SchedulerConfig {
-            preemption_mode,
-            enable_chunked_prefill: flags[0],
-            policy: if flags[1] { Policy::Priority } else { Policy::Fcfs },
-            num_lookahead_slots: if flags[2] && !has_states { num_lookahead_slots } else { 0 },
-            num_state_slots: if has_states { max_num_seqs } else { 0 },
-            num_cpu_state_slots: if has_states { spare / 4 } else { 0 },
-            max_loras: Some(max_loras),
-            max_num_bypasses,
-            victim_policy: if flags[3] { VictimPolicy::LeastWork } else { VictimPolicy::Last },
-            choices: SchedulerChoices {
-                admit_after_preemption: flags[4],
-                reverse_swapped_order: flags[5],
-                whole_block_chunks: flags[6],
-                limit_chunked_prompts: true,
-                drain_adapters: flags[7],
-            },
-            ..SchedulerConfig::new(max_num_seqs, max_num_seqs + spare, 48)
-        }
-    })
-}
-
-fn limits() -> impl Strategy<Value = Limits> {
-    (cache(), scheduler()).prop_map(|(mut cache, mut scheduler)| {
-        cache.enable_prefix_caching &= scheduler.num_state_slots == 0;
-        // As the scheduler asks: a chunk of whole blocks must not be rounded down to nothing.
-        if scheduler.choices.whole_block_chunks {
-            scheduler.max_num_batched_tokens =
-                scheduler.max_num_batched_tokens.next_multiple_of(cache.block_size);
-        }
-        Limits { cache, scheduler }
-    })
-}
-
-/// What lies in each slot: the token whose keys were written there and all before it, hashed.
-type Slots = BTreeMap<usize, u64>;
-
 fn chain(before: u64, token: i32) -> u64 {
     (before ^ u64::from(token.unsigned_abs())).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(23)
 }
@@ -160,6 +84,7 @@ struct Life {
     /// What lies in each state slot: the hash of the tokens that made it.
     device_states: Slots,
     host_states: Slots,
+    windows: Option<WindowModel>,
     /// The adapter in each adapter slot, and the step that loaded it.
     adapters: BTreeMap<i32, (u32, u64)>,
     groups: Vec<GroupHandle>,
@@ -170,6 +95,7 @@ struct Life {
 
 impl Life {
     fn new(limits: Limits) -> Self {
+        let windows = WindowModel::new(&limits.cache);
         Self {
             scheduler: limits.scheduler(),
             limits,
@@ -177,6 +103,7 @@ impl Life {
             host: Slots::new(),
             device_states: Slots::new(),
             host_states: Slots::new(),
+            windows,
             adapters: BTreeMap::new(),
             groups: Vec::new(),
             sampled: Vec::new(),
@@ -389,21 +316,20 @@ impl Life {
     /// checks that every row then sees exactly its own history.
     fn execute(&mut self) {
         let outputs = self.scheduler.outputs().clone();
+        if let Some(windows) = &mut self.windows {
+            windows.move_blocks(&outputs);
+        }
         let size = self.limits.cache.block_size;
-        let slots = |block: BlockId| block.index() * size..(block.index() + 1) * size;
-        let copy = |from: &Slots, (a, b): (BlockId, BlockId)| -> Vec<(usize, Option<u64>)> {
-            slots(b).zip(slots(a).map(|slot| from.get(&slot).copied())).collect()
-        };
         for pair in outputs.blocks_to_swap_out {
-            let values = copy(&self.device, pair);
+            let values = copy_block(&self.device, pair, size);
             write(&mut self.host, values);
         }
         for pair in outputs.blocks_to_swap_in {
-            let values = copy(&self.host, pair);
+            let values = copy_block(&self.host, pair, size);
             write(&mut self.device, values);
         }
         for pair in outputs.blocks_to_copy {
-            let values = copy(&self.device, pair);
+            let values = copy_block(&self.device, pair, size);
             write(&mut self.device, values);
         }
         let state = |from: &Slots, (a, b): (BlockId, BlockId)| {
@@ -434,10 +360,17 @@ impl Life {
     fn run_rows(&mut self, arrays: &Arrays) {
         for row in 0..self.scheduler.outputs().rows.len() {
             self.write_row(arrays, row);
+            let keys = self.keys(row);
+            if let Some(windows) = &mut self.windows {
+                windows.write(self.scheduler.outputs(), arrays, row, &keys);
+            }
         }
         // All keys are written before any row attends.
         for row in 0..self.scheduler.outputs().rows.len() {
             self.attend(arrays, row);
+            if let Some(windows) = &self.windows {
+                windows.attend(self.scheduler.outputs(), arrays, row, &self.keys(row));
+            }
             self.advance_state(arrays, row);
         }
         let num_samples = self.scheduler.outputs().num_samples;
@@ -547,19 +480,6 @@ impl Life {
             let found = self.device.get(&self.slot(arrays, row, position));
             assert_eq!(found, Some(key), "row {row} sees a foreign key at {position}");
         }
-    }
-}
-
-fn at(value: i32) -> usize {
-    usize::try_from(value).unwrap()
-}
-
-fn write(target: &mut Slots, values: Vec<(usize, Option<u64>)>) {
-    for (slot, value) in values {
-        match value {
-            Some(value) => target.insert(slot, value),
-            None => target.remove(&slot),
-        };
     }
 }
 

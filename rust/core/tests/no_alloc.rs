@@ -97,6 +97,8 @@ fn allocations_of_decode(
             adapter_slots: None,
             state_slots: None,
             cross_lens: None,
+            window_tables: None,
+            window_slots: None,
             cross_tables: None,
         };
         scheduler.prepare_inputs(&mut inputs).unwrap();

@@ -149,6 +149,8 @@ macro_rules! input_buffers {
                 )*
                 fill(&mut pagedserve_core::inputs::InputBuffers {
                     $($name: $name.as_slice_mut()?,)*
+                    window_tables: None,
+                    window_slots: None,
                     $($optional: $optional.as_mut().map(|lent| lent.as_slice_mut()).transpose()?,)*
                 })
             }

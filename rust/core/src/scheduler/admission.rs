@@ -213,6 +213,7 @@ impl Scheduler {
     fn admit(&mut self, group: GroupHandle, budget: &mut SchedulingBudget) {
         self.space.allocate(&mut self.store, group);
         self.states.allocate(&mut self.store, group);
+        self.windows.begin(&mut self.store, group);
         self.count_cache_hits(group);
         self.mark_running(group, budget);
         self.delay.note_prompt();

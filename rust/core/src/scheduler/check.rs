@@ -4,6 +4,7 @@
 
 use std::collections::BTreeSet;
 
+use crate::block::UncachedBlockAllocator;
 use crate::error::{Error, Result};
 use crate::ids::{BlockId, BlockPair};
 use crate::scheduler::Scheduler;
@@ -55,6 +56,7 @@ impl Scheduler {
         self.check_budget()?;
         self.check_adapters()?;
         self.check_states()?;
+        self.check_windows()?;
         self.check_moves()
     }
 
@@ -210,6 +212,38 @@ impl Scheduler {
             self.store.seqs().all(|(_, seq)| !waits(seq) || seq.state_slot.is_none()),
             "a sequence waits with a state slot"
         );
+        Ok(())
+    }
+
+    /// Window blocks are counted as often as they are had, and a table holds what later queries see
+    /// and nothing before it.
+    fn check_windows(&self) -> Result<()> {
+        for status in [SequenceStatus::Waiting, SequenceStatus::Running, SequenceStatus::Swapped] {
+            let tier = self.windows.tier(status);
+            let mut counts = vec![0u32; tier.map_or(0, UncachedBlockAllocator::num_total)];
+            let has_status = |seq: &Sequence| self.store.group(seq.group()).status == status;
+            for (handle, seq) in self.store.seqs().filter(|(_, seq)| has_status(seq)) {
+                let (table, computed) = (&seq.window_table, seq.num_computed_tokens);
+                let first = self.windows.first_seen(computed);
+                let end = num_blocks_for(computed, self.space.block_size());
+                ensure!(
+                    table.blocks().is_empty()
+                        && (tier.is_none() || !self.windows.is_on() || computed == 0)
+                        || table.first() == first && table.end() >= end,
+                    "sequence {handle:?}, {status:?}: window blocks {}..{} for {computed} tokens",
+                    table.first(),
+                    table.end()
+                );
+                table.blocks().iter().for_each(|block| counts[block.index()] += 1);
+            }
+            for (block, counted) in (0u32..).map(BlockId::new).zip(&counts) {
+                let kept = tier.map_or(0, |tier| tier.ref_count(block));
+                ensure!(
+                    kept == *counted,
+                    "{status:?} window block {block:?}: {kept} references, {counted} holders"
+                );
+            }
+        }
         Ok(())
     }
 

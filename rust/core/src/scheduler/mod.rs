@@ -27,6 +27,7 @@ mod rows;
 mod states;
 mod unresolved;
 mod update;
+mod windows;
 
 pub use budget::SchedulingBudget;
 pub use queues::Queues;
@@ -41,6 +42,7 @@ use crate::scheduler::delay::PromptDelay;
 use crate::scheduler::rows::PhaseRows;
 use crate::scheduler::states::StateSlots;
 use crate::scheduler::unresolved::Unresolved;
+use crate::scheduler::windows::WindowBlocks;
 use crate::sequence::{GroupHandle, GroupStats, Request, SeqHandle, Sequence, SequenceStore};
 use crate::space::BlockSpaceManager;
 use crate::table::num_blocks_for;
@@ -71,6 +73,7 @@ pub struct Scheduler {
     queues: Queues,
     adapters: AdapterSlots,
     states: StateSlots,
+    windows: WindowBlocks,
     outputs: SchedulerOutputs,
     step_rows: PhaseRows,
     /// Tokens of the longest sequence of the step.
@@ -118,6 +121,7 @@ impl Scheduler {
             queues: Queues::default(),
             adapters: AdapterSlots::new(config.max_loras),
             states: StateSlots::new(config.num_state_slots, config.num_cpu_state_slots),
+            windows: WindowBlocks::new(&config, cache)?,
             outputs: SchedulerOutputs::default(),
             step_rows: PhaseRows::default(),
             longest: 0,
@@ -236,7 +240,7 @@ impl Scheduler {
     ///
     /// # Errors
     /// [`Error::Step`] when no step is open; [`Error::Arrays`] when an array is too short, or there is
-    /// none for adapters or states although there may be some, and then nothing was written.
+    /// none for adapters, states or windows although there may be some, and then nothing was written.
     pub fn prepare_inputs(&self, buffers: &mut InputBuffers<'_>) -> Result<()> {
         if !self.is_step_open {
             return Err(Error::Step(
@@ -253,9 +257,20 @@ impl Scheduler {
                 "state_slots is missing; num_state_slots is not 0".to_owned(),
             ));
         }
+        let has_windows = buffers.window_tables.is_some() && buffers.window_slots.is_some();
+        if self.windows.is_on() && !has_windows {
+            return Err(Error::Arrays(
+                "window_tables or window_slots is missing; window_group is not None".to_owned(),
+            ));
+        }
         inputs::fill(buffers, &self.outputs, &self.store, self.space.block_size())?;
         if let Some(slots) = &mut buffers.state_slots {
             self.states.fill(slots, &self.outputs, &self.store);
+        }
+        if let (Some(tables), Some(slots), true) =
+            (&mut buffers.window_tables, &mut buffers.window_slots, self.windows.is_on())
+        {
+            self.windows.fill(tables, slots, &self.outputs, &self.store);
         }
         Ok(())
     }
@@ -273,6 +288,7 @@ impl Scheduler {
             let seq = self.store.group(group).seqs[index];
             self.space.free(&mut self.store, seq);
             self.states.free(&mut self.store, seq);
+            self.windows.free(&mut self.store, seq);
         }
         self.space.free_cross(&mut self.store, group);
     }

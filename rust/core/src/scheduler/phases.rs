@@ -207,6 +207,8 @@ impl Scheduler {
     fn bring_back(&mut self, group: GroupHandle, budget: &mut SchedulingBudget) {
         self.space.swap_in(&mut self.store, group, &mut self.outputs.blocks_to_swap_in);
         self.states.swap_in(&mut self.store, group, &mut self.outputs.states_to_swap_in);
+        let window_pairs = &mut self.outputs.window_blocks_to_swap_in;
+        self.windows.swap_in(&mut self.store, group, window_pairs);
         self.mark_running(group, budget);
         self.outputs.swapped_in.push(group);
         self.append_slots(group);

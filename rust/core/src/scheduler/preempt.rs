@@ -79,6 +79,7 @@ impl Scheduler {
         if wanted == PreemptionMode::Swap
             && self.space.can_swap_out(&self.store, group)
             && self.states.can_swap_out(&self.store, group)
+            && self.windows.can_swap_out(&self.store, group)
         {
             PreemptionMode::Swap
         } else {
@@ -106,6 +107,8 @@ impl Scheduler {
     fn swap_out(&mut self, group: GroupHandle) {
         self.space.swap_out(&mut self.store, group, &mut self.outputs.blocks_to_swap_out);
         self.states.swap_out(&mut self.store, group, &mut self.outputs.states_to_swap_out);
+        let window_pairs = &mut self.outputs.window_blocks_to_swap_out;
+        self.windows.swap_out(&mut self.store, group, window_pairs);
         self.store.group_mut(group).status = SequenceStatus::Swapped;
         // Victims go from the last to the first: each one of this step before those of it.
         let preempted = self.outputs.preempted.iter();

@@ -73,7 +73,7 @@ impl Scheduler {
         let num_seqs = entry.seqs.len();
         let num_cross_blocks = entry.cross_table.blocks().len();
         let step_id = self.outputs.step_id;
-        let has_states = self.states.is_on();
+        let (has_states, has_windows) = (self.states.is_on(), self.windows.is_on());
         let adapter_slot =
             self.adapters.enter(&entry.key, step_id, &mut self.outputs.adapters_to_load);
         let wanted = self.store.seqs_of(group).map(Sequence::num_uncomputed_tokens).sum();
@@ -98,6 +98,9 @@ impl Scheduler {
                 seq.last_step = step_id;
                 if has_states {
                     self.states.unshare(seq, &mut self.outputs.states_to_copy);
+                }
+                if has_windows {
+                    self.windows.map(seq, num_tokens, &mut self.outputs.window_blocks_to_copy);
                 }
                 part.rows.push(Row { seq: handle, num_tokens, adapter_slot, is_sampled });
                 self.longest = self.longest.max(seq.len());

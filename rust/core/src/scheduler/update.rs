@@ -122,6 +122,7 @@ impl Scheduler {
             let table = self.space.fork(&self.store, seq);
             let child = self.store.fork(seq, table);
             self.states.fork(self.store.seq(child));
+            self.windows.fork(self.store.seq(child));
             self.append_or_finish(child, output, results);
             output += 1;
         }
@@ -143,6 +144,9 @@ impl Scheduler {
         let first = entry.num_computed_tokens;
         entry.num_computed_tokens += num_tokens;
         self.space.mark_computed(entry, first);
+        if self.windows.is_on() {
+            self.windows.pass(entry);
+        }
     }
 
     /// Continues `seq` with an output.  All its tokens but the last have their keys and values:
@@ -165,6 +169,7 @@ impl Scheduler {
         let group = self.store.seq(seq).group();
         self.space.free(&mut self.store, seq);
         self.states.free(&mut self.store, seq);
+        self.windows.free(&mut self.store, seq);
         self.store.group_mut(group).leave(seq);
         self.store.remove_seq(seq);
         if self.store.group(group).seqs.is_empty() {

@@ -21,7 +21,7 @@ use crate::arena::Handle;
 use crate::block::Prefix;
 use crate::ids::{BlockId, TokenId};
 use crate::sequence::tokens::Tokens;
-use crate::table::BlockTable;
+use crate::table::{BlockTable, WindowTable};
 
 /// The key of a [`Sequence`].
 pub type SeqHandle = Handle<Sequence>;
@@ -40,6 +40,8 @@ pub struct Sequence {
     pub num_cached_tokens: usize,
     /// Physical blocks, of the tier that the group's status names.
     pub table: BlockTable,
+    /// Physical blocks in the layers with a window, where those have their own; on the same tier.
+    pub window_table: WindowTable,
     /// Where its state lies, on the tier of `table`; `None` where it waits, or layers keep none.
     pub state_slot: Option<BlockId>,
     /// The last step in which the sequence ran.
@@ -64,6 +66,7 @@ impl Sequence {
             num_computed_tokens: 0,
             num_cached_tokens: 0,
             table: BlockTable::default(),
+            window_table: WindowTable::default(),
             state_slot: None,
             last_step: 0,
             chain: Chain::default(),

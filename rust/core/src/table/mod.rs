@@ -10,9 +10,13 @@
 //!
 //! Costs: 4 bytes a physical block.
 
+mod window;
+
 use std::ops::Range;
 
 use crate::ids::BlockId;
+
+pub use window::WindowTable;
 
 /// Blocks that `num_tokens` tokens take.
 pub fn num_blocks_for(num_tokens: usize, block_size: usize) -> usize {

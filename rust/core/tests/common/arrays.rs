@@ -18,6 +18,8 @@ pub struct Arrays {
     pub row_handles: Vec<i64>,
     pub adapter_slots: Vec<i32>,
     pub state_slots: Vec<i32>,
+    pub window_tables: Vec<i32>,
+    pub window_slots: Vec<i64>,
     pub cross_lens: Vec<i32>,
     pub cross_tables: Vec<i32>,
 }
@@ -41,6 +43,8 @@ impl Arrays {
             row_handles: vec![-7; rows],
             adapter_slots: vec![-7; rows],
             state_slots: vec![-7; rows],
+            window_tables: vec![-7; rows * blocks],
+            window_slots: vec![-7; tokens],
             cross_lens: vec![-7; rows],
             cross_tables: vec![-7; rows * blocks],
         };
@@ -57,6 +61,8 @@ impl Arrays {
                 row_handles: &mut arrays.row_handles,
                 adapter_slots: Some(&mut arrays.adapter_slots),
                 state_slots: Some(&mut arrays.state_slots),
+                window_tables: Some(&mut arrays.window_tables),
+                window_slots: Some(&mut arrays.window_slots),
                 cross_lens: Some(&mut arrays.cross_lens),
                 cross_tables: Some(&mut arrays.cross_tables),
             })

@@ -1,0 +1,97 @@
+//! Random configurations.
+
+#![allow(clippy::disallowed_types, reason = "proptest shares strategies by Arc")]
+
+use pagedserve_core::config::{
+    CacheChoices, CacheConfig, Policy, PreemptionMode, SchedulerChoices, SchedulerConfig,
+    VictimPolicy, WindowGroup,
+};
+use proptest::prelude::*;
+
+use crate::common::Limits;
+
+fn cache() -> impl Strategy<Value = CacheConfig> {
+    let features = prop_oneof![
+        2 => Just((false, None)),
+        2 => Just((true, None)),
+        1 => (1..20usize).prop_map(|window| (false, Some(window))),
+    ];
+    let flags = any::<[bool; 7]>();
+    let group = prop::option::of((1..20usize, 0..30usize));
+    (1..6usize, 4..40usize, 0..30usize, 0.0..0.2f64, features, flags, group).prop_map(
+        |(block_size, num_gpu_blocks, num_cpu_blocks, watermark, features, flags, group)| {
+            CacheConfig {
+                window_group: group.map(|(window, num_cpu_blocks)| WindowGroup {
+                    window,
+                    num_gpu_blocks: 0, // as few as may be, once the limits are known
+                    num_cpu_blocks,
+                }),
+                num_cpu_blocks,
+                watermark,
+                enable_prefix_caching: features.0,
+                sliding_window: features.1,
+                choices: CacheChoices {
+                    count_cached_blocks: flags[0],
+                    charge_cached_tokens: flags[1],
+                    share_partial_blocks: flags[2],
+                    evict_blank_blocks_in_order: flags[3],
+                    exact_append_demand: flags[4],
+                    share_generated_blocks: flags[5],
+                    swap_in_cached_blocks: flags[6],
+                },
+                ..CacheConfig::new(block_size, num_gpu_blocks)
+            }
+        },
+    )
+}
+
+fn scheduler() -> impl Strategy<Value = SchedulerConfig> {
+    let mode = prop_oneof![
+        Just(None),
+        Just(Some(PreemptionMode::Recompute)),
+        Just(Some(PreemptionMode::Swap))
+    ];
+    let numbers = (4..12usize, 0..60usize, 0..4usize, 0..4usize, 1..4usize);
+    let flags = any::<[bool; 9]>();
+    (numbers, mode, flags).prop_map(|(numbers, preemption_mode, flags)| {
+        let (max_num_seqs, spare, num_lookahead_slots, max_num_bypasses, max_loras) = numbers;
+        let has_states = flags[8];
+        SchedulerConfig {
+            preemption_mode,
+            enable_chunked_prefill: flags[0],
+            policy: if flags[1] { Policy::Priority } else { Policy::Fcfs },
+            num_lookahead_slots: if flags[2] && !has_states { num_lookahead_slots } else { 0 },
+            num_state_slots: if has_states { max_num_seqs } else { 0 },
+            num_cpu_state_slots: if has_states { spare / 4 } else { 0 },
+            max_loras: Some(max_loras),
+            max_num_bypasses,
+            victim_policy: if flags[3] { VictimPolicy::LeastWork } else { VictimPolicy::Last },
+            choices: SchedulerChoices {
+                admit_after_preemption: flags[4],
+                reverse_swapped_order: flags[5],
+                whole_block_chunks: flags[6],
+                limit_chunked_prompts: true,
+                drain_adapters: flags[7],
+            },
+            ..SchedulerConfig::new(max_num_seqs, max_num_seqs + spare, 48)
+        }
+    })
+}
+
+/// Any that fit each other.
+pub fn limits() -> impl Strategy<Value = Limits> {
+    (cache(), scheduler()).prop_map(|(mut cache, mut scheduler)| {
+        cache.enable_prefix_caching &= scheduler.num_state_slots == 0;
+        // As the scheduler asks: a chunk of whole blocks must not be rounded down to nothing.
+        if scheduler.choices.whole_block_chunks {
+            scheduler.max_num_batched_tokens =
+                scheduler.max_num_batched_tokens.next_multiple_of(cache.block_size);
+        }
+        if let Some(group) = &mut cache.window_group {
+            cache.enable_prefix_caching = false;
+            cache.sliding_window = None;
+            group.num_gpu_blocks = scheduler.num_window_blocks(group.window, cache.block_size);
+        }
+        Limits { cache, scheduler }
+    })
+}

@@ -1,0 +1,101 @@
+//! Window blocks: how many a sequence has, what is copied and moved, and what is refused.
+
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod common;
+
+use common::{Limits, Output, add, add_wide, assert_all_returned, one_each, update};
+use pagedserve_core::config::{CacheConfig, SchedulerConfig, WindowGroup};
+use pagedserve_core::scheduler::Scheduler;
+use pagedserve_core::sequence::SeqHandle;
+
+/// Limits with a window of `window` tokens and as few blocks for it as may be.
+fn with_window(
+    window: usize,
+    change: impl FnOnce(&mut CacheConfig, &mut SchedulerConfig),
+) -> Limits {
+    Limits::with(|cache, scheduler| {
+        change(cache, scheduler);
+        let num_gpu_blocks = scheduler.num_window_blocks(window, cache.block_size);
+        cache.window_group = Some(WindowGroup { window, num_gpu_blocks, num_cpu_blocks: 64 });
+    })
+}
+
+fn num_window_blocks(scheduler: &Scheduler, seq: SeqHandle) -> usize {
+    scheduler.sequence(seq).unwrap().window_table.blocks().len()
+}
+
+/// One step, every sampled row going on; the window blocks of `seq` while it runs and after.
+fn step(scheduler: &mut Scheduler, seq: SeqHandle) -> (usize, usize) {
+    let step_id = scheduler.schedule(0.0).unwrap().step_id;
+    let in_step = num_window_blocks(scheduler, seq);
+    let outputs = one_each(scheduler, 7);
+    update(scheduler, step_id, &outputs).unwrap();
+    scheduler.check().unwrap();
+    (in_step, num_window_blocks(scheduler, seq))
+}
+
+/// The bytes of a sequence of 8192 tokens in Gemma 3 270M in bfloat16: 3 of 18 layers see
+/// everything, 15 a window of 512, and a token takes 1 KiB a layer.
+#[test]
+fn a_long_prompt_in_chunks_never_has_more_than_its_window_and_a_chunk() {
+    for (chunk, most_megabytes) in [(256, 37.0), (512, 40.9)] {
+        let limits = with_window(512, |cache, scheduler| {
+            *cache = CacheConfig::new(16, 600);
+            *scheduler = SchedulerConfig::new(4, chunk, 8200);
+            scheduler.enable_chunked_prefill = true;
+        });
+        let mut scheduler = limits.scheduler();
+        let (group, seq) = add(&mut scheduler, 1, 8192);
+        let mut most = 0;
+        while scheduler.sequence(seq).unwrap().len() == 8192 {
+            let (in_step, after) = step(&mut scheduler, seq);
+            assert!(after <= 512 / 16, "{after} blocks lie before the window");
+            most = most.max(in_step);
+        }
+        let full = scheduler.sequence(seq).unwrap().table.blocks().len();
+        let bytes = (full * 3 + most * 15) * 16 * 1024;
+        let megabytes = f64::from(u32::try_from(bytes).unwrap()) / 1e6;
+        assert!(megabytes <= most_megabytes, "{megabytes} MB with chunks of {chunk}");
+        scheduler.abort(group);
+        assert_all_returned(&scheduler);
+    }
+}
+
+#[test]
+fn forks_copy_the_block_that_they_write_and_share_those_before() {
+    let limits = with_window(8, |cache, _| cache.block_size = 4);
+    let mut scheduler = limits.scheduler();
+    add_wide(&mut scheduler, 1, 6, 3);
+    let step_id = scheduler.schedule(0.0).unwrap().step_id;
+    let children: Vec<Output> =
+        (1..4).map(|token| Output { row: 0, token, finish: false }).collect();
+    update(&mut scheduler, step_id, &children).unwrap();
+    let outputs = scheduler.schedule(0.0).unwrap().clone();
+    scheduler.check().unwrap();
+    assert_eq!(outputs.window_blocks_to_copy.len(), 2, "the last keeps the block");
+    assert!(outputs.has_moves());
+    let blocks = |index: usize| {
+        let seq = scheduler.sequence(outputs.rows[index].seq).unwrap();
+        seq.window_table.blocks().to_vec()
+    };
+    assert_eq!(blocks(0)[0], blocks(1)[0]);
+    assert_ne!(blocks(0)[1], blocks(1)[1]);
+}
+
+#[test]
+fn too_few_blocks_are_refused_with_how_many_are_needed() {
+    let mut limits = with_window(8, |_, _| {});
+    let group = limits.cache.window_group.as_mut().unwrap();
+    let least = group.num_gpu_blocks;
+    group.num_gpu_blocks -= 1;
+    let refusal = Scheduler::new(limits.scheduler, &limits.cache).unwrap_err().to_string();
+    assert!(refusal.contains(&format!("need {least}")), "{refusal}");
+}
+
+#[test]
+fn prefix_caching_and_one_window_for_all_layers_are_refused() {
+    let limits = with_window(8, |cache, _| cache.enable_prefix_caching = true);
+    let refusal = limits.cache.validate().unwrap_err().to_string();
+    assert!(refusal.contains("enable_prefix_caching"), "{refusal}");
+}
