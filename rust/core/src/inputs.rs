@@ -91,7 +91,7 @@ impl InputBuffers<'_> {
     }
 }
 
-/// Writes the inputs of `outputs` into `buffers`, but for those of states and windows.
+/// Writes the inputs of `outputs` into `buffers`, but for those of states, windows and encoders.
 ///
 /// # Errors
 /// [`Error::Arrays`] when an array is too short; then nothing was written.
@@ -109,7 +109,6 @@ pub(crate) fn fill(
             *slot = row.adapter_slot;
         }
     }
-    fill_cross(buffers, outputs, store);
     for (index, row) in outputs.rows.iter().enumerate() {
         let seq = store.seq(row.seq);
         fill_tokens(buffers, token, row, seq, block_size);
@@ -128,7 +127,13 @@ pub(crate) fn fill(
     Ok(())
 }
 
-fn fill_cross(buffers: &mut InputBuffers<'_>, outputs: &SchedulerOutputs, store: &SequenceStore) {
+/// Writes where the keys of each row's encoder lie.
+#[inline(never)] // what few models need stays out of the way of the rest
+pub(crate) fn fill_cross(
+    buffers: &mut InputBuffers<'_>,
+    outputs: &SchedulerOutputs,
+    store: &SequenceStore,
+) {
     let groups = || outputs.rows.iter().map(|row| store.group(store.seq(row.seq).group()));
     if let Some(lens) = &mut buffers.cross_lens {
         for (len, group) in lens.iter_mut().zip(groups()) {

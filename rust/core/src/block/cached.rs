@@ -17,6 +17,8 @@
 //! Costs: lookup O(tokens of a block); allocate and free O(log n) through the evictor;
 //! 4 bytes a token and about 100 bytes a block.
 
+use std::num::NonZeroUsize;
+
 use hashbrown::HashTable;
 
 use crate::block::{BlockPool, LRUEvictor};
@@ -29,7 +31,7 @@ pub struct Prefix {
     hash: PrefixHash,
     last: Contents,
     /// Where the prompt of the block that follows ends, if only such requests may share it.
-    boundary: Option<usize>,
+    boundary: Option<NonZeroUsize>,
 }
 
 /// Identity of registered contents; never used twice.
@@ -48,7 +50,7 @@ impl Prefix {
     /// The same, for a following block that only requests with a prompt of so many tokens share.
     #[must_use]
     pub fn bounded(self, num_prompt_tokens: usize) -> Self {
-        Self { boundary: Some(num_prompt_tokens), ..self }
+        Self { boundary: NonZeroUsize::new(num_prompt_tokens), ..self }
     }
 }
 
@@ -74,7 +76,7 @@ struct Meta {
 struct Registered {
     hash: PrefixHash,
     before: Contents,
-    boundary: Option<usize>,
+    boundary: Option<NonZeroUsize>,
     identity: u64,
 }
 

@@ -233,6 +233,14 @@ impl Scheduler {
         }
         let num_slots = self.most_keys + outputs.num_lookahead_slots;
         outputs.max_num_blocks = num_blocks_for(num_slots, self.space.block_size());
+        if self.space.has_encoders() {
+            let store = &self.store;
+            let tables = outputs
+                .scheduled_seq_groups
+                .iter()
+                .map(|scheduled| store.group(scheduled.group).cross_table.blocks().len());
+            outputs.max_num_cross_blocks = tables.max().unwrap_or(0);
+        }
         outputs.running_queue_size = self.queues.running.len();
     }
 
@@ -264,6 +272,7 @@ impl Scheduler {
             ));
         }
         inputs::fill(buffers, &self.outputs, &self.store, self.space.block_size())?;
+        inputs::fill_cross(buffers, &self.outputs, &self.store);
         if let Some(slots) = &mut buffers.state_slots {
             self.states.fill(slots, &self.outputs, &self.store);
         }

@@ -71,7 +71,6 @@ impl Scheduler {
         let entry = self.store.group(group);
         let is_prefill = entry.is_prefill;
         let num_seqs = entry.seqs.len();
-        let num_cross_blocks = entry.cross_table.blocks().len();
         let step_id = self.outputs.step_id;
         let (has_states, has_windows) = (self.states.is_on(), self.windows.is_on());
         let adapter_slot =
@@ -112,8 +111,6 @@ impl Scheduler {
             // Siblings that are held back may leave a part of a chunk.
             let token_chunk_size = token_chunk_size - left;
             budget.take_tokens(token_chunk_size);
-            let most = self.outputs.max_num_cross_blocks.max(num_cross_blocks);
-            self.outputs.max_num_cross_blocks = most;
             part.num_tokens += token_chunk_size;
             part.groups.push(ScheduledSequenceGroup {
                 group,

@@ -69,6 +69,7 @@ impl StateSlots {
     }
 
     /// Gives a sequence that runs a slot of its own; a copy that this takes goes to `copies`.
+    #[inline(never)] // what few models need stays out of the way of the rest
     pub(super) fn unshare(&mut self, seq: &mut Sequence, copies: &mut Vec<BlockPair>) {
         let Some(slot) = seq.state_slot.filter(|slot| self.device.ref_count(*slot) > 1) else {
             return;
@@ -121,6 +122,7 @@ impl StateSlots {
     }
 
     /// Writes the slot of each row of a step, -1 where layers keep no states.
+    #[inline(never)] // what few models need stays out of the way of the rest
     pub(super) fn fill(
         &self,
         slots: &mut [i32],

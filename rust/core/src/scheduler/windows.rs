@@ -95,6 +95,7 @@ impl WindowBlocks {
 
     /// Gives a row of `num_tokens` tokens and the lookahead blocks of its own; the copies that this
     /// takes go to `copies`.
+    #[inline(never)] // what few models need stays out of the way of the rest
     pub(super) fn map(
         &mut self,
         seq: &mut Sequence,
@@ -120,6 +121,7 @@ impl WindowBlocks {
     }
 
     /// Takes the blocks back that no later query of a sequence sees.
+    #[inline(never)] // what few models need stays out of the way of the rest
     pub(super) fn pass(&mut self, seq: &mut Sequence) {
         let first = self.first_seen(seq.num_computed_tokens);
         for block in seq.window_table.drain_before(first) {
@@ -171,6 +173,7 @@ impl WindowBlocks {
     }
 
     /// Writes the window blocks of each row, 0 where none is seen, and the slot of each token.
+    #[inline(never)] // what few models need stays out of the way of the rest
     pub(super) fn fill(
         &self,
         tables: &mut [i32],

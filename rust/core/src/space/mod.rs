@@ -51,6 +51,7 @@ pub struct BlockSpaceManager {
     cpu: Allocator,
     /// The step being decided: rows of one step may share what one of them computes.
     step_id: u64,
+    has_encoders: bool,
 }
 
 const PROMISED: &str = "the act follows a yes of its question";
@@ -78,6 +79,7 @@ impl BlockSpaceManager {
             gpu: tier(config.num_gpu_blocks),
             cpu: tier(config.num_cpu_blocks),
             step_id: 0,
+            has_encoders: false,
             config: config.clone(),
         }
     }
@@ -95,6 +97,11 @@ impl BlockSpaceManager {
     /// What the manager was made from.
     pub fn config(&self) -> &CacheConfig {
         &self.config
+    }
+
+    /// Whether a group has ever had blocks for its encoder: who has none need not look for them.
+    pub(crate) fn has_encoders(&self) -> bool {
+        self.has_encoders
     }
 
     /// Tokens a block holds.
@@ -161,6 +168,7 @@ impl BlockSpaceManager {
             self.grow_table(store, seq, num_blocks);
         }
         let num_cross_tokens = store.group(group).num_encoder_tokens;
+        self.has_encoders |= num_cross_tokens > 0;
         let mut cross_table = BlockTable::default();
         for _ in 0..num_blocks_for(num_cross_tokens, self.config.block_size) {
             cross_table.push(self.gpu.allocate(0).expect(PROMISED));

@@ -12,6 +12,7 @@
 
 mod window;
 
+use std::num::NonZeroUsize;
 use std::ops::Range;
 
 use crate::ids::BlockId;
@@ -28,13 +29,13 @@ pub fn num_blocks_for(num_tokens: usize, block_size: usize) -> usize {
 pub struct BlockTable {
     blocks: Vec<BlockId>,
     len: usize,
-    ring: Option<usize>,
+    ring: Option<NonZeroUsize>,
 }
 
 impl BlockTable {
     /// An empty table; `ring` blocks at most, or without end.
     pub fn new(ring: Option<usize>) -> Self {
-        Self { blocks: Vec::new(), len: 0, ring }
+        Self { blocks: Vec::new(), len: 0, ring: ring.and_then(NonZeroUsize::new) }
     }
 
     /// The physical blocks, each once.
@@ -69,7 +70,7 @@ impl BlockTable {
 
     /// Whether the next logical block takes the place of an old one.
     pub fn is_ring_full(&self) -> bool {
-        self.ring == Some(self.blocks.len())
+        self.ring.is_some_and(|ring| ring.get() == self.blocks.len())
     }
 
     /// Maps the next logical block to `block`.

@@ -3,13 +3,17 @@
 //! Owns the map only, as [`super::BlockTable`] does.  It grows at the end, and what no later query
 //! sees leaves at the beginning.
 //!
-//! Costs: 4 bytes a block; taking blocks off the beginning moves those behind them.
+//! Costs: 4 bytes a block; taking blocks off the beginning moves those behind them.  A pointer for a
+//! sequence without any: sequences are read in every step, and each byte of them costs.
 
 use crate::ids::BlockId;
 
 /// Physical blocks of the logical blocks from `first` on.
 #[derive(Clone, Debug, Default)]
-pub struct WindowTable {
+pub struct WindowTable(Option<Box<Mapped>>);
+
+#[derive(Clone, Debug, Default)]
+struct Mapped {
     first: usize,
     blocks: Vec<BlockId>,
 }
@@ -17,44 +21,44 @@ pub struct WindowTable {
 impl WindowTable {
     /// The first logical block that is mapped.
     pub fn first(&self) -> usize {
-        self.first
+        self.0.as_ref().map_or(0, |mapped| mapped.first)
     }
 
     /// The logical block behind the last one that is mapped.
     pub fn end(&self) -> usize {
-        self.first + self.blocks.len()
+        self.first() + self.blocks().len()
     }
 
     /// The physical blocks, in order.
     pub fn blocks(&self) -> &[BlockId] {
-        &self.blocks
+        self.0.as_ref().map_or(&[], |mapped| &mapped.blocks)
     }
 
     /// The physical blocks, to be exchanged.
     pub(crate) fn blocks_mut(&mut self) -> &mut [BlockId] {
-        &mut self.blocks
+        self.0.as_mut().map_or(&mut [], |mapped| &mut mapped.blocks)
     }
 
     /// The physical block of logical block `index`, which is mapped.
     pub fn block(&self, index: usize) -> BlockId {
-        self.blocks[index - self.first]
+        self.blocks()[index - self.first()]
     }
 
     /// Maps the next logical block to `block`.
     pub(crate) fn push(&mut self, block: BlockId) {
-        self.blocks.push(block);
+        self.0.get_or_insert_default().blocks.push(block);
     }
 
     /// Unmaps the logical blocks before `first`.
     pub(crate) fn drain_before(&mut self, first: usize) -> impl Iterator<Item = BlockId> {
-        let num_passed = first.saturating_sub(self.first).min(self.blocks.len());
-        self.first += num_passed;
-        self.blocks.drain(..num_passed)
+        let mapped = self.0.get_or_insert_default();
+        let num_passed = first.saturating_sub(mapped.first).min(mapped.blocks.len());
+        mapped.first += num_passed;
+        mapped.blocks.drain(..num_passed)
     }
 
     /// Unmaps everything.
     pub(crate) fn drain(&mut self) -> impl Iterator<Item = BlockId> {
-        self.first = 0;
-        self.blocks.drain(..)
+        self.0.take().into_iter().flat_map(|mapped| mapped.blocks)
     }
 }
