@@ -74,7 +74,7 @@ def _activated(logits: NDArray[np.float64], activation: Activation) -> NDArray[n
         powers = np.exp(logits - logits.max())
         return np.asarray(powers / powers.sum())
     powers = np.exp(-np.abs(logits))  # of numbers below 0, which none is too large for
-    return np.where(logits < 0, powers, 1.0) / (1.0 + powers)
+    return np.asarray(np.where(logits < 0, powers, 1.0) / (1.0 + powers))
 
 
 def embedding_output(pooled: PoolingRequestOutput) -> EmbeddingRequestOutput:
