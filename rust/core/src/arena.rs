@@ -61,7 +61,9 @@ impl<T> fmt::Debug for Handle<T> {
     }
 }
 
+/// Begins with a cache line, so that the fields a step reads lie on as few as they can.
 #[derive(Clone, Debug)]
+#[repr(C, align(64))]
 struct Slot<T> {
     generation: u32,
     value: Option<T>,

@@ -23,7 +23,7 @@
 //! Costs: O(T + R x B), no allocation.
 
 use crate::error::{Error, Result};
-use crate::outputs::{Row, SchedulerOutputs};
+use crate::outputs::SchedulerOutputs;
 use crate::sequence::{Sequence, SequenceStore};
 use crate::table::num_blocks_for;
 
@@ -52,43 +52,38 @@ impl InputBuffers<'_> {
     fn check(&self, outputs: &SchedulerOutputs) -> Result<()> {
         let num_rows = outputs.rows.len();
         let num_cross = num_rows * outputs.max_num_cross_blocks;
-        let (num_tokens, num_blocks) =
-            (outputs.num_batched_tokens, num_rows * outputs.max_num_blocks);
-        let needs = [
-            ("token_ids", self.token_ids.len(), num_tokens),
-            ("positions", self.positions.len(), num_tokens),
-            ("slot_mapping", self.slot_mapping.len(), num_tokens),
-            ("query_start", self.query_start.len(), num_rows + 1),
-            ("seq_lens", self.seq_lens.len(), num_rows),
-            ("block_tables", self.block_tables.len(), num_blocks),
-            ("sample_index", self.sample_index.len(), outputs.num_samples),
-            ("sample_rows", self.sample_rows.len(), outputs.num_samples),
-            ("row_handles", self.row_handles.len(), num_rows),
-            ("adapter_slots", self.adapter_slots.as_ref().map_or(num_rows, |a| a.len()), num_rows),
-            ("state_slots", self.state_slots.as_ref().map_or(num_rows, |s| s.len()), num_rows),
-            (
-                "window_tables",
-                self.window_tables.as_ref().map_or(num_blocks, |t| t.len()),
-                num_blocks,
-            ),
-            (
-                "window_slots",
-                self.window_slots.as_ref().map_or(num_tokens, |s| s.len()),
-                num_tokens,
-            ),
-            ("cross_lens", self.cross_lens.as_ref().map_or(num_rows, |l| l.len()), num_rows),
-            ("cross_tables", self.cross_tables.as_ref().map_or(num_cross, |t| t.len()), num_cross),
-        ];
-        for (name, given, needed) in needs {
+        let (num_tokens, num_samples) = (outputs.num_batched_tokens, outputs.num_samples);
+        let num_blocks = num_rows * outputs.max_num_blocks;
+        let room = |name, given: usize, needed| {
             if given < needed {
-                return Err(Error::Arrays(format!(
-                    "{name} has room for {given} elements; step {} needs {needed}",
-                    outputs.step_id
-                )));
+                Err(too_short(name, given, needed, outputs.step_id))
+            } else {
+                Ok(())
             }
-        }
-        Ok(())
+        };
+        let room_if_any =
+            |name, given: Option<usize>, needed| room(name, given.unwrap_or(needed), needed);
+        room("token_ids", self.token_ids.len(), num_tokens)?;
+        room("positions", self.positions.len(), num_tokens)?;
+        room("slot_mapping", self.slot_mapping.len(), num_tokens)?;
+        room("query_start", self.query_start.len(), num_rows + 1)?;
+        room("seq_lens", self.seq_lens.len(), num_rows)?;
+        room("block_tables", self.block_tables.len(), num_blocks)?;
+        room("sample_index", self.sample_index.len(), num_samples)?;
+        room("sample_rows", self.sample_rows.len(), num_samples)?;
+        room("row_handles", self.row_handles.len(), num_rows)?;
+        room_if_any("adapter_slots", self.adapter_slots.as_ref().map(|a| a.len()), num_rows)?;
+        room_if_any("state_slots", self.state_slots.as_ref().map(|s| s.len()), num_rows)?;
+        room_if_any("window_tables", self.window_tables.as_ref().map(|t| t.len()), num_blocks)?;
+        room_if_any("window_slots", self.window_slots.as_ref().map(|s| s.len()), num_tokens)?;
+        room_if_any("cross_lens", self.cross_lens.as_ref().map(|l| l.len()), num_rows)?;
+        room_if_any("cross_tables", self.cross_tables.as_ref().map(|t| t.len()), num_cross)
     }
+}
+
+#[cold]
+fn too_short(name: &str, given: usize, needed: usize, step_id: u64) -> Error {
+    Error::Arrays(format!("{name} has room for {given} elements; step {step_id} needs {needed}"))
 }
 
 /// Writes the inputs of `outputs` into `buffers`, but for those of states, windows and encoders.
@@ -102,22 +97,39 @@ pub(crate) fn fill(
     block_size: usize,
 ) -> Result<()> {
     buffers.check(outputs)?;
-    let (mut token, mut sample) = (0, 0);
-    buffers.query_start[0] = 0;
     if let Some(slots) = &mut buffers.adapter_slots {
         for (slot, row) in slots.iter_mut().zip(&outputs.rows) {
             *slot = row.adapter_slot;
         }
     }
-    for (index, row) in outputs.rows.iter().enumerate() {
+    let (mut token, mut sample) = (0, 0);
+    buffers.query_start[0] = 0;
+    // Zipped, so that the bounds are asked once and not for each row.
+    let width = outputs.max_num_blocks.max(1); // 0 where there are only moves
+    let starts = buffers.query_start[1..].iter_mut().zip(buffers.seq_lens.iter_mut());
+    let tables = buffers.block_tables.chunks_exact_mut(width).zip(buffers.row_handles.iter_mut());
+    for (index, ((row, (start, len)), (table, handle))) in
+        outputs.rows.iter().zip(starts).zip(tables).enumerate()
+    {
         let seq = store.seq(row.seq);
-        fill_tokens(buffers, token, row, seq, block_size);
-        token += row.num_tokens;
-        let table = index * outputs.max_num_blocks..(index + 1) * outputs.max_num_blocks;
-        fill_table(&mut buffers.block_tables[table], row, seq, outputs, block_size);
-        buffers.query_start[index + 1] = int32(token);
-        buffers.seq_lens[index] = int32(seq.num_computed_tokens + row.num_tokens);
-        buffers.row_handles[index] = row.seq.to_bits();
+        let end = token + row.num_tokens;
+        let last_block = fill_tokens(
+            &mut buffers.token_ids[token..end],
+            &mut buffers.positions[token..end],
+            &mut buffers.slot_mapping[token..end],
+            seq,
+            block_size,
+        );
+        token = end;
+        let num_keys = seq.num_computed_tokens + row.num_tokens;
+        let num_blocks = match outputs.num_lookahead_slots {
+            0 => last_block + 1,
+            num_slots => num_blocks_for(num_keys + num_slots, block_size).min(seq.table.len()),
+        };
+        fill_table(table, seq, num_blocks);
+        *start = int32(token);
+        *len = int32(num_keys);
+        *handle = row.seq.to_bits();
         if row.is_sampled {
             buffers.sample_index[sample] = int32(token - 1);
             buffers.sample_rows[sample] = int32(index);
@@ -152,47 +164,39 @@ pub(crate) fn fill_cross(
     }
 }
 
+/// Writes the tokens of a row, at least one; returns the logical block of the last.
 fn fill_tokens(
-    buffers: &mut InputBuffers<'_>,
-    first: usize,
-    row: &Row,
+    token_ids: &mut [i32],
+    positions: &mut [i64],
+    slot_mapping: &mut [i64],
     seq: &Sequence,
     block_size: usize,
-) {
+) -> usize {
     let computed = seq.num_computed_tokens;
-    let target = first..first + row.num_tokens;
-    let mut block = computed / block_size;
-    let mut offset = computed % block_size;
-    let mut slot = first_slot(seq, block, block_size);
-    for (position, index) in (computed..).zip(target) {
-        buffers.token_ids[index] = seq.token_id(position);
-        buffers.positions[index] = int64(position);
-        buffers.slot_mapping[index] =
-            if position < seq.num_cached_tokens { -1 } else { slot + int64(offset) };
-        offset += 1;
-        if offset == block_size && position + 1 < computed + row.num_tokens {
+    let (mut block, mut offset) = (computed / block_size, computed % block_size);
+    let mut first = first_slot(seq, block, block_size);
+    let slots = slot_mapping.iter_mut().zip(positions.iter_mut()).zip(token_ids);
+    for (place, ((slot, position), token_id)) in (computed..).zip(slots) {
+        if offset == block_size {
             (block, offset) = (block + 1, 0);
-            slot = first_slot(seq, block, block_size);
+            first = first_slot(seq, block, block_size);
         }
+        *token_id = seq.token_id(place);
+        *position = int64(place);
+        *slot = if place < seq.num_cached_tokens { -1 } else { first + int64(offset) };
+        offset += 1;
     }
+    block
 }
 
 fn first_slot(seq: &Sequence, block: usize, block_size: usize) -> i64 {
     int64(seq.table.block(block).index() * block_size)
 }
 
-fn fill_table(
-    target: &mut [i32],
-    row: &Row,
-    seq: &Sequence,
-    outputs: &SchedulerOutputs,
-    block_size: usize,
-) {
-    let num_slots = seq.num_computed_tokens + row.num_tokens + outputs.num_lookahead_slots;
-    let num_blocks = num_blocks_for(num_slots, block_size).min(seq.table.len());
+/// Writes the first `num_blocks` blocks of a table.
+fn fill_table(target: &mut [i32], seq: &Sequence, num_blocks: usize) {
     let (used, padding) = target.split_at_mut(num_blocks);
-    let blocks = seq.table.blocks();
-    if blocks.len() >= num_blocks {
+    if let Some(blocks) = seq.table.blocks().get(..num_blocks) {
         for (entry, block) in used.iter_mut().zip(blocks) {
             *entry = int32(block.index());
         }
@@ -201,7 +205,9 @@ fn fill_table(
             *entry = int32(seq.table.block(index).index());
         }
     }
-    padding.fill(0);
+    if !padding.is_empty() {
+        padding.fill(0);
+    }
 }
 
 // Configurations are validated so that every count fits; `as` keeps the loops branch-free.

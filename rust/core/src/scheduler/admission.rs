@@ -217,7 +217,8 @@ impl Scheduler {
         self.count_cache_hits(group);
         self.mark_running(group, budget);
         self.delay.note_prompt();
-        self.schedule_rows(group, budget, Phase::New);
+        let chunk = self.chunk_to_run(group, budget);
+        self.schedule_rows(group, chunk, budget, Phase::New);
     }
 
     /// Siblings share with the first sequence, which is not the cache's doing.

@@ -9,7 +9,7 @@
 
 use crate::config::Policy;
 use crate::outputs::Refusal;
-use crate::scheduler::rows::Phase;
+use crate::scheduler::rows::{Phase, TokenChunk};
 use crate::scheduler::{Scheduler, SchedulingBudget};
 use crate::sequence::{GroupHandle, Sequence};
 use crate::space::AllocStatus;
@@ -107,14 +107,15 @@ impl Scheduler {
     fn schedule_running(&mut self, budget: &mut SchedulingBudget) -> usize {
         let mut position = 0;
         while let Some(&group) = self.queues.running.get(position) {
-            if self.num_tokens_to_run(group, budget) == 0 {
+            let chunk = self.chunk_to_run(group, budget);
+            if chunk.num_tokens == 0 {
                 break;
             }
             if self.has_slots(group)
                 || (position + 1 == self.queues.running.len() && self.fits_alone(group))
             {
                 self.append_slots(group);
-                self.schedule_rows(group, budget, Phase::Running);
+                self.schedule_rows(group, chunk, budget, Phase::Running);
                 position += 1;
             } else {
                 self.preempt_behind(position);
@@ -143,18 +144,19 @@ impl Scheduler {
         }
     }
 
-    /// Tokens that a running or swapped group can have now: all it wants, or a chunk.
-    fn num_tokens_to_run(&self, group: GroupHandle, budget: &SchedulingBudget) -> usize {
+    /// What a group can have now: all it wants, or a part.
+    #[inline]
+    pub(super) fn chunk_to_run(&self, group: GroupHandle, budget: &SchedulingBudget) -> TokenChunk {
         let entry = self.store.group(group);
         let wanted = self.store.seqs_of(group).map(Sequence::num_uncomputed_tokens).sum();
-        let left = budget.remaining_tokens();
-        if wanted <= left {
+        let num_tokens = if wanted <= budget.remaining_tokens() {
             wanted
         } else if entry.is_prefill {
             self.chunk(wanted, budget)
         } else {
             0 // a decode is not cut
-        }
+        };
+        TokenChunk { num_tokens, is_sampled: num_tokens == wanted }
     }
 
     /// A part of `wanted` tokens that the budget has room for.
@@ -201,7 +203,7 @@ impl Scheduler {
         if !budget.has_adapter_slot(entry.key.adapter) {
             return Some(Refusal::NoAdapterSlot);
         }
-        self.judge_budget(self.num_tokens_to_run(group, budget), group, budget)
+        self.judge_budget(self.chunk_to_run(group, budget).num_tokens, group, budget)
     }
 
     fn bring_back(&mut self, group: GroupHandle, budget: &mut SchedulingBudget) {
@@ -212,7 +214,8 @@ impl Scheduler {
         self.mark_running(group, budget);
         self.outputs.swapped_in.push(group);
         self.append_slots(group);
-        self.schedule_rows(group, budget, Phase::Running);
+        let chunk = self.chunk_to_run(group, budget);
+        self.schedule_rows(group, chunk, budget, Phase::Running);
     }
 
     /// Puts the running queue in the order in which the next step serves it: those that had no

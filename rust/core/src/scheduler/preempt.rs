@@ -92,7 +92,7 @@ impl Scheduler {
     pub(super) fn give_up_blocks(&mut self, group: GroupHandle) {
         self.release_blocks(group);
         let mut num_given_up = 0;
-        self.store.for_each_seq(group, |seq| {
+        self.store.for_each_seq(group, |_, seq| {
             num_given_up += seq.num_computed_tokens;
             seq.reset_computed();
         });

@@ -6,7 +6,7 @@ use std::mem::{swap, take};
 
 use crate::outputs::{Row, ScheduledSequenceGroup, SchedulerOutputs};
 use crate::scheduler::{Scheduler, SchedulingBudget};
-use crate::sequence::{GroupHandle, Sequence};
+use crate::sequence::GroupHandle;
 
 /// Where a group comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,6 +15,15 @@ pub(super) enum Phase {
     New,
     /// Running or swapped before.
     Running,
+}
+
+/// What a group computes in this step.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TokenChunk {
+    /// Tokens of all its sequences together.
+    pub(super) num_tokens: usize,
+    /// Whether these are all that it has to compute.
+    pub(super) is_sampled: bool,
 }
 
 /// Groups and rows in the order of the step: new prefills, prefills that go on, decodes.
@@ -59,25 +68,23 @@ fn append<T>(whole: &mut Vec<T>, part: &mut Vec<T>) {
 }
 
 impl Scheduler {
-    /// Makes the rows of a group that has its slots.  With budget for all uncomputed tokens
-    /// every sequence is sampled.  With less, none is: each stops short of its last token, in
-    /// order, so that siblings reach their ends in one step and none runs ahead.
+    /// Makes the rows of a group that has its slots.  With all uncomputed tokens every sequence is
+    /// sampled.  With less, none is: each stops short of its last token, in order, so that siblings
+    /// reach their ends in one step and none runs ahead.
     pub(super) fn schedule_rows(
         &mut self,
         group: GroupHandle,
+        chunk: TokenChunk,
         budget: &mut SchedulingBudget,
         phase: Phase,
     ) {
+        let TokenChunk { num_tokens: token_chunk_size, is_sampled } = chunk;
         let entry = self.store.group(group);
         let is_prefill = entry.is_prefill;
-        let num_seqs = entry.seqs.len();
         let step_id = self.outputs.step_id;
         let (has_states, has_windows) = (self.states.is_on(), self.windows.is_on());
         let adapter_slot =
             self.adapters.enter(&entry.key, step_id, &mut self.outputs.adapters_to_load);
-        let wanted = self.store.seqs_of(group).map(Sequence::num_uncomputed_tokens).sum();
-        let token_chunk_size = self.chunk(wanted, budget);
-        let is_sampled = token_chunk_size == wanted;
         let part = &mut self.step_rows.parts[match (is_prefill, phase) {
             (true, Phase::New) => 0,
             (true, Phase::Running) => 1,
@@ -85,9 +92,7 @@ impl Scheduler {
         }];
         let mut left = token_chunk_size;
         let mut num_rows = 0;
-        for index in 0..num_seqs {
-            let handle = self.store.group(group).seqs[index];
-            let seq = self.store.seq_mut(handle);
+        self.store.for_each_seq(group, |handle, seq| {
             let held_back = usize::from(!is_sampled);
             let num_tokens = (seq.num_uncomputed_tokens() - held_back).min(left);
             if num_tokens > 0 {
@@ -106,7 +111,7 @@ impl Scheduler {
                 self.most_keys = self.most_keys.max(seq.num_computed_tokens + num_tokens);
                 self.space.mark_pending(seq, seq.num_computed_tokens + num_tokens);
             }
-        }
+        });
         if num_rows > 0 {
             // Siblings that are held back may leave a part of a chunk.
             let token_chunk_size = token_chunk_size - left;

@@ -54,7 +54,7 @@ impl StateSlots {
     pub(super) fn allocate(&mut self, store: &mut SequenceStore, group: GroupHandle) {
         if self.is_on() {
             let device = &mut self.device;
-            store.for_each_seq(group, |seq| {
+            store.for_each_seq(group, |_, seq| {
                 seq.state_slot = Some(device.allocate().expect(PROMISED));
                 seq.num_computed_tokens = 0;
             });
@@ -149,7 +149,7 @@ fn move_group(
     pairs: &mut Vec<BlockPair>,
 ) {
     let first = pairs.len();
-    store.for_each_seq(group, |seq| {
+    store.for_each_seq(group, |_, seq| {
         let slot = seq.state_slot.expect(HAS_SLOT);
         let twin = if let Some(twin) = twin_of(slot, &pairs[first..]) {
             to.fork(twin);

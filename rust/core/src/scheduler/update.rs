@@ -161,7 +161,9 @@ impl Scheduler {
         for token in tokens {
             self.store.seq_mut(seq).append(*token);
         }
-        self.advance(seq, tokens.len() - 1);
+        if tokens.len() > 1 {
+            self.advance(seq, tokens.len() - 1);
+        }
     }
 
     /// Ends a sequence, and its group with the last of them.

@@ -82,7 +82,7 @@ impl WindowBlocks {
     /// Has every sequence of a group that begins compute everything.
     pub(super) fn begin(&self, store: &mut SequenceStore, group: GroupHandle) {
         if self.is_on() {
-            store.for_each_seq(group, |seq| seq.num_computed_tokens = 0);
+            store.for_each_seq(group, |_, seq| seq.num_computed_tokens = 0);
         }
     }
 
@@ -208,7 +208,7 @@ fn move_group(
     pairs: &mut Vec<BlockPair>,
 ) {
     let first = pairs.len();
-    store.for_each_seq(group, |seq| {
+    store.for_each_seq(group, |_, seq| {
         for block in seq.window_table.blocks_mut() {
             let twin = if let Some(twin) = twin_of(*block, &pairs[first..]) {
                 to.fork(twin);

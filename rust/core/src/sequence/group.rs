@@ -91,8 +91,9 @@ pub struct GroupStats {
     pub num_cached_tokens: usize,
 }
 
-/// The sequences of one request.
+/// The sequences of one request; the fields of every step come first, as in a sequence.
 #[derive(Clone, Debug)]
+#[repr(C)]
 pub struct SequenceGroup {
     /// Living sequences in order of creation, at least one.
     pub seqs: SmallVec<[SeqHandle; 1]>,

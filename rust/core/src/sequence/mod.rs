@@ -29,24 +29,28 @@ pub type SeqHandle = Handle<Sequence>;
 pub type GroupHandle = Handle<SequenceGroup>;
 
 /// One line of tokens: a prompt and what was generated after it.
+///
+/// In the order in which its fields lie: those of every step first, on as few cache lines as they
+/// take.
 #[derive(Clone, Debug)]
+#[repr(C)]
 pub struct Sequence {
     group: GroupHandle,
-    tokens: Tokens,
-    num_prompt_tokens: usize,
     /// Leading tokens whose keys and values are in the blocks of `table`.
     pub num_computed_tokens: usize,
     /// Leading tokens whose keys and values need not be written: the prefix cache had them.
     pub num_cached_tokens: usize,
-    /// Physical blocks, of the tier that the group's status names.
-    pub table: BlockTable,
-    /// Physical blocks in the layers with a window, where those have their own; on the same tier.
-    pub window_table: WindowTable,
-    /// Where its state lies, on the tier of `table`; `None` where it waits, or layers keep none.
-    pub state_slot: Option<BlockId>,
     /// The last step in which the sequence ran.
     pub last_step: u64,
+    tokens: Tokens,
+    /// Physical blocks, of the tier that the group's status names.
+    pub table: BlockTable,
     pub(crate) chain: Chain,
+    num_prompt_tokens: usize,
+    /// Where its state lies, on the tier of `table`; `None` where it waits, or layers keep none.
+    pub state_slot: Option<BlockId>,
+    /// Physical blocks in the layers with a window, where those have their own; on the same tier.
+    pub window_table: WindowTable,
 }
 
 /// How far the full blocks of a sequence are known to the prefix cache.

@@ -84,10 +84,10 @@ impl SequenceStore {
     pub(crate) fn for_each_seq(
         &mut self,
         group: GroupHandle,
-        mut change: impl FnMut(&mut Sequence),
+        mut change: impl FnMut(SeqHandle, &mut Sequence),
     ) {
         for seq in &self.groups.get(group).expect(LIVES).seqs {
-            change(self.seqs.get_mut(*seq).expect(LIVES));
+            change(*seq, self.seqs.get_mut(*seq).expect(LIVES));
         }
     }
 

@@ -20,13 +20,14 @@ use crate::ids::TokenId;
 const MAX_NEWEST: usize = 16;
 
 #[derive(Clone, Debug)]
+#[repr(C)] // the counters side by side
 pub(super) struct Tokens {
     listed: Vec<TokenId>,
     len: usize,
-    newest: [TokenId; MAX_NEWEST],
     /// The tokens are listed when their number is a multiple of this, a power of two that divides
     /// the block size.
     interval: usize,
+    newest: [TokenId; MAX_NEWEST],
 }
 
 impl Tokens {

@@ -164,8 +164,7 @@ impl BlockSpaceManager {
             }
             store.seq_mut(seq).table = table;
             self.fill_from_cache(store, seq, shared.num_blocks);
-            let num_blocks = num_blocks_for(store.seq(seq).len(), self.config.block_size);
-            self.grow_table(store, seq, num_blocks);
+            self.grow_table(store, seq, 0);
         }
         let num_cross_tokens = store.group(group).num_encoder_tokens;
         self.has_encoders |= num_cross_tokens > 0;
@@ -176,15 +175,24 @@ impl BlockSpaceManager {
         store.group_mut(group).cross_table = cross_table;
     }
 
-    /// Maps logical blocks until there are `num_blocks`, and registers the full ones.
-    fn grow_table(&mut self, store: &mut SequenceStore, seq: SeqHandle, num_blocks: usize) {
+    /// Maps logical blocks until there are slots for the tokens and `num_lookahead_slots` more,
+    /// and registers the full ones.
+    fn grow_table(
+        &mut self,
+        store: &mut SequenceStore,
+        seq: SeqHandle,
+        num_lookahead_slots: usize,
+    ) {
         let block_size = self.config.block_size;
-        let table = &mut store.seq_mut(seq).table;
-        for index in table.len()..num_blocks {
+        let entry = store.seq_mut(seq);
+        let num_slots = entry.len() + num_lookahead_slots;
+        let table = &mut entry.table;
+        // No division: most decode rows map nothing, and it would cost them more than the rest.
+        while table.len() * block_size < num_slots {
             if table.is_ring_full() {
                 table.reuse_oldest();
             } else {
-                let num_prefix_tokens = (index + 1) * block_size;
+                let num_prefix_tokens = (table.len() + 1) * block_size;
                 table.push(self.gpu.allocate(num_prefix_tokens).expect(PROMISED));
             }
         }
@@ -195,6 +203,7 @@ impl BlockSpaceManager {
 
     /// Whether every sequence of a running group can have the slots of its next token and of
     /// the lookahead.
+    #[inline]
     pub fn can_append_slots(&self, store: &SequenceStore, group: GroupHandle) -> bool {
         let free = self.gpu.num_free();
         let has_lookahead = self.num_lookahead_slots > 0;
@@ -221,8 +230,7 @@ impl BlockSpaceManager {
         if self.gpu.num_shared() > 0 {
             self.copy_shared_blocks(store, seq, copies);
         }
-        let num_slots = store.seq(seq).len() + self.num_lookahead_slots;
-        self.grow_table(store, seq, num_blocks_for(num_slots, self.config.block_size));
+        self.grow_table(store, seq, self.num_lookahead_slots);
     }
 
     /// Exchanges the mapped blocks that a sequence is about to write for blocks of its own.

@@ -33,7 +33,7 @@ impl BlockSpaceManager {
         pairs: &mut Vec<BlockPair>,
     ) {
         self.move_group(store, group, Direction::Out, pairs);
-        store.for_each_seq(group, |seq| {
+        store.for_each_seq(group, |_, seq| {
             seq.num_cached_tokens = 0;
             seq.chain = Chain::default();
         });
