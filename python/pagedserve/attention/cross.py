@@ -91,7 +91,6 @@ class EncoderDecoderAttention(PagedAttention):
         self,
         metadata: AttentionMetadata,
         pools: Sequence[Tensor],
-        crosses: Sequence[bool],
         write_and_attend: WriteAndAttend,
         step: CrossStep,
     ) -> None:
@@ -99,18 +98,18 @@ class EncoderDecoderAttention(PagedAttention):
 
         Args:
             metadata: the step.
-            pools: of each call; see `PagedAttention`.
-            crosses: whether each call is one across.
+            pools: of each layer, for the keys of both of its calls; see `PagedAttention`.
             write_and_attend: the backend's.
             step: what its tokens see of encoders.
         """
-        super().__init__(metadata, pools, [None] * len(pools), write_and_attend)
-        self._crosses = crosses
+        of_calls = [pool for pool in pools for _ in range(2)]
+        super().__init__(metadata, of_calls, [None] * len(of_calls), write_and_attend)
         self._step = step
 
     def answer(self, call: AttentionCall) -> Tensor:
         """See `PagedAttention`; a call across writes the encoders' keys, if there are new ones."""
-        if not any(self._crosses[self.num_calls : self.num_calls + 1]) or call.mask is not None:
+        is_cross = self.num_calls % 2 == 1
+        if not is_cross or call.mask is not None:
             return super().answer(call)
         pool, _ = self.next_layer()
         options = replace(call.options, causal=False)

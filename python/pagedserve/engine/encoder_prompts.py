@@ -1,6 +1,6 @@
 """Prompts of encoder-decoders: what the encoder reads, and what the decoder goes on from."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from pagedserve._core import SchedulerOutputs
@@ -55,12 +55,12 @@ def encode_prompts(executor: Executor, requests: RequestTable, scheduled: Schedu
     A request begins where the first token of a row of it is computed: once, and again after a
     preemption by recompute.  Its rows have one encoder, so the first of them stands for all.
     """
-    buffers, num_rows = executor.buffers, scheduled.num_rows
-    starts = buffers.query_start[:num_rows]
-    sequences = requests.by_handles(buffers.row_handles[:num_rows].tolist())
-    beginning: dict[int, int] = {}
-    for row in (buffers.positions[starts] == 0).nonzero()[0].tolist():
-        beginning.setdefault(sequences[row].request.group, row)
-    executor.encode_prompts(
-        {row: sequences[row].request.encoder_prompt_token_ids or () for row in beginning.values()}
-    )
+    buffers = executor.buffers
+    starts = buffers.query_start[: scheduled.num_rows]
+    rows = (buffers.positions[starts] == 0).nonzero()[0]
+    sequences = requests.by_handles(buffers.row_handles[rows].tolist())
+    beginning: dict[int, tuple[int, Sequence[int]]] = {}
+    for row, sequence in zip(rows.tolist(), sequences, strict=True):
+        read = sequence.request.encoder_prompt_token_ids or ()
+        beginning.setdefault(sequence.request.group, (row, read))
+    executor.encode_prompts(dict(beginning.values()))

@@ -21,7 +21,7 @@ from pagedserve.errors import UnsupportedModelError
 from pagedserve.models.files import architecture_of
 from pagedserve.models.paged_logits import encoder_hidden_states
 from pagedserve.models.probe import refusing_failures
-from pagedserve.models.trials import TOLERANCE, difference, prompt_of, using_attention
+from pagedserve.models.trials import TOLERANCE, compare, prompt_of, using_attention
 from pagedserve.pooling.pooler import pool_rows
 from pagedserve.pooling.rules import Activation, Classes, PoolingRules, PoolingType
 
@@ -119,14 +119,9 @@ class EncoderHead(nn.Module):
             states = encoder_hidden_states(self.encoder, layers, prompts, backend)
             ends = np.cumsum([0, *self._expected]).astype(np.int32)
             found = self(pool_rows(torch.cat(states), ends, pooling_type))
-        error = difference(found, torch.stack(list(self._expected.values())))
-        bound = TOLERANCE[self.encoder.dtype]
-        if not error <= bound:
-            raise UnsupportedModelError(
-                f"architecture {architecture_of(self.encoder.config)} cannot be run: its logits "
-                f"of classes differ from its own by {error:.1e} of the largest (accepted: "
-                f"{bound:.0e})"
-            )
+        expected = torch.stack(list(self._expected.values()))
+        differ = "its logits of classes differ from its own"
+        compare(self.encoder, [found], [expected], TOLERANCE[self.encoder.dtype], differ)
 
 
 class _GivenStates(nn.Module):

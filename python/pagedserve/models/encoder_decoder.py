@@ -23,7 +23,7 @@ from pagedserve.models.flat_batch import decoder_logits
 from pagedserve.models.limits import derive_max_model_len
 from pagedserve.models.paged_logits import encoder_decoder_logits
 from pagedserve.models.probe import CallRecorder, refusing_failures
-from pagedserve.models.trials import TOLERANCE, difference, prompt_of, using_attention
+from pagedserve.models.trials import TOLERANCE, compare, prompt_of, using_attention
 
 # Tokens of the check's prompts, of the encoder and of the decoder.
 _ENCODED: Final = (13, 5)
@@ -90,15 +90,8 @@ def check_encoder_decoder(
             expected = [_own_logits(model, *pair) for pair in zip(encoded, prompts, strict=True)]
         states = [encoder_states(model, prompt) for prompt in encoded]
         found = encoder_decoder_logits(model, layers, prompts, states, backend)
-    bound = TOLERANCE[model.dtype]
-    for ours, theirs in zip(found, expected, strict=True):
-        error = difference(ours, theirs)
-        if not error <= bound:
-            raise UnsupportedModelError(
-                f"architecture {architecture_of(model.config)} cannot be run: over paged attention "
-                f"its logits differ from its own by {error:.1e} of the largest (accepted: "
-                f"{bound:.0e})"
-            )
+    differ = "over paged attention its logits differ from its own"
+    compare(model, found, expected, TOLERANCE[model.dtype], differ)
     return layers
 
 

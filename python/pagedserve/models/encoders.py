@@ -9,7 +9,6 @@ from itertools import pairwise
 from typing import Any, Final
 
 import torch
-from torch import Tensor
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 
 from pagedserve.attention.interface import answering
@@ -20,7 +19,7 @@ from pagedserve.models.files import architecture_of
 from pagedserve.models.flat_batch import flat_batch_hidden_states
 from pagedserve.models.paged_logits import encoder_hidden_states
 from pagedserve.models.probe import CallRecorder, refusing_failures
-from pagedserve.models.trials import TOLERANCE, difference, prompt_of, using_attention
+from pagedserve.models.trials import TOLERANCE, compare, prompt_of, using_attention
 
 # Tokens of the prompts of the check; the first goes beyond every window.
 _LENGTHS: Final = (41, 9, 23)
@@ -64,7 +63,9 @@ def check_encoder(
             found = encoder_hidden_states(
                 model, layers, [prompts[place] for place in order], backend
             )
-            _compare(model, found, [expected[place] for place in order])
+            differ = "its states differ from those of its own attention"
+            in_order = [expected[place] for place in order]
+            compare(model, found, in_order, TOLERANCE[model.dtype], differ)
     return layers
 
 
@@ -81,15 +82,3 @@ def _find_layers(model: PreTrainedModel) -> tuple[LayerShape, ...]:
             "every layer attends through it once, with keys of one size"
         )
     return tuple(recorder.layers)
-
-
-def _compare(model: PreTrainedModel, found: list[Tensor], expected: list[Tensor]) -> None:
-    bound = TOLERANCE[model.dtype]
-    for ours, theirs in zip(found, expected, strict=True):
-        error = difference(ours.float(), theirs.float())
-        if not error <= bound:
-            raise UnsupportedModelError(
-                f"architecture {architecture_of(model.config)} cannot be run: its states differ "
-                f"from those of its own attention by {error:.1e} of the largest (accepted: "
-                f"{bound:.0e})"
-            )

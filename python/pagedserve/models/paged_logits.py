@@ -156,8 +156,7 @@ def encoder_decoder_logits(
         )
         attention = EncoderDecoderAttention(
             AttentionMetadata(batch.layout, batch.slot_mapping.to(model.device)),
-            [pool for pool in cache.gpu_pools for _ in range(2)],
-            [layer.is_cross for layer in layers],
+            cache.gpu_pools,
             write_and_attend(backend),
             step,
         )

@@ -4,7 +4,7 @@ A trial is made with the model as transformers built it, and can be asked again 
 when modules of it have been replaced.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final
@@ -89,14 +89,8 @@ class Trial:
                 selects_logits=self.selects_logits,
                 states=self.states,
             )
-        for ours, theirs in zip(found, self.expected, strict=True):
-            error = difference(ours, theirs)
-            if not error <= bound:
-                raise UnsupportedModelError(
-                    f"architecture {architecture_of(model.config)} cannot be run: over paged "
-                    f"attention its logits differ from its own by {error:.1e} of the largest "
-                    f"(accepted: {bound:.0e})"
-                )
+        differ = "over paged attention its logits differ from its own"
+        compare(model, found, self.expected, bound, differ)
 
 
 def make_trial(
@@ -148,6 +142,34 @@ def make_trial(
         selects_logits=selects_logits,
         is_lowered=is_lowered,
     )
+
+
+def compare(
+    model: PreTrainedModel,
+    found: Iterable[Tensor],
+    expected: Iterable[Tensor],
+    bound: float,
+    differ: str,
+) -> None:
+    """Hold tensors to those of a model's own attention, each to the one in its place.
+
+    Args:
+        model: made both.
+        found: by our attention.
+        expected: in the same order.
+        bound: largest difference, as a share of the largest element.
+        differ: what a refusal says, before the figures.
+
+    Raises:
+        UnsupportedModelError: if some differ by more.
+    """
+    for ours, theirs in zip(found, expected, strict=True):
+        error = difference(ours.float(), theirs.float())
+        if not error <= bound:
+            raise UnsupportedModelError(
+                f"architecture {architecture_of(model.config)} cannot be run: {differ} by "
+                f"{error:.1e} of the largest (accepted: {bound:.0e})"
+            )
 
 
 def difference(found: Tensor, expected: Tensor) -> float:

@@ -42,12 +42,9 @@ class Forward:
         self._cache = cache
         self._states = loaded.states
         self._is_encoder = loaded.is_encoder
-        self._crosses = [layer.is_cross for layer in loaded.layers]
         # The layers of an encoder need no keys but their own: one pool does for all.
         pools = cache.gpu_pools
         self._pools = pools * len(self._windows) if loaded.is_encoder else pools
-        if loaded.encoder_decoder is not None:  # the keys of both calls of a layer lie in one
-            self._pools = [pool for pool in pools for _ in range(2)]
 
     def __call__(
         self,
@@ -82,7 +79,7 @@ class Forward:
     def _attention(self, inputs: StepInputs) -> PagedAttention:
         if inputs.cross is not None:
             return EncoderDecoderAttention(
-                inputs.metadata, self._pools, self._crosses, self._write_and_attend, inputs.cross
+                inputs.metadata, self._pools, self._write_and_attend, inputs.cross
             )
         return PagedAttention(
             inputs.metadata,

@@ -199,24 +199,14 @@ async def _scored(
     shape: Callable[[Sequence[float]], Mapping[str, Any]],
 ) -> PoolingJob:
     """Pairs where the model takes them; else each text once, however many pairs it is in."""
-    if (await context.pooling_rules()).takes_pairs:
-        return await _job(
-            context,
-            body,
-            answer_id,
-            task="score",
-            params=_params(body),
-            prompts=listed_prompts(pairs, field),
-            field=field,
-            shape=lambda vectors: shape([float(vector[0]) for vector in vectors]),
-        )
+    takes_pairs = (await context.pooling_rules()).takes_pairs
     texts = list(dict.fromkeys(text for pair in pairs for text in pair))
     places = {text: place for place, text in enumerate(texts)}
 
-    def compared(vectors: Vectors) -> Mapping[str, Any]:
-        return shape(
-            [cosine(vectors[places[left]], vectors[places[right]]) for left, right in pairs]
-        )
+    def scores(vectors: Vectors) -> list[float]:
+        if takes_pairs:
+            return [float(vector[0]) for vector in vectors]
+        return [cosine(vectors[places[left]], vectors[places[right]]) for left, right in pairs]
 
     return await _job(
         context,
@@ -224,9 +214,9 @@ async def _scored(
         answer_id,
         task="score",
         params=_params(body),
-        prompts=listed_prompts(texts, field),
+        prompts=listed_prompts(pairs if takes_pairs else texts, field),
         field=field,
-        shape=compared,
+        shape=lambda vectors: shape(scores(vectors)),
     )
 
 

@@ -13,7 +13,7 @@
 //! Costs: O(1) a sequence that joins, leaves, moves or runs; without slots a comparison a group.
 
 use crate::block::UncachedBlockAllocator;
-use crate::ids::{BlockId, BlockPair};
+use crate::ids::BlockPair;
 use crate::outputs::{Row, SchedulerOutputs};
 use crate::sequence::{GroupHandle, SeqHandle, Sequence, SequenceStatus, SequenceStore};
 
@@ -151,19 +151,6 @@ fn move_group(
     let first = pairs.len();
     store.for_each_seq(group, |_, seq| {
         let slot = seq.state_slot.expect(HAS_SLOT);
-        let twin = if let Some(twin) = twin_of(slot, &pairs[first..]) {
-            to.fork(twin);
-            twin
-        } else {
-            let twin = to.allocate().expect(PROMISED);
-            pairs.push((slot, twin));
-            twin
-        };
-        from.free(slot);
-        seq.state_slot = Some(twin);
+        seq.state_slot = Some(from.hand_over(slot, to, pairs, first).expect(PROMISED));
     });
-}
-
-fn twin_of(slot: BlockId, pairs: &[BlockPair]) -> Option<BlockId> {
-    pairs.iter().find(|(from, _)| *from == slot).map(|(_, to)| *to)
 }

@@ -16,7 +16,7 @@
 use crate::block::UncachedBlockAllocator;
 use crate::config::{CacheConfig, SchedulerConfig};
 use crate::error::{Error, Result};
-use crate::ids::{BlockId, BlockPair};
+use crate::ids::BlockPair;
 use crate::inputs::{int32, int64};
 use crate::outputs::{Row, SchedulerOutputs};
 use crate::sequence::{GroupHandle, SeqHandle, Sequence, SequenceStatus, SequenceStore};
@@ -210,20 +210,7 @@ fn move_group(
     let first = pairs.len();
     store.for_each_seq(group, |_, seq| {
         for block in seq.window_table.blocks_mut() {
-            let twin = if let Some(twin) = twin_of(*block, &pairs[first..]) {
-                to.fork(twin);
-                twin
-            } else {
-                let twin = to.allocate().expect(PROMISED);
-                pairs.push((*block, twin));
-                twin
-            };
-            from.free(*block);
-            *block = twin;
+            *block = from.hand_over(*block, to, pairs, first).expect(PROMISED);
         }
     });
-}
-
-fn twin_of(block: BlockId, pairs: &[BlockPair]) -> Option<BlockId> {
-    pairs.iter().find(|(from, _)| *from == block).map(|(_, to)| *to)
 }
