@@ -27,6 +27,7 @@ from pagedserve.executor.protocol import (
     StepHandle,
     StepLimits,
 )
+from pagedserve.models.encoder_prompts import EncoderInput
 from pagedserve.models.prompt_images import PlacedImage, PromptImages
 from pagedserve.sampling.results import SampledRows
 from pagedserve.sampling.rows import PromptTargets, RowSampling
@@ -119,7 +120,7 @@ class KnownTokens:
     def image_positions(self, token_ids: Sequence[int], images: Sequence[PlacedImage]) -> None:
         """There are none."""
 
-    def encode_prompts(self, prompts: Mapping[int, Sequence[int]]) -> None:
+    def encode_prompts(self, prompts: Mapping[int, EncoderInput]) -> None:
         """See ``Executor``; there are none."""
 
     def encode_images(self, images: Sequence[PlacedImage]) -> None:

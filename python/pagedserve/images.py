@@ -49,23 +49,16 @@ class ImageRules(NamedTuple):
             )
 
 
-def images_of(data: object, name: str) -> "tuple[Image, ...]":
+def images_of(given: Any, name: str) -> "tuple[Image, ...]":
     """The images of a prompt's ``multi_modal_data``; none where that is None.
 
     Args:
-        data: ``{"image": image}`` or ``{"image": [image, ...]}``, images of Pillow.
+        given: An image of Pillow, or a list of them.
         name: What an error calls the prompt.
 
     Raises:
         RequestError: Something else, or an image that is too large.
     """
-    if data is None:
-        return ()
-    accepted = '{"image": ...} with an image of Pillow or a list of them'
-    if not isinstance(data, Mapping) or set(data) - {"image"}:
-        keys = sorted(map(str, data)) if isinstance(data, Mapping) else type(data).__name__
-        raise RequestError(f"multi_modal_data of {name} has {keys}; it must be {accepted}")
-    given: Any = data.get("image")
     images = () if given is None else given if isinstance(given, list | tuple) else (given,)
     if not images:
         return ()
@@ -74,7 +67,8 @@ def images_of(data: object, name: str) -> "tuple[Image, ...]":
     for image in images:
         if not isinstance(image, Image):
             raise RequestError(
-                f"multi_modal_data of {name} has a {type(image).__name__}; it must be {accepted}"
+                f"multi_modal_data of {name} has a {type(image).__name__}; it must be "
+                '{"image": ...} with an image of Pillow or a list of them'
             )
         _check_size(image.size, name)
     return tuple(images)
@@ -118,7 +112,7 @@ def image_of_part(part: Mapping[str, Any]) -> "Image":
     if part["type"] == "image":
         if isinstance(part.get("image"), list | tuple | None):
             raise RequestError("a part of type 'image' must have an image of Pillow in 'image'")
-        (image,) = images_of({"image": part["image"]}, "a message")
+        (image,) = images_of(part["image"], "a message")
         return image
     given = part.get("image_url")
     detail = given.get("detail", "auto") if isinstance(given, Mapping) else "auto"

@@ -6,6 +6,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NotRequired, SupportsIndex, TypeAlias, TypedDict
 
 import pagedserve.checks as checks
+from pagedserve.audio import Audio, audio_of
 from pagedserve.errors import RequestError
 from pagedserve.images import images_of
 from pagedserve.sampling_params import SamplingParams
@@ -22,7 +23,8 @@ class TextPrompt(TypedDict):
         text_pair: A second text, for models that compare two.
         cache_salt: Prompts with equal salts, or with none, share what the prefix cache holds.
         multi_modal_data: ``{"image": ...}``, one image of Pillow or a list; the text has the
-            model's image token for each.
+            model's image token for each.  ``{"audio": (samples, sampling_rate)}`` is heard by an
+            encoder, and the text is the decoder's.
     """
 
     prompt: str
@@ -71,13 +73,15 @@ class ParsedPrompt:
     """A prompt as it was given: text to be tokenised unless there are token ids.
 
     ``salt`` keeps it apart in the prefix cache; 0 is the salt of all that have none.  ``images``
-    are those of Pillow, ``text_pair`` is a second text that is tokenised with the first.
+    are those of Pillow, ``audio`` is for an encoder, ``text_pair`` is a second text that is
+    tokenised with the first.
     """
 
     text: str | None
     token_ids: Sequence[SupportsIndex] | None
     salt: int = 0
     images: "tuple[Image, ...]" = ()
+    audio: Audio | None = None
     text_pair: str | None = None
     encoder: "ParsedPrompt | None" = None
 
@@ -160,13 +164,21 @@ def parse_prompt(prompt: object, name: str) -> ParsedPrompt:
         raise RequestError(
             f"text_pair of {name} is {_shown(pair)}; it must be a string, beside a text"
         )
-    return ParsedPrompt(
-        text,
-        token_ids,
-        _salt(prompt.get("cache_salt"), name),
-        images_of(prompt.get("multi_modal_data"), name),
-        pair,
-    )
+    images, audio = _parse_media(prompt.get("multi_modal_data"), name)
+    salt = _salt(prompt.get("cache_salt"), name)
+    return ParsedPrompt(text, token_ids, salt, images, audio, pair)
+
+
+def _parse_media(data: Any, name: str) -> "tuple[tuple[Image, ...], Audio | None]":
+    if data is None:
+        return (), None
+    if not isinstance(data, Mapping) or set(data) - {"image", "audio"}:
+        keys = sorted(map(str, data)) if isinstance(data, Mapping) else type(data).__name__
+        raise RequestError(
+            f'multi_modal_data of {name} has {keys}; it must be {{"image": ...}} or '
+            '{"audio": ...}'
+        )
+    return images_of(data.get("image"), name), audio_of(data.get("audio"), name)
 
 
 def _parse_pair(prompt: Mapping[str, object], name: str) -> ParsedPrompt:

@@ -21,6 +21,7 @@ SHARED = {
     "sampling_checks",
     "sampling_params",
     "pooling_params",
+    "audio",
     "images",
     "inputs",
     "outputs",

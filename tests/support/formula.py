@@ -19,6 +19,7 @@ from pagedserve.executor.memory import MemoryPlan, free_host_bytes, plan_memory
 from pagedserve.executor.protocol import CacheShape, Executor, ModelInfo, StepHandle, StepLimits
 from pagedserve.lora.adapter import CONFIG, WEIGHTS
 from pagedserve.lora.host import HostAdapter, HostAdapters
+from pagedserve.models.encoder_prompts import EncoderInput
 from pagedserve.models.prompt_images import PlacedImage, PromptImages
 from pagedserve.runner.buffers import StepBuffers
 from pagedserve.sampling.rows import PromptTargets, RowSampling
@@ -133,7 +134,7 @@ class FormulaExecutor:
         assert not token_ids
         assert not images
 
-    def encode_prompts(self, prompts: Mapping[int, Sequence[int]]) -> None:
+    def encode_prompts(self, prompts: Mapping[int, EncoderInput]) -> None:
         assert not prompts
 
     def encode_images(self, images: Sequence[PlacedImage]) -> None:

@@ -1,46 +1,96 @@
 """Prompts of encoder-decoders: what the encoder reads, and what the decoder goes on from."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
 from pagedserve._core import SchedulerOutputs
+from pagedserve.audio import NO_AUDIO
 from pagedserve.engine.request import RequestTable
+from pagedserve.engine.speech_prompts import HearsAudio, audio_for_encoder, begin_speech
+from pagedserve.engine.token_rules import NO_RULES, TokenRules
 from pagedserve.errors import RequestError
 from pagedserve.executor.protocol import Executor, ModelInfo
 from pagedserve.images import TEXT_ALONE
-from pagedserve.inputs import ParsedPrompt, TokenizedPrompt, tokenize_prompt
-from pagedserve.models.encoder_prompts import EncoderDecoder
+from pagedserve.inputs import ParsedPrompt, tokenize_prompt
+from pagedserve.models.encoder_prompts import EncoderDecoder, EncoderInput
+
+
+class SplitPrompt(NamedTuple):
+    """The two prompts in one.
+
+    Attributes:
+        decoder: What new tokens follow.
+        encoder: What the encoder reads; None where there is none.
+        rules: Of the model, for new tokens.
+    """
+
+    decoder: ParsedPrompt
+    encoder: EncoderInput | None = None
+    rules: TokenRules = NO_RULES
 
 
 def split_prompt(
-    prompt: ParsedPrompt, model: ModelInfo, name: str, encode: Callable[[str], list[int]]
-) -> tuple[ParsedPrompt, TokenizedPrompt | None]:
-    """The decoder's prompt, and the tokens of the encoder's; None where there is no encoder.
+    prompt: ParsedPrompt,
+    model: ModelInfo,
+    name: str,
+    *,
+    encode: Callable[[str], list[int]],
+    encode_bare: Callable[[str], list[int]],
+    audio: HearsAudio | None,
+) -> SplitPrompt:
+    """Tell the decoder's prompt and the encoder's apart.
+
+    Args:
+        prompt: As it was given.
+        model: Whose it is.
+        name: What an error calls it.
+        encode: The tokenizer, special tokens included.
+        encode_bare: The tokenizer, nothing added.
+        audio: Makes features of audio; None where the model hears none.
 
     Raises:
         RequestError: A prompt for an encoder that the model does not have, or one too long.
     """
     known = model.encoder_decoder
+    if audio is None and (prompt.audio or (prompt.encoder and prompt.encoder.audio)):
+        raise RequestError(f"{name} has audio, and {NO_AUDIO}")
     if known is None:
         if prompt.encoder is not None:
             raise RequestError(
                 f"{name} has an encoder_prompt, and the model has no encoder that reads it: give "
                 "one prompt"
             )
-        return prompt, None
+        return SplitPrompt(prompt)
+    if known.speech is not None and audio is not None:
+        heard = audio_for_encoder(prompt, name, audio, known.max_encoder_len)
+        decoder, rules = begin_speech(prompt, known.speech, name, encode_bare, model.vocab_size)
+        return SplitPrompt(decoder, heard, rules)
+    return _split_text(prompt, known, name, encode, model.vocab_size)
+
+
+def _split_text(
+    prompt: ParsedPrompt,
+    known: EncoderDecoder,
+    name: str,
+    encode: Callable[[str], list[int]],
+    vocab_size: int,
+) -> SplitPrompt:
     encoder = prompt if prompt.encoder is None else prompt.encoder
     if prompt.images or encoder.images:
         raise RequestError(f"{name} has images, and {TEXT_ALONE}")
-    read = tokenize_prompt(encoder, name, encode=encode, vocab_size=model.vocab_size)
-    if len(read.token_ids) > known.max_encoder_len:
+    read = tokenize_prompt(encoder, name, encode=encode, vocab_size=vocab_size)
+    num_states = len(read.token_ids)
+    if num_states > known.max_encoder_len:
         raise RequestError(
-            f"{name} has {len(read.token_ids)} tokens for the encoder; it takes at most "
+            f"{name} has {num_states} tokens for the encoder; it takes at most "
             f"{known.max_encoder_len}"
         )
+    input_ = EncoderInput(inputs=read.token_ids, num_states=num_states, text=read.text)
     if prompt.encoder is None or (prompt.text is None and prompt.token_ids is None):
-        return replace(prompt, token_ids=known.decoder_prompt), read
-    given = tokenize_prompt(prompt, name, encode=encode, vocab_size=model.vocab_size).token_ids
-    return replace(prompt, token_ids=_started(given, known)), read
+        return SplitPrompt(replace(prompt, token_ids=known.decoder_prompt), input_)
+    given = tokenize_prompt(prompt, name, encode=encode, vocab_size=vocab_size).token_ids
+    return SplitPrompt(replace(prompt, token_ids=_started(given, known)), input_)
 
 
 def _started(token_ids: list[int], known: EncoderDecoder) -> list[int]:
@@ -59,8 +109,8 @@ def encode_prompts(executor: Executor, requests: RequestTable, scheduled: Schedu
     starts = buffers.query_start[: scheduled.num_rows]
     rows = (buffers.positions[starts] == 0).nonzero()[0]
     sequences = requests.by_handles(buffers.row_handles[rows].tolist())
-    beginning: dict[int, tuple[int, Sequence[int]]] = {}
+    beginning: dict[int, tuple[int, EncoderInput]] = {}
     for row, sequence in zip(rows.tolist(), sequences, strict=True):
-        read = sequence.request.encoder_prompt_token_ids or ()
-        beginning.setdefault(sequence.request.group, (row, read))
+        if sequence.request.encoder is not None:
+            beginning.setdefault(sequence.request.group, (row, sequence.request.encoder))
     executor.encode_prompts(dict(beginning.values()))

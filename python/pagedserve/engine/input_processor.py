@@ -9,20 +9,22 @@ import itertools
 import time
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final
+from typing import Final, Self
 
 from transformers import PreTrainedTokenizerBase
 
-from pagedserve._core import Scheduler
+from pagedserve._core import Scheduler, SchedulerConfig
 from pagedserve.config import EngineArgs
 from pagedserve.engine.encoder_prompts import split_prompt
-from pagedserve.engine.images import ImagePlacer
+from pagedserve.engine.images import ImagePlacer, image_placer
 from pagedserve.engine.request import Request
 from pagedserve.engine.row_sampler import RowSampler
+from pagedserve.engine.speech_prompts import HearsAudio
 from pagedserve.errors import RequestError
-from pagedserve.executor.protocol import Adapter, ModelInfo
+from pagedserve.executor.protocol import Adapter, Executor, ModelInfo
 from pagedserve.inputs import ParsedPrompt, TokenizedPrompt, check_unicode, tokenize_prompt
 from pagedserve.lora.request import LoRARequest
+from pagedserve.models.audio_processor import load_audio_processor
 from pagedserve.output.beam import BeamSearch
 from pagedserve.output.detokenizer import Detokenizer
 from pagedserve.output.stop import StopRule
@@ -50,6 +52,7 @@ class InputProcessor:
         max_model_len: Tokens of a sequence.
         args: What the user said about requests.
         images: Places those of prompts; None where the model takes none.
+        audio: Makes features of it; None where the model hears none.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -59,8 +62,35 @@ class InputProcessor:
     max_model_len: int
     args: EngineArgs
     images: ImagePlacer | None = None
+    audio: HearsAudio | None = None
     _numbers: "itertools.count[int]" = field(default_factory=itertools.count)
     _detokenizers: dict[bool, Detokenizer] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        args: EngineArgs,
+        tokenizer: PreTrainedTokenizerBase,
+        executor: Executor,
+        scheduler: Scheduler,
+        config: SchedulerConfig,
+    ) -> Self:
+        """That of an engine with these parts.
+
+        Raises:
+            ModelLoadError: The model's processor of images or of audio cannot be loaded.
+        """
+        known = executor.model_info.encoder_decoder
+        return cls(
+            tokenizer=tokenizer,
+            model=executor.model_info,
+            scheduler=scheduler,
+            max_num_seqs=config.max_num_seqs,
+            max_model_len=config.max_model_len,
+            args=args,
+            images=image_placer(args, tokenizer, executor),
+            audio=load_audio_processor(args) if known and known.speech else None,
+        )
 
     def process(
         self,
@@ -91,7 +121,14 @@ class InputProcessor:
         Raises:
             RequestError: What is wrong with the prompt or the parameters, and what is accepted.
         """
-        prompt, read = split_prompt(prompt, self.model, name, self._encode)
+        prompt, encoder, rules = split_prompt(
+            prompt,
+            self.model,
+            name,
+            encode=self._encode,
+            encode_bare=self._encode_word,
+            audio=self.audio,
+        )
         if isinstance(params, PoolingParams):
             return self._process_pooling(
                 request_id,
@@ -124,6 +161,7 @@ class InputProcessor:
         if refusal is not None:
             raise RequestError(f"{name} {refusal}")
         self._check_params(params)
+        rules.check(params, name)
         params = params.with_prompt(token_ids)
         rule = StopRule.from_params(
             params,
@@ -151,6 +189,7 @@ class InputProcessor:
                 prompt_token_ids=token_ids,
                 bad_words=bad_words,
                 banned_at_first=rule.banned_at_first,
+                rules=rules,
                 num_candidates=max(search.num_candidates, params.logprobs or 0) if search else 0,
                 # The first number keeps the two kinds of keys apart.
                 key=(1, self.args.seed, number) if params.seed is None else (0, params.seed),
@@ -165,8 +204,7 @@ class InputProcessor:
             lora_request=lora_request,
             adapter=adapter,
             images=images,
-            encoder_prompt=None if read is None else read.text,
-            encoder_prompt_token_ids=None if read is None else read.token_ids,
+            encoder=encoder,
         )
 
     def _process_pooling(

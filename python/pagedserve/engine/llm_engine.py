@@ -20,7 +20,6 @@ import pagedserve.checks as checks
 from pagedserve._core import CacheConfig, Scheduler
 from pagedserve.config import EngineArgs
 from pagedserve.engine.adapters import AdapterTable
-from pagedserve.engine.images import image_placer
 from pagedserve.engine.input_processor import InputProcessor
 from pagedserve.engine.loop import EngineLoop, sigint_deferred
 from pagedserve.engine.request import Request, RequestTable
@@ -121,14 +120,8 @@ class LLMEngine:
                 num_cpu_state_slots=self.memory.num_cpu_state_slots,
             )
         )
-        self.input_processor = InputProcessor(
-            tokenizer=self.tokenizer,
-            model=self.model_info,
-            scheduler=self._scheduler,
-            max_num_seqs=config.max_num_seqs,
-            max_model_len=config.max_model_len,
-            args=args,
-            images=image_placer(args, self.tokenizer, executor),
+        self.input_processor = InputProcessor.of(
+            args, self.tokenizer, executor, self._scheduler, config
         )
         self.adapters = AdapterTable(
             executor, args.max_loras if args.enable_lora else 0, HubOptions.of_adapters(args)
@@ -301,7 +294,7 @@ class LLMEngine:
                 priority=request.priority,
                 adapter=0 if request.adapter is None else request.adapter.ordinal,
                 salt=request.salt,
-                num_encoder_tokens=len(request.encoder_prompt_token_ids or ()),
+                num_encoder_tokens=0 if request.encoder is None else request.encoder.num_states,
                 request_id=request.request_id,
             )
             self._requests.add(request, group, handle)

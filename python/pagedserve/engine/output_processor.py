@@ -43,8 +43,8 @@ def make_output(request: Request) -> RequestOutput:
         lora_request=request.lora_request,
         num_cached_tokens=request.num_cached_tokens,
         pooled=request.pooled,
-        encoder_prompt=request.encoder_prompt,
-        encoder_prompt_token_ids=request.encoder_prompt_token_ids,
+        encoder_prompt=None if request.encoder is None else request.encoder.text,
+        encoder_prompt_token_ids=None if request.encoder is None else request.encoder.token_ids,
     )
 
 

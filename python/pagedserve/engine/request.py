@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from pagedserve.engine.row_sampler import RowSampler
 from pagedserve.executor.protocol import Adapter
 from pagedserve.lora.request import LoRARequest
+from pagedserve.models.encoder_prompts import EncoderInput
 from pagedserve.models.prompt_images import PromptImages
 from pagedserve.output.beam import Beam, BeamSearch
 from pagedserve.output.detokenizer import Detokenizer, TextStream
@@ -91,8 +92,7 @@ class Request:
         lora_request: The adapter that was asked for.
         adapter: Keeps its weights in host memory until the request ends.
         images: Of its prompt; None where it has none.
-        encoder_prompt: The text that the encoder reads, where it was given as text.
-        encoder_prompt_token_ids: What the encoder reads; None where the model has none.
+        encoder: What the encoder reads; None where the model has none.
         pooled: What a model that pools made of the prompt, float32 ``[F]``.
         sequences: Its continuations in the order of their indices; of a beam search those that
             go on.
@@ -121,8 +121,7 @@ class Request:
     lora_request: LoRARequest | None = None
     adapter: Adapter | None = None
     images: PromptImages | None = None
-    encoder_prompt: str | None = None
-    encoder_prompt_token_ids: list[int] | None = None
+    encoder: EncoderInput | None = None
     pooled: NDArray[np.float32] | None = None
     sequences: list[Sequence] = field(default_factory=list)
     is_plain: bool = False
@@ -220,7 +219,7 @@ class RequestTable:
             self._scored.add(request.request_id)
         if request.images is not None:
             self._with_images.add(request.request_id)
-        self.has_encoders = request.encoder_prompt_token_ids is not None
+        self.has_encoders = request.encoder is not None
         self.replace_sequences(request, request.sequences, [handle])
 
     def replace_sequences(

@@ -5,6 +5,7 @@ from typing import Final
 
 import numpy as np
 
+from pagedserve.engine.token_rules import NO_RULES, TokenRules
 from pagedserve.sampling.bad_words import BadWords
 from pagedserve.sampling.rows import LogitsEdits, RowSampling
 from pagedserve.sampling_params import SamplingParams
@@ -56,6 +57,7 @@ class RowSampler:
         "_params",
         "_plain",
         "_prompt",
+        "_rules",
         "_uniforms",
         "constant",
     )
@@ -70,6 +72,7 @@ class RowSampler:
         num_candidates: int,
         key: Sequence[int],
         pair_start: int | None = None,
+        rules: TokenRules = NO_RULES,
     ) -> None:
         """Prepare the rows of a request.
 
@@ -81,7 +84,9 @@ class RowSampler:
             num_candidates: Of each beam; 0 where there is no beam search.
             key: Names its random numbers; each sequence adds its index.
             pair_start: Where a second text begins in its prompt.
+            rules: Of the model, for new tokens.
         """
+        self._rules = rules
         self._pair_start = pair_start
         self._params = params
         self._prompt = prompt_token_ids
@@ -95,7 +100,7 @@ class RowSampler:
         # Beams are greedy.
         num_streams = 0 if self._plain.is_greedy else params.max_num_running_seqs
         self._uniforms = [UniformStream(*key, index) for index in range(num_streams)]
-        is_constant = not (self._uniforms or self._has_edits or self._banned)
+        is_constant = not (self._uniforms or self._has_edits or self._banned or rules)
         self.constant = self._plain if is_constant else None
 
     def row(self, token_ids: Sequence[int], index: int, *, num_unknown: int = 0) -> RowSampling:
@@ -105,14 +110,19 @@ class RowSampler:
         may be ``num_unknown`` tokens more, where nothing depends on what they are.
         """
         count = len(token_ids) + num_unknown
+        begun = self._rules.row(count, self._num_logprobs)
+        if begun is not None:
+            return begun
         uniforms: tuple[float, ...] = (0.0,)
         if self._uniforms:
             streams = self._uniforms if count == 0 else [self._uniforms[index]]
             uniforms = tuple(stream.at(count) for stream in streams)
-        is_banned = bool(self._banned) and count < self._params.min_tokens
-        if not (self._has_edits or is_banned):
+        banned = self._banned if count < self._params.min_tokens else ()
+        if self._rules:
+            banned += self._rules.banned(count)
+        if not (self._has_edits or banned):
             return self._make(uniforms, None) if self._uniforms else self._plain
-        return self._make(uniforms, self._edits(token_ids, self._banned if is_banned else ()))
+        return self._make(uniforms, self._edits(token_ids, banned))
 
     def _make(self, uniforms: tuple[float, ...], edits: LogitsEdits | None) -> RowSampling:
         params = self._params

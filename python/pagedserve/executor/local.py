@@ -34,6 +34,7 @@ from pagedserve.executor.protocol import (
 from pagedserve.images import ImageRules
 from pagedserve.lora.apply import AdapterModules
 from pagedserve.lora.host import HostAdapter, HostAdapters
+from pagedserve.models.encoder_prompts import EncoderInput
 from pagedserve.models.image_features import image_positions
 from pagedserve.models.loader import LoadedModel, load_model
 from pagedserve.models.prompt_images import PlacedImage, PromptImages
@@ -255,7 +256,7 @@ class LocalExecutor:
         """See ``Executor``."""
         self._tower.encode(images)
 
-    def encode_prompts(self, prompts: Mapping[int, Sequence[int]]) -> None:
+    def encode_prompts(self, prompts: Mapping[int, EncoderInput]) -> None:
         """See ``Executor``."""
         assert self._encoder is not None  # noqa: S101  # only an encoder-decoder is asked
         self._encoder.encode(prompts)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pagedserve._core import InputBuffers, SchedulerOutputs
 from pagedserve.executor.memory import MemoryPlan
 from pagedserve.images import TEXT_ALONE, ImageRules
-from pagedserve.models.encoder_prompts import EncoderDecoder
+from pagedserve.models.encoder_prompts import EncoderDecoder, EncoderInput
 from pagedserve.models.prompt_images import PlacedImage, PromptImages
 from pagedserve.pooling.rules import PoolingRules
 from pagedserve.sampling.results import PositionLogprobs, SampledRows
@@ -190,7 +190,7 @@ class Executor(Protocol):
             Exception: Whatever a model makes of them.
         """
 
-    def encode_prompts(self, prompts: Mapping[int, Sequence[int]]) -> None:
+    def encode_prompts(self, prompts: Mapping[int, EncoderInput]) -> None:
         """Have the encoder's states of prompts, by row, for the step that is launched next."""
 
     @property

@@ -6,11 +6,18 @@ about its neighbours.  Its states become keys and values in the blocks of the re
 prompts side by side, over memory full of NaN, in two steps of which the second writes no such keys.
 """
 
+import math
 from typing import Any, Final, cast
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    AutoModelForSpeechSeq2Seq,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+from transformers.models.auto.modeling_auto import MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES
 
 from pagedserve.attention.cross import WholeAttention
 from pagedserve.attention.interface import answering
@@ -23,6 +30,7 @@ from pagedserve.models.flat_batch import decoder_logits
 from pagedserve.models.limits import derive_max_model_len
 from pagedserve.models.paged_logits import encoder_decoder_logits
 from pagedserve.models.probe import CallRecorder, refusing_failures
+from pagedserve.models.speech import SpeechTokens
 from pagedserve.models.trials import TOLERANCE, compare, prompt_of, using_attention
 
 # Tokens of the check's prompts, of the encoder and of the decoder.
@@ -42,6 +50,13 @@ def encoder_decoder_of(model: PreTrainedModel) -> EncoderDecoder:
             f"architecture {architecture_of(model.config)} cannot be run: its config names no "
             "decoder_start_token_id"
         )
+    if _hears(model):
+        speech = SpeechTokens.of(start, model.generation_config)
+        return EncoderDecoder(
+            decoder_prompt=(start,),
+            max_encoder_len=model.config.max_source_positions,
+            speech=speech,
+        )
     forced = _named(model, "forced_bos_token_id")
     return EncoderDecoder(
         decoder_prompt=(start,) if forced is None else (start, forced),
@@ -55,12 +70,26 @@ def _named(model: PreTrainedModel, name: str) -> int | None:
     return cast("int | None", getattr(model.config, name, None) if found is None else found)
 
 
-@torch.inference_mode()
-def encoder_states(model: PreTrainedModel, token_ids: Tensor) -> Tensor:
-    """The encoder's states ``[S, F]`` of a prompt ``[S]``."""
+def class_of(config: PreTrainedConfig) -> Any:
+    """Transformers' class that makes such a model."""
+    is_known = config.model_type in MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES
+    return AutoModelForSpeechSeq2Seq if is_known else AutoModelForSeq2SeqLM
+
+
+def _hears(model: PreTrainedModel) -> bool:
+    """Whether its encoder takes features of audio."""
     encoder: Any = model.get_encoder()
+    return bool(encoder.main_input_name == "input_features")
+
+
+@torch.inference_mode()
+def encoder_states(model: PreTrainedModel, inputs: Tensor) -> Tensor:
+    """The encoder's states ``[S, F]`` of a prompt ``[S]``, or of features ``[M, N]``."""
+    encoder: Any = model.get_encoder()
+    dtype = model.dtype if inputs.is_floating_point() else inputs.dtype
+    given = {encoder.main_input_name: inputs[None].to(model.device, dtype)}
     with answering(WholeAttention()):
-        return cast(Tensor, encoder(input_ids=token_ids[None]).last_hidden_state[0])
+        return cast(Tensor, encoder(**given).last_hidden_state[0])
 
 
 def no_states(model: PreTrainedModel) -> Tensor:
@@ -84,21 +113,30 @@ def check_encoder_decoder(
     """
     with refusing_failures(model), torch.inference_mode():
         layers = _find_layers(model)
-        encoded = [prompt_of(model, length) for length in _ENCODED]
         prompts = [prompt_of(model, length) for length in _DECODED]
         with using_attention(model, "eager"):
-            expected = [_own_logits(model, *pair) for pair in zip(encoded, prompts, strict=True)]
-        states = [encoder_states(model, prompt) for prompt in encoded]
+            own = _trial_states(model)
+            expected = [_own_logits(model, *pair) for pair in zip(own, prompts, strict=True)]
+        states = _trial_states(model)
         found = encoder_decoder_logits(model, layers, prompts, states, backend)
     differ = "over paged attention its logits differ from its own"
     compare(model, found, expected, TOLERANCE[model.dtype], differ)
     return layers
 
 
-def _own_logits(model: PreTrainedModel, encoded: Tensor, prompt: Tensor) -> Tensor:
-    """Float32 ``[T, V]``, of a decoder's prompt behind an encoder's."""
+def _trial_states(model: PreTrainedModel) -> list[Tensor]:
+    """The encoder's states of two trial prompts; of audio, which has one length, the second cut."""
+    if not _hears(model):
+        return [encoder_states(model, prompt_of(model, length)) for length in _ENCODED]
+    shape = model.config.num_mel_bins, 2 * model.config.max_source_positions
+    states = encoder_states(model, torch.arange(math.prod(shape)).sin().reshape(shape))
+    return [states, states[: _ENCODED[1]]]
+
+
+def _own_logits(model: PreTrainedModel, states: Tensor, prompt: Tensor) -> Tensor:
+    """Float32 ``[T, V]``, of a decoder's prompt behind an encoder's states."""
     own: Any = model
-    output = own(input_ids=encoded[None], decoder_input_ids=prompt[None], use_cache=False)
+    output = own(encoder_outputs=(states[None],), decoder_input_ids=prompt[None], use_cache=False)
     return cast(Tensor, output.logits)[0].float()
 
 

@@ -10,7 +10,6 @@ from transformers import (
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
-    AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
     PreTrainedConfig,
     PreTrainedModel,
@@ -30,7 +29,7 @@ from pagedserve.models.architectures import attention_to_build_with, prepare_arc
 from pagedserve.models.classifiers import EncoderHead, with_class_head
 from pagedserve.models.device import choose_device
 from pagedserve.models.dummy import dummy_model
-from pagedserve.models.encoder_decoder import check_encoder_decoder, encoder_decoder_of
+from pagedserve.models.encoder_decoder import check_encoder_decoder, class_of, encoder_decoder_of
 from pagedserve.models.encoder_prompts import EncoderDecoder
 from pagedserve.models.encoders import check_encoder
 from pagedserve.models.files import (
@@ -274,7 +273,7 @@ class _Loading:
                 f"device is {self.device}, and encoder-decoders run on the CPU alone so far: give "
                 "device='cpu'"
             )
-        model = self.load(AutoModelForSeq2SeqLM)
+        model = self.load(class_of(self.files.hf_config))
         return LoadedModel(
             model=model,
             layers=check_encoder_decoder(model, self.backend),

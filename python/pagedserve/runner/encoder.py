@@ -1,6 +1,6 @@
 """The encoder of an encoder-decoder: states of the prompts that begin in a step."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from pagedserve.attention.cross import CrossStep
 from pagedserve.attention.metadata import BatchLayout
 from pagedserve.models.encoder_decoder import encoder_states, no_states
+from pagedserve.models.encoder_prompts import EncoderInput
 
 
 class PromptEncoder:
@@ -22,11 +23,11 @@ class PromptEncoder:
         self._nothing = no_states(model)
         self._encoded: dict[int, Tensor] = {}
 
-    def encode(self, prompts: Mapping[int, Sequence[int]]) -> None:
+    def encode(self, prompts: Mapping[int, EncoderInput]) -> None:
         """Have the states of prompts, by row, for the next step."""
         self._encoded = {
-            row: encoder_states(self._model, torch.tensor(token_ids, device=self._model.device))
-            for row, token_ids in prompts.items()
+            row: encoder_states(self._model, torch.as_tensor(prompt.inputs))
+            for row, prompt in prompts.items()
         }
 
     def of_step(

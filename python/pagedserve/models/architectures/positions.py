@@ -56,9 +56,10 @@ def _embed_given(model: nn.Module, embedding: Any) -> None:
     """Let a module that embeds positions embed those that the model is called with."""
     embed, given = embedding.forward, None
 
-    def remember(_: object, _args: object, kwargs: dict[str, Any]) -> None:
+    def take(_: object, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         nonlocal given
-        given = kwargs.get("position_ids")
+        given = kwargs.pop("position_ids", None)
+        return args, kwargs
 
     def forward(
         tokens: Any, past_key_values_length: int = 0, position_ids: Tensor | None = None
@@ -67,7 +68,7 @@ def _embed_given(model: nn.Module, embedding: Any) -> None:
         embedded: Tensor = embed(tokens, past_key_values_length, position_ids=positions)
         return embedded
 
-    model.register_forward_pre_hook(remember, with_kwargs=True)
+    model.register_forward_pre_hook(take, with_kwargs=True)
     embedding.forward = forward
 
 

@@ -1,0 +1,83 @@
+"""Prompts of models that write down speech: audio for the encoder, a beginning for the decoder."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagedserve.audio import Audio
+from pagedserve.engine.token_rules import TokenRules
+from pagedserve.errors import RequestError
+from pagedserve.images import TEXT_ALONE
+from pagedserve.inputs import ParsedPrompt, tokenize_prompt
+from pagedserve.models.encoder_prompts import EncoderInput
+from pagedserve.models.speech import SpeechTokens
+
+
+class HearsAudio(Protocol):
+    """Makes an encoder's features of audio."""
+
+    def features(self, audio: Audio, name: str) -> NDArray[np.float32]:
+        """See ``pagedserve.models.audio_processor``."""
+
+
+def audio_for_encoder(
+    prompt: ParsedPrompt, name: str, processor: HearsAudio, num_states: int
+) -> EncoderInput:
+    """What the encoder hears of a prompt.
+
+    Raises:
+        RequestError: No audio, audio that the model does not take, or text beside it.
+    """
+    encoder = prompt if prompt.encoder is None else prompt.encoder
+    if prompt.images or encoder.images:
+        raise RequestError(f"{name} has images, and {TEXT_ALONE}")
+    if encoder.audio is None:
+        raise RequestError(
+            f"{name} has no audio for the encoder; give it multi_modal_data="
+            '{"audio": (samples, sampling_rate)}'
+        )
+    if prompt.encoder is not None and (encoder.text or encoder.token_ids or prompt.audio):
+        raise RequestError(
+            f"{name} must have audio alone for the encoder, whose text is empty, and text alone "
+            "for the decoder"
+        )
+    return EncoderInput(inputs=processor.features(encoder.audio, name), num_states=num_states)
+
+
+def begin_speech(
+    prompt: ParsedPrompt,
+    speech: SpeechTokens,
+    name: str,
+    encode: Callable[[str], list[int]],
+    vocab_size: int,
+) -> tuple[ParsedPrompt, TokenRules]:
+    """The decoder's prompt and the rules for what follows it.
+
+    Where none is given, the audio's language is found: the first new tokens say it, and what is
+    done.  One that has not the token that all text begins behind gets it in front.
+
+    Args:
+        prompt: The decoder's, which may be empty.
+        speech: The model's tokens.
+        name: What an error calls it.
+        encode: The tokenizer, nothing added.
+        vocab_size: Ids must be below it.
+    """
+    if prompt.text or prompt.token_ids is not None:
+        given = tokenize_prompt(prompt, name, encode=encode, vocab_size=vocab_size).token_ids
+        begun = given if speech.start in given else [speech.start, *given]
+        return replace(prompt, token_ids=begun), _rules(speech)
+    choices = speech.choices()
+    is_known = len(choices[0]) == 1 if choices else True
+    begun = [speech.start, *(choice[0] for choice in choices * is_known)]
+    first = () if is_known else tuple(choices)
+    return replace(prompt, token_ids=begun), _rules(speech, first)
+
+
+def _rules(speech: SpeechTokens, first: tuple[tuple[int, ...], ...] = ()) -> TokenRules:
+    return TokenRules(
+        first=first, suppressed=speech.suppressed, suppressed_first=speech.suppressed_first
+    )

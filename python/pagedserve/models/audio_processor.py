@@ -1,0 +1,86 @@
+"""From a prompt's audio to the features that an encoder hears."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from transformers import AutoFeatureExtractor
+
+from pagedserve.audio import Audio
+from pagedserve.config import EngineArgs
+from pagedserve.errors import ModelLoadError, RequestError, extra_needed
+from pagedserve.models.files import find_model_files, first_line, quiet_transformers
+
+
+class AudioProcessor:
+    """Makes features; any thread may ask.
+
+    Attributes:
+        sampling_rate: samples of a second that the model hears.
+        max_seconds: the longest audio of a prompt.
+    """
+
+    def __init__(self, extractor: Any) -> None:
+        """Take a feature extractor of transformers."""
+        self._extractor = extractor
+        self.sampling_rate: int = extractor.sampling_rate
+        self.max_seconds: float = extractor.n_samples / extractor.sampling_rate
+
+    def features(self, audio: Audio, name: str) -> NDArray[np.float32]:
+        """Float32 ``[M, F]``, as many for any audio: silence follows it.
+
+        Args:
+            audio: of any sampling rate.
+            name: what an error calls its prompt.
+
+        Raises:
+            RequestError: if it is longer than the model hears.
+            ImportError: if it must be resampled, and the package for it is missing.
+        """
+        if audio.seconds > self.max_seconds:
+            raise RequestError(
+                f"the audio of {name} has {audio.seconds:.2f} seconds; the model hears at most "
+                f"{self.max_seconds:g}"
+            )
+        samples = audio.samples
+        if audio.sampling_rate != self.sampling_rate:
+            samples = _resampled(audio, self.sampling_rate)
+        made = self._extractor(samples, sampling_rate=self.sampling_rate, return_tensors="np")
+        features: NDArray[np.float32] = made["input_features"][0]
+        return features
+
+
+def _resampled(audio: Audio, sampling_rate: int) -> NDArray[np.float32]:
+    wanted = f"audio of {audio.sampling_rate} samples a second, where the model hears "
+    with extra_needed(f"{wanted}{sampling_rate},", "audio"):
+        import soxr
+    resampled: NDArray[np.float32] = soxr.resample(
+        audio.samples, audio.sampling_rate, sampling_rate
+    )
+    return resampled
+
+
+def load_audio_processor(args: EngineArgs) -> AudioProcessor:
+    """What makes features for a model that hears audio; reads no weights.
+
+    Raises:
+        ModelLoadError: if transformers cannot load it, or the model's encoder takes others.
+    """
+    with quiet_transformers():
+        files = find_model_files(args)
+        try:
+            extractor: Any = AutoFeatureExtractor.from_pretrained(files.directory)
+        except Exception as error:  # transformers raises many unrelated types here
+            raise ModelLoadError(
+                f"model {args.model!r} has no feature extractor that transformers can load: "
+                f"{first_line(error)}"
+            ) from error
+    config: Any = files.hf_config
+    made = extractor.feature_size, extractor.nb_max_frames
+    heard = config.num_mel_bins, 2 * config.max_source_positions
+    if made != heard:
+        raise ModelLoadError(
+            f"model {args.model!r}: its feature extractor makes features of shape {list(made)}, "
+            f"and its encoder hears {list(heard)}"
+        )
+    return AudioProcessor(extractor)
