@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         SchedulerOutputs,
         SequenceGroupMetadata,
         UncachedBlockAllocator,
+        WindowGroup,
     )
     from pagedserve.config import EngineArgs
     from pagedserve.engine.async_engine import AsyncLLMEngine
@@ -115,6 +116,7 @@ __all__ = [
     "TokensPrompt",
     "UncachedBlockAllocator",
     "UnsupportedModelError",
+    "WindowGroup",
     "__version__",
 ]
 
@@ -166,6 +168,7 @@ _HOME = {
             "SchedulerOutputs",
             "SequenceGroupMetadata",
             "UncachedBlockAllocator",
+            "WindowGroup",
         ],
         "pagedserve._core",
     ),

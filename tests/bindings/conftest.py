@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pagedserve import CacheConfig, InputBuffers, Scheduler, SchedulerConfig, SchedulerOutputs
+from pagedserve import (
+    CacheConfig,
+    InputBuffers,
+    Scheduler,
+    SchedulerConfig,
+    SchedulerOutputs,
+    WindowGroup,
+)
 
 MAX_ROWS, MAX_TOKENS, MAX_LEN = 8, 64, 64
 SIZES = {
@@ -24,10 +31,12 @@ SIZES = {
     "row_handles": MAX_ROWS,
     "adapter_slots": MAX_ROWS,
     "state_slots": MAX_ROWS,
+    "window_tables": MAX_ROWS * MAX_LEN,
+    "window_slots": MAX_TOKENS,
     "cross_lens": MAX_ROWS,
     "cross_tables": MAX_ROWS * MAX_LEN,
 }
-WIDE = {"positions", "slot_mapping", "row_handles"}
+WIDE = {"positions", "slot_mapping", "row_handles", "window_slots"}
 
 
 def make_arrays() -> dict[str, NDArray[Any]]:
@@ -48,6 +57,8 @@ class RowInputs:
     slots: list[int]
     num_keys: int
     table: list[int]
+    window_slots: list[int]
+    window_table: list[int]
     is_sampled: bool
     adapter_slot: int
     state_slot: int
@@ -107,6 +118,8 @@ class Engine:
                     slots=of["slot_mapping"][span],
                     num_keys=of["seq_lens"][row],
                     table=of["block_tables"][row * width : (row + 1) * width],
+                    window_slots=of["window_slots"][span],
+                    window_table=of["window_tables"][row * width : (row + 1) * width],
                     is_sampled=row in sampled,
                     adapter_slot=of["adapter_slots"][row],
                     state_slot=of["state_slots"][row],
@@ -172,6 +185,7 @@ class Engine:
             seqs,
             [scheduler.token_ids(seq).tolist() for seq in seqs],
             [scheduler.block_table(seq).tolist() for seq in seqs],
+            [scheduler.window_block_table(seq).tolist() for seq in seqs],
             [scheduler.cross_block_table(group).tolist() for group in groups],
         )
 
@@ -194,7 +208,9 @@ def engine() -> Engine:
 @pytest.fixture
 def busy() -> Engine:
     """Two groups that decode, one of them of three sequences, and one that waits for blocks."""
-    engine = Engine({"max_loras": 1}, {"num_gpu_blocks": 10, "num_cpu_blocks": 4})
+    group = WindowGroup(window=6, num_gpu_blocks=60)
+    blocks = {"num_gpu_blocks": 10, "num_cpu_blocks": 4, "window_group": group}
+    engine = Engine({"max_loras": 1}, blocks)
     engine.add(5)
     engine.add(9, max_num_running_seqs=3, num_encoder_tokens=3, adapter=1)
     outputs = engine.schedule()

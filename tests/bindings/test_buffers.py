@@ -9,6 +9,16 @@ from numpy.typing import NDArray
 from pagedserve import InputBuffers
 from pagedserve.errors import StepError
 
+# Without adapters, states, windows and encoders there are none.
+OPTIONAL = {
+    "adapter_slots",
+    "state_slots",
+    "window_tables",
+    "window_slots",
+    "cross_lens",
+    "cross_tables",
+}
+
 
 def test_buffers_of_another_kind_are_refused_when_they_are_given(
     arrays: dict[str, NDArray[Any]],
@@ -18,8 +28,7 @@ def test_buffers_of_another_kind_are_refused_when_they_are_given(
         frozen.flags.writeable = False
         other = np.int64 if array.dtype == np.int32 else np.int32
         others: list[Any] = [array.astype(other), np.repeat(array, 2)[::2], array.reshape(1, -1)]
-        # Without adapters, states and encoders there are none.
-        is_needed = name not in {"adapter_slots", "state_slots", "cross_lens", "cross_tables"}
+        is_needed = name not in OPTIONAL
         for bad in [*others, [1], *[None] * is_needed]:
             with pytest.raises(StepError, match=f"^{name} must be a one-dimensional contiguous"):
                 InputBuffers(**arrays | {name: bad})
@@ -42,6 +51,16 @@ def test_slots_of_adapters_are_left_out_only_where_there_are_none(
     engine.schedule()
     engine.scheduler.prepare_inputs(without)
     assert arrays["query_start"][:2].tolist() == [0, 3]
+
+
+def test_arrays_of_windows_are_left_out_only_where_there_is_no_group(
+    busy: Any, arrays: dict[str, NDArray[Any]]
+) -> None:
+    busy.schedule()
+    message = "window_tables or window_slots is missing; window_group is not None"
+    for name in ("window_tables", "window_slots"):
+        others: dict[str, Any] = {**arrays, name: None}
+        busy.refuses(StepError, message, busy.scheduler.prepare_inputs, InputBuffers(**others))
 
 
 def test_buffers_frozen_later_are_refused_and_none_is_written(
@@ -74,7 +93,9 @@ def test_short_buffers_are_refused_and_none_is_written(
 ) -> None:
     outputs = busy.schedule()
     needed = {
-        **dict.fromkeys(["token_ids", "positions", "slot_mapping"], outputs.num_batched_tokens),
+        **dict.fromkeys(
+            ["token_ids", "positions", "slot_mapping", "window_slots"], outputs.num_batched_tokens
+        ),
         **dict.fromkeys(["sample_index", "sample_rows"], outputs.num_samples),
         **dict.fromkeys(
             ["seq_lens", "row_handles", "adapter_slots", "state_slots", "cross_lens"],
@@ -82,6 +103,7 @@ def test_short_buffers_are_refused_and_none_is_written(
         ),
         "query_start": outputs.num_rows + 1,
         "block_tables": outputs.num_rows * outputs.max_num_blocks,
+        "window_tables": outputs.num_rows * outputs.max_num_blocks,
         "cross_tables": outputs.num_rows * outputs.max_num_cross_blocks,
     }
     assert needed.keys() == arrays.keys()

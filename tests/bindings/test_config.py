@@ -5,7 +5,14 @@ from typing import Any
 
 import pytest
 
-from pagedserve import CacheChoices, CacheConfig, Scheduler, SchedulerChoices, SchedulerConfig
+from pagedserve import (
+    CacheChoices,
+    CacheConfig,
+    Scheduler,
+    SchedulerChoices,
+    SchedulerConfig,
+    WindowGroup,
+)
 from pagedserve.errors import ConfigError
 
 CACHE: dict[str, Any] = {"block_size": 4, "num_gpu_blocks": 8}
@@ -128,6 +135,23 @@ def test_a_negative_number_of_bypasses_is_refused() -> None:
         SchedulerConfig(**SCHEDULER, max_num_bypasses=-1)
 
 
+def test_a_window_group_is_refused_where_it_cannot_be() -> None:
+    group = WindowGroup(window=9, num_gpu_blocks=30)
+    for others in ({"sliding_window": 8}, {"enable_prefix_caching": True}):
+        with pytest.raises(ConfigError, match="window_group excludes enable_prefix_caching and"):
+            CacheConfig(**CACHE, window_group=group, **others)
+    with pytest.raises(ConfigError, match="the window of window_group is 0"):
+        WindowGroup(window=0, num_gpu_blocks=30)
+    limits = SchedulerConfig(**SCHEDULER)
+    block_size = CACHE["block_size"]
+    least = WindowGroup.least_num_gpu_blocks(limits, window=9, block_size=block_size)
+    fewer = WindowGroup(window=9, num_gpu_blocks=least - 1)
+    with pytest.raises(ConfigError, match=f"need {least}"):
+        Scheduler(limits, CacheConfig(**CACHE, window_group=fewer))
+    enough = WindowGroup(window=9, num_gpu_blocks=least)
+    Scheduler(limits, CacheConfig(**CACHE, window_group=enough)).check()
+
+
 def test_a_window_excludes_prefix_caching() -> None:
     for make in (CacheConfig, CacheConfig.classic):
         with pytest.raises(ConfigError, match="sliding_window and enable_prefix_caching exclude"):
@@ -193,11 +217,13 @@ def test_every_field_reads_back() -> None:
         "choices": SchedulerChoices(**SCHEDULER_CHOICES),
     }
     states: dict[str, Any] = {"num_state_slots": 6, "num_cpu_state_slots": 3}
+    group: dict[str, Any] = {"window": 9, "num_gpu_blocks": 30, "num_cpu_blocks": 4}
     cache: dict[str, Any] = CACHE | {
         "num_cpu_blocks": 5,
         "watermark": 0.125,
         "enable_prefix_caching": True,
         "sliding_window": None,
+        "window_group": None,
         "choices": CacheChoices(**CACHE_CHOICES),
     }
     made: list[tuple[Any, dict[str, Any]]] = [
@@ -205,6 +231,8 @@ def test_every_field_reads_back() -> None:
         (SchedulerConfig(**SCHEDULER, **states), SCHEDULER | states),
         (CacheConfig(**cache), cache),
         (CacheConfig(**CACHE, sliding_window=12), CACHE | {"sliding_window": 12}),
+        (CacheConfig(**CACHE, window_group=WindowGroup(**group)), CACHE),
+        (WindowGroup(**group), group),
     ]
     for config, values in made:
         for field, value in values.items():

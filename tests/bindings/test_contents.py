@@ -12,8 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pagedserve import WindowGroup
+
 BLOCK_SIZE = 4
 WINDOW = 10
+WINDOW_GROUP = WindowGroup(window=WINDOW, num_gpu_blocks=60, num_cpu_blocks=9)
 
 CONFIGURATIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "default": ({}, {"num_cpu_blocks": 10}),
@@ -35,6 +38,14 @@ CONFIGURATIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"num_state_slots": 8, "num_cpu_state_slots": 4, "preemption_mode": "swap"},
         {"num_cpu_blocks": 12},
     ),
+    "window group": (
+        {"num_lookahead_slots": 2, "preemption_mode": "swap"},
+        {"num_cpu_blocks": 12, "window_group": WINDOW_GROUP},
+    ),
+    "window group in chunks": (
+        {"enable_chunked_prefill": True, "max_num_batched_tokens": 13},
+        {"num_cpu_blocks": 12, "window_group": WINDOW_GROUP},
+    ),
     "window": ({"num_lookahead_slots": 2}, {"num_cpu_blocks": 12, "sliding_window": WINDOW}),
 }
 
@@ -51,12 +62,16 @@ OPS = st.lists(
 class Model:
     """An engine, and the contents of both tiers as they must be."""
 
-    def __init__(self, engine: Any, *, has_window: bool) -> None:
+    def __init__(self, engine: Any, *, has_window: bool, has_group: bool) -> None:
         self.engine = engine
         self.scheduler = engine.scheduler
         self.has_window = has_window
+        self.has_group = has_group
         self.device: dict[int, int] = {}
         self.host: dict[int, int] = {}
+        # Of the layers with a window, where those have blocks of their own.
+        self.device_windows: dict[int, int] = {}
+        self.host_windows: dict[int, int] = {}
         # What the tokens of a sequence made of its state, by slot.
         self.device_states: dict[int, int] = {}
         self.host_states: dict[int, int] = {}
@@ -117,6 +132,9 @@ class Model:
             (outputs.blocks_to_swap_out, self.device, self.host),
             (outputs.blocks_to_swap_in, self.host, self.device),
             (outputs.blocks_to_copy, self.device, self.device),
+            (outputs.window_blocks_to_swap_out, self.device_windows, self.host_windows),
+            (outputs.window_blocks_to_swap_in, self.host_windows, self.device_windows),
+            (outputs.window_blocks_to_copy, self.device_windows, self.device_windows),
         ):
             moved = {
                 there * BLOCK_SIZE + offset: source.get(here * BLOCK_SIZE + offset, 0)
@@ -141,18 +159,25 @@ class Model:
         assert row.positions == list(range(row.positions[0], row.num_keys))
         for position, slot in zip(row.positions, row.slots, strict=True):
             if slot >= 0:
-                assert slot == self.slot(row, position)
+                assert slot == self.slot(row.table, position)
                 self.device[slot] = self.content(row.seq, position)
+        if self.has_group:
+            for position, slot in zip(row.positions, row.window_slots, strict=True):
+                assert slot == self.slot(row.window_table, position)
+                self.device_windows[slot] = self.content(row.seq, position)
 
-    def slot(self, row: Any, position: int) -> int:
-        block: int = row.table[position // BLOCK_SIZE]
-        return block * BLOCK_SIZE + position % BLOCK_SIZE
+    def slot(self, table: list[int], position: int) -> int:
+        return table[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
 
     def attend(self, row: Any) -> None:
         first = max(0, row.num_keys - WINDOW) if self.has_window else 0
         for position in range(first, row.num_keys):
-            found = self.device.get(self.slot(row, position), 0)
+            found = self.device.get(self.slot(row.table, position), 0)
             assert found == self.content(row.seq, position), f"position {position}"
+        if self.has_group:  # every query of the row sees its window
+            for position in range(max(0, row.positions[0] - WINDOW + 1), row.num_keys):
+                found = self.device_windows.get(self.slot(row.window_table, position), 0)
+                assert found == self.content(row.seq, position), f"position {position}"
 
     def go_on(self, row: Any) -> None:
         if not self.engine.has_states:
@@ -182,7 +207,10 @@ class Model:
             self.tokens[handle] = key, [*known, *tokens]
             # The model ran on all accepted tokens but the last, in the slots kept for them.
             for position in range(len(known), len(known) + len(tokens) - 1):
-                self.device[self.slot(rows[parent], position)] = self.content(handle, position)
+                content, row = self.content(handle, position), rows[parent]
+                self.device[self.slot(row.table, position)] = content
+                if self.has_group:
+                    self.device_windows[self.slot(row.window_table, position)] = content
             if is_last:
                 del self.tokens[handle]
             else:
@@ -229,7 +257,11 @@ def test_every_row_attends_to_its_own_tokens(
     engine = make_engine(for_scheduler, {"num_gpu_blocks": 14} | for_cache)
     engine.has_adapters = "max_loras" in for_scheduler
     engine.has_states = "num_state_slots" in for_scheduler
-    model = Model(engine, has_window="sliding_window" in for_cache)
+    model = Model(
+        engine,
+        has_window="sliding_window" in for_cache,
+        has_group="window_group" in for_cache,
+    )
     for kind, numbers in ops:
         model.apply(kind, numbers)
     model.drain()

@@ -25,6 +25,7 @@ __all__ = [
     "SchedulerOutputs",
     "SequenceGroupMetadata",
     "UncachedBlockAllocator",
+    "WindowGroup",
     "__version__",
     "cpu",
 ]
@@ -71,6 +72,22 @@ class CacheChoices:
     def exact_append_demand(self) -> bool: ...
 
 @final
+class WindowGroup:
+    def __new__(
+        cls, *, window: int, num_gpu_blocks: int, num_cpu_blocks: int | None = None
+    ) -> WindowGroup: ...
+    @staticmethod
+    def least_num_gpu_blocks(
+        scheduler_config: SchedulerConfig, *, window: int, block_size: int
+    ) -> int: ...
+    @property
+    def window(self) -> int: ...
+    @property
+    def num_gpu_blocks(self) -> int: ...
+    @property
+    def num_cpu_blocks(self) -> int: ...
+
+@final
 class CacheConfig:
     def __new__(
         cls,
@@ -81,6 +98,7 @@ class CacheConfig:
         watermark: float | None = None,
         enable_prefix_caching: bool | None = None,
         sliding_window: int | None = None,
+        window_group: WindowGroup | None = None,
         choices: CacheChoices | None = None,
     ) -> CacheConfig: ...
     @staticmethod
@@ -105,6 +123,8 @@ class CacheConfig:
     def enable_prefix_caching(self) -> bool: ...
     @property
     def sliding_window(self) -> int | None: ...
+    @property
+    def window_group(self) -> WindowGroup | None: ...
     @property
     def choices(self) -> CacheChoices: ...
 
@@ -210,6 +230,8 @@ class InputBuffers:
         row_handles: NDArray[np.int64],  # [>= R]
         adapter_slots: NDArray[np.int32] | None = None,  # [>= R]
         state_slots: NDArray[np.int32] | None = None,  # [>= R]
+        window_tables: NDArray[np.int32] | None = None,  # [>= R * B], as block_tables
+        window_slots: NDArray[np.int64] | None = None,  # [>= T]
         cross_lens: NDArray[np.int32] | None = None,  # [>= R]
         cross_tables: NDArray[np.int32] | None = None,  # [>= R * C], as block_tables
     ) -> InputBuffers: ...
@@ -259,6 +281,12 @@ class SchedulerOutputs:
     def states_to_swap_in(self) -> NDArray[np.int64]: ...  # [n, 2] (host slot, device slot)
     @property
     def states_to_copy(self) -> NDArray[np.int64]: ...  # [n, 2] (source, destination)
+    @property
+    def window_blocks_to_swap_out(self) -> NDArray[np.int64]: ...  # [n, 2] (gpu, cpu)
+    @property
+    def window_blocks_to_swap_in(self) -> NDArray[np.int64]: ...  # [n, 2] (cpu, gpu)
+    @property
+    def window_blocks_to_copy(self) -> NDArray[np.int64]: ...  # [n, 2] (source, destination)
     @property
     def adapters_to_load(self) -> list[tuple[int, int]]: ...  # (adapter, slot)
     @property
@@ -331,6 +359,7 @@ class Scheduler:
     def abandon(self, step_id: int) -> None: ...  # the open step, and an unresolved one
     def token_ids(self, seq: int) -> NDArray[np.int32]: ...
     def block_table(self, seq: int) -> NDArray[np.int32]: ...
+    def window_block_table(self, seq: int) -> NDArray[np.int32]: ...
     def cross_block_table(self, group: int) -> NDArray[np.int32]: ...
     def common_computed_blocks(self, group: int) -> NDArray[np.int32]: ...
     def seq_group_metadata(self, *, delta: bool = False) -> list[SequenceGroupMetadata]: ...

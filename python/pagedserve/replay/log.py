@@ -14,6 +14,7 @@ from pagedserve._core import (
     SchedulerChoices,
     SchedulerConfig,
     SchedulerOutputs,
+    WindowGroup,
 )
 from pagedserve.errors import PagedServeError
 from pagedserve.replay.log_lines import LogLines
@@ -30,6 +31,7 @@ _DECISIONS = (
     "swapped_in",
     "moves",
     "state_moves",
+    "window_moves",
     "adapters_to_load",
     "ignored",
     "refused",
@@ -37,7 +39,11 @@ _DECISIONS = (
 )
 
 # Of a line that does not say it.
-_NOTHING: dict[str, list[Any]] = {"state_moves": [0, 0, 0], "adapters_to_load": []}
+_NOTHING: dict[str, list[Any]] = {
+    "state_moves": [0, 0, 0],
+    "window_moves": [0, 0, 0],
+    "adapters_to_load": [],
+}
 
 # What working on a value of the wrong kind raises.
 _MALFORMED = (AttributeError, LookupError, OverflowError, TypeError, ValueError)
@@ -108,6 +114,15 @@ def _difference(player: "_Player", line: dict[str, Any]) -> str | None:
     return None
 
 
+def _parts(cache: dict[str, Any]) -> dict[str, Any]:
+    """What a log writes as an object in itself."""
+    group = cache.get("window_group")
+    return {
+        "choices": CacheChoices(**cache["choices"]),
+        "window_group": None if group is None else WindowGroup(**group),
+    }
+
+
 class _Player:
     """A scheduler that is told what the log says."""
 
@@ -115,7 +130,7 @@ class _Player:
         scheduler, cache = header["scheduler"], header["cache"]
         self._scheduler = Scheduler(
             SchedulerConfig(**scheduler | {"choices": SchedulerChoices(**scheduler["choices"])}),
-            CacheConfig(**cache | {"choices": CacheChoices(**cache["choices"])}),
+            CacheConfig(**cache | _parts(cache)),
         )
         self._step: SchedulerOutputs | None = None
         self._play: dict[str, Callable[..., None]] = {
@@ -153,6 +168,11 @@ class _Player:
                 len(step.states_to_swap_out),
                 len(step.states_to_swap_in),
                 len(step.states_to_copy),
+            ],
+            "window_moves": [
+                len(step.window_blocks_to_swap_out),
+                len(step.window_blocks_to_swap_in),
+                len(step.window_blocks_to_copy),
             ],
             "adapters_to_load": [list(load) for load in step.adapters_to_load],
             "ignored": [[group, reason] for group, reason, _ in step.ignored_seq_groups],

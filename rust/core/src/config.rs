@@ -106,6 +106,18 @@ pub struct WindowGroup {
     pub num_cpu_blocks: usize,
 }
 
+impl WindowGroup {
+    /// Checks all fields together.
+    ///
+    /// # Errors
+    /// [`Error::Config`].
+    pub fn validate(&self) -> Result<()> {
+        at_least_one("the window of window_group", self.window)?;
+        fits_i32("num_gpu_blocks of window_group", self.num_gpu_blocks)?;
+        fits_i32("num_cpu_blocks of window_group", self.num_cpu_blocks)
+    }
+}
+
 /// The KV blocks of both tiers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CacheConfig {
@@ -182,9 +194,7 @@ impl CacheConfig {
 
     fn validate_window_group(&self) -> Result<()> {
         let Some(group) = self.window_group else { return Ok(()) };
-        at_least_one("the window of window_group", group.window)?;
-        fits_i32("num_gpu_blocks of window_group", group.num_gpu_blocks)?;
-        fits_i32("num_cpu_blocks of window_group", group.num_cpu_blocks)?;
+        group.validate()?;
         if self.enable_prefix_caching || self.sliding_window.is_some() {
             return Err(Error::Config(
                 "window_group excludes enable_prefix_caching and sliding_window: its blocks are \

@@ -81,7 +81,7 @@ fn writable<T: Element>(array: &Bound<'_, PyAny>, name: &str) -> PyResult<Py<PyA
 }
 
 macro_rules! input_buffers {
-    ($($name:ident: $element:ty),* ; $($optional:ident),* $(,)?) => {
+    ($($name:ident: $element:ty),* ; $($optional:ident: $of_optional:ty),* $(,)?) => {
         /// The arrays that `Scheduler.prepare_inputs` fills in place.
         ///
         /// All one-dimensional, C-contiguous, writable and of exactly these types; checked here
@@ -104,6 +104,11 @@ macro_rules! input_buffers {
         ///     state_slots: int32 ``[R]``, where each row's state lies, -1 where layers keep none; None,
         ///         the default, for a scheduler without ``num_state_slots``.  A row whose first position
         ///         is 0 begins with a fresh state.
+        ///     window_tables: int32 ``[R * B]``, the blocks in the layers with a window, as
+        ///         ``block_tables``, 0 before the window; None, the default, for a cache without
+        ///         ``window_group``.
+        ///     window_slots: int64 ``[T]``, where keys and values go in these layers; None, the default,
+        ///         for a cache without ``window_group``.
         ///     cross_lens: int32 ``[R]``, tokens of the output of each row's encoder; None, the default,
         ///         for decoders alone.
         ///     cross_tables: int32 ``[R * C]``, the blocks of their keys and values, as ``block_tables``;
@@ -114,7 +119,7 @@ macro_rules! input_buffers {
         #[pyclass(frozen, module = "pagedserve._core")]
         pub(crate) struct InputBuffers {
             $($name: Py<PyArray1<$element>>,)*
-            $($optional: Option<Py<PyArray1<i32>>>,)*
+            $($optional: Option<Py<PyArray1<$of_optional>>>,)*
         }
 
         #[pymethods]
@@ -128,7 +133,7 @@ macro_rules! input_buffers {
             ) -> PyResult<Self> {
                 $(let $name = writable::<$element>($name, stringify!($name))?;)*
                 $(
-                    let $optional = $optional.map(|given| writable(given, stringify!($optional)));
+                    let $optional = $optional.map(|given| writable::<$of_optional>(given, stringify!($optional)));
                 )*
                 Ok(Self { $($name,)* $($optional: $optional.transpose()?,)* })
             }
@@ -149,8 +154,6 @@ macro_rules! input_buffers {
                 )*
                 fill(&mut pagedserve_core::inputs::InputBuffers {
                     $($name: $name.as_slice_mut()?,)*
-                    window_tables: None,
-                    window_slots: None,
                     $($optional: $optional.as_mut().map(|lent| lent.as_slice_mut()).transpose()?,)*
                 })
             }
@@ -168,7 +171,12 @@ input_buffers! {
     sample_index: i32,
     sample_rows: i32,
     row_handles: i64;
-    adapter_slots, state_slots, cross_lens, cross_tables,
+    adapter_slots: i32,
+    state_slots: i32,
+    window_tables: i32,
+    window_slots: i64,
+    cross_lens: i32,
+    cross_tables: i32,
 }
 
 /// Block pairs as an int64 array of shape [n, 2].

@@ -26,6 +26,22 @@ use crate::error::OrRaise;
 #[derive(PartialEq)]
 pub(crate) struct CacheChoices(core::CacheChoices);
 
+/// The blocks of layers that see a window of each sequence, beside those that see everything.
+///
+/// A sequence has no more of them than the window spans and a step adds; there are always enough for
+/// all that may run, so nobody waits for one.
+///
+/// Args:
+///     window: Tokens that a query sees, itself included, in the layer that sees most; at least 1.
+///     num_gpu_blocks: Blocks on the device; at least ``least_num_gpu_blocks``.
+///     num_cpu_blocks: Blocks in host memory for swapped groups; 0, the default, turns swapping off.
+///
+/// Raises:
+///     ``ConfigError``: Numbers out of range.
+#[pyclass(frozen, eq, module = "pagedserve._core")]
+#[derive(PartialEq)]
+pub(crate) struct WindowGroup(core::WindowGroup);
+
 /// The KV blocks of both tiers.
 ///
 /// What is not given, or None, has the default named here.
@@ -41,10 +57,12 @@ pub(crate) struct CacheChoices(core::CacheChoices);
 ///         same tokens; False.
 ///     sliding_window: Tokens that a query can see, itself included, where all layers have one
 ///         window; None.  Excludes prefix caching.
+///     window_group: A ``WindowGroup``, where some layers have a window and others see everything; None.
+///         Excludes prefix caching and ``sliding_window``.
 ///     choices: A ``CacheChoices``: where to decide as vLLM 0.6.2 did; nowhere.
 ///
 /// Raises:
-///     ``ConfigError``: Numbers out of range, or a window with prefix caching.
+///     ``ConfigError``: Numbers out of range, or windows with prefix caching.
 #[pyclass(frozen, module = "pagedserve._core")]
 pub(crate) struct CacheConfig(pub(crate) core::CacheConfig);
 
@@ -169,6 +187,8 @@ getters!(CacheConfig {
     sliding_window: Option<usize>,
 });
 
+getters!(WindowGroup { window: usize, num_gpu_blocks: usize, num_cpu_blocks: usize });
+
 getters!(SchedulerConfig {
     max_num_seqs: usize,
     max_num_batched_tokens: usize,
@@ -187,8 +207,9 @@ impl CacheConfig {
     #[new]
     #[pyo3(signature = (
         *, block_size, num_gpu_blocks, num_cpu_blocks = None, watermark = None,
-        enable_prefix_caching = None, sliding_window = None, choices = None,
+        enable_prefix_caching = None, sliding_window = None, window_group = None, choices = None,
     ))]
+    #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
     fn new(
         block_size: i64,
         num_gpu_blocks: i64,
@@ -196,6 +217,7 @@ impl CacheConfig {
         watermark: Option<f64>,
         enable_prefix_caching: Option<bool>,
         sliding_window: Option<i64>,
+        window_group: Option<&WindowGroup>,
         choices: Option<&CacheChoices>,
     ) -> PyResult<Self> {
         let mut config = core::CacheConfig::new(
@@ -203,6 +225,7 @@ impl CacheConfig {
             count("num_gpu_blocks", num_gpu_blocks)?,
         );
         set(&mut config.choices, choices.map(|choices| choices.0));
+        config.window_group = window_group.map(|group| group.0);
         Self::with(config, num_cpu_blocks, watermark, enable_prefix_caching, sliding_window)
     }
 
@@ -235,6 +258,12 @@ impl CacheConfig {
         Self::with(config, num_cpu_blocks, watermark, enable_prefix_caching, sliding_window)
     }
 
+    /// As given; see the class.
+    #[getter]
+    fn window_group(&self) -> Option<WindowGroup> {
+        self.0.window_group.map(WindowGroup)
+    }
+
     /// As given, or the default; see the class.
     #[getter]
     fn choices(&self) -> CacheChoices {
@@ -257,6 +286,47 @@ impl CacheConfig {
         config.sliding_window = optional_count("sliding_window", sliding_window)?;
         config.validate().or_raise()?;
         Ok(Self(config))
+    }
+}
+
+#[pymethods]
+impl WindowGroup {
+    #[new]
+    #[pyo3(signature = (*, window, num_gpu_blocks, num_cpu_blocks = None))]
+    fn new(window: i64, num_gpu_blocks: i64, num_cpu_blocks: Option<i64>) -> PyResult<Self> {
+        let group = core::WindowGroup {
+            window: count("window", window)?,
+            num_gpu_blocks: count("num_gpu_blocks", num_gpu_blocks)?,
+            num_cpu_blocks: optional_count("num_cpu_blocks", num_cpu_blocks)?.unwrap_or(0),
+        };
+        group.validate().or_raise()?;
+        Ok(Self(group))
+    }
+
+    /// The fewest device blocks that a scheduler accepts: what every sequence keeps between steps, and
+    /// what the tokens of one step add.
+    ///
+    /// Args:
+    ///     scheduler_config: The scheduler's limits.
+    ///     window: As of the class.
+    ///     block_size: Tokens a block holds, at least 1.
+    #[staticmethod]
+    #[pyo3(signature = (scheduler_config, *, window, block_size))]
+    fn least_num_gpu_blocks(
+        scheduler_config: &SchedulerConfig,
+        window: i64,
+        block_size: i64,
+    ) -> PyResult<usize> {
+        let block_size = count("block_size", block_size)?.max(1);
+        Ok(scheduler_config.0.num_window_blocks(count("window", window)?, block_size))
+    }
+
+    fn __repr__(&self) -> String {
+        let core::WindowGroup { window, num_gpu_blocks, num_cpu_blocks } = self.0;
+        format!(
+            "WindowGroup(window={window}, num_gpu_blocks={num_gpu_blocks}, \
+             num_cpu_blocks={num_cpu_blocks})"
+        )
     }
 }
 

@@ -32,7 +32,9 @@ mod _core {
     #[pymodule_export]
     use super::blocks::{CachedBlockAllocator, LRUEvictor, Prefix, UncachedBlockAllocator};
     #[pymodule_export]
-    use super::config::{CacheChoices, CacheConfig, SchedulerChoices, SchedulerConfig};
+    use super::config::{
+        CacheChoices, CacheConfig, SchedulerChoices, SchedulerConfig, WindowGroup,
+    };
     #[pymodule_export]
     use super::cpu::module as cpu;
     #[pymodule_export]

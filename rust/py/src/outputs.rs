@@ -104,6 +104,31 @@ impl SchedulerOutputs {
         pair_array(py, &self.0.states_to_copy)
     }
 
+    /// Window blocks to the host, int64 ``[n, 2]`` (device, host); they move as blocks do, and in the
+    /// same order.
+    #[getter]
+    fn window_blocks_to_swap_out<'py>(
+        &self,
+        py: Python<'py>,
+    ) -> PyResult<Bound<'py, PyArray2<i64>>> {
+        pair_array(py, &self.0.window_blocks_to_swap_out)
+    }
+
+    /// Window blocks from the host, int64 ``[n, 2]`` (host, device).
+    #[getter]
+    fn window_blocks_to_swap_in<'py>(
+        &self,
+        py: Python<'py>,
+    ) -> PyResult<Bound<'py, PyArray2<i64>>> {
+        pair_array(py, &self.0.window_blocks_to_swap_in)
+    }
+
+    /// Copies of window blocks on the device, int64 ``[n, 2]`` (source, destination).
+    #[getter]
+    fn window_blocks_to_copy<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray2<i64>>> {
+        pair_array(py, &self.0.window_blocks_to_copy)
+    }
+
     /// Adapters to be copied into their slots, ``(adapter, slot)``, before the rows run; what lay
     /// there is not needed any more, once the steps before have run.
     #[getter]

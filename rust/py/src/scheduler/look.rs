@@ -42,6 +42,23 @@ impl Scheduler {
         Ok(block_array(py, blocks.or_raise()?))
     }
 
+    /// The physical blocks of a sequence in the layers with a window, int32, from the first on that a
+    /// later query sees; empty while it waits, and for a cache without ``window_group``.
+    ///
+    /// Raises:
+    ///     ``StaleHandleError``: The sequence has ended.
+    fn window_block_table<'py>(
+        &self,
+        py: Python<'py>,
+        seq: i64,
+    ) -> PyResult<Bound<'py, PyArray1<i32>>> {
+        let seq = Handle::from_bits(seq);
+        let blocks = self.0.look(py, |state| {
+            state.core.sequence(seq).map(|sequence| sequence.window_table.blocks().to_vec())
+        });
+        Ok(block_array(py, blocks.or_raise()?))
+    }
+
     /// The physical blocks of a group's encoder, int32; empty for a decoder alone.
     ///
     /// Raises:
