@@ -1,18 +1,30 @@
-"""Audio of prompts, as Python has it: checked, and not yet brought to a model's sampling rate."""
+"""Audio of prompts, as Python has it or files bring it, before it has a model's sampling rate.
 
+soundfile is an extra, and loaded with the first file.
+"""
+
+from io import BytesIO
+from math import ceil
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedserve.errors import RequestError
+from pagedserve.errors import RequestError, extra_needed
 
 if TYPE_CHECKING:
     from typing import TypeGuard
 
 # Why prompts of most models may have no audio.
 NO_AUDIO: Final = "the model hears none"
+# Of one file: samples of all its channels, and how long it is.
+MAX_SAMPLES: Final = 1 << 26
+MAX_SECONDS: Final = 2 * 3600
 _ACCEPTED: Final = '{"audio": (samples, sampling_rate)}'
+_RATES: Final = (1_000, 768_000)
+# Seconds around where audio is to be cut, and those that are to be quiet.
+_SEARCHED: Final = 1.0
+_QUIET: Final = 0.1
 
 
 class Audio(NamedTuple):
@@ -30,6 +42,29 @@ class Audio(NamedTuple):
     def seconds(self) -> float:
         """How long it is."""
         return len(self.samples) / self.sampling_rate
+
+    def windows(self, most: float) -> "list[Audio]":
+        """Pieces of at most so many seconds, about as long as each other, cut where it is quiet.
+
+        Each cut is in the middle of the quietest tenth of a second within half a second of where
+        equal pieces would end.
+
+        Args:
+            most: Seconds of a piece, at least 2.
+        """
+        if self.seconds <= most:
+            return [self]
+        number = ceil(self.seconds / (most - _SEARCHED))
+        ends = [self._quiet_place(len(self.samples) * end // number) for end in range(1, number)]
+        pieces = np.split(self.samples, ends)
+        return [Audio(piece, self.sampling_rate) for piece in pieces]
+
+    def _quiet_place(self, end: int) -> int:
+        reach, width = (int(self.sampling_rate * part) for part in (_SEARCHED / 2, _QUIET))
+        start = max(0, end - reach)
+        searched = self.samples[start : end + reach].astype(np.float64)
+        sums = np.concatenate(([0.0], np.cumsum(searched**2)))
+        return start + int(np.argmin(sums[width:] - sums[:-width])) + width // 2
 
 
 def audio_of(given: object, name: str) -> Audio | None:
@@ -50,22 +85,58 @@ def audio_of(given: object, name: str) -> Audio | None:
         raise RequestError(
             f"the audio of {name} is of type {type(given).__name__}; it must be one of {_ACCEPTED}"
         )
-    samples, sampling_rate = np.asarray(pair[0]), pair[1]
-    if isinstance(sampling_rate, bool) or not isinstance(sampling_rate, int) or sampling_rate < 1:
-        raise RequestError(
-            f"the sampling rate of {name}'s audio is {sampling_rate!r}; it must be an integer, the "
-            "samples of a second"
-        )
-    is_float = np.issubdtype(samples.dtype, np.floating)
-    if samples.ndim != 1 or not is_float or not len(samples):
+    samples = np.asarray(pair[0])
+    if samples.ndim != 1 or not np.issubdtype(samples.dtype, np.floating):
         raise RequestError(
             f"the audio of {name} has shape {list(samples.shape)} and type {samples.dtype}; it "
-            "must be one channel of at least one sample, floats from -1 to 1"
+            "must be one channel, floats from -1 to 1"
         )
-    if not np.isfinite(samples).all():
-        raise RequestError(f"the audio of {name} has samples that are no finite numbers")
-    return Audio(samples.astype(np.float32), sampling_rate)
+    return _checked(samples.astype(np.float32), pair[1], f"the audio of {name}")
+
+
+def audio_of_file(content: bytes) -> Audio:
+    """The sound of a file, its channels averaged.
+
+    Raises:
+        RequestError: What cannot be decoded, is too long, or silent for want of samples.
+        ImportError: soundfile is missing.
+    """
+    with extra_needed("an audio file", "audio"):
+        import soundfile
+    try:
+        with soundfile.SoundFile(BytesIO(content)) as file:
+            most = MAX_SAMPLES // file.channels
+            found = file.read(most + 1, dtype="float32", always_2d=True)
+            sampling_rate = file.samplerate
+    except Exception as error:  # whatever a decoder makes of bytes
+        raise RequestError(
+            f"the file of {len(content)} bytes cannot be decoded ({type(error).__name__}); "
+            "accepted are WAV, FLAC, Ogg, MP3 and what else libsndfile reads",
+            param="file",
+        ) from error
+    if len(found) > min(most, MAX_SECONDS * sampling_rate):
+        raise RequestError(
+            f"the file is too long; at most {MAX_SECONDS} seconds are accepted, and at most "
+            f"{MAX_SAMPLES} samples in all channels",
+            param="file",
+        )
+    return _checked(found.mean(axis=1), sampling_rate, "the file")
 
 
 def _is_pair(given: object) -> "TypeGuard[tuple[Any, Any]]":
     return isinstance(given, tuple) and len(given) == 2  # noqa: PLR2004
+
+
+def _checked(samples: NDArray[np.float32], sampling_rate: Any, name: str) -> Audio:
+    low, high = _RATES
+    is_number = isinstance(sampling_rate, int) and not isinstance(sampling_rate, bool)
+    if not is_number or not low <= sampling_rate <= high:
+        raise RequestError(
+            f"the sampling rate of {name} is {sampling_rate!r}; it must be an integer from {low} "
+            f"to {high}, the samples of a second"
+        )
+    if not len(samples):
+        raise RequestError(f"{name} has no samples; it must have at least one")
+    if not np.isfinite(samples).all():
+        raise RequestError(f"{name} has samples that are no finite numbers")
+    return Audio(samples, sampling_rate)

@@ -10,6 +10,7 @@ from pagedserve.audio import Audio, audio_of
 from pagedserve.errors import RequestError
 from pagedserve.images import images_of
 from pagedserve.sampling_params import SamplingParams
+from pagedserve.speech import TASKS, SpeechTask
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -25,12 +26,14 @@ class TextPrompt(TypedDict):
         multi_modal_data: ``{"image": ...}``, one image of Pillow or a list; the text has the
             model's image token for each.  ``{"audio": (samples, sampling_rate)}`` is heard by an
             encoder, and the text is the decoder's.
+        speech_task: What is done with audio whose language is found; None is "transcribe".
     """
 
     prompt: str
     text_pair: NotRequired[str]
     cache_salt: NotRequired[str]
     multi_modal_data: NotRequired[Mapping[str, Any]]
+    speech_task: NotRequired[SpeechTask]
 
 
 class TokensPrompt(TypedDict):
@@ -41,12 +44,14 @@ class TokensPrompt(TypedDict):
         prompt: The text they stand for, only to be shown in the output.
         cache_salt: As in ``TextPrompt``.
         multi_modal_data: Likewise; the ids have that of the image token once for each image.
+        speech_task: Likewise.
     """
 
     prompt_token_ids: Sequence[SupportsIndex]
     prompt: NotRequired[str]
     cache_salt: NotRequired[str]
     multi_modal_data: NotRequired[Mapping[str, Any]]
+    speech_task: NotRequired[SpeechTask]
 
 
 SingletonPrompt: TypeAlias = str | Sequence[SupportsIndex] | TextPrompt | TokensPrompt
@@ -73,7 +78,8 @@ class ParsedPrompt:
     """A prompt as it was given: text to be tokenised unless there are token ids.
 
     ``salt`` keeps it apart in the prefix cache; 0 is the salt of all that have none.  ``images``
-    are those of Pillow, ``audio`` is for an encoder, ``text_pair`` is a second text that is
+    are those of Pillow, ``audio`` is for an encoder, ``speech_task`` what is done with it where the
+    prompt does not say it, ``text_pair`` is a second text that is
     tokenised with the first.
     """
 
@@ -82,6 +88,7 @@ class ParsedPrompt:
     salt: int = 0
     images: "tuple[Image, ...]" = ()
     audio: Audio | None = None
+    speech_task: SpeechTask | None = None
     text_pair: str | None = None
     encoder: "ParsedPrompt | None" = None
 
@@ -166,7 +173,10 @@ def parse_prompt(prompt: object, name: str) -> ParsedPrompt:
         )
     images, audio = _parse_media(prompt.get("multi_modal_data"), name)
     salt = _salt(prompt.get("cache_salt"), name)
-    return ParsedPrompt(text, token_ids, salt, images, audio, pair)
+    task: Any = prompt.get("speech_task")
+    if task not in (None, *TASKS):
+        raise RequestError(f"speech_task of {name} is {_shown(task)}; accepted are {list(TASKS)}")
+    return ParsedPrompt(text, token_ids, salt, images, audio, task, pair)
 
 
 def _parse_media(data: Any, name: str) -> "tuple[tuple[Image, ...], Audio | None]":
@@ -296,7 +306,14 @@ def match_priorities(priority: object, num_prompts: int) -> list[int]:
 
 _priority = checks.integer("the lowest is served first", low=-(2**63))
 _ACCEPTED = 'a string, a list of token ids, {"prompt": "..."} or {"prompt_token_ids": [...]}'
-_KEYS = ("prompt", "prompt_token_ids", "text_pair", "cache_salt", "multi_modal_data")
+_KEYS = (
+    "prompt",
+    "prompt_token_ids",
+    "text_pair",
+    "cache_salt",
+    "multi_modal_data",
+    "speech_task",
+)
 _ABSENT_KEYS = (
     "multi_modal_uuids",
     "mm_processor_kwargs",

@@ -22,6 +22,7 @@ SHARED = {
     "sampling_params",
     "pooling_params",
     "audio",
+    "speech",
     "images",
     "inputs",
     "outputs",

@@ -1,5 +1,6 @@
 """Whisper writes down what ``transformers.generate`` makes of each sound alone."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,14 @@ def test_other_sampling_rates_sound_alike(listener: MakeListener, rate: int) -> 
     assert first == second
 
 
+def test_a_missing_package_is_named(
+    listener: MakeListener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "soxr", None)
+    with pytest.raises(ImportError, match=r"needs soxr, .* pip install 'pagedserve\[audio\]'"):
+        listener().load().generate(heard((np.zeros(99, np.float32), 8000)), GREEDY)
+
+
 @pytest.mark.parametrize(
     ("prompt", "refusal"),
     [
@@ -154,13 +163,18 @@ def test_other_sampling_rates_sound_alike(listener: MakeListener, rate: int) -> 
         (heard((np.zeros(32_001, np.float32), 16_000)), "has 2.00 seconds; the model hears at"),
         (heard((np.zeros((2, 9), np.float32), 16_000)), r"has shape \[2, 9\] and type float32"),
         (heard((np.zeros(9, np.int16), 16_000)), "type int16; it must be one channel"),
-        (heard((np.zeros(0, np.float32), 16_000)), "at least one sample"),
+        (heard((np.zeros(0, np.float32), 16_000)), "has no samples; it must"),
         (heard((np.full(9, np.nan, np.float32), 16_000)), "no finite numbers"),
-        (heard((np.zeros(9, np.float32), 0)), "sampling rate of the prompt's audio is 0"),
+        (heard((np.zeros(9, np.float32), 0)), "rate of the audio of the prompt is 0; it must"),
         ({"prompt": "", "multi_modal_data": {"audio": b"RIFF"}}, "audio of the prompt is of type"),
         ({"encoder_prompt": heard(sounds(1)[0], "w5"), "decoder_prompt": None}, "audio alone"),
         ({"encoder_prompt": "w5", "decoder_prompt": heard(sounds(1)[0])}, "no audio for the enc"),
         ({"encoder_prompt": heard(sounds(1)[0]), "decoder_prompt": [97]}, "token 0 of the prompt"),
+        (heard(sounds(1)[0]) | {"speech_task": "sing"}, "speech_task of the prompt is 'sing'"),
+        (
+            heard(sounds(1)[0], IN_GERMAN) | {"speech_task": "translate"},
+            "prompt says it: leave it out",
+        ),
     ],
 )
 def test_prompts_that_cannot_be_are_refused(
@@ -186,3 +200,17 @@ def test_a_model_without_its_feature_extractor_is_refused(tmp_path: Path) -> Non
     (directory / "preprocessor_config.json").unlink()
     with pytest.raises(ModelLoadError, match="no feature extractor that transformers can load"):
         LLM(str(directory), num_gpu_blocks=64, use_tqdm_on_load=False)
+
+
+def test_speech_is_translated_whatever_its_language(listener: MakeListener) -> None:
+    model, given = listener(), sounds(4)
+    names = {ENGLISH: "en", GERMAN: "de"}
+    languages = [names[model.oracle.language(sound)] for sound in given]
+    assert len(set(languages)) == 2
+    expected = [
+        model.oracle.generate(sound, 17, language=language, task="translate")
+        for sound, language in zip(given, languages, strict=True)
+    ]
+    prompts = [heard(sound) | {"speech_task": "translate"} for sound in given]
+    begun = heard(given[0], "<|startoftranscript|>") | {"speech_task": "translate"}
+    assert generate(model.load(), [*prompts, begun], GREEDY) == [*expected, expected[0]]

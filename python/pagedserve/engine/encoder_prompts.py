@@ -53,7 +53,8 @@ def split_prompt(
         RequestError: A prompt for an encoder that the model does not have, or one too long.
     """
     known = model.encoder_decoder
-    if audio is None and (prompt.audio or (prompt.encoder and prompt.encoder.audio)):
+    given = [prompt] if prompt.encoder is None else [prompt, prompt.encoder]
+    if audio is None and any(side.audio or side.speech_task for side in given):
         raise RequestError(f"{name} has audio, and {NO_AUDIO}")
     if known is None:
         if prompt.encoder is not None:

@@ -13,7 +13,7 @@ from pagedserve.errors import RequestError
 from pagedserve.images import TEXT_ALONE
 from pagedserve.inputs import ParsedPrompt, tokenize_prompt
 from pagedserve.models.encoder_prompts import EncoderInput
-from pagedserve.models.speech import SpeechTokens
+from pagedserve.speech import SpeechRules
 
 
 class HearsAudio(Protocol):
@@ -49,35 +49,40 @@ def audio_for_encoder(
 
 def begin_speech(
     prompt: ParsedPrompt,
-    speech: SpeechTokens,
+    speech: SpeechRules,
     name: str,
     encode: Callable[[str], list[int]],
     vocab_size: int,
 ) -> tuple[ParsedPrompt, TokenRules]:
     """The decoder's prompt and the rules for what follows it.
 
-    Where none is given, the audio's language is found: the first new tokens say it, and what is
-    done.  One that has not the token that all text begins behind gets it in front.
+    One without the token that all text begins behind gets it.  Where nothing follows that, the
+    audio's language is found: the first new tokens say it, and what is done.
 
     Args:
         prompt: The decoder's, which may be empty.
-        speech: The model's tokens.
+        speech: Of the model.
         name: What an error calls it.
         encode: The tokenizer, nothing added.
         vocab_size: Ids must be below it.
+
+    Raises:
+        RequestError: A task beside a prompt that says what is done, or one that the model lacks.
     """
+    begun = [speech.start]
     if prompt.text or prompt.token_ids is not None:
         given = tokenize_prompt(prompt, name, encode=encode, vocab_size=vocab_size).token_ids
         begun = given if speech.start in given else [speech.start, *given]
-        return replace(prompt, token_ids=begun), _rules(speech)
-    choices = speech.choices()
-    is_known = len(choices[0]) == 1 if choices else True
-    begun = [speech.start, *(choice[0] for choice in choices * is_known)]
-    first = () if is_known else tuple(choices)
-    return replace(prompt, token_ids=begun), _rules(speech, first)
-
-
-def _rules(speech: SpeechTokens, first: tuple[tuple[int, ...], ...] = ()) -> TokenRules:
-    return TokenRules(
+    first: tuple[tuple[int, ...], ...] = ()
+    if begun[-1] == speech.start:
+        first = tuple(speech.choices(task=prompt.speech_task or "transcribe"))
+    elif prompt.speech_task is not None:
+        raise RequestError(
+            f"{name} has speech_task, and its decoder's prompt says it: leave it out"
+        )
+    if all(len(choices) == 1 for choices in first):  # nothing is to be found
+        begun, first = [*begun, *(token for (token,) in first)], ()
+    rules = TokenRules(
         first=first, suppressed=speech.suppressed, suppressed_first=speech.suppressed_first
     )
+    return replace(prompt, token_ids=begun), rules

@@ -22,27 +22,29 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_SPEECH_SEQ_2_SEQ_MA
 from pagedserve.attention.cross import WholeAttention
 from pagedserve.attention.interface import answering
 from pagedserve.cache.engine import LayerShape
-from pagedserve.config import AttentionBackend
+from pagedserve.config import AttentionBackend, EngineArgs
 from pagedserve.errors import UnsupportedModelError
+from pagedserve.models.audio_processor import load_audio_processor
 from pagedserve.models.encoder_prompts import EncoderDecoder
 from pagedserve.models.files import architecture_of
 from pagedserve.models.flat_batch import decoder_logits
 from pagedserve.models.limits import derive_max_model_len
 from pagedserve.models.paged_logits import encoder_decoder_logits
 from pagedserve.models.probe import CallRecorder, refusing_failures
-from pagedserve.models.speech import SpeechTokens
 from pagedserve.models.trials import TOLERANCE, compare, prompt_of, using_attention
+from pagedserve.speech import SpeechRules
 
 # Tokens of the check's prompts, of the encoder and of the decoder.
 _ENCODED: Final = (13, 5)
 _DECODED: Final = (7, 11)
 
 
-def encoder_decoder_of(model: PreTrainedModel) -> EncoderDecoder:
+def encoder_decoder_of(model: PreTrainedModel, args: EngineArgs) -> EncoderDecoder:
     """How its prompts begin and end.
 
     Raises:
         UnsupportedModelError: if its config names no token that a decoder starts with.
+        ModelLoadError: if it hears audio, and its feature extractor cannot be loaded.
     """
     start = _named(model, "decoder_start_token_id")
     if start is None:
@@ -51,7 +53,8 @@ def encoder_decoder_of(model: PreTrainedModel) -> EncoderDecoder:
             "decoder_start_token_id"
         )
     if _hears(model):
-        speech = SpeechTokens.of(start, model.generation_config)
+        max_seconds = load_audio_processor(args).max_seconds
+        speech = SpeechRules.of(start, model.generation_config, max_seconds)
         return EncoderDecoder(
             decoder_prompt=(start,),
             max_encoder_len=model.config.max_source_positions,

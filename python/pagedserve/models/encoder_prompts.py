@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedserve.models.speech import SpeechTokens
+from pagedserve.speech import SpeechRules
 
 # Those that run, by model_type: their layers attend through the interface, without biases.
 FAMILIES: Final = ("bart", "marian", "mbart", "pegasus", "whisper")
@@ -25,7 +25,7 @@ class EncoderDecoder:
 
     decoder_prompt: tuple[int, ...]
     max_encoder_len: int
-    speech: SpeechTokens | None = None
+    speech: SpeechRules | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -286,7 +286,7 @@ class _Loading:
             weight_bytes=weight_bytes(model),
             replaced_modules="none",
             selects_logits=False,
-            encoder_decoder=encoder_decoder_of(model),
+            encoder_decoder=encoder_decoder_of(model, self.config),
         )
 
     def _keep_modules(self, what: str) -> None:

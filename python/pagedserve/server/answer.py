@@ -26,13 +26,14 @@ _PULSE_SECONDS: Final = 1.0
 
 
 class Answer(Response):
-    """Sends what ``events`` yields: parts of a stream, or one JSON text."""
+    """Sends what ``events`` yields: parts of a stream, or one text."""
 
     def __init__(
         self,
         events: AsyncGenerator[bytes, None],
         *,
         streams: bool,
+        media_type: str,
         stall_timeout: float,
         on_end: Callable[[ServerError | None], None],
     ) -> None:
@@ -41,11 +42,13 @@ class Answer(Response):
         Args:
             events: The parts of the body, in order; may raise before and between them.
             streams: Whether the parts are events of a stream, or the one part is all.
+            media_type: Of the one part.
             stall_timeout: Seconds for which a client may take nothing.
             on_end: Told when all is over, and of the error that the client was told of.
         """
         super().__init__()
         self._events = events
+        self._kind = b"text/event-stream; charset=utf-8" if streams else media_type.encode()
         self._streams = streams
         self._stall_timeout = stall_timeout
         self._on_end = on_end
@@ -76,8 +79,7 @@ class Answer(Response):
             except Exception as error:  # noqa: BLE001  # whatever it is, the client is told
                 await self._refuse(send, reported(error))
                 return
-            kind = b"text/event-stream; charset=utf-8" if self._streams else b"application/json"
-            headers = [(b"content-type", kind)]
+            headers = [(b"content-type", self._kind)]
             if self._streams:
                 headers.append((b"cache-control", b"no-cache"))
             else:

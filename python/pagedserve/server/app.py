@@ -2,9 +2,9 @@
 
 from functools import partial
 from importlib.resources import files
-from typing import Any, Final
+from typing import Annotated, Any, Final, TypeAlias
 
-from fastapi import Depends, FastAPI, Request
+from fastapi import Depends, FastAPI, Form, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -40,22 +40,27 @@ from pagedserve.server.protocol import (
     PoolingBody,
     RerankBody,
     ScoreBody,
+    SpeechBody,
     TokenizeBody,
     UnloadLoraBody,
 )
 from pagedserve.server.request_log import log_request
+from pagedserve.server.speech import speech_job
 
 # What OpenAI's and vLLM's servers have and this one has not.
 ABSENT_PATHS: Final = (
     "/v1/responses",
     "/v1/responses/{rest:path}",
-    "/v1/audio/{rest:path}",
+    "/v1/audio/speech",
     "/v1/images/{rest:path}",
     "/v1/moderations",
 )
 
 # How a completion may come, besides as JSON.
 _STREAMED: Final[dict[int | str, dict[str, Any]]] = {200: {"content": {"text/event-stream": {}}}}
+_WRITTEN: Final[dict[int | str, dict[str, Any]]] = {
+    200: {"content": {"text/event-stream": {}, "text/plain": {}}}
+}
 
 
 async def _check_json(request: Request) -> None:
@@ -67,7 +72,17 @@ async def _check_json(request: Request) -> None:
         raise ServerError(415, f"{said}; it must be application/json")
 
 
+async def _check_form(request: Request) -> None:
+    """Refuse a body that does not say that it is a form with files, as above."""
+    given = request.headers.get("content-type", "")
+    if given.partition(";")[0].strip().lower() != "multipart/form-data":
+        said = f"the Content-Type is {given!r}" if given else "there is no Content-Type"
+        raise ServerError(415, f"{said}; it must be multipart/form-data")
+
+
 _JSON: Final = [Depends(_check_json)]
+_FORM: Final = [Depends(_check_form)]
+_SpeechForm: TypeAlias = Annotated[SpeechBody, Form(media_type="multipart/form-data")]
 
 
 def build_app(context: Context) -> ASGIApp:
@@ -84,6 +99,7 @@ def build_app(context: Context) -> ASGIApp:
         app.add_exception_handler(kind, _tell)
     _add_completions(app, context)
     _add_pooling(app, context)
+    _add_speech(app, context)
     _add_absent(app)
     _add_tokens(app, context)
     _add_state(app, context)
@@ -118,6 +134,7 @@ def _answer(job: Job, request: Request) -> Response:
     return Answer(
         job.answer(),
         streams=job.streams,
+        media_type=job.media_type,
         stall_timeout=job.context.args.stall_timeout,
         on_end=partial(_request_ended, job, request),
     )
@@ -192,6 +209,20 @@ def _add_pooling(app: FastAPI, context: Context) -> None:
         return _answer(await rerank_job(context, body, answer_id), request)
 
 
+def _add_speech(app: FastAPI, context: Context) -> None:
+    @app.post("/v1/audio/transcriptions", responses=_WRITTEN, dependencies=_FORM)
+    async def transcriptions(body: _SpeechForm, request: Request) -> Any:
+        """Write down what is said."""
+        answer_id = _answer_id("trsc", request, body.request_id)
+        return _answer(await speech_job(context, body, answer_id, "transcribe"), request)
+
+    @app.post("/v1/audio/translations", responses=_WRITTEN, dependencies=_FORM)
+    async def translations(body: _SpeechForm, request: Request) -> Any:
+        """Write down in English what is said."""
+        answer_id = _answer_id("trsl", request, body.request_id)
+        return _answer(await speech_job(context, body, answer_id, "translate"), request)
+
+
 def _card(context: Context, name: str) -> dict[str, Any]:
     adapter = context.adapters.get(name)
     base = context.names[0]
@@ -212,7 +243,7 @@ def _add_absent(app: FastAPI) -> None:
 
         @app.api_route(path, methods=["GET", "POST", "DELETE"], include_in_schema=False)
         async def absent(request: Request) -> None:
-            _, _, name, *_ = request.scope["path"].split("/")
+            name = request.scope["route"].path.removeprefix("/v1/").partition("/{")[0]
             raise ServerError(501, f"{name} is not supported here")
 
 

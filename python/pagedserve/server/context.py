@@ -2,11 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, SupportsIndex
+from typing import TYPE_CHECKING, Any, Final, SupportsIndex, TypeVar
 
 from pagedserve.chat import Conversation, chat_prompt, text_of_content
 from pagedserve.engine.client import EngineClient
@@ -22,11 +22,14 @@ from pagedserve.server.limits import Admission
 from pagedserve.server.metrics import Metrics
 from pagedserve.server.options import ServerArgs
 from pagedserve.server.protocol import Body, ChatBody, TokenizeBody
+from pagedserve.speech import SpeechRules
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from pagedserve.server.tracing import Tracer
+
+T = TypeVar("T")
 
 # More characters than that a token has in no text that is meant.
 _CHARS_PER_TOKEN: Final = 16
@@ -122,6 +125,17 @@ class Context:
                 "scores and rankings",
             )
 
+    async def speech_rules(self) -> SpeechRules:
+        """How the model writes speech down.
+
+        Raises:
+            ServerError: 400, it hears nothing.
+        """
+        known = (await self.client.get_model_config()).encoder_decoder
+        if known is None or known.speech is None:
+            raise ServerError(400, "the model hears no audio; accepted is a model such as Whisper")
+        return known.speech
+
     async def pooling_rules(self) -> PoolingRules:
         """How the model pools.
 
@@ -136,6 +150,10 @@ class Context:
                 "--runner pooling",
             )
         return rules
+
+    async def aside(self, make: Callable[[], T]) -> T:
+        """What is made outside the event loop, one after another."""
+        return await asyncio.get_running_loop().run_in_executor(self._worker, make)
 
     def model_name(self, asked: str | None) -> str:
         """The name to answer with.
@@ -171,9 +189,8 @@ class Context:
         texts = [text_of_content(message.get("content")) for message in body.messages or ()]
         self.check_length("".join(texts), "the messages")
         tokenizer = await self.client.get_tokenizer()
-        loop = asyncio.get_running_loop()
         images = (await self.client.get_model_config()).images
-        return await loop.run_in_executor(self._worker, self._render, tokenizer, body, images)
+        return await self.aside(partial(self._render, tokenizer, body, images))
 
     def check_length(self, text: str, name: str) -> None:
         """Refuse a text that is too long to be worth tokenising.
@@ -195,8 +212,7 @@ class Context:
         check_unicode(text, "the prompt")
         tokenizer: Any = await self.client.get_tokenizer()
         encode = partial(tokenizer, text, add_special_tokens=add_special_tokens, verbose=False)
-        encoded = await asyncio.get_running_loop().run_in_executor(self._worker, encode)
-        token_ids: list[int] = encoded.input_ids
+        token_ids: list[int] = (await self.aside(encode)).input_ids
         return token_ids
 
     def truncated(self, token_ids: Sequence[SupportsIndex], body: Body) -> Sequence[SupportsIndex]:
@@ -228,13 +244,13 @@ class Context:
             text: str = tokenizer.decode(token_ids) if token_ids else ""
             return text
 
-        return await asyncio.get_running_loop().run_in_executor(self._worker, decoded)
+        return await self.aside(decoded)
 
     async def token_strings(self, token_ids: list[int]) -> list[str]:
         """What the vocabulary calls tokens, looked up outside the event loop."""
         tokenizer: Any = await self.client.get_tokenizer()
-        look_up = partial(tokenizer.convert_ids_to_tokens, token_ids)
-        return await asyncio.get_running_loop().run_in_executor(self._worker, look_up)
+        look_up: Callable[[], list[str]] = partial(tokenizer.convert_ids_to_tokens, token_ids)
+        return await self.aside(look_up)
 
     def _render(
         self,

@@ -168,6 +168,16 @@ class Job(ABC):
     def prompt_field(self) -> str:
         """The field that prompts are made from."""
 
+    @property
+    def media_type(self) -> str:
+        """Of an answer that is whole."""
+        return "application/json"
+
+    @property
+    def asked(self) -> object:
+        """What the client asked, for the log."""
+        return getattr(self.body, self.prompt_field)
+
     @abstractmethod
     def answer(self) -> AsyncGenerator[bytes, None]:
         """The parts of its answer, one unless it streams."""
@@ -228,23 +238,69 @@ class Job(ABC):
 
 
 @dataclass(slots=True, kw_only=True)
-class GenerationJob(Job):
-    """A completion or a chat.
+class TokenJob(Job):
+    """A request that new tokens answer.
 
     Attributes:
-        choices: How its choices look.
         num_equal: Equal choices that each output stands for.
     """
 
-    body: Body
     params: SamplingParams
-    choices: Choices
-    num_equal: int
+    num_equal: int = 1
 
     @property
     def num_seqs(self) -> int:
         """Sequences that it takes."""
         return self.num_prompts * self.params.max_num_running_seqs
+
+    @property
+    def wants_tokens(self) -> bool:
+        """Whether new tokens are asked for; else the one that is made is nobody's."""
+        return True
+
+    def _count(self, place: int, output: RequestOutput) -> None:
+        metrics, now, num_tokens = self.context.metrics, time.monotonic(), 0
+        progress = self.progress.get(place)
+        for completion in output.outputs:
+            num_tokens += len(completion.token_ids)
+            if completion.finish_reason is not None:
+                check_end(completion, is_begun=progress is not None)
+                self.finishes += [completion.finish_reason] * self.num_equal
+        if self.wants_tokens:
+            self.usage.completion_tokens += num_tokens * self.num_equal
+        if progress is None:
+            progress = self.progress[place] = Progress(now)
+            self.usage.count_prompt(place, output)
+            metrics.first_token_came(output)
+        elif num_tokens:
+            num_seqs = len(output.outputs)
+            metrics.tokens_came(now - progress.time, -(-num_tokens // num_seqs))
+        progress.time = now
+        progress.num_tokens += num_tokens
+        if self.context.args.log_prompts:
+            for completion in output.outputs:
+                text = progress.texts.get(completion.index, "")
+                progress.texts[completion.index] = text + completion.text
+        if output.finished:
+            self.last[place] = output
+            metrics.prompt_finished(self.params, output, progress.num_tokens)
+
+
+@dataclass(slots=True, kw_only=True)
+class GenerationJob(TokenJob):
+    """A completion or a chat.
+
+    Attributes:
+        choices: How its choices look.
+    """
+
+    body: Body
+    choices: Choices
+
+    @property
+    def wants_tokens(self) -> bool:
+        """See ``TokenJob``."""
+        return self.body.max_tokens != 0
 
     @property
     def streams(self) -> bool:
@@ -327,34 +383,6 @@ class GenerationJob(Job):
         """The choices that an output of the prompt at ``place`` stands for."""
         first = (place * self.params.n + number) * self.num_equal
         return range(first, first + self.num_equal)
-
-    def _count(self, place: int, output: RequestOutput) -> None:
-        metrics, now, num_tokens = self.context.metrics, time.monotonic(), 0
-        progress = self.progress.get(place)
-        for completion in output.outputs:
-            num_tokens += len(completion.token_ids)
-            if completion.finish_reason is not None:
-                check_end(completion, is_begun=progress is not None)
-                self.finishes += [completion.finish_reason] * self.num_equal
-        # A token that was made though none was asked for is nobody's.
-        if self.body.max_tokens != 0:
-            self.usage.completion_tokens += num_tokens * self.num_equal
-        if progress is None:
-            progress = self.progress[place] = Progress(now)
-            self.usage.count_prompt(place, output)
-            metrics.first_token_came(output)
-        elif num_tokens:
-            num_seqs = len(output.outputs)
-            metrics.tokens_came(now - progress.time, -(-num_tokens // num_seqs))
-        progress.time = now
-        progress.num_tokens += num_tokens
-        if self.context.args.log_prompts:
-            for completion in output.outputs:
-                text = progress.texts.get(completion.index, "")
-                progress.texts[completion.index] = text + completion.text
-        if output.finished:
-            self.last[place] = output
-            metrics.prompt_finished(self.params, output, progress.num_tokens)
 
 
 def _start(loop: asyncio.AbstractEventLoop, context: Context, running: Running) -> None:

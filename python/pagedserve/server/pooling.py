@@ -29,11 +29,11 @@ from pagedserve.server.params import listed_prompts
 from pagedserve.server.protocol import (
     ClassificationBody,
     EmbeddingBody,
-    EngineBody,
     InputBody,
     PoolingBody,
     RerankBody,
     ScoreBody,
+    TextBody,
 )
 
 # A text, token ids, or two texts.
@@ -191,7 +191,7 @@ async def rerank_job(context: Context, body: RerankBody, answer_id: str) -> Pool
 
 async def _scored(
     context: Context,
-    body: EngineBody,
+    body: TextBody,
     answer_id: str,
     *,
     pairs: Sequence[tuple[str, str]],
@@ -220,13 +220,13 @@ async def _scored(
     )
 
 
-def _params(body: EngineBody, **asked: Any) -> PoolingParams:
+def _params(body: TextBody, **asked: Any) -> PoolingParams:
     return PoolingParams(truncate_prompt_tokens=body.truncate_prompt_tokens, **asked)
 
 
 async def _job(
     context: Context,
-    body: EngineBody,
+    body: TextBody,
     answer_id: str,
     *,
     task: PoolingTask,

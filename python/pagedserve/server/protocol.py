@@ -8,6 +8,7 @@ is not here is refused unless its value asks for nothing (``ABSENT``).
 import difflib
 from typing import Any, Final, Literal
 
+from fastapi import UploadFile
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from pagedserve.errors import RequestError
@@ -62,6 +63,9 @@ ABSENT: Final[dict[str, tuple[object, ...]]] = {
     "thinking_token_budget": (),
     "repetition_detection": (),
     "logprob_token_ids": (),
+    "timestamp_granularities[]": (),
+    "include[]": (),
+    "chunking_strategy": ("auto",),
 }
 
 
@@ -99,7 +103,6 @@ class EngineBody(_NullsLeftOut):
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)
 
     model: str | None = None
-    truncate_prompt_tokens: int | None = None
     priority: int = Field(default=0, ge=-_MAX_INT, le=_MAX_INT)
     request_id: str | None = Field(default=None, max_length=MAX_ID_CHARS, pattern="^[ -~]+$")
     timeout: float | None = Field(default=None, gt=0, description="Seconds until it is aborted.")
@@ -129,7 +132,13 @@ class EngineBody(_NullsLeftOut):
         return f"; did you mean {nearest[0]}?" if nearest else ""
 
 
-class Body(EngineBody):
+class TextBody(EngineBody):
+    """What is asked about texts."""
+
+    truncate_prompt_tokens: int | None = None
+
+
+class Body(TextBody):
     """What both kinds of completions take."""
 
     n: int | None = Field(default=None, ge=1)
@@ -203,7 +212,7 @@ class ChatBody(Body):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class InputBody(EngineBody):
+class InputBody(TextBody):
     """What is made into vectors, and how."""
 
     input: str | list[str] | list[int] | list[list[int]]
@@ -224,14 +233,14 @@ class PoolingBody(InputBody):
     use_activation: bool | None = None
 
 
-class ClassificationBody(EngineBody):
+class ClassificationBody(TextBody):
     """``POST /classify``."""
 
     input: str | list[str] | list[int] | list[list[int]]
     use_activation: bool | None = None
 
 
-class ScoreBody(EngineBody):
+class ScoreBody(TextBody):
     """``POST /score``."""
 
     text_1: str | list[str]
@@ -246,13 +255,25 @@ class Document(_NullsLeftOut):
     text: str
 
 
-class RerankBody(EngineBody):
+class RerankBody(TextBody):
     """``POST /rerank``, as Jina's and Cohere's clients send it."""
 
     query: str
     documents: list[str | Document]
     top_n: int | None = Field(default=None, ge=1)
     return_documents: bool = True
+
+
+class SpeechBody(EngineBody):
+    """``POST /v1/audio/transcriptions`` and ``/v1/audio/translations``, as a form."""
+
+    file: UploadFile
+    language: str | None = Field(default=None, description="That is spoken, as a code such as en.")
+    prompt: str | None = Field(default=None, description="What was said before.")
+    response_format: Literal["json", "text", "verbose_json"] = "json"
+    temperature: float = 0.0
+    seed: int | None = Field(default=None, ge=-_MAX_INT, le=_MAX_INT)
+    stream: bool = False
 
 
 class TokenizeBody(_NullsLeftOut):

@@ -122,7 +122,7 @@ def _quoted(texts: object) -> str:
 def _texts(job: Job) -> dict[str, Any]:
     """What was asked, as it was sent, and what was answered; each cut to ``max_log_len``."""
     most = job.context.args.max_log_len
-    given = getattr(job.body, job.prompt_field)
+    given = job.asked
     if not isinstance(given, str):
         given = json.dumps(given, ensure_ascii=False, default=vars)
     return {

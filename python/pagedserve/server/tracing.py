@@ -18,7 +18,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.util.types import AttributeValue
 
 from pagedserve.server.errors import ServerError, scrubbed
-from pagedserve.server.job import GenerationJob, Job
+from pagedserve.server.job import Job, TokenJob
 
 _PARENT: Final = TraceContextTextMapPropagator()
 # Seconds that a collector has at the end to take the last spans.
@@ -79,7 +79,7 @@ def _attributes(job: Job, seconds: float) -> dict[str, AttributeValue]:
     found: dict[str, AttributeValue | None] = {
         "gen_ai.request.id": job.answer_id,
         "gen_ai.response.model": job.model,
-        **(_asked(job) if isinstance(job, GenerationJob) else {}),
+        **(_asked(job) if isinstance(job, TokenJob) else {}),
         "gen_ai.usage.num_sequences": job.num_seqs,
         "gen_ai.usage.prompt_tokens": sum(usage.prompt_tokens.values()),
         "gen_ai.usage.completion_tokens": usage.completion_tokens,
@@ -90,7 +90,7 @@ def _attributes(job: Job, seconds: float) -> dict[str, AttributeValue]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _asked(job: GenerationJob) -> dict[str, AttributeValue | None]:
+def _asked(job: TokenJob) -> dict[str, AttributeValue | None]:
     params = job.params
     return {
         "gen_ai.request.temperature": params.temperature,
