@@ -3,9 +3,9 @@
 soundfile is an extra, and loaded with the first file.
 """
 
-from io import BytesIO
 from math import ceil
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from tempfile import TemporaryFile
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,10 +104,14 @@ def audio_of_file(content: bytes) -> Audio:
     with extra_needed("an audio file", "audio"):
         import soundfile
     try:
-        with soundfile.SoundFile(BytesIO(content)) as file:
-            most = MAX_SAMPLES // file.channels
-            found = file.read(most + 1, dtype="float32", always_2d=True)
-            sampling_rate = file.samplerate
+        # libsndfile reads a file by itself; where Python reads for it, what is broken is printed.
+        with TemporaryFile() as copy:
+            copy.write(content)
+            copy.seek(0)
+            with soundfile.SoundFile(copy.fileno(), closefd=False) as file:
+                most = MAX_SAMPLES // file.channels
+                found = file.read(most + 1, dtype="float32", always_2d=True)
+                sampling_rate = file.samplerate
     except Exception as error:  # whatever a decoder makes of bytes
         raise RequestError(
             f"the file of {len(content)} bytes cannot be decoded ({type(error).__name__}); "
@@ -129,7 +133,7 @@ def _is_pair(given: object) -> "TypeGuard[tuple[Any, Any]]":
 
 def _checked(samples: NDArray[np.float32], sampling_rate: Any, name: str) -> Audio:
     low, high = _RATES
-    is_number = isinstance(sampling_rate, int) and not isinstance(sampling_rate, bool)
+    is_number = isinstance(sampling_rate, SupportsIndex) and not isinstance(sampling_rate, bool)
     if not is_number or not low <= sampling_rate <= high:
         raise RequestError(
             f"the sampling rate of {name} is {sampling_rate!r}; it must be an integer from {low} "
@@ -139,4 +143,4 @@ def _checked(samples: NDArray[np.float32], sampling_rate: Any, name: str) -> Aud
         raise RequestError(f"{name} has no samples; it must have at least one")
     if not np.isfinite(samples).all():
         raise RequestError(f"{name} has samples that are no finite numbers")
-    return Audio(samples, sampling_rate)
+    return Audio(samples, int(sampling_rate))

@@ -197,6 +197,11 @@ def test_a_cut_is_in_a_pause() -> None:
         (file_of(sounds(1)[0]), {"language": "xx"}, "language is 'xx'; accepted are de, en"),
         (file_of(sounds(1)[0]), {"response_format": "srt"}, "response_format: Input should be"),
         (file_of(sounds(1)[0]), {"temperature": "-1"}, "temperature is -1"),
+        (
+            file_of(sounds(1)[0]),
+            {"response_format": "verbose_json", "stream": "true"},
+            "'verbose_json' with stream; it is for whole answers",
+        ),
         (file_of(sounds(1)[0]), {"prompt": "<|de|>"}, "prompt must be a text without special"),
         (file_of(sounds(1)[0]), {"timestamp_granularities[]": "word"}, "is not supported here"),
         (file_of(sounds(1)[0]), {"languag": "de"}, "did you mean language?"),

@@ -148,6 +148,17 @@ def test_other_sampling_rates_sound_alike(listener: MakeListener, rate: int) -> 
     assert first == second
 
 
+def test_half_precision_and_arrays_of_other_kinds(listener: MakeListener) -> None:
+    samples, rate = sounds(1)[0]
+    llm = listener().load(dtype="bfloat16")
+    doubles, tensor = samples.astype(np.float64), torch.tensor(samples)
+    kinds: list[Any] = [(samples, rate), (doubles, np.int64(rate)), (tensor, rate)]
+    first, second, third = generate(llm, [heard(sound, IN_GERMAN) for sound in kinds], GREEDY)
+    assert first == second == third
+    listed: Any = {"prompt": IN_GERMAN, "multi_modal_data": {"audio": [(samples, rate)]}}
+    assert generate(llm, listed, GREEDY) == [first]
+
+
 def test_a_missing_package_is_named(
     listener: MakeListener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,6 +176,7 @@ def test_a_missing_package_is_named(
         (heard((np.zeros(9, np.int16), 16_000)), "type int16; it must be one channel"),
         (heard((np.zeros(0, np.float32), 16_000)), "has no samples; it must"),
         (heard((np.full(9, np.nan, np.float32), 16_000)), "no finite numbers"),
+        (heard((np.full(999, 1e30, np.float32), 16_000)), "too loud to be heard"),
         (heard((np.zeros(9, np.float32), 0)), "rate of the audio of the prompt is 0; it must"),
         ({"prompt": "", "multi_modal_data": {"audio": b"RIFF"}}, "audio of the prompt is of type"),
         ({"encoder_prompt": heard(sounds(1)[0], "w5"), "decoder_prompt": None}, "audio alone"),

@@ -34,7 +34,7 @@ class AudioProcessor:
             name: what an error calls its prompt.
 
         Raises:
-            RequestError: if it is longer than the model hears.
+            RequestError: if it is longer than the model hears, or too loud by far.
             ImportError: if it must be resampled, and the package for it is missing.
         """
         if audio.seconds > self.max_seconds:
@@ -47,6 +47,10 @@ class AudioProcessor:
             samples = _resampled(audio, self.sampling_rate)
         made = self._extractor(samples, sampling_rate=self.sampling_rate, return_tensors="np")
         features: NDArray[np.float32] = made["input_features"][0]
+        if not np.isfinite(features).all():
+            raise RequestError(
+                f"the audio of {name} is too loud to be heard; it must be floats from -1 to 1"
+            )
         return features
 
 

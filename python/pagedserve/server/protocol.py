@@ -275,6 +275,15 @@ class SpeechBody(EngineBody):
     seed: int | None = Field(default=None, ge=-_MAX_INT, le=_MAX_INT)
     stream: bool = False
 
+    def check_fields(self, *, allows_unknown: bool) -> None:
+        """As of all requests; and refuse what a stream does not have."""
+        super().check_fields(allows_unknown=allows_unknown)
+        if self.stream and self.response_format == "verbose_json":
+            raise RequestError(
+                "response_format is 'verbose_json' with stream; it is for whole answers",
+                param="response_format",
+            )
+
 
 class TokenizeBody(_NullsLeftOut):
     """``POST /tokenize``: a prompt or a conversation."""
