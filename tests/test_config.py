@@ -113,6 +113,7 @@ def test_every_field_can_be_given_on_the_command_line() -> None:
         max_num_bypasses=3,
         victim_policy="last",
         watermark=0.25,
+        disable_hybrid_kv_cache_manager=True,
         max_logprobs=20,
         generation_config="vllm",
         override_generation_config={"top_k": 5},

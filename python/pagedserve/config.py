@@ -227,6 +227,11 @@ class EngineArgs(ModelArgs):
         checks.optional(checks.real("a number from 0 to 1, or None", low=0, high=1)),
         "Share of the KV blocks that stays free when a prompt is admitted.",
     )
+    disable_hybrid_kv_cache_manager: bool = option(
+        False,
+        checks.flag,
+        "Let layers with a window keep all that other layers do, in the same KV blocks.",
+    )
     max_logprobs: int = option(
         -1,
         checks.integer("at least 0, or -1 for the whole vocabulary", low=-1),

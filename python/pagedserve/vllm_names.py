@@ -195,7 +195,6 @@ HINTS: Final = frozenset(
         "multi_step_stream_outputs",
         "guided_decoding_backend",
         "prefix_caching_hash_algo",
-        "disable_hybrid_kv_cache_manager",
         "served_model_name",
         "disable_log_requests",
         "enable_log_requests",

@@ -144,7 +144,7 @@ def test_a_window_group_is_refused_where_it_cannot_be() -> None:
         WindowGroup(window=0, num_gpu_blocks=30)
     limits = SchedulerConfig(**SCHEDULER)
     block_size = CACHE["block_size"]
-    least = WindowGroup.least_num_gpu_blocks(limits, window=9, block_size=block_size)
+    least = WindowGroup.num_gpu_blocks_for(limits, window=9, block_size=block_size)
     fewer = WindowGroup(window=9, num_gpu_blocks=least - 1)
     with pytest.raises(ConfigError, match=f"need {least}"):
         Scheduler(limits, CacheConfig(**CACHE, window_group=fewer))

@@ -27,6 +27,9 @@ class Moves:
     states_to_swap_out: NDArray[np.int64] = field(default_factory=no_pairs)
     states_to_swap_in: NDArray[np.int64] = field(default_factory=no_pairs)
     states_to_copy: NDArray[np.int64] = field(default_factory=no_pairs)
+    window_blocks_to_swap_out: NDArray[np.int64] = field(default_factory=no_pairs)
+    window_blocks_to_swap_in: NDArray[np.int64] = field(default_factory=no_pairs)
+    window_blocks_to_copy: NDArray[np.int64] = field(default_factory=no_pairs)
     has_moves: bool = True
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pagedserve import _core
 from pagedserve.cache.engine import CacheEngine
-from pagedserve.executor.local import largest_decode, largest_prefill
+from pagedserve.executor.profile import largest_decode, largest_prefill
 from pagedserve.executor.protocol import StepLimits
 from pagedserve.models.loader import LoadedModel
 from pagedserve.runner.buffers import StepBuffers

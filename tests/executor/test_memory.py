@@ -11,7 +11,7 @@ from pagedserve.executor import memory
 from pagedserve.executor.local import LocalExecutor
 from pagedserve.executor.memory import (
     GIB,
-    AvailableBlocks,
+    AvailableMemory,
     free_host_bytes,
     plan_memory,
     shown_bytes,
@@ -29,8 +29,8 @@ SIZES = {
 
 
 # Of 80 GiB nine tenths, less what is used, activations and graphs.
-AVAILABLE = AvailableBlocks(
-    num_blocks=60 * 1024,
+AVAILABLE = AvailableMemory(
+    num_bytes=60 * GIB,
     total_bytes=80 * GIB,
     budget_bytes=72 * GIB,
     used_bytes=6 * GIB,
@@ -147,7 +147,7 @@ def test_a_profile_run_says_how_many_blocks_there_are() -> None:
 
 
 def test_a_profile_run_that_leaves_too_little_is_shown_with_its_sum() -> None:
-    nothing = dataclasses.replace(AVAILABLE, num_blocks=2)
+    nothing = dataclasses.replace(AVAILABLE, num_bytes=2 * MIB)
     message = (
         r"of 80\.00 GiB gpu_memory_utilization allows 72\.00 GiB, weights take 5\.00 GiB, CUDA and "
         r"other processes 1\.00 GiB, activations 4\.00 GiB, CUDA graphs 2\.00 GiB: raise"

@@ -121,8 +121,3 @@ def test_memory_for_what_the_window_shows_is_enough(mistral: Path) -> None:
     engine_of(mistral, **fits)
     with pytest.raises(ConfigError, match="one sequence of 128 tokens"):
         engine_of(mistral, **fits, enable_prefix_caching=True)
-
-
-def test_layers_that_differ_keep_all(save_tiny: Any) -> None:
-    llm = engine_of(save_tiny("gemma2", sliding_window=WINDOW, head_dim=8))
-    assert llm.llm_engine.model_info.sliding_window is None

@@ -56,6 +56,7 @@ PYTHON_LAYERS: dict[str, set[str]] = {
 CORE_USERS = {
     "pagedserve",
     "pagedserve.attention.rust",
+    "pagedserve.cache.engine",
     "pagedserve.config",
     "pagedserve.engine",
     "pagedserve.executor",

@@ -12,7 +12,8 @@ from pagedserve.replay.log_lines import last_parts
 from pagedserve.replay.request_steps import request_steps
 from pagedserve.replay.scenario import ScenarioError
 from tests.replay.test_cli import BAD_INPUT, SAME, write_log
-from tests.replay.test_log import NUM_STEPS, RandomEngine, lines_of
+from tests.replay.test_log import lines_of
+from tests.support.random_lives import NUM_STEPS, RandomEngine
 
 MAX_BYTES = 16 << 10
 

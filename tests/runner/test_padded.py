@@ -10,7 +10,8 @@ import torch
 
 from pagedserve import _core
 from pagedserve.config import EngineArgs
-from pagedserve.executor.local import LocalExecutor, largest_decode, largest_prefill
+from pagedserve.executor.local import LocalExecutor
+from pagedserve.executor.profile import largest_decode, largest_prefill
 from pagedserve.executor.protocol import CacheShape, StepLimits
 from pagedserve.models.adapters import StepAdapters
 from pagedserve.runner.buffers import BatchSizes, StepBuffers
@@ -240,13 +241,17 @@ def test_rows_that_pad_have_no_adapter(scheduler: _core.Scheduler) -> None:
 
 def test_buffers_lie_in_one_piece_with_the_tables_last() -> None:
     buffers = StepBuffers(
-        max_num_tokens=33, max_num_rows=3, max_blocks_per_row=5, num_adapter_slots=2
+        max_num_tokens=33,
+        max_num_rows=3,
+        max_blocks_per_row=5,
+        num_adapter_slots=2,
+        has_windows=True,
     )
     arrays = buffers.on_device
     names = list(arrays.__slots__)
     starts = [getattr(arrays, name).data_ptr() for name in names]
     ends = [start + getattr(arrays, name).nbytes for name, start in zip(names, starts, strict=True)]
-    assert names[-1] == "block_tables"
+    assert names[-2:] == ["block_tables", "window_tables"]
     assert all(end <= start for end, start in zip(ends, starts[1:], strict=False))
     assert {(start - starts[0]) % 128 for start in starts} == {0}
     assert len({getattr(arrays, name).untyped_storage().data_ptr() for name in names}) == 1

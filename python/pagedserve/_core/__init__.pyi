@@ -77,8 +77,8 @@ class WindowGroup:
         cls, *, window: int, num_gpu_blocks: int, num_cpu_blocks: int | None = None
     ) -> WindowGroup: ...
     @staticmethod
-    def least_num_gpu_blocks(
-        scheduler_config: SchedulerConfig, *, window: int, block_size: int
+    def num_gpu_blocks_for(
+        scheduler_config: SchedulerConfig, *, window: int, block_size: int, num_seqs: int = 1
     ) -> int: ...
     @property
     def window(self) -> int: ...

@@ -111,7 +111,7 @@ class EncoderDecoderAttention(PagedAttention):
         is_cross = self.num_calls % 2 == 1
         if not is_cross or call.mask is not None:
             return super().answer(call)
-        pool, _ = self.next_layer()
+        pool = self.next_layer().pool
         options = replace(call.options, causal=False)
         if self._step.writing is not None:
             self._write_and_attend(

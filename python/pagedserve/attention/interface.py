@@ -6,11 +6,11 @@ arguments on to the function.  A layer is known by the ordinal of its call, beca
 number their layers twice or not at all.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 from transformers import AttentionInterface
@@ -69,6 +69,14 @@ def answering(handler: AttentionHandler) -> Iterator[None]:
         _handler.reset(token)
 
 
+class LayerStep(NamedTuple):
+    """What one layer reads in a step: its pool, its window, and the rows over its blocks."""
+
+    pool: Tensor
+    window: int | None
+    metadata: AttentionMetadata
+
+
 class PagedAttention:
     """Answers the calls of one step from the KV pools, the n-th call from the n-th pool."""
 
@@ -80,6 +88,7 @@ class PagedAttention:
         write_and_attend: WriteAndAttend,
         *,
         causal: bool = True,
+        by_window: Mapping[int, AttentionMetadata] | None = None,
     ) -> None:
         """Take a step.
 
@@ -90,16 +99,18 @@ class PagedAttention:
             windows: of each layer, as the probe found them.
             write_and_attend: the backend's; the same for all steps over one set of pools.
             causal: whether a token sees no key behind its own.
+            by_window: the step over blocks of their own, for layers with such a window.
         """
-        self.metadata = metadata
+        self._metadata = metadata
+        self._by_window = by_window or {}
         self._write_and_attend = write_and_attend
         self._pools = pools
         self._windows = windows
         self._causal = causal
         self.num_calls = 0
 
-    def next_layer(self) -> tuple[Tensor, int | None]:
-        """The pool and the window of the layer that attends next.
+    def next_layer(self) -> LayerStep:
+        """What the layer reads that attends next.
 
         Raises:
             StepError: if all layers have attended.
@@ -108,7 +119,9 @@ class PagedAttention:
         if layer == len(self._pools):
             raise StepError(f"the model made more attention calls than its {layer} layers")
         self.num_calls += 1
-        return self._pools[layer], self._windows[layer]
+        window = self._windows[layer]
+        metadata = self._metadata if window is None else self._by_window.get(window, self._metadata)
+        return LayerStep(self._pools[layer], window, metadata)
 
     def answer(self, call: AttentionCall) -> Tensor:
         """Write the call's keys and values, then attend.
@@ -121,7 +134,7 @@ class PagedAttention:
                 "the model hands a mask of its own to attention: paged attention is causal, with "
                 "a sliding window at most"
             )
-        pool, window = self.next_layer()
+        pool, window, metadata = self.next_layer()
         options = call.options
         if options.window != window or not self._causal:
             options = replace(options, window=window, causal=self._causal)
@@ -130,7 +143,7 @@ class PagedAttention:
             call.key,
             call.value,
             pool,
-            metadata=self.metadata if call.chunk is None else in_chunks(self.metadata, call.chunk),
+            metadata=metadata if call.chunk is None else in_chunks(metadata, call.chunk),
             options=options,
         )
 

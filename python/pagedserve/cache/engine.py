@@ -1,6 +1,7 @@
 """KV pools of each layer on each tier, and the moves of blocks between them.
 
-Owns the pools.  A block id means the same block in every layer; each tier numbers its own blocks.
+Owns the pools.  A block id means the same block in every layer, but for layers with a window where
+others see more: those may have blocks of their own.  Each tier numbers its own blocks.
 A pool is ``[num_blocks, block_size, Hkv, D + Dv]``: keys and values of a token lie side by side, so
 that attention gathers both at once and a block moves in one piece.
 
@@ -10,8 +11,10 @@ events order against the steps.  On a CPU Rust does both, and without triton tor
 Invariant: a block's contents before its first write are undefined.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from typing import Protocol
 
@@ -20,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pagedserve._core import WindowGroup
 from pagedserve.cache.states import LayerStates, StateMoves, StatePools
 from pagedserve.device import Cuda
 from pagedserve.host_ops.blocks import copy_blocks as copy_in_host
@@ -70,11 +74,40 @@ class BlockMoves(StateMoves, Protocol):
     def blocks_to_copy(self) -> NDArray[np.int64]:
         """(source, destination), both on the device."""
 
+    @property
+    def window_blocks_to_swap_out(self) -> NDArray[np.int64]:
+        """Likewise of the layers with a window."""
+
+    @property
+    def window_blocks_to_swap_in(self) -> NDArray[np.int64]:
+        """Likewise of the layers with a window."""
+
+    @property
+    def window_blocks_to_copy(self) -> NDArray[np.int64]:
+        """Likewise of the layers with a window."""
+
 
 def common_window(layers: Sequence[LayerShape]) -> int | None:
     """The window that all layers have; None where one sees everything, or they differ."""
     windows = {layer.window for layer in layers}
     return windows.pop() if len(windows) == 1 else None
+
+
+def group_window(layers: Sequence[LayerShape]) -> int | None:
+    """The widest window of the layers that see less than others do; None where all see alike."""
+    seen = {math.inf if layer.window is None else layer.window for layer in layers}
+    return max((int(window) for window in seen if window < max(seen)), default=None)
+
+
+def split_layers(
+    layers: Sequence[LayerShape], window: int | None
+) -> tuple[list[LayerShape], list[LayerShape]]:
+    """The layers that keep all keys, and those that keep a window of at most so many tokens."""
+    split: tuple[list[LayerShape], list[LayerShape]] = [], []
+    for layer in layers:
+        is_narrow = window is not None and layer.window is not None and layer.window <= window
+        split[is_narrow].append(layer)
+    return split
 
 
 def kv_bytes_per_block(layers: Sequence[LayerShape], *, block_size: int, dtype: torch.dtype) -> int:
@@ -117,6 +150,68 @@ def _swap(sources: Sequence[Tensor], destinations: Sequence[Tensor], pairs: Tens
         swap_blocks(source, destination, pairs)
 
 
+class BlockPools:
+    """The pools of layers whose blocks are mapped by one table a sequence, on both tiers."""
+
+    def __init__(
+        self,
+        layers: Sequence[LayerShape],
+        *,
+        num_gpu_blocks: int,
+        num_cpu_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        cuda: Cuda | None,
+    ) -> None:
+        """Allocate; see `CacheEngine`."""
+
+        def pools(num_blocks: int, where: torch.device) -> list[Tensor]:
+            return [_empty_pool(layer, num_blocks, block_size, dtype, where) for layer in layers]
+
+        self.gpu = pools(num_gpu_blocks, device)
+        self._cuda = cuda
+        self._swapper: Swapper
+        if cuda is not None and num_cpu_blocks and layers:
+            from pagedserve.kernels.swap import BlockSwapper
+
+            swapper = BlockSwapper(self.gpu, num_cpu_blocks, cuda)
+            self.cpu = [swapper.host_pool(layer) for layer in range(len(layers))]
+            self._swapper = swapper
+        else:
+            self.cpu = pools(num_cpu_blocks, torch.device("cpu"))
+            self._swapper = LayerSwapper(self.gpu, self.cpu)
+
+    def move(
+        self,
+        swap_out: NDArray[np.int64],
+        swap_in: NDArray[np.int64],
+        copies: NDArray[np.int64],
+    ) -> None:
+        """Carry out moves, int64 ``[n, 2]`` each, in this order."""
+        if not self.gpu:
+            return
+        if swap_out.size:
+            self._swapper.swap_out(torch.from_numpy(swap_out))
+        if swap_in.size:
+            self._swapper.swap_in(torch.from_numpy(swap_in))
+        if copies.size:
+            self._copy(torch.from_numpy(copies))
+
+    def _copy(self, pairs: Tensor) -> None:
+        if self._cuda is not None:
+            from pagedserve.kernels.cache import copy_layers
+
+            copy_layers(self.gpu, pairs, self._cuda.to_device)
+            return
+        if self.gpu[0].device.type == "cpu":
+            copy_in_host(self.gpu, self.gpu, pairs.numpy())
+            return
+        pairs = pairs.to(self.gpu[0].device)
+        for pool in self.gpu:
+            copy_blocks(pool, pairs)
+
+
 class CacheEngine:
     """The KV pools of one device, and of the host for swapped blocks."""
 
@@ -130,6 +225,7 @@ class CacheEngine:
         dtype: torch.dtype,
         device: torch.device,
         cuda: Cuda | None = None,
+        window_group: WindowGroup | None = None,
         states: LayerStates = (),
         num_state_slots: int = 0,
         num_cpu_state_slots: int = 0,
@@ -145,6 +241,7 @@ class CacheEngine:
             device: the model's.
             cuda: the same device where blocks are moved on it by kernels, if there is triton; None
                 moves them by torch's operations.
+            window_group: blocks of their own for layers with a window; None where all share.
             states: what layers keep of a sequence beside keys and values.
             num_state_slots: sequences that have states on the model's device.
             num_cpu_state_slots: sequences that have states on the host.
@@ -153,22 +250,25 @@ class CacheEngine:
         self.states = StatePools(
             states, num_slots=num_state_slots, num_cpu_slots=num_cpu_state_slots, device=device
         )
-
-        def pools(num_blocks: int, where: torch.device) -> list[Tensor]:
-            return [_empty_pool(layer, num_blocks, block_size, dtype, where) for layer in layers]
-
-        self.gpu_pools = pools(num_gpu_blocks, device)
-        self._cuda = cuda if find_spec("triton") is not None else None
-        self._swapper: Swapper
-        if self._cuda is not None and num_cpu_blocks and layers:
-            from pagedserve.kernels.swap import BlockSwapper
-
-            swapper = BlockSwapper(self.gpu_pools, num_cpu_blocks, self._cuda)
-            self.cpu_pools = [swapper.host_pool(layer) for layer in range(len(layers))]
-            self._swapper = swapper
-        else:
-            self.cpu_pools = pools(num_cpu_blocks, torch.device("cpu"))
-            self._swapper = LayerSwapper(self.gpu_pools, self.cpu_pools)
+        pools = partial(
+            BlockPools,
+            block_size=block_size,
+            dtype=dtype,
+            device=device,
+            cuda=cuda if find_spec("triton") is not None else None,
+        )
+        window = None if window_group is None else window_group.window
+        others, windowed = split_layers(layers, window)
+        self._pools = pools(others, num_gpu_blocks=num_gpu_blocks, num_cpu_blocks=num_cpu_blocks)
+        self._window_pools = pools(
+            windowed,
+            num_gpu_blocks=0 if window_group is None else window_group.num_gpu_blocks,
+            num_cpu_blocks=0 if window_group is None else window_group.num_cpu_blocks,
+        )
+        self.windows = tuple({layer.window for layer in windowed if layer.window is not None})
+        of_group = [iter(self._pools.gpu), iter(self._window_pools.gpu)]
+        # In the order of the layers.
+        self.gpu_pools = [next(of_group[layer.window in self.windows]) for layer in layers]
 
     def move(self, moves: BlockMoves) -> None:
         """Carry out a step's moves: swap out, swap in, copy, in this order."""
@@ -176,27 +276,18 @@ class CacheEngine:
             return
         if self.states.device:
             self.states.move(moves)
-        if not self.gpu_pools:
-            return
-        if moves.blocks_to_swap_out.size:
-            self._swapper.swap_out(torch.from_numpy(moves.blocks_to_swap_out))
-        if moves.blocks_to_swap_in.size:
-            self._swapper.swap_in(torch.from_numpy(moves.blocks_to_swap_in))
-        if moves.blocks_to_copy.size:
-            self._copy(torch.from_numpy(moves.blocks_to_copy))
+        self._pools.move(moves.blocks_to_swap_out, moves.blocks_to_swap_in, moves.blocks_to_copy)
+        if self.windows:
+            self._window_pools.move(
+                moves.window_blocks_to_swap_out,
+                moves.window_blocks_to_swap_in,
+                moves.window_blocks_to_copy,
+            )
 
-    def _copy(self, pairs: Tensor) -> None:
-        if self._cuda is not None:
-            from pagedserve.kernels.cache import copy_layers
-
-            copy_layers(self.gpu_pools, pairs, self._cuda.to_device)
-            return
-        if self.gpu_pools[0].device.type == "cpu":
-            copy_in_host(self.gpu_pools, self.gpu_pools, pairs.numpy())
-            return
-        pairs = pairs.to(self.gpu_pools[0].device)
-        for pool in self.gpu_pools:
-            copy_blocks(pool, pairs)
+    @property
+    def cpu_pools(self) -> list[Tensor]:
+        """Of the layers that see everything, those in host memory."""
+        return self._pools.cpu
 
 
 def _empty_pool(

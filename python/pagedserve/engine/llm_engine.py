@@ -103,6 +103,7 @@ class LLMEngine:
             num_gpu_blocks=num_blocks,
             num_cpu_blocks=num_cpu_blocks,
             sliding_window=limits.window,
+            window_group=self.memory.window_group,
             **args.cache_options,
         )
         self._cache_config = cache_config(args, cache, self.memory, self.model_info)
@@ -118,6 +119,7 @@ class LLMEngine:
                 limits=limits,
                 num_state_slots=self.memory.num_state_slots,
                 num_cpu_state_slots=self.memory.num_cpu_state_slots,
+                window_group=self.memory.window_group,
             )
         )
         self.input_processor = InputProcessor.of(

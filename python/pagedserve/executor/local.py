@@ -1,6 +1,5 @@
 """The executor of one process: one device, its model, its KV pools, and the steps they run."""
 
-import traceback
 from collections.abc import Mapping, Sequence
 from functools import partial
 
@@ -9,21 +8,27 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pagedserve._core import SchedulerOutputs
+from pagedserve._core import SchedulerConfig, SchedulerOutputs, WindowGroup
 from pagedserve.attention.backends import check_block_size
-from pagedserve.cache.engine import CacheEngine, common_window, kv_bytes_per_block
+from pagedserve.cache.engine import (
+    CacheEngine,
+    common_window,
+    group_window,
+    kv_bytes_per_block,
+    split_layers,
+)
 from pagedserve.cache.states import state_bytes_per_slot
 from pagedserve.config import GPU_MEMORY_UTILIZATION, EngineArgs
-from pagedserve.device import Cuda, cuda_of
+from pagedserve.device import cuda_of
 from pagedserve.errors import ConfigError, StepError
 from pagedserve.executor.memory import (
     DEFAULT_KV_CACHE_BYTES,
-    AvailableBlocks,
     MemoryPlan,
+    WindowNeed,
     free_host_bytes,
     plan_memory,
-    shown_bytes,
 )
+from pagedserve.executor.profile import available_memory
 from pagedserve.executor.protocol import (
     CacheShape,
     ModelInfo,
@@ -42,11 +47,10 @@ from pagedserve.pooling.pooler import pool_rows, token_types
 from pagedserve.pooling.rules import PoolingRules
 from pagedserve.runner.buffers import StepBuffers
 from pagedserve.runner.encoder import PromptEncoder
-from pagedserve.runner.graphs import DecodeGraphs, reserved_bytes
+from pagedserve.runner.graphs import DecodeGraphs
 from pagedserve.runner.images import ImageTower
 from pagedserve.runner.model_runner import Forward, ModelRunner
 from pagedserve.runner.padded import ladder
-from pagedserve.runner.profile import TrialRow, peak_bytes, run_trial
 from pagedserve.sampling.logprobs import prompt_logprobs
 from pagedserve.sampling.results import SampledRows
 from pagedserve.sampling.rows import PromptTargets, RowSampling
@@ -141,6 +145,7 @@ class LocalExecutor:
             backends=loaded.describe_backends(),
             pooling=loaded.pooling,
             sliding_window=common_window(loaded.layers),
+            group_window=group_window(loaded.stored_layers),
             images=images,
             sees_whole_prompts=_sees_whole_prompts(loaded),
             keeps_states=bool(loaded.states),
@@ -158,15 +163,16 @@ class LocalExecutor:
             raise StepError("the executor has no KV cache yet: call init_cache first")
         return self._buffers
 
-    def kv_bytes_per_block(self, block_size: int) -> int:
-        """Bytes that one KV block takes, all layers together.
+    def kv_bytes_per_block(self, block_size: int, group_window: int | None = None) -> int:
+        """Bytes that one KV block takes, all layers together but those of a window group.
 
         Raises:
             ConfigError: Blocks that the attention backend cannot read.
         """
         loaded = self.loaded
         check_block_size(loaded.attention_backend, block_size)
-        return kv_bytes_per_block(loaded.stored_layers, block_size=block_size, dtype=loaded.dtype)
+        layers, _ = split_layers(loaded.stored_layers, group_window)
+        return kv_bytes_per_block(layers, block_size=block_size, dtype=loaded.dtype)
 
     def determine_num_blocks(self, limits: StepLimits) -> MemoryPlan:
         """See ``Executor``; on a GPU the largest steps are run to see what they leave."""
@@ -176,11 +182,14 @@ class LocalExecutor:
                 f"gpu_memory_utilization is {args.gpu_memory_utilization}, and the model is on the "
                 "CPU, whose memory others use too: give kv_cache_memory instead"
             )
-        block_bytes = self.kv_bytes_per_block(args.block_size)
+        block_bytes = self.kv_bytes_per_block(args.block_size, limits.group_window)
         available = None
         is_free = args.num_gpu_blocks is None and args.kv_cache_memory is None
         if cuda is not None and block_bytes and is_free:
-            available = self._profile(cuda, limits)
+            available = available_memory(
+                self.loaded, args, limits, cuda, captures_graphs=self._captures_graphs
+            )
+        windows = self._window_need(limits)
         num_gpu_blocks = args.num_gpu_blocks
         if not block_bytes and num_gpu_blocks is None:  # blocks of nothing, for all who may run
             num_gpu_blocks = limits.max_num_rows * -(-limits.max_model_len // args.block_size)
@@ -200,6 +209,32 @@ class LocalExecutor:
             swap_space=args.swap_space,
             free_host_bytes=free_host_bytes(),
             available=available,
+            windows=windows,
+        )
+
+    def _window_need(self, limits: StepLimits) -> WindowNeed | None:
+        """What layers with a window need, where they are to have blocks of their own."""
+        if limits.group_window is None:
+            return None
+        block_size = self._args.block_size
+        _, layers = split_layers(self.loaded.stored_layers, limits.group_window)
+        config = SchedulerConfig(
+            max_num_seqs=limits.max_num_rows,
+            max_num_batched_tokens=limits.max_num_tokens,
+            max_model_len=limits.max_model_len,
+            enable_chunked_prefill=True,  # only bounds are asked for
+        )
+        blocks_for = partial(
+            WindowGroup.num_gpu_blocks_for,
+            config,
+            window=limits.group_window,
+            block_size=block_size,
+        )
+        return WindowNeed(
+            window=limits.group_window,
+            block_bytes=kv_bytes_per_block(layers, block_size=block_size, dtype=self.loaded.dtype),
+            least_blocks=blocks_for(num_seqs=1),
+            most_blocks=blocks_for(num_seqs=limits.max_num_rows),
         )
 
     def init_cache(self, shape: CacheShape) -> None:
@@ -213,6 +248,7 @@ class LocalExecutor:
             dtype=loaded.dtype,
             device=loaded.device,
             cuda=self._cuda,
+            window_group=shape.window_group,
             states=loaded.states,
             num_state_slots=shape.num_state_slots,
             num_cpu_state_slots=shape.num_cpu_state_slots,
@@ -226,6 +262,7 @@ class LocalExecutor:
             has_adapters=self._adapters is not None,
             num_adapter_slots=self._args.max_loras if has_kernels else 0,
             max_cross_blocks=0 if known is None else -(-known.max_encoder_len // shape.block_size),
+            has_windows=shape.window_group is not None,
             cuda=self._cuda,
         )
         forward = Forward(loaded, self._cache)
@@ -310,56 +347,6 @@ class LocalExecutor:
         vectors = vectors[torch.from_numpy(sampled.copy()).to(vectors.device)]
         return vectors if self.loaded.head is None else self.loaded.head(vectors)
 
-    def _profile(self, cuda: Cuda, limits: StepLimits) -> AvailableBlocks:
-        """Run the largest steps on the GPU and find how many KV blocks fit beside them."""
-        free = cuda.memory().free
-        try:
-            activations, graphs = self._step_bytes(cuda, limits)
-        except torch.OutOfMemoryError as error:
-            # Its frames hold the tensors of the step, which whoever tries again needs.
-            traceback.clear_frames(error.__traceback__)
-            weights = shown_bytes(self.loaded.weight_bytes)
-            raise ConfigError(
-                f"out of memory in the profile run on {cuda.device}: weights take {weights}, and "
-                f"the {shown_bytes(free)} that are free beside them do not hold the activations of "
-                f"a step of {limits.max_num_tokens} tokens or {limits.max_num_rows} sequences, let "
-                "alone a KV cache: lower max_num_batched_tokens (and max_model_len, unless prompts "
-                "are chunked) or max_num_seqs"
-            ) from error
-        free, total = cuda.memory()
-        budget = int(total * self._args.gpu_memory_utilization)
-        states = limits.max_num_rows * state_bytes_per_slot(self.loaded.states)
-        left = max(0, budget - (total - free) - activations - graphs - states)
-        return AvailableBlocks(
-            num_blocks=left // self.kv_bytes_per_block(self._args.block_size),
-            total_bytes=total,
-            budget_bytes=budget,
-            used_bytes=total - free,
-            activation_bytes=activations,
-            graph_bytes=graphs,
-        )
-
-    def _step_bytes(self, cuda: Cuda, limits: StepLimits) -> tuple[int, int]:
-        """What the largest step takes on the GPU, and what is kept for CUDA graphs."""
-        trial = partial(
-            run_trial,
-            self.loaded,
-            num_samples=limits.max_num_rows,
-            block_size=self._args.block_size,
-            cuda=cuda,
-        )
-        prefill = peak_bytes(cuda, partial(trial, largest_prefill(limits)))
-        decode = peak_bytes(cuda, partial(trial, largest_decode(limits)))
-        graphs = 0
-        if self._captures_graphs:
-            graphs = reserved_bytes(
-                ladder(limits.max_num_rows),
-                vocab_size=self.loaded.vocab_size,
-                activation_bytes=decode,
-                has_adapters=self._adapters is not None,
-            )
-        return max(prefill, decode), graphs
-
 
 def _check_options(args: EngineArgs, loaded: LoadedModel) -> None:
     """Refuse options that a model which pools, or one with an encoder, cannot obey."""
@@ -381,16 +368,3 @@ def _sees_whole_prompts(loaded: LoadedModel) -> bool:
     """See ``ModelInfo``."""
     pools_others = loaded.pooling is not None and loaded.pooling.pooling_type != "LAST"
     return loaded.is_encoder or pools_others
-
-
-def largest_prefill(limits: StepLimits) -> list[TrialRow]:
-    """All tokens of a step in prompts as long as they may be."""
-    longest = limits.max_model_len
-    num_whole, rest = divmod(limits.max_num_tokens, longest)
-    lengths = [longest] * num_whole + [rest] * (rest > 0)
-    return [TrialRow(length, length) for length in lengths[: limits.max_num_rows]]
-
-
-def largest_decode(limits: StepLimits) -> list[TrialRow]:
-    """A token for each of the most sequences, all of them at their end."""
-    return [TrialRow(1, limits.max_model_len)] * limits.max_num_rows

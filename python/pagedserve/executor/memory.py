@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from pagedserve._core import WindowGroup
 from pagedserve.errors import ConfigError
 
 GIB: Final = 1 << 30
@@ -29,11 +30,11 @@ _CONTROL_GROUP_FILES: Final = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AvailableBlocks:
-    """How many KV blocks a device has room for, and the sum that says so; bytes.
+class AvailableMemory:
+    """What a device has for KV blocks, and the sum that says so; bytes.
 
     Attributes:
-        num_blocks: Blocks.
+        num_bytes: For them.
         total_bytes: The device's memory.
         budget_bytes: The share of it that may be taken.
         used_bytes: Taken once the model is loaded, by this process and others.
@@ -41,12 +42,29 @@ class AvailableBlocks:
         graph_bytes: Kept for CUDA graphs.
     """
 
-    num_blocks: int
+    num_bytes: int
     total_bytes: int
     budget_bytes: int
     used_bytes: int
     activation_bytes: int
     graph_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowNeed:
+    """What layers with a window need, where they have KV blocks of their own.
+
+    Attributes:
+        window: Tokens that a query sees in the layer that sees most of them.
+        block_bytes: One block over these layers.
+        least_blocks: For one sequence.
+        most_blocks: For as many sequences as may run.
+    """
+
+    window: int
+    block_bytes: int
+    least_blocks: int
+    most_blocks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +82,8 @@ class MemoryPlan:
         state_bytes: What layers keep of a sequence beside keys and values.
         num_state_slots: Sequences that have it on the device.
         num_cpu_state_slots: Preempted ones that have it in host memory.
+        window_group: Blocks of their own for layers with a window; None where all share.
+        window_block_bytes: One of them over those layers.
     """
 
     weight_bytes: int
@@ -72,10 +92,18 @@ class MemoryPlan:
     num_gpu_blocks: int
     num_cpu_blocks: int
     free_bytes: int
-    available: AvailableBlocks | None = None
+    available: AvailableMemory | None = None
     state_bytes: int = 0
     num_state_slots: int = 0
     num_cpu_state_slots: int = 0
+    window_group: WindowGroup | None = None
+    window_block_bytes: int = 0
+
+    @property
+    def window_pool_bytes(self) -> int:
+        """The blocks of layers with a window."""
+        group = self.window_group
+        return 0 if group is None else group.num_gpu_blocks * self.window_block_bytes
 
     @property
     def state_pool_bytes(self) -> int:
@@ -91,7 +119,9 @@ class MemoryPlan:
     def swap_bytes(self) -> int:
         """The whole swap space; used memory only once something is swapped out."""
         states = self.num_cpu_state_slots * self.state_bytes
-        return self.num_cpu_blocks * self.block_bytes + states
+        group = self.window_group
+        windows = 0 if group is None else group.num_cpu_blocks * self.window_block_bytes
+        return self.num_cpu_blocks * self.block_bytes + states + windows
 
     def describe(self) -> str:
         """The sum, for people: a line each for weights, pool and what is left.
@@ -103,7 +133,7 @@ class MemoryPlan:
             f"{self.num_gpu_blocks} blocks x {shown_bytes(self.block_bytes)}, "
             f"{self.num_gpu_blocks * self.block_size} tokens in blocks of {self.block_size}"
         )
-        left = self.free_bytes - self.pool_bytes - self.state_pool_bytes
+        left = self.free_bytes - self.pool_bytes - self.state_pool_bytes - self.window_pool_bytes
         lines = [("weights", self.weight_bytes, "")]
         if (found := self.available) is not None:
             left -= found.activation_bytes + found.graph_bytes
@@ -115,6 +145,10 @@ class MemoryPlan:
         if self.state_bytes:
             states = f"of {self.num_state_slots} sequences x {shown_bytes(self.state_bytes)}"
             lines.append(("states", self.state_pool_bytes, states))
+        if (group := self.window_group) is not None:
+            windows = f"{group.num_gpu_blocks} blocks x {shown_bytes(self.window_block_bytes)}, "
+            windows += f"of layers that see {group.window} tokens"
+            lines.append(("windows", self.window_pool_bytes, windows))
         lines += [
             ("KV cache", self.pool_bytes, pool),
             ("left free", left, ""),
@@ -139,14 +173,15 @@ def plan_memory(
     window: int | None = None,
     swap_space: float | None = None,
     free_host_bytes: int,
-    available: AvailableBlocks | None = None,
+    available: AvailableMemory | None = None,
     state_bytes: int = 0,
     max_num_seqs: int = 0,
+    windows: WindowNeed | None = None,
 ) -> MemoryPlan:
     """Decide how many KV blocks there are.
 
     Args:
-        block_bytes: One KV block over all layers.
+        block_bytes: One KV block over all layers, those of ``windows`` left out.
         block_size: Tokens a block holds.
         weight_bytes: What the loaded model takes.
         free_bytes: What is free beside it.
@@ -159,10 +194,13 @@ def plan_memory(
         swap_space: GiB for preempted requests; None is as much as the pool, at most 4 and at most
             half of what is free on the host.
         free_host_bytes: What is free on the host, the pool included where it is there too.
-        available: What the profile run found, beside the states; with it its blocks are all that
+        available: What the profile run found, beside the states; with it its bytes are all that
             may be used.
         state_bytes: What layers keep of a sequence beside keys and values.
         max_num_seqs: Sequences that may run, each of which has a place for it.
+        windows: What layers with a window need; they get at most half of the KV cache, or as many
+            blocks as the others where those were counted.  Where that is too little for a step,
+            all layers share blocks.
 
     Raises:
         ConfigError: More than is free, or too little for one block or one such sequence.
@@ -171,19 +209,23 @@ def plan_memory(
     if available is None:
         usable = int(free_bytes * _FREE_SHARE) - state_pool_bytes
     else:
-        usable = available.num_blocks * block_bytes
+        usable = available.num_bytes
     if state_pool_bytes:
         _check_states(state_bytes, max_num_seqs, usable + state_pool_bytes, kv_cache_memory)
+    default = usable if default_bytes is None else min(default_bytes, usable)
+    num_bytes = default if kv_cache_memory is None else kv_cache_memory - state_pool_bytes
+    num_window_blocks = _num_window_blocks(windows, num_bytes, num_gpu_blocks)
+    if windows is not None and not num_window_blocks:  # then all layers share
+        block_bytes, windows = block_bytes + windows.block_bytes, None
+    window_pool_bytes = 0 if windows is None else num_window_blocks * windows.block_bytes
     kept = 1 if max_model_len is None else min(max_model_len, window or max_model_len)
     needed = -(-kept // block_size)
     if num_gpu_blocks is not None:
-        wish, num_bytes = "num_gpu_blocks", num_gpu_blocks * block_bytes
+        wish, num_bytes = "num_gpu_blocks", num_gpu_blocks * block_bytes + window_pool_bytes
         num_blocks, needed = num_gpu_blocks, 1  # who counts blocks may want few of them
     else:
         wish = "kv_cache_memory"
-        default = usable if default_bytes is None else min(default_bytes, usable)
-        num_bytes = default if kv_cache_memory is None else kv_cache_memory - state_pool_bytes
-        num_blocks = num_bytes // block_bytes
+        num_blocks = (num_bytes - window_pool_bytes) // block_bytes
     if num_bytes > usable:
         raise ConfigError(
             f"{wish} asks for a KV cache of {shown_bytes(num_bytes)}, but of "
@@ -198,11 +240,19 @@ def plan_memory(
         )
     swap_bytes = _swap_bytes(swap_space, free_host_bytes)
     num_cpu_state_slots = min(max_num_seqs, swap_bytes // 2 // state_bytes) if state_bytes else 0
+    # Window blocks in the proportion that they have on the device.
     num_cpu_blocks = _num_swap_blocks(
         swap_bytes - num_cpu_state_slots * state_bytes,
-        block_bytes,
+        block_bytes + -(-window_pool_bytes // num_blocks),
         num_blocks if swap_space is None or not block_bytes else None,
     )
+    group = None
+    if windows is not None:
+        group = WindowGroup(
+            window=windows.window,
+            num_gpu_blocks=num_window_blocks,
+            num_cpu_blocks=num_cpu_blocks * num_window_blocks // num_blocks,
+        )
     return MemoryPlan(
         weight_bytes=weight_bytes,
         block_bytes=block_bytes,
@@ -214,7 +264,17 @@ def plan_memory(
         state_bytes=state_bytes,
         num_state_slots=max_num_seqs if state_bytes else 0,
         num_cpu_state_slots=num_cpu_state_slots,
+        window_group=group,
+        window_block_bytes=0 if windows is None else windows.block_bytes,
     )
+
+
+def _num_window_blocks(need: WindowNeed | None, num_bytes: int, num_gpu_blocks: int | None) -> int:
+    """What half of the bytes hold, or as many as the others; 0 where a step might take more."""
+    if need is None:
+        return 0
+    most = num_bytes // 2 // need.block_bytes if num_gpu_blocks is None else num_gpu_blocks
+    return 0 if need.least_blocks > most else min(need.most_blocks, most)
 
 
 def _check_states(state_bytes: int, max_num_seqs: int, usable: int, given: int | None) -> None:
@@ -233,7 +293,7 @@ def _check_states(state_bytes: int, max_num_seqs: int, usable: int, given: int |
         )
 
 
-def _remedy(weight_bytes: int, available: AvailableBlocks | None) -> str:
+def _remedy(weight_bytes: int, available: AvailableMemory | None) -> str:
     """What to do where the KV cache is too small, after the sum that made it so."""
     if available is None:
         return "raise kv_cache_memory or lower max_model_len"

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedserve._core import InputBuffers, SchedulerOutputs
+from pagedserve._core import InputBuffers, SchedulerOutputs, WindowGroup
 from pagedserve.executor.memory import MemoryPlan
 from pagedserve.images import TEXT_ALONE, ImageRules
 from pagedserve.models.encoder_prompts import EncoderDecoder, EncoderInput
@@ -34,6 +34,8 @@ class ModelInfo:
         backends: One line for people: who computes attention and everything else.
         pooling: How it makes one vector of a prompt; None for a model that generates.
         sliding_window: Tokens that a query sees, itself included, where that is so in every layer.
+        group_window: The widest window of the layers that see less than others do; None where all
+            see alike.
         images: How prompts have images, or why they may have none.
         sees_whole_prompts: Whether a prompt must be computed in one step: by an encoder, whose
             tokens see those behind them, or to pool the states of other tokens than the last.
@@ -48,6 +50,7 @@ class ModelInfo:
     backends: str
     pooling: PoolingRules | None = None
     sliding_window: int | None = None
+    group_window: int | None = None
     images: ImageRules | str = TEXT_ALONE
     sees_whole_prompts: bool = False
     keeps_states: bool = False
@@ -63,12 +66,15 @@ class StepLimits:
         max_num_rows: Rows of a step.
         max_model_len: Tokens of a sequence.
         window: The newest of them whose keys are kept; None keeps all.
+        group_window: Tokens that a query sees in layers that have KV blocks of their own; None
+            where all layers share.
     """
 
     max_num_tokens: int
     max_num_rows: int
     max_model_len: int
     window: int | None = None
+    group_window: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +88,7 @@ class CacheShape:
         limits: Of a step.
         num_state_slots: Places for what layers keep of a sequence beside keys and values.
         num_cpu_state_slots: Likewise for swapped sequences.
+        window_group: Blocks of their own for layers with a window; None where all share.
     """
 
     num_gpu_blocks: int
@@ -90,6 +97,7 @@ class CacheShape:
     limits: StepLimits
     num_state_slots: int = 0
     num_cpu_state_slots: int = 0
+    window_group: WindowGroup | None = None
 
 
 class HostBuffers(Protocol):

@@ -5,7 +5,8 @@ each array at the same offset in both.  The core writes the host's arrays, the m
 device's; on the CPU they are the same bytes.
 
 The block tables come last, because they are the largest by far and their used part is the
-shortest: what a step copies to a GPU is one piece, from the start to the end of its own tables.
+shortest: what a step copies to a GPU is one piece, from the start to the end of its own tables, and
+one more where layers with a window have tables of their own.
 """
 
 from dataclasses import dataclass, fields
@@ -56,6 +57,7 @@ class StepInputs:
         positions: int64 ``[1, T]``.
         sample_index: int32 ``[S]`` positions in T whose logits are wanted.
         metadata: for the attention calls.
+        window_metadata: for those of layers with a window that have blocks of their own.
         images: of rows that have some in the step, or positions by them; None for text alone.
         cross: what its tokens see of encoders; None for a decoder alone.
     """
@@ -64,6 +66,7 @@ class StepInputs:
     positions: Tensor
     sample_index: Tensor
     metadata: AttentionMetadata
+    window_metadata: AttentionMetadata | None = None
     images: StepImages | None = None
     cross: CrossStep | None = None
 
@@ -85,7 +88,9 @@ class InputArrays:
         token_ids: int32 ``[max_num_tokens]``.
         positions: int64 ``[max_num_tokens]``.
         slot_mapping: int64 ``[max_num_tokens]``.
+        window_slots: likewise, in layers with a window that have blocks of their own; or empty.
         block_tables: int32 ``[max_num_rows * max_blocks_per_row]``, used as ``[R, B]``.
+        window_tables: likewise, of layers with a window; or empty.
     """
 
     query_start: Tensor
@@ -99,7 +104,9 @@ class InputArrays:
     token_ids: Tensor
     positions: Tensor
     slot_mapping: Tensor
+    window_slots: Tensor
     block_tables: Tensor
+    window_tables: Tensor
 
     @classmethod
     def of(cls, buffer: Tensor, lengths: dict[str, int]) -> Self:
@@ -115,6 +122,7 @@ class InputArrays:
 _DTYPES: Final = {array.name: torch.int32 for array in fields(InputArrays)} | {
     "positions": torch.int64,
     "slot_mapping": torch.int64,
+    "window_slots": torch.int64,
 }
 
 
@@ -158,6 +166,7 @@ class StepBuffers:
         has_adapters: bool = False,
         num_adapter_slots: int = 0,
         max_cross_blocks: int = 0,
+        has_windows: bool = False,
         cuda: Cuda | None = None,
     ) -> None:
         """Allocate.
@@ -169,6 +178,7 @@ class StepBuffers:
             has_adapters: whether rows may have adapters; else the core has no slots to write.
             num_adapter_slots: of adapters that kernels of a GPU add; 0 where there are none.
             max_cross_blocks: longest table of an encoder's keys; 0 for a decoder alone.
+            has_windows: whether layers with a window have blocks of their own.
             cuda: the GPU of the model, for which the core's buffer is pinned; None where the
                 model reads that buffer itself.
         """
@@ -178,7 +188,9 @@ class StepBuffers:
             "token_ids": max_num_tokens,
             "positions": max_num_tokens,
             "slot_mapping": max_num_tokens,
+            "window_slots": max_num_tokens * has_windows,
             "block_tables": max_num_rows * max_blocks_per_row,
+            "window_tables": max_num_rows * max_blocks_per_row * has_windows,
             **_adapter_lengths(num_adapter_slots, max_num_rows, max_num_tokens),
         }
         num_bytes = _buffer_bytes(lengths)
@@ -195,12 +207,16 @@ class StepBuffers:
         self._host_rows = _adapter_rows(host)
         self._device_rows = _adapter_rows(self.on_device)
         self._tables_start = host.block_tables.storage_offset() * host.block_tables.itemsize
+        self._windows_start = host.window_tables.storage_offset() * host.window_tables.itemsize
         self._token_ids: NDArray[np.int32] = host.token_ids.numpy()
         self.positions: NDArray[np.int64] = host.positions.numpy()
         self._slot_mapping: NDArray[np.int64] = host.slot_mapping.numpy()
         self.query_start: NDArray[np.int32] = host.query_start.numpy()
         self._seq_lens: NDArray[np.int32] = host.seq_lens.numpy()
         self._block_tables: NDArray[np.int32] = host.block_tables.numpy()
+        self.has_windows = has_windows
+        self._window_slots: NDArray[np.int64] = host.window_slots.numpy()
+        self._window_tables: NDArray[np.int32] = host.window_tables.numpy()
         self.adapter_slots: NDArray[np.int32] = host.adapter_slots.numpy()
         self.sample_rows: NDArray[np.int32] = np.zeros(max_num_rows, dtype=np.int32)
         self.row_handles: NDArray[np.int64] = np.zeros(max_num_rows, dtype=np.int64)
@@ -221,6 +237,8 @@ class StepBuffers:
             row_handles=self.row_handles,
             adapter_slots=self.adapter_slots if has_adapters else None,
             state_slots=self._state_slots,
+            window_tables=self._window_tables if has_windows else None,
+            window_slots=self._window_slots if has_windows else None,
             cross_lens=self._cross_lens if has_encoder else None,
             cross_tables=self._cross_tables if has_encoder else None,
         )
@@ -278,6 +296,7 @@ class StepBuffers:
             positions=arrays.positions[None, :num_tokens],
             sample_index=arrays.sample_index[: sizes.num_samples],
             metadata=self._metadata(sizes, block_size),
+            window_metadata=self._window_metadata(sizes, block_size),
         )
 
     def pad(self, sizes: BatchSizes, num_rows: int) -> None:
@@ -293,6 +312,7 @@ class StepBuffers:
         self._token_ids[padding] = 0
         self.positions[padding] = 0
         self._slot_mapping[padding] = -1
+        self._window_slots[padding] = -1
         self._seq_lens[padding] = 0
         self.adapter_slots[padding] = -1
         self.query_start[sizes.num_rows : num_rows + 1] = sizes.num_rows
@@ -306,9 +326,12 @@ class StepBuffers:
                 of inputs -1, -2 and so on.
         """
         if self._cuda is not None:
-            num_entries = sizes.num_rows * sizes.max_num_blocks
-            used = slice(self._tables_start + num_entries * self._block_tables.itemsize)
-            self._cuda.copy(self._host[used], self._there[used])
+            num_bytes = sizes.num_rows * sizes.max_num_blocks * self._block_tables.itemsize
+            pieces = [slice(self._tables_start + num_bytes)]
+            if self.has_windows:
+                pieces.append(slice(self._windows_start, self._windows_start + num_bytes))
+            for used in pieces:
+                self._cuda.copy(self._host[used], self._there[used])
             self._copied.record()
         if previous_tokens is not None:
             ids = self.on_device.token_ids[: sizes.num_batched_tokens]
@@ -317,8 +340,15 @@ class StepBuffers:
 
     def layout(self, sizes: BatchSizes, block_size: int) -> BatchLayout:
         """The rows of the step, in host memory."""
+        return self._layout(sizes, block_size, self._block_tables)
+
+    def window_layout(self, sizes: BatchSizes, block_size: int) -> BatchLayout:
+        """The same rows over the blocks of layers with a window."""
+        return self._layout(sizes, block_size, self._window_tables)
+
+    def _layout(self, sizes: BatchSizes, block_size: int, tables: NDArray[np.int32]) -> BatchLayout:
         num_rows, num_blocks = sizes.num_rows, sizes.max_num_blocks
-        tables = self._block_tables[: num_rows * num_blocks].reshape(num_rows, num_blocks)
+        tables = tables[: num_rows * num_blocks].reshape(num_rows, num_blocks)
         return BatchLayout(
             query_start=self.query_start[: num_rows + 1],
             seq_lens=self._seq_lens[:num_rows],
@@ -341,16 +371,26 @@ class StepBuffers:
 
     def _metadata(self, sizes: BatchSizes, block_size: int) -> AttentionMetadata:
         """The step as the attention calls read it."""
-        layout, arrays = self.layout(sizes, block_size), self.on_device
-        slots = arrays.slot_mapping[: sizes.num_batched_tokens]
+        slots, tables = self.on_device.slot_mapping, self.on_device.block_tables
+        return self._over(self.layout(sizes, block_size), slots, tables)
+
+    def _window_metadata(self, sizes: BatchSizes, block_size: int) -> AttentionMetadata | None:
+        """The same for layers with a window, where they have blocks of their own."""
+        if not self.has_windows:
+            return None
+        slots, tables = self.on_device.window_slots, self.on_device.window_tables
+        return self._over(self.window_layout(sizes, block_size), slots, tables)
+
+    def _over(self, layout: BatchLayout, slots: Tensor, tables: Tensor) -> AttentionMetadata:
+        """Rows over blocks, whose slots and tables are on the device."""
+        num_rows = len(layout.seq_lens)
+        slots = slots[: int(layout.query_start[-1])]
         if self._cuda is None:
             return AttentionMetadata(layout, slots)
         rows = DeviceRows(
-            query_start=arrays.query_start[: sizes.num_rows + 1],
-            seq_lens=arrays.seq_lens[: sizes.num_rows],
-            block_tables=arrays.block_tables[: layout.block_tables.size].view(
-                layout.block_tables.shape
-            ),
+            query_start=self.on_device.query_start[: num_rows + 1],
+            seq_lens=self.on_device.seq_lens[:num_rows],
+            block_tables=tables[: layout.block_tables.size].view(layout.block_tables.shape),
             max_query_len=layout.max_query_len,
             max_seq_len=layout.max_seq_len,
         )

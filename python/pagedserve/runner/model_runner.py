@@ -1,5 +1,6 @@
 """From a step's inputs to logits: the model over the KV pools, run the way that suits the step."""
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Protocol
@@ -11,7 +12,7 @@ from torch import Tensor
 from pagedserve.attention.backends import write_and_attend
 from pagedserve.attention.cross import CrossStep, EncoderDecoderAttention
 from pagedserve.attention.interface import PagedAttention, answering
-from pagedserve.attention.metadata import BatchLayout
+from pagedserve.attention.metadata import AttentionMetadata, BatchLayout
 from pagedserve.cache.engine import CacheEngine
 from pagedserve.errors import StepError
 from pagedserve.lora.apply import AdapterModules
@@ -87,7 +88,13 @@ class Forward:
             self._windows,
             self._write_and_attend,
             causal=not self._is_encoder,
+            by_window=self._by_window(inputs),
         )
+
+    def _by_window(self, inputs: StepInputs) -> Mapping[int, AttentionMetadata]:
+        """The step for layers with a window that have blocks of their own."""
+        metadata = inputs.window_metadata
+        return {} if metadata is None else dict.fromkeys(self._cache.windows, metadata)
 
     def _keeping(self, layout: BatchLayout) -> AbstractContextManager[None]:
         """A context in which the states of the rows lie in their slots, where layers have any."""

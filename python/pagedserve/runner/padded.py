@@ -15,6 +15,7 @@ Invariants:
 from bisect import bisect_left
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Final
 
 import torch
@@ -36,6 +37,13 @@ def ladder(max_num_rows: int) -> tuple[int, ...]:
     """
     most = min(max_num_rows, _MAX_ROWS)
     return (*(size for size in (1, 2, 4, *range(8, most, 8)) if size < most), most)
+
+
+def _spread(tables: Tensor, rows: Tensor, step: BatchSizes) -> None:
+    """Copy a step's tables, one behind another, to rows of full length."""
+    num_rows, num_blocks = step.num_rows, step.max_num_blocks
+    packed = tables[: num_rows * num_blocks].view(num_rows, num_blocks)
+    rows[:num_rows, :num_blocks].copy_(packed)
 
 
 class PaddedDecode:
@@ -63,6 +71,7 @@ class PaddedDecode:
         self._block_size = block_size
         shape = self.sizes[-1], buffers.max_blocks_per_row
         self._tables = torch.zeros(shape, dtype=torch.int32, device=buffers.device)
+        self._window_tables = torch.zeros_like(self._tables[:, : shape[1] * buffers.has_windows])
 
     def fits(self, step: BatchSizes) -> bool:
         """Whether every row of a step has one token and samples, and there are not too many."""
@@ -102,14 +111,15 @@ class PaddedDecode:
             rows = self._buffers.adapter_rows(self._buffers.adapter_slots[:size], "token")
             adapters = StepAdapters(rows, rows)  # every row samples
         self._buffers.upload(step, previous_tokens)
-        num_rows, num_blocks = step.num_rows, step.max_num_blocks
-        tables = self._buffers.on_device.block_tables[: num_rows * num_blocks]
-        self._tables[:num_rows, :num_blocks].copy_(tables.view(num_rows, num_blocks))
+        arrays = self._buffers.on_device
+        _spread(arrays.block_tables, self._tables, step)
+        if self._buffers.has_windows:
+            _spread(arrays.window_tables, self._window_tables, step)
         return adapters
 
     def _inputs(self, step: BatchSizes, size: int) -> StepInputs:
         """The inputs of a size: the same addresses whatever the step."""
-        arrays = self._buffers.on_device
+        buffers, arrays = self._buffers, self._buffers.on_device
         rows = DeviceRows(
             query_start=arrays.query_start[: size + 1],
             seq_lens=arrays.seq_lens[:size],
@@ -117,12 +127,20 @@ class PaddedDecode:
             max_query_len=1,
             max_seq_len=self._tables.shape[1] * self._block_size,
         )
-        layout = self._buffers.layout(step, self._block_size)
+        layout = buffers.layout(step, self._block_size)
+        windows = None
+        if buffers.has_windows:
+            windows = AttentionMetadata(
+                buffers.window_layout(step, self._block_size),
+                arrays.window_slots[:size],
+                replace(rows, block_tables=self._window_tables[:size]),
+            )
         return StepInputs(
             token_ids=arrays.token_ids[None, :size],
             positions=arrays.positions[None, :size],
             sample_index=arrays.sample_index[:size],
             metadata=AttentionMetadata(layout, arrays.slot_mapping[:size], rows),
+            window_metadata=windows,
         )
 
     def _logits(self, step: BatchSizes, size: int, adapters: StepAdapters | None) -> Tensor:

@@ -100,7 +100,7 @@ impl Default for CacheChoices {
 pub struct WindowGroup {
     /// Tokens that a query sees, itself included, in the layer that sees most; at least 1.
     pub window: usize,
-    /// Blocks on the device: at least [`SchedulerConfig::num_window_blocks`].
+    /// Blocks on the device: at least [`SchedulerConfig::num_window_blocks`] of one sequence.
     pub num_gpu_blocks: usize,
     /// Blocks in host memory for swapped groups; without any nothing is swapped.
     pub num_cpu_blocks: usize,
@@ -405,15 +405,15 @@ impl SchedulerConfig {
         Err(Error::Config(refusal))
     }
 
-    /// Blocks that layers with a window can need at once: what every sequence keeps between steps,
-    /// and what the tokens of one step add.
-    pub fn num_window_blocks(&self, window: usize, block_size: usize) -> usize {
+    /// Blocks that layers with a window can need at once while `num_seqs` sequences run: what each
+    /// keeps between steps, and what the tokens of one step add.
+    pub fn num_window_blocks(&self, num_seqs: usize, window: usize, block_size: usize) -> usize {
         let num_lookahead_slots = self.num_lookahead_slots;
         // m tokens lie in at most (m - 2) / block_size + 2 blocks; one more lets the chunks of a
         // step be counted together, rounded down.
         let num_kept = (window + num_lookahead_slots).saturating_sub(2) / block_size + 3;
         let longest = (self.max_model_len + num_lookahead_slots).div_ceil(block_size);
-        self.max_num_seqs * num_kept.min(longest) + self.max_num_batched_tokens / block_size
+        num_seqs * num_kept.min(longest) + self.max_num_batched_tokens / block_size
     }
 
     /// The longest prompt that can be run: without chunks it is computed in one step.

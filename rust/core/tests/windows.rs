@@ -16,7 +16,8 @@ fn with_window(
 ) -> Limits {
     Limits::with(|cache, scheduler| {
         change(cache, scheduler);
-        let num_gpu_blocks = scheduler.num_window_blocks(window, cache.block_size);
+        let num_gpu_blocks =
+            scheduler.num_window_blocks(scheduler.max_num_seqs, window, cache.block_size);
         cache.window_group = Some(WindowGroup { window, num_gpu_blocks, num_cpu_blocks: 64 });
     })
 }
@@ -86,11 +87,45 @@ fn forks_copy_the_block_that_they_write_and_share_those_before() {
 #[test]
 fn too_few_blocks_are_refused_with_how_many_are_needed() {
     let mut limits = with_window(8, |_, _| {});
-    let group = limits.cache.window_group.as_mut().unwrap();
-    let least = group.num_gpu_blocks;
-    group.num_gpu_blocks -= 1;
+    let least = limits.scheduler.num_window_blocks(1, 8, limits.cache.block_size);
+    limits.cache.window_group.as_mut().unwrap().num_gpu_blocks = least - 1;
     let refusal = Scheduler::new(limits.scheduler, &limits.cache).unwrap_err().to_string();
     assert!(refusal.contains(&format!("need {least}")), "{refusal}");
+}
+
+#[test]
+fn who_finds_no_window_block_waits_or_gives_way_and_all_end() {
+    let mut limits = with_window(8, |cache, scheduler| {
+        *cache = CacheConfig::new(4, 200);
+        *scheduler = SchedulerConfig::new(4, 32, 60);
+        scheduler.enable_chunked_prefill = true;
+    });
+    let least = limits.scheduler.num_window_blocks(1, 8, 4);
+    limits.cache.window_group.as_mut().unwrap().num_gpu_blocks = least;
+    let mut scheduler = limits.scheduler();
+    for prompt in 0..4 {
+        add(&mut scheduler, prompt, 30);
+    }
+    let (mut most_running, mut num_preempted) = (0, 0);
+    for _ in 0..400 {
+        if scheduler.queues().is_empty() {
+            break;
+        }
+        let outputs = scheduler.schedule(0.0).unwrap();
+        let step_id = outputs.step_id;
+        most_running = most_running.max(outputs.running_queue_size);
+        num_preempted += outputs.preempted.len();
+        scheduler.check().unwrap();
+        let mut results = one_each(&scheduler, 7);
+        for result in &mut results {
+            let seq = scheduler.outputs().rows[result.row].seq;
+            result.finish = scheduler.sequence(seq).unwrap().len() >= 50;
+        }
+        update(&mut scheduler, step_id, &results).unwrap();
+    }
+    assert!(most_running > 1, "prompts share the pool");
+    assert!(most_running < 4 || num_preempted > 0, "the pool is too small for all four");
+    assert_all_returned(&scheduler);
 }
 
 #[test]

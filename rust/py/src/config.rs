@@ -28,12 +28,11 @@ pub(crate) struct CacheChoices(core::CacheChoices);
 
 /// The blocks of layers that see a window of each sequence, beside those that see everything.
 ///
-/// A sequence has no more of them than the window spans and a step adds; there are always enough for
-/// all that may run, so nobody waits for one.
+/// A sequence has no more of them than the window spans and a step adds.
 ///
 /// Args:
 ///     window: Tokens that a query sees, itself included, in the layer that sees most; at least 1.
-///     num_gpu_blocks: Blocks on the device; at least ``least_num_gpu_blocks``.
+///     num_gpu_blocks: Blocks on the device; at least ``num_gpu_blocks_for`` one sequence.
 ///     num_cpu_blocks: Blocks in host memory for swapped groups; 0, the default, turns swapping off.
 ///
 /// Raises:
@@ -303,22 +302,25 @@ impl WindowGroup {
         Ok(Self(group))
     }
 
-    /// The fewest device blocks that a scheduler accepts: what every sequence keeps between steps, and
-    /// what the tokens of one step add.
+    /// The most device blocks that are used while so many sequences run: what each keeps between steps,
+    /// and what the tokens of one step add.
     ///
     /// Args:
     ///     scheduler_config: The scheduler's limits.
     ///     window: As of the class.
     ///     block_size: Tokens a block holds, at least 1.
+    ///     num_seqs: Sequences; of 1 it is the least that a scheduler accepts.
     #[staticmethod]
-    #[pyo3(signature = (scheduler_config, *, window, block_size))]
-    fn least_num_gpu_blocks(
+    #[pyo3(signature = (scheduler_config, *, window, block_size, num_seqs = 1))]
+    fn num_gpu_blocks_for(
         scheduler_config: &SchedulerConfig,
         window: i64,
         block_size: i64,
+        num_seqs: i64,
     ) -> PyResult<usize> {
         let block_size = count("block_size", block_size)?.max(1);
-        Ok(scheduler_config.0.num_window_blocks(count("window", window)?, block_size))
+        let (window, num_seqs) = (count("window", window)?, count("num_seqs", num_seqs)?);
+        Ok(scheduler_config.0.num_window_blocks(num_seqs, window, block_size))
     }
 
     fn __repr__(&self) -> String {

@@ -125,6 +125,12 @@ impl Scheduler {
             return Admission::NotNow(Refusal::NoAdapterSlot);
         }
         let num_tokens = self.num_tokens_to_admit(group, budget);
+        if !self.windows.has_room(&self.store, group, num_tokens) {
+            if self.windows.can_ever_have(&self.store, group, num_tokens) {
+                return Admission::NotNow(Refusal::NoBlocks);
+            }
+            return Admission::Never(self.never_fits(group));
+        }
         self.judge_budget(num_tokens, group, budget).map_or(Admission::Yes, Admission::NotNow)
     }
 

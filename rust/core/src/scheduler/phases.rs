@@ -82,7 +82,8 @@ impl Scheduler {
         }
         let num_times = self.store.group(head).num_times_bypassed;
         if num_times < self.config.max_num_bypasses
-            && self.space.can_swap_in(&self.store, head) != AllocStatus::Ok
+            && (self.space.can_swap_in(&self.store, head) != AllocStatus::Ok
+                || !self.windows.can_swap_in(&self.store, head))
         {
             let most = self.config.max_num_bypasses - num_times;
             let num_admitted = self.schedule_prefills(budget, most);
@@ -111,8 +112,8 @@ impl Scheduler {
             if chunk.num_tokens == 0 {
                 break;
             }
-            if self.has_slots(group)
-                || (position + 1 == self.queues.running.len() && self.fits_alone(group))
+            if self.has_slots(group, chunk)
+                || (position + 1 == self.queues.running.len() && self.fits_alone(group, chunk))
             {
                 self.append_slots(group);
                 self.schedule_rows(group, chunk, budget, Phase::Running);
@@ -126,10 +127,11 @@ impl Scheduler {
 
     /// Whether a running group has the slots of its next tokens or can have them.  A prefill has
     /// had them since it was admitted; the classic way asks for more all the same.
-    fn has_slots(&self, group: GroupHandle) -> bool {
+    fn has_slots(&self, group: GroupHandle, chunk: TokenChunk) -> bool {
         let needs_none =
             self.store.group(group).is_prefill && self.space.config().choices.exact_append_demand;
-        needs_none || self.space.can_append_slots(&self.store, group)
+        (needs_none || self.space.can_append_slots(&self.store, group))
+            && self.windows.has_room(&self.store, group, chunk.num_tokens)
     }
 
     /// Gives a group that decodes its slots; a prefill has had them since it was admitted.
@@ -197,7 +199,9 @@ impl Scheduler {
 
     fn judge_return(&self, group: GroupHandle, budget: &SchedulingBudget) -> Option<Refusal> {
         let entry = self.store.group(group);
-        if self.space.can_swap_in(&self.store, group) != AllocStatus::Ok {
+        if self.space.can_swap_in(&self.store, group) != AllocStatus::Ok
+            || !self.windows.can_swap_in(&self.store, group)
+        {
             return Some(Refusal::NoBlocks);
         }
         if !budget.has_adapter_slot(entry.key.adapter) {

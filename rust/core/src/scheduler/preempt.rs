@@ -6,6 +6,7 @@ use std::cmp::Ordering;
 
 use crate::config::{Policy, PreemptionMode, VictimPolicy};
 use crate::outputs::IgnoredReason;
+use crate::scheduler::rows::TokenChunk;
 use crate::scheduler::{Scheduler, SchedulingBudget};
 use crate::sequence::{GroupHandle, Sequence, SequenceStatus, SequenceStore};
 use crate::space::{AllocStatus, BlockSpaceManager};
@@ -22,7 +23,9 @@ impl Scheduler {
             VictimPolicy::LeastWork => self.least_work_behind(position),
         };
         if victim == position && self.holds_all_used_blocks(asking) {
-            let limit = self.space.gpu().num_total();
+            let has_slots = self.space.can_append_slots(&self.store, asking);
+            let limit =
+                if has_slots { self.windows.num_total() } else { self.space.gpu().num_total() };
             self.ignore(asking, IgnoredReason::OutgrewCache { limit });
             return;
         }
@@ -45,8 +48,9 @@ impl Scheduler {
 
     /// Whether the last of the queue can have what it needs, however little is left: it must
     /// not give way when giving way would gain nothing.
-    pub(super) fn fits_alone(&self, group: GroupHandle) -> bool {
+    pub(super) fn fits_alone(&self, group: GroupHandle, chunk: TokenChunk) -> bool {
         self.holds_all_used_blocks(group)
+            && self.windows.has_room(&self.store, group, chunk.num_tokens)
             && (self.store.group(group).is_prefill
                 || self.space.append_demand(&self.store, group) <= self.space.gpu().num_free())
     }
@@ -124,10 +128,12 @@ impl Scheduler {
         let first = self.queues.waiting.front().copied();
         self.sort_by_priority();
         let Some(first) = first else { return };
-        let num_tokens = self.store.seqs_of(first).map(Sequence::len).sum();
+        let num_tokens: usize = self.store.seqs_of(first).map(Sequence::len).sum();
         let num_seqs = self.store.group(first).num_budgeted_seqs();
         while let Some(&last) = self.queues.running.back() {
+            let num_in_step = num_tokens.min(self.config.max_num_batched_tokens);
             let fits = self.space.can_allocate(&self.store, first) == AllocStatus::Ok
+                && self.windows.has_room(&self.store, first, num_in_step)
                 && budget.can_schedule(num_tokens, num_seqs);
             if fits || goes_before(&self.store, last, first).is_le() {
                 break;

@@ -6,8 +6,8 @@
 //! 2. Between steps a table begins with the first block that a later query sees; a row maps what it
 //!    writes, and its update takes what has passed.
 //! 3. No row writes a block that another sequence has: it gets its own and a copy first.
-//! 4. There are blocks for as many sequences as may run and for the tokens of a step, so whoever may
-//!    run can have them.
+//! 4. Whoever is to run is asked for first: `has_room` for its row's tokens, `can_swap_in` for a group
+//!    that returns.  A sequence that has the device to itself always has room.
 //! 5. A sequence that begins computes all tokens of its own, also those whose keys a sibling writes
 //!    in the layers that see everything.
 //!
@@ -16,7 +16,7 @@
 use crate::block::UncachedBlockAllocator;
 use crate::config::{CacheConfig, SchedulerConfig};
 use crate::error::{Error, Result};
-use crate::ids::BlockPair;
+use crate::ids::{BlockId, BlockPair};
 use crate::inputs::{int32, int64};
 use crate::outputs::{Row, SchedulerOutputs};
 use crate::sequence::{GroupHandle, SeqHandle, Sequence, SequenceStatus, SequenceStore};
@@ -29,11 +29,12 @@ pub(super) struct WindowBlocks {
     window: usize,
     block_size: usize,
     num_lookahead_slots: usize,
+    max_num_batched_tokens: usize,
     device: UncachedBlockAllocator,
     host: UncachedBlockAllocator,
 }
 
-const PROMISED: &str = "window blocks for all sequences that may run, invariant 4";
+const PROMISED: &str = "window blocks were asked for, invariant 4";
 
 impl WindowBlocks {
     /// All free.
@@ -43,11 +44,12 @@ impl WindowBlocks {
     pub(super) fn new(config: &SchedulerConfig, cache: &CacheConfig) -> Result<Self> {
         let group = cache.window_group.unwrap_or_default();
         if group.window > 0 {
-            let least = config.num_window_blocks(group.window, cache.block_size);
+            let least = config.num_window_blocks(1, group.window, cache.block_size);
             if group.num_gpu_blocks < least {
                 return Err(Error::Config(format!(
-                    "num_gpu_blocks of window_group is {}; {} sequences of a window of {} tokens need {least}",
-                    group.num_gpu_blocks, config.max_num_seqs, group.window
+                    "num_gpu_blocks of window_group is {}; a sequence with a window of {} tokens \
+                     and a step of {} need {least}",
+                    group.num_gpu_blocks, group.window, config.max_num_batched_tokens
                 )));
             }
         }
@@ -55,6 +57,7 @@ impl WindowBlocks {
             window: group.window,
             block_size: cache.block_size,
             num_lookahead_slots: config.num_lookahead_slots,
+            max_num_batched_tokens: config.max_num_batched_tokens,
             device: UncachedBlockAllocator::new(group.num_gpu_blocks),
             host: UncachedBlockAllocator::new(group.num_cpu_blocks),
         })
@@ -63,6 +66,11 @@ impl WindowBlocks {
     /// Whether layers with a window have blocks of their own.
     pub(super) fn is_on(&self) -> bool {
         self.window > 0
+    }
+
+    /// Blocks of the device.
+    pub(super) fn num_total(&self) -> usize {
+        self.device.num_total()
     }
 
     /// The blocks of the tier that groups of `status` are on; none for those that wait.
@@ -91,6 +99,41 @@ impl WindowBlocks {
         for block in child.window_table.blocks() {
             self.device.fork(*block);
         }
+    }
+
+    /// Whether a group that waits or runs can have the blocks that rows of `num_tokens` tokens
+    /// together take; a copy too many may be counted for each set of sharers.
+    pub(super) fn has_room(
+        &self,
+        store: &SequenceStore,
+        group: GroupHandle,
+        num_tokens: usize,
+    ) -> bool {
+        !self.is_on() || self.num_needed(store, group, num_tokens) <= self.device.num_free()
+    }
+
+    /// Whether it could if the device were its own.
+    pub(super) fn can_ever_have(
+        &self,
+        store: &SequenceStore,
+        group: GroupHandle,
+        num_tokens: usize,
+    ) -> bool {
+        !self.is_on() || self.num_needed(store, group, num_tokens) <= self.device.num_total()
+    }
+
+    #[inline(never)] // what few models need stays out of the way of the rest
+    fn num_needed(&self, store: &SequenceStore, group: GroupHandle, num_tokens: usize) -> usize {
+        let of_seq = |seq: &Sequence| {
+            let num_tokens = num_tokens.min(seq.num_uncomputed_tokens());
+            let (table, computed) = (&seq.window_table, seq.num_computed_tokens);
+            let num_slots = computed + num_tokens + self.num_lookahead_slots;
+            let num_new = num_blocks_for(num_slots, self.block_size).saturating_sub(table.end());
+            let written = (computed / self.block_size).saturating_sub(table.first());
+            let is_shared = |block: &&BlockId| self.device.ref_count(**block) > 1;
+            num_new + table.blocks().iter().skip(written).filter(is_shared).count()
+        };
+        store.seqs_of(group).map(of_seq).sum()
     }
 
     /// Gives a row of `num_tokens` tokens and the lookahead blocks of its own; the copies that this
@@ -141,11 +184,25 @@ impl WindowBlocks {
         }
     }
 
-    /// Whether the host has room for the window blocks of a running group.
+    /// Whether the host has room for the window blocks of a running group, and the device enough to
+    /// have it back.
     pub(super) fn can_swap_out(&self, store: &SequenceStore, group: GroupHandle) -> bool {
-        // One each is more than is needed where they are shared.
-        let num_blocks = |seq: &Sequence| seq.window_table.blocks().len();
-        !self.is_on() || store.seqs_of(group).map(num_blocks).sum::<usize>() <= self.host.num_free()
+        !self.is_on()
+            || (num_held(store, group) <= self.host.num_free()
+                && self.num_to_return(store, group) <= self.device.num_total())
+    }
+
+    /// Whether a swapped group can have its blocks back, and those that its next rows take.
+    pub(super) fn can_swap_in(&self, store: &SequenceStore, group: GroupHandle) -> bool {
+        !self.is_on() || self.num_to_return(store, group) <= self.device.num_free()
+    }
+
+    fn num_to_return(&self, store: &SequenceStore, group: GroupHandle) -> usize {
+        let touched = |seq: &Sequence| {
+            let num_tokens = seq.num_uncomputed_tokens().min(self.max_num_batched_tokens);
+            num_blocks_for(num_tokens + self.num_lookahead_slots, self.block_size) + 1
+        };
+        num_held(store, group) + store.seqs_of(group).map(touched).sum::<usize>()
     }
 
     /// Moves a running group's window blocks to the host; the pairs (device, host) go to `pairs`.
@@ -197,6 +254,11 @@ impl WindowBlocks {
             }
         }
     }
+}
+
+/// Window blocks of a group, those that several sequences share counted for each.
+fn num_held(store: &SequenceStore, group: GroupHandle) -> usize {
+    store.seqs_of(group).map(|seq| seq.window_table.blocks().len()).sum()
 }
 
 /// Every window block of a group gets a twin in the other tier, shared as it was.

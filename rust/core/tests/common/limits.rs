@@ -17,13 +17,13 @@ fn cache() -> impl Strategy<Value = CacheConfig> {
         1 => (1..20usize).prop_map(|window| (false, Some(window))),
     ];
     let flags = any::<[bool; 7]>();
-    let group = prop::option::of((1..20usize, 0..30usize));
+    let group = prop::option::of((1..20usize, 0..30usize, 1..5usize));
     (1..6usize, 4..40usize, 0..30usize, 0.0..0.2f64, features, flags, group).prop_map(
         |(block_size, num_gpu_blocks, num_cpu_blocks, watermark, features, flags, group)| {
             CacheConfig {
-                window_group: group.map(|(window, num_cpu_blocks)| WindowGroup {
+                window_group: group.map(|(window, num_cpu_blocks, num_seqs)| WindowGroup {
                     window,
-                    num_gpu_blocks: 0, // as few as may be, once the limits are known
+                    num_gpu_blocks: num_seqs, // those of so many, once the limits are known
                     num_cpu_blocks,
                 }),
                 num_cpu_blocks,
@@ -90,7 +90,9 @@ pub fn limits() -> impl Strategy<Value = Limits> {
         if let Some(group) = &mut cache.window_group {
             cache.enable_prefix_caching = false;
             cache.sliding_window = None;
-            group.num_gpu_blocks = scheduler.num_window_blocks(group.window, cache.block_size);
+            let num_seqs = scheduler.max_num_seqs.min(group.num_gpu_blocks);
+            group.num_gpu_blocks =
+                scheduler.num_window_blocks(num_seqs, group.window, cache.block_size);
         }
         Limits { cache, scheduler }
     })

@@ -86,9 +86,8 @@ class CpuDecoderLayer(FusedModule):
         **_: object,
     ) -> Tensor:
         """Hidden states ``[1, T, F]``; cosines and sines ``[1, T, rotary size]``."""
-        step = current_step()
-        pool, window = step.next_layer()
-        layout = step.metadata.layout
+        pool, window, metadata = current_step().next_layer()
+        layout = metadata.layout
         cosines, sines = (angles.contiguous() for angles in position_embeddings)
         hidden_states = hidden_states.contiguous()
         self._layer.forward(
@@ -102,7 +101,7 @@ class CpuDecoderLayer(FusedModule):
             layout.block_tables.reshape(-1),
             layout.query_start,
             layout.seq_lens,
-            step.metadata.slot_mapping.numpy(),
+            metadata.slot_mapping.numpy(),
             window,
             adapter_arrays(),
             torch.get_num_threads(),

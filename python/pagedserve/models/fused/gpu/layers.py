@@ -75,19 +75,18 @@ class GpuDecoderLayer(FusedModule):
         **_: object,
     ) -> Tensor:
         """Hidden states ``[1, T, F]``; cosines and sines ``[1, T, rotary size]``."""
-        step = current_step()
-        pool, window = step.next_layer()
+        pool, window, metadata = current_step().next_layer()
         hidden = hidden_states.contiguous().flatten(0, 1)
         query = self._rotate_and_write(
             self.qkv(self.attention_norm(hidden)),
             position_embeddings,
             pool,
-            step.metadata.slot_mapping,
+            metadata.slot_mapping,
         )
         attended = attend(
             query,
             pool,
-            metadata=step.metadata,
+            metadata=metadata,
             options=AttentionOptions(scale=self._scale, window=window),
         )
         norm = self.mlp_norm

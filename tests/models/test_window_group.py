@@ -1,0 +1,165 @@
+"""Layers with a window have KV blocks of their own where others see everything.
+
+The tokens are those of transformers, and those of an engine whose layers share blocks, whatever
+else the memory does; a sequence takes what its windows show.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from pagedserve import LLM, RequestOutput, SamplingParams, TokensPrompt
+
+WINDOW, BLOCK_SIZE, CHUNK, NUM_TOKENS = 16, 4, 18, 40
+# Every second layer of the tiny models sees everything.
+LAYERS: dict[str, Any] = {
+    "sliding_window": WINDOW,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "num_hidden_layers": 4,
+    "max_position_embeddings": 128,
+}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "gemma3_text": {"head_dim": 16},
+    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16},
+    "qwen2": {"use_sliding_window": True},
+}
+PROMPTS: list[TokensPrompt] = [
+    {"prompt_token_ids": [(number * 31 + index * 17) % 90 + 3 for index in range(length)]}
+    for number, length in enumerate((50, 3, 33, 12))
+]
+GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=1)
+SAMPLED = SamplingParams(
+    n=3, temperature=1.0, seed=7, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=1
+)
+BEAMS = SamplingParams(
+    use_beam_search=True, best_of=3, n=3, temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True
+)
+CHUNKS: dict[str, Any] = {
+    "enable_chunked_prefill": True,
+    "max_num_batched_tokens": CHUNK,
+    "max_num_seqs": CHUNK,
+}
+MEMORIES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "chunks": CHUNKS,
+    "recompute": {"num_gpu_blocks": 64, "preemption_mode": "recompute", "watermark": 0.0},
+    "swap": {"num_gpu_blocks": 64, "preemption_mode": "swap", "swap_space": 0.01},
+    "swap in chunks": CHUNKS
+    | {"num_gpu_blocks": 64, "preemption_mode": "swap", "swap_space": 0.01},
+}
+
+
+@pytest.fixture
+def saved(save_tiny: Any, family: str) -> Path:
+    directory: Path = save_tiny(family, **(LAYERS | FAMILIES[family]))
+    return directory
+
+
+def engine_of(model: Path, **options: Any) -> LLM:
+    given = {"num_gpu_blocks": 400, "dtype": "float32", "block_size": BLOCK_SIZE}
+    return LLM(str(model), **(given | options))
+
+
+def answers(llm: LLM, params: SamplingParams) -> list[RequestOutput]:
+    """What is said of the prompts, and nothing is left behind."""
+    # What was never written must not be read.
+    for pool in llm.llm_engine.model_executor._cache.gpu_pools:  # type: ignore[attr-defined]
+        pool.fill_(float("nan"))
+    outputs = llm.generate(PROMPTS, params, use_tqdm=False)
+    scheduler = llm.llm_engine.scheduler
+    scheduler.check()
+    assert scheduler.num_free_gpu_blocks == llm.llm_engine.memory.num_gpu_blocks
+    return outputs
+
+
+def tokens_of(outputs: list[RequestOutput]) -> list[list[list[int]]]:
+    return [[list(sequence.token_ids) for sequence in output.outputs] for output in outputs]
+
+
+def logprobs_of(outputs: list[RequestOutput]) -> list[float]:
+    return [sequence.cumulative_logprob or 0.0 for output in outputs for sequence in output.outputs]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("backend", ["rust", "torch"])
+def test_tokens_are_those_of_transformers(saved: Path, backend: str) -> None:
+    llm = engine_of(saved, attention_backend=backend, **CHUNKS)
+    group = llm.llm_engine.memory.window_group
+    assert group is not None
+    assert group.window == WINDOW
+    model: Any = AutoModelForCausalLM.from_pretrained(saved, dtype=torch.float32)
+    for prompt, found in zip(PROMPTS, answers(llm, GREEDY), strict=True):
+        ids = torch.tensor([prompt["prompt_token_ids"]])
+        whole = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=NUM_TOKENS,
+            do_sample=False,
+            eos_token_id=None,
+        )
+        assert list(found.outputs[0].token_ids) == whole[0, ids.shape[1] :].tolist()
+
+
+@pytest.mark.parametrize("family", ["gemma3_text"])
+def test_tokens_are_those_of_an_engine_whose_layers_share_blocks(saved: Path) -> None:
+    shared = engine_of(saved, disable_hybrid_kv_cache_manager=True)
+    assert shared.llm_engine.memory.window_group is None
+    num_preempted = 0
+    for params in (GREEDY, SAMPLED, BEAMS):
+        wanted = answers(shared, params)
+        for options in MEMORIES.values():
+            llm = engine_of(saved, **options)
+            found = answers(llm, params)
+            assert tokens_of(found) == tokens_of(wanted)
+            # Chunks end elsewhere, and a window's keys are then summed in other tiles.
+            assert logprobs_of(found) == pytest.approx(logprobs_of(wanted), abs=1e-4)
+            num_preempted += llm.llm_engine.scheduler.num_preemptions
+    assert num_preempted > 0
+
+
+@pytest.mark.parametrize("family", ["gemma3_text"])
+def test_a_sequence_takes_what_its_windows_show(saved: Path) -> None:
+    llm = engine_of(saved, **CHUNKS)
+    engine = llm.llm_engine
+    engine.add_request("0", PROMPTS[0], GREEDY)
+    most = 0
+    while engine.has_unfinished_requests():
+        engine.step()
+        for group in engine.scheduler.running:
+            for seq in engine.scheduler.seqs_of(group).tolist():
+                most = max(most, len(engine.scheduler.window_block_table(seq)))
+    # Between steps the 15 tokens before the next, which may begin and end within a block.
+    assert most == (WINDOW - 2) // BLOCK_SIZE + 2
+    assert engine.stats.peak_used_blocks == 23, "the others keep all 89"
+
+
+@pytest.mark.parametrize("family", ["gemma3_text"])
+def test_the_memory_is_shared_out(saved: Path) -> None:
+    given: dict[str, Any] = {"num_gpu_blocks": None, "kv_cache_memory": 1 << 20, **CHUNKS}
+    memory = engine_of(saved, **given).llm_engine.memory
+    assert memory.window_group is not None
+    taken = memory.pool_bytes + memory.window_pool_bytes
+    assert (1 << 20) - memory.block_bytes < taken <= 1 << 20
+    assert memory.window_pool_bytes <= 1 << 19
+    assert f"{memory.window_group.num_gpu_blocks} blocks x " in memory.describe()
+    shared = engine_of(saved, **given, disable_hybrid_kv_cache_manager=True).llm_engine.memory
+    assert shared.num_gpu_blocks < memory.num_gpu_blocks
+    # A step of 2048 tokens may write more than that half.
+    whole = given | {"enable_chunked_prefill": False, "max_num_batched_tokens": 2048}
+    assert engine_of(saved, **whole).llm_engine.memory.window_group is None
+
+
+@pytest.mark.parametrize("family", ["gemma3_text"])
+def test_prefixes_are_cached_of_layers_that_share_blocks(saved: Path) -> None:
+    llm = engine_of(saved, enable_prefix_caching=True)
+    assert llm.llm_engine.memory.window_group is None
+
+
+def test_layers_that_all_see_alike_share_blocks(save_tiny: Any) -> None:
+    for kind in ("sliding_attention", "full_attention"):
+        layers = LAYERS | {"layer_types": [kind] * 4}
+        llm = engine_of(save_tiny("gemma3_text", **layers, head_dim=16))
+        assert llm.llm_engine.memory.window_group is None
