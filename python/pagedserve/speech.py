@@ -37,18 +37,26 @@ class SpeechRules:
     suppressed_first: tuple[int, ...]
 
     @classmethod
-    def of(cls, start: int, config: Any, max_seconds: float) -> Self:
-        """Read the tokens from transformers' generation config."""
+    def of(cls, start: int, config: Any, *, vocab_size: int, max_seconds: float) -> Self:
+        """Read the tokens from transformers' generation config; those of other models are not."""
+
+        def known(name: str) -> tuple[int, ...]:
+            return tuple(
+                token for token in getattr(config, name, None) or () if 0 <= token < vocab_size
+            )
+
         languages = getattr(config, "lang_to_id", None) or {}
         return cls(
             max_seconds=max_seconds,
             start=start,
-            languages={name.strip("<|>"): token for name, token in languages.items()},
+            languages={
+                name.strip("<|>"): token for name, token in languages.items() if token < vocab_size
+            },
             tasks=dict(getattr(config, "task_to_id", None) or {}),
             no_timestamps=getattr(config, "no_timestamps_token_id", None),
             previous=getattr(config, "prev_sot_token_id", None),
-            suppressed=tuple(getattr(config, "suppress_tokens", None) or ()),
-            suppressed_first=tuple(getattr(config, "begin_suppress_tokens", None) or ()),
+            suppressed=known("suppress_tokens"),
+            suppressed_first=known("begin_suppress_tokens"),
         )
 
     def choices(

@@ -82,7 +82,7 @@ def generation_config(*, languages: bool) -> GenerationConfig:
         eos_token_id=EOS,
         pad_token_id=EOS,
         bos_token_id=EOS,
-        suppress_tokens=[7, 11, *range(START, VOCAB_SIZE)],
+        suppress_tokens=[-1, 7, 11, *range(START, VOCAB_SIZE + 1)],  # some are no tokens
         begin_suppress_tokens=[EOS, 13],
         no_timestamps_token_id=NO_TIMESTAMPS,
         prev_sot_token_id=PREVIOUS,

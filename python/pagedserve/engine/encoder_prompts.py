@@ -8,7 +8,7 @@ from pagedserve._core import SchedulerOutputs
 from pagedserve.audio import NO_AUDIO
 from pagedserve.engine.request import RequestTable
 from pagedserve.engine.speech_prompts import HearsAudio, audio_for_encoder, begin_speech
-from pagedserve.engine.token_rules import NO_RULES, TokenRules
+from pagedserve.engine.token_rules import TokenRules
 from pagedserve.errors import RequestError
 from pagedserve.executor.protocol import Executor, ModelInfo
 from pagedserve.images import TEXT_ALONE
@@ -22,12 +22,12 @@ class SplitPrompt(NamedTuple):
     Attributes:
         decoder: What new tokens follow.
         encoder: What the encoder reads; None where there is none.
-        rules: Of the model, for new tokens.
+        rules: Of the model, for new tokens; None where it has none.
     """
 
     decoder: ParsedPrompt
     encoder: EncoderInput | None = None
-    rules: TokenRules = NO_RULES
+    rules: TokenRules | None = None
 
 
 def split_prompt(

@@ -138,14 +138,7 @@ class InputProcessor:
                 priority=priority,
                 name=name,
             )
-        if self.model.pooling is not None:
-            raise RequestError(
-                f"the model was loaded to pool (runner={self.args.runner!r}), and makes no tokens; "
-                "accepted are embeddings and scores, or a model that is loaded with "
-                "runner='generate'"
-            )
-        if prompt.text_pair is not None:
-            raise RequestError(f"{name} has text_pair, which is for models that compare two texts")
+        self._check_generates(prompt, name)
         vocab_size = self.model.vocab_size
         params = params.resolved(max_model_len=self.max_model_len, vocab_size=vocab_size)
         tokenized = tokenize_prompt(prompt, name, encode=self._encode, vocab_size=vocab_size)
@@ -161,7 +154,8 @@ class InputProcessor:
         if refusal is not None:
             raise RequestError(f"{name} {refusal}")
         self._check_params(params)
-        rules.check(params, name)
+        if rules is not None:
+            rules.check(params, name)
         params = params.with_prompt(token_ids)
         rule = StopRule.from_params(
             params,
@@ -296,6 +290,21 @@ class InputProcessor:
         types = encoded.get("token_type_ids") if classes.has_token_types else None
         start = types.index(1) if types and 1 in types else None
         return replace(prompt, token_ids=encoded.input_ids), start
+
+    def _check_generates(self, prompt: ParsedPrompt, name: str) -> None:
+        """Refuse a prompt that is to be continued by a model that pools, or is for such a one.
+
+        Raises:
+            RequestError: Why.
+        """
+        if self.model.pooling is not None:
+            raise RequestError(
+                f"the model was loaded to pool (runner={self.args.runner!r}), and makes no tokens; "
+                "accepted are embeddings and scores, or a model that is loaded with "
+                "runner='generate'"
+            )
+        if prompt.text_pair is not None:
+            raise RequestError(f"{name} has text_pair, which is for models that compare two texts")
 
     def _check_images(
         self, params: SamplingParams, lora_request: LoRARequest | None, name: str

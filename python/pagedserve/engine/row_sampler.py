@@ -5,7 +5,7 @@ from typing import Final
 
 import numpy as np
 
-from pagedserve.engine.token_rules import NO_RULES, TokenRules
+from pagedserve.engine.token_rules import TokenRules
 from pagedserve.sampling.bad_words import BadWords
 from pagedserve.sampling.rows import LogitsEdits, RowSampling
 from pagedserve.sampling_params import SamplingParams
@@ -72,7 +72,7 @@ class RowSampler:
         num_candidates: int,
         key: Sequence[int],
         pair_start: int | None = None,
-        rules: TokenRules = NO_RULES,
+        rules: TokenRules | None = None,
     ) -> None:
         """Prepare the rows of a request.
 
@@ -84,7 +84,7 @@ class RowSampler:
             num_candidates: Of each beam; 0 where there is no beam search.
             key: Names its random numbers; each sequence adds its index.
             pair_start: Where a second text begins in its prompt.
-            rules: Of the model, for new tokens.
+            rules: Of the model, for new tokens; None where it has none.
         """
         self._rules = rules
         self._pair_start = pair_start
@@ -100,8 +100,8 @@ class RowSampler:
         # Beams are greedy.
         num_streams = 0 if self._plain.is_greedy else params.max_num_running_seqs
         self._uniforms = [UniformStream(*key, index) for index in range(num_streams)]
-        is_constant = not (self._uniforms or self._has_edits or self._banned or rules)
-        self.constant = self._plain if is_constant else None
+        is_constant = not (self._uniforms or self._has_edits or self._banned)
+        self.constant = self._plain if is_constant and rules is None else None
 
     def row(self, token_ids: Sequence[int], index: int, *, num_unknown: int = 0) -> RowSampling:
         """The row for what follows ``token_ids``, the new tokens of sequence ``index``.
@@ -110,16 +110,16 @@ class RowSampler:
         may be ``num_unknown`` tokens more, where nothing depends on what they are.
         """
         count = len(token_ids) + num_unknown
-        begun = self._rules.row(count, self._num_logprobs)
-        if begun is not None:
-            return begun
+        rules = self._rules
+        if rules is not None and count < len(rules.first):
+            return rules.row(count, self._num_logprobs)
         uniforms: tuple[float, ...] = (0.0,)
         if self._uniforms:
             streams = self._uniforms if count == 0 else [self._uniforms[index]]
             uniforms = tuple(stream.at(count) for stream in streams)
         banned = self._banned if count < self._params.min_tokens else ()
-        if self._rules:
-            banned += self._rules.banned(count)
+        if rules is not None:
+            banned += rules.banned(count)
         if not (self._has_edits or banned):
             return self._make(uniforms, None) if self._uniforms else self._plain
         return self._make(uniforms, self._edits(token_ids, banned))

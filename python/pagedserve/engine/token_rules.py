@@ -1,7 +1,6 @@
 """Which new tokens a model's own rules let come, whatever its logits say."""
 
 from dataclasses import dataclass
-from typing import Final
 
 from pagedserve.errors import RequestError
 from pagedserve.sampling.rows import LogitsEdits, RowSampling
@@ -23,9 +22,6 @@ class TokenRules:
     suppressed: tuple[int, ...] = ()
     suppressed_first: tuple[int, ...] = ()
 
-    def __bool__(self) -> bool:
-        return bool(self.first or self.suppressed or self.suppressed_first)
-
     def check(self, params: SamplingParams, name: str) -> None:
         """Check that a request may have these rules; ``name`` is what an error calls its prompt.
 
@@ -43,12 +39,7 @@ class TokenRules:
         first = self.suppressed_first if num_tokens == len(self.first) else ()
         return (*self.suppressed, *first)
 
-    def row(self, num_tokens: int, num_logprobs: int | None) -> RowSampling | None:
-        """What the sampler is told behind so many tokens while ``first`` are not all there."""
-        if num_tokens >= len(self.first):
-            return None
+    def row(self, num_tokens: int, num_logprobs: int | None) -> RowSampling:
+        """What the sampler is told behind so many tokens, while ``first`` are not all there."""
         edits = LogitsEdits(allowed_token_ids=self.first[num_tokens])
         return RowSampling(temperature=0, edits=edits, num_logprobs=num_logprobs)
-
-
-NO_RULES: Final = TokenRules()

@@ -31,7 +31,7 @@ from pagedserve.models.flat_batch import decoder_logits
 from pagedserve.models.limits import derive_max_model_len
 from pagedserve.models.paged_logits import encoder_decoder_logits
 from pagedserve.models.probe import CallRecorder, refusing_failures
-from pagedserve.models.trials import TOLERANCE, compare, prompt_of, using_attention
+from pagedserve.models.trials import TOLERANCE, compare, prompt_of, using_attention, vocab_size
 from pagedserve.speech import SpeechRules
 
 # Tokens of the check's prompts, of the encoder and of the decoder.
@@ -54,7 +54,12 @@ def encoder_decoder_of(model: PreTrainedModel, args: EngineArgs) -> EncoderDecod
         )
     if _hears(model):
         max_seconds = load_audio_processor(args).max_seconds
-        speech = SpeechRules.of(start, model.generation_config, max_seconds)
+        speech = SpeechRules.of(
+            start,
+            model.generation_config,
+            vocab_size=vocab_size(model),
+            max_seconds=max_seconds,
+        )
         return EncoderDecoder(
             decoder_prompt=(start,),
             max_encoder_len=model.config.max_source_positions,
