@@ -50,6 +50,26 @@ fn the_head_of_the_queue_is_not_overtaken() {
 }
 
 #[test]
+fn encoders_of_a_step_take_no_more_tokens_than_its_prompts_may_or_it_is_one() {
+    let mut scheduler = Limits::with(|_, scheduler| {
+        scheduler.max_num_batched_tokens = 20;
+        scheduler.enable_chunked_prefill = true;
+    })
+    .scheduler();
+    let mut adding = |num_encoder_tokens| {
+        let request = Request { num_encoder_tokens, ..Request::new(&[1, 2], 0.0) };
+        scheduler.add_seq_group(&request).unwrap().0
+    };
+    let [a, b, long, c, d] = [12, 8, 24, 1, 0].map(&mut adding);
+    step(&mut scheduler, 1);
+    assert_eq!(scheduled(&scheduler), [(a, 2), (b, 2)], "two fit together");
+    step(&mut scheduler, 1);
+    assert_eq!(scheduled(&scheduler), [(long, 2), (a, 1), (b, 1)], "one that fits in no step");
+    step(&mut scheduler, 1);
+    assert_eq!(scheduled(&scheduler), [(c, 2), (d, 2), (a, 1), (b, 1), (long, 1)]);
+}
+
+#[test]
 fn sequences_that_may_fork_are_counted_before_they_do() {
     let mut scheduler = Limits::with(|_, scheduler| {
         scheduler.max_num_seqs = 8;

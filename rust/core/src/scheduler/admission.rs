@@ -124,6 +124,9 @@ impl Scheduler {
         if !budget.has_adapter_slot(self.store.group(group).key.adapter) {
             return Admission::NotNow(Refusal::NoAdapterSlot);
         }
+        if !budget.can_encode(self.store.group(group).num_encoder_tokens) {
+            return Admission::NotNow(Refusal::NoTokens);
+        }
         let num_tokens = self.num_tokens_to_admit(group, budget);
         if !self.windows.has_room(&self.store, group, num_tokens) {
             if self.windows.can_ever_have(&self.store, group, num_tokens) {
@@ -222,6 +225,7 @@ impl Scheduler {
         self.windows.begin(&mut self.store, group);
         self.count_cache_hits(group);
         self.mark_running(group, budget);
+        budget.take_encoder_tokens(self.store.group(group).num_encoder_tokens);
         self.delay.note_prompt();
         let chunk = self.chunk_to_run(group, budget);
         self.schedule_rows(group, chunk, budget, Phase::New);

@@ -1,4 +1,4 @@
-//! What one step may still take: tokens, sequences, adapters.
+//! What one step may still take: tokens, those of encoders, sequences, adapters.
 //!
 //! Invariant: what is taken stays within the limits as long as it was asked for first.
 
@@ -11,6 +11,7 @@ pub struct SchedulingBudget {
     seq_limit: usize,
     adapter_limit: usize,
     num_tokens: usize,
+    num_encoder_tokens: usize,
     num_seqs: usize,
     adapters: SmallVec<[u32; 8]>,
     /// The one that nobody joins any more, 0 for none.
@@ -26,6 +27,7 @@ impl SchedulingBudget {
             seq_limit,
             adapter_limit: adapter_limit.unwrap_or(usize::MAX),
             num_tokens: 0,
+            num_encoder_tokens: 0,
             num_seqs: 0,
             adapters: SmallVec::new(),
             drained_adapter: 0,
@@ -47,6 +49,13 @@ impl SchedulingBudget {
         num_tokens <= self.remaining_tokens() && self.num_seqs + num_seqs <= self.seq_limit
     }
 
+    /// Whether a group may join whose encoder makes `num_tokens`: those of a step are no more than
+    /// its own tokens may be, or of one encoder.
+    pub fn can_encode(&self, num_tokens: usize) -> bool {
+        let num_before = self.num_encoder_tokens;
+        num_tokens == 0 || num_before == 0 || num_before + num_tokens <= self.token_limit
+    }
+
     /// Whether a group may join with `adapter` (0 for none): it is active, or can become so.
     pub fn has_adapter_slot(&self, adapter: u32) -> bool {
         let has_slot = self.adapters.contains(&adapter) || self.adapters.len() < self.adapter_limit;
@@ -66,6 +75,11 @@ impl SchedulingBudget {
     /// Takes tokens.
     pub fn take_tokens(&mut self, num_tokens: usize) {
         self.num_tokens += num_tokens;
+    }
+
+    /// Takes tokens of an encoder.
+    pub fn take_encoder_tokens(&mut self, num_tokens: usize) {
+        self.num_encoder_tokens += num_tokens;
     }
 
     /// Gives sequences back: their group was preempted.

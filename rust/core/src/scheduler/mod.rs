@@ -7,7 +7,7 @@
 //! 2. Waiting work implies progress: a step that schedules nothing has ended or preempted a
 //!    group, or nothing waits.
 //! 3. The tokens of a step, and the sequences and adapters of the running groups, stay within the
-//!    limits.
+//!    limits; so do those of the encoders that begin in it, unless it is one.
 //! 4. Whoever waits, for blocks, for sequences or for its adapter's slot, waits for a bounded number
 //!    of others, but for those that go before it by priority, and where a choice of vLLM's says
 //!    otherwise.
