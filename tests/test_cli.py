@@ -272,7 +272,8 @@ def test_help_and_version_load_no_heavy_package(option: str, said: str) -> None:
 
 
 def test_the_program_says_nothing_after_its_last_line(model_package: None) -> None:
-    code = f"from pagedserve.cli import main; raise SystemExit(main([*{MODEL}, '--prompt', 'A']))"
+    words = [*MODEL, "--prompt", "A", "--max-tokens", "1"]
+    code = f"from pagedserve.cli import main; raise SystemExit(main({words}))"
     ran = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert all(words in ran.stdout.splitlines()[-1] for words in CLOSING_WORDS)
     # Where bindings of libraries are left to the system's end, they report leaks there.

@@ -5,50 +5,59 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-PROMPTS = [[5, 6, 7], list(range(20, 37)), [11], [40, 3, 40, 3, 40]]
-NUM_TOKENS = 16
+# One of two blocks, and one that comes to its second while it decodes.
+PROMPTS = [[5, 6, 7], list(range(20, 37)), [11], [40, 3] * 7]
+NUM_TOKENS = 6
 
-# The interpreter is chosen when triton is imported, so the engine runs in a process of its own.
+# Attention, the kernels of the rest, and whether decode steps are padded as a CUDA graph has them.
+Way = tuple[str, str | None, bool]
+WAYS: list[Way] = [
+    ("torch", "generic", False),
+    ("triton", None, False),
+    ("triton", None, True),
+    ("triton", "generic", False),
+    ("triton", "generic", True),
+]
+
+# The interpreter is chosen when triton is imported, so the engines run in a process of their own.
 PROGRAM = """
 import json, sys
 from pagedserve import LLM, SamplingParams
 from pagedserve.runner.model_runner import Forward
 from pagedserve.runner.padded import PaddedDecode
 
-directory, prompts, num_tokens, backend, kernels, is_padded = json.loads(sys.argv[1])
-llm = LLM(
-    directory, load_format="dummy", device="cpu", cpu_kernels=kernels, dtype="float32",
-    attention_backend=backend, num_gpu_blocks=16, max_num_seqs=4,
-)
-executor = llm.llm_engine.model_executor
-if is_padded:
-    forward = Forward(executor.loaded, executor._cache)
-    executor._runner._padded = PaddedDecode(forward, executor.buffers, sizes=(4,), block_size=16)
+directory, prompts, num_tokens, ways = json.loads(sys.argv[1])
 params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
-given = [{"prompt_token_ids": prompt} for prompt in prompts]
-outputs = llm.generate(given, params, use_tqdm=False)
-print(json.dumps([output.outputs[0].token_ids for output in outputs]))
+for backend, kernels, is_padded in ways:
+    llm = LLM(
+        directory, load_format="dummy", device="cpu", cpu_kernels=kernels, dtype="float32",
+        attention_backend=backend, num_gpu_blocks=16, max_num_seqs=4, max_model_len=24,
+    )
+    executor = llm.llm_engine.model_executor
+    if is_padded:
+        forward = Forward(executor.loaded, executor._cache)
+        executor._runner._padded = PaddedDecode(
+            forward, executor.buffers, sizes=(4,), block_size=16
+        )
+    given = [{"prompt_token_ids": prompt} for prompt in prompts]
+    outputs = llm.generate(given, params, use_tqdm=False)
+    print(json.dumps([output.outputs[0].token_ids for output in outputs]))
 """
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory, tiny_config: dict[str, Any]) -> Path:
-    path = tmp_path_factory.mktemp("tiny")
+def answers(
+    tmp_path_factory: pytest.TempPathFactory, tiny_config: dict[str, Any]
+) -> dict[Way, tuple[Any, str]]:
+    """Each way's tokens of each prompt, and what it said of itself on stderr."""
+    directory = tmp_path_factory.mktemp("tiny")
     wider = {"hidden_size": 64, "intermediate_size": 64, "initializer_range": 0.3}
-    (path / "config.json").write_text(json.dumps(tiny_config | wider))
-    return path
-
-
-def generate(
-    directory: Path, backend: str, kernels: str | None = "generic", *, is_padded: bool = False
-) -> tuple[Any, str]:
-    """The tokens of each prompt, and what was said on stderr."""
-    given = json.dumps([str(directory), PROMPTS, NUM_TOKENS, backend, kernels, is_padded])
+    (directory / "config.json").write_text(json.dumps(tiny_config | wider))
+    given = json.dumps([str(directory), PROMPTS, NUM_TOKENS, WAYS])
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, given],
         env=os.environ | {"TRITON_INTERPRET": "1"},
@@ -57,12 +66,9 @@ def generate(
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout), done.stderr
-
-
-@pytest.fixture(scope="module")
-def expected(directory: Path) -> Any:
-    return generate(directory, "torch")[0]
+    tokens = [json.loads(line) for line in done.stdout.splitlines()]
+    said = [line for line in done.stderr.splitlines() if "attention: " in line]
+    return dict(zip(WAYS, zip(tokens, said, strict=True), strict=True))
 
 
 @pytest.mark.skipif(
@@ -77,10 +83,10 @@ def expected(directory: Path) -> Any:
     ("kernels", "replaced"), [(None, "decoder layers 2, norms 1"), ("generic", "none")]
 )
 def test_triton_generates_the_tokens_of_torch(
-    directory: Path, expected: Any, *, is_padded: bool, kernels: str | None, replaced: str
+    answers: dict[Way, tuple[Any, str]], *, is_padded: bool, kernels: str | None, replaced: str
 ) -> None:
-    tokens, said = generate(directory, "triton", kernels, is_padded=is_padded)
+    tokens, said = answers["triton", kernels, is_padded]
     assert [len(token_ids) for token_ids in tokens] == [NUM_TOKENS] * len(PROMPTS)
-    assert tokens == expected
+    assert tokens == answers[WAYS[0]][0]
     assert "attention: triton (interpreted" in said
     assert f"replaced modules: {replaced}" in said

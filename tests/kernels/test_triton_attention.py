@@ -221,7 +221,7 @@ rows_of_a_batch = st.lists(
 
 
 @settings(
-    max_examples=examples(30, all_of_them=150),
+    max_examples=examples(20, all_of_them=150),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pagedserve.kernels import reference
+from tests.support.examples import examples
 
 pytest.importorskip("triton", reason="triton is not installed")
 
@@ -64,7 +65,9 @@ CASES = st.builds(
     num_slots=st.sampled_from([5, 8]),
 )
 quick = settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(12, all_of_them=50),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 
 

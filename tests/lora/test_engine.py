@@ -185,7 +185,7 @@ def test_kernels_of_a_gpu_give_each_row_what_peft_answers_alone(
 ) -> None:
     """Padded, decode steps are those that a CUDA graph would record."""
     more = {"attention_backend": "triton", "device": device.type, "enforce_eager": True}
-    more |= {"block_size": 16, "num_gpu_blocks": 16, "max_num_seqs": 4}
+    more |= {"block_size": 16, "num_gpu_blocks": 16, "max_num_seqs": 4, "max_model_len": 24}
     llm = LLM(str(tiny), max_loras=3, **OPTIONS | more)
     executor: Any = llm.llm_engine.model_executor
     if is_padded:

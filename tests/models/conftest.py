@@ -70,12 +70,12 @@ def load_on(device: torch.device) -> Callable[..., LoadedModel]:
     Half is bfloat16, but in Triton's interpreter float16: it multiplies bfloat16 wrongly.
     """
 
-    def load(backend: Any, directory: Path, precision: str) -> LoadedModel:
+    def load(backend: Any, directory: Path, precision: str, **options: Any) -> LoadedModel:
         where = device if backend == "triton" else torch.device("cpu")
         is_interpreted = backend == "triton" and device.type == "cpu"
         half = "float16" if is_interpreted else "bfloat16"
         dtype: Any = half if precision == "half" else precision
-        args = EngineArgs(model=str(directory), attention_backend=backend, dtype=dtype)
+        args = EngineArgs(str(directory), attention_backend=backend, dtype=dtype, **options)
         return load_model(args, where)
 
     return load

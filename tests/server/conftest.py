@@ -1,5 +1,6 @@
 """Servers on loopback: of a formula in this process, and of the real model in one of its own."""
 
+import gc
 import json
 import os
 import re
@@ -53,6 +54,8 @@ class Served:
         self._thread = threading.Thread(target=self._server.run)
 
     def __enter__(self) -> Self:
+        # Once it is ready the server collects garbage, which takes long over all that tests load.
+        gc.freeze()
         self._thread.start()
         self.wait_until(lambda: self._server.started and self.context.admission.max_num_seqs > 0)
         self.http = httpx.Client(base_url=self._listener.address, timeout=30)

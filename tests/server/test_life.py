@@ -372,7 +372,7 @@ class TestProcess:
         return str(last["choices"][0]["finish_reason"])
 
     def test_sigterm_lets_running_streams_end(self, tmp_path: Path) -> None:
-        assert self.ends_after_sigterm(tmp_path / "log", 60) == "length"
+        assert self.ends_after_sigterm(tmp_path / "log", 20) == "length"
 
     def test_sigterm_without_time_aborts_them(self, tmp_path: Path) -> None:
         end = self.ends_after_sigterm(tmp_path / "log", 900, "--shutdown-timeout", "0")

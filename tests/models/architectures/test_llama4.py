@@ -20,10 +20,17 @@ LLAMA4: dict[str, Any] = {
     "num_local_experts": 4,
     "num_experts_per_tok": 2,
 }
+PRECISIONS = ("float32", "half")
 
 
-@pytest.mark.parametrize("precision", ["float32", "half"])
-@pytest.mark.parametrize("backend", ["rust", "torch", "triton"])
+@pytest.mark.parametrize(
+    ("backend", "precision"),
+    [
+        *((backend, precision) for backend in ("rust", "torch") for precision in PRECISIONS),
+        ("triton", "float32"),
+        pytest.param("triton", "half", marks=pytest.mark.slow),
+    ],
+)
 def test_logits_beyond_a_chunk(
     save_tiny: Callable[..., Path],
     assert_exact: Callable[..., None],
