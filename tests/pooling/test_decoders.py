@@ -142,6 +142,15 @@ def test_runner_says_which_of_both(save_decoder: SaveEncoder) -> None:
     assert scores[1].outputs.score < 1.0
 
 
+def test_adapters_of_a_model_that_pools_are_refused(
+    save_decoder: SaveEncoder, write_rules: Callable[..., None]
+) -> None:
+    directory = save_decoder(head_dim=8)
+    write_rules(directory, LAST)
+    with pytest.raises(ConfigError, match="enable_lora is True, and adapters are for models that"):
+        LLM(str(directory), enable_lora=True, use_tqdm_on_load=False)
+
+
 def test_what_is_not_there_is_refused(
     save_decoder: SaveEncoder, write_rules: Callable[..., None]
 ) -> None:

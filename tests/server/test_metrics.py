@@ -81,6 +81,7 @@ def test_requests_over_http_are_counted_by_route(serve: Serve) -> None:
         assert served.complete(prompt=PROMPT, max_tokens=-2).status_code == 400
         assert served.http.get("/v1/models/none").status_code == 404
         assert served.http.get("/nothing/here").status_code == 404
+        assert served.http.head("/v1/models").status_code == 200
         assert served.http.request("PROPFIND", "/v1/completions").status_code == 405
         served.wait_until(lambda: served.context.num_open == 0)
         scrape = Scrape(served)
@@ -92,6 +93,7 @@ def test_requests_over_http_are_counted_by_route(serve: Serve) -> None:
             ("none", "GET", "4xx"): 2,  # no key; no such route
             ("/v1/completions", "POST", "2xx"): 2,
             ("/v1/completions", "POST", "4xx"): 1,
+            ("/v1/models", "HEAD", "2xx"): 1,
             ("/v1/models/{name:path}", "GET", "4xx"): 1,
             ("/v1/completions", "other", "4xx"): 1,
         }

@@ -79,7 +79,10 @@ def test_openais_client_against_the_server_that_users_start(
                 model="minilm", messages=[{"role": "user", "content": "x"}]
             )
     assert process.end() == 0, process.log
-    assert f"prompts 4, prompt {sum(num_tokens)} tokens" in process.log
+    lines = process.log.splitlines()
+    (line, *_) = (line for line in lines if f"prompts 4, prompt {sum(num_tokens)} tokens" in line)
+    assert ", queue " in line
+    assert "first token" not in line
 
 
 def test_every_form_of_input(embedding: Served, offline: LLM) -> None:

@@ -38,7 +38,8 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        if scope["method"] == "HEAD":  # as GET; uvicorn, whose scope it is, leaves the body out
+        method = scope["method"]
+        if method == "HEAD":  # as GET; uvicorn, whose scope it is, leaves the body out
             scope = {**scope, "method": "GET"}
         headers = dict(scope["headers"])
         named = headers.get(b"x-request-id", b"").decode("latin-1")
@@ -60,6 +61,7 @@ class Gate:
                 await self._app(scope, _bounded(receive, self._max_body_bytes), send)
         finally:
             seconds = time.monotonic() - started
+            scope["method"] = method  # what was asked is what is counted
             self._context.metrics.http.request_ended(scope, scope["status"], seconds)
             self._context.num_open -= 1
             is_wanted = self._context.args.enable_log_requests and path not in OPEN_PATHS

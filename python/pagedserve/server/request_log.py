@@ -73,11 +73,12 @@ def _times(job: Job) -> dict[str, float | int | None]:
         names = ("queue_seconds", "ttft_seconds", "tpot_seconds", "num_preemptions")
         return dict.fromkeys(names)
     metrics = last.metrics
+    pools = last.pooled is not None
     # Of several sequences only all tokens together are known.
     num_tokens = job.progress[place].num_tokens if job.num_seqs == job.num_prompts else 0
     return {
         "queue_seconds": _rounded(metrics.time_in_queue),
-        "ttft_seconds": _rounded(metrics.time_to_first_token),
+        "ttft_seconds": None if pools else _rounded(metrics.time_to_first_token),
         "tpot_seconds": _rounded(metrics.time_per_output_token(num_tokens)),
         "num_preemptions": metrics.num_preemptions,
     }
