@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from pagedserve import LLM, LoRARequest, SamplingParams
+from pagedserve import LLM, EngineArgs, LLMEngine, LoRARequest, SamplingParams, TokensPrompt
 from pagedserve.models.convert import converted_directory
 from tests.support.lora import load_adapter, save_random_adapter
 
@@ -95,3 +95,38 @@ def test_rows_with_an_adapter_are_those_of_peft(
         torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-4)
     plain, adapted = ([o.outputs[0].token_ids for o in outputs[start::2]] for start in (0, 1))
     assert plain != adapted, "else nothing here would show anything"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("is_shared", "most_megabytes"), [(False, 40.0), (True, 151.5)])
+def test_a_long_sequence_takes_what_its_windows_show(
+    gemma: Path, monkeypatch: pytest.MonkeyPatch, is_shared: bool, most_megabytes: float
+) -> None:
+    monkeypatch.setenv("PAGEDSERVE_CACHE", str(gemma.parent))
+    engine = LLMEngine(
+        EngineArgs(
+            str(gemma),
+            dtype="bfloat16",
+            max_model_len=8200,
+            enable_chunked_prefill=True,
+            max_num_batched_tokens=256,
+            disable_hybrid_kv_cache_manager=is_shared,
+        )
+    )
+    prompt: TokensPrompt = {"prompt_token_ids": [index * 31 % 1000 for index in range(8192)]}
+    engine.add_request("0", prompt, SamplingParams(max_tokens=1))
+    executor, scheduler = engine.model_executor, engine.scheduler
+    launch, sizes = executor.launch, []
+
+    def look_and_launch(*args: Any, **options: Any) -> Any:
+        """As long as a step runs, a sequence has what it writes and what that sees."""
+        for group in scheduler.running:
+            for seq in scheduler.seqs_of(group).tolist():
+                windows = len(scheduler.window_block_table(seq)) * engine.memory.window_block_bytes
+                sizes.append(len(scheduler.block_table(seq)) * engine.memory.block_bytes + windows)
+        return launch(*args, **options)
+
+    monkeypatch.setattr(executor, "launch", look_and_launch)
+    while engine.has_unfinished_requests():
+        engine.step()
+    assert most_megabytes - 4 < max(sizes) / 1e6 <= most_megabytes
