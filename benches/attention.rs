@@ -207,6 +207,7 @@ impl Step {
             softcap: None,
             sinks: None,
             alibi: None,
+            position_bias: None,
             causal: true,
         };
         let (instructions, num_threads) = (InstructionSet::detect(), machine.num_threads());

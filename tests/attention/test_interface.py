@@ -2,14 +2,27 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from pagedserve.attention.interface import AttentionCall, answering, paged_attention_forward
+from pagedserve.attention.backends import write_and_attend
+from pagedserve.attention.interface import (
+    AttentionCall,
+    PagedAttention,
+    answering,
+    paged_attention_forward,
+)
+from pagedserve.attention.metadata import AttentionMetadata, BatchLayout
 from pagedserve.errors import StepError, UnsupportedModelError
 
 QUERY, KEY, VALUE = torch.randn(1, 4, 3, 8), torch.randn(1, 2, 3, 8), torch.randn(1, 2, 3, 5)
+NOTHING = np.zeros(0, np.int32)
+STEP = AttentionMetadata(
+    BatchLayout(np.zeros(1, np.int32), NOTHING, NOTHING.reshape(0, 1), 4),
+    torch.zeros(0, dtype=torch.int64),
+)
 
 
 class Keeper:
@@ -59,7 +72,20 @@ def test_scale_defaults_to_that_of_the_head_size() -> None:
     assert keeper.call.options.scale == 8**-0.5
 
 
-@pytest.mark.parametrize("name", ["position_bias", "indices", "block_indices"])
+def test_biases_by_distance_are_an_option_and_others_are_for_whoever_sees_all() -> None:
+    keeper, listed, whole = Keeper(), torch.ones(4, 9), torch.zeros(1, 4, 3, 3)
+    with answering(keeper):
+        paged_attention_forward(nn.Identity(), QUERY, KEY, VALUE, position_bias=listed)
+        assert keeper.call.options.position_bias is listed
+        assert keeper.call.position_bias is None
+        paged_attention_forward(nn.Identity(), QUERY, KEY, VALUE, position_bias=whole)
+        assert keeper.call.options.position_bias is None
+        assert keeper.call.position_bias is whole
+    with pytest.raises(UnsupportedModelError, match="a bias of its own to each score"):
+        PagedAttention(STEP, [QUERY], [None], write_and_attend("torch")).answer(keeper.call)
+
+
+@pytest.mark.parametrize("name", ["indices", "block_indices"])
 def test_arguments_it_does_not_know_are_refused_by_name(name: str) -> None:
     unknown: dict[str, Any] = {name: torch.zeros(1)}
     with answering(Keeper()), pytest.raises(UnsupportedModelError, match=name):

@@ -13,7 +13,9 @@ from transformers import (
     BartConfig,
     MarianConfig,
     MBartConfig,
+    MT5Config,
     PegasusConfig,
+    T5Config,
 )
 
 from pagedserve import LLM
@@ -24,7 +26,19 @@ FAMILIES: dict[str, Any] = {
     "bart": BartConfig,
     "marian": MarianConfig,
     "mbart": MBartConfig,
+    "mt5": MT5Config,
     "pegasus": PegasusConfig,
+    "t5": T5Config,
+}
+# What others call otherwise; biases that reach their last distance within a prompt.
+T5_SIZES: dict[str, Any] = {
+    "num_layers": 2,
+    "num_decoder_layers": 2,
+    "num_heads": 4,
+    "d_kv": 16,
+    "d_ff": 128,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 11,
 }
 
 
@@ -35,7 +49,8 @@ class Family(NamedTuple):
     peer: Any
 
     def load(self, **options: Any) -> LLM:
-        limits = {"generation_config": "vllm", "use_tqdm_on_load": False, "block_size": 4}
+        limits: dict[str, Any] = {"generation_config": "vllm", "use_tqdm_on_load": False}
+        limits |= {"block_size": 4, "max_model_len": 64}
         return LLM(str(self.directory), **({"num_gpu_blocks": 256} | limits | options))
 
     def generate(self, prompt: list[int], num_tokens: int, **options: Any) -> list[list[int]]:
@@ -78,6 +93,7 @@ def _save(name: str, directory: Path, forced_bos: int | None) -> Path:
         eos_token_id=EOS,
         decoder_start_token_id=START,
         forced_eos_token_id=None,
+        **(T5_SIZES if "t5" in name else {}),
     )
     model: Any = AutoModelForSeq2SeqLM.from_config(config)
     model.generation_config.forced_bos_token_id = forced_bos

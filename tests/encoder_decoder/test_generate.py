@@ -33,8 +33,9 @@ def test_prompts_together_are_answered_as_each_alone(
     assert generate(model.load(attention_backend=backend), given, GREEDY) == expected
 
 
-def test_a_decoder_goes_on_from_a_prompt_of_its_own(family: MakeFamily) -> None:
-    model = family("bart")
+@pytest.mark.parametrize("name", ["bart", "t5"])
+def test_a_decoder_goes_on_from_a_prompt_of_its_own(family: MakeFamily, name: str) -> None:
+    model = family(name)
     given, begun = prompts(4), [[5, 6, 7], [START, 8], [9] * 17, [10]]
     pairs = [
         {"encoder_prompt": {"prompt_token_ids": prompt}, "decoder_prompt": begin}
@@ -68,9 +69,12 @@ def test_a_forced_first_token_is_the_end_of_the_prompt(family: MakeFamily) -> No
     assert [[5, *tokens] for tokens in tokens_of([output])[0]] == model.generate(prompt, 21)
 
 
+@pytest.mark.parametrize("name", ["bart", "t5"])
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
-def test_preempted_requests_go_on_as_if_nothing_had_been(family: MakeFamily, mode: str) -> None:
-    model, given = family("bart"), prompts(8)
+def test_preempted_requests_go_on_as_if_nothing_had_been(
+    family: MakeFamily, mode: str, name: str
+) -> None:
+    model, given = family(name), prompts(8)
     expected = [model.generate(prompt, 20) for prompt in given]
     llm = model.load(num_gpu_blocks=34, preemption_mode=mode, swap_space=0.01)
     assert generate(llm, given, GREEDY) == expected
@@ -90,11 +94,12 @@ def test_samples_of_a_prompt_share_its_encoder_through_preemptions(
     assert llm.llm_engine.snapshot().num_preemptions > 0
 
 
+@pytest.mark.parametrize("name", ["bart", "t5"])
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
 def test_beams_are_those_of_transformers_among_other_requests(
-    family: MakeFamily, mode: str
+    family: MakeFamily, mode: str, name: str
 ) -> None:
-    model, given = family("bart"), prompts(6)
+    model, given = family(name), prompts(6)
     beams = SamplingParams(
         use_beam_search=True, temperature=0, best_of=4, n=4, max_tokens=12, length_penalty=1.0
     )

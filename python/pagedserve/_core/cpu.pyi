@@ -175,6 +175,7 @@ def paged_attention(
     softcap: float | None = None,
     sinks: NDArray[np.float32] | None = None,  # [H]
     alibi: NDArray[np.float32] | None = None,  # [H]
+    position_bias: NDArray[np.float32] | None = None,  # [H * N]
     causal: bool = True,
     num_threads: int = 1,
     instructions: _InstructionSet | None = None,

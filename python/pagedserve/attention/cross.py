@@ -146,6 +146,7 @@ class WholeAttention:
             call.query,
             call.key,
             call.value,
+            attn_mask=call.position_bias,
             scale=call.options.scale,
             enable_gqa=call.query.shape[1] != call.key.shape[1],
         )

@@ -23,7 +23,7 @@ ATTENTION_NAME = "pagedserve"
 
 # Arguments that change what a model attends to, and that paged attention does not know: biases are
 # slopes here, models have tensors of them.
-_UNKNOWN_ARGUMENTS = ("position_bias", "indices", "block_indices", "head_mask", "alibi")
+_UNKNOWN_ARGUMENTS = ("indices", "block_indices", "head_mask", "alibi")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +38,8 @@ class AttentionCall:
         has_window: whether the layer named a window, be it None.
         chunk: positions of a chunk, where a query sees its own chunk only; else None.
         mask: the mask object, None unless a mask function was registered.
+        position_bias: ``[1, H, T, T]``, what is added to the scores; None where nothing is, or it
+            is listed by distance in ``options``.
     """
 
     query: Tensor
@@ -47,6 +49,7 @@ class AttentionCall:
     has_window: bool
     chunk: int | None
     mask: object
+    position_bias: Tensor | None = None
 
 
 class AttentionHandler(Protocol):
@@ -134,6 +137,11 @@ class PagedAttention:
                 "the model hands a mask of its own to attention: paged attention is causal, with "
                 "a sliding window at most"
             )
+        if call.position_bias is not None:
+            raise UnsupportedModelError(
+                "the model adds a bias of its own to each score: paged attention knows slopes, and "
+                "biases that are listed by distance"
+            )
         pool, window, metadata = self.next_layer()
         options = call.options
         if options.window != window or not self._causal:
@@ -179,8 +187,9 @@ def paged_attention_forward(
         value: ``[1, Hkv, T, Dv]``.
         attention_mask: handed on to the handler.
         scaling: factor of the scores; None is ``D ** -0.5``.
-        **kwargs: ``sliding_window``, ``attention_chunk_size``, ``softcap``, ``s_aux`` and
-            ``alibi_slopes`` are understood.
+        **kwargs: ``sliding_window``, ``attention_chunk_size``, ``softcap``, ``s_aux``,
+            ``alibi_slopes`` and ``position_bias`` are understood; the last is ``[1, H, T, T]``, or
+            ``[H, N]`` listed by distance.
 
     Returns:
         ``([1, T, H, Dv], None)``.
@@ -193,17 +202,20 @@ def paged_attention_forward(
         if kwargs.get(name) is not None:
             raise UnsupportedModelError(
                 f"{type(module).__name__} passes {name!r} to attention: paged attention knows "
-                "sliding_window, softcap, s_aux and alibi_slopes only"
+                "sliding_window, softcap, s_aux, alibi_slopes and position_bias only"
             )
     handler = _handler.get(None)
     if handler is None:
         raise StepError("paged attention was called outside of a step of the model runner")
+    bias: Tensor | None = kwargs.get("position_bias")
+    is_listed = bias is not None and bias.dim() == 2  # noqa: PLR2004  # [H, N]
     options = AttentionOptions(
         scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
         window=kwargs.get("sliding_window"),
         softcap=kwargs.get("softcap"),
         sinks=kwargs.get("s_aux"),
         alibi=kwargs.get("alibi_slopes"),
+        position_bias=bias if is_listed else None,
     )
     call = AttentionCall(
         query=query,
@@ -213,6 +225,7 @@ def paged_attention_forward(
         has_window="sliding_window" in kwargs,
         chunk=kwargs.get("attention_chunk_size"),
         mask=attention_mask,
+        position_bias=None if is_listed else bias,
     )
     return handler.answer(call).unsqueeze(0), None
 

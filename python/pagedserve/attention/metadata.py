@@ -22,6 +22,8 @@ class AttentionOptions:
         softcap: cap of the scores, or None.
         sinks: ``[H]`` scores that take weight and have no value, or None.
         alibi: ``[H]`` slopes of biases that grow with a key's position, or None.
+        position_bias: ``[H, N]``, what a key n before a query, or as the last if further, adds to
+            its score, or None.
         causal: whether a query sees no key behind its own.
     """
 
@@ -30,12 +32,14 @@ class AttentionOptions:
     softcap: float | None = None
     sinks: Tensor | None = None
     alibi: Tensor | None = None
+    position_bias: Tensor | None = None
     causal: bool = True
 
     @property
     def is_plain(self) -> bool:
         """Whether torch's attention call computes it."""
-        return self.softcap is None and self.sinks is None and self.alibi is None
+        added = (self.softcap, self.sinks, self.alibi, self.position_bias)
+        return all(option is None for option in added)
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,7 @@ def write_and_attend(
         softcap=options.softcap,
         sinks=_numbers(options.sinks),
         alibi=_numbers(options.alibi),
+        position_bias=_numbers(options.position_bias),
         causal=options.causal,
         num_threads=torch.get_num_threads(),
     )
@@ -73,8 +74,8 @@ def write_and_attend(
 
 
 def _numbers(vector: Tensor | None) -> NDArray[np.float32] | None:
-    """One float32 a head."""
-    return None if vector is None else vector.detach().float().contiguous().numpy()
+    """Flat float32 numbers."""
+    return None if vector is None else vector.detach().float().flatten().numpy()
 
 
 def _dense(tensor: Tensor) -> Tensor:

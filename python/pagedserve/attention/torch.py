@@ -152,6 +152,8 @@ def _attend_paged(
     else:
         if options.alibi is not None:
             mask = mask + _alibi_bias(options.alibi, bucket, num_kv_heads)
+        if options.position_bias is not None:
+            mask = mask + _position_bias(options.position_bias, bucket, num_kv_heads)
         result = _attend_explicit(folded, key, value, mask, options)
     unfolded: Tensor = result.unflatten(2, (num_groups, -1)).permute(0, 3, 1, 2, 4)
     return unfolded.flatten(2, 3).flatten(0, 1)
@@ -162,6 +164,14 @@ def _alibi_bias(slopes: Tensor, bucket: PagedBucket, num_kv_heads: int) -> Tenso
     distances = bucket.key_positions[:, None, :] - bucket.query_positions[:, :, None]
     per_head = slopes.float().view(num_kv_heads, -1, 1, 1)
     return (per_head * distances[:, None, None]).flatten(2, 3)
+
+
+def _position_bias(biases: Tensor, bucket: PagedBucket, num_kv_heads: int) -> Tensor:
+    """The same of biases that are listed by distance."""
+    distances = bucket.query_positions[:, :, None] - bucket.key_positions[:, None, :]
+    listed = biases.float()[:, distances.clamp(0, biases.shape[1] - 1)]  # [H, rows, queries, keys]
+    folded: Tensor = listed.unflatten(0, (num_kv_heads, -1)).permute(2, 0, 1, 3, 4).flatten(2, 3)
+    return folded
 
 
 def _attend_explicit(

@@ -7,6 +7,7 @@ no synchronisation and can be captured into a CUDA graph.
 from torch import Tensor
 
 from pagedserve.attention.metadata import AttentionMetadata, AttentionOptions
+from pagedserve.errors import UnsupportedModelError
 from pagedserve.kernels.attention import paged_attention
 from pagedserve.kernels.cache import write_cache
 
@@ -58,6 +59,11 @@ def attend(
     Returns:
         ``[T, H, Dv]``; what it holds for tokens of no row means nothing.
     """
+    if options.position_bias is not None:
+        raise UnsupportedModelError(
+            "the model adds biases by distance to its scores: accepted are the attention backends "
+            "rust and torch"
+        )
     rows, key_size = metadata.rows(), query.shape[-1]
     return paged_attention(
         query,

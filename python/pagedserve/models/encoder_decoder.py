@@ -24,11 +24,12 @@ from pagedserve.attention.interface import answering
 from pagedserve.cache.engine import LayerShape
 from pagedserve.config import AttentionBackend, EngineArgs
 from pagedserve.errors import UnsupportedModelError
+from pagedserve.models.architectures.relative_bias import list_biases
 from pagedserve.models.audio_processor import load_audio_processor
 from pagedserve.models.encoder_prompts import EncoderDecoder
 from pagedserve.models.files import architecture_of
 from pagedserve.models.flat_batch import decoder_logits
-from pagedserve.models.limits import derive_max_model_len
+from pagedserve.models.limits import num_positions
 from pagedserve.models.paged_logits import encoder_decoder_logits
 from pagedserve.models.probe import CallRecorder, refusing_failures
 from pagedserve.models.trials import TOLERANCE, compare, prompt_of, using_attention, vocab_size
@@ -68,7 +69,8 @@ def encoder_decoder_of(model: PreTrainedModel, args: EngineArgs) -> EncoderDecod
     forced = _named(model, "forced_bos_token_id")
     return EncoderDecoder(
         decoder_prompt=(start,) if forced is None else (start, forced),
-        max_encoder_len=derive_max_model_len(model.config, None),
+        # Who has biases by distance alone reads texts as long as those that it writes.
+        max_encoder_len=num_positions(model.config) or args.max_model_len or 0,
     )
 
 
@@ -120,11 +122,12 @@ def check_encoder_decoder(
             once across in each layer, or the logits are others.
     """
     with refusing_failures(model), torch.inference_mode():
-        layers = _find_layers(model)
         prompts = [prompt_of(model, length) for length in _DECODED]
         with using_attention(model, "eager"):
             own = _trial_states(model)
             expected = [_own_logits(model, *pair) for pair in zip(own, prompts, strict=True)]
+        list_biases(model)
+        layers = _find_layers(model)
         states = _trial_states(model)
         found = encoder_decoder_logits(model, layers, prompts, states, backend)
     differ = "over paged attention its logits differ from its own"
@@ -154,7 +157,8 @@ def _find_layers(model: PreTrainedModel) -> tuple[LayerShape, ...]:
         states = no_states(model).expand(3, -1)  # as many as tell the two kinds of calls apart
         decoder_logits(model, prompt[None], torch.arange(2, device=model.device)[None], states)
     layers = tuple(recorder.layers)
-    num_layers = model.config.decoder_layers
+    config = model.config
+    num_layers = getattr(config, "decoder_layers", None) or config.num_decoder_layers
     alternate = [layer.is_cross for layer in layers] == [False, True] * num_layers
     if not alternate or len({layer.elements_per_token for layer in layers}) != 1:
         raise UnsupportedModelError(

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from pagedserve.speech import SpeechRules
 
-# Those that run, by model_type: their layers attend through the interface, without biases.
-FAMILIES: Final = ("bart", "marian", "mbart", "pegasus", "whisper")
+# Those that run, by model_type: their layers attend through the interface.
+FAMILIES: Final = ("bart", "marian", "mbart", "mt5", "pegasus", "t5", "whisper")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

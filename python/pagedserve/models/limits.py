@@ -45,6 +45,11 @@ def derive_max_model_len(config: PreTrainedConfig, requested: int | None) -> int
     return check_max_model_len(requested, limit, reason)
 
 
+def num_positions(config: PreTrainedConfig) -> int | None:
+    """Positions that the model has; None if its config does not say."""
+    return _num_positions(config)[0]
+
+
 def _num_positions(config: PreTrainedConfig) -> tuple[int | None, str]:
     """Positions that the model has, and the reason in words; None if its config does not say."""
     for name in _LENGTH_NAMES:

@@ -41,6 +41,7 @@ prop_compose! {
         softcap in prop::option::weighted(0.3, prop_oneof![Just(0.5_f32), Just(30.0)]),
         sinks in prop::option::weighted(0.3, Just(4.0_f32)),
         alibi in prop::option::weighted(0.3, prop_oneof![Just(0.7_f32), Just(-0.01)]),
+        num_biases in prop::option::weighted(0.3, 1_usize..200),
         causal in any::<bool>(),
         shares_prefix in any::<bool>(),
         gap in 0_usize..3,
@@ -48,9 +49,10 @@ prop_compose! {
     ) -> Case {
         Case {
             dtype, num_kv_heads, group, key_size, value_size, block_size, rows, scale, window,
-            softcap, sinks, alibi,
+            softcap, sinks, num_biases,
+            alibi: alibi.filter(|_| num_biases.is_none()),
             // Steep slopes of what lies ahead make scores of hundreds, with roundings as large.
-            causal: causal || alibi == Some(0.7),
+            causal: causal || alibi == Some(0.7) || num_biases.is_some(),
             // Under a window the first row may not have what the others see.
             shares_prefix: shares_prefix && window.is_none(),
             gap, seed,

@@ -38,6 +38,8 @@ refusals! {
     a_negative_cap: |step| step.case.softcap = Some(-1.0) => "softcap must be positive";
     too_few_sinks: |step| step.sinks = Some(vec![0.0]) => "sinks must hold one score";
     too_few_slopes: |step| step.alibi = Some(vec![0.5; 5]) => "alibi must hold one slope for each of 6";
+    biases_of_some_heads: |step| step.position_bias = Some(vec![0.5; 7]) => "position_bias must hold as many biases for each of 6";
+    biases_ahead: |step| (step.position_bias, step.case.causal) = (Some(vec![0.5; 6]), false) => "causal must be true";
     an_infinite_slope: |step| step.alibi = Some([vec![0.5; 5], vec![f32::INFINITY]].concat()) => "alibi must hold finite slopes; got inf";
     huge_strides: |step| step.key.token_stride = usize::MAX => "the strides of key";
     no_query_start: |step| step.query_start.clear() => "query_start must have one entry more";

@@ -85,6 +85,21 @@ fn check_options(shape: &Shape, options: &Options<'_>) -> Result<()> {
             return refuse(format!("alibi must hold finite slopes; got {slope}"));
         }
     }
+    if let Some(bias) = options.position_bias {
+        if bias.is_empty() || bias.len() % shape.num_heads != 0 {
+            return refuse(format!(
+                "position_bias must hold as many biases for each of {} heads; got {}",
+                shape.num_heads,
+                bias.len()
+            ));
+        }
+        if !options.causal {
+            return refuse("position_bias is of keys before a query; causal must be true".into());
+        }
+        if let Some(bias) = bias.iter().find(|bias| !bias.is_finite()) {
+            return refuse(format!("position_bias must hold finite biases; got {bias}"));
+        }
+    }
     Ok(())
 }
 

@@ -35,10 +35,19 @@ impl Cap {
 
 /// What the distance of a key adds to its score.
 #[derive(Clone, Copy)]
-pub(crate) struct Bias {
-    pub(crate) slope: f32,
+pub(crate) struct Bias<'a> {
+    pub(crate) kind: BiasKind<'a>,
     /// The position of the first score's key minus that of the query.
     pub(crate) first: i32,
+}
+
+/// How a distance makes a bias.
+#[derive(Clone, Copy)]
+pub(crate) enum BiasKind<'a> {
+    /// Times the distance, which is below 0 before the query.
+    Slope(f32),
+    /// By the distance before the query, the last for all beyond.
+    Table(&'a [f32]),
 }
 
 /// Makes the weights of one query's scores; returns the largest score and the weights' sum.
@@ -53,7 +62,7 @@ pub(crate) unsafe fn take_weights<I: Vectors, E: Element>(
     weights: *mut u32,
     used: &Range<usize>,
     seen: &Range<usize>,
-    (cap, bias): (Cap, Option<Bias>),
+    (cap, bias): (Cap, Option<Bias<'_>>),
 ) -> (f32, f32) {
     let keys = used.start * PANEL..used.end * PANEL;
     // SAFETY: `used` are panels of `scores`.
@@ -65,8 +74,14 @@ pub(crate) unsafe fn take_weights<I: Vectors, E: Element>(
                 I::store(I::mul(share, I::splat(limit)), score);
             }
         }
-        if let Some(bias) = bias {
-            add_bias::<I>(scores, &keys, bias);
+        match bias {
+            None => {}
+            Some(Bias { kind: BiasKind::Slope(slope), first }) => {
+                add_slope::<I>(scores, &keys, slope, first);
+            }
+            Some(Bias { kind: BiasKind::Table(table), first }) => {
+                add_listed(scores, &keys, table, first);
+            }
         }
         scores[keys.start..seen.start.clamp(keys.start, keys.end)].fill(f32::NEG_INFINITY);
         scores[seen.end.clamp(keys.start, keys.end)..keys.end].fill(f32::NEG_INFINITY);
@@ -87,14 +102,23 @@ pub(crate) unsafe fn take_weights<I: Vectors, E: Element>(
     }
 }
 
+/// Adds what a table lists for the distance of each key.
+fn add_listed(scores: &mut [f32], keys: &Range<usize>, table: &[f32], first: i32) {
+    let last = table.len() - 1;
+    for (key, score) in (0i32..).zip(scores.iter_mut()).take(keys.end).skip(keys.start) {
+        let distance = usize::try_from(-(first + key)).unwrap_or(0); // who lies ahead is not seen
+        *score += table[distance.min(last)] * LOG2_E;
+    }
+}
+
 /// Adds what the distance of each key makes.
 #[inline(always)]
-unsafe fn add_bias<I: Vectors>(scores: &mut [f32], keys: &Range<usize>, bias: Bias) {
+unsafe fn add_slope<I: Vectors>(scores: &mut [f32], keys: &Range<usize>, slope: f32, start: i32) {
     const LANES: [f32; PANEL] =
         [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0];
     // SAFETY: `keys` are whole vectors of `scores`.
     unsafe {
-        let (slope, log2_e) = (I::splat(bias.slope), I::splat(LOG2_E));
+        let (slope, log2_e) = (I::splat(slope), I::splat(LOG2_E));
         for first in keys.clone().step_by(PANEL) {
             #[expect(
                 clippy::cast_precision_loss,
@@ -102,7 +126,7 @@ unsafe fn add_bias<I: Vectors>(scores: &mut [f32], keys: &Range<usize>, bias: Bi
                 clippy::cast_possible_wrap,
                 reason = "a distance of tokens, and an index into a chunk"
             )]
-            let distance = (bias.first + first as i32) as f32;
+            let distance = (start + first as i32) as f32;
             let distances = I::add(I::splat(distance), I::load(LANES.as_ptr()));
             let score = scores.as_mut_ptr().add(first);
             // The slope last: an infinite product of two others would make NaN of distance 0.

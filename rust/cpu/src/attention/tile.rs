@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 use crate::attention::layout::{gather_token, head_of, panel_starts};
 use crate::attention::plan::{Item, Plan, TILE};
 use crate::attention::shape::{Memory, Options, Rows, Shape, count};
-use crate::attention::softmax::{Bias, Cap, take_weights};
+use crate::attention::softmax::{Bias, BiasKind, Cap, take_weights};
 use crate::element::Element;
 use crate::kernel::{self, Segment, tile_vectors};
 use crate::math::exp2;
@@ -413,10 +413,16 @@ unsafe fn weigh<I: Vectors, E: Element>(
         let end = call.options.end_key(position, seq_len);
         let seen = within(&(call.options.first_key(position)..end), chunk);
         let head = item.kv_head * group + query % group;
-        let bias = call
-            .options
-            .alibi
-            .map(|slopes| Bias { slope: slopes[head], first: distance(chunk * CHUNK, position) });
+        let (options, first) = (call.options, distance(chunk * CHUNK, position));
+        let kind = match (options.alibi, options.position_bias) {
+            (Some(slopes), _) => Some(BiasKind::Slope(slopes[head])),
+            (None, Some(biases)) => {
+                let num_listed = biases.len() / call.shape.num_heads;
+                Some(BiasKind::Table(&biases[head * num_listed..(head + 1) * num_listed]))
+            }
+            (None, None) => None,
+        };
+        let bias = kind.map(|kind| Bias { kind, first });
         // SAFETY: the buffers have the tile's rows.
         unsafe {
             let scores = std::slice::from_raw_parts_mut(buffers.scores.add(row * CHUNK), CHUNK);

@@ -38,6 +38,7 @@ pub struct Case {
     pub sinks: Option<f32>,
     /// The first head's slope; each further head's is half of the one before.
     pub alibi: Option<f32>,
+    pub num_biases: Option<usize>,
     pub causal: bool,
     /// Whole cached blocks of the first row that the others have too.
     pub shares_prefix: bool,
@@ -62,6 +63,7 @@ impl Case {
             softcap: None,
             sinks: None,
             alibi: None,
+            num_biases: None,
             causal: true,
             shares_prefix: false,
             gap: 0,
@@ -205,6 +207,7 @@ pub struct Step {
     pub slot_mapping: Vec<i64>,
     pub sinks: Option<Vec<f32>>,
     pub alibi: Option<Vec<f32>>,
+    pub position_bias: Option<Vec<f32>>,
     /// `[row][position][kv_head]`: key, then value.
     known: Vec<Vec<Vec<Vec<f32>>>>,
 }
@@ -249,6 +252,9 @@ impl Step {
             alibi: case
                 .alibi
                 .map(|slope| (0..num_heads).map(|head| slope * 0.5_f32.powi(int(head))).collect()),
+            position_bias: case
+                .num_biases
+                .map(|count| (0..num_heads * count).map(|_| 3.0 * random.number()).collect()),
             known: Vec::new(),
             shape,
             case: case.clone(),
@@ -364,6 +370,7 @@ impl Step {
             softcap: self.case.softcap,
             sinks: self.sinks.as_deref(),
             alibi: self.alibi.as_deref(),
+            position_bias: self.position_bias.as_deref(),
             causal: self.case.causal,
         }
     }
@@ -449,7 +456,11 @@ impl Step {
                 let capped = |cap: f32| f64::from(cap) * (score / f64::from(cap)).tanh();
                 let slope = self.alibi.as_ref().map_or(0.0, |slopes| f64::from(slopes[head]));
                 let distance = f64::from(int(position) - int(key_position));
-                self.case.softcap.map_or(score, capped) - slope * distance
+                let bias = self.position_bias.as_ref().map_or(0.0, |biases| {
+                    let count = biases.len() / self.shape.num_heads;
+                    f64::from(biases[head * count + (position - key_position).min(count - 1)])
+                });
+                self.case.softcap.map_or(score, capped) - slope * distance + bias
             })
             .collect();
         let sink = self.sinks.as_ref().map(|sinks| f64::from(sinks[head]));

@@ -96,6 +96,8 @@ impl<'py> RowArrays<'py> {
 ///     sinks: float32 ``[H]``, one more score a head, which takes weight and has no value.
 ///     alibi: float32 ``[H]``, slopes; a score gets its head's slope times (the key's position
 ///         minus the query's), after the cap.
+///     position_bias: float32 ``[H * N]``, what a key ``n`` before a query, or as the last if further,
+///         adds to its head's score, after the cap; not with ``alibi``.
 ///     causal: Whether a query sees no key behind its own; if not, a window has two sides.
 ///     num_threads: Of torch's threads, where `has_torch_threads`; else one is used.
 ///     instructions: None for those in use.
@@ -108,7 +110,7 @@ impl<'py> RowArrays<'py> {
     *, dtype, query, query_strides, key, key_strides, value, value_strides, pool, output,
     num_heads, num_kv_heads, key_size, value_size, num_blocks, block_size, block_tables,
     query_start, seq_lens, slot_mapping, scale, window = None, softcap = None, sinks = None,
-    alibi = None, causal = true, num_threads = 1, instructions = None
+    alibi = None, position_bias = None, causal = true, num_threads = 1, instructions = None
 ))]
 #[expect(clippy::too_many_arguments, reason = "tensors without torch: addresses and sizes")]
 pub(crate) fn paged_attention(
@@ -136,6 +138,7 @@ pub(crate) fn paged_attention(
     softcap: Option<f32>,
     sinks: Option<&Bound<'_, PyAny>>,
     alibi: Option<&Bound<'_, PyAny>>,
+    position_bias: Option<&Bound<'_, PyAny>>,
     causal: bool,
     num_threads: i64,
     instructions: Option<&str>,
@@ -160,6 +163,7 @@ pub(crate) fn paged_attention(
     let arrays = RowArrays::new(block_tables, query_start, seq_lens, slot_mapping)?;
     let sinks = sinks.map(|sinks| readonly::<f32>(sinks, "sinks")).transpose()?;
     let alibi = alibi.map(|alibi| readonly::<f32>(alibi, "alibi")).transpose()?;
+    let bias = position_bias.map(|bias| readonly::<f32>(bias, "position_bias")).transpose()?;
     let rows = arrays.rows()?;
     let options = Options {
         scale,
@@ -167,6 +171,7 @@ pub(crate) fn paged_attention(
         softcap,
         sinks: sinks.as_ref().map(|sinks| sinks.as_slice()).transpose()?,
         alibi: alibi.as_ref().map(|alibi| alibi.as_slice()).transpose()?,
+        position_bias: bias.as_ref().map(|bias| bias.as_slice()).transpose()?,
         causal,
     };
     let numbers_per_key =

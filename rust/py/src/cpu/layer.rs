@@ -223,6 +223,7 @@ impl DecoderLayer {
             softcap: self.softcap,
             sinks: None,
             alibi: None,
+            position_bias: None,
             causal: true,
         };
         let layer = self.layer(py)?;
