@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::{Limits, add, add_wide, assert_all_returned, step};
+use common::{Limits, add, add_wide, assert_all_returned, one_each, step, update};
 use pagedserve_core::config::PreemptionMode;
 use pagedserve_core::error::Error;
 use pagedserve_core::scheduler::Scheduler;
@@ -178,4 +178,31 @@ fn a_block_is_cached_under_its_tokens_once_they_are_known_and_never_before() {
         scheduler.abandon(open).unwrap();
         scheduler.abort(group);
     }
+}
+
+/// Where prompts share a block that they fill in part, one who goes on in a block that another has
+/// left full writes over its end: what a step that failed was to write there is not known.
+#[test]
+fn a_block_that_is_found_by_its_beginning_is_not_known_to_its_end() {
+    let limits = Limits::with(|cache, scheduler| {
+        (cache.enable_prefix_caching, cache.block_size) = (true, 5);
+        cache.choices.share_partial_blocks = true;
+        scheduler.max_num_batched_tokens = 20;
+    });
+    let mut scheduler = limits.scheduler();
+    let (group, _) = add(&mut scheduler, 1, 13);
+    let first = schedule(&mut scheduler);
+    let second = overlap(&mut scheduler, first, &[50]);
+    let third = overlap(&mut scheduler, second, &[51]);
+    let results = one_each(&scheduler, 52);
+    update(&mut scheduler, third, &results).unwrap();
+    scheduler.abort(group);
+    let (_, seq) = add(&mut scheduler, 1, 13);
+    step(&mut scheduler, 60);
+    step(&mut scheduler, 61);
+    let failed = schedule(&mut scheduler);
+    assert!(scheduler.update_async(failed).unwrap());
+    scheduler.abandon(failed).unwrap();
+    schedule(&mut scheduler);
+    assert_eq!(scheduler.sequence(seq).unwrap().num_cached_tokens, 10);
 }

@@ -146,7 +146,8 @@ impl CachedBlockAllocator {
         Some(block)
     }
 
-    fn unregister(&mut self, block: BlockId) {
+    /// Forgets what `block` is found by, if by anything.
+    pub(crate) fn unregister(&mut self, block: BlockId) {
         if let Some(registered) = self.metas[block.index()].registered.take() {
             let entry = self.index.find_entry(registered.hash.bits(), |other| *other == block);
             entry.expect("a registered block is in the index").remove();
@@ -232,6 +233,16 @@ impl CachedBlockAllocator {
         };
         self.index.insert_unique(hash.bits(), block, hash_of);
         Prefix { hash, last: Contents::Registered(identity), boundary: None }
+    }
+
+    /// Says that the only holder of `block` goes on behind what it knows of it: tokens that fill the
+    /// block, if it is registered under such, are there no more.
+    pub(crate) fn overwrite(&mut self, block: BlockId) {
+        let meta = &mut self.metas[block.index()];
+        meta.is_computed = false;
+        if meta.num_tokens == self.block_size {
+            self.unregister(block);
+        }
     }
 
     /// The prefix that a registered block ends.

@@ -227,13 +227,14 @@ impl BlockSpaceManager {
         if self.gpu.cached().is_some() {
             self.exchange_last_full_block(store, seq);
         }
-        if self.gpu.num_shared() > 0 {
+        if self.gpu.num_shared() > 0 || self.config.choices.share_partial_blocks {
             self.copy_shared_blocks(store, seq, copies);
         }
         self.grow_table(store, seq, self.num_lookahead_slots);
     }
 
-    /// Exchanges the mapped blocks that a sequence is about to write for blocks of its own.
+    /// Exchanges the mapped blocks that a sequence is about to write for blocks of its own.  One that
+    /// was found by the tokens in its beginning may hold more, of a sequence that has left.
     fn copy_shared_blocks(
         &mut self,
         store: &mut SequenceStore,
@@ -252,6 +253,8 @@ impl BlockSpaceManager {
                 entry.table.replace(place, own);
                 self.gpu.free(shared, entry.last_step);
                 copies.push((shared, own));
+            } else if let Some(cache) = self.gpu.cached_mut() {
+                cache.overwrite(shared);
             }
         }
     }
