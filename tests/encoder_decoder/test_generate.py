@@ -69,7 +69,7 @@ def test_a_forced_first_token_is_the_end_of_the_prompt(family: MakeFamily) -> No
     assert [[5, *tokens] for tokens in tokens_of([output])[0]] == model.generate(prompt, 21)
 
 
-@pytest.mark.parametrize("name", ["bart", "t5"])
+@pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
 def test_preempted_requests_go_on_as_if_nothing_had_been(
     family: MakeFamily, mode: str, name: str
@@ -94,7 +94,7 @@ def test_samples_of_a_prompt_share_its_encoder_through_preemptions(
     assert llm.llm_engine.snapshot().num_preemptions > 0
 
 
-@pytest.mark.parametrize("name", ["bart", "t5"])
+@pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
 def test_beams_are_those_of_transformers_among_other_requests(
     family: MakeFamily, mode: str, name: str

@@ -60,14 +60,16 @@ def saved(save_tiny: Any, family: str) -> Path:
 
 def engine_of(model: Path, **options: Any) -> LLM:
     given = {"num_gpu_blocks": 400, "dtype": "float32", "block_size": BLOCK_SIZE}
-    return LLM(str(model), **(given | options))
+    given |= {"max_num_batched_tokens": 128, "max_num_seqs": 64}  # with more a step could take all
+    llm = LLM(str(model), **(given | options))
+    # What was never written must not be read.
+    for pool in llm.llm_engine.model_executor._cache.gpu_pools:  # type: ignore[attr-defined]
+        pool.fill_(float("nan"))
+    return llm
 
 
 def answers(llm: LLM, params: SamplingParams) -> list[RequestOutput]:
     """What is said of the prompts, and nothing is left behind."""
-    # What was never written must not be read.
-    for pool in llm.llm_engine.model_executor._cache.gpu_pools:  # type: ignore[attr-defined]
-        pool.fill_(float("nan"))
     outputs = llm.generate(PROMPTS, params, use_tqdm=False)
     scheduler = llm.llm_engine.scheduler
     scheduler.check()
@@ -112,6 +114,7 @@ def test_tokens_are_those_of_an_engine_whose_layers_share_blocks(saved: Path) ->
         wanted = answers(shared, params)
         for options in MEMORIES.values():
             llm = engine_of(saved, **options)
+            assert llm.llm_engine.memory.window_group is not None
             found = answers(llm, params)
             assert tokens_of(found) == tokens_of(wanted)
             # Chunks end elsewhere, and a window's keys are then summed in other tiles.
@@ -153,9 +156,18 @@ def test_the_memory_is_shared_out(saved: Path) -> None:
 
 
 @pytest.mark.parametrize("family", ["gemma3_text"])
-def test_prefixes_are_cached_of_layers_that_share_blocks(saved: Path) -> None:
-    llm = engine_of(saved, enable_prefix_caching=True)
-    assert llm.llm_engine.memory.window_group is None
+def test_cached_prefixes_change_no_token(saved: Path) -> None:
+    shared = engine_of(saved, disable_hybrid_kv_cache_manager=True)
+    for params in (GREEDY, SAMPLED, BEAMS):
+        wanted = answers(shared, params)
+        for options in MEMORIES.values():
+            llm = engine_of(saved, enable_prefix_caching=True, **options)
+            assert llm.llm_engine.memory.window_group is not None
+            for _ in range(2):
+                found = answers(llm, params)
+                assert tokens_of(found) == tokens_of(wanted)
+            num_cached = [output.num_cached_tokens for output in found]
+            assert num_cached == [48, 0, 32, 8] or "num_gpu_blocks" in options
 
 
 def test_layers_that_all_see_alike_share_blocks(save_tiny: Any) -> None:

@@ -41,6 +41,11 @@ CONFIGURATIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"window_group": WindowGroup(window=9, num_gpu_blocks=90, num_cpu_blocks=20)}
         | {"num_cpu_blocks": 30},
     ),
+    "window group and cached": (
+        {"enable_chunked_prefill": True},
+        {"window_group": WindowGroup(window=9, num_gpu_blocks=60, num_cpu_blocks=20)}
+        | {"num_cpu_blocks": 30, "enable_prefix_caching": True},
+    ),
     "states": ({"num_state_slots": 12, "num_cpu_state_slots": 5}, {"num_cpu_blocks": 30}),
 }
 

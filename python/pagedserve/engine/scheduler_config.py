@@ -39,16 +39,15 @@ def step_limits(config: SchedulerConfig, model: ModelInfo, args: EngineArgs) -> 
 
     A window's keys are kept for as long as a query of a step may see them, which writes its own
     first; all keys where prefixes are shared, or no sequence gets so long.  Where some layers see
-    less than others, those have blocks of their own, but where prefixes are shared.
+    less than others, those have blocks of their own.
     """
     window = None
     if model.sliding_window is not None and not args.enable_prefix_caching:
         window = model.sliding_window + config.max_num_batched_tokens - 1
-    shares_blocks = args.disable_hybrid_kv_cache_manager or args.enable_prefix_caching
     return StepLimits(
         max_num_tokens=config.max_num_batched_tokens,
         max_num_rows=config.max_num_seqs,
         max_model_len=config.max_model_len,
         window=None if window is None or window >= config.max_model_len else window,
-        group_window=None if shares_blocks else model.group_window,
+        group_window=None if args.disable_hybrid_kv_cache_manager else model.group_window,
     )

@@ -216,7 +216,7 @@ class LocalExecutor:
         """What layers with a window need, where they are to have blocks of their own."""
         if limits.group_window is None:
             return None
-        block_size = self._args.block_size
+        block_size, caches_prefixes = self._args.block_size, self._args.enable_prefix_caching
         _, layers = split_layers(self.loaded.stored_layers, limits.group_window)
         config = SchedulerConfig(
             max_num_seqs=limits.max_num_rows,
@@ -234,7 +234,8 @@ class LocalExecutor:
             window=limits.group_window,
             block_bytes=kv_bytes_per_block(layers, block_size=block_size, dtype=self.loaded.dtype),
             least_blocks=blocks_for(num_seqs=1),
-            most_blocks=blocks_for(num_seqs=limits.max_num_rows),
+            # As many again for the ends of prefixes that are cached.
+            most_blocks=blocks_for(num_seqs=limits.max_num_rows * (2 if caches_prefixes else 1)),
         )
 
     def init_cache(self, shape: CacheShape) -> None:

@@ -58,7 +58,7 @@ class WindowNeed:
         window: Tokens that a query sees in the layer that sees most of them.
         block_bytes: One block over these layers.
         least_blocks: For one sequence.
-        most_blocks: For as many sequences as may run.
+        most_blocks: For as many sequences as may run, and as many prefixes where those are cached.
     """
 
     window: int

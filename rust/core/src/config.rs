@@ -195,10 +195,10 @@ impl CacheConfig {
     fn validate_window_group(&self) -> Result<()> {
         let Some(group) = self.window_group else { return Ok(()) };
         group.validate()?;
-        if self.enable_prefix_caching || self.sliding_window.is_some() {
+        if self.sliding_window.is_some() {
             return Err(Error::Config(
-                "window_group excludes enable_prefix_caching and sliding_window: its blocks are \
-                 known to no prefix, and layers of one window need no group"
+                "window_group and sliding_window exclude each other: layers of one window need no \
+                 group"
                     .to_owned(),
             ));
         }

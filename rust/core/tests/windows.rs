@@ -128,9 +128,51 @@ fn who_finds_no_window_block_waits_or_gives_way_and_all_end() {
     assert_all_returned(&scheduler);
 }
 
+/// Blocks of 4, a window of 8, and prefixes that are cached.
+fn with_prefixes() -> Scheduler {
+    let limits = with_window(8, |cache, scheduler| {
+        *cache = CacheConfig { enable_prefix_caching: true, ..CacheConfig::new(4, 60) };
+        *scheduler = SchedulerConfig::new(4, 64, 64);
+    });
+    limits.scheduler()
+}
+
+/// Runs a prompt to its first token and ends it; how many of its tokens were not computed.
+fn num_found(scheduler: &mut Scheduler, first: i32, len: usize) -> usize {
+    let (group, seq) = add(scheduler, first, len);
+    let step_id = scheduler.schedule(0.0).unwrap().step_id;
+    scheduler.check().unwrap();
+    let num_found = scheduler.sequence(seq).unwrap().num_computed_tokens;
+    assert_eq!(num_found, scheduler.sequence(seq).unwrap().num_cached_tokens);
+    let outputs = one_each(scheduler, 7);
+    update(scheduler, step_id, &outputs).unwrap();
+    scheduler.check().unwrap();
+    scheduler.abort(group);
+    num_found
+}
+
 #[test]
-fn prefix_caching_and_one_window_for_all_layers_are_refused() {
-    let limits = with_window(8, |cache, _| cache.enable_prefix_caching = true);
-    let refusal = limits.cache.validate().unwrap_err().to_string();
-    assert!(refusal.contains("enable_prefix_caching"), "{refusal}");
+fn a_prefix_counts_where_its_window_is_known() {
+    let mut scheduler = with_prefixes();
+    assert_eq!(num_found(&mut scheduler, 1, 40), 0);
+    assert_eq!(num_found(&mut scheduler, 1, 40), 36, "the last token is computed, and its block");
+    assert_eq!(num_found(&mut scheduler, 1, 43), 40);
+    assert_eq!(num_found(&mut scheduler, 1, 21), 20, "what has passed is known too");
+    assert!(scheduler.reset_prefix_cache());
+    assert_eq!(num_found(&mut scheduler, 1, 40), 0);
+    assert_all_returned(&scheduler);
+}
+
+#[test]
+fn a_window_that_is_gone_costs_the_tokens_up_to_one_that_is_there() {
+    let mut scheduler = with_prefixes();
+    assert_eq!(num_found(&mut scheduler, 1, 40), 0);
+    // 10 window blocks of it, and 30 of others: 8 more than the 32 that there are.  All 40 blocks of
+    // the layers that see everything stay, and the window blocks of the prompt's beginning.
+    for first in [1000, 2000] {
+        assert_eq!(num_found(&mut scheduler, first, 60), 0);
+    }
+    assert_eq!(num_found(&mut scheduler, 1, 40), 8);
+    assert_eq!(num_found(&mut scheduler, 1, 40), 36);
+    assert_all_returned(&scheduler);
 }

@@ -12,7 +12,7 @@ pub use evictor::LRUEvictor;
 pub use pool::BlockPool;
 pub use uncached::UncachedBlockAllocator;
 
-use crate::ids::BlockId;
+use crate::ids::{BlockId, BlockPair};
 
 /// The blocks of the device, with or without memory of their contents.
 #[derive(Clone, Debug)]
@@ -59,6 +59,30 @@ impl Allocator {
     /// If the block is free.
     pub fn fork(&mut self, block: BlockId) {
         either!(self, allocator => allocator.fork(block));
+    }
+
+    /// Moves one holder of `block`, who last used it in step `last_access`, to its twin in `other`,
+    /// made with the first holder that moves: the pair goes to `pairs`, where those from `first` on
+    /// are of the same group.  `None` when all blocks of `other` are used, and then nothing was moved.
+    pub(crate) fn hand_over(
+        &mut self,
+        block: BlockId,
+        last_access: u64,
+        other: &mut Self,
+        pairs: &mut Vec<BlockPair>,
+        first: usize,
+    ) -> Option<BlockId> {
+        let known = pairs[first..].iter().find(|(from, _)| *from == block).map(|(_, to)| *to);
+        let twin = if let Some(twin) = known {
+            other.fork(twin);
+            twin
+        } else {
+            let twin = other.allocate(0)?;
+            pairs.push((block, twin));
+            twin
+        };
+        self.free(block, last_access);
+        Some(twin)
     }
 
     /// Whether a write by one holder would be seen by another.

@@ -8,7 +8,7 @@
 //! still warm.
 
 use crate::block::BlockPool;
-use crate::ids::{BlockId, BlockPair};
+use crate::ids::BlockId;
 
 /// Blocks handed out by reference count, without prefix caching.
 #[derive(Clone, Debug)]
@@ -50,29 +50,6 @@ impl UncachedBlockAllocator {
         if self.pool.release(block) {
             self.free.push(block);
         }
-    }
-
-    /// Moves one holder of `block` to its twin in `other`, made with the first holder that moves:
-    /// the pair goes to `pairs`, where those from `first` on are of the same group.  `None` when
-    /// all blocks of `other` are used, and then nothing was moved.
-    pub(crate) fn hand_over(
-        &mut self,
-        block: BlockId,
-        other: &mut Self,
-        pairs: &mut Vec<BlockPair>,
-        first: usize,
-    ) -> Option<BlockId> {
-        let known = pairs[first..].iter().find(|(from, _)| *from == block).map(|(_, to)| *to);
-        let twin = if let Some(twin) = known {
-            other.fork(twin);
-            twin
-        } else {
-            let twin = other.allocate()?;
-            pairs.push((block, twin));
-            twin
-        };
-        self.free(block);
-        Some(twin)
     }
 
     /// Blocks that several hold.

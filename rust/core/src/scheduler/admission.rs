@@ -128,8 +128,8 @@ impl Scheduler {
             return Admission::NotNow(Refusal::NoTokens);
         }
         let num_tokens = self.num_tokens_to_admit(group, budget);
-        if !self.windows.has_room(&self.store, group, num_tokens) {
-            if self.windows.can_ever_have(&self.store, group, num_tokens) {
+        if !self.windows.has_room(&self.space, &self.store, group, num_tokens) {
+            if self.windows.can_ever_have(&self.space, &self.store, group, num_tokens) {
                 return Admission::NotNow(Refusal::NoBlocks);
             }
             return Admission::Never(self.never_fits(group));
@@ -159,6 +159,8 @@ impl Scheduler {
         let first = self.store.seq(self.store.group(group).seqs[0]);
         let num_known = if self.space.config().choices.charge_cached_tokens {
             0
+        } else if self.windows.is_on() {
+            self.windows.num_cached_tokens(&self.space, &self.store, first)
         } else {
             self.space.num_cached_tokens(&self.store, first)
         };
@@ -222,7 +224,7 @@ impl Scheduler {
     fn admit(&mut self, group: GroupHandle, budget: &mut SchedulingBudget) {
         self.space.allocate(&mut self.store, group);
         self.states.allocate(&mut self.store, group);
-        self.windows.begin(&mut self.store, group);
+        self.windows.begin(&self.space, &mut self.store, group);
         self.count_cache_hits(group);
         self.mark_running(group, budget);
         budget.take_encoder_tokens(self.store.group(group).num_encoder_tokens);

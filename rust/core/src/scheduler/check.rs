@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::block::UncachedBlockAllocator;
+use crate::block::Allocator;
 use crate::error::{Error, Result};
 use crate::ids::{BlockId, BlockPair};
 use crate::scheduler::Scheduler;
@@ -220,7 +220,7 @@ impl Scheduler {
     fn check_windows(&self) -> Result<()> {
         for status in [SequenceStatus::Waiting, SequenceStatus::Running, SequenceStatus::Swapped] {
             let tier = self.windows.tier(status);
-            let mut counts = vec![0u32; tier.map_or(0, UncachedBlockAllocator::num_total)];
+            let mut counts = vec![0u32; tier.map_or(0, Allocator::num_total)];
             let has_status = |seq: &Sequence| self.store.group(seq.group()).status == status;
             for (handle, seq) in self.store.seqs().filter(|(_, seq)| has_status(seq)) {
                 let (table, computed) = (&seq.window_table, seq.num_computed_tokens);

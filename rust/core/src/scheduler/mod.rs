@@ -311,7 +311,11 @@ impl Scheduler {
 
     /// Forgets every cached prefix.  False, and nothing done, while a block is used.
     pub fn reset_prefix_cache(&mut self) -> bool {
-        self.space.reset_prefix_cache()
+        let is_reset = self.space.reset_prefix_cache();
+        if is_reset {
+            self.windows.reset_prefix_cache();
+        }
+        is_reset
     }
 
     /// The decisions of the last step.

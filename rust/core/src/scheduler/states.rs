@@ -12,7 +12,7 @@
 //!
 //! Costs: O(1) a sequence that joins, leaves, moves or runs; without slots a comparison a group.
 
-use crate::block::UncachedBlockAllocator;
+use crate::block::{Allocator, UncachedBlockAllocator};
 use crate::ids::BlockPair;
 use crate::outputs::{Row, SchedulerOutputs};
 use crate::sequence::{GroupHandle, SeqHandle, Sequence, SequenceStatus, SequenceStore};
@@ -20,8 +20,8 @@ use crate::sequence::{GroupHandle, SeqHandle, Sequence, SequenceStatus, Sequence
 /// The slots of the device and of the host.
 #[derive(Clone, Debug)]
 pub(super) struct StateSlots {
-    device: UncachedBlockAllocator,
-    host: UncachedBlockAllocator,
+    device: Allocator,
+    host: Allocator,
 }
 
 const HAS_SLOT: &str = "a sequence that is not waiting has a state slot, invariant 1";
@@ -30,10 +30,8 @@ const PROMISED: &str = "as many slots as sequences may run, invariant 3";
 impl StateSlots {
     /// All free.
     pub(super) fn new(num_slots: usize, num_cpu_slots: usize) -> Self {
-        Self {
-            device: UncachedBlockAllocator::new(num_slots),
-            host: UncachedBlockAllocator::new(num_cpu_slots),
-        }
+        let tier = |num_slots| Allocator::Uncached(UncachedBlockAllocator::new(num_slots));
+        Self { device: tier(num_slots), host: tier(num_cpu_slots) }
     }
 
     /// Whether layers keep states at all.
@@ -42,7 +40,7 @@ impl StateSlots {
     }
 
     /// The slots of the tier that groups of `status` are on; none for those that wait.
-    pub(super) fn tier(&self, status: SequenceStatus) -> Option<&UncachedBlockAllocator> {
+    pub(super) fn tier(&self, status: SequenceStatus) -> Option<&Allocator> {
         match status {
             SequenceStatus::Waiting => None,
             SequenceStatus::Running => Some(&self.device),
@@ -55,7 +53,7 @@ impl StateSlots {
         if self.is_on() {
             let device = &mut self.device;
             store.for_each_seq(group, |_, seq| {
-                seq.state_slot = Some(device.allocate().expect(PROMISED));
+                seq.state_slot = Some(device.allocate(0).expect(PROMISED));
                 seq.num_computed_tokens = 0;
             });
         }
@@ -74,8 +72,8 @@ impl StateSlots {
         let Some(slot) = seq.state_slot.filter(|slot| self.device.ref_count(*slot) > 1) else {
             return;
         };
-        let own = self.device.allocate().expect(PROMISED);
-        self.device.free(slot);
+        let own = self.device.allocate(0).expect(PROMISED);
+        self.device.free(slot, seq.last_step);
         seq.state_slot = Some(own);
         copies.push((slot, own));
     }
@@ -86,8 +84,9 @@ impl StateSlots {
             return;
         }
         let is_swapped = store.group(store.seq(seq).group()).status == SequenceStatus::Swapped;
-        if let Some(slot) = store.seq_mut(seq).state_slot.take() {
-            if is_swapped { &mut self.host } else { &mut self.device }.free(slot);
+        let entry = store.seq_mut(seq);
+        if let Some(slot) = entry.state_slot.take() {
+            if is_swapped { &mut self.host } else { &mut self.device }.free(slot, entry.last_step);
         }
     }
 
@@ -144,13 +143,14 @@ impl StateSlots {
 fn move_group(
     store: &mut SequenceStore,
     group: GroupHandle,
-    from: &mut UncachedBlockAllocator,
-    to: &mut UncachedBlockAllocator,
+    from: &mut Allocator,
+    to: &mut Allocator,
     pairs: &mut Vec<BlockPair>,
 ) {
     let first = pairs.len();
     store.for_each_seq(group, |_, seq| {
         let slot = seq.state_slot.expect(HAS_SLOT);
-        seq.state_slot = Some(from.hand_over(slot, to, pairs, first).expect(PROMISED));
+        let twin = from.hand_over(slot, seq.last_step, to, pairs, first);
+        seq.state_slot = Some(twin.expect(PROMISED));
     });
 }

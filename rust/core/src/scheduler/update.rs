@@ -145,7 +145,8 @@ impl Scheduler {
         entry.num_computed_tokens += num_tokens;
         self.space.mark_computed(entry, first);
         if self.windows.is_on() {
-            self.windows.pass(entry);
+            let step_id = self.outputs.step_id;
+            self.windows.pass(&self.space, &mut self.store, seq, first, step_id);
         }
     }
 

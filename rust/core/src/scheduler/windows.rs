@@ -8,19 +8,24 @@
 //! 3. No row writes a block that another sequence has: it gets its own and a copy first.
 //! 4. Whoever is to run is asked for first: `has_room` for its row's tokens, `can_swap_in` for a group
 //!    that returns.  A sequence that has the device to itself always has room.
-//! 5. A sequence that begins computes all tokens of its own, also those whose keys a sibling writes
-//!    in the layers that see everything.
+//! 5. With prefix caching a full block is known by the contents by which the block beside it is, once
+//!    it is computed.  A group's first sequence begins where that prefix is known in the layers that
+//!    see everything and the blocks that its next query sees are known here; at least its last token
+//!    is left, so no block that was found is written.  All else computes every token of its own, also
+//!    those whose keys a sibling writes in the layers that see everything.
 //!
-//! Costs: O(blocks that come and go) a row; without windows a comparison a row.
+//! Costs: O(blocks that come and go) a row, with prefix caching O(log n) each, and O(blocks of the
+//! prompt) a prompt that is asked for; without windows a comparison a row.
 
-use crate::block::UncachedBlockAllocator;
+use crate::block::{Allocator, CachedBlockAllocator, UncachedBlockAllocator};
 use crate::config::{CacheConfig, SchedulerConfig};
 use crate::error::{Error, Result};
 use crate::ids::{BlockId, BlockPair};
 use crate::inputs::{int32, int64};
 use crate::outputs::{Row, SchedulerOutputs};
 use crate::sequence::{GroupHandle, SeqHandle, Sequence, SequenceStatus, SequenceStore};
-use crate::table::num_blocks_for;
+use crate::space::BlockSpaceManager;
+use crate::table::{WindowTable, num_blocks_for};
 
 /// The window blocks of the device and of the host.
 #[derive(Clone, Debug)]
@@ -30,8 +35,8 @@ pub(super) struct WindowBlocks {
     block_size: usize,
     num_lookahead_slots: usize,
     max_num_batched_tokens: usize,
-    device: UncachedBlockAllocator,
-    host: UncachedBlockAllocator,
+    device: Allocator,
+    host: Allocator,
 }
 
 const PROMISED: &str = "window blocks were asked for, invariant 4";
@@ -58,8 +63,13 @@ impl WindowBlocks {
             block_size: cache.block_size,
             num_lookahead_slots: config.num_lookahead_slots,
             max_num_batched_tokens: config.max_num_batched_tokens,
-            device: UncachedBlockAllocator::new(group.num_gpu_blocks),
-            host: UncachedBlockAllocator::new(group.num_cpu_blocks),
+            device: if cache.enable_prefix_caching {
+                let (num_blocks, block_size) = (group.num_gpu_blocks, cache.block_size);
+                Allocator::Cached(CachedBlockAllocator::new(num_blocks, block_size, false))
+            } else {
+                Allocator::Uncached(UncachedBlockAllocator::new(group.num_gpu_blocks))
+            },
+            host: Allocator::Uncached(UncachedBlockAllocator::new(group.num_cpu_blocks)),
         })
     }
 
@@ -74,7 +84,7 @@ impl WindowBlocks {
     }
 
     /// The blocks of the tier that groups of `status` are on; none for those that wait.
-    pub(super) fn tier(&self, status: SequenceStatus) -> Option<&UncachedBlockAllocator> {
+    pub(super) fn tier(&self, status: SequenceStatus) -> Option<&Allocator> {
         match status {
             SequenceStatus::Waiting => None,
             SequenceStatus::Running => Some(&self.device),
@@ -87,11 +97,56 @@ impl WindowBlocks {
         (num_computed_tokens + 1).saturating_sub(self.window) / self.block_size
     }
 
-    /// Has every sequence of a group that begins compute everything.
-    pub(super) fn begin(&self, store: &mut SequenceStore, group: GroupHandle) {
-        if self.is_on() {
-            store.for_each_seq(group, |_, seq| seq.num_computed_tokens = 0);
+    /// Leading tokens of a waiting sequence whose keys are there for its next query in all layers.
+    pub(super) fn num_cached_tokens(
+        &self,
+        space: &BlockSpaceManager,
+        store: &SequenceStore,
+        seq: &Sequence,
+    ) -> usize {
+        let Some(cache) = self.device.cached() else { return 0 };
+        if space.config().choices.charge_cached_tokens {
+            return 0;
         }
+        let most = (seq.len() - 1) / self.block_size;
+        let (mut first_known, mut num_cached) = (0, 0);
+        for (index, (before, tokens)) in space.usable_blocks(store, seq).take(most).enumerate() {
+            let end = (index + 1) * self.block_size;
+            if !cache.find(before, tokens).is_some_and(|block| cache.is_computed(block)) {
+                first_known = index + 1;
+            }
+            if first_known <= self.first_seen(end) {
+                num_cached = end;
+            }
+        }
+        num_cached
+    }
+
+    /// Has the first sequence of a group that begins start behind what is known of it, and the others
+    /// compute everything.
+    pub(super) fn begin(
+        &mut self,
+        space: &BlockSpaceManager,
+        store: &mut SequenceStore,
+        group: GroupHandle,
+    ) {
+        if !self.is_on() {
+            return;
+        }
+        store.for_each_seq(group, |_, seq| seq.num_computed_tokens = 0);
+        let first = store.group(group).seqs[0];
+        let num_cached = self.num_cached_tokens(space, store, store.seq(first));
+        let seen = self.first_seen(num_cached)..num_cached / self.block_size;
+        let Some(cache) = self.device.cached_mut() else { return };
+        let known = space.usable_blocks(store, store.seq(first)).take(seen.end).skip(seen.start);
+        let blocks: Vec<BlockId> =
+            known.map(|(before, tokens)| cache.find(before, tokens).expect(PROMISED)).collect();
+        for block in &blocks {
+            cache.acquire_found(*block);
+        }
+        let entry = store.seq_mut(first);
+        entry.window_table = WindowTable::new(seen.start, blocks);
+        (entry.num_computed_tokens, entry.num_cached_tokens) = (num_cached, num_cached);
     }
 
     /// Lets a child have its parent's blocks until one of them writes.
@@ -105,30 +160,50 @@ impl WindowBlocks {
     /// together take; a copy too many may be counted for each set of sharers.
     pub(super) fn has_room(
         &self,
+        space: &BlockSpaceManager,
         store: &SequenceStore,
         group: GroupHandle,
         num_tokens: usize,
     ) -> bool {
-        !self.is_on() || self.num_needed(store, group, num_tokens) <= self.device.num_free()
+        !self.is_on() || self.num_needed(space, store, group, num_tokens) <= self.device.num_free()
     }
 
     /// Whether it could if the device were its own.
     pub(super) fn can_ever_have(
         &self,
+        space: &BlockSpaceManager,
         store: &SequenceStore,
         group: GroupHandle,
         num_tokens: usize,
     ) -> bool {
-        !self.is_on() || self.num_needed(store, group, num_tokens) <= self.device.num_total()
+        !self.is_on() || self.num_needed(space, store, group, num_tokens) <= self.device.num_total()
     }
 
+    /// Blocks that rows of `num_tokens` tokens together take out of the free ones, at most.  Those
+    /// that a group will find when it begins are counted, since most of them are free until then.
     #[inline(never)] // what few models need stays out of the way of the rest
-    fn num_needed(&self, store: &SequenceStore, group: GroupHandle, num_tokens: usize) -> usize {
+    fn num_needed(
+        &self,
+        space: &BlockSpaceManager,
+        store: &SequenceStore,
+        group: GroupHandle,
+        num_tokens: usize,
+    ) -> usize {
+        let num_slots = |seq: &Sequence, computed: usize| {
+            computed + num_tokens.min(seq.len() - computed) + self.num_lookahead_slots
+        };
+        if store.group(group).status == SequenceStatus::Waiting {
+            let of_seq = |(position, seq): (usize, &Sequence)| {
+                let is_first = position == 0;
+                let found = if is_first { self.num_cached_tokens(space, store, seq) } else { 0 };
+                num_blocks_for(num_slots(seq, found), self.block_size) - self.first_seen(found)
+            };
+            return store.seqs_of(group).enumerate().map(of_seq).sum();
+        }
         let of_seq = |seq: &Sequence| {
-            let num_tokens = num_tokens.min(seq.num_uncomputed_tokens());
             let (table, computed) = (&seq.window_table, seq.num_computed_tokens);
-            let num_slots = computed + num_tokens + self.num_lookahead_slots;
-            let num_new = num_blocks_for(num_slots, self.block_size).saturating_sub(table.end());
+            let end = num_blocks_for(num_slots(seq, computed), self.block_size);
+            let num_new = end.saturating_sub(table.end());
             let written = (computed / self.block_size).saturating_sub(table.first());
             let is_shared = |block: &&BlockId| self.device.ref_count(**block) > 1;
             num_new + table.blocks().iter().skip(written).filter(is_shared).count()
@@ -150,26 +225,72 @@ impl WindowBlocks {
         if self.device.num_shared() > 0 {
             for block in table.blocks_mut().iter_mut().skip(written) {
                 if self.device.ref_count(*block) > 1 {
-                    let own = self.device.allocate().expect(PROMISED);
-                    self.device.free(*block);
+                    let own = self.device.allocate(0).expect(PROMISED);
+                    self.device.free(*block, seq.last_step);
                     copies.push((*block, own));
                     *block = own;
                 }
             }
         }
         let num_slots = seq.num_computed_tokens + num_tokens + self.num_lookahead_slots;
-        for _ in table.end()..num_blocks_for(num_slots, self.block_size) {
-            table.push(self.device.allocate().expect(PROMISED));
+        for index in table.end()..num_blocks_for(num_slots, self.block_size) {
+            let num_prefix_tokens = (index + 1) * self.block_size;
+            table.push(self.device.allocate(num_prefix_tokens).expect(PROMISED));
         }
     }
 
-    /// Takes the blocks back that no later query of a sequence sees.
+    /// Notes what is in the blocks of a sequence that were filled in step `step_id`, from token
+    /// `first` on, and takes those back that no later query of it sees.
     #[inline(never)] // what few models need stays out of the way of the rest
-    pub(super) fn pass(&mut self, seq: &mut Sequence) {
-        let first = self.first_seen(seq.num_computed_tokens);
-        for block in seq.window_table.drain_before(first) {
-            self.device.free(block);
+    pub(super) fn pass(
+        &mut self,
+        space: &BlockSpaceManager,
+        store: &mut SequenceStore,
+        seq: SeqHandle,
+        first: usize,
+        step_id: u64,
+    ) {
+        self.note_contents(space, store, store.seq(seq), first, step_id);
+        let entry = store.seq_mut(seq);
+        let first_seen = self.first_seen(entry.num_computed_tokens);
+        for block in entry.window_table.drain_before(first_seen) {
+            self.device.free(block, entry.last_step);
         }
+    }
+
+    fn note_contents(
+        &mut self,
+        space: &BlockSpaceManager,
+        store: &SequenceStore,
+        seq: &Sequence,
+        first: usize,
+        step_id: u64,
+    ) {
+        let Some(cache) = self.device.cached_mut() else { return };
+        for index in first / self.block_size..seq.num_computed_tokens / self.block_size {
+            let Some((before, tokens)) = space.contents(store, seq, index) else { continue };
+            match cache.find(before, tokens) {
+                Some(known) if cache.is_computed(known) => continue,
+                Some(known) => cache.unregister(known), // of a step that was given up
+                None => {}
+            }
+            let block = seq.window_table.block(index);
+            cache.register(block, before, tokens);
+            cache.mark_pending(block, step_id);
+            cache.mark_computed(block);
+        }
+    }
+
+    /// The steps from `step_id` on were given up, what they computed with them.
+    pub(super) fn abandon_since(&mut self, step_id: u64) {
+        if let Some(cache) = self.device.cached_mut() {
+            cache.abandon_since(step_id);
+        }
+    }
+
+    /// Forgets every cached prefix; no block is used.
+    pub(super) fn reset_prefix_cache(&mut self) {
+        self.device.cached_mut().map(CachedBlockAllocator::reset);
     }
 
     /// Takes the blocks of a sequence back, of the tier of its group.
@@ -179,8 +300,9 @@ impl WindowBlocks {
         }
         let is_swapped = store.group(store.seq(seq).group()).status == SequenceStatus::Swapped;
         let tier = if is_swapped { &mut self.host } else { &mut self.device };
-        for block in store.seq_mut(seq).window_table.drain() {
-            tier.free(block);
+        let entry = store.seq_mut(seq);
+        for block in entry.window_table.drain() {
+            tier.free(block, entry.last_step);
         }
     }
 
@@ -265,14 +387,15 @@ fn num_held(store: &SequenceStore, group: GroupHandle) -> usize {
 fn move_group(
     store: &mut SequenceStore,
     group: GroupHandle,
-    from: &mut UncachedBlockAllocator,
-    to: &mut UncachedBlockAllocator,
+    from: &mut Allocator,
+    to: &mut Allocator,
     pairs: &mut Vec<BlockPair>,
 ) {
     let first = pairs.len();
     store.for_each_seq(group, |_, seq| {
         for block in seq.window_table.blocks_mut() {
-            *block = from.hand_over(*block, to, pairs, first).expect(PROMISED);
+            let twin = from.hand_over(*block, seq.last_step, to, pairs, first);
+            *block = twin.expect(PROMISED);
         }
     });
 }

@@ -142,12 +142,12 @@ impl BlockSpaceManager {
         }
     }
 
-    /// The leading blocks of a sequence that the cache has, and whether each is full.
+    /// The leading blocks of a sequence that the cache has, and what each is looked up by.
     fn known_blocks<'a>(
         &'a self,
         store: &SequenceStore,
         seq: &'a Sequence,
-    ) -> impl Iterator<Item = (BlockId, bool)> + use<'a> {
+    ) -> impl Iterator<Item = (BlockId, Prefix, &'a [TokenId])> + use<'a> {
         let mut chain =
             Chain { num_blocks: 0, prefix: Some(Prefix::root(store.group(seq.group()).key)) };
         std::iter::from_fn(move || {
@@ -155,24 +155,53 @@ impl BlockSpaceManager {
             let (before, tokens) = self.lookup(seq, chain.num_blocks, chain.prefix?)?;
             let block = cache.find(before, tokens)?;
             chain = Chain { num_blocks: chain.num_blocks + 1, prefix: cache.prefix_of(block) };
-            Some((block, tokens.len() == self.config.block_size))
+            Some((block, before, tokens))
         })
+    }
+
+    /// What the leading full blocks of a sequence are looked up by, as far as the cache has them
+    /// computed, or a row of this step computes them.
+    pub(crate) fn usable_blocks<'a>(
+        &'a self,
+        store: &SequenceStore,
+        seq: &'a Sequence,
+    ) -> impl Iterator<Item = (Prefix, &'a [TokenId])> + use<'a> {
+        let is_usable = |block: BlockId| {
+            self.gpu.cached().is_some_and(|cache| cache.is_usable(block, self.step_id))
+        };
+        self.known_blocks(store, seq)
+            .take_while(move |(block, _, tokens)| {
+                tokens.len() == self.config.block_size && is_usable(*block)
+            })
+            .map(|(_, before, tokens)| (before, tokens))
+    }
+
+    /// What the full block `index` of a sequence on the device is looked up by, if the cache knows
+    /// what is before it.
+    pub(crate) fn contents<'a>(
+        &self,
+        store: &SequenceStore,
+        seq: &'a Sequence,
+        index: usize,
+    ) -> Option<(Prefix, &'a [TokenId])> {
+        let before = self.chain_at(store, seq, index).prefix?;
+        self.lookup(seq, index, before)
     }
 
     /// Blocks that a waiting group would share with others who hold them now.
     pub(super) fn num_held_by_others(&self, store: &SequenceStore, group: GroupHandle) -> usize {
         let seq = store.seq(store.group(group).seqs[0]);
         let known = self.known_blocks(store, seq);
-        known.filter(|(block, _)| self.gpu.ref_count(*block) > 0).count()
+        known.filter(|(block, ..)| self.gpu.ref_count(*block) > 0).count()
     }
 
     /// Tokens of a waiting sequence that are computed already, or in this step: what admission
     /// need not charge.
     pub(crate) fn num_cached_tokens(&self, store: &SequenceStore, seq: &Sequence) -> usize {
-        let Some(cache) = self.gpu.cached() else { return 0 };
-        let is_usable =
-            |(block, is_full): &(BlockId, bool)| *is_full && cache.is_usable(*block, self.step_id);
-        let num_blocks = self.known_blocks(store, seq).take_while(is_usable).count();
+        if self.gpu.cached().is_none() {
+            return 0;
+        }
+        let num_blocks = self.usable_blocks(store, seq).count();
         (num_blocks * self.config.block_size).min(seq.len() - 1)
     }
 

@@ -19,6 +19,11 @@ struct Mapped {
 }
 
 impl WindowTable {
+    /// The logical blocks from `first` on, mapped to `blocks`.
+    pub(crate) fn new(first: usize, blocks: Vec<BlockId>) -> Self {
+        Self(Some(Box::new(Mapped { first, blocks })))
+    }
+
     /// The first logical block that is mapped.
     pub fn first(&self) -> usize {
         self.0.as_ref().map_or(0, |mapped| mapped.first)

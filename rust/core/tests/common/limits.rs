@@ -88,7 +88,6 @@ pub fn limits() -> impl Strategy<Value = Limits> {
                 scheduler.max_num_batched_tokens.next_multiple_of(cache.block_size);
         }
         if let Some(group) = &mut cache.window_group {
-            cache.enable_prefix_caching = false;
             cache.sliding_window = None;
             let num_seqs = scheduler.max_num_seqs.min(group.num_gpu_blocks);
             group.num_gpu_blocks =
