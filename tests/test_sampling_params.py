@@ -7,7 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pagedserve import RequestError, RequestOutputKind, SamplingParams
+from pagedserve import (
+    RequestError,
+    RequestOutputKind,
+    SamplingParams,
+    StructuredOutputsParams,
+)
 
 DEFAULTS = {
     "n": 1,
@@ -39,6 +44,7 @@ DEFAULTS = {
     "allowed_token_ids": None,
     "logits_processors": (),
     "truncate_prompt_tokens": None,
+    "structured_outputs": None,
     "output_kind": RequestOutputKind.CUMULATIVE,
 }
 BEAMS: dict[str, Any] = {"use_beam_search": True, "n": 2, "temperature": 0}
@@ -75,6 +81,7 @@ SAMPLED: dict[str, Any] = {
     "allowed_token_ids": (2, 9),
     "logits_processors": (processor,),
     "truncate_prompt_tokens": 100,
+    "structured_outputs": StructuredOutputsParams(regex="a"),
     "output_kind": RequestOutputKind.DELTA,
 }
 
@@ -261,9 +268,7 @@ def test_what_does_not_contradict_is_taken(harmless: dict[str, Any]) -> None:
     SamplingParams(**harmless)
 
 
-@pytest.mark.parametrize(
-    "name", ["guided_decoding", "structured_outputs", "extra_args", "flat_logprobs"]
-)
+@pytest.mark.parametrize("name", ["extra_args", "flat_logprobs"])
 def test_a_later_parameter_is_refused_by_name_unless_it_asks_for_nothing(name: str) -> None:
     assert refusal(**{name: {"a": 1}}) == f"not supported yet: {name}={{'a': 1}}; leave it out"
     nothing: dict[str, Any] = {name: None}

@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     )
     from pagedserve.pooling_params import PoolingParams
     from pagedserve.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
+    from pagedserve.structured_outputs import StructuredOutputsParams
 
 __all__ = [
     "LLM",
@@ -112,6 +113,7 @@ __all__ = [
     "SequenceGroupMetadata",
     "StaleHandleError",
     "StepError",
+    "StructuredOutputsParams",
     "TextPrompt",
     "TokensPrompt",
     "UncachedBlockAllocator",
@@ -127,6 +129,7 @@ _HOME = {
     "EngineArgs": "pagedserve.config",
     "LoRARequest": "pagedserve.lora.request",
     "PoolingParams": "pagedserve.pooling_params",
+    "StructuredOutputsParams": "pagedserve.structured_outputs",
     **dict.fromkeys(
         ["BeamSearchParams", "RequestOutputKind", "SamplingParams"], "pagedserve.sampling_params"
     ),

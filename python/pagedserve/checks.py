@@ -20,11 +20,12 @@ def refuse(name: str, value: object, accepted: str) -> NoReturn:
     """Raise the ``RequestError`` of a value that is not among those accepted.
 
     Args:
-        name: Of a parameter, or of a part of one: ``stop[0]``, ``a key of logit_bias``.
+        name: Of a parameter, or of a part of one: ``stop[0]``, ``a key of logit_bias``,
+            ``structured_outputs.json``.
         value: What was given.
         accepted: What could be.
     """
-    param = name.partition("[")[0].rpartition(" ")[2]
+    param = name.partition("[")[0].rpartition(" ")[2].partition(".")[0]
     raise RequestError(f"{name} is {value!r}; it must be {accepted}", param=param)
 
 

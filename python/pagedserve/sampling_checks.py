@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pagedserve.checks as checks
 from pagedserve.errors import RequestError
+from pagedserve.structured_outputs import StructuredOutputsParams
 
 if TYPE_CHECKING:
     from pagedserve.sampling_params import EarlyStopping, SamplingParams
@@ -77,6 +78,11 @@ def _logit_bias(name: str, value: Any) -> tuple[tuple[int, float], ...]:
     )
 
 
+def _structured_outputs(name: str, value: object) -> StructuredOutputsParams | None:
+    del name  # the parameters know it
+    return None if value is None else StructuredOutputsParams.of(value)
+
+
 _TOKEN_ID: Final = checks.integer("at least 0", low=0)
 _PENALTY: Final = checks.real("from -2 to 2", low=-2, high=2)
 _NUM_LOGPROBS: Final = checks.optional(
@@ -113,6 +119,7 @@ CHECKS: Final[dict[str, checks.Check[object]]] = {
     "allowed_token_ids": _allowed_token_ids,
     "logits_processors": checks.each(checks.function, "a list of callables"),
     "truncate_prompt_tokens": _truncate_prompt_tokens,
+    "structured_outputs": _structured_outputs,
 }
 
 

@@ -20,6 +20,7 @@ from typing import (
 import pagedserve.checks as checks
 from pagedserve.errors import RequestError
 from pagedserve.sampling_checks import CHECKS, contradictions
+from pagedserve.structured_outputs import StructuredOutputsParams
 from pagedserve.vllm_names import ABSENT_PARAMS, is_neutral
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ _AnyLogitsProcessor: TypeAlias = (
     "LogitsProcessor | Callable[[list[int], list[int], Tensor], Tensor]"
 )
 EarlyStopping: TypeAlias = bool | Literal["never"]
+# The class and its name until vLLM 0.9.
+GuidedDecodingParams = StructuredOutputsParams
 
 _NUM_WITH_PROMPT: Final = 3
 # What stands for a token id in JSON; more digits have none.
@@ -83,10 +86,11 @@ class SamplingParams:
             Its text is left out, as that of the end-of-sequence token is.
         bad_words: Words that must not come, as the tokenizer writes them.
         include_stop_str_in_output: Whether the text holds the stop string or token that ended it.
-        ignore_eos: Go on past the model's end-of-sequence token.
+        ignore_eos: Go on past the model's end-of-sequence token; not with ``structured_outputs``.
         max_tokens: At most this many new tokens, at least 1; None sets no limit.  The engine's
             ``max_model_len`` may end the request earlier.
-        min_tokens: No end-of-sequence or stop token before this many new tokens.
+        min_tokens: No end-of-sequence or stop token before this many new tokens; not with
+            ``structured_outputs``.
         logprobs: Return so many likeliest tokens with each new one's log-probability; -1 is
             the whole vocabulary, None is nothing.
         prompt_logprobs: The same for each token of the prompt.  With ``max_tokens`` 1 the prompt
@@ -103,6 +107,8 @@ class SamplingParams:
             to go on with.
         truncate_prompt_tokens: Keep so many of the prompt's last tokens, at least 1; -1 keeps as
             many as leave room for a new one, None all.
+        structured_outputs: What the text must be: ``StructuredOutputsParams``, or a mapping of
+            their names.  It ends there; ``max_tokens`` may end it before.
         output_kind: Which outputs come before the last.  Beam searches, and requests for the best
             of several, have the last alone in any case.
 
@@ -141,6 +147,7 @@ class SamplingParams:
     allowed_token_ids: tuple[int, ...] | None
     logits_processors: tuple[LogitsProcessor, ...]
     truncate_prompt_tokens: int | None
+    structured_outputs: StructuredOutputsParams | None
     output_kind: RequestOutputKind
 
     def __init__(  # noqa: PLR0917  # in vLLM's order
@@ -175,8 +182,13 @@ class SamplingParams:
         bad_words: Iterable[str] | None = None,
         logit_bias: Mapping[int, SupportsFloat] | Iterable[tuple[int, float]] | None = None,
         allowed_token_ids: Iterable[SupportsIndex] | None = None,
+        structured_outputs: StructuredOutputsParams | Mapping[str, Any] | None = None,
+        guided_decoding: StructuredOutputsParams | Mapping[str, Any] | None = None,
         **later: object,
     ) -> None:
+        # The name until vLLM 0.9.
+        if structured_outputs is None:
+            structured_outputs = guided_decoding
         # All arguments by name: _CHECKS has one entry for each.
         given = locals()
         _refuse_unless_neutral(later)

@@ -136,8 +136,6 @@ ABSENT_OPTIONS: Final[dict[str, Absent]] = {
 
 # Sampling parameters of vLLM that are not here, with the values that ask for nothing.
 ABSENT_PARAMS: Final[dict[str, tuple[object, ...]]] = {
-    "guided_decoding": (None,),
-    "structured_outputs": (None,),
     "extra_args": (None,),
     "logprob_token_ids": (None,),
     "thinking_token_budget": (None,),

@@ -25,6 +25,7 @@ SHARED = {
     "speech",
     "images",
     "inputs",
+    "structured_outputs",
     "outputs",
 }
 

@@ -160,8 +160,9 @@ def test_stop_strings_and_tokens(served: Served, formula: FormulaModel) -> None:
     ("body", "said"),
     [
         ({"max_tokns": 3}, "max_tokns is no field of this request; did you mean max_tokens?"),
-        ({"guided_regex": "a+"}, "guided_regex is 'a+'; it is not supported here"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"suffix": "a+"}, "suffix is 'a+'; it is not supported here"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"guided_regex": "(("}, "guided_regex cannot be used: "),
         ({"temperature": -1}, "temperature is -1"),
         ({"temperature": "warm"}, "temperature: Input should be a valid number"),
         ({"prompt": []}, "prompt has 0 prompts"),
@@ -233,7 +234,7 @@ def test_fields_that_cannot_matter_are_passed_over(served: Served) -> None:
 def test_unknown_fields_may_be_allowed(serve: Serve) -> None:
     with serve(allow_unknown_fields=True) as served:
         assert served.complete(prompt=PROMPT, whatever=3).status_code == 200
-        assert served.complete(prompt=PROMPT, guided_regex="a").status_code == 400
+        assert served.complete(prompt=PROMPT, suffix="a").status_code == 400
 
 
 def test_bodies_that_are_no_requests(serve: Serve) -> None:

@@ -1,11 +1,13 @@
 """OpenAI's own client against a server of the real model; what it gets is what ``LLM`` says."""
 
 import asyncio
+import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import openai
 import pytest
+from pydantic import BaseModel, Field
 
 from pagedserve import SamplingParams
 from tests.server.conftest import Process
@@ -143,3 +145,54 @@ def test_many_streams_at_once(smollm2_server: Process, smollm2: "LLM") -> None:
             return await asyncio.gather(*(text_of(client, prompt) for prompt in prompts))
 
     assert asyncio.run(all_texts()) == wanted
+
+
+class Person(BaseModel):
+    name: str = Field(max_length=10)
+    age: int
+
+
+def test_answers_keep_to_a_format(client: openai.OpenAI) -> None:
+    chat: Any = client.chat.completions
+    asked: Any = {"model": "smollm2", "messages": MESSAGES, "temperature": 0, "max_tokens": 60}
+    parsed = chat.parse(response_format=Person, **asked)
+    person = parsed.choices[0].message.parsed
+    assert isinstance(person, Person)
+    with chat.stream(response_format=Person, **asked) as stream:
+        streamed = stream.get_final_completion()
+    assert streamed.choices[0].message.parsed == person
+    answer = chat.create(response_format={"type": "json_object"}, **asked)
+    if answer.choices[0].finish_reason == "stop":
+        assert isinstance(json.loads(answer.choices[0].message.content), dict)
+    for body in (
+        {"structured_outputs": {"choice": ["yes", "no"]}},
+        {"guided_choice": ["yes", "no"]},
+        {"guided_regex": "yes|no"},
+        {"guided_json": {"enum": ["yes", "no"]}},
+    ):
+        completion = client.completions.create(
+            model="smollm2", prompt=PROMPT, max_tokens=9, extra_body=body
+        )
+        assert completion.choices[0].text.strip('"') in {"yes", "no"}
+    plain = chat.create(**asked)
+    assert chat.create(response_format={"type": "text"}, **asked).choices == plain.choices
+
+
+@pytest.mark.parametrize(
+    ("body", "refusal"),
+    [
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "x"}}}},
+            r"response_format cannot be used at #: Invalid type: x",
+        ),
+        ({"response_format": {"type": "json_schema"}}, r"json_schema\.schema is missing"),
+        ({"response_format": {"type": "yaml"}}, "response_format"),
+        ({"guided_regex": "a", "guided_choice": ["b"]}, "at most one may say"),
+        ({"structured_outputs": {"regex": "(("}}, "unclosed group"),
+    ],
+)
+def test_formats_that_cannot_be_are_refused(
+    client: openai.OpenAI, body: dict[str, Any], refusal: str
+) -> None:
+    with pytest.raises(openai.BadRequestError, match=refusal):
+        client.chat.completions.create(model="smollm2", messages=MESSAGES, extra_body=body)

@@ -6,9 +6,8 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from pagedserve.engine.input_processor import start_search
 from pagedserve.engine.output_processor import make_output
-from pagedserve.engine.request import Request, RequestTable, Sequence
+from pagedserve.engine.request import Request, RequestTable, Sequence, start_search
 from pagedserve.engine.row_sampler import RowSampler
 from pagedserve.engine.step_update import StepUpdate, process_step, record_step
 from pagedserve.output.detokenizer import Detokenizer

@@ -17,7 +17,7 @@ from pagedserve._core import Scheduler, SchedulerConfig
 from pagedserve.config import EngineArgs
 from pagedserve.engine.encoder_prompts import split_prompt
 from pagedserve.engine.images import ImagePlacer, image_placer
-from pagedserve.engine.request import Request
+from pagedserve.engine.request import Request, start_search
 from pagedserve.engine.row_sampler import RowSampler
 from pagedserve.engine.speech_prompts import HearsAudio
 from pagedserve.errors import RequestError
@@ -25,13 +25,13 @@ from pagedserve.executor.protocol import Adapter, Executor, ModelInfo
 from pagedserve.inputs import ParsedPrompt, TokenizedPrompt, check_unicode, tokenize_prompt
 from pagedserve.lora.request import LoRARequest
 from pagedserve.models.audio_processor import load_audio_processor
-from pagedserve.output.beam import BeamSearch
 from pagedserve.output.detokenizer import Detokenizer
 from pagedserve.output.stop import StopRule
 from pagedserve.outputs import RequestMetrics
 from pagedserve.pooling.vectors import with_prompt
 from pagedserve.pooling_params import PoolingParams
 from pagedserve.sampling.bad_words import BadWords
+from pagedserve.sampling.grammar import GrammarCompiler
 from pagedserve.sampling_params import RequestOutputKind, SamplingParams
 
 # Added to a request's number: the salt of a prompt that must not be found in the prefix cache.
@@ -53,6 +53,7 @@ class InputProcessor:
         args: What the user said about requests.
         images: Places those of prompts; None where the model takes none.
         audio: Makes features of it; None where the model hears none.
+        grammars: Compiles what texts must be.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -63,8 +64,13 @@ class InputProcessor:
     args: EngineArgs
     images: ImagePlacer | None = None
     audio: HearsAudio | None = None
+    grammars: GrammarCompiler = field(init=False)
     _numbers: "itertools.count[int]" = field(default_factory=itertools.count)
     _detokenizers: dict[bool, Detokenizer] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        model = self.model
+        self.grammars = GrammarCompiler(self.tokenizer, model.vocab_size, model.eos_token_ids)
 
     @classmethod
     def of(
@@ -156,6 +162,8 @@ class InputProcessor:
         self._check_params(params)
         if rules is not None:
             rules.check(params, name)
+        must_be = params.structured_outputs
+        grammar = None if must_be is None else self.grammars.compile(must_be)
         params = params.with_prompt(token_ids)
         rule = StopRule.from_params(
             params,
@@ -184,6 +192,7 @@ class InputProcessor:
                 bad_words=bad_words,
                 banned_at_first=rule.banned_at_first,
                 rules=rules,
+                grammar=grammar,
                 num_candidates=max(search.num_candidates, params.logprobs or 0) if search else 0,
                 # The first number keeps the two kinds of keys apart.
                 key=(1, self.args.seed, number) if params.seed is None else (0, params.seed),
@@ -377,17 +386,3 @@ class InputProcessor:
             text, verbose=False, truncation=truncation, max_length=max_length
         ).input_ids
         return token_ids
-
-
-def start_search(
-    params: SamplingParams, rule: StopRule, detokenizer: Detokenizer | None
-) -> BeamSearch:
-    """The beam search of a request, before its first step."""
-    return BeamSearch.start(
-        width=params.max_num_running_seqs,
-        length_penalty=params.length_penalty,
-        early_stopping=params.early_stopping,
-        max_tokens=rule.max_tokens,
-        num_ending_tokens=len(rule.endings),
-        text=detokenizer.stream() if detokenizer is not None and rule.strings else None,
-    )

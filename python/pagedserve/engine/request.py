@@ -176,6 +176,20 @@ def text_failure(error: Exception) -> Finish:
     return Finish("error", f"no text can be made of its tokens: {type(error).__name__}: {error}")
 
 
+def start_search(
+    params: SamplingParams, rule: StopRule, detokenizer: Detokenizer | None
+) -> BeamSearch:
+    """The beam search of a request, before its first step."""
+    return BeamSearch.start(
+        width=params.max_num_running_seqs,
+        length_penalty=params.length_penalty,
+        early_stopping=params.early_stopping,
+        max_tokens=rule.max_tokens,
+        num_ending_tokens=len(rule.endings),
+        text=detokenizer.stream() if detokenizer is not None and rule.strings else None,
+    )
+
+
 class RequestTable:
     """All requests that have not ended, by the caller's id and by the scheduler's handles.
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from pagedserve.engine.token_rules import TokenRules
 from pagedserve.sampling.bad_words import BadWords
+from pagedserve.sampling.grammar import Grammar
 from pagedserve.sampling.rows import LogitsEdits, RowSampling
 from pagedserve.sampling_params import SamplingParams
 
@@ -50,6 +51,7 @@ class RowSampler:
     __slots__ = (
         "_bad_words",
         "_banned",
+        "_grammar",
         "_has_edits",
         "_num_candidates",
         "_num_logprobs",
@@ -73,6 +75,7 @@ class RowSampler:
         key: Sequence[int],
         pair_start: int | None = None,
         rules: TokenRules | None = None,
+        grammar: Grammar | None = None,
     ) -> None:
         """Prepare the rows of a request.
 
@@ -85,7 +88,9 @@ class RowSampler:
             key: Names its random numbers; each sequence adds its index.
             pair_start: Where a second text begins in its prompt.
             rules: Of the model, for new tokens; None where it has none.
+            grammar: Of the text; None where it may be any.
         """
+        self._grammar = None if grammar is None else grammar.states()
         self._rules = rules
         self._pair_start = pair_start
         self._params = params
@@ -95,7 +100,7 @@ class RowSampler:
         self._num_candidates = num_candidates
         # Beams have theirs from the candidates.
         self._num_logprobs = (params.logprobs or 0) if params.keeps_logprobs else None
-        self._has_edits = bad_words is not None or _edits_logits(params)
+        self._has_edits = bad_words is not None or grammar is not None or _edits_logits(params)
         self._plain = self._make((0.0,), None)
         # Beams are greedy.
         num_streams = 0 if self._plain.is_greedy else params.max_num_running_seqs
@@ -142,6 +147,10 @@ class RowSampler:
         params = self._params
         if self._bad_words is not None:
             banned = (*banned, *self._bad_words.banned_after(token_ids))
+        mask, fault = None, None
+        if self._grammar is not None:
+            allowed = self._grammar.allowed(token_ids)
+            mask, fault = allowed.mask, allowed.fault
         return LogitsEdits(
             prompt_token_ids=self._prompt,
             output_token_ids=token_ids,
@@ -150,6 +159,8 @@ class RowSampler:
             repetition_penalty=params.repetition_penalty,
             bias=params.logit_bias,
             allowed_token_ids=params.allowed_token_ids,
+            allowed_mask=mask,
+            fault=fault,
             banned_token_ids=banned,
             processors=params.logits_processors,
         )

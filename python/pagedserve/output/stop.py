@@ -59,12 +59,14 @@ class StopRule:
             max_new_tokens: What ``max_model_len`` leaves after the prompt.
         """
         endings = {token: Finish("stop", token) for token in params.stop_token_ids}
-        if not params.ignore_eos:
+        # What the text must be ends where it does.
+        is_bound = params.structured_outputs is not None
+        if is_bound or not params.ignore_eos:
             endings |= dict.fromkeys(eos_token_ids, Finish("stop"))
         strings = StopStrings(params.stop, params.include_stop_str_in_output)
         return cls(
             endings,
-            params.min_tokens,
+            0 if is_bound else params.min_tokens,
             min(params.max_tokens or max_new_tokens, max_new_tokens),
             strings if params.stop else None,
             params.include_stop_str_in_output,

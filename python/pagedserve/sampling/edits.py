@@ -43,7 +43,9 @@ def edit_logits(logits: Tensor, edits: Sequence[LogitsEdits | None]) -> dict[int
         IndexError: A token id is not below V.
     """
     rows = [(row, edit) for row, edit in enumerate(edits) if edit is not None]
-    errors = _run_processors(logits, rows)
+    errors = {row: edit.fault for row, edit in rows if edit.fault is not None}
+    rows = [(row, edit) for row, edit in rows if row not in errors]
+    errors |= _run_processors(logits, rows)
     _add_bias(logits, rows)
     _penalise_repetition(logits, rows)
     _penalise_output(logits, rows)
@@ -135,6 +137,12 @@ def _restrict(logits: Tensor, rows: _EditedRows) -> None:
     values = logits.view(-1)[index]
     logits[list(allowed)] = -torch.inf
     logits.view(-1)[index] = values
+    masks = {row: edit.allowed_mask for row, edit in rows if edit.allowed_mask is not None}
+    if masks:
+        bits = np.stack(list(masks.values())).view(np.uint8)
+        may_come = np.unpackbits(bits, axis=1, count=logits.shape[1], bitorder="little")
+        which = _on_device(np.array(list(masks)), logits)
+        logits[which] = logits[which].where(_on_device(may_come, logits).bool(), -torch.inf)
     banned = _cells(((row, edit.banned_token_ids) for row, edit in rows), logits)
     logits.view(-1)[_on_device(banned, logits)] = -torch.inf
 

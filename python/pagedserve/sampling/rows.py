@@ -22,7 +22,10 @@ class LogitsEdits:
             in prompt or output (Keskar et al. 2019, "CTRL", section 4.1).
         bias: pairs of token and what is added to its logit.
         allowed_token_ids: only these may come; None allows all.
+        allowed_mask: int32 ``[ceil(V / 32)]``, token ``t`` is bit ``t % 32`` of entry ``t // 32``:
+            only tokens with a 1 may come; None allows all.
         banned_token_ids: these must not come, allowed or not.
+        fault: why no token can be chosen, where none can.
         processors: called in turn with the output's token ids and float32 logits ``[V]``, both
             copies to do with as they like; each gives the logits ``[V]`` that the next one gets.
     """
@@ -34,7 +37,9 @@ class LogitsEdits:
     repetition_penalty: float = 1.0
     bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: tuple[int, ...] | None = None
+    allowed_mask: NDArray[np.int32] | None = None
     banned_token_ids: tuple[int, ...] = ()
+    fault: str | None = None
     processors: tuple[LogitsProcessor, ...] = ()
 
 

@@ -1,5 +1,6 @@
 """From a body to what the engine is asked: prompts and sampling parameters."""
 
+import json
 from typing import Any, Final
 
 from pagedserve.errors import RequestError
@@ -7,6 +8,7 @@ from pagedserve.inputs import Prompt, TextPrompt, TokensPrompt
 from pagedserve.sampling_checks import CHECKS
 from pagedserve.sampling_params import RequestOutputKind, SamplingParams
 from pagedserve.server.protocol import Body, ChatBody, CompletionBody
+from pagedserve.structured_outputs import StructuredOutputsParams
 
 # Parameters that a model's generation_config may set, where the body does not.
 _RECOMMENDED: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -31,6 +33,8 @@ _SAME: Final = (
     "length_penalty",
     "early_stopping",
 )
+# Fields of vLLM 0.6 to 0.9: guided_json, ...
+_GUIDED: Final = ("json", "regex", "choice", "grammar", "json_object")
 # Stop strings of one request: each is looked for in every text.
 MAX_STOP_STRINGS: Final = 16
 # Prompts of one request.
@@ -135,6 +139,39 @@ def num_equal_choices(body: Body, params: SamplingParams) -> int:
     return body.n or 1 if wants_several and params.is_greedy else 1
 
 
+def _structured_outputs(body: Body) -> StructuredOutputsParams | None:
+    """What the text must be, whichever of the fields says it.
+
+    Raises:
+        RequestError: Several fields say it, or ``response_format`` lacks its schema.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    if body.structured_outputs is not None:
+        found["structured_outputs"] = body.structured_outputs
+    for name in _GUIDED:
+        if value := getattr(body, f"guided_{name}"):
+            found[f"guided_{name}"] = {name: value}
+    wanted = body.response_format
+    if wanted is not None and wanted.type == "json_object":
+        found["response_format"] = {"json_object": True}
+    elif wanted is not None and wanted.type == "json_schema":
+        schema = None if wanted.json_schema is None else wanted.json_schema.schema_
+        if schema is None:
+            raise RequestError(
+                "response_format.json_schema.schema is missing; it must be a JSON schema",
+                param="response_format",
+            )
+        found["response_format"] = {"json": json.dumps(schema)}
+    if len(found) > 1:
+        raise RequestError(
+            f"{' and '.join(found)} are given; at most one may say what the text must be",
+            param=next(iter(found)),
+        )
+    for name, given in found.items():
+        return StructuredOutputsParams(**given | {"given_as": name})
+    return None
+
+
 def _common(body: Body, default: SamplingParams) -> dict[str, Any]:
     given: dict[str, Any] = {name: getattr(default, name) for name in _RECOMMENDED}
     for name in (*_RECOMMENDED, *_SAME):
@@ -157,6 +194,7 @@ def _common(body: Body, default: SamplingParams) -> dict[str, Any]:
         given["logit_bias"] = {
             token: max(-_MAX_BIAS, min(_MAX_BIAS, bias)) for token, bias in body.logit_bias.items()
         }
+    given["structured_outputs"] = _structured_outputs(body)
     if body.truncation_side == "right":  # the end is left out before the engine sees the prompt
         CHECKS["truncate_prompt_tokens"](
             "truncate_prompt_tokens", given.pop("truncate_prompt_tokens", None)

@@ -40,13 +40,6 @@ ABSENT: Final[dict[str, tuple[object, ...]]] = {
     "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none",),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json_object": (False,),
     "audio": (),
     "modalities": (["text"],),
     "prediction": (),
@@ -95,6 +88,26 @@ class StreamOptions(_NullsLeftOut):
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
+
+
+class JsonSchema(_NullsLeftOut):
+    """A schema as OpenAI's clients send it; the answer keeps to it, strict or not."""
+
+    model_config = ConfigDict(extra="ignore", protected_namespaces=())
+
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | bool | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(_NullsLeftOut):
+    """What the text of an answer must be."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
 
 
 class EngineBody(_NullsLeftOut):
@@ -174,6 +187,13 @@ class Body(TextBody):
     return_token_ids: bool = False
     stream_interval: int = Field(default=1, ge=1, description="New tokens of a part of a stream.")
     truncation_side: Literal["left", "right"] = "left"
+    response_format: ResponseFormat | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_json_object: bool | None = None
 
     @property
     def shows_special_tokens(self) -> bool:

@@ -1,0 +1,229 @@
+"""Which tokens a grammar lets come: JSON schemas, regular expressions, Lark grammars.
+
+The grammars are those of llguidance, which this module alone knows.  What may come next is a
+function of the tokens so far, so a state belongs to a list of tokens, not to a step or a row: after
+a step that failed the same tokens have the same state, and forks and beams begin at their
+parent's.
+
+Costs: a few microseconds a token to go on, some 20 to 100 for its mask; a grammar is compiled in
+about a millisecond, the first of a tokenizer waits half a second for the vocabulary.
+"""
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagedserve.errors import RequestError, extra_needed
+from pagedserve.structured_outputs import StructuredOutputsParams
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+    from llguidance._lib import JsonCompileOptions
+    from transformers import PreTrainedTokenizerBase
+
+# Compiled grammars that are kept: requests of one client mostly have one schema.
+_MAX_KEPT: Final = 64
+# Keys of a JSON schema whose values are schemas, lists of them, or mappings to them.
+_SCHEMA_KEYS: Final = ("items", "additionalProperties", "not", "if", "then", "else", "contains")
+_LIST_KEYS: Final = ("anyOf", "oneOf", "allOf", "prefixItems")
+_MAPPING_KEYS: Final = ("properties", "patternProperties", "$defs", "definitions")
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """What may follow some tokens.
+
+    Attributes:
+        mask: int32 ``[ceil(V / 32)]``, bit ``t % 32`` of entry ``t // 32`` is token ``t``.
+        fault: Why nothing can be said, where nothing can.
+    """
+
+    mask: NDArray[np.int32]
+    fault: str | None = None
+
+
+class Grammar:
+    """A compiled grammar of one vocabulary."""
+
+    def __init__(self, matcher: "LLMatcher", num_words: int) -> None:
+        self._matcher = matcher
+        self._num_words = num_words
+
+    def states(self) -> "GrammarStates":
+        """Those of a request."""
+        return GrammarStates(self._matcher, self._num_words)
+
+
+class GrammarStates:
+    """Where the sequences of a request are in its grammar."""
+
+    def __init__(self, start: "LLMatcher", num_words: int) -> None:
+        self._start = start
+        self._num_words = num_words
+        self._by_tokens: OrderedDict[tuple[int, ...], LLMatcher] = OrderedDict()
+
+    def allowed(self, token_ids: Sequence[int]) -> Allowed:
+        """What may follow ``token_ids``, all the new tokens of a sequence."""
+        matcher = self._at(tuple(token_ids))
+        mask = np.empty(self._num_words, np.int32)
+        matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        if matcher.is_error():
+            reason = matcher.get_error().partition("\n")[0]
+            return Allowed(np.zeros_like(mask), f"its grammar cannot go on: {reason}")
+        return Allowed(mask)
+
+    def _at(self, tokens: tuple[int, ...]) -> "LLMatcher":
+        known = self._by_tokens
+        if tokens in known or not tokens:
+            return known.get(tokens, self._start)
+        matcher = known.get(tokens[:-1])
+        if matcher is not None:
+            matcher = matcher.deep_copy()
+            matcher.consume_token(tokens[-1])
+        else:
+            matcher = self._start.deep_copy()
+            matcher.consume_tokens(list(tokens))
+        known[tokens] = matcher
+        # The sequences of a request go on together: of those before their parents none is asked.
+        while len(next(iter(known))) < len(tokens) - 1:
+            known.popitem(last=False)
+        return matcher
+
+
+@dataclass(slots=True)
+class GrammarCompiler:
+    """Compiles grammars for one tokenizer; may be called by several threads.
+
+    Attributes:
+        tokenizer: Of the model.
+        vocab_size: Of its logits, V.
+        eos_token_ids: Tokens that end a text: allowed where a document may end.
+    """
+
+    tokenizer: "PreTrainedTokenizerBase"
+    vocab_size: int
+    eos_token_ids: Sequence[int]
+    _vocabulary: "LLTokenizer | None" = None
+    _kept: OrderedDict[str, Grammar] = field(default_factory=OrderedDict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def compile(self, params: StructuredOutputsParams) -> Grammar:
+        """The grammar of what a text must be.
+
+        Raises:
+            RequestError: What is wrong with it, and where; or a tokenizer that grammars cannot
+                read.
+            ImportError: llguidance is missing.
+        """
+        with extra_needed("structured_outputs", "grammar"):
+            from llguidance import LLMatcher
+        with self._lock:
+            if self._vocabulary is None:
+                self._vocabulary = self._read_vocabulary(params)
+            source = _source(params, params.definition)
+            known = self._kept.pop(source, None)
+            if known is None:
+                self._check(params, source)
+                matcher = LLMatcher(self._vocabulary, source, log_level=0)
+                known = Grammar(matcher, -(-self.vocab_size // 32))
+            self._kept[source] = known
+            if len(self._kept) > _MAX_KEPT:
+                self._kept.popitem(last=False)
+            return known
+
+    def _read_vocabulary(self, params: StructuredOutputsParams) -> "LLTokenizer":
+        from llguidance.hf import from_tokenizer
+
+        try:
+            return from_tokenizer(
+                self.tokenizer,  # type: ignore[arg-type]  # it says what it does not take
+                n_vocab=self.vocab_size,
+                eos_token=list(self.eos_token_ids) or None,
+            )
+        except ValueError as error:
+            raise RequestError(
+                f"{params.named} cannot be used: the tokenizer of this model, "
+                f"{type(self.tokenizer).__name__}, has no vocabulary that grammars can read: "
+                f"{error}",
+                param=params.given_as,
+            ) from error
+
+    def _check(self, params: StructuredOutputsParams, source: str) -> None:
+        fault = self._fault(source)
+        if not fault:
+            return
+        where = ""
+        if params.kind == "json":
+            schema = json.loads(params.definition)
+            shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+            place, fault = self._place(params, schema, shared, fault)
+            where = f" at {place}"
+        reason = " ".join(fault.split())
+        raise RequestError(f"{params.named} cannot be used{where}: {reason}", param=params.given_as)
+
+    def _fault(self, source: str) -> str:
+        from llguidance import LLMatcher
+
+        return str(LLMatcher.validate_grammar(source, self._vocabulary))
+
+    def _place(
+        self,
+        params: StructuredOutputsParams,
+        schema: Any,
+        shared: dict[str, Any],
+        fault: str,
+        place: str = "#",
+    ) -> tuple[str, str]:
+        """The innermost schema that is wrong by itself, as a JSON pointer, and what is wrong.
+
+        Each is tried with ``shared``, the definitions that it may refer to.
+        """
+        for pointer, part in _parts(schema):
+            alone = {**shared, **part} if isinstance(part, dict) else part
+            if found := self._fault(_source(params, json.dumps(alone))):
+                return self._place(params, part, shared, found, f"{place}/{pointer}")
+        return place, fault
+
+
+def _source(params: StructuredOutputsParams, definition: str) -> str:
+    """What llguidance compiles; ``definition`` is the parameters' own or a part of it."""
+    from llguidance import LLMatcher
+
+    if params.kind == "regex":
+        return str(LLMatcher.grammar_from_regex(definition))
+    if params.kind == "lark":
+        return str(LLMatcher.grammar_from_lark(definition))
+    if params.disable_additional_properties:
+        definition = json.dumps(_closed(json.loads(definition)))
+    options: JsonCompileOptions = {"whitespace_flexible": not params.disable_any_whitespace}
+    return str(LLMatcher.grammar_from_json_schema(definition, defaults=options))
+
+
+def _closed(schema: Any) -> Any:
+    """A schema whose objects have the properties that it names and no others; changes it."""
+    for _, part in _parts(schema):
+        _closed(part)
+    if isinstance(schema, dict) and "properties" in schema:
+        schema.setdefault("additionalProperties", False)
+    return schema
+
+
+def _parts(schema: Any) -> Iterator[tuple[str, Any]]:
+    """The schemas within a schema, each with its JSON pointer from there."""
+    if not isinstance(schema, dict):
+        return
+    for key in _SCHEMA_KEYS:
+        if isinstance(schema.get(key), dict):
+            yield key, schema[key]
+    for key in _LIST_KEYS:
+        if isinstance(schema.get(key), list):
+            yield from ((f"{key}/{index}", part) for index, part in enumerate(schema[key]))
+    for key in _MAPPING_KEYS:
+        if isinstance(schema.get(key), dict):
+            yield from ((f"{key}/{name}", part) for name, part in schema[key].items())
