@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from transformers import T5Config, T5ForConditionalGeneration
+from transformers import LongT5Config, LongT5ForConditionalGeneration
 
 from pagedserve import (
     LLM,
@@ -222,9 +222,11 @@ def test_a_gguf_file_cut_short_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_architecture_that_cannot_be_run_is_named(tmp_path: Path) -> None:
-    config = T5Config(vocab_size=10, d_model=8, d_kv=4, d_ff=8, num_heads=2, num_layers=1)
-    T5ForConditionalGeneration(config).save_pretrained(tmp_path)
-    with pytest.raises(UnsupportedModelError, match=r"T5ForConditionalGeneration.*cannot be run"):
+    config = LongT5Config(vocab_size=10, d_model=8, d_kv=4, d_ff=8, num_heads=2, num_layers=1)
+    LongT5ForConditionalGeneration(config).save_pretrained(tmp_path)
+    with pytest.raises(
+        UnsupportedModelError, match="LongT5.*cannot be run"
+    ):
         LLM(str(tmp_path))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import T5Config, T5ForConditionalGeneration
+from transformers import LongT5Config, LongT5ForConditionalGeneration
 
 from pagedserve.config import EngineArgs
 from pagedserve.errors import ConfigError, ModelLoadError, UnsupportedModelError
@@ -88,10 +88,12 @@ def test_architectures_that_cannot_run_are_refused_by_name(
 def test_an_encoder_decoder_is_refused(
     tmp_path: Path, save_tokenizer: Callable[[Path], None]
 ) -> None:
-    config = T5Config(vocab_size=97, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
-    T5ForConditionalGeneration(config).save_pretrained(tmp_path)
+    config = LongT5Config(vocab_size=97, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
+    LongT5ForConditionalGeneration(config).save_pretrained(tmp_path)
     save_tokenizer(tmp_path)
-    with pytest.raises(UnsupportedModelError, match=r"T5ForConditionalGeneration.*encoder-decoder"):
+    with pytest.raises(
+        UnsupportedModelError, match="LongT5.*encoder-decoder"
+    ):
         load(tmp_path)
 
 
