@@ -224,9 +224,7 @@ def test_a_gguf_file_cut_short_is_refused(tmp_path: Path) -> None:
 def test_an_architecture_that_cannot_be_run_is_named(tmp_path: Path) -> None:
     config = LongT5Config(vocab_size=10, d_model=8, d_kv=4, d_ff=8, num_heads=2, num_layers=1)
     LongT5ForConditionalGeneration(config).save_pretrained(tmp_path)
-    with pytest.raises(
-        UnsupportedModelError, match="LongT5.*cannot be run"
-    ):
+    with pytest.raises(UnsupportedModelError, match=r"LongT5.*cannot be run"):
         LLM(str(tmp_path))
 
 

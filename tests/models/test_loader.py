@@ -91,9 +91,7 @@ def test_an_encoder_decoder_is_refused(
     config = LongT5Config(vocab_size=97, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
     LongT5ForConditionalGeneration(config).save_pretrained(tmp_path)
     save_tokenizer(tmp_path)
-    with pytest.raises(
-        UnsupportedModelError, match="LongT5.*encoder-decoder"
-    ):
+    with pytest.raises(UnsupportedModelError, match=r"LongT5.*encoder-decoder"):
         load(tmp_path)
 
 

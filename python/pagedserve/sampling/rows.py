@@ -42,6 +42,20 @@ class LogitsEdits:
     fault: str | None = None
     processors: tuple[LogitsProcessor, ...] = ()
 
+    @property
+    def is_mask_alone(self) -> bool:
+        """Whether nothing but ``allowed_mask`` is asked for."""
+        return self.allowed_mask is not None and not (
+            self.presence_penalty
+            or self.frequency_penalty
+            or self.repetition_penalty != 1
+            or self.bias
+            or self.allowed_token_ids is not None
+            or self.banned_token_ids
+            or self.fault is not None
+            or self.processors
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowSampling:
@@ -76,6 +90,13 @@ class RowSampling:
     def is_greedy(self) -> bool:
         """Whether the row takes the likeliest token: what the engine and the sampler go by."""
         return self.temperature == 0 or self.top_k == 1
+
+    @property
+    def mask_of_peak(self) -> NDArray[np.int32] | None:
+        """The mask of which the row takes the likeliest token; None where that is not all."""
+        if self.edits is None or self.num_candidates or not self.is_greedy:
+            return None
+        return self.edits.allowed_mask if self.edits.is_mask_alone else None
 
     @property
     def is_drawn_as_is(self) -> bool:

@@ -94,8 +94,11 @@ class LaunchedSamples:
         self, logits: Tensor, rows: Sequence[RowSampling], cuda: Cuda | None = None
     ) -> None:
         """Find what does not depend on edits; see `Sampler.launch`."""
-        peaks, ids = argmax(logits)
+        edited = [i for i, row in enumerate(rows) if row.edits is not None]
+        masks = {} if cuda is not None else _masks_of_peaks(rows, edited)
+        peaks, ids = argmax(logits, _packed(masks, logits))
         self._logits, self._rows, self._cuda = logits, rows, cuda
+        self._edited = [i for i in edited if i not in masks]
         self._random = [i for i, row in enumerate(rows) if row.is_drawn_as_is]
         self._greedy = ids.int()
         self._draws = [_draw(logits, rows, index, cuda) for index in _chunks(self._random, logits)]
@@ -130,9 +133,9 @@ class LaunchedSamples:
         if self._random:
             step.put(np.array(self._random), np.concatenate(drawn))
         step.errors.update(_unusable(largest, "the logits"))
-        usable = [(i, row) for i, row in enumerate(rows) if i not in step.errors]
-        for index in _chunks([i for i, row in usable if row.edits is not None], logits):
+        for index in _chunks([i for i in self._edited if i not in step.errors], logits):
             step.edit_and_sample(index, _copy(logits, index, self._cuda))
+        usable = [(i, row) for i, row in enumerate(rows) if i not in step.errors]
         searched = [i for i, row in usable if row.edits is None and row.num_candidates]
         for index in _chunks(searched, logits):
             step.search(index, _rows(logits, index, self._cuda))
@@ -220,6 +223,24 @@ def _rows(logits: Tensor, index: NDArray[np.int64], cuda: Cuda | None) -> Tensor
 
 def _copy(values: Tensor, index: NDArray[np.int64], cuda: Cuda | None) -> Tensor:
     return values.index_select(0, to_device(torch.from_numpy(index), cuda))
+
+
+def _masks_of_peaks(
+    rows: Sequence[RowSampling], edited: Sequence[int]
+) -> dict[int, NDArray[np.int32]]:
+    """Masks of those of the edited rows that take the likeliest token of theirs."""
+    masks = {i: rows[i].mask_of_peak for i in edited}
+    return {i: mask for i, mask in masks.items() if mask is not None}
+
+
+def _packed(masks: dict[int, NDArray[np.int32]], logits: Tensor) -> NDArray[np.int32] | None:
+    """Masks of all rows, int32 ``[S, ceil(V / 32)]``; None where no row has one."""
+    if not masks:
+        return None
+    packed = np.full((logits.shape[0], -(-logits.shape[1] // 32)), -1, np.int32)
+    for row, mask in masks.items():
+        packed[row] = mask
+    return packed
 
 
 def _unusable(largest: NDArray[np.float32], what: str) -> dict[int, str]:

@@ -21,7 +21,9 @@ const STRETCH: usize = 8 * PANEL;
 /// A row that holds NaN has NaN for its first value; its ids, and its other values, mean nothing.
 ///
 /// # Arguments
-/// `logits` is `[rows, vocab_size]`, rows side by side; `ids` and `values` are `[rows, num]`.
+/// `logits` is `[rows, vocab_size]`, rows side by side; `ids` and `values` are `[rows, num]`.  Of
+/// `masks`, `[rows, ceil(vocab_size / 32)]`, token `t` is bit `t % 32` of entry `t / 32` of its row:
+/// only those with a 1 are looked at, and where there are too few the values are minus infinity.
 ///
 /// # Errors
 /// Sizes that do not fit each other, an odd address, an instruction set that the CPU lacks.
@@ -32,6 +34,7 @@ pub unsafe fn top_k(
     logits: *const f32,
     vocab_size: usize,
     num: usize,
+    masks: Option<&[i32]>,
     (ids, values): (&mut [i64], &mut [f32]),
     execution: &Execution<'_>,
 ) -> Result<()> {
@@ -48,8 +51,14 @@ pub unsafe fn top_k(
     if ids.is_empty() {
         return Ok(());
     }
+    let num_words = vocab_size.div_ceil(32);
+    if let Some(masks) = masks.filter(|masks| masks.len() != ids.len() / num * num_words) {
+        let (needed, given) = (ids.len() / num * num_words, masks.len());
+        return Err(Error(format!("masks must have {needed} entries; got {given}")));
+    }
     DType::Float32.check_address("logits", logits.cast())?;
-    let rows = Rows { logits, vocab_size, ids: ids.as_mut_ptr(), values: values.as_mut_ptr(), num };
+    let (ids_start, values_start) = (ids.as_mut_ptr(), values.as_mut_ptr());
+    let rows = Rows { logits, vocab_size, masks, ids: ids_start, values: values_start, num };
     execution.for_each(ids.len() / num, &|row| {
         // SAFETY: the row exists, and is taken once.
         unsafe { execution.instructions.run(rows.get(row)) };
@@ -58,25 +67,28 @@ pub unsafe fn top_k(
 }
 
 /// Pointers that threads share: each writes rows of its own.
-struct Rows {
+struct Rows<'a> {
     logits: *const f32,
     vocab_size: usize,
+    masks: Option<&'a [i32]>,
     ids: *mut i64,
     values: *mut f32,
     num: usize,
 }
 
 // SAFETY: see above.
-unsafe impl Sync for Rows {}
+unsafe impl Sync for Rows<'_> {}
 
-impl Rows {
+impl Rows<'_> {
     unsafe fn get(&self, row: usize) -> Row<'_> {
         let (first, num) = (row * self.num, self.num);
+        let num_words = self.vocab_size.div_ceil(32);
         // SAFETY: the caller has this row, and nobody else its places.
         unsafe {
             let logits = self.logits.add(row * self.vocab_size);
             Row {
                 numbers: std::slice::from_raw_parts(logits, self.vocab_size),
+                mask: self.masks.map(|masks| &masks[row * num_words..][..num_words]),
                 best: Best {
                     ids: std::slice::from_raw_parts_mut(self.ids.add(first), num),
                     values: std::slice::from_raw_parts_mut(self.values.add(first), num),
@@ -113,15 +125,21 @@ impl Best<'_> {
 
 struct Row<'a> {
     numbers: &'a [f32],
+    mask: Option<&'a [i32]>,
     best: Best<'a>,
 }
 
 impl Kernel for Row<'_> {
     #[inline(always)]
     unsafe fn run<I: Vectors>(self) {
-        let Self { numbers, mut best } = self;
+        let Self { numbers, mask, mut best } = self;
         let mut has_nan = false;
         for (index, stretch) in numbers.chunks(STRETCH).enumerate() {
+            let words = mask.map(|mask| &mask[index * STRETCH / 32..]);
+            let words = words.map(|words| &words[..words.len().min(STRETCH / 32)]);
+            if words.is_some_and(|words| words.iter().all(|word| *word == 0)) {
+                continue;
+            }
             let peak = if let Ok(whole) = stretch.try_into() {
                 // SAFETY: the caller has the instructions.
                 unsafe { peak_of::<I>(whole) }
@@ -130,6 +148,9 @@ impl Kernel for Row<'_> {
             };
             if peak.is_nan() || best.wants(peak) {
                 for (offset, &value) in stretch.iter().enumerate() {
+                    if words.is_some_and(|words| words[offset / 32] >> (offset % 32) & 1 == 0) {
+                        continue;
+                    }
                     has_nan |= value.is_nan();
                     if best.wants(value) {
                         best.insert(index * STRETCH + offset, value);
@@ -137,6 +158,8 @@ impl Kernel for Row<'_> {
                 }
             }
         }
+        best.values[best.len..].fill(f32::NEG_INFINITY);
+        best.ids[best.len..].fill(0);
         if has_nan {
             best.values[0] = f32::NAN;
         }

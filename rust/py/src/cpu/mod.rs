@@ -18,7 +18,7 @@ use pagedserve_cpu::OpenMp;
 use pagedserve_cpu::{DType, Execution, InstructionSet, Sequential, Team};
 use pyo3::prelude::*;
 
-use crate::arrays::{checked, readwrite};
+use crate::arrays::{checked, readonly, readwrite};
 use crate::config::{choice_or, count_or};
 use crate::error::to_py;
 use crate::gateway::{Work, compute};
@@ -154,20 +154,24 @@ pub(crate) fn advise_huge_pages(address: usize, num_bytes: usize) {
 ///     vocab_size: Logits of a row.
 ///     num: How many are wanted of each.
 ///     ids: int64 ``[rows * num]``, written.
-///     values: float32 ``[rows * num]``, written.
+///     values: float32 ``[rows * num]``, written; minus infinity where a mask allows fewer.
+///     masks: int32 ``[rows * ceil(vocab_size / 32)]``: of a row's, token ``t`` is bit ``t % 32`` of
+///         entry ``t // 32``, and only tokens with a 1 are looked at.
 ///     num_threads: Of torch's threads, where `has_torch_threads`; else one is used.
 ///     instructions: None for those in use.
 ///
 /// Raises:
 ///     ``StepError``: Arguments that do not fit each other.
 #[pyfunction]
-#[pyo3(signature = (*, logits, vocab_size, num, ids, values, num_threads = 1, instructions = None))]
+#[pyo3(signature = (*, logits, vocab_size, num, ids, values, masks = None, num_threads = 1, instructions = None))]
+#[expect(clippy::too_many_arguments, reason = "named by callers")]
 pub(crate) fn top_k(
     logits: usize,
     vocab_size: i64,
     num: i64,
     ids: &Bound<'_, PyAny>,
     values: &Bound<'_, PyAny>,
+    masks: Option<&Bound<'_, PyAny>>,
     num_threads: i64,
     instructions: Option<&str>,
 ) -> PyResult<()> {
@@ -175,13 +179,15 @@ pub(crate) fn top_k(
     let (vocab_size, num) = (size("vocab_size", vocab_size)?, size("num", num)?);
     let (ids, values) = (checked::<i64>(ids, "ids")?, checked::<f32>(values, "values")?);
     let (mut ids, mut values) = (readwrite(&ids, "ids")?, readwrite(&values, "values")?);
+    let masks = masks.map(|masks| readonly::<i32>(masks, "masks")).transpose()?;
+    let masks = masks.as_ref().map(|masks| masks.as_slice()).transpose()?;
     let found = (ids.as_slice_mut()?, values.as_slice_mut()?);
     let work = Work::numbers(&[found.0.len() / num.max(1), vocab_size]);
     on_torch_threads(py, num_threads, instructions, work, move |execution| {
         let logits = std::ptr::with_exposed_provenance(logits);
         // SAFETY: that the address is that of a live tensor of this size is the caller's promise,
         // as the stub says; everything else is checked.
-        unsafe { pagedserve_cpu::top_k(logits, vocab_size, num, found, execution) }
+        unsafe { pagedserve_cpu::top_k(logits, vocab_size, num, masks, found, execution) }
     })
 }
 
