@@ -90,7 +90,7 @@ class RandomRows:
         return self.temperature.shape[0]
 
 
-def draw(logits: Tensor, rows: RandomRows) -> Tensor:
+def draw(logits: Tensor, rows: RandomRows, peaks: Tensor, may_come: Tensor | None = None) -> Tensor:
     """Draw tokens.
 
     Nothing here waits for the device but a top_p without a top_k: once, and again for each size in
@@ -99,15 +99,18 @@ def draw(logits: Tensor, rows: RandomRows) -> Tensor:
     Args:
         logits: float32 ``[N, V]``, edited.  Not changed.
         rows: N parameters.
+        peaks: float32 ``[N]``, the largest logit of each row that may come.
+        may_come: bool ``[N, V]``, for rows without top_k and top_p; None where all may.
 
     Returns:
         int64 ``[D]`` token ids, row by row; those of a row whose maximum is not finite mean
         nothing.
     """
-    peaks = logits.amax(dim=-1, keepdim=True).double()
     # The likeliest token weighs 1, so min_p is a threshold as it stands.
-    weights = logits.double().sub_(peaks).div_(rows.temperature[:, None]).exp_()
+    weights = logits.double().sub_(peaks[:, None].double()).div_(rows.temperature[:, None]).exp_()
     is_dropped = weights < rows.min_p[:, None]
+    if may_come is not None:
+        is_dropped |= ~may_come
     if rows.with_top_k or rows.with_top_p is not None:
         is_dropped |= logits < _top_threshold(logits, weights, rows)[:, None]
     cumulative = weights.masked_fill_(is_dropped, 0.0).cumsum(dim=-1)

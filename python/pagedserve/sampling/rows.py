@@ -92,9 +92,10 @@ class RowSampling:
         return self.temperature == 0 or self.top_k == 1
 
     @property
-    def mask_of_peak(self) -> NDArray[np.int32] | None:
-        """The mask of which the row takes the likeliest token; None where that is not all."""
-        if self.edits is None or self.num_candidates or not self.is_greedy:
+    def sole_mask(self) -> NDArray[np.int32] | None:
+        """The mask of which a token is taken or drawn; None where more is asked for."""
+        is_filtered = not self.is_greedy and (self.top_p < 1 or self.top_k > 0)
+        if self.edits is None or self.num_candidates or is_filtered:
             return None
         return self.edits.allowed_mask if self.edits.is_mask_alone else None
 

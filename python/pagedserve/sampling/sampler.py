@@ -95,13 +95,21 @@ class LaunchedSamples:
     ) -> None:
         """Find what does not depend on edits; see `Sampler.launch`."""
         edited = [i for i, row in enumerate(rows) if row.edits is not None]
-        masks = {} if cuda is not None else _masks_of_peaks(rows, edited)
-        peaks, ids = argmax(logits, _packed(masks, logits))
+        masked = {} if cuda is not None else _sole_masks(rows, edited)
+        masks = _packed(masked, logits)
+        peaks, ids = argmax(logits, masks)
         self._logits, self._rows, self._cuda = logits, rows, cuda
-        self._edited = [i for i in edited if i not in masks]
-        self._random = [i for i, row in enumerate(rows) if row.is_drawn_as_is]
+        self._edited = [i for i in edited if i not in masked]
+        self._random = [
+            i
+            for i, row in enumerate(rows)
+            if row.is_drawn_as_is or (i in masked and not row.is_greedy)
+        ]
         self._greedy = ids.int()
-        self._draws = [_draw(logits, rows, index, cuda) for index in _chunks(self._random, logits)]
+        self._draws = [
+            _draw(logits, rows, index, peaks, masks, cuda=cuda)
+            for index in _chunks(self._random, logits)
+        ]
         self._arriving = HostCopy(self._greedy, peaks, *self._draws, cuda=cuda)
 
     @property
@@ -178,7 +186,8 @@ class _Collector:
         if greedy.size:
             self.put(index[greedy], _copy(ids, greedy, self._cuda).cpu().numpy())
         if random.size:
-            self.put(index[random], _draw(logits, rows, random, self._cuda).cpu().numpy())
+            tokens = _draw(logits, rows, random, peaks, cuda=self._cuda)
+            self.put(index[random], tokens.cpu().numpy())
 
     def search(self, index: NDArray[np.int64], logits: Tensor) -> None:
         """Find the candidates of the rows `index`, one chunk."""
@@ -206,11 +215,23 @@ def _chunks(rows: Sequence[int], logits: Tensor) -> Iterator[NDArray[np.int64]]:
 
 
 def _draw(
-    logits: Tensor, rows: Sequence[RowSampling], index: NDArray[np.int64], cuda: Cuda | None
+    logits: Tensor,
+    rows: Sequence[RowSampling],
+    index: NDArray[np.int64],
+    peaks: Tensor,
+    masks: NDArray[np.int32] | None = None,
+    *,
+    cuda: Cuda | None,
 ) -> Tensor:
     """Draw from some of the rows, at random: int32 tokens on the device."""
-    parameters = RandomRows.of([rows[i] for i in index], vocab_size=logits.shape[1], cuda=cuda)
-    return draw(_rows(logits, index, cuda), parameters).int()
+    vocab_size = logits.shape[1]
+    parameters = RandomRows.of([rows[i] for i in index], vocab_size=vocab_size, cuda=cuda)
+    may_come = None
+    if masks is not None:
+        bits = masks[index].view(np.uint8)
+        unpacked = np.unpackbits(bits, axis=1, count=vocab_size, bitorder="little")
+        may_come = torch.from_numpy(unpacked.view(np.bool_))
+    return draw(_rows(logits, index, cuda), parameters, _rows(peaks, index, cuda), may_come).int()
 
 
 def _rows(logits: Tensor, index: NDArray[np.int64], cuda: Cuda | None) -> Tensor:
@@ -225,11 +246,9 @@ def _copy(values: Tensor, index: NDArray[np.int64], cuda: Cuda | None) -> Tensor
     return values.index_select(0, to_device(torch.from_numpy(index), cuda))
 
 
-def _masks_of_peaks(
-    rows: Sequence[RowSampling], edited: Sequence[int]
-) -> dict[int, NDArray[np.int32]]:
-    """Masks of those of the edited rows that take the likeliest token of theirs."""
-    masks = {i: rows[i].mask_of_peak for i in edited}
+def _sole_masks(rows: Sequence[RowSampling], edited: Sequence[int]) -> dict[int, NDArray[np.int32]]:
+    """Masks of those of the edited rows that ask for nothing more."""
+    masks = {i: rows[i].sole_mask for i in edited}
     return {i: mask for i, mask in masks.items() if mask is not None}
 
 
