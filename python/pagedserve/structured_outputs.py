@@ -4,6 +4,7 @@ The names are vLLM's.  What a grammar allows is found out by ``pagedserve.sampli
 """
 
 import json as json_codec
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
@@ -17,6 +18,8 @@ _KINDS: Final = ("json", "regex", "choice", "grammar", "json_object")
 _PARAM: Final = "structured_outputs"
 # An object, whatever is in it.
 _ANY_OBJECT: Final = '{"type": "object"}'
+# What means something in a regular expression of Rust's.
+_SPECIAL: Final = re.compile(r"[\\.+*?()|\[\]{}^$#&~-]")
 # What a schema, a regular expression or a grammar may be at most.
 MAX_CHARS: Final = 1 << 18
 
@@ -114,15 +117,15 @@ class StructuredOutputsParams:
     @property
     def kind(self) -> GrammarKind:
         """What ``definition`` is."""
-        if self.regex is not None:
+        if self.regex is not None or self.choice:
             return "regex"
-        return "lark" if self.grammar is not None or self.choice else "json"
+        return "json" if self.grammar is None else "lark"
 
     @property
     def definition(self) -> str:
-        """The schema, the regular expression or the grammar."""
+        """The schema, the grammar, or the regular expression, which choices are too."""
         if self.choice:
-            return "start: " + " | ".join(map(json_codec.dumps, self.choice))
+            return "|".join(_SPECIAL.sub(r"\\\g<0>", text) for text in self.choice)
         return self.json or self.regex or self.grammar or _ANY_OBJECT
 
 
@@ -151,10 +154,12 @@ def _schema(given: object) -> str:
             given = json_codec.loads(_text("json", given) or "")
         except (ValueError, RecursionError) as error:
             raise RequestError(f"{_PARAM}.json is no JSON: {error}", param=_PARAM) from error
-    if not isinstance(given, (Mapping, bool)):
-        checks.refuse(f"{_PARAM}.json", given, "a JSON schema: a mapping, or its text")
+    if given is True:  # whatever is JSON
+        given = {}
+    if not isinstance(given, Mapping):
+        checks.refuse(f"{_PARAM}.json", given, "a JSON schema: a mapping, its text, or True")
     try:
-        text = json_codec.dumps(given if isinstance(given, bool) else dict(given))
+        text = json_codec.dumps(dict(given))
     except (TypeError, ValueError, RecursionError) as error:
         raise RequestError(f"{_PARAM}.json is no JSON: {error}", param=_PARAM) from error
     return _text("json", text) or ""

@@ -144,6 +144,29 @@ def test_neighbours_and_texts_that_may_be_any_are_what_they_were(smollm2: LLM) -
     assert found == [wanted[0], wanted[0], wanted[1], wanted[1]]
 
 
+def test_a_grammar_that_gives_out_ends_its_request_alone(smollm2: LLM) -> None:
+    plain = SamplingParams(temperature=0, max_tokens=8)
+    given = [plain, of({"regex": "(a{1000}){1000}"}, temperature=0), plain]
+    first, failed, last = smollm2.generate([PROMPT] * 3, given, use_tqdm=False)
+    assert failed.outputs[0].finish_reason == "error"
+    assert "the grammar cannot go on" in str(failed.outputs[0].stop_reason)
+    (alone,) = smollm2.generate([PROMPT], plain, use_tqdm=False)
+    assert first.outputs[0].text == last.outputs[0].text == alone.outputs[0].text
+
+
+def test_every_choice_can_be_made(smollm2: LLM) -> None:
+    choices = [f"number {index}" for index in range(3000)] + ["a/b|c (d) [e] ^$ .*+? #&-~ \\n\n"]
+    grammar = smollm2.llm_engine.input_processor.grammars.compile(
+        StructuredOutputsParams(choice=choices)
+    )
+    tokenizer = smollm2.get_tokenizer()
+    for choice in choices[::500] + choices[-1:]:
+        tokens = tokenizer(choice, add_special_tokens=False).input_ids
+        for end, token in enumerate([*tokens, tokenizer.eos_token_id]):
+            mask = grammar.states().allowed(tokens[:end]).mask
+            assert mask[token // 32] >> token % 32 & 1, (choice, end)
+
+
 def test_a_text_ends_where_it_must(smollm2: LLM) -> None:
     params = of({"choice": ["yes"]}, temperature=0, min_tokens=50, ignore_eos=True)
     (output,) = smollm2.generate(PROMPT, params, use_tqdm=False)
@@ -189,6 +212,10 @@ def test_a_schema_may_be_given_in_several_ways() -> None:
     assert params.clone().structured_outputs == params.structured_outputs
 
 
+def nested(depth: int) -> dict[str, Any]:
+    return {"type": "array", "items": nested(depth - 1)} if depth else {"type": "null"}
+
+
 DEEP = {"type": "object", "properties": {"a": {"type": "array", "items": {"type": "foo"}}}}
 
 
@@ -207,6 +234,7 @@ DEEP = {"type": "object", "properties": {"a": {"type": "array", "items": {"type"
         ({"grammar": "start: foo"}, r"structured_outputs\.grammar cannot be used: .*\"foo\""),
         ({"choice": ["a", 3]}, r"structured_outputs\.choice\[1\] is 3"),
         ({"regex": "a" * 300_000}, "at most 262144"),
+        ({"json": nested(400)}, "recursion limit exceeded"),
         ({}, "exactly one of json, regex, choice, grammar, json_object"),
         ({"regex": "a", "json": {}}, "has json and regex"),
         ({"structural_tag": "{}"}, "structural_tag; it is not supported"),

@@ -64,7 +64,7 @@ def test_tokens_that_the_grammar_does_not_allow_are_a_fault(
 ) -> None:
     allowed = grammar.states().allowed(encoded(compiler, "no object"))
     assert allowed.fault is not None
-    assert "its grammar cannot go on" in allowed.fault
+    assert "the grammar cannot go on" in allowed.fault
     assert not allowed.mask.any()
 
 

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 # Compiled grammars that are kept: requests of one client mostly have one schema.
 _MAX_KEPT: Final = 64
+# Of what a refusal says; more would repeat much of a grammar.
+_MAX_REASON_CHARS: Final = 600
 # Keys of a JSON schema whose values are schemas, lists of them, or mappings to them.
 _SCHEMA_KEYS: Final = ("items", "additionalProperties", "not", "if", "then", "else", "contains")
 _LIST_KEYS: Final = ("anyOf", "oneOf", "allOf", "prefixItems")
@@ -75,7 +77,7 @@ class GrammarStates:
         matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         if matcher.is_error():
             reason = matcher.get_error().partition("\n")[0]
-            return Allowed(np.zeros_like(mask), f"its grammar cannot go on: {reason}")
+            return Allowed(np.zeros_like(mask), f"the grammar cannot go on: {reason}")
         return Allowed(mask)
 
     def _at(self, tokens: tuple[int, ...]) -> "LLMatcher":
@@ -122,20 +124,27 @@ class GrammarCompiler:
             ImportError: llguidance is missing.
         """
         with extra_needed("structured_outputs", "grammar"):
-            from llguidance import LLMatcher
+            from llguidance import LLMatcher, LLParserLimits
+        try:
+            source = _source(params, params.definition)
+        except ValueError as error:
+            raise _refusal(params, str(error)) from error
         with self._lock:
             if self._vocabulary is None:
                 self._vocabulary = self._read_vocabulary(params)
-            source = _source(params, params.definition)
-            known = self._kept.pop(source, None)
-            if known is None:
-                self._check(params, source)
-                matcher = LLMatcher(self._vocabulary, source, log_level=0)
-                known = Grammar(matcher, -(-self.vocab_size // 32))
-            self._kept[source] = known
+            grammar = self._kept.pop(source, None)
+        if grammar is None:  # others need not wait for this one
+            self._check(params, source)
+            limits = LLParserLimits(verbose_errors=False)
+            matcher = LLMatcher(self._vocabulary, source, log_level=0, limits=limits)
+            grammar = Grammar(matcher, -(-self.vocab_size // 32))
+            if (fault := grammar.states().allowed(()).fault) is not None:
+                raise _refusal(params, fault)
+        with self._lock:
+            self._kept[source] = grammar
             if len(self._kept) > _MAX_KEPT:
                 self._kept.popitem(last=False)
-            return known
+        return grammar
 
     def _read_vocabulary(self, params: StructuredOutputsParams) -> "LLTokenizer":
         from llguidance.hf import from_tokenizer
@@ -147,12 +156,9 @@ class GrammarCompiler:
                 eos_token=list(self.eos_token_ids) or None,
             )
         except ValueError as error:
-            raise RequestError(
-                f"{params.named} cannot be used: the tokenizer of this model, "
-                f"{type(self.tokenizer).__name__}, has no vocabulary that grammars can read: "
-                f"{error}",
-                param=params.given_as,
-            ) from error
+            name = type(self.tokenizer).__name__
+            fault = f"the tokenizer, {name}, has no vocabulary that grammars can read: {error}"
+            raise _refusal(params, fault) from error
 
     def _check(self, params: StructuredOutputsParams, source: str) -> None:
         fault = self._fault(source)
@@ -164,8 +170,7 @@ class GrammarCompiler:
             shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
             place, fault = self._place(params, schema, shared, fault)
             where = f" at {place}"
-        reason = " ".join(fault.split())
-        raise RequestError(f"{params.named} cannot be used{where}: {reason}", param=params.given_as)
+        raise _refusal(params, fault, where)
 
     def _fault(self, source: str) -> str:
         from llguidance import LLMatcher
@@ -175,7 +180,7 @@ class GrammarCompiler:
     def _place(
         self,
         params: StructuredOutputsParams,
-        schema: Any,
+        schema: dict[str, Any],
         shared: dict[str, Any],
         fault: str,
         place: str = "#",
@@ -185,10 +190,14 @@ class GrammarCompiler:
         Each is tried with ``shared``, the definitions that it may refer to.
         """
         for pointer, part in _parts(schema):
-            alone = {**shared, **part} if isinstance(part, dict) else part
-            if found := self._fault(_source(params, json.dumps(alone))):
+            if found := self._fault(_source(params, json.dumps({**shared, **part}))):
                 return self._place(params, part, shared, found, f"{place}/{pointer}")
         return place, fault
+
+
+def _refusal(params: StructuredOutputsParams, fault: str, where: str = "") -> RequestError:
+    reason = " ".join(fault.split())[:_MAX_REASON_CHARS]
+    return RequestError(f"{params.named} cannot be used{where}: {reason}", param=params.given_as)
 
 
 def _source(params: StructuredOutputsParams, definition: str) -> str:
@@ -205,25 +214,22 @@ def _source(params: StructuredOutputsParams, definition: str) -> str:
     return str(LLMatcher.grammar_from_json_schema(definition, defaults=options))
 
 
-def _closed(schema: Any) -> Any:
+def _closed(schema: dict[str, Any]) -> dict[str, Any]:
     """A schema whose objects have the properties that it names and no others; changes it."""
     for _, part in _parts(schema):
         _closed(part)
-    if isinstance(schema, dict) and "properties" in schema:
+    if "properties" in schema:
         schema.setdefault("additionalProperties", False)
     return schema
 
 
-def _parts(schema: Any) -> Iterator[tuple[str, Any]]:
-    """The schemas within a schema, each with its JSON pointer from there."""
-    if not isinstance(schema, dict):
-        return
-    for key in _SCHEMA_KEYS:
-        if isinstance(schema.get(key), dict):
-            yield key, schema[key]
+def _parts(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The schemas within a schema but True and False, each with its JSON pointer from there."""
+    found: list[tuple[str, Any]] = [(key, schema.get(key)) for key in _SCHEMA_KEYS]
     for key in _LIST_KEYS:
-        if isinstance(schema.get(key), list):
-            yield from ((f"{key}/{index}", part) for index, part in enumerate(schema[key]))
+        if isinstance(parts := schema.get(key), list):
+            found += [(f"{key}/{index}", part) for index, part in enumerate(parts)]
     for key in _MAPPING_KEYS:
-        if isinstance(schema.get(key), dict):
-            yield from ((f"{key}/{name}", part) for name, part in schema[key].items())
+        if isinstance(parts := schema.get(key), dict):
+            found += [(f"{key}/{name}", part) for name, part in parts.items()]
+    yield from ((pointer, part) for pointer, part in found if isinstance(part, dict))
