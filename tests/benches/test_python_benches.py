@@ -79,3 +79,20 @@ def test_startup_measures_the_import_and_the_help(
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["case"] for line in lines] == list(startup.COMMANDS)
     assert all(line["ms"] > 0 for line in lines)
+
+
+@pytest.fixture
+def structured(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    monkeypatch.syspath_prepend(str(BENCHES))
+    yield from script("structured")
+
+
+@pytest.mark.slow
+def test_steps_that_keep_to_a_schema_are_compared(
+    structured: ModuleType, model_package: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    structured.main(["--json", "--rows", "2", "--rounds", "1"])
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line[0] == "{"]
+    assert [line["sampling"] for line in lines] == ["greedy", "drawn"]
+    for line in lines:
+        assert line["median_ratio"] == pytest.approx(line["schema_ms"] / line["free_ms"], rel=0.01)

@@ -58,8 +58,8 @@ class Grammar:
         self._num_words = num_words
 
     def states(self) -> "GrammarStates":
-        """Those of a request."""
-        return GrammarStates(self._matcher, self._num_words)
+        """Those of a request, which share nothing with those of another thread's."""
+        return GrammarStates(self._matcher.deep_copy(), self._num_words)
 
 
 class GrammarStates:
