@@ -201,6 +201,12 @@ def test_a_language_is_not_found_for_several_sequences(listener: MakeListener) -
         listener().load().generate(heard(sounds(1)[0]), BEAMS, use_tqdm=False)
 
 
+def test_a_language_is_not_found_for_a_text_that_must_be_something(listener: MakeListener) -> None:
+    bound = SamplingParams(structured_outputs={"regex": "a"})
+    with pytest.raises(RequestError, match="names no language, which would be the first of what"):
+        listener().load().generate(heard(sounds(1)[0]), bound, use_tqdm=False)
+
+
 def test_models_of_text_hear_nothing(tmp_path: Path) -> None:
     llm = LLM(str(save_tiny_llama(tmp_path)), num_gpu_blocks=16, use_tqdm_on_load=False)
     with pytest.raises(RequestError, match="the prompt has audio, and the model hears none"):

@@ -26,8 +26,15 @@ class TokenRules:
         """Check that a request may have these rules; ``name`` is what an error calls its prompt.
 
         Raises:
-            RequestError: It has several sequences, and its first tokens are to be found.
+            RequestError: It has several sequences, or a text that must be something, and its first
+                tokens are to be found.
         """
+        if self.first and params.structured_outputs is not None:
+            raise RequestError(
+                f"{name} names no language, which would be the first of what structured_outputs "
+                "says: give the decoder a prompt that names it",
+                param="structured_outputs",
+            )
         if self.first and params.max_num_running_seqs > 1:
             raise RequestError(
                 f"{name} names no language, which is found for one sequence alone: give the "
