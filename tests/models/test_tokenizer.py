@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import T5Config
+from transformers import LongT5Config
 
 from pagedserve.config import EngineArgs
 from pagedserve.errors import ModelLoadError, UnsupportedModelError
@@ -50,7 +50,7 @@ def test_an_unknown_architecture_is_named_before_the_tokenizer(directory: Path) 
     (directory / "config.json").write_text(json.dumps({"model_type": "no_such_thing"}))
     with pytest.raises(UnsupportedModelError, match="no_such_thing"):
         load_tokenizer(EngineArgs(str(directory)))
-    T5Config().save_pretrained(directory)
+    LongT5Config().save_pretrained(directory)
     with pytest.raises(UnsupportedModelError, match="encoder-decoder"):
         load_tokenizer(EngineArgs(str(directory)))
 
