@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -136,7 +136,11 @@ class Pools:
 
 def compare(case: Case) -> None:
     pools = Pools(case)
-    tolerance = TOLERANCE[case.dtype]
+    # What a score is rounded by is an error of its weight, in both; a key ahead of its query has a
+    # score of up to their distance.
+    is_ahead = case.has_alibi and not case.causal
+    largest = max(map(sum, case.rows)) if is_ahead else 0
+    tolerance = max(TOLERANCE[case.dtype], 2 * torch.finfo(torch.float32).eps * largest)
     for rows in ([(0, cached) for cached, _ in case.rows], case.rows):
         output, expected = pools.step(rows)
         torch.testing.assert_close(output, expected, rtol=tolerance, atol=tolerance)
@@ -166,6 +170,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 @settings(max_examples=60, deadline=None)
 @given(case=cases())
+@example(Case([(170, 1)], group=1, kv_heads=1, has_alibi=True, causal=False))
 def test_answers_equal_the_reference(case: Case) -> None:
     compare(case)
 
