@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pagedserve import LLM, EngineArgs, LLMEngine, LoRARequest, SamplingParams, TokensPrompt
 from pagedserve.models.convert import converted_directory
+from tests.support.greedy import greedy_tokens
 from tests.support.lora import load_adapter, save_random_adapter
 
 NUM_TOKENS = 24
@@ -50,15 +51,7 @@ def test_tokens_are_those_of_transformers(gemma: Path, monkeypatch: pytest.Monke
     tokenizer: Any = AutoTokenizer.from_pretrained(directory)
     model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     for prompt, tokens in zip(PROMPTS, found, strict=True):
-        ids = tokenizer(prompt, return_tensors="pt").input_ids
-        whole = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=NUM_TOKENS,
-            do_sample=False,
-            eos_token_id=None,
-        )
-        assert tokens == whole[0, ids.shape[1] :].tolist()
+        assert tokens == greedy_tokens(model, tokenizer(prompt).input_ids, NUM_TOKENS)
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 from pagedserve import LLM, RequestOutput, SamplingParams
 from pagedserve.errors import ConfigError
 from pagedserve.inputs import TokensPrompt
+from tests.support.greedy import greedy_tokens
 
 WINDOW, BLOCK_SIZE, CHUNK, NUM_TOKENS = 16, 4, 18, 40
 # A step of CHUNK tokens sees WINDOW - 1 before its first: 33, one less would do with a block less.
@@ -66,15 +67,8 @@ def test_tokens_are_those_of_transformers(mistral: Path, backend: str, kernels: 
     llm = engine_of(mistral, attention_backend=backend, cpu_kernels=kernels)
     model: Any = AutoModelForCausalLM.from_pretrained(mistral, dtype=torch.float32)
     for prompt, found in zip(PROMPTS, answers(llm, GREEDY), strict=True):
-        ids = torch.tensor([prompt["prompt_token_ids"]])
-        whole = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=NUM_TOKENS,
-            do_sample=False,
-            eos_token_id=None,
-        )
-        assert list(found.outputs[0].token_ids) == whole[0, ids.shape[1] :].tolist()
+        wanted = greedy_tokens(model, prompt["prompt_token_ids"], NUM_TOKENS)
+        assert list(found.outputs[0].token_ids) == wanted
 
 
 @pytest.mark.parametrize("mode", ["recompute", "swap"])

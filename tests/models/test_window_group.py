@@ -12,6 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from pagedserve import LLM, RequestOutput, SamplingParams, TokensPrompt
+from tests.support.greedy import greedy_tokens
 
 WINDOW, BLOCK_SIZE, CHUNK, NUM_TOKENS = 16, 4, 18, 40
 # Every second layer of the tiny models sees everything.
@@ -94,15 +95,8 @@ def test_tokens_are_those_of_transformers(saved: Path, backend: str) -> None:
     assert group.window == WINDOW
     model: Any = AutoModelForCausalLM.from_pretrained(saved, dtype=torch.float32)
     for prompt, found in zip(PROMPTS, answers(llm, GREEDY), strict=True):
-        ids = torch.tensor([prompt["prompt_token_ids"]])
-        whole = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=NUM_TOKENS,
-            do_sample=False,
-            eos_token_id=None,
-        )
-        assert list(found.outputs[0].token_ids) == whole[0, ids.shape[1] :].tolist()
+        wanted = greedy_tokens(model, prompt["prompt_token_ids"], NUM_TOKENS)
+        assert list(found.outputs[0].token_ids) == wanted
 
 
 @pytest.mark.parametrize("family", ["gemma3_text"])

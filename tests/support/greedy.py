@@ -1,8 +1,8 @@
 """Greedy tokens of transformers' ``generate``, one prompt at a time."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, SupportsIndex
 from unittest.mock import patch
 
 import numpy as np
@@ -66,6 +66,22 @@ def ask_one(model: Any, text: str, prompt_token_ids: list[int]) -> GreedyReferen
         made.sequences[0, len(prompt_token_ids) :].tolist(),
         [round(gap, 6) for gap in gaps],
     )
+
+
+def greedy_tokens(
+    model: Any, prompt_token_ids: Sequence[SupportsIndex], num_tokens: int
+) -> list[int]:
+    """So many new tokens of transformers' model, whether one of them would end the text or not."""
+    ids = torch.tensor([prompt_token_ids])
+    whole = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=num_tokens,
+        do_sample=False,
+        eos_token_id=None,
+    )
+    tokens: list[int] = whole[0, ids.shape[1] :].tolist()
+    return tokens
 
 
 def ask(model: Any, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:

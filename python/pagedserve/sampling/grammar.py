@@ -134,9 +134,10 @@ class GrammarCompiler:
                 self._vocabulary = self._read_vocabulary(params)
             grammar = self._kept.pop(source, None)
         if grammar is None:  # others need not wait for this one
-            self._check(params, source)
             limits = LLParserLimits(verbose_errors=False)
             matcher = LLMatcher(self._vocabulary, source, log_level=0, limits=limits)
+            if matcher.is_error():
+                raise self._explained(params, source)
             grammar = Grammar(matcher, -(-self.vocab_size // 32))
             if (fault := grammar.states().allowed(()).fault) is not None:
                 raise _refusal(params, fault)
@@ -160,17 +161,15 @@ class GrammarCompiler:
             fault = f"the tokenizer, {name}, has no vocabulary that grammars can read: {error}"
             raise _refusal(params, fault) from error
 
-    def _check(self, params: StructuredOutputsParams, source: str) -> None:
-        fault = self._fault(source)
-        if not fault:
-            return
-        where = ""
+    def _explained(self, params: StructuredOutputsParams, source: str) -> RequestError:
+        """Why a grammar cannot be compiled, and the place of a schema that is wrong."""
+        fault, where = self._fault(source), ""
         if params.kind == "json":
             schema = json.loads(params.definition)
             shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
             place, fault = self._place(params, schema, shared, fault)
             where = f" at {place}"
-        raise _refusal(params, fault, where)
+        return _refusal(params, fault, where)
 
     def _fault(self, source: str) -> str:
         from llguidance import LLMatcher

@@ -32,7 +32,7 @@ from pagedserve.sampling.logprobs import (
     sampled_logprobs,
 )
 from pagedserve.sampling.results import SampledRows
-from pagedserve.sampling.rows import RowSampling
+from pagedserve.sampling.rows import RowSampling, unpack_masks
 from pagedserve.sampling.top_k import argmax
 
 
@@ -228,9 +228,7 @@ def _draw(
     parameters = RandomRows.of([rows[i] for i in index], vocab_size=vocab_size, cuda=cuda)
     may_come = None
     if masks is not None:
-        bits = masks[index].view(np.uint8)
-        unpacked = np.unpackbits(bits, axis=1, count=vocab_size, bitorder="little")
-        may_come = torch.from_numpy(unpacked.view(np.bool_))
+        may_come = torch.from_numpy(unpack_masks(masks[index], vocab_size))
     return draw(_rows(logits, index, cuda), parameters, _rows(peaks, index, cuda), may_come).int()
 
 

@@ -128,11 +128,10 @@ impl Scheduler {
             return Admission::NotNow(Refusal::NoTokens);
         }
         let num_tokens = self.num_tokens_to_admit(group, budget);
-        if !self.windows.has_room(&self.space, &self.store, group, num_tokens) {
-            if self.windows.can_ever_have(&self.space, &self.store, group, num_tokens) {
-                return Admission::NotNow(Refusal::NoBlocks);
-            }
-            return Admission::Never(self.never_fits(group));
+        match self.windows.can_allocate(&self.space, &self.store, group, num_tokens) {
+            AllocStatus::Ok => {}
+            AllocStatus::Later => return Admission::NotNow(Refusal::NoBlocks),
+            AllocStatus::Never => return Admission::Never(self.never_fits(group)),
         }
         self.judge_budget(num_tokens, group, budget).map_or(Admission::Yes, Admission::NotNow)
     }

@@ -131,7 +131,8 @@ impl Scheduler {
         let needs_none =
             self.store.group(group).is_prefill && self.space.config().choices.exact_append_demand;
         (needs_none || self.space.can_append_slots(&self.store, group))
-            && self.windows.has_room(&self.space, &self.store, group, chunk.num_tokens)
+            && self.windows.can_allocate(&self.space, &self.store, group, chunk.num_tokens)
+                == AllocStatus::Ok
     }
 
     /// Gives a group that decodes its slots; a prefill has had them since it was admitted.

@@ -50,7 +50,8 @@ impl Scheduler {
     /// not give way when giving way would gain nothing.
     pub(super) fn fits_alone(&self, group: GroupHandle, chunk: TokenChunk) -> bool {
         self.holds_all_used_blocks(group)
-            && self.windows.has_room(&self.space, &self.store, group, chunk.num_tokens)
+            && self.windows.can_allocate(&self.space, &self.store, group, chunk.num_tokens)
+                == AllocStatus::Ok
             && (self.store.group(group).is_prefill
                 || self.space.append_demand(&self.store, group) <= self.space.gpu().num_free())
     }
@@ -133,7 +134,8 @@ impl Scheduler {
         while let Some(&last) = self.queues.running.back() {
             let num_in_step = num_tokens.min(self.config.max_num_batched_tokens);
             let fits = self.space.can_allocate(&self.store, first) == AllocStatus::Ok
-                && self.windows.has_room(&self.space, &self.store, first, num_in_step)
+                && self.windows.can_allocate(&self.space, &self.store, first, num_in_step)
+                    == AllocStatus::Ok
                 && budget.can_schedule(num_tokens, num_seqs);
             if fits || goes_before(&self.store, last, first).is_le() {
                 break;

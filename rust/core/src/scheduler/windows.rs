@@ -6,7 +6,7 @@
 //! 2. Between steps a table begins with the first block that a later query sees; a row maps what it
 //!    writes, and its update takes what has passed.
 //! 3. No row writes a block that another sequence has: it gets its own and a copy first.
-//! 4. Whoever is to run is asked for first: `has_room` for its row's tokens, `can_swap_in` for a group
+//! 4. Whoever is to run is asked for first: `can_allocate` for its row's tokens, `can_swap_in` for a group
 //!    that returns.  A sequence that has the device to itself always has room.
 //! 5. With prefix caching a full block is known by the contents by which the block beside it is, once
 //!    it is computed.  A group's first sequence begins where that prefix is known in the layers that
@@ -24,7 +24,7 @@ use crate::ids::{BlockId, BlockPair};
 use crate::inputs::{int32, int64};
 use crate::outputs::{Row, SchedulerOutputs};
 use crate::sequence::{GroupHandle, SeqHandle, Sequence, SequenceStatus, SequenceStore};
-use crate::space::BlockSpaceManager;
+use crate::space::{AllocStatus, BlockSpaceManager};
 use crate::table::{WindowTable, num_blocks_for};
 
 /// The window blocks of the device and of the host.
@@ -158,25 +158,24 @@ impl WindowBlocks {
 
     /// Whether a group that waits or runs can have the blocks that rows of `num_tokens` tokens
     /// together take; a copy too many may be counted for each set of sharers.
-    pub(super) fn has_room(
+    pub(super) fn can_allocate(
         &self,
         space: &BlockSpaceManager,
         store: &SequenceStore,
         group: GroupHandle,
         num_tokens: usize,
-    ) -> bool {
-        !self.is_on() || self.num_needed(space, store, group, num_tokens) <= self.device.num_free()
-    }
-
-    /// Whether it could if the device were its own.
-    pub(super) fn can_ever_have(
-        &self,
-        space: &BlockSpaceManager,
-        store: &SequenceStore,
-        group: GroupHandle,
-        num_tokens: usize,
-    ) -> bool {
-        !self.is_on() || self.num_needed(space, store, group, num_tokens) <= self.device.num_total()
+    ) -> AllocStatus {
+        if !self.is_on() {
+            return AllocStatus::Ok;
+        }
+        let num_needed = self.num_needed(space, store, group, num_tokens);
+        if num_needed <= self.device.num_free() {
+            AllocStatus::Ok
+        } else if num_needed <= self.device.num_total() {
+            AllocStatus::Later
+        } else {
+            AllocStatus::Never
+        }
     }
 
     /// Blocks that rows of `num_tokens` tokens together take out of the free ones, at most.  Those

@@ -198,9 +198,6 @@ impl BlockSpaceManager {
     /// Tokens of a waiting sequence that are computed already, or in this step: what admission
     /// need not charge.
     pub(crate) fn num_cached_tokens(&self, store: &SequenceStore, seq: &Sequence) -> usize {
-        if self.gpu.cached().is_none() {
-            return 0;
-        }
         let num_blocks = self.usable_blocks(store, seq).count();
         (num_blocks * self.config.block_size).min(seq.len() - 1)
     }
