@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         SchedulerConfig,
         SchedulerOutputs,
         SequenceGroupMetadata,
+        TokenLookup,
         UncachedBlockAllocator,
         WindowGroup,
     )
@@ -115,6 +116,7 @@ __all__ = [
     "StepError",
     "StructuredOutputsParams",
     "TextPrompt",
+    "TokenLookup",
     "TokensPrompt",
     "UncachedBlockAllocator",
     "UnsupportedModelError",
@@ -170,6 +172,7 @@ _HOME = {
             "SchedulerConfig",
             "SchedulerOutputs",
             "SequenceGroupMetadata",
+            "TokenLookup",
             "UncachedBlockAllocator",
             "WindowGroup",
         ],

@@ -73,7 +73,7 @@ CORE_USERS = {
 # What a step gives out (outputs, inputs) is data, so it stands below the scheduler that makes it.
 RUST_LAYERS = [
     {"ids", "error", "config", "hash", "arena"},
-    {"block"},
+    {"block", "lookup"},
     {"table"},
     {"sequence"},
     {"space", "outputs"},

@@ -1,6 +1,7 @@
 # The scheduler core.  Its docstrings stand in rust/py and so in the built module:
 # `help(pagedserve.Scheduler)` is a page to program from.
 
+from collections.abc import Sequence
 from os import PathLike
 from typing import Final, Literal, TypeAlias, final
 
@@ -24,6 +25,7 @@ __all__ = [
     "SchedulerConfig",
     "SchedulerOutputs",
     "SequenceGroupMetadata",
+    "TokenLookup",
     "UncachedBlockAllocator",
     "WindowGroup",
     "__version__",
@@ -298,6 +300,8 @@ class SchedulerOutputs:
     @property
     def refused(self) -> list[tuple[int, _Refusal]]: ...  # looked at, and did not run
     @property
+    def num_drafts(self) -> int: ...
+    @property
     def swapped_in(self) -> list[int]: ...
     @property
     def num_prefill_rows(self) -> int: ...
@@ -345,6 +349,13 @@ class Scheduler:
     ) -> tuple[int, int]: ...
     def abort(self, group: int) -> GroupStats | None: ...  # None: it has ended already
     def schedule(self, now: float) -> SchedulerOutputs: ...
+    def propose(
+        self,
+        step_id: int,
+        rows: NDArray[np.int32],  # [K], increasing, sampled decode rows
+        token_start: NDArray[np.int32],  # [K + 1]
+        tokens: NDArray[np.int32],  # [token_start[K]]
+    ) -> SchedulerOutputs: ...
     def prepare_inputs(self, buffers: InputBuffers) -> None: ...
     def update(
         self,
@@ -508,3 +519,14 @@ class BlockSpaceManager:
     def num_free_cpu_blocks(self) -> int: ...
     @property
     def watermark_blocks(self) -> int: ...
+
+@final
+class TokenLookup:
+    def __new__(
+        cls, *, min_match: int, max_match: int, max_tokens: int = 16777216
+    ) -> TokenLookup: ...
+    def __len__(self, /) -> int: ...
+    def extend(self, token_ids: Sequence[int]) -> None: ...
+    def end_text(self) -> None: ...
+    def propose(self, most: int) -> list[int]: ...
+    def propose_for(self, token_ids: Sequence[int], most: int) -> list[int]: ...

@@ -8,7 +8,7 @@
 //! | `positions` | T | position of each token in its sequence |
 //! | `slot_mapping` | T | where its keys and values go: block * block size + offset, or -1 where they lie already |
 //! | `query_start` | R + 1 | row boundaries in T |
-//! | `seq_lens` | R | keys visible to the last token of the row |
+//! | `seq_lens` | R | keys visible to the last token of the row, drafts included |
 //! | `block_tables` | R x B | physical blocks, row-major, padded with 0 |
 //! | `sample_index` | S | positions in T whose logits are wanted, ascending |
 //! | `sample_rows` | S | the row of each |
@@ -20,9 +20,12 @@
 //! | `cross_lens` | R, or none without encoders | tokens of the encoder's output |
 //! | `cross_tables` | R x C, or none without encoders | blocks of its keys and values, as `block_tables`, with C in the longest |
 //!
+//! A row with D drafts has D tokens and D samples more, behind its last.
+//!
 //! Costs: O(T + R x B), no allocation.
 
 use crate::error::{Error, Result};
+use crate::ids::TokenId;
 use crate::outputs::SchedulerOutputs;
 use crate::sequence::{Sequence, SequenceStore};
 use crate::table::num_blocks_for;
@@ -102,7 +105,7 @@ pub(crate) fn fill(
             *slot = row.adapter_slot;
         }
     }
-    let (mut token, mut sample) = (0, 0);
+    let (mut token, mut sample, mut draft) = (0, 0, 0);
     buffers.query_start[0] = 0;
     // Zipped, so that the bounds are asked once and not for each row.
     let width = outputs.max_num_blocks.max(1); // 0 where there are only moves
@@ -112,12 +115,15 @@ pub(crate) fn fill(
         outputs.rows.iter().zip(starts).zip(tables).enumerate()
     {
         let seq = store.seq(row.seq);
-        let end = token + row.num_tokens;
+        let end = token + row.num_tokens + row.num_drafts;
+        let drafts = &outputs.drafts[draft..draft + row.num_drafts];
+        draft += row.num_drafts;
         let last_block = fill_tokens(
             &mut buffers.token_ids[token..end],
             &mut buffers.positions[token..end],
             &mut buffers.slot_mapping[token..end],
             seq,
+            drafts,
             block_size,
         );
         token = end;
@@ -128,12 +134,14 @@ pub(crate) fn fill(
         };
         fill_table(table, seq, num_blocks);
         *start = int32(token);
-        *len = int32(num_keys);
+        *len = int32(num_keys + row.num_drafts);
         *handle = row.seq.to_bits();
         if row.is_sampled {
-            buffers.sample_index[sample] = int32(token - 1);
-            buffers.sample_rows[sample] = int32(index);
-            sample += 1;
+            for place in token - 1 - row.num_drafts..token {
+                buffers.sample_index[sample] = int32(place);
+                buffers.sample_rows[sample] = int32(index);
+                sample += 1;
+            }
         }
     }
     Ok(())
@@ -164,12 +172,13 @@ pub(crate) fn fill_cross(
     }
 }
 
-/// Writes the tokens of a row, at least one; returns the logical block of the last.
+/// Writes the tokens of a row, at least one, and its drafts; returns the logical block of the last.
 fn fill_tokens(
     token_ids: &mut [i32],
     positions: &mut [i64],
     slot_mapping: &mut [i64],
     seq: &Sequence,
+    drafts: &[TokenId],
     block_size: usize,
 ) -> usize {
     let computed = seq.num_computed_tokens;
@@ -181,7 +190,7 @@ fn fill_tokens(
             (block, offset) = (block + 1, 0);
             first = first_slot(seq, block, block_size);
         }
-        *token_id = seq.token_id(place);
+        *token_id = if place < seq.len() { seq.token_id(place) } else { drafts[place - seq.len()] };
         *position = int64(place);
         *slot = if place < seq.num_cached_tokens { -1 } else { first + int64(offset) };
         offset += 1;

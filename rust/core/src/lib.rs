@@ -59,7 +59,7 @@
 //! # Ok::<(), pagedserve_core::error::Error>(())
 //! ```
 //!
-//! Layers, lower never names higher: `ids, error, config, hash, arena`, `block`, `table`,
+//! Layers, lower never names higher: `ids, error, config, hash, arena`, `lookup`, `block`, `table`,
 //! `sequence`, `space`, `scheduler` with its data `outputs` and `inputs`.
 
 #![forbid(unsafe_code)]
@@ -73,6 +73,7 @@ pub mod hash;
 pub mod ids;
 pub mod inputs;
 pub mod log;
+pub mod lookup;
 pub mod outputs;
 pub mod scheduler;
 pub mod sequence;

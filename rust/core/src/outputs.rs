@@ -9,7 +9,7 @@
 use std::fmt;
 
 use crate::config::PreemptionMode;
-use crate::ids::BlockPair;
+use crate::ids::{BlockPair, TokenId};
 use crate::sequence::{GroupHandle, GroupStats, SeqHandle};
 
 /// One sequence in one step: its next `num_tokens` uncomputed tokens.
@@ -23,6 +23,8 @@ pub struct Row {
     pub adapter_slot: i32,
     /// Whether its next token is wanted: false for a row that stops before its last token.
     pub is_sampled: bool,
+    /// Drafts behind them, each computed and sampled too.
+    pub num_drafts: usize,
 }
 
 /// One group in one step.
@@ -189,10 +191,12 @@ pub struct SchedulerOutputs {
     pub num_prefill_rows: usize,
     /// Tokens of the prefill groups.
     pub num_prefill_tokens: usize,
-    /// Tokens of all rows.
+    /// Tokens of all rows, drafts included.
     pub num_batched_tokens: usize,
-    /// Rows whose next token is wanted.
+    /// Rows whose next token is wanted, and drafts.
     pub num_samples: usize,
+    /// What [`propose`](crate::scheduler::Scheduler::propose) put behind rows, in their order.
+    pub drafts: Vec<TokenId>,
     /// Blocks that the tokens of a row take, computed ones included, at most.
     pub max_num_blocks: usize,
     /// Blocks of the keys and values of a row's encoder, at most.
@@ -262,6 +266,7 @@ impl SchedulerOutputs {
         self.step_id = step_id;
         self.scheduled_seq_groups.clear();
         self.rows.clear();
+        self.drafts.clear();
         self.blocks_to_swap_out.clear();
         self.blocks_to_swap_in.clear();
         self.blocks_to_copy.clear();

@@ -19,7 +19,7 @@ use common::arrays::Arrays;
 use common::limits::limits;
 use common::slots::{Slots, at, copy_block, write};
 use common::windows::WindowModel;
-use common::{Limits, Output, assert_all_returned, sampled_rows, update};
+use common::{Limits, Output, assert_all_returned, propose, sampled_rows, update, update_drafted};
 use pagedserve_core::hash::PrefixKey;
 use pagedserve_core::ids::BlockId;
 use pagedserve_core::scheduler::Scheduler;
@@ -34,6 +34,9 @@ enum Op {
     Abort(prop::sample::Index),
     /// A step; per sampled row how many outputs it gets, which of them end, and their seed.
     Step(Vec<(u8, u8)>, i32),
+    /// A step whose decode rows have drafts: per row how many and how many of them are right, the seed of
+    /// all tokens, and how it goes on.
+    Draft(Vec<(usize, usize)>, i32, DraftEnd),
     /// A step that fails while it runs, after how much of its work.
     Fail(bool),
     /// A group aborted while the step runs.
@@ -47,10 +50,25 @@ enum Op {
 }
 
 #[derive(Clone, Copy, Debug)]
+enum DraftEnd {
+    Update,
+    Fail,
+    Abort(prop::sample::Index),
+}
+
+#[derive(Clone, Copy, Debug)]
 enum Failure {
     BeforeNext,
     Scheduled,
     Run,
+}
+
+fn draft_end() -> impl Strategy<Value = DraftEnd> {
+    prop_oneof![
+        6 => Just(DraftEnd::Update),
+        1 => Just(DraftEnd::Fail),
+        1 => any::<prop::sample::Index>().prop_map(DraftEnd::Abort),
+    ]
 }
 
 fn ops() -> impl Strategy<Value = Vec<Op>> {
@@ -63,6 +81,8 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         ),
         1 => any::<prop::sample::Index>().prop_map(Op::Abort),
         12 => (fates(), 0..50i32).prop_map(|(fates, seed)| Op::Step(fates, seed)),
+        4 => (prop::collection::vec((0..5usize, 0..5usize), 1..9), 0..50i32, draft_end())
+            .prop_map(|(counts, seed, end)| Op::Draft(counts, seed, end)),
         1 => any::<bool>().prop_map(Op::Fail),
         1 => any::<prop::sample::Index>().prop_map(Op::AbortInStep),
         4 => (prop::collection::vec(0..50i32, 1..9), prop::collection::vec(0..24u8, 1..12))
@@ -132,6 +152,7 @@ impl Life {
             }
             Op::Abort(pick) => self.abort(*pick),
             Op::Step(fates, seed) => self.step(fates, *seed),
+            Op::Draft(counts, seed, end) => self.draft(counts, *seed, *end),
             Op::Fail(ran) => {
                 let outputs = self.scheduler.schedule(0.0).unwrap();
                 let (step_id, is_empty) = (outputs.step_id, outputs.is_empty());
@@ -272,6 +293,46 @@ impl Life {
         );
     }
 
+    fn draft(&mut self, counts: &[(usize, usize)], seed: i32, end: DraftEnd) {
+        if self.scheduler.schedule(0.0).unwrap().is_empty() {
+            return;
+        }
+        let outputs = self.scheduler.outputs().clone();
+        let step_id = outputs.step_id;
+        let mut left = self.limits.scheduler.max_num_batched_tokens - outputs.num_batched_tokens;
+        let mut drafts = Vec::new();
+        for row in sampled_rows(&self.scheduler) {
+            let (wanted, _) = counts[row % counts.len()];
+            let len = self.scheduler.sequence(outputs.rows[row].seq).unwrap().len();
+            let room = (self.limits.scheduler.max_model_len).saturating_sub(len + 1);
+            let most = if row < outputs.num_prefill_rows { 0 } else { outputs.num_lookahead_slots };
+            let count = wanted.min(most).min(room).min(left);
+            left -= count;
+            drafts.extend((count > 0).then(|| (row, (seed..).take(count).collect())));
+        }
+        propose(&mut self.scheduler, step_id, &drafts).unwrap();
+        self.scheduler.check().unwrap();
+        self.execute();
+        if !drafts.is_empty() {
+            assert!(!self.scheduler.update_async(step_id).unwrap(), "drafts wait for their tokens");
+        }
+        match end {
+            DraftEnd::Fail => return self.abandon(step_id),
+            DraftEnd::Abort(pick) => self.abort(pick),
+            DraftEnd::Update => {}
+        }
+        let mut outputs = self.ended_at_model_len(common::one_each(&self.scheduler, 77));
+        let mut accepted = BTreeMap::new();
+        for (row, tokens) in drafts {
+            let right = counts[row % counts.len()].1.min(tokens.len());
+            let output = outputs.iter_mut().find(|output| output.row == row).unwrap();
+            output.finish = (right, seed % 7) == (2, 0);
+            accepted.insert(row, tokens[..right].to_vec());
+        }
+        let accepted = |row| accepted.get(&row).cloned().unwrap_or_default();
+        update_drafted(&mut self.scheduler, step_id, &outputs, accepted).unwrap();
+    }
+
     fn step(&mut self, fates: &[(u8, u8)], seed: i32) {
         if !self.begin() {
             return;
@@ -374,12 +435,14 @@ impl Life {
             self.advance_state(arrays, row);
         }
         let num_samples = self.scheduler.outputs().num_samples;
-        let samples: Vec<usize> =
-            arrays.sample_rows[..num_samples].iter().map(|row| at(*row)).collect();
-        assert_eq!(samples, sampled_rows(&self.scheduler));
-        for (sample, row) in samples.into_iter().enumerate() {
-            assert_eq!(arrays.sample_index[sample], arrays.query_start[row + 1] - 1);
-        }
+        let samples = arrays.sample_rows[..num_samples].iter().map(|row| at(*row));
+        let samples = samples.zip(arrays.sample_index[..num_samples].iter().map(|at_| at(*at_)));
+        let wanted = sampled_rows(&self.scheduler).into_iter().flat_map(|row| {
+            let end = at(arrays.query_start[row + 1]);
+            let first = end - 1 - self.scheduler.outputs().rows[row].num_drafts;
+            (first..end).map(move |index| (row, index))
+        });
+        assert!(samples.eq(wanted), "every sampled token, and every draft");
     }
 
     fn adapter(&self, row: usize) -> u32 {
@@ -387,7 +450,14 @@ impl Life {
         self.scheduler.store().find_group(seq.group()).unwrap().key.adapter
     }
 
-    /// Keys of the history up to each position, under the adapter of the row.
+    /// The drafts of a row.
+    fn drafts(&self, row: usize) -> Vec<i32> {
+        let outputs = self.scheduler.outputs();
+        let before: usize = outputs.rows[..row].iter().map(|row| row.num_drafts).sum();
+        outputs.drafts[before..before + outputs.rows[row].num_drafts].to_vec()
+    }
+
+    /// Keys of the history up to each position, under the adapter of the row; drafts are part of it.
     fn keys(&self, row: usize) -> Vec<u64> {
         let seq = self.scheduler.sequence(self.scheduler.outputs().rows[row].seq).unwrap();
         let adapter = self.adapter(row);
@@ -396,7 +466,8 @@ impl Life {
             *hash = chain(*hash, sample.map_or(*token, |sample| self.sampled[sample]));
             Some(*hash)
         };
-        seq.token_ids().iter().scan(1 + u64::from(adapter), extend).collect()
+        let tokens = [seq.token_ids().to_vec(), self.drafts(row)].concat();
+        tokens.iter().scan(1 + u64::from(adapter), extend).collect()
     }
 
     fn slot(&self, arrays: &Arrays, row: usize, position: usize) -> usize {
@@ -409,16 +480,17 @@ impl Life {
         let scheduled = self.scheduler.outputs().rows[row];
         let seq = self.scheduler.sequence(scheduled.seq).unwrap();
         let query = at(arrays.query_start[row])..at(arrays.query_start[row + 1]);
-        assert_eq!(query.len(), scheduled.num_tokens);
+        assert_eq!(query.len(), scheduled.num_tokens + scheduled.num_drafts);
         assert_eq!(arrays.row_handles[row], scheduled.seq.to_bits());
         let loaded = self.adapters.get(&arrays.adapter_slots[row]).map(|(adapter, _)| *adapter);
         assert_eq!(loaded.unwrap_or(0), self.adapter(row), "row {row} runs under another adapter");
         assert_eq!(arrays.adapter_slots[row] == -1, self.adapter(row) == 0);
         let keys = self.keys(row);
+        let tokens = [seq.token_ids().to_vec(), self.drafts(row)].concat();
         let mut written = Vec::new();
         for index in query {
             let position = usize::try_from(arrays.positions[index]).unwrap();
-            assert_eq!(arrays.token_ids[index], seq.token_ids()[position]);
+            assert_eq!(arrays.token_ids[index], tokens[position]);
             // A slot that is not written holds the key already, or another row of this step
             // writes it: `attend` looks.
             if arrays.slot_mapping[index] >= 0 {
@@ -438,7 +510,8 @@ impl Life {
             return;
         }
         let num_keys = at(arrays.seq_lens[row]);
-        for position in num_keys..num_keys + outputs.num_lookahead_slots {
+        let num_free = outputs.num_lookahead_slots - outputs.rows[row].num_drafts;
+        for position in num_keys..num_keys + num_free {
             let slot = self.slot(arrays, row, position);
             self.device.insert(slot, u64::MAX); // a guess of this row's own
             let others = (0..row).filter(|other| *other != row);

@@ -10,6 +10,7 @@ mod cpu;
 mod error;
 mod gateway;
 mod log_files;
+mod lookup;
 mod metadata;
 mod outputs;
 mod scheduler;
@@ -37,6 +38,8 @@ mod _core {
     };
     #[pymodule_export]
     use super::cpu::module as cpu;
+    #[pymodule_export]
+    use super::lookup::TokenLookup;
     #[pymodule_export]
     use super::metadata::SequenceGroupMetadata;
     #[pymodule_export]

@@ -175,6 +175,12 @@ impl SchedulerOutputs {
         self.0.num_prefill_rows
     }
 
+    /// Drafts that `Scheduler.propose` put behind rows; the tokens and samples of the step count them.
+    #[getter]
+    fn num_drafts(&self) -> usize {
+        self.0.drafts.len()
+    }
+
     /// Groups that came back from the host.
     #[getter]
     fn swapped_in(&self) -> Vec<i64> {

@@ -20,6 +20,7 @@ mod admission;
 mod budget;
 mod check;
 mod delay;
+mod drafts;
 mod phases;
 mod preempt;
 mod queues;
@@ -30,6 +31,7 @@ mod update;
 mod windows;
 
 pub use budget::SchedulingBudget;
+pub use drafts::Drafts;
 pub use queues::Queues;
 pub use update::{SampledOutputs, Updated};
 

@@ -106,7 +106,14 @@ impl Scheduler {
                 if has_windows {
                     self.windows.map(seq, num_tokens, &mut self.outputs.window_blocks_to_copy);
                 }
-                part.rows.push(Row { seq: handle, num_tokens, adapter_slot, is_sampled });
+                let num_drafts = 0;
+                part.rows.push(Row {
+                    seq: handle,
+                    num_tokens,
+                    adapter_slot,
+                    is_sampled,
+                    num_drafts,
+                });
                 self.longest = self.longest.max(seq.len());
                 self.most_keys = self.most_keys.max(seq.num_computed_tokens + num_tokens);
                 self.space.mark_pending(seq, seq.num_computed_tokens + num_tokens);

@@ -59,8 +59,8 @@ impl Scheduler {
     /// the sample, until [`resolve_tokens`](Scheduler::resolve_tokens) names it.  At most one more step
     /// can be scheduled before that.
     ///
-    /// False, and the step stays open, where a sampled row belongs to a group that may have
-    /// several sequences, or has no room for a token in the model's length.
+    /// False, and the step stays open, where it has drafts, or a sampled row belongs to a group that
+    /// may have several sequences, or has no room for a token in the model's length.
     ///
     /// # Errors
     /// [`Error::Step`] when `step_id` is not the open step, or the tokens of the step before are
@@ -68,7 +68,8 @@ impl Scheduler {
     pub fn update_async(&mut self, step_id: u64) -> Result<bool> {
         self.check_step(step_id)?;
         self.unresolved.check_none()?;
-        if !self.outputs.rows.iter().all(|row| self.can_be_async(row)) {
+        let has_drafts = !self.outputs.drafts.is_empty();
+        if has_drafts || !self.outputs.rows.iter().all(|row| self.can_be_async(row)) {
             return Ok(false);
         }
         self.is_step_open = false;

@@ -330,6 +330,6 @@ pub(super) fn check_tokens(tokens: &[TokenId]) -> Result<()> {
 }
 
 /// A row number from outside; a negative one becomes one that no step has.
-fn row_index(row: i32) -> usize {
+pub(super) fn row_index(row: i32) -> usize {
     usize::try_from(row).unwrap_or(usize::MAX)
 }

@@ -22,7 +22,7 @@ use crate::config::{CacheConfig, SchedulerConfig};
 use crate::error::{Error, Result};
 use crate::ids::{BlockId, BlockPair};
 use crate::inputs::{int32, int64};
-use crate::outputs::{Row, SchedulerOutputs};
+use crate::outputs::SchedulerOutputs;
 use crate::sequence::{GroupHandle, SeqHandle, Sequence, SequenceStatus, SequenceStore};
 use crate::space::{AllocStatus, BlockSpaceManager};
 use crate::table::{WindowTable, num_blocks_for};
@@ -362,14 +362,15 @@ impl WindowBlocks {
         let mut slots = slots.iter_mut();
         // A step of moves alone has no rows, and tables of no width.
         let rows = tables.chunks_exact_mut(outputs.max_num_blocks.max(1));
-        for (entries, Row { seq, num_tokens, .. }) in rows.zip(&outputs.rows) {
-            let seq = store.seq(*seq);
+        for (entries, row) in rows.zip(&outputs.rows) {
+            let seq = store.seq(row.seq);
             let (computed, table) = (seq.num_computed_tokens, &seq.window_table);
+            let end = computed + row.num_tokens + row.num_drafts;
             entries.fill(0);
             for (entry, block) in entries.iter_mut().skip(table.first()).zip(table.blocks()) {
                 *entry = int32(block.index());
             }
-            for (position, slot) in (computed..computed + num_tokens).zip(&mut slots) {
+            for (position, slot) in (computed..end).zip(&mut slots) {
                 let block = table.block(position / self.block_size).index();
                 *slot = int64(block * self.block_size + position % self.block_size);
             }

@@ -247,7 +247,8 @@ impl BlockSpaceManager {
         let num_kept = entry.num_computed_tokens.max(entry.num_cached_tokens);
         let written = num_kept / block_size..num_blocks_for(num_slots, block_size);
         for (place, index) in entry.table.places(written.clone()).zip(written) {
-            let Some(&shared) = entry.table.blocks().get(place) else { break };
+            // Behind one that is yet to be mapped the ring may come round to an old one.
+            let Some(&shared) = entry.table.blocks().get(place) else { continue };
             if self.gpu.is_shared(shared) {
                 let own = self.gpu.allocate((index + 1) * block_size).expect(PROMISED);
                 entry.table.replace(place, own);

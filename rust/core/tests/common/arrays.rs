@@ -31,6 +31,7 @@ impl Arrays {
         let rows = limits.max_num_seqs;
         let tokens = limits.max_num_batched_tokens;
         let blocks = limits.max_model_len + limits.num_lookahead_slots;
+        let samples = rows * (1 + limits.num_lookahead_slots);
         let mut arrays = Self {
             token_ids: vec![-7; tokens],
             positions: vec![-7; tokens],
@@ -38,8 +39,8 @@ impl Arrays {
             query_start: vec![-7; rows + 1],
             seq_lens: vec![-7; rows],
             block_tables: vec![-7; rows * blocks],
-            sample_index: vec![-7; rows],
-            sample_rows: vec![-7; rows],
+            sample_index: vec![-7; samples],
+            sample_rows: vec![-7; samples],
             row_handles: vec![-7; rows],
             adapter_slots: vec![-7; rows],
             state_slots: vec![-7; rows],

@@ -9,7 +9,7 @@ pub mod windows;
 
 use pagedserve_core::config::{CacheConfig, SchedulerConfig};
 use pagedserve_core::error::Result;
-use pagedserve_core::scheduler::{SampledOutputs, Scheduler};
+use pagedserve_core::scheduler::{Drafts, SampledOutputs, Scheduler};
 use pagedserve_core::sequence::{GroupHandle, Request, SeqHandle};
 
 /// Limits of a scheduler under test.
@@ -53,9 +53,19 @@ pub fn update(
     step_id: u64,
     outputs: &[Output],
 ) -> Result<Vec<SeqHandle>> {
+    update_drafted(scheduler, step_id, outputs, |_| Vec::new())
+}
+
+/// The same where before an output's token those come that `accepted` says of its row.
+pub fn update_drafted(
+    scheduler: &mut Scheduler,
+    step_id: u64,
+    outputs: &[Output],
+    accepted: impl Fn(usize) -> Vec<i32>,
+) -> Result<Vec<SeqHandle>> {
     let parent_rows: Vec<i32> = outputs.iter().map(|o| i32::try_from(o.row).unwrap()).collect();
-    let token_start: Vec<i32> = (0..=i32::try_from(outputs.len()).unwrap()).collect();
-    let tokens: Vec<i32> = outputs.iter().map(|o| o.token).collect();
+    let of_output = |o: &Output| [accepted(o.row), vec![o.token]].concat();
+    let (token_start, tokens) = packed(outputs.iter().map(of_output));
     let finish: Vec<u8> = outputs.iter().map(|o| u8::from(o.finish)).collect();
     let results = SampledOutputs {
         parent_rows: &parent_rows,
@@ -64,6 +74,28 @@ pub fn update(
         finish: &finish,
     };
     scheduler.update(step_id, results).map(|updated| updated.handles.to_vec())
+}
+
+/// Lists one behind another, and where each begins.
+fn packed(lists: impl Iterator<Item = Vec<i32>>) -> (Vec<i32>, Vec<i32>) {
+    let (mut start, mut all) = (vec![0], Vec::new());
+    for list in lists {
+        all.extend(list);
+        start.push(i32::try_from(all.len()).unwrap());
+    }
+    (start, all)
+}
+
+/// Gives rows of the open step drafts; nothing where there are none.
+pub fn propose(
+    scheduler: &mut Scheduler,
+    step_id: u64,
+    drafts: &[(usize, Vec<i32>)],
+) -> Result<()> {
+    let rows: Vec<i32> = drafts.iter().map(|(row, _)| i32::try_from(*row).unwrap()).collect();
+    let (token_start, tokens) = packed(drafts.iter().map(|(_, tokens)| tokens.clone()));
+    let drafts = Drafts { rows: &rows, token_start: &token_start, tokens: &tokens };
+    scheduler.propose(step_id, drafts).map(|_| ())
 }
 
 /// The sampled rows of the open step.

@@ -52,7 +52,8 @@ impl WindowModel {
         }
         let num_keys = at(arrays.seq_lens[row]);
         if row >= outputs.num_prefill_rows {
-            for position in num_keys..num_keys + outputs.num_lookahead_slots {
+            let num_free = outputs.num_lookahead_slots - outputs.rows[row].num_drafts;
+            for position in num_keys..num_keys + num_free {
                 self.device.insert(self.slot(outputs, arrays, row, position), u64::MAX);
             }
         }

@@ -38,6 +38,45 @@ impl Scheduler {
         self.0.act(py, State::work_of_schedule, schedule)
     }
 
+    /// Put guesses at the tokens that follow behind decode rows of the open step.
+    ///
+    /// `prepare_inputs` then writes them behind the row's token, each with a sample of its own.  No
+    /// decision depends on them: what was right is said by the tokens that `update` is given.
+    ///
+    /// Args:
+    ///     step_id: Of the open step.
+    ///     rows: int32 ``[K]``, increasing, sampled decode rows of the step.
+    ///     token_start: int32 ``[K + 1]``, increasing from 0.
+    ///     tokens: int32 ``[token_start[K]]``, at least 0; of a row at most as many as there are
+    ///         lookahead slots.
+    ///
+    /// Returns:
+    ///     The step with its drafts: its tokens and samples count them.
+    ///
+    /// Raises:
+    ///     ``StepError``: Not the open step, a step that has drafts, or arrays that do not fit it;
+    ///         there are none then.
+    fn propose(
+        &self,
+        py: Python<'_>,
+        step_id: u64,
+        rows: &Bound<'_, PyAny>,
+        token_start: &Bound<'_, PyAny>,
+        tokens: &Bound<'_, PyAny>,
+    ) -> PyResult<SchedulerOutputs> {
+        let rows = readonly(rows, "rows")?;
+        let token_start = readonly(token_start, "token_start")?;
+        let tokens = readonly(tokens, "tokens")?;
+        let drafts = core::Drafts {
+            rows: rows.as_slice()?,
+            token_start: token_start.as_slice()?,
+            tokens: tokens.as_slice()?,
+        };
+        let propose =
+            |state: &mut State| state.core.propose(step_id, drafts).cloned().map(SchedulerOutputs);
+        self.0.act(py, |state| Work::rows(state.core.outputs().rows.len()), propose)
+    }
+
     /// Write the model's inputs for the open step into arrays, in place.
     ///
     /// With R rows, T tokens and S samples (``num_rows``, ``num_batched_tokens``, ``num_samples``
@@ -114,8 +153,8 @@ impl Scheduler {
     /// its token is aborted once that is known.
     ///
     /// Returns:
-    ///     False, and the step stays open, where a sampled group may have several sequences or a
-    ///     sequence is at the model's length.
+    ///     False, and the step stays open, where it has drafts, a sampled group may have several
+    ///     sequences or a sequence is at the model's length.
     ///
     /// Raises:
     ///     ``StepError``: Not the open step, or the tokens of the step before are not resolved.

@@ -1,0 +1,110 @@
+//! Drafts: guesses at the tokens that follow a decode row's own, computed with it in one step.
+//!
+//! What of them was right, the caller finds by sampling behind each, and says by the number of tokens
+//! that it gives to `update`.  (Leviathan, Kalman and Matias, "Fast inference from transformers via
+//! speculative decoding", ICML 2023; here every accepted token is one that was sampled.)
+//!
+//! Owns nothing; drafts lie in the step's outputs.  Invariants:
+//! 1. No decision depends on drafts: they take slots that every decoding sequence has anyway, so a log
+//!    is replayed without them.
+//! 2. A draft is never a token of its sequence: what was computed of a wrong one is written over, and
+//!    known to no prefix.
+//!
+//! Costs: O(rows with drafts + drafts).
+
+use crate::error::{Error, Result};
+use crate::ids::TokenId;
+use crate::outputs::SchedulerOutputs;
+use crate::scheduler::Scheduler;
+use crate::scheduler::update::{check_tokens, row_index};
+
+/// Drafts of rows: those of `rows[i]` are `tokens[token_start[i]..token_start[i + 1]]`.
+#[derive(Clone, Copy, Debug)]
+pub struct Drafts<'a> {
+    /// Sampled decode rows of the step, increasing.
+    pub rows: &'a [i32],
+    /// One entry more than rows, from 0, increasing.
+    pub token_start: &'a [i32],
+    /// At most as many a row as there are lookahead slots.
+    pub tokens: &'a [TokenId],
+}
+
+impl Drafts<'_> {
+    /// The arrays fit each other.
+    fn check(&self) -> Result<()> {
+        let Drafts { rows, token_start, tokens } = self;
+        let ends = (token_start.first().copied(), token_start.last().map(|end| row_index(*end)));
+        let increases = token_start.windows(2).all(|pair| pair[0] < pair[1]);
+        if token_start.len() != rows.len() + 1
+            || !increases
+            || ends != (Some(0), Some(tokens.len()))
+        {
+            return Err(Error::Arrays(format!(
+                "token_start must have {} entries, increasing from 0 to {}, the number of drafts",
+                rows.len() + 1,
+                tokens.len()
+            )));
+        }
+        if !rows.is_sorted_by(|row, next| row < next) {
+            return Err(Error::Arrays("rows must increase".to_owned()));
+        }
+        check_tokens(tokens)
+    }
+}
+
+impl Scheduler {
+    /// Gives decode rows of the open step drafts, which [`prepare_inputs`](Scheduler::prepare_inputs)
+    /// then writes behind the row's token, each with a sample of its own.
+    ///
+    /// # Errors
+    /// [`Error::Step`] when `step_id` is not the open step or has its drafts, [`Error::Arrays`] when
+    /// they do not fit the step: its rows, the lookahead slots, the model's length or the tokens of
+    /// a step.  Then there are none.
+    pub fn propose(&mut self, step_id: u64, drafts: Drafts<'_>) -> Result<&SchedulerOutputs> {
+        self.check_step(step_id)?;
+        if !self.outputs.drafts.is_empty() {
+            return Err(Error::Step(format!("step {step_id} has its drafts")));
+        }
+        drafts.check()?;
+        let most = self.config.max_num_batched_tokens - self.outputs.num_batched_tokens;
+        if drafts.tokens.len() > most {
+            return Err(Error::Arrays(format!(
+                "there are {} drafts; max_num_batched_tokens leaves the step {most}",
+                drafts.tokens.len()
+            )));
+        }
+        let lens =
+            drafts.token_start.windows(2).map(|pair| row_index(pair[1]) - row_index(pair[0]));
+        for (row, len) in drafts.rows.iter().zip(lens.clone()) {
+            self.check_drafts(row_index(*row), len)?;
+        }
+        for (row, len) in drafts.rows.iter().zip(lens) {
+            self.outputs.rows[row_index(*row)].num_drafts = len;
+        }
+        self.outputs.drafts.extend_from_slice(drafts.tokens);
+        self.outputs.num_batched_tokens += drafts.tokens.len();
+        self.outputs.num_samples += drafts.tokens.len();
+        Ok(&self.outputs)
+    }
+
+    fn check_drafts(&self, index: usize, num_drafts: usize) -> Result<()> {
+        let row = self.outputs.rows.get(index).filter(|row| row.is_sampled);
+        let Some(row) = row.filter(|_| index >= self.outputs.num_prefill_rows) else {
+            return Err(Error::Arrays(format!(
+                "rows names {index}, which is not among the sampled decode rows: {} rows, from {} on",
+                self.outputs.rows.len(),
+                self.outputs.num_prefill_rows
+            )));
+        };
+        let left = self.config.max_model_len.saturating_sub(self.store.seq(row.seq).len() + 1);
+        let most = self.outputs.num_lookahead_slots.min(left);
+        if num_drafts > most {
+            return Err(Error::Arrays(format!(
+                "row {index} has {num_drafts} drafts; it may have {most}, of {} lookahead slots and \
+                 {left} tokens to max_model_len behind its next",
+                self.outputs.num_lookahead_slots
+            )));
+        }
+        Ok(())
+    }
+}
