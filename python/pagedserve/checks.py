@@ -55,6 +55,16 @@ def integer(accepted: str, *, low: int) -> Check[int]:
     return check
 
 
+def count(low: int = 1) -> Check[int]:
+    """An integer of at least ``low``."""
+    return integer(f"at least {low}", low=low)
+
+
+def optional_count(low: int = 1) -> Check[int | None]:
+    """The same, or None."""
+    return optional(integer(f"at least {low}, or None", low=low))
+
+
 def optional(check: Check[T]) -> Check[T | None]:
     """None, or what ``check`` accepts; its text has to mention None."""
     return lambda name, value: None if value is None else check(name, value)

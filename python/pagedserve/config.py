@@ -15,6 +15,7 @@ from typing import Any, Final, Literal, Self, TypeAlias, get_args
 import pagedserve.checks as checks
 from pagedserve._core import CacheConfig, SchedulerConfig
 from pagedserve.errors import ConfigError
+from pagedserve.images import MAX_IMAGES, limit_of_images
 from pagedserve.model_args import ModelArgs
 from pagedserve.options import (
     add_arguments,
@@ -25,6 +26,7 @@ from pagedserve.options import (
     parse_bytes,
     parse_mapping,
 )
+from pagedserve.speculative_config import SpeculativeConfig
 from pagedserve.vllm_names import (
     ABSENT_OPTIONS,
     ALIASES,
@@ -49,9 +51,6 @@ _CORE: Final = {
 }
 # The share of a GPU where nobody says; on the CPU it is the one that says nothing.
 GPU_MEMORY_UTILIZATION: Final = 0.9
-
-# Of a prompt, where nobody says.
-_MAX_IMAGES: Final = 16
 
 _DEVICE: Final = re.compile(r"auto|cpu|cuda(:\d+)?")
 
@@ -90,21 +89,6 @@ def _dtype(name: str, value: object) -> object:
     return checks.choice(get_args(ModelDtype))(name, _DTYPE_ALIASES.get(word, word))
 
 
-def _limit_of_images(name: str, value: object) -> dict[str, int]:
-    limits = checks.mapping(name, value)
-    if set(limits) - {"image"}:
-        checks.refuse(name, value, 'a mapping like {"image": 4}')
-    return {kind: checks.integer("at least 0", low=0)(name, most) for kind, most in limits.items()}
-
-
-def _count(low: int = 1) -> checks.Check[int]:
-    return checks.integer(f"at least {low}", low=low)
-
-
-def _optional_count(low: int = 1) -> checks.Check[int | None]:
-    return checks.optional(checks.integer(f"at least {low}, or None", low=low))
-
-
 @takes_vllm_names
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineArgs(ModelArgs):
@@ -128,30 +112,30 @@ class EngineArgs(ModelArgs):
     )
     max_model_len: int | None = option(
         None,
-        _optional_count(2),
+        checks.optional_count(2),
         "Tokens of a sequence, prompt and output together, at least 2.",
         unset="what the model allows",
     )
     num_gpu_blocks: int | None = option(
-        None, _optional_count(), "KV blocks.", unset="what kv_cache_memory holds"
+        None, checks.optional_count(), "KV blocks.", unset="what kv_cache_memory holds"
     )
-    block_size: int = option(16, _count(), "Tokens of a KV block.", part="cache")
+    block_size: int = option(16, checks.count(), "Tokens of a KV block.", part="cache")
     max_num_seqs: int | None = _core_option(
-        "scheduler", "max_num_seqs", _optional_count(), "Sequences of a step."
+        "scheduler", "max_num_seqs", checks.optional_count(), "Sequences of a step."
     )
     max_num_batched_tokens: int | None = _core_option(
         "scheduler",
         "max_num_batched_tokens",
-        _optional_count(),
+        checks.optional_count(),
         "Tokens of a step; never fewer than max_num_seqs.",
         unset=_by_chunks("max_num_batched_tokens", ", or max_model_len if more"),
     )
     seed: int = option(
-        0, _count(0), "For the random numbers of requests that have no seed of their own."
+        0, checks.count(0), "For the random numbers of requests that have no seed of their own."
     )
     kv_cache_memory: int | None = option(
         None,
-        _optional_count(),
+        checks.optional_count(),
         "Bytes of the KV cache; on the command line also as in 512MiB.",
         unset="1 GiB on the CPU, less where less is free; on a GPU what gpu_memory_utilization "
         "leaves",
@@ -194,7 +178,7 @@ class EngineArgs(ModelArgs):
     max_num_bypasses: int | None = _core_option(
         "scheduler",
         "max_num_bypasses",
-        _optional_count(0),
+        checks.optional_count(0),
         "How many requests may be admitted before the head of a queue that does not fit yet; then "
         "nobody passes it.",
         unset=_by_chunks("max_num_bypasses"),
@@ -261,7 +245,7 @@ class EngineArgs(ModelArgs):
     )
     decision_log_max_bytes: int = option(
         1 << 30,
-        checks.integer("at least 1", low=1),
+        checks.count(),
         "Bytes of all decision logs in a directory; the oldest files make room, also as in 512MiB.",
         parse=parse_bytes,
     )
@@ -300,20 +284,30 @@ class EngineArgs(ModelArgs):
         "nothing.",
         unset="True on a GPU",
     )
+    speculative_config: SpeculativeConfig | None = option(
+        None,
+        checks.optional(SpeculativeConfig.of),
+        'Guess several next tokens and check them in one step, as {"method": "ngram"}; on the '
+        "command line in JSON. docs/speculation.md lists its options.",
+        unset="one token a step",
+        parse=parse_mapping,
+    )
     enable_lora: bool = option(False, checks.flag, "Take LoRA adapters with requests.")
-    max_loras: int = option(4, _count(), "Adapters of a step; as many have a place on the device.")
-    max_lora_rank: int = option(16, _count(), "The largest rank of an adapter.")
+    max_loras: int = option(
+        4, checks.count(), "Adapters of a step; as many have a place on the device."
+    )
+    max_lora_rank: int = option(16, checks.count(), "The largest rank of an adapter.")
     max_cpu_loras: int | None = option(
         None,
-        _optional_count(),
+        checks.optional_count(),
         "Adapters that stay in host memory though no request has them; never fewer than max_loras.",
         unset="max_loras",
     )
     limit_mm_per_prompt: Mapping[str, int] | None = option(
         None,
-        checks.optional(_limit_of_images),
+        checks.optional(limit_of_images),
         'The most images of a prompt, as {"image": 4}; on the command line in JSON.',
-        unset=f'{{"image": {_MAX_IMAGES}}}',
+        unset=f'{{"image": {MAX_IMAGES}}}',
         parse=parse_mapping,
     )
     mm_processor_cache_gb: float = option(
@@ -357,13 +351,19 @@ class EngineArgs(ModelArgs):
     @property
     def max_images_per_prompt(self) -> int:
         """The most images of a prompt."""
-        return (self.limit_mm_per_prompt or {}).get("image", _MAX_IMAGES)
+        return (self.limit_mm_per_prompt or {}).get("image", MAX_IMAGES)
+
+    @property
+    def num_drafts(self) -> int:
+        """Guesses at the next tokens of a sequence in a step, at most."""
+        drafts = self.speculative_config
+        return 0 if drafts is None else drafts.num_speculative_tokens
 
     @property
     def scheduler_options(self) -> dict[str, Any]:
         """What ``SchedulerConfig`` is told, by its names; what is left to the core is not there."""
         adapters = {"max_loras": self.max_loras} if self.enable_lora else {}
-        return core_options(self, "scheduler") | adapters
+        return core_options(self, "scheduler") | adapters | {"num_lookahead_slots": self.num_drafts}
 
     @property
     def cache_options(self) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import pagedserve.checks as checks
 from pagedserve.errors import RequestError, extra_needed
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 # Why prompts of most models may have no images.
 TEXT_ALONE: Final = "the model takes text alone"
+# Of a prompt, where nobody says.
+MAX_IMAGES: Final = 16
 # Of one image: its file, and what it is decoded to.
 MAX_BYTES: Final = 32 << 20
 MAX_PIXELS: Final = 1 << 25
@@ -24,6 +27,14 @@ _DATA: Final = "data:"
 _BASE64: Final = ";base64"
 # Characters of a URL that a message repeats.
 _SHOWN_LENGTH: Final = 40
+
+
+def limit_of_images(name: str, value: object) -> dict[str, int]:
+    """The check of an option: a mapping of ``image`` to the most images of a prompt."""
+    limits = checks.mapping(name, value)
+    if set(limits) - {"image"}:
+        checks.refuse(name, value, 'a mapping like {"image": 4}')
+    return {kind: checks.count(0)(name, most) for kind, most in limits.items()}
 
 
 class ImageRules(NamedTuple):

@@ -98,6 +98,8 @@ class RequestMetrics:
         num_preemptions: How often it gave its place to others, by recompute or by swap.
         num_recomputed_tokens: Tokens that had been computed and were given up, by preemption or a
             step that failed, summed over its sequences.
+        num_draft_tokens: Guesses at its tokens that were checked.
+        num_accepted_tokens: Those of them that were right.
     """
 
     arrival_time: float
@@ -108,6 +110,8 @@ class RequestMetrics:
     scheduler_time: float = 0.0
     num_preemptions: int = 0
     num_recomputed_tokens: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
 
     @property
     def time_in_queue(self) -> float | None:

@@ -102,13 +102,13 @@ ABSENT_OPTIONS: Final[dict[str, Absent]] = {
         "ignore_patterns", (None, [], ()), "only the files that are needed are fetched anyway"
     ),
     **_absent(
-        "speculative_config speculative_model num_speculative_tokens "
+        "speculative_model num_speculative_tokens "
         "speculative_draft_tensor_parallel_size speculative_max_model_len "
         "speculative_disable_by_batch_size ngram_prompt_lookup_max ngram_prompt_lookup_min",
         (None,),
-        "tokens are not speculated yet",
+        "give speculative_config",
     ),
-    **_absent("num_lookahead_slots", (0, None), "tokens are not speculated yet"),
+    **_absent("num_lookahead_slots", (0, None), "give speculative_config"),
     **_absent("num_scheduler_steps", (1, None), "each step is scheduled"),
     **_absent("disable_sliding_window", (False, None), "a model's window is always obeyed"),
     **_absent("compilation_config", (None, 0, {}), "models are not compiled"),

@@ -6,10 +6,15 @@ from typing import Final
 from pagedserve.config import EngineArgs
 from pagedserve.options import with_table
 from pagedserve.server.options import ServerArgs
+from pagedserve.speculative_config import SpeculativeConfig
 
 DOCS: Final = Path(__file__).parents[2] / "docs"
 # The pages and whose options they list.
-PAGES: Final[dict[str, type]] = {"options.md": EngineArgs, "serving.md": ServerArgs}
+PAGES: Final[dict[str, type]] = {
+    "options.md": EngineArgs,
+    "serving.md": ServerArgs,
+    "speculation.md": SpeculativeConfig,
+}
 
 
 def main() -> None:

@@ -193,6 +193,7 @@ class InputProcessor:
                 banned_at_first=rule.banned_at_first,
                 rules=rules,
                 grammar=grammar,
+                num_drafts=self.args.num_drafts,
                 num_candidates=max(search.num_candidates, params.logprobs or 0) if search else 0,
                 # The first number keeps the two kinds of keys apart.
                 key=(1, self.args.seed, number) if params.seed is None else (0, params.seed),

@@ -20,10 +20,12 @@ import pagedserve.checks as checks
 from pagedserve._core import CacheConfig, Scheduler
 from pagedserve.config import EngineArgs
 from pagedserve.engine.adapters import AdapterTable
+from pagedserve.engine.drafting import drafter_of
 from pagedserve.engine.input_processor import InputProcessor
-from pagedserve.engine.loop import EngineLoop, sigint_deferred
+from pagedserve.engine.loop import EngineLoop
 from pagedserve.engine.request import Request, RequestTable
 from pagedserve.engine.scheduler_config import scheduler_config, step_limits
+from pagedserve.engine.sigint import sigint_deferred
 from pagedserve.engine.stats import EngineSnapshot, EngineStats, StatsLine, cache_config
 from pagedserve.errors import InvariantError, RequestError
 from pagedserve.executor.protocol import CacheShape, Executor, ModelInfo
@@ -141,6 +143,7 @@ class LLMEngine:
             num_gpu_blocks=num_blocks,
             max_num_seqs=config.max_num_seqs,
             async_scheduling=on_gpu if args.async_scheduling is None else args.async_scheduling,
+            drafter=drafter_of(args, config, self.stats, self.tokenizer, LLMEngine),
         )
 
     @classmethod
@@ -198,6 +201,7 @@ class LLMEngine:
             seconds_without_progress=seconds_without_progress,
             cache_config=self._cache_config,
             lora_usage=self.adapters.usage(self._requests),
+            has_drafts=self.input_processor.args.num_drafts > 0,
             stats=self.stats,
         )
 

@@ -16,29 +16,26 @@ about a microsecond a plain row.
 """
 
 import logging
-import signal
-import threading
 import time
 from collections import deque
-from dataclasses import dataclass, field
-from types import FrameType, TracebackType
-from typing import Final, Self
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pagedserve._core import GroupStats, Scheduler, SchedulerOutputs
+from pagedserve.engine.drafting import Drafter
 from pagedserve.engine.encoder_prompts import encode_prompts
 from pagedserve.engine.images import ImagesFailed, encode_images, rows_with_images
 from pagedserve.engine.output_processor import make_output
-from pagedserve.engine.prompt_logprobs import ScoredRow, prompt_targets, record_prompts, scored_rows
+from pagedserve.engine.prompt_logprobs import prompt_targets, record_prompts, scored_rows
 from pagedserve.engine.request import Request, RequestTable, Sequence
+from pagedserve.engine.sigint import sigint_deferred
 from pagedserve.engine.stats import EngineStats, step_line
+from pagedserve.engine.step import Step
 from pagedserve.engine.step_update import StepUpdate, process_step, record_step
-from pagedserve.executor.protocol import Executor, ModelOutput, StepHandle
+from pagedserve.executor.protocol import Executor, ModelOutput
 from pagedserve.output.stop import Finish
 from pagedserve.outputs import RequestOutput
-from pagedserve.sampling.rows import RowSampling
 
 logger = logging.getLogger(__name__)
 
@@ -46,64 +43,6 @@ logger = logging.getLogger(__name__)
 now: Final = time.monotonic
 # Added to it: the wall clock of request metrics, whose differences stay those of a steady clock.
 _WALL_CLOCK: Final = time.time() - time.monotonic()
-
-
-class sigint_deferred:  # noqa: N801  # reads as what it does in a with statement
-    """A context in which SIGINT is noted; its handler runs when the context ends.
-
-    Only the main thread of a program runs handlers, so in any other nothing is to be done; nor is
-    there where SIGINT has no handler of Python's.
-    """
-
-    __slots__ = ("_handler", "_is_noted")
-
-    def __enter__(self) -> Self:
-        self._is_noted = False
-        self._handler = None
-        if threading.current_thread() is threading.main_thread():
-            handler = signal.getsignal(signal.SIGINT)
-            if callable(handler):
-                self._handler = handler
-                signal.signal(signal.SIGINT, self._note)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._handler is not None:
-            signal.signal(signal.SIGINT, self._handler)
-            if self._is_noted:
-                signal.raise_signal(signal.SIGINT)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        del number, frame
-        self._is_noted = True
-
-
-@dataclass(slots=True, eq=False)
-class Step:
-    """A step between its decisions and its end; S is the number of its samples.
-
-    Attributes:
-        scheduled: The scheduler's decisions.
-        parent_rows: int32 ``[S]``, the row of each sample.
-        sequences: The sequence of each sample.
-        scored: Rows of prompts whose log-probabilities somebody wants.
-        with_images: Requests whose prompts have images, by row.
-        handle: What the executor launched; None where there is nothing to run, or not yet.
-        is_async: Whether it has ended for the scheduler though its tokens are not known.
-    """
-
-    scheduled: SchedulerOutputs
-    parent_rows: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
-    sequences: list[Sequence] = field(default_factory=list)
-    scored: list[ScoredRow] = field(default_factory=list)
-    with_images: dict[int, Request] = field(default_factory=dict)
-    handle: StepHandle | None = None
-    is_async: bool = False
 
 
 class EngineLoop:
@@ -124,6 +63,7 @@ class EngineLoop:
         num_gpu_blocks: int,
         max_num_seqs: int,
         async_scheduling: bool,
+        drafter: Drafter | None = None,
     ) -> None:
         """Put the parts together.
 
@@ -136,6 +76,7 @@ class EngineLoop:
             max_num_seqs: Sequences of a step.
             async_scheduling: Whether a step may be launched before the tokens of the last are
                 known.
+            drafter: Guesses next tokens; None where nobody does.
         """
         self.outputs: list[RequestOutput] = []
         self.failed: list[Request] = []
@@ -146,6 +87,7 @@ class EngineLoop:
         self._num_gpu_blocks = num_gpu_blocks
         self._token_start = np.arange(max_num_seqs + 1, dtype=np.int32)
         self._async_scheduling = async_scheduling
+        self._drafter = drafter
         self._steps: deque[Step] = deque()
         self._is_torn = False
 
@@ -203,6 +145,8 @@ class EngineLoop:
         request.is_finished = True
         request.finish = finish or request.finish
         self._requests.discard(request)
+        if self._drafter is not None:
+            self._drafter.end(request)
         metrics = request.metrics
         metrics.finished_time = now() + _WALL_CLOCK
         metrics.scheduler_time = self._stats.scheduler_seconds - request.start_seconds
@@ -228,14 +172,14 @@ class EngineLoop:
         """Schedule a step and launch it; ``after`` is the one whose tokens are not known yet."""
         with sigint_deferred():
             started = now()
-            step = Step(self._scheduler.schedule(started))
+            step = Step(self._scheduler.schedule(started), started if after is None else None)
             self._stats.scheduler_seconds += now() - started
             self._steps.append(step)
             self._record_preemptions(step.scheduled)
             if step.scheduled.is_empty:
                 return step
-            self._prepare(step)
-            rows = _rows(step, after)
+            self._prepare(step, after)
+            rows = step.rows(after)
             targets = prompt_targets(step.scored) if step.scored else None
         previous = after.handle if after else None
         started = now()
@@ -248,13 +192,29 @@ class EngineLoop:
         self._stats.executor_seconds += now() - started
         return step
 
-    def _prepare(self, step: Step) -> None:
-        """Have the core write the inputs, and look up whose they are."""
-        scheduled, buffers = step.scheduled, self._executor.buffers
+    def _prepare_samples(self, step: Step) -> None:
+        """Have the core write the inputs, and look up whose samples they have."""
+        buffers = self._executor.buffers
         self._scheduler.prepare_inputs(buffers.writable())
-        step.parent_rows = buffers.sample_rows[: scheduled.num_samples].copy()
+        step.parent_rows = buffers.sample_rows[: step.scheduled.num_samples].copy()
         handles: list[int] = buffers.row_handles[step.parent_rows].tolist()
         step.sequences = self._requests.by_handles(handles)
+
+    def _draft(self, step: Step, drafter: Drafter) -> None:
+        """Put guesses behind rows of a step, where that is worth it."""
+        drafts = drafter.propose(step.scheduled, step.sequences, step.parent_rows)
+        if drafts is not None:
+            arrays = drafts.rows, drafts.token_start, drafts.tokens
+            step.scheduled = self._scheduler.propose(step.scheduled.step_id, *arrays)
+            step.drafts = drafts.by_sample
+            self._prepare_samples(step)
+
+    def _prepare(self, step: Step, after: Step | None) -> None:
+        """Have the core write the inputs, and look up whose they are."""
+        self._prepare_samples(step)
+        if self._drafter is not None and after is None:  # whose tokens are all known
+            self._draft(step, self._drafter)
+        scheduled, buffers = step.scheduled, self._executor.buffers
         prefills = buffers.row_handles[: scheduled.num_prefill_rows].tolist()
         prefilling = self._requests.by_handles(prefills)
         self._record_scheduled(scheduled, prefilling)
@@ -267,7 +227,9 @@ class EngineLoop:
         """End a step for the scheduler before its tokens are known, if nothing depends on them."""
         if not self._async_scheduling or step.handle is None or not step.handle.is_async_safe:
             return False
-        if any(map(_may_go_on, step.sequences)):
+        if self._drafter is not None and self._drafter.may_draft(step.scheduled):
+            return False
+        if step.may_go_on:
             step.is_async = self._scheduler.update_async(step.scheduled.step_id)
         return step.is_async
 
@@ -278,21 +240,25 @@ class EngineLoop:
                 self._steps.popleft()
                 self._end_ignored(step.scheduled)
             return
-        started = now()
+        waiting_since = now()
         output = step.handle.results()
-        self._stats.executor_seconds += now() - started
+        self._stats.executor_seconds += now() - waiting_since
+        if self._drafter is not None and step.started is not None:
+            self._drafter.observe(step.scheduled, now() - step.started)
         with sigint_deferred():
             self._end_ignored(step.scheduled)
-            update = process_step(step.sequences, output.sampled)
+            update = process_step(step.sequences, output.sampled, step.drafts)
             handles, ended = self._update(step, update, output)
             self._steps.popleft()
+            if self._drafter is not None:
+                self._drafter.record(step, update)
             if output.prompt_logprobs is not None:
                 record_prompts(step.scored, output.prompt_logprobs)
             if output.pooled is not None:
                 for sequence, vector in zip(step.sequences, output.pooled, strict=True):
                     sequence.request.pooled = vector
             touched = record_step(update, handles, self._requests, now() + _WALL_CLOCK)
-            self._stats.num_generation_tokens += len(update.tokens)
+            self._stats.num_generation_tokens += update.num_tokens
             for request in touched:
                 self._give_out(request, ended)
 
@@ -309,11 +275,14 @@ class EngineLoop:
         if step.is_async:
             self._scheduler.resolve_tokens(step_id, output.sampled.tokens)
             return [], {}
+        token_start, tokens = self._token_start[: len(update.tokens) + 1], update.tokens
+        if update.accepted:
+            token_start, tokens = update.packed()
         handles, ended = self._scheduler.update(
             step_id,
             step.parent_rows[update.parents],
-            self._token_start[: len(update.tokens) + 1],
-            np.array(update.tokens, dtype=np.int32),
+            token_start,
+            np.array(tokens, dtype=np.int32),
             update.finish_flags(),
         )
         return handles.tolist(), dict(ended)
@@ -379,21 +348,6 @@ class EngineLoop:
                 metrics.first_scheduled_time = now() + _WALL_CLOCK
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("%s, %d waiting", step_line(scheduled, used), self._scheduler.num_waiting)
-
-
-def _rows(step: Step, after: Step | None) -> list[RowSampling]:
-    """What the sampler is told; ``after`` is the step whose tokens are not known yet."""
-    unknown = {id(sequence) for sequence in after.sequences} if after else ()
-    return [
-        sequence.constant_row or sequence.row(num_unknown=int(id(sequence) in unknown))
-        for sequence in step.sequences
-    ]
-
-
-def _may_go_on(sequence: Sequence) -> bool:
-    """Whether a sequence is not sure to end with its next token."""
-    request = sequence.request
-    return not request.is_finished and len(sequence.token_ids) + 1 < request.rule.max_tokens
 
 
 def _is_ignored(group: int, scheduled: SchedulerOutputs) -> bool:

@@ -5,11 +5,13 @@ times.  Token ids of prompts, block tables and queues are the core's.
 """
 
 from collections.abc import Iterator
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pagedserve.drafts.proposer import DraftedText
 from pagedserve.engine.row_sampler import RowSampler
 from pagedserve.executor.protocol import Adapter
 from pagedserve.lora.request import LoRARequest
@@ -45,6 +47,7 @@ class Sequence:
         num_sent_tokens: Tokens that deltas have brought.
         num_sent_chars: Characters at the beginning of ``text`` that deltas have brought.
         is_end_sent: Whether a delta has told of its end.
+        drafted: What is known of guesses at its tokens, once there was one.
     """
 
     request: "Request"
@@ -61,14 +64,17 @@ class Sequence:
     num_sent_tokens: int = 0
     num_sent_chars: int = 0
     is_end_sent: bool = False
+    drafted: DraftedText | None = None
 
-    def row(self, *, num_unknown: int) -> RowSampling:
+    def row(self, *, num_unknown: int = 0, drafts: SequenceOf[int] = ()) -> RowSampling:
         """What the sampler is told about its next token.
 
         Args:
             num_unknown: Tokens of it that only the device knows so far, behind those known here.
+            drafts: Guesses behind those known here; what is asked for is the token after them.
         """
-        return self.request.row_sampler.row(self.token_ids, self.index, num_unknown=num_unknown)
+        token_ids = [*self.token_ids, *drafts] if drafts else self.token_ids
+        return self.request.row_sampler.row(token_ids, self.index, num_unknown=num_unknown)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -76,6 +76,7 @@ class RowSampler:
         pair_start: int | None = None,
         rules: TokenRules | None = None,
         grammar: Grammar | None = None,
+        num_drafts: int = 0,
     ) -> None:
         """Prepare the rows of a request.
 
@@ -89,8 +90,11 @@ class RowSampler:
             pair_start: Where a second text begins in its prompt.
             rules: Of the model, for new tokens; None where it has none.
             grammar: Of the text; None where it may be any.
+            num_drafts: Guesses behind a token in a step, at most.
         """
-        self._grammar = None if grammar is None else grammar.states()
+        # Of each sequence the newest, that before it, and those behind guesses.
+        num_states = params.max_num_running_seqs * (2 + num_drafts)
+        self._grammar = None if grammar is None else grammar.states(num_states)
         self._rules = rules
         self._pair_start = pair_start
         self._params = params
@@ -128,6 +132,16 @@ class RowSampler:
         if not (self._has_edits or banned):
             return self._make(uniforms, None) if self._uniforms else self._plain
         return self._make(uniforms, self._edits(token_ids, banned))
+
+    def forced(self, token_ids: Sequence[int]) -> list[int]:
+        """Tokens that most likely follow ``token_ids`` because its grammar asks for their text."""
+        return [] if self._grammar is None else self._grammar.forced(token_ids)
+
+    def possible(self, token_ids: Sequence[int], drafts: list[int]) -> list[int]:
+        """Guesses behind ``token_ids``, up to the first that its grammar rules out."""
+        if self._grammar is None:
+            return drafts
+        return drafts[: self._grammar.num_possible(token_ids, drafts)]
 
     def _make(self, uniforms: tuple[float, ...], edits: LogitsEdits | None) -> RowSampling:
         params = self._params

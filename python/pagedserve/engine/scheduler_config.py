@@ -22,6 +22,11 @@ def scheduler_config(
     """
     options = args.scheduler_options
     if memory is not None and memory.num_state_slots:
+        if args.num_drafts:
+            raise ConfigError(
+                "speculative_config is given, and layers of this model keep a state of the whole "
+                "sequence, which cannot go back behind a wrong guess: leave it out"
+            )
         if args.enable_prefix_caching:
             raise ConfigError(
                 "enable_prefix_caching is True, and layers of this model keep a state of the whole "
@@ -50,4 +55,5 @@ def step_limits(config: SchedulerConfig, model: ModelInfo, args: EngineArgs) -> 
         max_model_len=config.max_model_len,
         window=None if window is None or window >= config.max_model_len else window,
         group_window=None if args.disable_hybrid_kv_cache_manager else model.group_window,
+        num_lookahead_slots=args.num_drafts,
     )

@@ -61,7 +61,10 @@ class EngineStats:
         peak_used_blocks: KV blocks in use at the fullest moment.
         scheduler_seconds: What the scheduler took to decide.
         executor_seconds: What the executor took to launch steps and to give their results.
-        step_tokens: Tokens of each step that ran the model.
+        num_drafts: Rows of steps that had drafts.
+        num_draft_tokens: Drafts that were checked.
+        num_accepted_by_place: Those that were right, by their place in their row.
+        step_tokens: Tokens of each step that ran the model, drafts included.
         step_seconds: How long each call that ended such a step took.
         host_step_seconds: The part of it outside the executor.
     """
@@ -76,6 +79,9 @@ class EngineStats:
     peak_used_blocks: int = 0
     scheduler_seconds: float = 0.0
     executor_seconds: float = 0.0
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_by_place: list[int] = field(default_factory=list)
     step_tokens: Histogram = field(default_factory=lambda: Histogram(_STEP_TOKENS))
     step_seconds: Histogram = field(default_factory=lambda: Histogram(_STEP_SECONDS))
     host_step_seconds: Histogram = field(default_factory=lambda: Histogram(_STEP_SECONDS))
@@ -95,6 +101,20 @@ class EngineStats:
             self.num_swapped_blocks += len(scheduled.blocks_to_swap_out)
             self.num_swapped_blocks += len(scheduled.blocks_to_swap_in)
             self.num_copied_blocks += len(scheduled.blocks_to_copy)
+
+    def record_drafts(self, num_drafts: int, num_accepted: int) -> None:
+        """Count the drafts of a row, and how many of them were right."""
+        self.num_drafts += 1
+        self.num_draft_tokens += num_drafts
+        counts = self.num_accepted_by_place
+        counts += [0] * (num_drafts - len(counts))
+        for place in range(num_accepted):
+            counts[place] += 1
+
+    @property
+    def num_accepted_tokens(self) -> int:
+        """Drafts that were right."""
+        return sum(self.num_accepted_by_place)
 
 
 class LoraUsage(NamedTuple):
@@ -129,6 +149,7 @@ class EngineSnapshot:
             there are none.
         cache_config: How the KV cache was made, by vLLM's names.
         lora_usage: Of adapters; None where the engine takes none.
+        has_drafts: Whether next tokens are guessed.
         stats: The engine's other sums, which go on.
     """
 
@@ -144,6 +165,7 @@ class EngineSnapshot:
     seconds_without_progress: float
     cache_config: Mapping[str, object]
     lora_usage: LoraUsage | None
+    has_drafts: bool
     stats: EngineStats
 
     @classmethod
@@ -212,8 +234,8 @@ class StatsLine:
         used = 1 - scheduler.num_free_gpu_blocks / num_gpu_blocks
         return (
             f"running {scheduler.num_running}, waiting {scheduler.num_waiting}, "
-            f"swapped {scheduler.num_swapped}; KV cache {used:.1%}{hit_rate(scheduler)}; "
-            f"prompt {prompt:.1f}, generation {generation:.1f} tokens/s"
+            f"swapped {scheduler.num_swapped}; KV cache {used:.1%}{hit_rate(scheduler)}"
+            f"{acceptance(stats)}; prompt {prompt:.1f}, generation {generation:.1f} tokens/s"
         )
 
 
@@ -221,6 +243,12 @@ def hit_rate(scheduler: Scheduler) -> str:
     """The share of looked up tokens that the prefix cache had; "" where nothing was looked up."""
     looked_up = scheduler.num_looked_up_tokens
     return f", prefix hits {scheduler.num_cached_tokens / looked_up:.1%}" if looked_up else ""
+
+
+def acceptance(stats: EngineStats) -> str:
+    """The share of drafts that were right; "" where there were none."""
+    drafted = stats.num_draft_tokens
+    return f", drafts accepted {stats.num_accepted_tokens / drafted:.1%}" if drafted else ""
 
 
 def step_line(scheduled: SchedulerOutputs, num_used_blocks: int) -> str:

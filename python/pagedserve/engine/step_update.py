@@ -7,10 +7,12 @@ Costs: under a microsecond a plain token (one sequence, no text or log-probabili
 end); some three for others, a text search more where there are stop strings.
 """
 
+from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,19 +25,21 @@ from pagedserve.output.stop import Finish, find_stop, is_by_token
 from pagedserve.output.stop_strings import StopMatch
 from pagedserve.sampling.results import SampledRows
 
+_NO_DRAFTS: Final[Mapping[int, SequenceOf[int]]] = MappingProxyType({})
+
 
 class TokenDetail(NamedTuple):
-    """What is known of a new token where somebody looks closer.
+    """What is known of the new tokens of an output where somebody looks closer.
 
     Attributes:
-        text: The sequence's text with it, where somebody looks at every text.
-        stop_match: The stop string that it completes.
-        logprob: How likely it was, where somebody asked.
+        text: The sequence's text with them, where somebody looks at every text.
+        stop_match: The stop string that the last completes.
+        logprobs: How likely each was, where somebody asked.
     """
 
     text: TextStream | None
     stop_match: StopMatch | None
-    logprob: TokenLogprob | None
+    logprobs: list[TokenLogprob]
 
 
 class RequestUpdate(NamedTuple):
@@ -62,9 +66,10 @@ class StepUpdate:
 
     Attributes:
         sequences: Whose token it is; of beams, those that go on.
-        tokens: The new tokens.
+        tokens: The new tokens; the last of each, where drafts were accepted before it.
         finishes: Why the sequence ends with it, or None.
         parents: The sampled row that it continues, not decreasing.
+        accepted: Drafts before the token of an output, where there are some.
         details: Of outputs where somebody looks closer.
         requests: Of requests that are not plain.
     """
@@ -73,6 +78,7 @@ class StepUpdate:
     tokens: list[int] = field(default_factory=list)
     finishes: list[Finish | None] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
+    accepted: dict[int, list[int]] = field(default_factory=dict)
     details: dict[int, TokenDetail] = field(default_factory=dict)
     requests: list[RequestUpdate] = field(default_factory=list)
 
@@ -87,21 +93,40 @@ class StepUpdate:
         """Drop the outputs from one on."""
         for outputs in (self.sequences, self.tokens, self.finishes, self.parents):
             del outputs[first_output:]
-        for output in [output for output in self.details if output >= first_output]:
-            del self.details[output]
+        for known in (self.accepted, self.details):
+            for output in [output for output in known if output >= first_output]:
+                del known[output]
+
+    @property
+    def num_tokens(self) -> int:
+        """New tokens, accepted drafts included."""
+        return len(self.tokens) + sum(map(len, self.accepted.values()))
+
+    def packed(self) -> tuple[NDArray[np.int32], list[int]]:
+        """Where the tokens of each output begin, int32 ``[K + 1]``, and all of them."""
+        tokens, starts = [], [0]
+        for output, token in enumerate(self.tokens):
+            tokens += [*self.accepted.get(output, ()), token]
+            starts.append(len(tokens))
+        return np.array(starts, np.int32), tokens
 
     def finish_flags(self) -> NDArray[np.uint8]:
         """[K], 1 where the sequence ends."""
         return np.array([finish is not None for finish in self.finishes], dtype=np.uint8)
 
 
-def process_step(sequences: SequenceOf[Sequence], sampled: SampledRows) -> StepUpdate:
+def process_step(
+    sequences: SequenceOf[Sequence],
+    sampled: SampledRows,
+    drafts: Mapping[int, SequenceOf[int]] = _NO_DRAFTS,
+) -> StepUpdate:
     """Find out what a step's tokens mean.
 
     Args:
         sequences: What each sampled row continues, S of them; those of a request lie together.
             Those of requests that have ended meanwhile are passed over.
         sampled: What the sampler made of the rows.
+        drafts: Of rows that have some, each of which has one of the rows behind it.
     """
     update = StepUpdate()
     tokens: list[int] = sampled.tokens.tolist()
@@ -112,7 +137,7 @@ def process_step(sequences: SequenceOf[Sequence], sampled: SampledRows) -> StepU
         request = sequence.request
         if request.is_finished:
             row += 1
-        elif request.is_plain and row not in sampled.errors:
+        elif request.is_plain and row not in sampled.errors and row not in drafts:
             token = tokens[starts[row]]
             finish = request.rule.check(token, len(sequence.token_ids) + 1)
             update.add(row, sequence, token, finish)
@@ -121,24 +146,31 @@ def process_step(sequences: SequenceOf[Sequence], sampled: SampledRows) -> StepU
             end = row + 1
             while end < len(sequences) and sequences[end].request is request:
                 end += 1
-            _process_request(update, sequences[row:end], row, sampled)
+            _process_request(update, sequences[row:end], row, sampled, drafts)
             row = end
     return update
 
 
 def _process_request(
-    update: StepUpdate, sequences: SequenceOf[Sequence], first_row: int, sampled: SampledRows
+    update: StepUpdate,
+    sequences: SequenceOf[Sequence],
+    first_row: int,
+    sampled: SampledRows,
+    drafts: Mapping[int, SequenceOf[int]],
 ) -> None:
     """Process the rows of one request, from ``first_row`` on."""
     request = sequences[0].request
     first_output = len(update.tokens)
-    for row in range(first_row, first_row + len(sequences)):
+    row, parents = first_row, {}
+    while row < first_row + len(sequences):
         if row in sampled.errors:
             failure = Finish("error", sampled.errors[row])
             update.requests.append(RequestUpdate(request, range(0), None, failure, is_done=True))
             return
+        parents[row] = sequences[row - first_row]
+        row += 1 + len(drafts.get(row, ()))
     try:
-        _process_outputs(update, sequences, first_row, sampled)
+        _process_outputs(update, parents, sampled, drafts)
     except Exception as error:  # noqa: BLE001  # whatever a tokenizer raises of these tokens
         update.forget(first_output)
         failure = text_failure(error)
@@ -146,63 +178,91 @@ def _process_request(
 
 
 def _process_outputs(
-    update: StepUpdate, sequences: SequenceOf[Sequence], first_row: int, sampled: SampledRows
+    update: StepUpdate,
+    parents: Mapping[int, Sequence],
+    sampled: SampledRows,
+    drafts: Mapping[int, SequenceOf[int]],
 ) -> None:
-    request = sequences[0].request
+    """Process the outputs of one request; ``parents`` are what its rows continue."""
     first_output = len(update.tokens)
+    request = next(iter(parents.values())).request
     if request.search is not None:
-        _process_beams(update, request.search, sequences, first_row, sampled)
+        _process_beams(update, request.search, parents, sampled)
         return
-    for row, parent in enumerate(sequences, first_row):
+    for row, parent in parents.items():
         draws = range(int(sampled.draw_start[row]), int(sampled.draw_start[row + 1]))
         for index, draw in enumerate(draws):
             sequence = parent if index == 0 else request.new_sequence(index)
-            _process_token(update, sequence, row, draw, sampled)
+            _process_tokens(update, sequence, row, draw, sampled, drafts=drafts.get(row, ()))
+    if request.is_plain:
+        return
     outputs = range(first_output, len(update.tokens))
     is_done = all(update.finishes[output] is not None for output in outputs)
     update.requests.append(RequestUpdate(request, outputs, is_done=is_done))
 
 
-def _process_token(
-    update: StepUpdate, sequence: Sequence, row: int, draw: int, sampled: SampledRows
+def _process_tokens(
+    update: StepUpdate,
+    sequence: Sequence,
+    row: int,
+    draw: int,
+    sampled: SampledRows,
+    *,
+    drafts: SequenceOf[int],
 ) -> None:
+    """Process a draw of a row, and those behind drafts for as long as these were right."""
     request = sequence.request
-    rule, token = request.rule, int(sampled.tokens[draw])
-    num_tokens = len(sequence.token_ids) + 1
-    finish = rule.check(token, num_tokens)
-    text, match = None, None
-    if rule.strings is not None and sequence.text is not None and not is_by_token(finish):
-        text = sequence.text.advanced((token,))
-        match = find_stop(rule, sequence.text, text, num_tokens)
-        if match is not None:
-            finish = Finish("stop", match.string)
-    logprob = None
-    if sequence.logprobs is not None:
-        found = sampled.logprobs
-        assert found is not None  # noqa: S101  # asked for
-        logprob = TokenLogprob.of(
-            found.token_logprobs[draw],
-            found.token_ranks[draw],
-            found.top_token_ids[row],
-            found.top_logprobs[row],
-            request.params.logprobs or 0,
-        )
-    if text is not None or logprob is not None:
-        update.details[len(update.tokens)] = TokenDetail(text, match, logprob)
+    rule, text, match, finish = request.rule, sequence.text, None, None
+    watches_text = rule.strings is not None and text is not None
+    accepted: list[int] = []
+    logprobs: list[TokenLogprob] = []
+    for place in range(len(drafts) + 1):
+        token = int(sampled.tokens[draw + place])
+        num_tokens = len(sequence.token_ids) + place + 1
+        finish = rule.check(token, num_tokens)
+        if watches_text and text is not None and not is_by_token(finish):
+            before, text = text, text.advanced((token,))
+            match = find_stop(rule, before, text, num_tokens)
+            if match is not None:
+                finish = Finish("stop", match.string)
+        if sequence.logprobs is not None:
+            logprobs.append(_token_logprob(request, row + place, draw + place, sampled))
+        # A row behind a right draft that cannot be sampled fails when it is asked again.
+        is_last = place == len(drafts) or row + place + 1 in sampled.errors
+        if is_last or finish is not None or token != drafts[place]:
+            break
+        accepted.append(token)
+    if accepted:
+        update.accepted[len(update.tokens)] = accepted
+    if watches_text or logprobs:
+        detail = TokenDetail(text if watches_text else None, match, logprobs)
+        update.details[len(update.tokens)] = detail
     update.add(row, sequence, token, finish)
+
+
+def _token_logprob(request: Request, row: int, draw: int, sampled: SampledRows) -> TokenLogprob:
+    found = sampled.logprobs
+    assert found is not None  # noqa: S101  # asked for
+    return TokenLogprob.of(
+        found.token_logprobs[draw],
+        found.token_ranks[draw],
+        found.top_token_ids[row],
+        found.top_logprobs[row],
+        request.params.logprobs or 0,
+    )
 
 
 def _process_beams(
     update: StepUpdate,
     search: BeamSearch,
-    sequences: SequenceOf[Sequence],
-    first_row: int,
+    parents: Mapping[int, Sequence],
     sampled: SampledRows,
 ) -> None:
-    request, candidates = sequences[0].request, sampled.candidates
+    sequences, candidates = list(parents.values()), sampled.candidates
+    request, first_row = sequences[0].request, min(parents)
     assert candidates is not None  # noqa: S101  # asked for
     rows = []
-    for row in range(first_row, first_row + len(sequences)):
+    for row in parents:
         ids, logprobs = candidates.token_ids[row], candidates.logprobs[row]
         top = None
         if (num_top := request.params.logprobs) is not None:
@@ -235,6 +295,8 @@ def record_step(
         The requests that got something, those that end among them (``is_finished``).
     """
     plain = [sequence for sequence in update.sequences if sequence.request.is_plain]
+    for output, drafts in update.accepted.items():
+        update.sequences[output].token_ids.extend(drafts)
     for sequence, token, finish in zip(
         update.sequences, update.tokens, update.finishes, strict=True
     ):
@@ -261,9 +323,10 @@ def record_step(
 
 
 def _record_detail(sequence: Sequence, detail: TokenDetail) -> None:
-    if detail.logprob is not None and sequence.logprobs is not None:
-        sequence.logprobs.append(detail.logprob)
-        sequence.cumulative_logprob += detail.logprob.logprob
+    if sequence.logprobs is not None:
+        for logprob in detail.logprobs:
+            sequence.logprobs.append(logprob)
+            sequence.cumulative_logprob += logprob.logprob
     if detail.text is not None:
         sequence.text = detail.text
     sequence.stop_match = detail.stop_match

@@ -204,7 +204,7 @@ class LocalExecutor:
             default_bytes=DEFAULT_KV_CACHE_BYTES if cuda is None else None,
             num_gpu_blocks=num_gpu_blocks,
             kv_cache_memory=args.kv_cache_memory,
-            max_model_len=args.max_model_len,
+            max_model_len=args.max_model_len and args.max_model_len + limits.num_lookahead_slots,
             window=limits.window,
             swap_space=args.swap_space,
             free_host_bytes=free_host_bytes(),
@@ -222,6 +222,7 @@ class LocalExecutor:
             max_num_seqs=limits.max_num_rows,
             max_num_batched_tokens=limits.max_num_tokens,
             max_model_len=limits.max_model_len,
+            num_lookahead_slots=limits.num_lookahead_slots,
             enable_chunked_prefill=True,  # only bounds are asked for
         )
         blocks_for = partial(
@@ -259,7 +260,10 @@ class LocalExecutor:
         buffers = StepBuffers(
             max_num_tokens=limits.max_num_tokens,
             max_num_rows=limits.max_num_rows,
-            max_blocks_per_row=-(-limits.max_model_len // shape.block_size),
+            max_num_samples=limits.max_num_samples,
+            max_blocks_per_row=-(
+                -(limits.max_model_len + limits.num_lookahead_slots) // shape.block_size
+            ),
             has_adapters=self._adapters is not None,
             num_adapter_slots=self._args.max_loras if has_kernels else 0,
             max_cross_blocks=0 if known is None else -(-known.max_encoder_len // shape.block_size),
@@ -355,14 +359,16 @@ def _check_options(args: EngineArgs, loaded: LoadedModel) -> None:
     if loaded.encoder_decoder is not None:
         refused["enable_lora"] = "adapters are for decoder-only models"
         refused["enable_prefix_caching"] = "a decoder's keys depend on what its encoder read"
+        refused["speculative_config"] = "guesses are for decoder-only models"
     if loaded.pooling is not None:
         refused["enable_lora"] = "adapters are for models that generate"
+        refused["speculative_config"] = "guesses are for models that generate"
     if loaded.pooling is not None and _sees_whole_prompts(loaded):
         reason = f"the model pools ({loaded.pooling.pooling_type}) what one step computes"
         refused |= dict.fromkeys(("enable_prefix_caching", "enable_chunked_prefill"), reason)
     for name, reason in refused.items():
-        if getattr(args, name):
-            raise ConfigError(f"{name} is True, and {reason}: leave it out")
+        if value := getattr(args, name):
+            raise ConfigError(f"{name} is {value}, and {reason}: leave it out")
 
 
 def _sees_whole_prompts(loaded: LoadedModel) -> bool:

@@ -68,6 +68,7 @@ class StepLimits:
         window: The newest of them whose keys are kept; None keeps all.
         group_window: Tokens that a query sees in layers that have KV blocks of their own; None
             where all layers share.
+        num_lookahead_slots: Drafts of a row.
     """
 
     max_num_tokens: int
@@ -75,6 +76,12 @@ class StepLimits:
     max_model_len: int
     window: int | None = None
     group_window: int | None = None
+    num_lookahead_slots: int = 0
+
+    @property
+    def max_num_samples(self) -> int:
+        """Sampled tokens of a step: one a row, and one a draft."""
+        return min(self.max_num_tokens, self.max_num_rows * (1 + self.num_lookahead_slots))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

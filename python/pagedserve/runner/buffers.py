@@ -78,11 +78,11 @@ class InputArrays:
     Attributes:
         query_start: int32 ``[max_num_rows + 1]``.
         seq_lens: int32 ``[max_num_rows]``.
-        sample_index: int32 ``[max_num_rows]``.
+        sample_index: int32 ``[max_num_samples]``.
         adapter_slots: int32 ``[max_num_rows]``.
         sample_starts: int32 ``[num_adapter_slots + 1]``, with its order the samples by the slots of
             their adapters, as of `SortedRows`.
-        sample_order: int32 ``[max_num_rows]``.
+        sample_order: int32 ``[max_num_samples]``.
         token_starts: likewise of tokens.
         token_order: int32 ``[max_num_tokens]``.
         token_ids: int32 ``[max_num_tokens]``.
@@ -134,13 +134,13 @@ def _buffer_bytes(lengths: dict[str, int]) -> int:
     return sum(_aligned(length * _DTYPES[name].itemsize) for name, length in lengths.items())
 
 
-def _adapter_lengths(num_slots: int, max_num_rows: int, max_num_tokens: int) -> dict[str, int]:
+def _adapter_lengths(num_slots: int, max_num_samples: int, max_num_tokens: int) -> dict[str, int]:
     """Of the arrays that say who has which adapter; a step without adapters copies none."""
     if num_slots == 0:
         return dict.fromkeys(("sample_starts", "sample_order", "token_starts", "token_order"), 0)
     return {
         "sample_starts": num_slots + 1,
-        "sample_order": max_num_rows,
+        "sample_order": max_num_samples,
         "token_starts": num_slots + 1,
         "token_order": max_num_tokens,
     }
@@ -163,6 +163,7 @@ class StepBuffers:
         max_num_tokens: int,
         max_num_rows: int,
         max_blocks_per_row: int,
+        max_num_samples: int | None = None,
         has_adapters: bool = False,
         num_adapter_slots: int = 0,
         max_cross_blocks: int = 0,
@@ -175,6 +176,7 @@ class StepBuffers:
             max_num_tokens: most tokens of a step.
             max_num_rows: most rows of a step.
             max_blocks_per_row: longest block table.
+            max_num_samples: most sampled tokens of a step; None is one a row.
             has_adapters: whether rows may have adapters; else the core has no slots to write.
             num_adapter_slots: of adapters that kernels of a GPU add; 0 where there are none.
             max_cross_blocks: longest table of an encoder's keys; 0 for a decoder alone.
@@ -183,21 +185,22 @@ class StepBuffers:
                 model reads that buffer itself.
         """
         self.max_blocks_per_row = max_blocks_per_row
+        max_num_samples = max(max_num_rows, max_num_samples or 0)
         lengths = dict.fromkeys(_DTYPES, max_num_rows) | {
             "query_start": max_num_rows + 1,
+            "sample_index": max_num_samples,
             "token_ids": max_num_tokens,
             "positions": max_num_tokens,
             "slot_mapping": max_num_tokens,
             "window_slots": max_num_tokens * has_windows,
             "block_tables": max_num_rows * max_blocks_per_row,
             "window_tables": max_num_rows * max_blocks_per_row * has_windows,
-            **_adapter_lengths(num_adapter_slots, max_num_rows, max_num_tokens),
+            **_adapter_lengths(num_adapter_slots, max_num_samples, max_num_tokens),
         }
         num_bytes = _buffer_bytes(lengths)
         self._cuda = cuda
-        if cuda is None:
-            self._host = self._there = torch.zeros(num_bytes, dtype=torch.uint8)
-        else:
+        self._host = self._there = torch.zeros(num_bytes, dtype=torch.uint8)
+        if cuda is not None:
             self._host = cuda.pinned(num_bytes, dtype=torch.uint8).zero_()
             self._there = torch.zeros(num_bytes, dtype=torch.uint8, device=cuda.device)
             self._copied = cuda.event()
@@ -218,12 +221,12 @@ class StepBuffers:
         self._window_slots: NDArray[np.int64] = host.window_slots.numpy()
         self._window_tables: NDArray[np.int32] = host.window_tables.numpy()
         self.adapter_slots: NDArray[np.int32] = host.adapter_slots.numpy()
-        self.sample_rows: NDArray[np.int32] = np.zeros(max_num_rows, dtype=np.int32)
+        self.sample_index: NDArray[np.int32] = host.sample_index.numpy()
+        self.sample_rows: NDArray[np.int32] = np.zeros(max_num_samples, dtype=np.int32)
         self.row_handles: NDArray[np.int64] = np.zeros(max_num_rows, dtype=np.int64)
         self._state_slots: NDArray[np.int32] = np.zeros(max_num_rows, dtype=np.int32)
         self._cross_lens: NDArray[np.int32] = np.zeros(max_num_rows, dtype=np.int32)
-        cross_tables = np.zeros(max_num_rows * max_cross_blocks, dtype=np.int32)
-        self._cross_tables: NDArray[np.int32] = cross_tables
+        self._cross_tables: NDArray[np.int32] = np.zeros(max_num_rows * max_cross_blocks, np.int32)
         has_encoder = max_cross_blocks > 0
         self._core = InputBuffers(
             token_ids=self._token_ids,
@@ -232,7 +235,7 @@ class StepBuffers:
             query_start=self.query_start,
             seq_lens=self._seq_lens,
             block_tables=self._block_tables,
-            sample_index=host.sample_index.numpy(),
+            sample_index=self.sample_index,
             sample_rows=self.sample_rows,
             row_handles=self.row_handles,
             adapter_slots=self.adapter_slots if has_adapters else None,

@@ -233,7 +233,7 @@ class ModelRunner:
         tokens = buffers.adapter_rows(token_slots, "token")
         if not self._forward.selects_logits:  # its head sees every token
             return self._adapters.step(tokens)
-        samples = ends[buffers.sample_rows[: sizes.num_samples]] - 1
+        samples = buffers.sample_index[: sizes.num_samples]
         if more_index is not None:
             samples = np.concatenate((samples, more_index.numpy()))
         return self._adapters.step(tokens, buffers.adapter_rows(token_slots[samples], "sample"))

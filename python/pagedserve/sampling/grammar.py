@@ -57,17 +57,22 @@ class Grammar:
         self._matcher = matcher
         self._num_words = num_words
 
-    def states(self) -> "GrammarStates":
-        """Those of a request, which share nothing with those of another thread's."""
-        return GrammarStates(self._matcher.deep_copy(), self._num_words)
+    def states(self, num_kept: int = 2) -> "GrammarStates":
+        """Those of a request, which share nothing with those of another thread's.
+
+        Args:
+            num_kept: Of so many lists of tokens, those asked for last, the states are kept.
+        """
+        return GrammarStates(self._matcher.deep_copy(), self._num_words, num_kept)
 
 
 class GrammarStates:
     """Where the sequences of a request are in its grammar."""
 
-    def __init__(self, start: "LLMatcher", num_words: int) -> None:
+    def __init__(self, start: "LLMatcher", num_words: int, num_kept: int) -> None:
         self._start = start
         self._num_words = num_words
+        self._num_kept = num_kept
         self._by_tokens: OrderedDict[tuple[int, ...], LLMatcher] = OrderedDict()
 
     def allowed(self, token_ids: Sequence[int]) -> Allowed:
@@ -80,10 +85,22 @@ class GrammarStates:
             return Allowed(np.zeros_like(mask), f"the grammar cannot go on: {reason}")
         return Allowed(mask)
 
+    def forced(self, token_ids: Sequence[int]) -> list[int]:
+        """The tokens most likely to stand for what must follow ``token_ids``, if anything must."""
+        forced: list[int] = self._at(tuple(token_ids)).compute_ff_tokens()
+        return forced
+
+    def num_possible(self, token_ids: Sequence[int], drafts: Sequence[int]) -> int:
+        """How many of ``drafts`` may follow ``token_ids``, up to the first that may not."""
+        return int(self._at(tuple(token_ids)).validate_tokens(list(drafts)))
+
     def _at(self, tokens: tuple[int, ...]) -> "LLMatcher":
         known = self._by_tokens
-        if tokens in known or not tokens:
-            return known.get(tokens, self._start)
+        if not tokens:
+            return self._start
+        if tokens in known:
+            known.move_to_end(tokens)
+            return known[tokens]
         matcher = known.get(tokens[:-1])
         if matcher is not None:
             matcher = matcher.deep_copy()
@@ -92,8 +109,7 @@ class GrammarStates:
             matcher = self._start.deep_copy()
             matcher.consume_tokens(list(tokens))
         known[tokens] = matcher
-        # The sequences of a request go on together: of those before their parents none is asked.
-        while len(next(iter(known))) < len(tokens) - 1:
+        if len(known) > self._num_kept:
             known.popitem(last=False)
         return matcher
 

@@ -7,7 +7,7 @@ from typing import Final
 from prometheus_client.core import Metric
 
 from pagedserve.engine.client import EngineClient
-from pagedserve.engine.stats import EngineSnapshot, Histogram, Throughput
+from pagedserve.engine.stats import EngineSnapshot, EngineStats, Histogram, Throughput
 from pagedserve.server.exposition import Labels, counter, gauge, histogram
 
 _NUM_WAITING: Final = "Requests that wait."
@@ -107,6 +107,28 @@ class EngineMetrics:
         }
         for name, (text, value) in counters.items():
             yield counter(name, text, (self._labels, value))
+        if engine.has_drafts:
+            yield from self._drafts(stats)
+
+    def _drafts(self, stats: EngineStats) -> Iterator[Metric]:
+        counters: dict[str, tuple[str, float]] = {
+            "vllm:spec_decode_num_drafts": ("Rows of steps that had drafts.", stats.num_drafts),
+            "vllm:spec_decode_num_draft_tokens": ("Drafts.", stats.num_draft_tokens),
+            "vllm:spec_decode_num_accepted_tokens": (
+                "Drafts that were right.",
+                stats.num_accepted_tokens,
+            ),
+        }
+        for name, (text, value) in counters.items():
+            yield counter(name, text, (self._labels, value))
+        yield counter(
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "Drafts that were right, by their place behind the token.",
+            *(
+                ({**self._labels, "position": str(place)}, number)
+                for place, number in enumerate(stats.num_accepted_by_place)
+            ),
+        )
 
     def _histograms(self, engine: EngineSnapshot) -> Iterator[Metric]:
         stats = engine.stats

@@ -110,13 +110,13 @@ class ServerArgs:
     )
     max_num_queued_tokens: int | None = option(
         None,
-        checks.optional(checks.integer("at least 1, or None", low=1)),
+        checks.optional_count(),
         "Prompt tokens that may wait, of texts about as many; more are refused with 503.",
         unset="what max_num_queued_reqs allows",
     )
     max_body_bytes: int = option(
         32 * _MIB,
-        checks.integer("at least 1", low=1),
+        checks.count(),
         "Bytes of a request's body; also as in 512KiB.",
         parse=parse_bytes,
     )

@@ -1,0 +1,1 @@
+"""Guesses at the next tokens of sequences, and how many of them are worth their time."""

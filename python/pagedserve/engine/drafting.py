@@ -1,0 +1,253 @@
+"""Drafts of a step: whose next tokens are guessed, how many, and what became of them.
+
+A step without prompts gets drafts if that makes it faster (`pagedserve.drafts.load`): what a
+grammar asks for, else what the proposer makes of the text.  Whose next token is not one draw from a
+function of the tokens before gets none: beam searches, and callers' own logits processors, which
+may count their calls.
+"""
+
+from collections.abc import Callable
+from itertools import accumulate
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagedserve._core import SchedulerConfig, SchedulerOutputs
+from pagedserve.config import EngineArgs
+from pagedserve.drafts.load import CERTAIN, StepTimes, can_gain, share_out
+from pagedserve.drafts.lookup import OutputLookup, TextLookup
+from pagedserve.drafts.model import DraftEngine, DraftModel
+from pagedserve.drafts.proposer import DraftedText, Proposer
+from pagedserve.engine.request import Request, Sequence
+from pagedserve.engine.stats import EngineStats
+from pagedserve.engine.step import Step
+from pagedserve.engine.step_update import StepUpdate
+from pagedserve.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+# Of a draft that was right or wrong in what is expected of the next.
+_WEIGHT: Final = 0.1
+# Of a step without drafts in the same, towards what is not known: they may be worth a try again.
+_FORGETTING: Final = 0.01
+_UNKNOWN: Final = 0.5
+
+
+class StepDrafts(NamedTuple):
+    """Drafts of a step, as the scheduler takes them, and by sample.
+
+    Attributes:
+        rows: int32 ``[K]``.
+        token_start: int32 ``[K + 1]``.
+        tokens: int32.
+        by_sample: Of the first sample of each of these rows.
+    """
+
+    rows: NDArray[np.int32]
+    token_start: NDArray[np.int32]
+    tokens: NDArray[np.int32]
+    by_sample: dict[int, list[int]]
+
+    @classmethod
+    def of(cls, rows: list[int], drafts: list[list[int]], samples: list[int]) -> Self:
+        """Pack the drafts of rows; ``samples`` are their samples in a step without drafts."""
+        starts = [0, *accumulate(map(len, drafts))]
+        return cls(
+            np.array(rows, np.int32),
+            np.array(starts, np.int32),
+            np.array([token for tokens in drafts for token in tokens], np.int32),
+            # Those of the rows before come before them.
+            {
+                sample + start: tokens
+                for sample, start, tokens in zip(samples, starts, drafts, strict=False)
+            },
+        )
+
+
+class Drafter:
+    """Asks a proposer for drafts, as many as are worth it."""
+
+    def __init__(
+        self, proposer: Proposer, stats: EngineStats, *, most: int, max_tokens: int, max_len: int
+    ) -> None:
+        """Put the parts together.
+
+        Args:
+            proposer: Guesses.
+            stats: To count in.
+            most: Drafts of a row.
+            max_tokens: Of a step.
+            max_len: Tokens of a sequence.
+        """
+        self._proposer = proposer
+        self._stats = stats
+        self._most = most
+        self._max_tokens = max_tokens
+        self._max_len = max_len
+        self._times = StepTimes()
+
+    def may_draft(self, scheduled: SchedulerOutputs) -> bool:
+        """Whether a step after this one could be made faster by drafts, as far as is known."""
+        is_known = self._times.is_known(scheduled.num_rows)
+        return not is_known or self._budget(scheduled) > 0
+
+    def propose(
+        self,
+        scheduled: SchedulerOutputs,
+        sequences: list[Sequence],
+        rows: NDArray[np.int32],
+    ) -> StepDrafts | None:
+        """Drafts for a step.
+
+        Args:
+            scheduled: Its decisions.
+            sequences: Of its samples.
+            rows: Of its samples, ``[S]``.
+
+        Returns:
+            None where there are none.
+        """
+        budget = self._budget(scheduled)
+        if budget <= 0:
+            return None
+        forced = [_forced(sequence) for sequence in sequences]
+        texts = [_text(sequence) for sequence in sequences]
+        rooms, chances = [], []
+        for sequence, text, tokens in zip(sequences, texts, forced, strict=True):
+            room = self._room(sequence)
+            rooms.append(min(room, len(tokens)) if tokens else room)
+            chances.append(CERTAIN if tokens else text.acceptance)
+        shares = share_out(self._times, chances, rooms, budget)
+        for text, share in zip(texts, shares, strict=True):
+            if not share:
+                text.acceptance += _FORGETTING * (_UNKNOWN - text.acceptance)
+        drafts = [tokens[:share] for tokens, share in zip(forced, shares, strict=True)]
+        asked = [sample for sample, share in enumerate(shares) if share and not drafts[sample]]
+        found = self._proposer.propose(
+            [texts[sample] for sample in asked], [shares[sample] for sample in asked]
+        )
+        for sample, tokens in zip(asked, found, strict=True):
+            sequence = sequences[sample]
+            row_sampler = sequence.request.row_sampler
+            drafts[sample] = row_sampler.possible(sequence.token_ids, tokens)
+        drafted = [(sample, tokens) for sample, tokens in enumerate(drafts) if tokens]
+        if not drafted:
+            return None
+        samples = [sample for sample, _ in drafted]
+        return StepDrafts.of(rows[samples].tolist(), [tokens for _, tokens in drafted], samples)
+
+    def record(self, step: Step, update: StepUpdate) -> None:
+        """Count what became of the drafts of a step."""
+        for output, sample in enumerate(update.parents):
+            tokens = step.drafts.get(sample)
+            if tokens is None:
+                continue
+            sequence, count = update.sequences[output], len(update.accepted.get(output, ()))
+            text = _text(sequence)
+            for place in range(min(count + 1, len(tokens))):
+                text.acceptance += _WEIGHT * (float(place < count) - text.acceptance)
+            metrics = sequence.request.metrics
+            metrics.num_draft_tokens += len(tokens)
+            metrics.num_accepted_tokens += count
+            self._stats.record_drafts(len(tokens), count)
+
+    def observe(self, scheduled: SchedulerOutputs, seconds: float) -> None:
+        """Learn how long a step took."""
+        if scheduled.num_prefill_groups == 0 and not scheduled.has_moves:
+            self._times.observe(scheduled.num_batched_tokens, seconds)
+
+    def end(self, request: Request) -> None:
+        """A request has ended."""
+        for sequence in request.sequences:
+            if sequence.drafted is not None:
+                self._proposer.end(sequence.drafted)
+
+    def _budget(self, scheduled: SchedulerOutputs) -> int:
+        """Drafts that a step like this may have, 0 where none can make it faster."""
+        num_rows = scheduled.num_rows
+        if num_rows == 0 or scheduled.num_prefill_groups:
+            return 0
+        budget = min(self._max_tokens - scheduled.num_batched_tokens, num_rows * self._most)
+        return budget if can_gain(self._times, num_rows, budget) else 0
+
+    def _room(self, sequence: Sequence) -> int:
+        """Drafts that a sequence can have: one token more comes with them."""
+        request, num_tokens = sequence.request, len(sequence.token_ids)
+        if request.search is not None or request.params.logits_processors:
+            return 0
+        in_model = self._max_len - len(request.prompt_token_ids) - num_tokens
+        return max(0, min(self._most, request.rule.max_tokens - num_tokens - 1, in_model - 1))
+
+
+def drafter_of(
+    args: EngineArgs,
+    config: SchedulerConfig,
+    stats: EngineStats,
+    tokenizer: "PreTrainedTokenizerBase",
+    make_engine: Callable[[EngineArgs], DraftEngine],
+) -> Drafter | None:
+    """Who guesses next tokens for an engine; None where nobody does.
+
+    Args:
+        args: The user's.
+        config: Of the scheduler.
+        stats: To count in.
+        tokenizer: Of the model.
+        make_engine: Makes that of a smaller model.
+
+    Raises:
+        ConfigError: The smaller model has other tokens.
+        ModelLoadError: It cannot be found, read or run.
+    """
+    drafts = args.speculative_config
+    if drafts is None:
+        return None
+    proposer: Proposer
+    if drafts.model is not None:
+        engine = make_engine(_draft_model_args(args, drafts.model, drafts.kv_cache_memory))
+        if engine.get_tokenizer().get_vocab() != tokenizer.get_vocab():
+            raise ConfigError(
+                f"speculative_config has the model {drafts.model!r}, whose tokens are not those of "
+                f"{args.model!r}: give one of the same family"
+            )
+        proposer = DraftModel(engine)
+    elif drafts.method == "suffix":
+        proposer = OutputLookup(*drafts.match_lengths)
+    else:
+        proposer = TextLookup(*drafts.match_lengths)
+    return Drafter(
+        proposer,
+        stats,
+        most=drafts.num_speculative_tokens,
+        max_tokens=config.max_num_batched_tokens,
+        max_len=config.max_model_len,
+    )
+
+
+def _draft_model_args(args: EngineArgs, model: str, kv_cache_memory: int | None) -> EngineArgs:
+    return EngineArgs(
+        model=model,
+        dtype=args.dtype,
+        device=args.device,
+        max_num_seqs=args.max_num_seqs,
+        kv_cache_memory=kv_cache_memory,
+        block_size=args.block_size,
+        enable_prefix_caching=True,
+        enable_chunked_prefill=True,
+        hf_token=args.hf_token,
+        download_dir=args.download_dir,
+        disable_log_stats=True,
+    )
+
+
+def _forced(sequence: Sequence) -> list[int]:
+    return sequence.request.row_sampler.forced(sequence.token_ids)
+
+
+def _text(sequence: Sequence) -> DraftedText:
+    if sequence.drafted is None:
+        request = sequence.request
+        sequence.drafted = DraftedText(request.prompt_token_ids, sequence.token_ids, request.salt)
+    return sequence.drafted

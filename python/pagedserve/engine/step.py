@@ -1,0 +1,72 @@
+"""A step of the engine, between its decisions and its end."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagedserve._core import SchedulerOutputs
+from pagedserve.engine.prompt_logprobs import ScoredRow
+from pagedserve.engine.request import Request, Sequence
+from pagedserve.executor.protocol import StepHandle
+from pagedserve.sampling.rows import RowSampling
+
+
+@dataclass(slots=True, eq=False)
+class Step:
+    """A step between its decisions and its end; S is the number of its samples.
+
+    Attributes:
+        scheduled: The scheduler's decisions.
+        started: When they were asked for, by the scheduler's clock; None where another step was
+            under way.
+        parent_rows: int32 ``[S]``, the row of each sample.
+        sequences: The sequence of each sample.
+        scored: Rows of prompts whose log-probabilities somebody wants.
+        with_images: Requests whose prompts have images, by row.
+        handle: What the executor launched; None where there is nothing to run, or not yet.
+        is_async: Whether it has ended for the scheduler though its tokens are not known.
+        drafts: Of rows that have some, by the first of their samples; each has a sample more.
+    """
+
+    scheduled: SchedulerOutputs
+    started: float | None
+    parent_rows: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
+    sequences: list[Sequence] = field(default_factory=list)
+    scored: list[ScoredRow] = field(default_factory=list)
+    with_images: dict[int, Request] = field(default_factory=dict)
+    handle: StepHandle | None = None
+    is_async: bool = False
+    drafts: dict[int, list[int]] = field(default_factory=dict)
+
+    def rows(self, after: "Step | None") -> list[RowSampling]:
+        """What the sampler is told; ``after`` is the step whose tokens are not known yet."""
+        if self.drafts:
+            return self._drafted_rows()
+        unknown = {id(sequence) for sequence in after.sequences} if after else ()
+        return [
+            sequence.constant_row or sequence.row(num_unknown=int(id(sequence) in unknown))
+            for sequence in self.sequences
+        ]
+
+    def _drafted_rows(self) -> list[RowSampling]:
+        rows: list[RowSampling] = []
+        while len(rows) < len(self.sequences):
+            sequence = self.sequences[len(rows)]
+            drafts = self.drafts.get(len(rows), [])
+            rows += [
+                sequence.constant_row or sequence.row(drafts=drafts[:place])
+                for place in range(len(drafts) + 1)
+            ]
+        return rows
+
+    @property
+    def may_go_on(self) -> bool:
+        """Whether some sequence is not sure to end with its next token."""
+        return any(map(_may_go_on, self.sequences))
+
+
+def _may_go_on(sequence: Sequence) -> bool:
+    """Whether a sequence is not sure to end with its next token."""
+    request = sequence.request
+    return not request.is_finished and len(sequence.token_ids) + 1 < request.rule.max_tokens
