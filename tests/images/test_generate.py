@@ -7,6 +7,7 @@ from PIL import Image
 
 from pagedserve import LLM, RequestOutput, SamplingParams
 from tests.images.conftest import MakeFamily
+from tests.support.drafts import NGRAM, Noise, drafting
 from tests.support.images import FAMILIES, ImageOracle, picture
 
 NUM_NEW = 8
@@ -92,6 +93,16 @@ def test_mixed_batches_are_those_of_transformers_in_any_memory(
         num_preemptions = llm.llm_engine.scheduler.num_preemptions
         assert (num_preemptions > 0) == ("num_gpu_blocks" in options), memory
         assert llm.llm_engine.scheduler.num_free_gpu_blocks == llm.llm_engine.memory.num_gpu_blocks
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_guesses_change_no_token(family: MakeFamily, name: str) -> None:
+    made = family(name)
+    wanted = run(made.load(), made.oracle.token)
+    guessing = drafting(made.load(speculative_config=NGRAM), Noise({}, 0))
+    found = run(guessing, made.oracle.token)
+    assert list(map(tokens_of, found)) == list(map(tokens_of, wanted))
+    assert guessing.llm_engine.stats.num_draft_tokens > 0
 
 
 @pytest.mark.parametrize("name", ["llava", "qwen2_vl"])

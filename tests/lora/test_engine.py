@@ -22,6 +22,7 @@ from pagedserve.config import Quantization
 from pagedserve.lora.adapter import WEIGHTS
 from pagedserve.runner.model_runner import Forward
 from pagedserve.runner.padded import PaddedDecode
+from tests.support.drafts import NGRAM, Noise, drafting
 from tests.support.lora import KINDS, load_adapter, rounded, save_random_adapter
 from tests.support.tiny import VOCAB_SIZE
 
@@ -217,6 +218,7 @@ def test_an_adapter_shows(llm: LLM, adapters: list[LoRARequest]) -> None:
         {"num_gpu_blocks": 40, "preemption_mode": "recompute"},
         {"async_scheduling": True},
         {"enable_prefix_caching": True, "max_num_seqs": 6},
+        {"speculative_config": NGRAM},
     ],
     ids=lambda more: ", ".join(more) or "plain",
 )
@@ -228,6 +230,8 @@ def test_more_adapters_than_slots_take_turns(
 ) -> None:
     """Loaded, evicted and loaded again, whatever happens to their requests meanwhile."""
     llm = LLM(str(tiny), max_loras=2, **OPTIONS | {"max_cpu_loras": 2} | more)
+    if "speculative_config" in more:
+        drafting(llm, Noise({}, 0))
     wanted = mixed(adapters, 24)
     outputs = llm.generate(prompts_of(24), PARAMS, lora_request=wanted, use_tqdm=False)
     for output, adapter in zip(outputs, wanted, strict=True):

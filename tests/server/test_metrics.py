@@ -125,6 +125,23 @@ def test_throughput_is_that_since_the_last_scrape(served: Served) -> None:
     assert [idle.value(rate) for rate in rates] == [0, 0]
 
 
+def test_drafts_are_counted_by_vllms_names(serve: Serve) -> None:
+    config = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}
+    with serve({"speculative_config": config}) as running:
+        assert Scrape(running).value("vllm:spec_decode_num_drafts_total") == 0
+        # The formula repeats itself after 128 tokens at the latest.
+        for _ in range(3):
+            body = {"prompt": PROMPT * 3, "max_tokens": 80, "temperature": 0}
+            assert running.http.post("/v1/completions", json=body).status_code == 200
+        seen = Scrape(running)
+    drafted = seen.value("vllm:spec_decode_num_draft_tokens_total")
+    accepted = seen.value("vllm:spec_decode_num_accepted_tokens_total")
+    places = seen.samples("vllm:spec_decode_num_accepted_tokens_per_pos_total")
+    assert seen.value("vllm:spec_decode_num_drafts_total") <= drafted <= 3 * len(PROMPT) * 80
+    assert accepted == sum(places) <= drafted
+    assert places == sorted(places, reverse=True)
+
+
 def test_who_waits_does_so_for_capacity(serve: Serve, formula: FormulaModel) -> None:
     goes_on = threading.Event()
     with serve({"max_num_seqs": 1}) as served, ThreadPoolExecutor(3) as clients:

@@ -24,7 +24,7 @@ def scheduler_config(
     if memory is not None and memory.num_state_slots:
         if args.num_drafts:
             raise ConfigError(
-                "speculative_config is given, and layers of this model keep a state of the whole "
+                f"speculative_config is {args.speculative_config}, and layers of this model keep a state of the whole "
                 "sequence, which cannot go back behind a wrong guess: leave it out"
             )
         if args.enable_prefix_caching:
