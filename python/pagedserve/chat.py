@@ -1,6 +1,7 @@
 """Conversations, put into the words of a model's chat template."""
 
 import inspect
+import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -156,6 +157,8 @@ def _takes_parts(render: Callable[..., Any]) -> bool:
 
 def _rendered(message: Message, token: str, *, takes_parts: bool) -> dict[str, Any]:
     """A message as the template takes it, ``token`` standing for an image in a text."""
+    if message.get("tool_calls"):
+        message = {**message, "tool_calls": [_with_object(call) for call in message["tool_calls"]]}
     parts = _parts_of(message.get("content"))
     if not takes_parts:
         texts = (token if _is_image(part) else _text_of(part) for part in parts)
@@ -165,6 +168,18 @@ def _rendered(message: Message, token: str, *, takes_parts: bool) -> dict[str, A
         for part in parts
     ]
     return {**message, "content": content}
+
+
+def _with_object(call: Any) -> Any:
+    """An earlier tool call whose arguments are an object, as templates take them, and not text."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"] or "{}")
+    except ValueError:
+        return call
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def text_of_content(content: object) -> str:

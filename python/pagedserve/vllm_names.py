@@ -118,7 +118,7 @@ ABSENT_OPTIONS: Final[dict[str, Absent]] = {
     **_absent("long_prefill_token_threshold", (0, None), "no such limit"),
     **_absent("scheduler_cls", (None,), "the scheduler is the Rust core's"),
     **_absent(
-        "structured_outputs_config reasoning_parser pooler_config override_pooler_config "
+        "structured_outputs_config pooler_config override_pooler_config "
         "kv_transfer_config kv_events_config otlp_traces_endpoint collect_detailed_traces "
         "additional_config override_neuron_config attention_config profiler_config",
         (None, "", {}),
@@ -126,12 +126,7 @@ ABSENT_OPTIONS: Final[dict[str, Absent]] = {
     ),
     **_absent("stream_interval", (1, None), "an output comes with each token"),
     # Of vLLM's server.
-    **_absent(
-        "enable_auto_tool_choice tool_call_parser tool_parser_plugin tool_server "
-        "exclude_tools_when_tool_choice_none",
-        (False, None, ""),
-        "tools are not there yet",
-    ),
+    **_absent("tool_parser_plugin tool_server", (None, ""), "formats are a table"),
 }
 
 # Sampling parameters of vLLM that are not here, with the values that ask for nothing.
@@ -197,6 +192,8 @@ HINTS: Final = frozenset(
         "disable_log_requests",
         "enable_log_requests",
         "show_hidden_metrics_for_version",
+        "enable_auto_tool_choice",
+        "exclude_tools_when_tool_choice_none",
     ]
 )
 

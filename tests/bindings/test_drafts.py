@@ -43,7 +43,7 @@ def test_drafts_that_do_not_fit_are_refused(make_engine: MakeEngine) -> None:
         ((np.zeros(1), int32(0, 1), int32(5)), "rows"),
     ):
         with pytest.raises((StepError, TypeError), match=said):
-            engine.scheduler.propose(step_id, *drafts)  # type: ignore[arg-type]
+            engine.scheduler.propose(step_id, *drafts)
     with pytest.raises(StepError, match="cannot be ended"):
         engine.scheduler.propose(step_id + 1, int32(0), int32(0, 1), int32(5))
     assert engine.scheduler.propose(step_id, int32(0), int32(0, 1), int32(5)).num_drafts == 1

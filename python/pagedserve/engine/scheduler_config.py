@@ -24,8 +24,9 @@ def scheduler_config(
     if memory is not None and memory.num_state_slots:
         if args.num_drafts:
             raise ConfigError(
-                f"speculative_config is {args.speculative_config}, and layers of this model keep a state of the whole "
-                "sequence, which cannot go back behind a wrong guess: leave it out"
+                f"speculative_config is {args.speculative_config}, and layers of this model keep a "
+                "state of the whole sequence, which cannot go back behind a wrong guess: leave it "
+                "out"
             )
         if args.enable_prefix_caching:
             raise ConfigError(

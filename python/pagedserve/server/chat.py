@@ -15,6 +15,7 @@ from pagedserve.server.limits import guessed_num_tokens
 from pagedserve.server.logprobs import TokenNames, chat_logprobs, prompt_logprobs
 from pagedserve.server.params import chat_params, check_num_choices, num_equal_choices, salted
 from pagedserve.server.protocol import ChatBody
+from pagedserve.server.tools import AnswerReader, check_tools
 
 
 async def chat_job(context: Context, body: ChatBody, answer_id: str) -> GenerationJob:
@@ -31,7 +32,10 @@ async def chat_job(context: Context, body: ChatBody, answer_id: str) -> Generati
     if not body.messages:
         raise RequestError("messages is empty; it must have at least one message", param="messages")
     check_num_choices(body, context.admission.max_num_seqs)
-    params = chat_params(body, context.default_params.result())
+    check_tools(body)
+    reader = await context.answer_reader(body)
+    shows_tags = await context.has_special(reader.tags)
+    params = chat_params(body, context.default_params.result(), shows_tags=shows_tags)
     detokenizer = await context.detokenizer(skip_special_tokens=not body.shows_special_tokens)
     names = TokenNames(detokenizer, body.return_tokens_as_token_ids)
     role = context.args.response_role if body.add_generation_prompt else _last(body, "role")
@@ -40,8 +44,8 @@ async def chat_job(context: Context, body: ChatBody, answer_id: str) -> Generati
         body=body,
         params=params,
         prompt_sizes=[sum(guessed_num_tokens(_text(message)) for message in body.messages)],
-        make_prompts=partial(_made, context, body),
-        choices=ChatChoices(body, names, role, _echoed(body, role)),
+        make_prompts=partial(_made, context, body, reader),
+        choices=ChatChoices(body, names, role, _echoed(body, role), reader),
         answer_id=answer_id,
         model=model,
         lora_request=context.adapters.get(model),
@@ -49,8 +53,9 @@ async def chat_job(context: Context, body: ChatBody, answer_id: str) -> Generati
     )
 
 
-async def _made(context: Context, body: ChatBody) -> list[Prompt]:
+async def _made(context: Context, body: ChatBody, reader: AnswerReader) -> list[Prompt]:
     prompt = await context.chat_prompt(body)
+    reader.begin_behind(prompt.get("prompt") or "")
     prompt["prompt_token_ids"] = context.truncated(prompt["prompt_token_ids"], body)
     return [salted(prompt, body)]
 
@@ -76,6 +81,7 @@ class ChatChoices:
     names: TokenNames
     role: str
     echoed: str
+    reader: AnswerReader
     kind: str = "chat.completion"
     chunk_kind: str = "chat.completion.chunk"
     prompt_field: str = "messages"
@@ -90,7 +96,8 @@ class ChatChoices:
 
     def plain_delta(self, index: int, completion: CompletionOutput) -> str | None:  # noqa: D102
         if (
-            completion.logprobs is not None
+            self.reader.is_needed
+            or completion.logprobs is not None
             or completion.finish_reason is not None
             or self.body.return_token_ids
         ):
@@ -102,17 +109,23 @@ class ChatChoices:
 
     def delta(  # noqa: D102
         self, index: int, output: RequestOutput, completion: CompletionOutput
-    ) -> dict[str, Any]:
+    ) -> dict[str, Any] | None:
         del output
+        fields = self._fields(index, completion, is_delta=True)
         choice = self._choice(index, completion)
-        return {**choice, "delta": {"content": completion.text}}
+        if not (fields or choice["finish_reason"] or choice["logprobs"] or "token_ids" in choice):
+            return None
+        return {**choice, "delta": fields}
 
     def whole(  # noqa: D102
         self, index: int, output: RequestOutput, completion: CompletionOutput
     ) -> dict[str, Any]:
-        choice = self._choice(index, completion)
-        choice["message"] = {"role": self.role, "content": self.echoed + completion.text}
         del output
+        fields = self._fields(index, completion, is_delta=False)
+        if self.echoed:
+            fields["content"] = self.echoed + (fields["content"] or "")
+        choice = self._choice(index, completion)
+        choice["message"] = {"role": self.role, **fields}
         return choice
 
     def of_answer(self, output: RequestOutput) -> dict[str, Any]:  # noqa: D102
@@ -123,6 +136,14 @@ class ChatChoices:
             more["prompt_token_ids"] = output.prompt_token_ids
         return more
 
+    def _fields(
+        self, index: int, completion: CompletionOutput, *, is_delta: bool
+    ) -> dict[str, Any]:
+        if not self.reader.is_needed:
+            return {"content": completion.text}
+        is_last = completion.finish_reason is not None
+        return self.reader.fields(index, completion.text, is_last=is_last, is_delta=is_delta)
+
     def _choice(self, index: int, completion: CompletionOutput) -> dict[str, Any]:
         logprobs = None
         if completion.logprobs is not None and self.body.logprobs:
@@ -132,7 +153,7 @@ class ChatChoices:
         choice: dict[str, Any] = {
             "index": index,
             "logprobs": logprobs,
-            "finish_reason": completion.finish_reason,
+            "finish_reason": self.reader.finish_reason(index, completion.finish_reason),
             "stop_reason": completion.stop_reason,
         }
         if self.body.return_token_ids:

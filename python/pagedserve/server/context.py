@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,6 +22,8 @@ from pagedserve.server.limits import Admission
 from pagedserve.server.metrics import Metrics
 from pagedserve.server.options import ServerArgs
 from pagedserve.server.protocol import Body, ChatBody, TokenizeBody
+from pagedserve.server.tool_formats import REASONING_FORMATS, TOOL_FORMATS, tool_format_of
+from pagedserve.server.tools import AnswerReader
 from pagedserve.speech import SpeechRules
 
 if TYPE_CHECKING:
@@ -173,6 +175,34 @@ class Context:
             )
         return self._detokenizers[skip_special_tokens]
 
+    async def answer_reader(self, body: ChatBody) -> AnswerReader:
+        """Who reads the choices of a chat: by the options, else as its template writes calls.
+
+        Raises:
+            RequestError: Tools that the model may choose, and nobody knows how it calls them.
+        """
+        args, tools, tokenizer = self.args, None, await self.client.get_tokenizer()
+        if args.tool_call_parser is not None:
+            tools = TOOL_FORMATS[args.tool_call_parser]
+        elif body.usable_tools:
+            template = body.chat_template or self.chat_template or tokenizer.chat_template
+            tools = tool_format_of(str(template))
+            if tools is None and body.tool_choice in (None, "auto"):
+                raise RequestError(
+                    "tools is given, and the model's chat template does not say how it calls them: "
+                    "give tool_choice 'required' or a name, or start with --tool-call-parser",
+                    param="tools",
+                )
+        reasoning = None
+        if args.reasoning_parser is not None:
+            reasoning = REASONING_FORMATS[args.reasoning_parser]
+        return AnswerReader(body=body, tools=tools, reasoning=reasoning)
+
+    async def has_special(self, tags: Collection[str]) -> bool:
+        """Whether texts leave one of these tags out unless special tokens are shown."""
+        special = (await self.client.get_tokenizer()).all_special_tokens if tags else ()
+        return any(token in tag for tag in tags for token in special)
+
     async def chat_prompt(self, body: ChatBody | TokenizeBody) -> TokensPrompt:
         """The prompt that a conversation is, made outside the event loop.
 
@@ -266,5 +296,12 @@ class Context:
             add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,
             continue_final_message=body.continue_final_message,
             chat_template_kwargs=body.chat_template_kwargs,
+            tools=_tools_of(body),
             images=images,
         )
+
+
+def _tools_of(body: ChatBody | TokenizeBody) -> list[dict[str, Any]] | None:
+    """The tools that a template is shown; None for none."""
+    tools = body.usable_tools if isinstance(body, ChatBody) else []
+    return [tool.model_dump(exclude_none=True) for tool in tools] or None

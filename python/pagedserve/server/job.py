@@ -57,8 +57,8 @@ class Choices(Protocol):
 
     def delta(
         self, index: int, output: RequestOutput, completion: CompletionOutput
-    ) -> dict[str, Any]:
-        """A choice in a stream."""
+    ) -> dict[str, Any] | None:
+        """A choice in a stream; None if there is nothing to say yet."""
 
     def whole(
         self, index: int, output: RequestOutput, completion: CompletionOutput
@@ -369,15 +369,19 @@ class GenerationJob(TokenJob):
                             if opening is not None:
                                 more = self.choices.of_answer(output)
                                 events += head + opening + _tail(more | usage)
-                        events += head + self._delta(index, output, completion) + tail
+                        delta = self._delta(index, output, completion)
+                        events += "" if delta is None else head + delta + tail
                 if events:
                     yield events.encode()
         if has_usage:
             yield (head + _tail({"usage": self._shown_usage()})).encode()
 
-    def _delta(self, index: int, output: RequestOutput, completion: CompletionOutput) -> str:
+    def _delta(self, index: int, output: RequestOutput, completion: CompletionOutput) -> str | None:
         plain = self.choices.plain_delta(index, completion)
-        return json.dumps(self.choices.delta(index, output, completion)) if plain is None else plain
+        if plain is not None:
+            return plain
+        delta = self.choices.delta(index, output, completion)
+        return None if delta is None else json.dumps(delta)
 
     def _indices(self, place: int, number: int) -> range:
         """The choices that an output of the prompt at ``place`` stands for."""

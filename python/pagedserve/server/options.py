@@ -9,6 +9,7 @@ from typing import Final, Literal, NamedTuple, Self
 
 import pagedserve.checks as checks
 from pagedserve.options import add_arguments, check_options, describe, option, parse_bytes
+from pagedserve.server.tool_formats import REASONING_FORMATS, TOOL_FORMATS
 
 _MIB: Final = 1 << 20
 _MAX_PORT: Final = 65535
@@ -96,6 +97,19 @@ class ServerArgs:
         None, _PATH, "File with a chat template, or its text.", unset="the model's own"
     )
     response_role: str = option("assistant", checks.text, "Role of the answers in a chat.")
+    tool_call_parser: str | None = option(
+        None,
+        checks.choice((*TOOL_FORMATS, None)),
+        f"How the model writes tool calls: {', '.join(TOOL_FORMATS)}.",
+        unset="as its chat template does",
+    )
+    reasoning_parser: str | None = option(
+        None,
+        checks.choice((*REASONING_FORMATS, None)),
+        "Tell thoughts from the answer, as they are written by the family: "
+        f"{', '.join(REASONING_FORMATS)}.",
+        unset="thoughts are content",
+    )
     root_path: str = option(
         "",
         lambda name, value: value if value == "" else checks.text(name, value),

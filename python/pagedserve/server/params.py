@@ -8,6 +8,7 @@ from pagedserve.inputs import Prompt, TextPrompt, TokensPrompt
 from pagedserve.sampling_checks import CHECKS
 from pagedserve.sampling_params import RequestOutputKind, SamplingParams
 from pagedserve.server.protocol import Body, ChatBody, CompletionBody
+from pagedserve.server.tools import forced_by_choice
 from pagedserve.structured_outputs import StructuredOutputsParams
 
 # Parameters that a model's generation_config may set, where the body does not.
@@ -70,12 +71,15 @@ def completion_params(body: CompletionBody, default: SamplingParams) -> Sampling
     return SamplingParams.from_optional(**given)
 
 
-def chat_params(body: ChatBody, default: SamplingParams) -> SamplingParams:
+def chat_params(
+    body: ChatBody, default: SamplingParams, *, shows_tags: bool = False
+) -> SamplingParams:
     """The parameters of a chat completion; as ``completion_params``.
 
     Args:
         body: The request.
         default: What the model's makers recommend.
+        shows_tags: Whether special tokens are shown, where the request does not say.
 
     Raises:
         RequestError: Values that cannot be, alone or together.
@@ -94,6 +98,15 @@ def chat_params(body: ChatBody, default: SamplingParams) -> SamplingParams:
         )
     given["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
     given["prompt_logprobs"] = body.prompt_logprobs
+    if shows_tags:
+        given.setdefault("skip_special_tokens", False)
+    if (forced := forced_by_choice(body)) is not None:
+        if given["structured_outputs"] is not None:
+            raise RequestError(
+                "tool_choice asks for a call, and another field says what the text must be",
+                param="tool_choice",
+            )
+        given["structured_outputs"] = forced
     return SamplingParams.from_optional(**given)
 
 

@@ -9,10 +9,17 @@ import difflib
 from typing import Any, Final, Literal
 
 from fastapi import UploadFile
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from pagedserve.errors import RequestError
 from pagedserve.sampling_params import EarlyStopping
+from pagedserve.server.fields import (
+    NamedToolChoice,
+    NullsLeftOut,
+    ResponseFormat,
+    StreamOptions,
+    Tool,
+)
 
 # Fields of OpenAI's and vLLM's that change nothing about an answer here.
 HARMLESS: Final = frozenset(
@@ -25,8 +32,6 @@ HARMLESS: Final = frozenset(
         "prompt_cache_key",
         "prompt_cache_retention",
         "session_id",
-        "parallel_tool_calls",
-        "include_reasoning",
         "verbosity",
         "mm_processor_kwargs",
         "guided_decoding_backend",
@@ -36,8 +41,6 @@ HARMLESS: Final = frozenset(
 
 # Fields of what is not here, and the values besides None that ask for nothing.
 ABSENT: Final[dict[str, tuple[object, ...]]] = {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none",),
     "audio": (),
@@ -70,47 +73,7 @@ _MAX_INT: Final = 2**63 - 1
 _MAX_NAME_CHARS: Final = 64
 
 
-class _NullsLeftOut(BaseModel):
-    """A body in which null says nothing."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _leave_nulls_out(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        return {name: value for name, value in given.items() if value is not None}
-
-
-class StreamOptions(_NullsLeftOut):
-    """What a stream says of tokens used."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    include_usage: bool = False
-    continuous_usage_stats: bool = False
-
-
-class JsonSchema(_NullsLeftOut):
-    """A schema as OpenAI's clients send it; the answer keeps to it, strict or not."""
-
-    model_config = ConfigDict(extra="ignore", protected_namespaces=())
-
-    name: str | None = None
-    description: str | None = None
-    schema_: dict[str, Any] | bool | None = Field(default=None, alias="schema")
-    strict: bool | None = None
-
-
-class ResponseFormat(_NullsLeftOut):
-    """What the text of an answer must be."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchema | None = None
-
-
-class EngineBody(_NullsLeftOut):
+class EngineBody(NullsLeftOut):
     """What all requests to the engine take."""
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)
@@ -230,6 +193,15 @@ class ChatBody(Body):
     add_special_tokens: Literal[False] = False
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
+    parallel_tool_calls: bool = Field(default=True, description="Whether there may be several.")
+    include_reasoning: bool = True
+
+    @property
+    def usable_tools(self) -> list[Tool]:
+        """Those that the model may or must call."""
+        return [] if self.tool_choice == "none" else self.tools or []
 
 
 class InputBody(TextBody):
@@ -267,7 +239,7 @@ class ScoreBody(TextBody):
     text_2: str | list[str]
 
 
-class Document(_NullsLeftOut):
+class Document(NullsLeftOut):
     """A text to be ranked."""
 
     model_config = ConfigDict(extra="ignore")
@@ -305,7 +277,7 @@ class SpeechBody(EngineBody):
             )
 
 
-class TokenizeBody(_NullsLeftOut):
+class TokenizeBody(NullsLeftOut):
     """``POST /tokenize``: a prompt or a conversation."""
 
     model_config = ConfigDict(extra="forbid")
