@@ -60,7 +60,7 @@ def run(llm: LLM, chats: Any, params: SamplingParams) -> tuple[float, list[list[
     started = perf_counter()
     outputs = llm.chat(chats, params, use_tqdm=False)
     seconds = perf_counter() - started
-    metrics = [output.metrics for output in outputs if output.metrics is not None]
+    metrics = [output.metrics for output in outputs]
     drafted = sum(entry.num_draft_tokens for entry in metrics)
     accepted = sum(entry.num_accepted_tokens for entry in metrics)
     return seconds, [list(o.outputs[0].token_ids) for o in outputs], f"{accepted}/{drafted}"

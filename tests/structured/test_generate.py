@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from pagedserve import LLM, RequestError, SamplingParams, StructuredOutputsParams
+from tests.support.drafts import NGRAM, drafting
 from tests.support.tiny import save_tiny_llama
 
 PERSON = {
@@ -246,3 +247,22 @@ def test_what_cannot_be_is_refused_with_its_place(smollm2: LLM, must_be: Any, re
         smollm2.generate("a", SamplingParams(structured_outputs=must_be), use_tqdm=False)
     assert refused.value.param == "structured_outputs"
     assert len(str(refused.value)) < 1000
+
+
+@pytest.mark.parametrize("ways", [{"temperature": 0}, {"temperature": 1.0, "seed": 5, "n": 2}])
+def test_guesses_change_no_document_and_what_must_come_is_guessed(
+    smollm2: LLM, ways: dict[str, Any]
+) -> None:
+    guessing = LLM("smollm2", dtype="float32", speculative_config=NGRAM, num_gpu_blocks=400)
+    drafting(guessing)
+    for schema in SCHEMAS:
+        bound = StructuredOutputsParams(json=schema, disable_any_whitespace=True)
+        params = SamplingParams(max_tokens=48, structured_outputs=bound, **ways)
+        wanted, found = [
+            llm.generate([PROMPT, "Data: "], params, use_tqdm=False) for llm in (smollm2, guessing)
+        ]
+        for one, other in zip(wanted, found, strict=True):
+            assert [c.token_ids for c in one.outputs] == [c.token_ids for c in other.outputs]
+        if schema is PERSON:
+            accepted = [output.metrics.num_accepted_tokens for output in found]
+            assert min(accepted) >= 2, "its keys stand in the schema"

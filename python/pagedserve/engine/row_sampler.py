@@ -46,12 +46,12 @@ class RowSampler:
 
     Attributes:
         constant: The row of every token, where all are the same: greedy, and nothing edited.
+        grammar: Where its sequences are in the grammar of their text; None where it may be any.
     """
 
     __slots__ = (
         "_bad_words",
         "_banned",
-        "_grammar",
         "_has_edits",
         "_num_candidates",
         "_num_logprobs",
@@ -62,6 +62,7 @@ class RowSampler:
         "_rules",
         "_uniforms",
         "constant",
+        "grammar",
     )
 
     def __init__(
@@ -94,7 +95,7 @@ class RowSampler:
         """
         # Of each sequence the newest, that before it, and those behind guesses.
         num_states = params.max_num_running_seqs * (2 + num_drafts)
-        self._grammar = None if grammar is None else grammar.states(num_states)
+        self.grammar = None if grammar is None else grammar.states(num_states)
         self._rules = rules
         self._pair_start = pair_start
         self._params = params
@@ -135,13 +136,13 @@ class RowSampler:
 
     def forced(self, token_ids: Sequence[int]) -> list[int]:
         """Tokens that most likely follow ``token_ids`` because its grammar asks for their text."""
-        return [] if self._grammar is None else self._grammar.forced(token_ids)
+        return [] if self.grammar is None else self.grammar.forced(token_ids)
 
     def possible(self, token_ids: Sequence[int], drafts: list[int]) -> list[int]:
         """Guesses behind ``token_ids``, up to the first that its grammar rules out."""
-        if self._grammar is None:
+        if self.grammar is None:
             return drafts
-        return drafts[: self._grammar.num_possible(token_ids, drafts)]
+        return drafts[: self.grammar.num_possible(token_ids, drafts)]
 
     def _make(self, uniforms: tuple[float, ...], edits: LogitsEdits | None) -> RowSampling:
         params = self._params
@@ -162,8 +163,8 @@ class RowSampler:
         if self._bad_words is not None:
             banned = (*banned, *self._bad_words.banned_after(token_ids))
         mask, fault = None, None
-        if self._grammar is not None:
-            allowed = self._grammar.allowed(token_ids)
+        if self.grammar is not None:
+            allowed = self.grammar.allowed(token_ids)
             mask, fault = allowed.mask, allowed.fault
         return LogitsEdits(
             prompt_token_ids=self._prompt,

@@ -1,5 +1,6 @@
 """A step of the engine, between its decisions and its end."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -9,6 +10,7 @@ from pagedserve._core import SchedulerOutputs
 from pagedserve.engine.prompt_logprobs import ScoredRow
 from pagedserve.engine.request import Request, Sequence
 from pagedserve.executor.protocol import StepHandle
+from pagedserve.sampling.grammar import compute_masks
 from pagedserve.sampling.rows import RowSampling
 
 
@@ -49,16 +51,29 @@ class Step:
             for sequence in self.sequences
         ]
 
-    def _drafted_rows(self) -> list[RowSampling]:
-        rows: list[RowSampling] = []
-        while len(rows) < len(self.sequences):
-            sequence = self.sequences[len(rows)]
-            drafts = self.drafts.get(len(rows), [])
-            rows += [
-                sequence.constant_row or sequence.row(drafts=drafts[:place])
-                for place in range(len(drafts) + 1)
+    def compute_masks(self) -> None:
+        """Find out what grammars let come, of all samples at once."""
+        compute_masks(
+            [
+                (grammar, [*sequence.token_ids, *drafts])
+                for sequence, drafts in self._samples()
+                if (grammar := sequence.request.row_sampler.grammar) is not None
             ]
-        return rows
+        )
+
+    def _drafted_rows(self) -> list[RowSampling]:
+        return [
+            sequence.constant_row or sequence.row(drafts=drafts)
+            for sequence, drafts in self._samples()
+        ]
+
+    def _samples(self) -> Iterator[tuple[Sequence, list[int]]]:
+        """The sequence of each sample, and the drafts behind which it is."""
+        first, drafts = 0, self.drafts.get(0, [])
+        for sample, sequence in enumerate(self.sequences):
+            if sample > first + len(drafts):
+                first, drafts = sample, self.drafts.get(sample, [])
+            yield sequence, drafts[: sample - first]
 
     @property
     def may_go_on(self) -> bool:

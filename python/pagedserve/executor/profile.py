@@ -34,7 +34,7 @@ def available_memory(
     """
     free = cuda.memory().free
     trial = partial(
-        run_trial, loaded, num_samples=limits.max_num_rows, block_size=args.block_size, cuda=cuda
+        run_trial, loaded, num_samples=limits.max_num_samples, block_size=args.block_size, cuda=cuda
     )
     try:
         prefill = peak_bytes(cuda, partial(trial, largest_prefill(limits)))
