@@ -55,6 +55,25 @@ def test_what_the_template_takes_is_handed_to_it(tokenizer: PreTrainedTokenizerF
     assert words(other) == "hello there"
 
 
+@pytest.mark.parametrize("given", ['{"word": "there"}', {"word": "there"}])
+def test_arguments_of_earlier_calls_are_objects_to_the_template(
+    tokenizer: PreTrainedTokenizerFast, given: Any
+) -> None:
+    template = "{{ messages[1].tool_calls[0].function.arguments.word }} {{ messages[0].content }}"
+    call = {"type": "function", "function": {"name": "search", "arguments": given}}
+    messages: Any = [*HELLO, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    assert words(chat_prompt(tokenizer, messages, chat_template=template)) == "there hello"
+
+
+def test_what_is_no_argument_of_a_call_reaches_the_template_as_it_is(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    template = "{{ messages[1].tool_calls[0].function.arguments }}"
+    call = {"type": "function", "function": {"name": "search", "arguments": "hello"}}
+    messages: Any = [*HELLO, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    assert words(chat_prompt(tokenizer, messages, chat_template=template)) == "hello"
+
+
 def test_a_last_message_can_be_continued(tokenizer: PreTrainedTokenizerFast) -> None:
     messages = [*HELLO, {"role": "assistant", "content": "hello"}]
     prompt = chat_prompt(

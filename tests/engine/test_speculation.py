@@ -129,6 +129,21 @@ def test_a_sequence_is_not_guessed_beyond_its_end(tiny: Model) -> None:
         assert found.outputs[0].finish_reason == "length"
 
 
+def test_earlier_outputs_are_looked_up_under_the_same_salt(tiny: Model) -> None:
+    config = NGRAM | {"method": "suffix"}
+    llm = drafting(tiny.load({"num_gpu_blocks": 64, "speculative_config": config}))
+    params = SamplingParams(temperature=0, max_tokens=31, ignore_eos=True)
+    accepted = []
+    for salt in ("a", "a", "b", "a"):
+        prompt = TokensPrompt(prompt_token_ids=[5, 6, 7], cache_salt=salt)
+        (output,) = llm.generate(prompt, params, use_tqdm=False)
+        assert output.metrics is not None
+        accepted.append(output.metrics.num_accepted_tokens)
+    own = accepted[0]  # what the text repeats of itself
+    assert accepted == [own, accepted[1], own, accepted[1]]
+    assert accepted[1] >= own + 10
+
+
 @pytest.mark.parametrize("memory", ["swap", "all at once"])
 def test_a_smaller_model_guesses(tiny: Model, memory: str) -> None:
     """As small as the large one, and so always right about what is likeliest."""

@@ -159,10 +159,10 @@ class Drafter:
             self._times.observe(scheduled.num_batched_tokens, seconds)
 
     def end(self, request: Request) -> None:
-        """A request has ended."""
-        for sequence in request.sequences:
-            if sequence.drafted is not None:
-                self._proposer.end(sequence.drafted)
+        """A request has ended; one whose prompt is scored has a salt that no other will have."""
+        if request.prompt_logprobs is None:
+            for sequence in request.sequences:
+                self._proposer.end(_text(sequence))
 
     def _budget(self, scheduled: SchedulerOutputs) -> int:
         """Drafts that a step like this may have, 0 where none can make it faster."""
