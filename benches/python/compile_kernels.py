@@ -29,7 +29,7 @@ import triton
 from measuring import report_table
 from triton.backends.compiler import GPUTarget
 
-from pagedserve.kernels import cache, decode, layer, lora, prefill, swap
+from pagedserve.kernels import cache, decode, layer, lora, masks, prefill, swap
 from pagedserve.kernels.call import AttentionCall
 from pagedserve.kernels.tuning import Config, Kernel, config_for
 
@@ -267,6 +267,14 @@ def compile_adapters(shape: Shape) -> Compiled:
     return measured(shape, compiled, None)
 
 
+def compile_masks(shape: Shape) -> Compiled:
+    """Compile the kernel of masked rows; their logits are float32 whatever the model is."""
+    logits, packed = torch.zeros(1, 4096), torch.zeros(1, 128, dtype=torch.int32)
+    with compiling(masks, f"_{shape.kernel}_kernel", shape.sm) as compiled:
+        masks.masked_argmax(logits, packed)
+    return measured(shape, compiled, None)
+
+
 def measured(shape: Shape, compiled: Sequence[Any], config: Config | None) -> Compiled:
     """What the one compiled kernel takes."""
     [binary] = compiled
@@ -344,6 +352,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             compile_adapters(Shape(kernel, int(capability), dtype, int(head), name))
             for kernel in named(("shrink", "look_up", "expand"), options.kernels)
             for name in OPTIONS
+        ]
+        results += [
+            compile_masks(Shape(kernel, int(capability), dtype, int(head), "plain"))
+            for kernel in named(("masked_argmax",), options.kernels)
         ]
     results.sort(key=lambda compiled: compiled.shape.kernel)
     report_table("compiled", table_rows(results), as_json=options.json)

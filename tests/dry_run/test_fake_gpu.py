@@ -244,6 +244,28 @@ def test_rows_that_draw_differently_wait_for_nothing(gpu: FakeGpu) -> None:
     assert gpu.waits == []
 
 
+@pytest.mark.parametrize("vocab_size", [VOCAB_SIZE, 128_256])
+def test_masks_are_applied_where_the_logits_are(
+    gpu: FakeGpu, launches: list[str], vocab_size: int
+) -> None:
+    logits = torch.zeros(5, vocab_size, device=GPU)
+    mask = np.full(-(-vocab_size // 32), 3, np.int32)
+    edits = LogitsEdits(allowed_mask=mask)
+    rows = [
+        RowSampling(temperature=0.0, edits=edits),
+        RowSampling(temperature=1.0, edits=edits, uniforms=(0.5,)),
+        RowSampling(temperature=1.0, edits=edits, top_k=3, uniforms=(0.5,)),
+        RowSampling(temperature=1.0, uniforms=(0.5,)),
+        GREEDY,
+    ]
+    samples = Sampler(RecordingCuda(GPU)).launch(logits, rows)
+    assert launches == ["_masked_argmax_kernel"]
+    assert gpu.waits == []
+    found = samples.results()
+    assert found.errors == {}
+    assert found.tokens.shape == (5,)
+
+
 def test_all_else_that_rows_may_want_stays_on_the_device(gpu: FakeGpu) -> None:
     logits = torch.zeros(8, VOCAB_SIZE, device=GPU)
     edits = LogitsEdits(

@@ -39,7 +39,7 @@ def compiled(*options: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_the_kernels_of_a_layer_fit(capability: int) -> None:
-    kernels = "decode,prefill_plain,rotate_and_write,shrink,expand,stage"
+    kernels = "decode,prefill_plain,rotate_and_write,shrink,expand,stage,masked_argmax"
     rows = compiled(
         *("--dtypes", "bfloat16", "--head-sizes", "128", "--capabilities", str(capability)),
         *("--kernels", kernels),
@@ -57,9 +57,9 @@ def test_every_row_of_the_table_fits() -> None:
     )
     assert {row["kernel"] for row in rows} == {
         *("decode", "decode_wide", "prefill", "prefill_plain", "write", "copy", "stage"),
-        *("add_norm", "rotate_and_write", "swiglu", "shrink", "look_up", "expand"),
+        *("add_norm", "rotate_and_write", "swiglu", "shrink", "look_up", "expand", "masked_argmax"),
     }
-    assert len(rows) == 20 * len(WIDTHS) * len(HEAD_SIZES) * len(CAPABILITIES)
+    assert len(rows) == 21 * len(WIDTHS) * len(HEAD_SIZES) * len(CAPABILITIES)
 
 
 def test_what_is_compiled_reaches_every_row_of_the_table() -> None:

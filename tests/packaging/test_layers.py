@@ -40,7 +40,7 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "pooling": set(),
     "models": {"attention", "cache", "host_ops", "kernels", "pooling"},
     "lora": {"kernels", "models"},
-    "sampling": set(),
+    "sampling": {"kernels"},
     "drafts": set(),
     "runner": {"attention", "cache", "lora", "models", "sampling"},
     "executor": {"attention", "cache", "lora", "models", "pooling", "runner", "sampling"},

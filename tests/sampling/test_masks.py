@@ -12,15 +12,9 @@ from hypothesis import strategies as st
 from pagedserve.sampling.rows import LogitsEdits, RowSampling
 from pagedserve.sampling.sampler import Sampler
 from pagedserve.sampling.top_k import argmax
+from tests.support.masks import packed
 
 GREEDY = RowSampling(temperature=0)
-
-
-def packed(allowed: np.ndarray) -> np.ndarray:
-    """Bits of a boolean array ``[N, V]``, int32 ``[N, ceil(V / 32)]``."""
-    bits = np.packbits(allowed, axis=1, bitorder="little")
-    missing = -bits.shape[1] % 4
-    return np.pad(bits, ((0, 0), (0, missing))).view(np.int32)
 
 
 @settings(max_examples=60, deadline=None)
@@ -35,7 +29,7 @@ def test_the_largest_of_those_that_may_come(vocab_size: int, share: float, seed:
     logits = random.integers(-9, 9, (5, vocab_size)).astype(np.float32)
     logits[random.random(logits.shape) < 0.1] = -np.inf
     allowed = random.random(logits.shape) < share
-    values, ids = argmax(torch.from_numpy(logits), packed(allowed))
+    values, ids = argmax(torch.from_numpy(logits), torch.from_numpy(packed(allowed)))
     hidden = np.where(allowed, logits, -np.inf)
     assert values.tolist() == hidden.max(axis=1).tolist()
     for row, (value, found) in enumerate(zip(values.tolist(), ids.tolist(), strict=True)):

@@ -27,6 +27,9 @@ DTYPES = {
     "starts": torch.int32,
     "order": torch.int32,
     "hidden": torch.float32,
+    "logits": torch.float32,
+    "masks": torch.int32,
+    "peaks": torch.float32,
 }
 # Of a launch: programs in each dimension.
 MAX_GRID = (2**31 - 1, 65535, 65535)
@@ -97,9 +100,9 @@ def _check_slots(given: dict[str, Any]) -> None:
 
 
 def _kernel_modules() -> list[ModuleType]:
-    from pagedserve.kernels import cache, decode, layer, lora, prefill, swap
+    from pagedserve.kernels import cache, decode, layer, lora, masks, prefill, swap
 
-    return [cache, decode, layer, lora, prefill, swap]
+    return [cache, decode, layer, lora, masks, prefill, swap]
 
 
 @contextmanager

@@ -22,7 +22,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pagedserve.sampling.rows import LogitsEdits, unpack_masks
+from pagedserve.sampling.masks import unpack_masks
+from pagedserve.sampling.rows import LogitsEdits
 from pagedserve.sampling_params import LogitsProcessor
 
 # Rows by their index, and their edits.
@@ -139,9 +140,10 @@ def _restrict(logits: Tensor, rows: _EditedRows) -> None:
     logits.view(-1)[index] = values
     masks = {row: edit.allowed_mask for row, edit in rows if edit.allowed_mask is not None}
     if masks:
-        may_come = unpack_masks(np.stack(list(masks.values())), logits.shape[1])
+        packed = _on_device(np.stack(list(masks.values())), logits)
         which = _on_device(np.array(list(masks)), logits)
-        logits[which] = logits[which].where(_on_device(may_come, logits), -torch.inf)
+        may_come = unpack_masks(packed, logits.shape[1])
+        logits[which] = logits[which].where(may_come, -torch.inf)
     banned = _cells(((row, edit.banned_token_ids) for row, edit in rows), logits)
     logits.view(-1)[_on_device(banned, logits)] = -torch.inf
 

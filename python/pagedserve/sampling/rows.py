@@ -122,13 +122,6 @@ class RowSampling:
         return 1 if self.is_greedy else len(self.uniforms)
 
 
-def unpack_masks(masks: NDArray[np.int32], vocab_size: int) -> NDArray[np.bool_]:
-    """Whether each token may come, ``[N, V]``, of masks as in `LogitsEdits`, N of them."""
-    bits = masks.view(np.uint8)
-    unpacked = np.unpackbits(bits, axis=1, count=vocab_size, bitorder="little")
-    return unpacked.view(np.bool_)
-
-
 @dataclass(frozen=True, slots=True)
 class PromptTargets:
     """Positions of a step whose next tokens are known, to be asked how likely those are.

@@ -31,8 +31,9 @@ from pagedserve.sampling.logprobs import (
     rows_per_chunk,
     sampled_logprobs,
 )
+from pagedserve.sampling.masks import unpack_masks
 from pagedserve.sampling.results import SampledRows
-from pagedserve.sampling.rows import RowSampling, unpack_masks
+from pagedserve.sampling.rows import RowSampling
 from pagedserve.sampling.top_k import argmax
 
 
@@ -95,8 +96,8 @@ class LaunchedSamples:
     ) -> None:
         """Find what does not depend on edits; see `Sampler.launch`."""
         edited = [i for i, row in enumerate(rows) if row.edits is not None]
-        masked = {} if cuda is not None else _sole_masks(rows, edited)
-        masks = _packed(masked, logits)
+        masked = _sole_masks(rows, edited)
+        masks = _packed(masked, logits, cuda)
         peaks, ids = argmax(logits, masks)
         self._logits, self._rows, self._cuda = logits, rows, cuda
         self._edited = [i for i in edited if i not in masked]
@@ -219,7 +220,7 @@ def _draw(
     rows: Sequence[RowSampling],
     index: NDArray[np.int64],
     peaks: Tensor,
-    masks: NDArray[np.int32] | None = None,
+    masks: Tensor | None = None,
     *,
     cuda: Cuda | None,
 ) -> Tensor:
@@ -228,16 +229,16 @@ def _draw(
     parameters = RandomRows.of([rows[i] for i in index], vocab_size=vocab_size, cuda=cuda)
     may_come = None
     if masks is not None:
-        may_come = torch.from_numpy(unpack_masks(masks[index], vocab_size))
+        may_come = unpack_masks(_rows(masks, index, cuda), vocab_size)
     return draw(_rows(logits, index, cuda), parameters, _rows(peaks, index, cuda), may_come).int()
 
 
-def _rows(logits: Tensor, index: NDArray[np.int64], cuda: Cuda | None) -> Tensor:
+def _rows(values: Tensor, index: NDArray[np.int64], cuda: Cuda | None) -> Tensor:
     """Rows in ascending order: a view where they lie side by side."""
     first, last = int(index[0]), int(index[-1])
     if last - first + 1 == len(index):
-        return logits[first : last + 1]
-    return _copy(logits, index, cuda)
+        return values[first : last + 1]
+    return _copy(values, index, cuda)
 
 
 def _copy(values: Tensor, index: NDArray[np.int64], cuda: Cuda | None) -> Tensor:
@@ -250,14 +251,16 @@ def _sole_masks(rows: Sequence[RowSampling], edited: Sequence[int]) -> dict[int,
     return {i: mask for i, mask in masks.items() if mask is not None}
 
 
-def _packed(masks: dict[int, NDArray[np.int32]], logits: Tensor) -> NDArray[np.int32] | None:
-    """Masks of all rows, int32 ``[S, ceil(V / 32)]``; None where no row has one."""
+def _packed(
+    masks: dict[int, NDArray[np.int32]], logits: Tensor, cuda: Cuda | None
+) -> Tensor | None:
+    """Masks of all rows, int32 ``[S, ceil(V / 32)]`` on the device; None where no row has one."""
     if not masks:
         return None
     packed = np.full((logits.shape[0], -(-logits.shape[1] // 32)), -1, np.int32)
     for row, mask in masks.items():
         packed[row] = mask
-    return packed
+    return to_device(torch.from_numpy(packed), cuda)
 
 
 def _unusable(largest: NDArray[np.float32], what: str) -> dict[int, str]:
