@@ -107,8 +107,8 @@ def core_values(args: EngineArgs) -> list[dict[str, object]]:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"tensor_parallel_size": 2}, "tensor_parallel_size is 2, which is not supported: one dev"),
-        ({"tensor_parallel_size": True}, "tensor_parallel_size is True"),
+        ({"data_parallel_size": 2}, "data_parallel_size is 2, which is not supported: one dev"),
+        ({"data_parallel_size": True}, "data_parallel_size is True"),
         ({"trust_remote_code": True}, "trust_remote_code is True.*give False"),
         ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype is 'fp8'.*in the model's dtype.*'auto'"),
         ({"enable_prompt_adapter": True}, "enable_prompt_adapter is True.*adapters are LoRA's"),
@@ -145,14 +145,12 @@ def test_no_name_means_two_things() -> None:
 
 def test_a_command_line_takes_them_too(capsys: pytest.CaptureFixture[str]) -> None:
     parser = EngineArgs.add_cli_args(argparse.ArgumentParser())
-    argv = (
-        "--model a --tensor-parallel-size 1 --num-gpu-blocks-override 5 --no-enable-prompt-adapter"
-    )
+    argv = "--model a --data-parallel-size 1 --num-gpu-blocks-override 5 --no-enable-prompt-adapter"
     namespace = parser.parse_args([*argv.split(), "--max-seq-len-to-capture", "4096"])
     assert EngineArgs.from_cli_args(namespace) == EngineArgs("a", num_gpu_blocks=5)
     # Scripts hand all that was parsed to LLM.
     assert EngineArgs(**vars(namespace)) == EngineArgs("a", num_gpu_blocks=5)
     parser.print_help()
-    assert "tensor-parallel-size" not in capsys.readouterr().out
+    assert "data-parallel-size" not in capsys.readouterr().out
     with pytest.raises(ConfigError, match="trust_remote_code is True"):
         EngineArgs.from_cli_args(parser.parse_args(["--model", "a", "--trust-remote-code"]))

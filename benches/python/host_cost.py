@@ -90,6 +90,15 @@ class KnownTokens:
         self.token_ids: list[int] = [0]
         self._step = 0
 
+    def check(self) -> None:
+        """It lives."""
+
+    def restart(self) -> None:
+        """Nothing to do."""
+
+    def shutdown(self) -> None:
+        """Nothing to do."""
+
     @property
     def model_info(self) -> ModelInfo:
         """A model of SmolLM2's vocabulary."""

@@ -1,15 +1,18 @@
-"""Whole answers with guessed tokens beside the same without, in turn, and their tokens compared.
+"""Steps with guessed tokens beside steps without, in turn until all have answered; tokens compared.
 
-A ratio is that of the medians of one run; above 1 the guesses are faster.
+A ratio is that of the seconds of all steps of a round, above 1 the guesses are faster: its median
+over the rounds and its spread.  `--method off` compares an engine with another like it.
 """
 
 import argparse
+import sys
 from collections.abc import Sequence
 from statistics import median
 from time import perf_counter
 from typing import Any
 
 from measuring import report_table
+from turns import steps_in_turn
 
 from pagedserve import LLM, SamplingParams, TokenLookup
 
@@ -49,21 +52,38 @@ WORK: dict[str, list[str]] = {
 NUM_TOKENS = 160
 
 
-def conversations(kind: str, num_rows: int) -> list[list[dict[str, str]]]:
-    """So many prompts of a kind."""
+def prompts(llm: LLM, kind: str, num_rows: int) -> list[str]:
+    """So many of a kind."""
     texts = WORK[kind]
-    return [[{"role": "user", "content": texts[row % len(texts)]}] for row in range(num_rows)]
+    chats = [[{"role": "user", "content": texts[row % len(texts)]}] for row in range(num_rows)]
+    render = llm.get_tokenizer().apply_chat_template
+    return [str(render(chat, tokenize=False, add_generation_prompt=True)) for chat in chats]
 
 
-def run(llm: LLM, chats: Any, params: SamplingParams) -> tuple[float, list[list[int]], str]:
-    """Seconds, the tokens, and how many guesses were right."""
-    started = perf_counter()
-    outputs = llm.chat(chats, params, use_tqdm=False)
-    seconds = perf_counter() - started
-    metrics = [output.metrics for output in outputs]
-    drafted = sum(entry.num_draft_tokens for entry in metrics)
-    accepted = sum(entry.num_accepted_tokens for entry in metrics)
-    return seconds, [list(o.outputs[0].token_ids) for o in outputs], f"{accepted}/{drafted}"
+class Round:
+    """One batch on both engines: seconds, tokens, and how many guesses were right."""
+
+    def __init__(self, pair: Sequence[LLM], batch: Sequence[str], params: SamplingParams) -> None:
+        engines = [llm.llm_engine for llm in pair]
+        for engine in engines:
+            for row, prompt in enumerate(batch):
+                engine.add_request(str(row), prompt, params)
+        self.seconds = [0.0, 0.0]
+        self.tokens: list[dict[str, list[int]]] = [{}, {}]
+        self.drafted = self.accepted = 0
+        for place, seconds, outputs in steps_in_turn(engines):
+            self.seconds[place] += seconds
+            for output in outputs:
+                if output.finished:
+                    self.tokens[place][output.request_id] = list(output.outputs[0].token_ids)
+                    self.drafted += output.metrics.num_draft_tokens
+                    self.accepted += output.metrics.num_accepted_tokens
+
+    @property
+    def num_different(self) -> int:
+        """Texts that are not the same with guesses as without."""
+        without, with_ = self.tokens
+        return sum(tokens != with_[request] for request, tokens in without.items())
 
 
 def lookup_us(num_tokens: int) -> float:
@@ -93,49 +113,45 @@ def main(arguments: Sequence[str] | None = None) -> None:
     config = {"method": args.method, "num_speculative_tokens": args.num_speculative_tokens}
     given: dict[str, Any] = {"dtype": args.dtype, "num_gpu_blocks": 2048, "max_num_seqs": 64}
     given |= {"use_tqdm_on_load": False, "disable_log_stats": True}
-    plain, guessing = LLM(args.model, **given), LLM(args.model, speculative_config=config, **given)
+    guesses = {} if args.method == "off" else {"speculative_config": config}
+    pair = LLM(args.model, **given), LLM(args.model, **guesses, **given)
     rows = []
     for num_rows in args.rows:
         for kind in WORK:
             for way in ({"temperature": 0}, {"temperature": 0.8, "top_p": 0.95, "seed": 1}):
                 params = SamplingParams(max_tokens=NUM_TOKENS, **way)
-                pair = compare((plain, guessing), kind, num_rows, params, args.rounds)
-                rows.append(pair)
+                rows.append(compare(pair, kind, num_rows, params, args.rounds))
+                print(rows[-1], file=sys.stderr, flush=True)
     report_table("speculation", rows, as_json=args.json)
     print(f"lookup in 8,192 tokens: {lookup_us(8192):.1f} us a row")
 
 
 def compare(
-    pair: tuple[LLM, LLM], kind: str, num_rows: int, params: SamplingParams, rounds: int
+    pair: Sequence[LLM], kind: str, num_rows: int, params: SamplingParams, rounds: int
 ) -> dict[str, object]:
-    """Runs without guesses and with them in turn; one prompt after the other for one row."""
-    size = len(WORK[kind]) if num_rows == 1 else num_rows
-    chats = conversations(kind, size)
-    batches = [[chat] for chat in chats] if num_rows == 1 else [chats]
-    seconds: dict[bool, list[float]] = {False: [], True: []}
-    num_different, said = 0, ""
-    for turn in range(rounds + 1):
-        took = {False: 0.0, True: 0.0}
-        for batch in batches:
-            tokens = {}
-            for is_guessed, llm in zip((False, True), pair, strict=True):
-                spent, tokens[is_guessed], said = run(llm, batch, params)
-                took[is_guessed] += spent
-            pairs = zip(tokens[False], tokens[True], strict=True)
-            num_different += sum(one != other for one, other in pairs)
-        if turn:  # the first warms up
-            for is_guessed, spent in took.items():
-                seconds[is_guessed].append(spent)
-    without, with_ = median(seconds[False]), median(seconds[True])
+    """Rounds of a kind of work; one prompt after the other for one row."""
+    texts = prompts(pair[0], kind, len(WORK[kind]) if num_rows == 1 else num_rows)
+    batches = [[text] for text in texts] if num_rows == 1 else [texts]
+    seconds: list[tuple[float, float]] = []
+    for _ in range(rounds + 1):
+        done = [Round(pair, batch, params) for batch in batches]
+        without, with_ = (
+            sum(times) for times in zip(*(turn.seconds for turn in done), strict=True)
+        )
+        seconds.append((without, with_))
+    del seconds[0]  # it warms up
+    ratios = [without / with_ for without, with_ in seconds]
+    accepted, drafted = sum(turn.accepted for turn in done), sum(turn.drafted for turn in done)
     return {
         "rows": num_rows,
         "work": kind,
         "temperature": params.temperature,
-        "without s": round(without, 2),
-        "with s": round(with_, 2),
-        "ratio": round(without / with_, 2),
-        "right/guessed (last)": said,
-        "different": num_different,
+        "without s": round(median(without for without, _ in seconds), 2),
+        "with s": round(median(with_ for _, with_ in seconds), 2),
+        "ratio": round(median(ratios), 3),
+        "spread": f"{min(ratios):.3f} to {max(ratios):.3f}",
+        "right/guessed (last)": f"{accepted}/{drafted}",
+        "different (last)": sum(turn.num_different for turn in done),
     }
 
 

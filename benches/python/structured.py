@@ -1,17 +1,17 @@
 """Decode steps of rows that keep to a JSON schema, beside the same steps of rows that need not.
 
-Runs of both kinds take turns; a ratio is that of the medians of one round.
+Steps of both kinds take turns; a ratio is that of the medians of one round.
 """
 
 import argparse
 from collections.abc import Sequence
 from statistics import median
-from time import perf_counter
 from typing import Any
 
 from measuring import report_table
+from turns import steps_in_turn
 
-from pagedserve import LLM, SamplingParams
+from pagedserve import LLM, LLMEngine, SamplingParams
 
 ITEM = {
     "type": "object",
@@ -38,20 +38,18 @@ NUM_TOKENS = 80
 NUM_WARM_UP = 5
 
 
-def step_ms(llm: LLM, num_rows: int, ways: dict[str, Any]) -> float:
-    """The median of a decode step of all rows, in milliseconds."""
-    engine = llm.llm_engine
-    for row in range(num_rows):
-        params = SamplingParams(max_tokens=NUM_TOKENS, seed=row, **ways)
-        engine.add_request(str(row), f"Item {row}: write a record as JSON:\n", params)
-    seconds = []
-    while engine.has_unfinished_requests():
-        is_whole = len(engine.scheduler.running) == num_rows
-        started = perf_counter()
-        engine.step()
-        if is_whole:
-            seconds.append(perf_counter() - started)
-    return 1e3 * median(seconds[NUM_WARM_UP:])
+def compare(engines: Sequence[LLMEngine], num_rows: int, ways: Sequence[dict[str, Any]]) -> float:
+    """Seconds of the second engine's decode steps of all rows over those of the first's."""
+    for engine, way in zip(engines, ways, strict=True):
+        for row in range(num_rows):
+            params = SamplingParams(max_tokens=NUM_TOKENS, seed=row, **way)
+            engine.add_request(str(row), f"Item {row}: write a record as JSON:\n", params)
+    seconds: list[list[float]] = [[], []]
+    for place, spent, outputs in steps_in_turn(engines):
+        if len(outputs) == num_rows:
+            seconds[place].append(spent)
+    free, kept = (median(steps[NUM_WARM_UP:]) for steps in seconds)
+    return kept / free
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -60,25 +58,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--rows", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--json", action="store_true", help="a JSON object a line")
     options = parser.parse_args(arguments)
-    llm = LLM(options.model, dtype=options.dtype, max_num_seqs=options.rows, max_model_len=512)
+    given: dict[str, Any] = {"dtype": options.dtype, "max_num_seqs": options.rows}
+    given |= {"max_model_len": 512, "use_tqdm_on_load": False, "disable_log_stats": True}
+    pair = [LLM(options.model, **given).llm_engine for _ in range(2)]
     bound = {"structured_outputs": {"json": SCHEMA}}
     rows = []
-    for name, ways in (("greedy", {"temperature": 0}), ("drawn", {"temperature": 0.8})):
-        step_ms(llm, options.rows, ways | bound)  # the vocabulary is read
-        pairs = [
-            (
-                step_ms(llm, options.rows, ways | {"ignore_eos": True}),
-                step_ms(llm, options.rows, ways | bound),
-            )
-            for _ in range(options.rounds)
+    for name, way in (("greedy", {"temperature": 0}), ("drawn", {"temperature": 0.8})):
+        ways = way | {"ignore_eos": True}, way | bound
+        compare(pair, options.rows, ways)  # warms up, and the vocabulary is read
+        # Each engine is once the first, so what is theirs alone cancels out.
+        ratios = [
+            compare(pair[:: (-1) ** turn], options.rows, ways) for turn in range(options.rounds)
         ]
-        free, kept = (median(column) for column in zip(*pairs, strict=True))
-        ratio = median(kept / free for free, kept in pairs)
-        row = {"rows": options.rows, "sampling": name, "free_ms": free, "schema_ms": kept}
-        rows.append(row | {"median_ratio": ratio})
+        spread = f"{min(ratios):.3f} to {max(ratios):.3f}"
+        row = {"rows": options.rows, "sampling": name, "schema/free": median(ratios)}
+        rows.append(row | {"spread": spread})
     report_table("decode step", rows, as_json=options.json)
 
 

@@ -16,7 +16,6 @@ import pagedserve.checks as checks
 from pagedserve._core import CacheConfig, SchedulerConfig
 from pagedserve.errors import ConfigError
 from pagedserve.images import MAX_IMAGES, limit_of_images
-from pagedserve.model_args import ModelArgs
 from pagedserve.options import (
     add_arguments,
     check_options,
@@ -26,6 +25,7 @@ from pagedserve.options import (
     parse_bytes,
     parse_mapping,
 )
+from pagedserve.parallel_args import ParallelArgs
 from pagedserve.speculative_config import SpeculativeConfig
 from pagedserve.vllm_names import (
     ABSENT_OPTIONS,
@@ -91,7 +91,7 @@ def _dtype(name: str, value: object) -> object:
 
 @takes_vllm_names
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineArgs(ModelArgs):
+class EngineArgs(ParallelArgs):
     """Everything that decides how an engine is built; checked when made.
 
     None leaves any option at its default.  vLLM's names of options are taken too, as far as they

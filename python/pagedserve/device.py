@@ -63,6 +63,12 @@ class Cuda:
         """Host memory that copies in both directions read and write in place; undefined."""
         return torch.empty(shape, dtype=dtype, pin_memory=True)
 
+    def pin(self, host: Tensor) -> Tensor:
+        """Make of memory that is there what ``pinned`` gives; it stays so."""
+        cudart = torch.cuda.cudart()
+        torch.cuda.check_error(cudart.cudaHostRegister(host.data_ptr(), host.nbytes, 0))
+        return host
+
     def copy(self, source: Tensor, destination: Tensor) -> None:
         """Queue a copy between the device and pinned memory; the host does not wait for it."""
         destination.copy_(source, non_blocking=True)

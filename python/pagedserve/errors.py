@@ -65,6 +65,20 @@ class EngineDeadError(PagedServeError, RuntimeError):
     """An engine that runs no more: it died, or it was shut down."""
 
 
+class ExecutorDeadError(EngineDeadError):
+    """A process that shares the model has died: nothing can be computed until a restart.
+
+    Attributes:
+        rank: Which process.
+        step: How many steps had been launched.
+    """
+
+    def __init__(self, message: str, *, rank: int, step: int) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.step = step
+
+
 class EngineStalledError(PagedServeError, RuntimeError):
     """An engine whose requests wait while no step ends."""
 

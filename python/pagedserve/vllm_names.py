@@ -42,7 +42,7 @@ def _absent(names: str, neutral: tuple[object, ...], reason: str) -> dict[str, A
 
 ABSENT_OPTIONS: Final[dict[str, Absent]] = {
     **_absent(
-        "tensor_parallel_size pipeline_parallel_size data_parallel_size "
+        "pipeline_parallel_size data_parallel_size "
         "decode_context_parallel_size prefill_context_parallel_size",
         (1, None),
         "one device computes a model",
@@ -52,7 +52,11 @@ ABSENT_OPTIONS: Final[dict[str, Absent]] = {
         (False, None),
         "one device computes a model",
     ),
-    **_absent("distributed_executor_backend", (None, "uni"), "the model runs in this process"),
+    **_absent(
+        "distributed_executor_backend",
+        (None, "uni", "mp"),
+        "ranks are processes of this machine",
+    ),
     **_absent("trust_remote_code", (False, None), "code of a model's repository is never run"),
     **_absent("code_revision", (None, "main"), "code of a model's repository is never run"),
     **_absent(

@@ -17,7 +17,7 @@ import pytest
 
 from pagedserve import LLMEngine, RequestOutput, SamplingParams, StepError
 from pagedserve.collector import collector_paused
-from pagedserve.executor.local import LaunchedRun
+from pagedserve.executor.launched import LaunchedRun
 from pagedserve.inputs import TokensPrompt
 from pagedserve.sampling_params import RequestOutputKind
 from tests.support.formula import FormulaModel

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from pagedserve import EngineArgs, LLMEngine, RequestOutput, SchedulerOutputs
-from pagedserve.executor.local import LaunchedRun
+from pagedserve.executor.launched import LaunchedRun
 from pagedserve.executor.memory import MemoryPlan, free_host_bytes, plan_memory
 from pagedserve.executor.protocol import CacheShape, Executor, ModelInfo, StepHandle, StepLimits
 from pagedserve.lora.adapter import CONFIG, WEIGHTS
@@ -123,6 +123,15 @@ class FormulaExecutor:
             has_adapters=self._args.enable_lora,
         )
         self._block_size = shape.block_size
+
+    def check(self) -> None:
+        pass
+
+    def restart(self) -> None:
+        pass
+
+    def shutdown(self) -> None:
+        pass
 
     def load_adapter(self, name: str, path: str) -> HostAdapter:
         return self._adapters.load(name, path)

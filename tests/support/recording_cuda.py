@@ -154,6 +154,10 @@ class RecordingCuda(Cuda):
         self.pinned_tensors.append(tensor)
         return tensor
 
+    def pin(self, host: Tensor) -> Tensor:
+        self.pinned_tensors.append(host)
+        return host
+
     def copy(self, source: Tensor, destination: Tensor) -> None:
         pinned = (tensor.untyped_storage()._cdata for tensor in self.pinned_tensors)
         is_upload = source.untyped_storage()._cdata in pinned

@@ -11,6 +11,7 @@ __all__ = [
     "DecoderLayer",
     "PackedWeights",
     "advise_huge_pages",
+    "bump",
     "copy_blocks",
     "has_torch_threads",
     "instruction_sets",
@@ -19,6 +20,7 @@ __all__ = [
     "rms_norm",
     "top_k",
     "use_instructions",
+    "wait_for_bump",
 ]
 
 _DType: TypeAlias = Literal["float32", "bfloat16", "float16"]
@@ -112,6 +114,8 @@ class DecoderLayer:
         slot_mapping: NDArray[np.int64],  # [T]
         window: int | None = None,
         adapters: _AdapterRows | None = None,  # of the tokens
+        part: Literal["attention", "mlp"] | None = None,
+        sums: int = 0,  # address of [T, F], written where there is a part
         num_threads: int = 1,
         instructions: _InstructionSet | None = None,
     ) -> None: ...
@@ -145,6 +149,8 @@ def rms_norm(
     num_threads: int = 1,
     instructions: _InstructionSet | None = None,
 ) -> None: ...
+def bump(word: int) -> None: ...  # address of a uint32
+def wait_for_bump(word: int, seen: int, timeout: float) -> int: ...
 def advise_huge_pages(address: int, num_bytes: int) -> None: ...
 def instruction_sets() -> list[_InstructionSet]: ...
 def instructions_in_use() -> _InstructionSet: ...

@@ -264,6 +264,7 @@ class AsyncLLMEngine:
         """
         if self._dead_error is not None:
             raise self.dead_error
+        self._engine.model_executor.check()
         seconds = self._thread.seconds_without_progress()
         if seconds > self._stall_timeout:
             raise EngineStalledError(f"no step has ended for {seconds:.0f} s")

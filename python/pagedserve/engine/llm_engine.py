@@ -17,18 +17,17 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 import pagedserve.checks as checks
-from pagedserve._core import CacheConfig, Scheduler
+from pagedserve._core import Scheduler
 from pagedserve.config import EngineArgs
 from pagedserve.engine.adapters import AdapterTable
+from pagedserve.engine.build import build
 from pagedserve.engine.drafting import drafter_of
 from pagedserve.engine.input_processor import InputProcessor
 from pagedserve.engine.loop import EngineLoop
 from pagedserve.engine.request import Request, RequestTable
-from pagedserve.engine.scheduler_config import scheduler_config, step_limits
-from pagedserve.engine.sigint import sigint_deferred
 from pagedserve.engine.stats import EngineSnapshot, EngineStats, StatsLine, cache_config
-from pagedserve.errors import InvariantError, RequestError
-from pagedserve.executor.protocol import CacheShape, Executor, ModelInfo
+from pagedserve.errors import EngineDeadError, InvariantError, RequestError
+from pagedserve.executor.protocol import Executor, ModelInfo
 from pagedserve.inputs import Prompt, match_params, parse_prompt
 from pagedserve.lora.request import LoRARequest
 from pagedserve.models.hub import HubOptions
@@ -38,6 +37,7 @@ from pagedserve.output.stop import Finish
 from pagedserve.outputs import RequestOutput
 from pagedserve.pooling_params import PoolingParams
 from pagedserve.sampling_params import SamplingParams
+from pagedserve.sigint import sigint_deferred
 from pagedserve.vllm_names import refuse_arguments
 
 if TYPE_CHECKING:
@@ -89,41 +89,28 @@ class LLMEngine:
             # Before the weights: a model without a tokenizer is refused at once.
             self.tokenizer = tokenizer or load_tokenizer(args)
             if executor is None:
-                from pagedserve.executor.local import LocalExecutor
+                from pagedserve.executor.choose import make_executor
 
-                executor = LocalExecutor(args)
+                executor = make_executor(args)
         self.model_executor = executor
+        try:
+            self._set_up(args, executor, choose)
+        except BaseException:
+            executor.shutdown()
+            raise
+
+    def _set_up(
+        self,
+        args: EngineArgs,
+        executor: Executor,
+        choose: Callable[[EngineArgs, ModelInfo], EngineArgs] | None,
+    ) -> None:
         self.model_info: ModelInfo = executor.model_info
         args = args if choose is None else choose(args, self.model_info)
-        config = scheduler_config(args, self.model_info.max_model_len)
-        limits = step_limits(config, self.model_info, args)
-        self.memory = executor.determine_num_blocks(limits)
-        logger.info("%s", self.memory.describe())
-        config = scheduler_config(args, config.max_model_len, self.memory)
-        num_blocks, num_cpu_blocks = self.memory.num_gpu_blocks, self.memory.num_cpu_blocks
-        cache = CacheConfig(
-            num_gpu_blocks=num_blocks,
-            num_cpu_blocks=num_cpu_blocks,
-            sliding_window=limits.window,
-            window_group=self.memory.window_group,
-            **args.cache_options,
-        )
-        self._cache_config = cache_config(args, cache, self.memory, self.model_info)
-        self._scheduler = Scheduler(
-            config, cache, log=args.decision_log, log_max_bytes=args.decision_log_max_bytes
-        )
+        built = build(args, executor)
+        self.memory, self._scheduler, config = built.memory, built.scheduler, built.config
+        self._cache_config = cache_config(args, built.cache, self.memory, self.model_info)
         self._has_decision_log = args.decision_log is not None
-        executor.init_cache(
-            CacheShape(
-                num_gpu_blocks=num_blocks,
-                num_cpu_blocks=num_cpu_blocks,
-                block_size=cache.block_size,
-                limits=limits,
-                num_state_slots=self.memory.num_state_slots,
-                num_cpu_state_slots=self.memory.num_cpu_state_slots,
-                window_group=self.memory.window_group,
-            )
-        )
         self.input_processor = InputProcessor.of(
             args, self.tokenizer, executor, self._scheduler, config
         )
@@ -140,7 +127,7 @@ class LLMEngine:
             executor,
             self._requests,
             self.stats,
-            num_gpu_blocks=num_blocks,
+            num_gpu_blocks=self.memory.num_gpu_blocks,
             max_num_seqs=config.max_num_seqs,
             async_scheduling=on_gpu if args.async_scheduling is None else args.async_scheduling,
             drafter=drafter_of(args, config, self.stats, self.tokenizer, LLMEngine),
@@ -341,18 +328,20 @@ class LLMEngine:
         self._flush_decision_log()
         return ended
 
-    def end_failed(self, error: Exception) -> list[RequestOutput]:
+    def end_failed(self, error: Exception, *, all_requests: bool = False) -> list[RequestOutput]:
         """Give up the requests of the step that failed last, or all where it held none.
 
         Args:
             error: Why it failed.
+            all_requests: All, whatever it held.
 
         Returns:
             Their last outputs, with the finish reason "error", and what else nobody has fetched.
         """
         finish = Finish("error", f"its steps failed: {type(error).__name__}: {error}")
         with sigint_deferred():
-            for request in self._loop.failed or list(self._requests):
+            failed = [] if all_requests else self._loop.failed
+            for request in failed or list(self._requests):
                 if self._requests.by_id(request.request_id) is request:
                     self._loop.end(request, finish, self._scheduler.abort(request.group))
         outputs, self._loop.outputs = self._loop.outputs, []
@@ -370,15 +359,28 @@ class LLMEngine:
         decisions = self._loop.step()
         did_nothing = decisions.is_empty and not decisions.preempted
         if len(self._requests) and not self._loop.outputs and did_nothing:
-            raise InvariantError(
-                f"the scheduler has nothing to do though {len(self._requests)} requests wait"
-            )
+            waiting = len(self._requests)
+            raise InvariantError(f"the scheduler has nothing to do though {waiting} requests wait")
         self._flush_decision_log()
-        is_logged = self._logs_stats and logger.isEnabledFor(logging.INFO)
-        if is_logged and self._log_line.age() >= _STATS_INTERVAL:
+        if self._logs_stats and self._log_line.age() >= _STATS_INTERVAL:
             self.do_log_stats()
         outputs, self._loop.outputs = self._loop.outputs, []
         return outputs
+
+    def restart(self) -> list[RequestOutput]:
+        """Load anew what died (``ExecutorDeadError``); requests that had not ended end with errors.
+
+        Returns:
+            Their last outputs, and what else nobody has fetched.
+        """
+        outputs = self.end_failed(EngineDeadError("the engine was restarted"), all_requests=True)
+        self.model_executor.restart()
+        self._scheduler.reset_prefix_cache()
+        return outputs
+
+    def shutdown(self) -> None:
+        """End the processes that compute with this one, if there are any."""
+        self.model_executor.shutdown()
 
     def _flush_decision_log(self) -> None:
         """Bring the log to its file if no request is left, and say once that it ended."""
@@ -386,8 +388,7 @@ class LLMEngine:
             return
         if not len(self._requests):
             self._scheduler.flush_log()
-        error = self._scheduler.log_error
-        if error is not None:
+        if (error := self._scheduler.log_error) is not None:
             self._has_decision_log = False
             logger.error("the decision log ends here, and requests go on: %s", error)
 

@@ -29,13 +29,13 @@ from pagedserve.engine.images import ImagesFailed, encode_images, rows_with_imag
 from pagedserve.engine.output_processor import make_output
 from pagedserve.engine.prompt_logprobs import prompt_targets, record_prompts, scored_rows
 from pagedserve.engine.request import Request, RequestTable, Sequence
-from pagedserve.engine.sigint import sigint_deferred
 from pagedserve.engine.stats import EngineStats, step_line
 from pagedserve.engine.step import Step
 from pagedserve.engine.step_update import StepUpdate, process_step, record_step
 from pagedserve.executor.protocol import Executor, ModelOutput
 from pagedserve.output.stop import Finish
 from pagedserve.outputs import RequestOutput
+from pagedserve.sigint import sigint_deferred
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,8 @@ the order in which it was sent; outputs leave once a step.  Invariants:
 1. Only this thread touches the engine, but for what ``LLMEngine`` lets any thread ask.
 2. The engine is made in this thread: its pool of OpenMP threads is the one that steps use.
 3. A step that fails is tried again; after ``MAX_FAILURES`` in a row the requests that it held end
-   with the finish reason "error", and the others go on.
+   with the finish reason "error", and the others go on.  Where what computes has died all end so,
+   and the thread with them.
 4. When the thread ends, however it does, ``on_end`` is called once, as its last act.
 
 Costs: two lookups of an empty queue a step.
@@ -20,7 +21,7 @@ from collections.abc import Callable
 from typing import Final, TypeAlias
 
 from pagedserve.engine.llm_engine import LLMEngine
-from pagedserve.errors import EngineDeadError
+from pagedserve.errors import EngineDeadError, ExecutorDeadError
 from pagedserve.outputs import RequestOutput
 
 logger = logging.getLogger(__name__)
@@ -134,6 +135,9 @@ class EngineThread:
     def _step(self, engine: LLMEngine) -> list[RequestOutput]:
         try:
             outputs = engine.step()
+        except ExecutorDeadError as error:
+            self._give(engine.end_failed(error, all_requests=True))
+            raise
         except Exception as error:
             self._num_failures += 1
             logger.exception("a step failed, %d of %d", self._num_failures, MAX_FAILURES)

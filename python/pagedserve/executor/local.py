@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pagedserve._core import SchedulerConfig, SchedulerOutputs, WindowGroup
 from pagedserve.attention.backends import check_block_size
+from pagedserve.attention.cross import CrossStep
 from pagedserve.cache.engine import (
     CacheEngine,
     common_window,
@@ -21,6 +22,7 @@ from pagedserve.cache.states import state_bytes_per_slot
 from pagedserve.config import GPU_MEMORY_UTILIZATION, EngineArgs
 from pagedserve.device import cuda_of
 from pagedserve.errors import ConfigError, StepError
+from pagedserve.executor.launched import LaunchedRun, StepWork
 from pagedserve.executor.memory import (
     DEFAULT_KV_CACHE_BYTES,
     MemoryPlan,
@@ -32,7 +34,6 @@ from pagedserve.executor.profile import available_memory
 from pagedserve.executor.protocol import (
     CacheShape,
     ModelInfo,
-    ModelOutput,
     StepHandle,
     StepLimits,
 )
@@ -40,73 +41,36 @@ from pagedserve.images import ImageRules
 from pagedserve.lora.apply import AdapterModules
 from pagedserve.lora.host import HostAdapter, HostAdapters
 from pagedserve.models.encoder_prompts import EncoderInput
+from pagedserve.models.flat_batch import StepImages
 from pagedserve.models.image_features import image_positions
 from pagedserve.models.loader import LoadedModel, load_model
 from pagedserve.models.prompt_images import PlacedImage, PromptImages
+from pagedserve.parallel.group import RankGroup
 from pagedserve.pooling.pooler import pool_rows, token_types
 from pagedserve.pooling.rules import PoolingRules
-from pagedserve.runner.buffers import StepBuffers
+from pagedserve.runner.buffers import StepBuffers, StepMemory
 from pagedserve.runner.encoder import PromptEncoder
 from pagedserve.runner.graphs import DecodeGraphs
 from pagedserve.runner.images import ImageTower
 from pagedserve.runner.model_runner import Forward, ModelRunner
 from pagedserve.runner.padded import ladder
-from pagedserve.sampling.logprobs import prompt_logprobs
-from pagedserve.sampling.results import SampledRows
 from pagedserve.sampling.rows import PromptTargets, RowSampling
-from pagedserve.sampling.sampler import LaunchedSamples, Sampler
-
-
-class LaunchedRun:
-    """A step that this process launched: a ``StepHandle``."""
-
-    def __init__(
-        self,
-        samples: LaunchedSamples | None = None,
-        prompts: PromptTargets | None = None,
-        logits: Tensor | None = None,
-        pooled: Tensor | None = None,
-    ) -> None:
-        """Keep what is needed for the results.
-
-        Args:
-            samples: Of the step; None where it samples nothing.
-            prompts: What was asked about prompts.
-            logits: Float32 ``[P, V]``, of the positions of ``prompts``.
-            pooled: Float32 ``[S, F]``, in the place of all that, where the model pools.
-        """
-        self._pooled = pooled
-        self._samples = samples
-        self._prompts = prompts
-        self._logits = logits
-
-    @property
-    def is_async_safe(self) -> bool:
-        """See ``StepHandle``."""
-        return self._samples is not None and self._prompts is None and self._samples.is_async_safe
-
-    def tokens(self) -> Tensor | None:
-        """The tokens of a step that is async-safe, int32 ``[S]`` on its device."""
-        return None if self._samples is None else self._samples.tokens()
-
-    def results(self) -> ModelOutput:
-        """Wait for the step; called before another is launched, unless it is async-safe."""
-        if self._pooled is not None:
-            pooled = self._pooled.cpu().numpy()
-            return ModelOutput(SampledRows.of_nothing(len(pooled)), None, pooled)
-        sampled = SampledRows.none() if self._samples is None else self._samples.results()
-        if self._prompts is None or self._logits is None:
-            return ModelOutput(sampled, None)
-        return ModelOutput(sampled, prompt_logprobs(self._prompts, self._logits))
+from pagedserve.sampling.sampler import Sampler
 
 
 class LocalExecutor:
     """Loads a model into this process and runs steps on it; an ``Executor``."""
 
-    def __init__(self, args: EngineArgs) -> None:
-        """Load the model; see `pagedserve.models.loader.load_model` for the errors."""
+    def __init__(self, args: EngineArgs, group: RankGroup | None = None) -> None:
+        """Load the model; see `pagedserve.models.loader.load_model` for the errors.
+
+        Args:
+            args: The user's.
+            group: Of the processes that share it; None where this one has all of it.
+        """
         self._args = args
-        self.loaded = load_model(args)
+        self._group = group
+        self.loaded = load_model(args, group=group)
         _check_options(args, self.loaded)
         self._cuda = cuda_of(self.loaded.device)
         is_recordable = self._cuda is not None and self.loaded.attention_backend == "triton"
@@ -182,14 +146,16 @@ class LocalExecutor:
                 f"gpu_memory_utilization is {args.gpu_memory_utilization}, and the model is on the "
                 "CPU, whose memory others use too: give kv_cache_memory instead"
             )
-        block_bytes = self.kv_bytes_per_block(args.block_size, limits.group_window)
+        # Ranks on the CPU take theirs from the same memory.
+        num_parts = self._group.size if self._group is not None and cuda is None else 1
+        block_bytes = num_parts * self.kv_bytes_per_block(args.block_size, limits.group_window)
         available = None
         is_free = args.num_gpu_blocks is None and args.kv_cache_memory is None
         if cuda is not None and block_bytes and is_free:
             available = available_memory(
                 self.loaded, args, limits, cuda, captures_graphs=self._captures_graphs
             )
-        windows = self._window_need(limits)
+        windows = self._window_need(limits, num_parts)
         num_gpu_blocks = args.num_gpu_blocks
         if not block_bytes and num_gpu_blocks is None:  # blocks of nothing, for all who may run
             num_gpu_blocks = limits.max_num_rows * -(-limits.max_model_len // args.block_size)
@@ -198,7 +164,7 @@ class LocalExecutor:
             state_bytes=state_bytes_per_slot(self.loaded.states),
             max_num_seqs=limits.max_num_rows,
             block_size=args.block_size,
-            weight_bytes=self.loaded.weight_bytes,
+            weight_bytes=num_parts * self.loaded.weight_bytes,
             free_bytes=free_host_bytes() if cuda is None else cuda.memory().free,
             # A GPU is there for the cache; host memory is shared with others.
             default_bytes=DEFAULT_KV_CACHE_BYTES if cuda is None else None,
@@ -212,7 +178,7 @@ class LocalExecutor:
             windows=windows,
         )
 
-    def _window_need(self, limits: StepLimits) -> WindowNeed | None:
+    def _window_need(self, limits: StepLimits, num_parts: int) -> WindowNeed | None:
         """What layers with a window need, where they are to have blocks of their own."""
         if limits.group_window is None:
             return None
@@ -233,14 +199,15 @@ class LocalExecutor:
         )
         return WindowNeed(
             window=limits.group_window,
-            block_bytes=kv_bytes_per_block(layers, block_size=block_size, dtype=self.loaded.dtype),
+            block_bytes=num_parts
+            * kv_bytes_per_block(layers, block_size=block_size, dtype=self.loaded.dtype),
             least_blocks=blocks_for(num_seqs=1),
             # As many again for the ends of prefixes that are cached.
             most_blocks=blocks_for(num_seqs=limits.max_num_rows * (2 if caches_prefixes else 1)),
         )
 
-    def init_cache(self, shape: CacheShape) -> None:
-        """See ``Executor``."""
+    def init_cache(self, shape: CacheShape, memory: StepMemory | None = None) -> None:
+        """See ``Executor``; ``memory`` is where others read the steps, too."""
         loaded, limits = self.loaded, shape.limits
         self._cache = CacheEngine(
             loaded.stored_layers,
@@ -268,6 +235,7 @@ class LocalExecutor:
             num_adapter_slots=self._args.max_loras if has_kernels else 0,
             max_cross_blocks=0 if known is None else -(-known.max_encoder_len // shape.block_size),
             has_windows=shape.window_group is not None,
+            memory=memory,
             cuda=self._cuda,
         )
         forward = Forward(loaded, self._cache)
@@ -279,6 +247,15 @@ class LocalExecutor:
             graphs.capture(loaded.vocab_size, self._cuda, has_adapters=has_adapters)
         self._runner = ModelRunner(forward, buffers, shape.block_size, graphs, self._adapters)
         self._buffers = buffers
+
+    def check(self) -> None:
+        """See ``Executor``; a process does not outlive itself."""
+
+    def restart(self) -> None:
+        """See ``Executor``."""
+
+    def shutdown(self) -> None:
+        """See ``Executor``; there are no others."""
 
     def load_adapter(self, name: str, path: str) -> HostAdapter:
         """See ``Executor``."""
@@ -314,14 +291,14 @@ class LocalExecutor:
         """See ``Executor``: moves, adapters, forward, sampling."""
         if scheduled.num_rows and len(rows) != scheduled.num_samples:
             raise StepError(f"{len(rows)} sampling parameters for {scheduled.num_samples} samples")
-        if scheduled.has_moves:
-            self._cache.move(scheduled)
         if self._adapters is not None:
             for ordinal, slot in scheduled.adapters_to_load:
                 self._adapters.load(slot, self._host_adapters.weights(ordinal))
         if scheduled.num_rows == 0:
+            self.forward(scheduled)
             return LaunchedRun()
         if self.loaded.pooling is not None:
+            self._cache.move(scheduled)
             return LaunchedRun(pooled=self._pool(scheduled, self.loaded.pooling, rows))
         index = None if prompts is None else torch.from_numpy(prompts.index)
         previous_tokens = after.tokens() if isinstance(after, LaunchedRun) else None
@@ -334,9 +311,34 @@ class LocalExecutor:
             layout = self.buffers.layout(scheduled, self._cache.block_size)
             sizes = scheduled.num_rows, scheduled.max_num_cross_blocks
             cross = self._encoder.of_step(layout, *self.buffers.cross_tables(*sizes))
-        logits = self._runner.execute(scheduled, index, previous_tokens, of_step, cross)
+        logits = self.forward(scheduled, index, previous_tokens, of_step, cross)
         samples = self._sampler.launch(logits[: len(rows)], rows) if rows else None
         return LaunchedRun(samples, prompts, logits[len(rows) :])
+
+    def forward(
+        self,
+        step: StepWork,
+        more_index: Tensor | None = None,
+        previous_tokens: Tensor | None = None,
+        images: StepImages | None = None,
+        cross: CrossStep | None = None,
+    ) -> Tensor:
+        """Move blocks, and run the model on a step.
+
+        Args:
+            step: Its sizes and moves; without rows there is nothing but those.
+            more_index: See ``ModelRunner.execute``, like all that follow.
+            previous_tokens: See there.
+            images: See there.
+            cross: See there.
+
+        Returns:
+            Logits, float32 ``[S + P, V]``.
+        """
+        self._cache.move(step)
+        if step.num_rows == 0:
+            return torch.empty(0, self.loaded.vocab_size)
+        return self._runner.execute(step, more_index, previous_tokens, images, cross)
 
     def _pool(
         self, scheduled: SchedulerOutputs, rules: PoolingRules, rows: Sequence[RowSampling]

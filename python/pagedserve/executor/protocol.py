@@ -208,6 +208,19 @@ class Executor(Protocol):
     def encode_prompts(self, prompts: Mapping[int, EncoderInput]) -> None:
         """Have the encoder's states of prompts, by row, for the step that is launched next."""
 
+    def check(self) -> None:
+        """Whether steps can be run; any thread may ask.
+
+        Raises:
+            ExecutorDeadError: A process that computes has died.
+        """
+
+    def restart(self) -> None:
+        """Load all that died anew; pools and their contents are lost."""
+
+    def shutdown(self) -> None:
+        """End the processes that it has started; nothing can be run afterwards."""
+
     @property
     def buffers(self) -> HostBuffers:
         """The arrays that the core fills before ``launch``; there from ``init_cache`` on."""

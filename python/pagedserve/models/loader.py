@@ -16,27 +16,23 @@ from transformers import (
 )
 
 from pagedserve.attention.backends import choose_backend, describe
-from pagedserve.attention.interface import ATTENTION_NAME, register
+from pagedserve.attention.interface import register
 from pagedserve.cache.engine import LayerShape
 from pagedserve.cache.states import LayerStates
 from pagedserve.collector import collector_paused
 from pagedserve.config import AttentionBackend, CpuKernels, EngineArgs
-from pagedserve.errors import ConfigError, ModelLoadError, PagedServeError, UnsupportedModelError
+from pagedserve.errors import ConfigError, PagedServeError
 from pagedserve.host_ops.capabilities import use_instructions
 from pagedserve.images import TEXT_ALONE
-from pagedserve.model_args import LoadFormat
-from pagedserve.models.architectures import attention_to_build_with, prepare_architecture
+from pagedserve.models.architectures import prepare_architecture
 from pagedserve.models.classifiers import EncoderHead, with_class_head
 from pagedserve.models.device import choose_device
-from pagedserve.models.dummy import dummy_model
 from pagedserve.models.encoder_decoder import check_encoder_decoder, class_of, encoder_decoder_of
 from pagedserve.models.encoder_prompts import EncoderDecoder
 from pagedserve.models.encoders import check_encoder
 from pagedserve.models.files import (
     ModelFiles,
-    architecture_of,
     find_model_files,
-    first_line,
     quiet_transformers,
 )
 from pagedserve.models.fused.choose import kernels_wanted, replace_modules_of, with_fewer
@@ -44,12 +40,13 @@ from pagedserve.models.fused.cpu.replace import weight_bytes
 from pagedserve.models.image_trial import judge_images, try_images
 from pagedserve.models.limits import check_max_model_len, derive_max_model_len, eos_token_ids
 from pagedserve.models.pooling import find_pooling, use_head
-from pagedserve.models.probe import ProbeResult, check_replaced, probe_model
+from pagedserve.models.probe import Probe, ProbeResult, check_replaced, probe_model
 from pagedserve.models.probe_cache import ProbeCacheEntry
-from pagedserve.models.quantized import has_quantized_files, use_dtype
-from pagedserve.models.towers import attention_by_part, has_tower
+from pagedserve.models.read import load_weights, make_up_weights
+from pagedserve.models.towers import has_tower
 from pagedserve.models.trials import vocab_size
 from pagedserve.models.weights import weights_read
+from pagedserve.parallel.group import RankGroup
 from pagedserve.pooling.rules import PoolingRules
 
 
@@ -116,12 +113,15 @@ class LoadedModel:
         return f"attention: {backend}; replaced modules: {self.replaced_modules}"
 
 
-def load_model(config: EngineArgs, device: torch.device | None = None) -> LoadedModel:
+def load_model(
+    config: EngineArgs, device: torch.device | None = None, group: RankGroup | None = None
+) -> LoadedModel:
     """Load a model and check that paged attention runs it.
 
     Args:
         config: which model, and how.
         device: where to; None is what the config names.
+        group: of ranks that share it; None has all of it here.
 
     Raises:
         ModelLoadError: if there is no such model, or its files are not whole.
@@ -130,6 +130,8 @@ def load_model(config: EngineArgs, device: torch.device | None = None) -> Loaded
             instructions, the weights cannot be quantized, or there is no such device.
     """
     device = device or choose_device(config.device)
+    if group is not None and device.type == "cuda":
+        device = torch.device("cuda", group.rank)
     if config.quantization is not None and device.type != "cpu":
         raise ConfigError(
             f"quantization is {config.quantization!r}, which is for the CPU; the model's device is "
@@ -150,16 +152,21 @@ def load_model(config: EngineArgs, device: torch.device | None = None) -> Loaded
         wanted = kernels_wanted(config, device, backend)
         how = (dtype, device, describe(backend), max_model_len, wanted, config.quantization)
         names_classes = rules is not None and rules.classes is not None
-        cached = ProbeCacheEntry.of(files.directory, *how, *["classes"] * names_classes)
-        loading = _Loading(files, config, dtype, device, backend, max_model_len, names_classes)
+        more = ["classes"] * names_classes
+        more += [] if group is None else [f"{group.size} ranks"]
+        cached = ProbeCacheEntry.of(files.directory, *how, *more)
+        loading = _Loading(
+            files, config, dtype, device, backend, max_model_len, names_classes, group
+        )
         if files.hf_config.is_encoder_decoder:
             return loading.load_encoder_decoder()
         if pooling is not None and pooling.is_encoder:
             return loading.load_encoder(pooling.rules)
-        probed = cached.load()
+        probed = cached.load() if group is None else group.from_first(cached.load)
         if probed is None:
             model, probed, replaced_modules = loading.try_modules(wanted)
-            cached.save(probed)
+            if group is None or group.rank == 0:
+                cached.save(probed)
         else:
             model = loading.load()
             replaced_modules = loading.replace(model, probed.kernels)
@@ -202,6 +209,7 @@ class _Loading:
     backend: AttentionBackend
     max_model_len: int
     names_classes: bool
+    group: RankGroup | None = None
 
     def load(self, auto_class: Any = None) -> PreTrainedModel:
         """The model with its own modules, attending through our function."""
@@ -218,12 +226,14 @@ class _Loading:
             is_seeing = has_tower(self.files.hf_config)
             auto_class = AutoModelForImageTextToText if is_seeing else AutoModelForCausalLM
         if self.config.load_format == "dummy":
-            model = _make_up_weights(
+            model = make_up_weights(
                 auto_class, self.files, self.dtype, self.device, seed=self.config.seed
             )
         else:
             with weights_read() if self.device.type == "cpu" else nullcontext():
-                model = _load_weights(auto_class, self.files, self.dtype, self.config.load_format)
+                model = load_weights(
+                    auto_class, self.files, self.dtype, self.config.load_format, self.group
+                )
         cast(nn.Module, model).to(self.device).eval()
         return model
 
@@ -297,7 +307,7 @@ class _Loading:
 
     def replace(self, model: PreTrainedModel, kernels: CpuKernels) -> str:
         """Replace modules; says which."""
-        return replace_modules_of(model, self.config, self.backend, kernels)
+        return replace_modules_of(model, self.config, self.backend, kernels, self.group)
 
     def try_modules(self, kernels: CpuKernels) -> tuple[PreTrainedModel, ProbeResult, str]:
         """Probe the model, replace modules, and let it pass the probe's trial again.
@@ -310,6 +320,8 @@ class _Loading:
         """
         model = self.load()
         probe = probe_model(model, max_model_len=self.max_model_len, backend=self.backend)
+        if self.group is not None:
+            self.group.from_first(lambda: self._compare_with_whole(probe))
         images = try_images(model, self.config, probe, self.max_model_len)
         while kernels != "generic":
             replaced = self.replace(model, kernels)
@@ -329,64 +341,17 @@ class _Loading:
         result = judge_images(model, images, probe, self.config.quantization)
         return model, replace(result, kernels=kernels), replaced
 
+    def _compare_with_whole(self, probe: Probe) -> None:
+        """Hold the logits of a model that ranks share to those of the model that has all of it.
 
-def _load_weights(
-    auto_class: Any, files: ModelFiles, dtype: torch.dtype, load_format: LoadFormat
-) -> PreTrainedModel:
-    try:
-        loaded: Any = auto_class.from_pretrained(
-            files.directory,
-            dtype=dtype,
-            attn_implementation=attention_by_part(
-                files.hf_config, attention_to_build_with(files.hf_config)
-            ),
-            output_loading_info=True,
-            use_safetensors=True if load_format == "safetensors" else None,
-            trust_remote_code=False,
-        )
-    except Exception as error:  # transformers raises many unrelated types here
-        raise _load_error(files, error) from error
-    model, info = loaded
-    # What an encoder has behind its last states is not asked for.
-    unused = "pooler." if auto_class is AutoModel else ()
-    missing = sorted(name for name in info["missing_keys"] if not name.startswith(unused))
-    if missing:
-        raise ModelLoadError(
-            f"model {files.name!r}: its files lack {len(missing)} of the model's weights, the "
-            f"first is {missing[0]!r}"
-        )
-    if has_quantized_files(files.hf_config):
-        use_dtype(model, dtype)
-    return cast(PreTrainedModel, model)
+        Shares that are wrong agree with each other: of them nothing else could tell.
 
-
-def _make_up_weights(
-    auto_class: Any, files: ModelFiles, dtype: torch.dtype, device: torch.device, *, seed: int
-) -> PreTrainedModel:
-    try:
-        attention = attention_by_part(files.hf_config, attention_to_build_with(files.hf_config))
-        return dummy_model(
-            files.hf_config,
-            attention=attention,
-            dtype=dtype,
-            device=device,
-            seed=seed,
-            auto_class=auto_class,
-        )
-    except Exception as error:  # transformers raises many unrelated types here
-        raise _load_error(files, error) from error
-
-
-def _load_error(files: ModelFiles, error: Exception) -> ModelLoadError:
-    if ATTENTION_NAME in str(error) or "Unrecognized configuration" in str(error):
-        return UnsupportedModelError(
-            f"architecture {architecture_of(files.hf_config)} cannot be run: it is no causal "
-            "language model that attends through transformers' attention interface "
-            f"({first_line(error)})"
-        )
-    return ModelLoadError(
-        f"model {files.name!r}: its weights cannot be loaded: {first_line(error)}"
-    )
+        Raises:
+            UnsupportedModelError: if they differ.
+        """
+        whole = replace(self, group=None, device=torch.device("cpu")).load()
+        differ = f"shared by {self.config.tensor_parallel_size} ranks its logits differ"
+        probe.trial.compare_with(whole, differ)
 
 
 def _dtype(config: EngineArgs, hf_config: PreTrainedConfig, device: torch.device) -> torch.dtype:

@@ -24,6 +24,7 @@ from pagedserve.models.paged_logits import flat_logits, paged_logits
 from pagedserve.models.quantized import is_quantized, nudged
 from pagedserve.models.thresholds import lowered_thresholds
 from pagedserve.models.towers import attending_part
+from pagedserve.parallel.modules import VocabEmbedding
 
 # Largest difference of the logits, as a share of the largest logit.
 TOLERANCE: Final = {torch.float32: 5e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
@@ -92,6 +93,32 @@ class Trial:
         differ = "over paged attention its logits differ from its own"
         compare(model, found, self.expected, bound, differ)
 
+    def compare_with(self, other: PreTrainedModel, differ: str) -> None:
+        """Hold what the model's own attention gave to what another's gives.
+
+        Args:
+            other: of the same weights.
+            differ: what a refusal says, before the figures.
+
+        Raises:
+            UnsupportedModelError: if they differ by more than the trial's bound.
+        """
+        lowered = lowered_thresholds(other, self.backend) if self.is_lowered else nullcontext()
+        with lowered:
+            wanted = _own_logits(other, self.prompts, self.rows, selects_logits=self.selects_logits)
+        compare(other, (logits.cpu() for logits in self.expected), wanted, self.bound, differ)
+
+
+def _own_logits(
+    model: PreTrainedModel, prompts: list[Tensor], rows: list[Tensor], *, selects_logits: bool
+) -> list[Tensor]:
+    """What a model gives with its own attention."""
+    with using_attention(model, "eager"):
+        return [
+            flat_logits(model, prompt.to(model.device), index=row, selects_logits=selects_logits)
+            for prompt, row in zip(prompts, rows, strict=True)
+        ]
+
 
 def make_trial(
     model: PreTrainedModel,
@@ -120,11 +147,8 @@ def make_trial(
     lengths = [min(4 * block_size - 2, max_len), min(2 * block_size - 2, max_len)]
     prompts = [prompt_of(model, length) for length in lengths]
     rows = [torch.tensor(sorted({*range(0, length, 3), length - 1})[::-1]) for length in lengths]
+    expected = _own_logits(model, prompts, rows, selects_logits=selects_logits)
     with using_attention(model, "eager"):
-        expected = [
-            flat_logits(model, prompt, index=row, selects_logits=selects_logits)
-            for prompt, row in zip(prompts, rows, strict=True)
-        ]
         noise = _noise(model, prompts, expected[1], rows[1]) if _is_coarse(model, dtype) else 0.0
         if is_quantized(model):
             with nudged(model, _NUDGES[dtype]):
@@ -189,6 +213,8 @@ def prompt_of(model: PreTrainedModel, num_tokens: int) -> Tensor:
 def vocab_size(model: PreTrainedModel) -> int:
     """Rows of the embedding: token ids are below it."""
     embedding: Any = model.get_input_embeddings()
+    if isinstance(embedding, VocabEmbedding):
+        return embedding.num_embeddings
     return int(embedding.weight.shape[0])
 
 

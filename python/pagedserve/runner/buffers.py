@@ -9,8 +9,8 @@ shortest: what a step copies to a GPU is one piece, from the start to the end of
 one more where layers with a window have tables of their own.
 """
 
-from dataclasses import dataclass, fields
-from typing import Final, Literal, Protocol, Self
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -23,9 +23,13 @@ from pagedserve.attention.metadata import AttentionMetadata, BatchLayout, Device
 from pagedserve.device import Cuda
 from pagedserve.models.adapters import AdapterRows, SortedRows
 from pagedserve.models.flat_batch import StepImages
-
-# Of every array in the buffers: a whole number of cache lines, and of what a GPU reads at once.
-_ALIGNMENT: Final = 128
+from pagedserve.runner.arrays import (
+    DTYPES,
+    InputArrays,
+    adapter_lengths,
+    adapter_rows,
+    buffer_bytes,
+)
 
 
 class BatchSizes(Protocol):
@@ -71,87 +75,14 @@ class StepInputs:
     cross: CrossStep | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class InputArrays:
-    """The arrays as views of one buffer of bytes, in the order in which they lie there.
+class StepMemory(Protocol):
+    """Host memory that others read the steps of, too."""
 
-    Attributes:
-        query_start: int32 ``[max_num_rows + 1]``.
-        seq_lens: int32 ``[max_num_rows]``.
-        sample_index: int32 ``[max_num_samples]``.
-        adapter_slots: int32 ``[max_num_rows]``.
-        sample_starts: int32 ``[num_adapter_slots + 1]``, with its order the samples by the slots of
-            their adapters, as of `SortedRows`.
-        sample_order: int32 ``[max_num_samples]``.
-        token_starts: likewise of tokens.
-        token_order: int32 ``[max_num_tokens]``.
-        token_ids: int32 ``[max_num_tokens]``.
-        positions: int64 ``[max_num_tokens]``.
-        slot_mapping: int64 ``[max_num_tokens]``.
-        window_slots: likewise, in layers with a window that have blocks of their own; or empty.
-        block_tables: int32 ``[max_num_rows * max_blocks_per_row]``, used as ``[R, B]``.
-        window_tables: likewise, of layers with a window; or empty.
-    """
+    def allocate(self, num_bytes: int) -> Tensor:
+        """Uint8 ``[num_bytes]``, zero."""
 
-    query_start: Tensor
-    seq_lens: Tensor
-    sample_index: Tensor
-    adapter_slots: Tensor
-    sample_starts: Tensor
-    sample_order: Tensor
-    token_starts: Tensor
-    token_order: Tensor
-    token_ids: Tensor
-    positions: Tensor
-    slot_mapping: Tensor
-    window_slots: Tensor
-    block_tables: Tensor
-    window_tables: Tensor
-
-    @classmethod
-    def of(cls, buffer: Tensor, lengths: dict[str, int]) -> Self:
-        """Cut a buffer, uint8 ``[buffer_bytes(lengths)]``, into arrays of these lengths."""
-        arrays, offset = {}, 0
-        for name, length in lengths.items():
-            dtype = _DTYPES[name]
-            arrays[name] = buffer[offset : offset + length * dtype.itemsize].view(dtype)
-            offset += _aligned(length * dtype.itemsize)
-        return cls(**arrays)
-
-
-_DTYPES: Final = {array.name: torch.int32 for array in fields(InputArrays)} | {
-    "positions": torch.int64,
-    "slot_mapping": torch.int64,
-    "window_slots": torch.int64,
-}
-
-
-def _aligned(num_bytes: int) -> int:
-    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
-
-
-def _buffer_bytes(lengths: dict[str, int]) -> int:
-    return sum(_aligned(length * _DTYPES[name].itemsize) for name, length in lengths.items())
-
-
-def _adapter_lengths(num_slots: int, max_num_samples: int, max_num_tokens: int) -> dict[str, int]:
-    """Of the arrays that say who has which adapter; a step without adapters copies none."""
-    if num_slots == 0:
-        return dict.fromkeys(("sample_starts", "sample_order", "token_starts", "token_order"), 0)
-    return {
-        "sample_starts": num_slots + 1,
-        "sample_order": max_num_samples,
-        "token_starts": num_slots + 1,
-        "token_order": max_num_tokens,
-    }
-
-
-def _adapter_rows(arrays: InputArrays) -> dict[str, SortedRows]:
-    """The same arrays by kind."""
-    return {
-        "sample": SortedRows(arrays.sample_starts, arrays.sample_order),
-        "token": SortedRows(arrays.token_starts, arrays.token_order),
-    }
+    def wait_until_read(self) -> None:
+        """Return when the others are done with the step before."""
 
 
 class StepBuffers:
@@ -168,6 +99,7 @@ class StepBuffers:
         num_adapter_slots: int = 0,
         max_cross_blocks: int = 0,
         has_windows: bool = False,
+        memory: StepMemory | None = None,
         cuda: Cuda | None = None,
     ) -> None:
         """Allocate.
@@ -181,12 +113,13 @@ class StepBuffers:
             num_adapter_slots: of adapters that kernels of a GPU add; 0 where there are none.
             max_cross_blocks: longest table of an encoder's keys; 0 for a decoder alone.
             has_windows: whether layers with a window have blocks of their own.
+            memory: where the core writes; None is this process's own.
             cuda: the GPU of the model, for which the core's buffer is pinned; None where the
                 model reads that buffer itself.
         """
         self.max_blocks_per_row = max_blocks_per_row
         max_num_samples = max(max_num_rows, max_num_samples or 0)
-        lengths = dict.fromkeys(_DTYPES, max_num_rows) | {
+        lengths = dict.fromkeys(DTYPES, max_num_rows) | {
             "query_start": max_num_rows + 1,
             "sample_index": max_num_samples,
             "token_ids": max_num_tokens,
@@ -195,20 +128,20 @@ class StepBuffers:
             "window_slots": max_num_tokens * has_windows,
             "block_tables": max_num_rows * max_blocks_per_row,
             "window_tables": max_num_rows * max_blocks_per_row * has_windows,
-            **_adapter_lengths(num_adapter_slots, max_num_samples, max_num_tokens),
+            **adapter_lengths(num_adapter_slots, max_num_samples, max_num_tokens),
         }
-        num_bytes = _buffer_bytes(lengths)
+        num_bytes = buffer_bytes(lengths)
         self._cuda = cuda
-        self._host = self._there = torch.zeros(num_bytes, dtype=torch.uint8)
+        self._memory = memory
+        self._host = self._there = _host_bytes(num_bytes, memory, cuda)
         if cuda is not None:
-            self._host = cuda.pinned(num_bytes, dtype=torch.uint8).zero_()
             self._there = torch.zeros(num_bytes, dtype=torch.uint8, device=cuda.device)
             self._copied = cuda.event()
         self.on_device = InputArrays.of(self._there, lengths)
         host = InputArrays.of(self._host, lengths)
         self._num_adapter_slots = num_adapter_slots
-        self._host_rows = _adapter_rows(host)
-        self._device_rows = _adapter_rows(self.on_device)
+        self._host_rows = adapter_rows(host)
+        self._device_rows = adapter_rows(self.on_device)
         self._tables_start = host.block_tables.storage_offset() * host.block_tables.itemsize
         self._windows_start = host.window_tables.storage_offset() * host.window_tables.itemsize
         self._token_ids: NDArray[np.int32] = host.token_ids.numpy()
@@ -250,6 +183,8 @@ class StepBuffers:
         """What the core fills; the host waits here until the device has its copy of the last."""
         if self._cuda is not None:
             self._copied.synchronize()
+        if self._memory is not None:
+            self._memory.wait_until_read()
         return self._core
 
     def adapter_rows(
@@ -337,9 +272,17 @@ class StepBuffers:
                 self._cuda.copy(self._host[used], self._there[used])
             self._copied.record()
         if previous_tokens is not None:
-            ids = self.on_device.token_ids[: sizes.num_batched_tokens]
-            known = previous_tokens[(-1 - ids).clamp_(min=0)]
-            torch.where(ids < 0, known, ids, out=ids)
+            _complete(self.on_device.token_ids[: sizes.num_batched_tokens], previous_tokens)
+
+    def complete(self, sizes: BatchSizes, previous_tokens: Tensor) -> None:
+        """Put the tokens of the step before in their places where the core writes; waits for them.
+
+        Args:
+            sizes: of the step.
+            previous_tokens: see `upload`, which need not be told of them then.
+        """
+        ids = torch.from_numpy(self._token_ids[: sizes.num_batched_tokens])
+        _complete(ids, previous_tokens.cpu())
 
     def layout(self, sizes: BatchSizes, block_size: int) -> BatchLayout:
         """The rows of the step, in host memory."""
@@ -398,3 +341,19 @@ class StepBuffers:
             max_seq_len=layout.max_seq_len,
         )
         return AttentionMetadata(layout, slots, rows)
+
+
+def _complete(ids: Tensor, previous_tokens: Tensor) -> None:
+    """Inputs -1, -2 and so on become those tokens."""
+    known = previous_tokens[(-1 - ids).clamp_(min=0)]
+    torch.where(ids < 0, known, ids, out=ids)
+
+
+def _host_bytes(num_bytes: int, memory: StepMemory | None, cuda: Cuda | None) -> Tensor:
+    """Host memory that a device copies from, if there is one; zero."""
+    if memory is not None:
+        shared = memory.allocate(num_bytes)
+        return shared if cuda is None else cuda.pin(shared)
+    if cuda is not None:
+        return cuda.pinned(num_bytes, dtype=torch.uint8).zero_()
+    return torch.zeros(num_bytes, dtype=torch.uint8)

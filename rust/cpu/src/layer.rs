@@ -86,6 +86,21 @@ pub struct LayerMemory {
     pub block_size: usize,
 }
 
+/// What of a layer is computed, and where it goes; partial sums `[T, F]` are written, and the
+/// hidden states stay as they are: whoever has the others' adds them up.
+#[derive(Clone, Copy, Debug)]
+pub enum Part {
+    /// All of it, added to the hidden states.
+    Whole,
+    /// What attention adds, before its norm.
+    Attention(*mut u8),
+    /// What the gated layers add, before its norm.
+    Mlp(*mut u8),
+}
+
+// SAFETY: addresses, as above.
+unsafe impl Send for Part {}
+
 /// The adapters of a layer's products.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LayerAdapters<'a> {
@@ -192,10 +207,11 @@ impl Buffers {
 /// refuses.
 ///
 /// # Safety
-/// The memory is what [`LayerMemory`] says for T = `rows.slot_mapping.len()`; nobody else writes
-/// any of it, or reads hidden states or pool, while the call lasts.
+/// The memory is what [`LayerMemory`] and [`Part`] say for T = `rows.slot_mapping.len()`; nobody
+/// else writes any of it, or reads hidden states, sums or pool, while the call lasts.
 pub unsafe fn forward(
     layer: &Layer<'_>,
+    part: Part,
     memory: &LayerMemory,
     rows: &Rows<'_>,
     options: &Options<'_>,
@@ -203,29 +219,22 @@ pub unsafe fn forward(
     execution: &Execution<'_>,
 ) -> Result<()> {
     layer.check()?;
-    check_memory(layer, memory)?;
+    check_memory(layer, part, memory)?;
     execution.check()?;
     let num_tokens = rows.slot_mapping.len();
     let mut scratch = SCRATCH.take();
     let buffers = Buffers::new(&mut scratch, layer, num_tokens);
-    let call = Call { layer, memory, buffers: &buffers, adapters, execution };
-    let chunks = || (0..num_tokens).step_by(CHUNK_TOKENS);
+    let call = Call { layer, part, memory, buffers: &buffers, adapters, execution };
     // SAFETY: the caller's promise; buffers have room for the tokens.
-    let result = unsafe {
-        chunks()
-            .try_for_each(|first| call.make_qkv(first, CHUNK_TOKENS.min(num_tokens - first)))
-            .and_then(|()| call.attend(rows, options))
-            .and_then(|()| {
-                chunks().try_for_each(|first| {
-                    call.add_to_hidden(first, CHUNK_TOKENS.min(num_tokens - first))
-                })
-            })
-    };
+    let result = unsafe { call.run(rows, options) };
     SCRATCH.set(scratch);
     result
 }
 
-fn check_memory(layer: &Layer<'_>, memory: &LayerMemory) -> Result<()> {
+fn check_memory(layer: &Layer<'_>, part: Part, memory: &LayerMemory) -> Result<()> {
+    if let Part::Attention(sums) | Part::Mlp(sums) = part {
+        check_units("sums", sums.cast_const())?;
+    }
     let addresses = [
         ("hidden", memory.hidden.cast_const()),
         ("cosines", memory.cosines),
@@ -247,6 +256,7 @@ fn check_memory(layer: &Layer<'_>, memory: &LayerMemory) -> Result<()> {
 /// A checked call.
 struct Call<'a> {
     layer: &'a Layer<'a>,
+    part: Part,
     memory: &'a LayerMemory,
     buffers: &'a Buffers,
     adapters: &'a LayerAdapters<'a>,
@@ -254,6 +264,29 @@ struct Call<'a> {
 }
 
 impl Call<'_> {
+    unsafe fn run(&self, rows: &Rows<'_>, options: &Options<'_>) -> Result<()> {
+        let num_tokens = rows.slot_mapping.len();
+        let chunks = || {
+            let len = move |first| CHUNK_TOKENS.min(num_tokens - first);
+            (0..num_tokens).step_by(CHUNK_TOKENS).map(move |first| (first, len(first)))
+        };
+        let (attends, has_mlp) =
+            (!matches!(self.part, Part::Mlp(_)), !matches!(self.part, Part::Attention(_)));
+        // SAFETY: the caller's promise.
+        unsafe {
+            if attends {
+                chunks().try_for_each(|(first, len)| self.make_qkv(first, len))?;
+                self.attend(rows, options)?;
+            }
+            chunks().try_for_each(|(first, len)| {
+                if attends {
+                    self.add_answers(first, len)?;
+                }
+                if has_mlp { self.add_mlp(first, len) } else { Ok(()) }
+            })
+        }
+    }
+
     /// Bytes of some numbers.
     fn bytes(&self, numbers: usize) -> usize {
         numbers * self.layer.dtype.size()
@@ -348,10 +381,18 @@ impl Call<'_> {
         unsafe { paged_attention(&shape, &memory, rows, options, self.execution) }
     }
 
-    unsafe fn add_to_hidden(&self, first: usize, num_tokens: usize) -> Result<()> {
+    unsafe fn add_answers(&self, first: usize, num_tokens: usize) -> Result<()> {
         let layer = self.layer;
         let answers = first * layer.num_heads * layer.head_size;
         let answers = self.buffers.answers.wrapping_add(self.bytes(answers));
+        let adapters = Adapters { groups: self.adapters.output, first_row: first };
+        let output = (&layer.output, adapters);
+        // SAFETY: the caller's promise.
+        unsafe { self.add(output, layer.attention_output_norm, answers, num_tokens) }
+    }
+
+    unsafe fn add_mlp(&self, first: usize, num_tokens: usize) -> Result<()> {
+        let layer = self.layer;
         let Buffers { normed, inner, .. } = *self.buffers;
         let norm = Rowwise::Norm {
             norm: layer.mlp_norm,
@@ -361,19 +402,18 @@ impl Call<'_> {
         };
         let gate = Finish::Gate(layer.activation);
         let adapters = |groups| Adapters { groups, first_row: first };
-        let output = (&layer.output, adapters(self.adapters.output));
         let gate_up = (&layer.gate_up, adapters(self.adapters.gate_up));
         let down = (&layer.down, adapters(self.adapters.down));
         // SAFETY: the caller's promise.
         unsafe {
-            self.add(output, layer.attention_output_norm, answers, num_tokens)?;
             self.rowwise(norm, num_tokens, layer.hidden_size());
             self.linear(gate_up, gate, num_tokens, normed, inner)?;
             self.add(down, layer.mlp_output_norm, inner, num_tokens)
         }
     }
 
-    /// Adds a product to the hidden states, normalised first where a norm is given.
+    /// Adds a product to the hidden states, normalised first where a norm is given; of a part of
+    /// the layer, writes it where the part goes.
     unsafe fn add(
         &self,
         product: (&Weights<'_>, Adapters<'_>),
@@ -381,9 +421,14 @@ impl Call<'_> {
         input: *mut u8,
         num_tokens: usize,
     ) -> Result<()> {
-        let hidden = self.hidden(product.1.first_row);
+        let first = product.1.first_row;
+        let hidden = self.hidden(first);
         // SAFETY: the caller's promise.
         unsafe {
+            if let Part::Attention(sums) | Part::Mlp(sums) = self.part {
+                let sums = sums.wrapping_add(self.bytes(first * self.layer.hidden_size()));
+                return self.linear(product, Finish::Store, num_tokens, input, sums);
+            }
             let Some(norm) = norm else {
                 return self.linear(product, Finish::Add, num_tokens, input, hidden);
             };

@@ -20,6 +20,8 @@ pub mod attention;
 mod element;
 mod elementwise;
 mod error;
+#[cfg(target_os = "linux")]
+pub mod futex;
 mod isa;
 mod kernel;
 pub mod layer;

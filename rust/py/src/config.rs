@@ -1,5 +1,7 @@
 //! Configurations: keyword-only, validated when made, frozen.
 
+use std::collections::BTreeMap;
+
 use pagedserve_core::config as core;
 use pagedserve_core::error::Error;
 use pyo3::prelude::*;
@@ -321,6 +323,17 @@ impl WindowGroup {
         let block_size = count("block_size", block_size)?.max(1);
         let (window, num_seqs) = (count("window", window)?, count("num_seqs", num_seqs)?);
         Ok(scheduler_config.0.num_window_blocks(num_seqs, window, block_size))
+    }
+
+    /// What it is made of, for pickle.
+    fn __getnewargs_ex__(&self) -> ((), BTreeMap<&'static str, usize>) {
+        let core::WindowGroup { window, num_gpu_blocks, num_cpu_blocks } = self.0;
+        let made_of = [
+            ("window", window),
+            ("num_gpu_blocks", num_gpu_blocks),
+            ("num_cpu_blocks", num_cpu_blocks),
+        ];
+        ((), made_of.into())
     }
 
     fn __repr__(&self) -> String {

@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 from pagedserve.config import AttentionBackend, CpuKernels, EngineArgs
 from pagedserve.models.fused.cpu.replace import replace_for_cpu
 from pagedserve.models.fused.gpu.replace import replace_for_gpu
+from pagedserve.parallel.group import RankGroup
 
 _FEWER: Final[dict[CpuKernels, CpuKernels]] = {"fused": "modules", "modules": "generic"}
 
@@ -29,12 +30,20 @@ def with_fewer(kernels: CpuKernels, config: EngineArgs) -> CpuKernels | None:
 
 
 def replace_modules_of(
-    model: PreTrainedModel, config: EngineArgs, backend: AttentionBackend, kernels: CpuKernels
+    model: PreTrainedModel,
+    config: EngineArgs,
+    backend: AttentionBackend,
+    kernels: CpuKernels,
+    group: RankGroup | None = None,
 ) -> str:
-    """Replace modules as the device wants it; says what was replaced."""
+    """Replace modules as the device wants it; says what was replaced.
+
+    Ranks that share the model replace the same modules.
+    """
+    everywhere = bool if group is None else group.agree
     if _takes_cpu_modules(config, model.device, backend):
-        return replace_for_cpu(model, kernels, config.quantization)
-    return replace_for_gpu(model, kernels)
+        return replace_for_cpu(model, kernels, config.quantization, everywhere)
+    return replace_for_gpu(model, kernels, everywhere)
 
 
 def _takes_cpu_modules(config: EngineArgs, device: torch.device, backend: AttentionBackend) -> bool:

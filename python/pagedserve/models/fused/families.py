@@ -10,6 +10,8 @@ from typing import Any, Final, Literal, NamedTuple
 from torch import Tensor, nn
 from transformers.activations import GELUTanh, SiLUActivation
 
+from pagedserve.parallel.modules import own_linear
+
 Gate = Literal["silu", "gelu_tanh"]
 
 _GATES: Final[dict[type, Gate]] = {
@@ -109,5 +111,5 @@ def _epsilon(norm: Any) -> Any:
 
 
 def _linears(module: Any, *names: str) -> list[Any] | None:
-    linears = [getattr(module, name, None) for name in names]
+    linears = [own_linear(getattr(module, name, None)) for name in names]
     return linears if all(is_plain_linear(linear) for linear in linears) else None

@@ -5,6 +5,8 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from pagedserve.parallel.modules import own_linear
+
 
 class FusedPart(NamedTuple):
     """A linear layer among those whose weights were put together.
@@ -46,7 +48,7 @@ def layer_parts(layer: Any, qkv: Any, output: Any, gate_up: Any, down: Any) -> d
     """The linear layers of a decoder layer of a known family, by the homes of its four products."""
     attention = layer.self_attn
     inputs = {name: getattr(attention, name) for name in ("q_proj", "k_proj", "v_proj")}
-    parts = parts_of(qkv, inputs) | parts_of(output, {"o_proj": attention.o_proj})
+    parts = parts_of(qkv, inputs) | parts_of(output, {"o_proj": own_linear(attention.o_proj)})
     return {f"self_attn.{name}": part for name, part in parts.items()} | {
         f"mlp.{name}": part for name, part in mlp_parts(layer.mlp, gate_up, down).items()
     }
@@ -55,4 +57,4 @@ def layer_parts(layer: Any, qkv: Any, output: Any, gate_up: Any, down: Any) -> d
 def mlp_parts(mlp: Any, gate_up: Any, down: Any) -> dict[str, FusedPart]:
     """The linear layers of a gated MLP, by name."""
     gated = {"gate_proj": mlp.gate_proj, "up_proj": mlp.up_proj}
-    return parts_of(gate_up, gated) | parts_of(down, {"down_proj": mlp.down_proj})
+    return parts_of(gate_up, gated) | parts_of(down, {"down_proj": own_linear(mlp.down_proj)})

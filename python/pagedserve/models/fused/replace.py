@@ -14,6 +14,7 @@ def replace_modules(
     is_wanted: Callable[[Any], bool],
     make: Callable[[Any], nn.Module],
     agree: Callable[[Any, Any], bool],
+    everywhere: Callable[[bool], bool] = bool,
 ) -> int:
     """Replace every module of a kind whose replacement computes the same.
 
@@ -22,6 +23,7 @@ def replace_modules(
         is_wanted: whether a module is of the kind.
         make: makes the replacement of a module.
         agree: compares a module with its replacement.
+        everywhere: whether something is true on all ranks that share the model.
 
     Returns:
         How many were replaced.
@@ -30,13 +32,13 @@ def replace_modules(
         (parent, name)
         for parent in model.modules()
         for name, child in parent.named_children()
-        if is_wanted(child)
+        if everywhere(is_wanted(child))
     ]
     num_replaced = 0
     # Places and not modules: nothing else may keep a replaced module in memory.
     for parent, name in progress(places, "replacing modules"):
         replacement = make(getattr(parent, name))
-        if agree(getattr(parent, name), replacement):
+        if everywhere(agree(getattr(parent, name), replacement)):
             setattr(parent, name, replacement)
             return_freed_memory()
             num_replaced += 1

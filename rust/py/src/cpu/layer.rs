@@ -3,7 +3,7 @@
 
 use pagedserve_core::error::Error;
 use pagedserve_cpu::attention::Options;
-use pagedserve_cpu::layer::{Layer, LayerAdapters, LayerMemory, forward};
+use pagedserve_cpu::layer::{Layer, LayerAdapters, LayerMemory, Part, forward};
 use pagedserve_cpu::{DType, Norm};
 use pyo3::prelude::*;
 
@@ -11,7 +11,7 @@ use crate::arrays::{numbers, readonly};
 use crate::cpu::attention::RowArrays;
 use crate::cpu::linear::PackedWeights;
 use crate::cpu::lora::{self, AdapterRows, Held};
-use crate::cpu::{dtype_of, on_torch_threads, size};
+use crate::cpu::{choice, dtype_of, on_torch_threads, size};
 use crate::error::{OrRaise, to_py};
 use crate::gateway::Work;
 
@@ -175,6 +175,10 @@ impl DecoderLayer {
     ///     slot_mapping: int64 ``[T]``.
     ///     window: A query sees only keys with position > its own - window.
     ///     adapters: Of the tokens, as `PackedWeights.multiply` takes them.
+    ///     part: None computes the layer; "attention" and "mlp" write what these would add, before
+    ///         its norm, and leave the hidden states alone: sums over a part of the heads or inner
+    ///         features, to which others' are to be added.
+    ///     sums: Address of ``[T, F]``, contiguous, for a part.
     ///     num_threads: Of torch's threads, where `has_torch_threads`; else one is used.
     ///     instructions: None for those in use.
     ///
@@ -182,8 +186,8 @@ impl DecoderLayer {
     ///     ``StepError``: Arguments that do not fit each other; nothing was read or written.
     #[pyo3(signature = (
         hidden, cosines, sines, rotary_size, pool, num_blocks, block_size, block_tables,
-        query_start, seq_lens, slot_mapping, window = None, adapters = None, num_threads = 1,
-        instructions = None
+        query_start, seq_lens, slot_mapping, window = None, adapters = None, part = None, sums = 0,
+        num_threads = 1, instructions = None
     ))]
     #[expect(clippy::too_many_arguments, reason = "tensors without torch: addresses and sizes")]
     #[expect(clippy::needless_pass_by_value, reason = "Python's arguments are extracted by value")]
@@ -203,6 +207,8 @@ impl DecoderLayer {
         slot_mapping: &Bound<'_, PyAny>,
         window: Option<i64>,
         adapters: Option<lora::RowArrays<'_>>,
+        part: Option<&str>,
+        sums: usize,
         num_threads: i64,
         instructions: Option<&str>,
     ) -> PyResult<()> {
@@ -214,6 +220,15 @@ impl DecoderLayer {
             pool: std::ptr::with_exposed_provenance_mut(pool),
             num_blocks: size("num_blocks", num_blocks)?,
             block_size: size("block_size", block_size)?,
+        };
+        let sums = std::ptr::with_exposed_provenance_mut(sums);
+        let part = match part {
+            None => Part::Whole,
+            Some(name) => choice(
+                "part",
+                name,
+                &[("attention", Part::Attention(sums)), ("mlp", Part::Mlp(sums))],
+            )?,
         };
         let arrays = RowArrays::new(block_tables, query_start, seq_lens, slot_mapping)?;
         let rows = arrays.rows()?;
@@ -240,7 +255,7 @@ impl DecoderLayer {
             // promise, as the stub says; everything else is checked.
             let adapters =
                 LayerAdapters { qkv: &qkv, output: &output, gate_up: &gate_up, down: &down };
-            unsafe { forward(&layer, &memory, &rows, &options, &adapters, execution) }
+            unsafe { forward(&layer, part, &memory, &rows, &options, &adapters, execution) }
         })
     }
 }

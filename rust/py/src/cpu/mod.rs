@@ -5,6 +5,8 @@
 #![expect(unsafe_code, reason = "addresses from Python become pointers")]
 
 mod attention;
+#[cfg(target_os = "linux")]
+mod futex;
 mod layer;
 mod linear;
 mod lora;
@@ -33,6 +35,9 @@ use crate::gateway::{Work, compute};
 pub(crate) mod module {
     #[pymodule_export]
     use super::attention::paged_attention;
+    #[cfg(target_os = "linux")]
+    #[pymodule_export]
+    use super::futex::{bump, wait_for_bump};
     #[pymodule_export]
     use super::layer::{DecoderLayer, rms_norm};
     #[pymodule_export]

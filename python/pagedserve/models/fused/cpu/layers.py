@@ -1,6 +1,6 @@
 """Whole decoder layers in one call of Rust, for the families that `fused.families` knows."""
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +16,10 @@ from pagedserve.models.fused.cpu.linears import (
     pack_gated,
 )
 from pagedserve.models.fused.cpu.mlps import packable_gate_of
-from pagedserve.models.fused.cpu.norms import norm_weight
+from pagedserve.models.fused.cpu.norms import CpuRMSNorm, norm_weight
 from pagedserve.models.fused.families import attention_linears, gate_of, norm_epsilon, norm_names
 from pagedserve.models.fused.parts import FusedModule, layer_parts
+from pagedserve.parallel.modules import group_of, own_linear
 
 
 def can_fuse(layer: Any) -> bool:
@@ -48,6 +49,8 @@ class CpuDecoderLayer(FusedModule):
         if names is None or gate is None:
             raise TypeError(f"{type(layer).__name__} is no decoder layer of a known family")
         qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
+        output, down = own_linear(attention.o_proj), own_linear(mlp.down_proj)
+        self._group = group_of(attention.o_proj)
         has_bias = qkv[0].bias is not None
         self._head_size = int(attention.head_dim)
         self._rotates = bool(getattr(attention, "use_rope", True))
@@ -57,11 +60,14 @@ class CpuDecoderLayer(FusedModule):
                 torch.cat([linear.bias for linear in qkv]) if has_bias else None,
                 quantization=quantization,
             ),
-            pack(attention.o_proj.weight, attention.o_proj.bias, quantization=quantization),
+            pack(output.weight, output.bias, quantization=quantization),
             pack_gated(mlp.gate_proj.weight, mlp.up_proj.weight, gate, quantization),
-            pack(mlp.down_proj.weight, mlp.down_proj.bias, quantization=quantization),
+            pack(down.weight, down.bias, quantization=quantization),
         )
         self.parts = layer_parts(layer, *self.packed)
+        # Of what ranks add up; where this one has all of it, the layer's own.
+        self._attention_norm = _norm_of(layer, names.attention_output)
+        self._mlp_norm = _norm_of(layer, names.mlp_output)
         self._layer = DecoderLayer(
             dtype=DTYPE_NAMES[qkv[0].weight.dtype],
             num_heads=attention.q_proj.out_features // self._head_size,
@@ -90,7 +96,7 @@ class CpuDecoderLayer(FusedModule):
         layout = metadata.layout
         cosines, sines = (angles.contiguous() for angles in position_embeddings)
         hidden_states = hidden_states.contiguous()
-        self._layer.forward(
+        step = (
             hidden_states.data_ptr(),
             cosines.data_ptr(),
             sines.data_ptr(),
@@ -104,9 +110,25 @@ class CpuDecoderLayer(FusedModule):
             metadata.slot_mapping.numpy(),
             window,
             adapter_arrays(),
-            torch.get_num_threads(),
         )
+        num_threads = torch.get_num_threads()
+        if self._group is None:
+            self._layer.forward(*step, num_threads=num_threads)
+            return hidden_states
+        sums = torch.empty_like(hidden_states)
+        parts: tuple[tuple[Literal["attention", "mlp"], CpuRMSNorm | None], ...]
+        parts = ("attention", self._attention_norm), ("mlp", self._mlp_norm)
+        for part, norm in parts:
+            address = sums.data_ptr()
+            self._layer.forward(*step, part=part, sums=address, num_threads=num_threads)
+            self._group.all_reduce(sums)
+            hidden_states.add_(sums if norm is None else norm(sums))
         return hidden_states
+
+
+def _norm_of(module: nn.Module, name: str | None) -> CpuRMSNorm | None:
+    norm = None if name is None else getattr(module, name, None)
+    return None if norm is None else CpuRMSNorm(norm)
 
 
 def _weight_of(module: nn.Module, name: str | None) -> Any:

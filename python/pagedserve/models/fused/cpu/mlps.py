@@ -15,6 +15,7 @@ from pagedserve.models.fused.cpu.linears import (
 )
 from pagedserve.models.fused.families import Gate, gate_of, mlp_linears
 from pagedserve.models.fused.parts import FusedModule, mlp_parts
+from pagedserve.parallel.modules import group_of, own_linear
 
 
 def packable_gate_of(mlp: Any) -> Gate | None:
@@ -31,10 +32,12 @@ class PackedGatedMLP(FusedModule):
     def __init__(self, mlp: Any, gate: Gate, quantization: Quantization | None = None) -> None:
         """Pack the weights of ``mlp``; ``gate`` is its `packable_gate_of`."""
         super().__init__()
-        self._sizes = mlp.down_proj.in_features, mlp.down_proj.out_features
+        down = own_linear(mlp.down_proj)
+        self._group = group_of(mlp.down_proj)
+        self._sizes = down.in_features, down.out_features
         self.packed = (
             pack_gated(mlp.gate_proj.weight, mlp.up_proj.weight, gate, quantization),
-            pack(mlp.down_proj.weight, mlp.down_proj.bias, quantization=quantization),
+            pack(down.weight, down.bias, quantization=quantization),
         )
         self.parts = mlp_parts(mlp, *self.packed)
 
@@ -45,4 +48,7 @@ class PackedGatedMLP(FusedModule):
         inner = torch.empty(len(rows), inner_size, dtype=x.dtype)
         output = torch.empty(len(rows), size, dtype=x.dtype)
         multiply(rows, self.packed[0], inner)
-        return multiply(inner, self.packed[1], output).view(x.shape)
+        multiply(inner, self.packed[1], output)
+        if self._group is not None:
+            self._group.all_reduce(output)
+        return output.view(x.shape)

@@ -6,7 +6,9 @@ roundings of sums, as without quantization.
 """
 
 from collections import Counter
+from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import Any, Final, NamedTuple
@@ -25,6 +27,7 @@ from pagedserve.models.fused.cpu.mlps import PackedGatedMLP, packable_gate_of
 from pagedserve.models.fused.cpu.norms import CpuRMSNorm
 from pagedserve.models.fused.families import is_norm, is_plain_linear
 from pagedserve.models.fused.replace import replace_modules
+from pagedserve.parallel.modules import Gathered
 
 _KINDS: Final[dict[type, str]] = {
     PackedGatedMLP: "gated layers",
@@ -42,7 +45,10 @@ class _Replacement(NamedTuple):
 
 @torch.inference_mode()
 def replace_for_cpu(
-    model: Any, kernels: CpuKernels, quantization: Quantization | None = None
+    model: Any,
+    kernels: CpuKernels,
+    quantization: Quantization | None = None,
+    everywhere: Callable[[bool], bool] = bool,
 ) -> str:
     """Replace modules of a model on the CPU, in place.
 
@@ -50,6 +56,7 @@ def replace_for_cpu(
         model: of transformers, with its own modules.
         kernels: which modules; see `pagedserve.config.EngineArgs`.
         quantization: what the weights of linear layers become.
+        everywhere: whether something is true on all ranks that share the model.
 
     Returns:
         How many modules of which kind were replaced, and what share of the bytes of weights is
@@ -64,8 +71,10 @@ def replace_for_cpu(
     if kernels == "generic" or is_slow:
         return "none"
     if kernels == "fused":
-        replaced["decoder layers"] = _replace_layers(model, quantization)
-    _replace_children(model, model.get_output_embeddings(), quantization, replaced)
+        replaced["decoder layers"] = _replace_layers(model, quantization, everywhere)
+    head = model.get_output_embeddings()
+    head = head.inner if isinstance(head, Gathered) else head
+    _Children(head, quantization, everywhere, replaced).replace(model)
     replaced["embeddings"] = _share_head(model, quantization)
     return_freed_memory()
     modules = ", ".join(f"{kind} {count}" for kind, count in replaced.items() if count) or "none"
@@ -90,12 +99,14 @@ def _packed_bytes(model: nn.Module) -> int:
     return sum(int(weights.nbytes) for weights in packed)
 
 
-def _replace_layers(model: nn.Module, quantization: Quantization | None) -> int:
+def _replace_layers(
+    model: nn.Module, quantization: Quantization | None, everywhere: Callable[[bool], bool]
+) -> int:
     def agree(layer: nn.Module, fused: CpuDecoderLayer) -> bool:
         return layers_agree(_quantized(layer, quantization), fused, "rust")
 
     make = partial(CpuDecoderLayer, quantization=quantization)
-    return replace_modules(model, can_fuse, make, agree)
+    return replace_modules(model, can_fuse, make, agree, everywhere)
 
 
 def _share_head(model: Any, quantization: Quantization | None) -> int:
@@ -117,23 +128,31 @@ def _share_head(model: Any, quantization: Quantization | None) -> int:
     return 1
 
 
-def _replace_children(
-    parent: nn.Module,
-    head: nn.Module | None,
-    quantization: Quantization | None,
-    replaced: Counter[str],
-) -> None:
-    # By their names: nothing else may keep a replaced module in memory.
-    for name in [name for name, _ in parent.named_children()]:
-        child = getattr(parent, name)
-        replacement = _replacement(child, quantization, is_head=child is head)
-        if replacement is not None and _agree(_quantized(child, quantization), replacement):
-            setattr(parent, name, replacement.module)
-            replaced[_KINDS[type(replacement.module)]] += 1
-            if hasattr(replacement.module, "packed"):  # norms are small
-                return_freed_memory()
-        else:
-            _replace_children(child, head, quantization, replaced)
+@dataclass(frozen=True, slots=True)
+class _Children:
+    """Replaces modules within others."""
+
+    head: nn.Module | None
+    quantization: Quantization | None
+    everywhere: Callable[[bool], bool]
+    replaced: Counter[str]
+
+    def replace(self, parent: nn.Module) -> None:
+        """Replace what can be, and look into the rest."""
+        # By their names: nothing else may keep a replaced module in memory.
+        for name in [name for name, _ in parent.named_children()]:
+            child = getattr(parent, name)
+            made = _replacement(child, self.quantization, is_head=child is self.head)
+            if self.everywhere(made is not None) and made is not None and self._agree(child, made):
+                setattr(parent, name, made.module)
+                self.replaced[_KINDS[type(made.module)]] += 1
+                if hasattr(made.module, "packed"):  # norms are small
+                    return_freed_memory()
+            else:
+                self.replace(child)
+
+    def _agree(self, child: nn.Module, made: _Replacement) -> bool:
+        return self.everywhere(_agree(_quantized(child, self.quantization), made))
 
 
 def _replacement(
@@ -141,7 +160,7 @@ def _replacement(
 ) -> _Replacement | None:
     if (gate := packable_gate_of(module)) is not None:
         packed_mlp = PackedGatedMLP(module, gate, quantization)
-        return _Replacement(packed_mlp, module.down_proj.out_features)
+        return _Replacement(packed_mlp, module.gate_proj.in_features)
     if is_plain_linear(module) and can_pack(module.weight) and (is_head or _has_whole_rows(module)):
         # Sampling is in float32: rounding the logits to fewer bits before only makes ties.
         packed = PackedLinear(module, torch.float32 if is_head else None, quantization)

@@ -25,6 +25,7 @@ from pagedserve.models.fused.families import (
 )
 from pagedserve.models.fused.gpu.norms import GpuRMSNorm
 from pagedserve.models.fused.parts import FusedModule, layer_parts
+from pagedserve.parallel.modules import Reduced, own_linear
 
 
 def can_fuse(layer: Any) -> bool:
@@ -33,7 +34,7 @@ def can_fuse(layer: Any) -> bool:
     if names is None or names.attention_output or gate_of(layer.mlp) != "silu":
         return False
     linears = attention_linears(layer.self_attn)
-    if linears is None or layer.mlp.down_proj.bias is not None:
+    if linears is None or own_linear(layer.mlp.down_proj).bias is not None:
         return False
     has_biases = {linear.bias is not None for linear in linears[:3]}
     norms = [getattr(layer, names.attention), getattr(layer, names.mlp), *_head_norms(layer)]
@@ -92,10 +93,10 @@ class GpuDecoderLayer(FusedModule):
         norm = self.mlp_norm
         rows = add_norm(self.output(attended.flatten(1)), hidden, norm.weight, norm.epsilon)
         inner = swiglu(self.gate_up(rows))
-        if current_adapters() is None:
+        if current_adapters() is None and not isinstance(self.down, Reduced):
             hidden.addmm_(inner, self.down.weight.t())
         else:
-            hidden.add_(self.down(inner))  # whose hook adds adapters
+            hidden.add_(self.down(inner))  # whose hook adds adapters, or which sums over ranks
         return hidden.unsqueeze(0)
 
     def _rotate_and_write(

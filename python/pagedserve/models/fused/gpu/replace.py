@@ -1,6 +1,7 @@
 """Replaces the modules of a model on a GPU, each after a comparison with its replacement."""
 
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -14,12 +15,15 @@ from pagedserve.models.fused.replace import replace_modules
 
 
 @torch.inference_mode()
-def replace_for_gpu(model: nn.Module, kernels: CpuKernels) -> str:
+def replace_for_gpu(
+    model: nn.Module, kernels: CpuKernels, everywhere: Callable[[bool], bool] = bool
+) -> str:
     """Replace decoder layers and then the norms that are left, in place.
 
     Args:
         model: of transformers, with its own modules.
         kernels: "fused" replaces layers, which attend in Triton, and norms; "modules" norms.
+        everywhere: whether something is true on all ranks that share the model.
 
     Returns:
         How many modules of which kind were replaced, for people.
@@ -28,16 +32,16 @@ def replace_for_gpu(model: nn.Module, kernels: CpuKernels) -> str:
     if kernels == "generic":
         return "none"
     if kernels == "fused":
-        replaced["decoder layers"] = _replace_layers(model)
-    replaced["norms"] = replace_modules(model, is_norm, GpuRMSNorm, _agree)
+        replaced["decoder layers"] = _replace_layers(model, everywhere)
+    replaced["norms"] = replace_modules(model, is_norm, GpuRMSNorm, _agree, everywhere)
     return ", ".join(f"{kind} {count}" for kind, count in replaced.items() if count) or "none"
 
 
-def _replace_layers(model: nn.Module) -> int:
+def _replace_layers(model: nn.Module, everywhere: Callable[[bool], bool]) -> int:
     from pagedserve.models.fused.gpu.layers import GpuDecoderLayer, can_fuse  # imports triton
 
     agree = partial(layers_agree, backend="triton")
-    return replace_modules(model, can_fuse, GpuDecoderLayer, agree)
+    return replace_modules(model, can_fuse, GpuDecoderLayer, agree, everywhere)
 
 
 def _agree(norm: nn.Module, fused: GpuRMSNorm) -> bool:

@@ -1,0 +1,130 @@
+"""What ranks cost: a step's way to one, one that waits, and a model that two share.
+
+A step's way is half of the time from ``publish`` to the answer of a rank that does nothing.  The
+ratio of decode steps is that of medians, two ranks with half of the threads over one process.
+"""
+
+import argparse
+import os
+import time
+from collections.abc import Sequence
+from statistics import median, quantiles
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import psutil
+from measuring import report_table
+
+from pagedserve import LLM, SamplingParams
+from pagedserve.executor.channel import StepChannel
+from pagedserve.executor.protocol import CacheShape, StepLimits
+
+MAX_ROWS = 256
+BLOCKS_PER_ROW = 128
+NO_MOVES = dict.fromkeys(
+    (
+        *("blocks_to_swap_out", "blocks_to_swap_in", "blocks_to_copy"),
+        *("window_blocks_to_swap_out", "window_blocks_to_swap_in", "window_blocks_to_copy"),
+        *("states_to_swap_out", "states_to_swap_in", "states_to_copy"),
+    ),
+    np.zeros((0, 2), np.int64),
+)
+ROUNDS = 3000
+
+
+def ways_us(sizes: Sequence[int]) -> list[dict[str, object]]:
+    """Microseconds from a step's publication to a rank that sleeps, sizes in turn."""
+    memory = os.memfd_create("bench")
+    limits = StepLimits(max_num_tokens=2048, max_num_rows=MAX_ROWS, max_model_len=2048)
+    shape = CacheShape(num_gpu_blocks=2048, num_cpu_blocks=64, block_size=16, limits=limits)
+    num_bytes = 64 * MAX_ROWS + 4 * MAX_ROWS * BLOCKS_PER_ROW
+    rank = os.fork()
+    if rank == 0:
+        there = StepChannel(memory, shape, rank=1, num_ranks=2)
+        there.allocate(num_bytes)
+        for _ in range(ROUNDS * len(sizes)):
+            there.take()
+            there.done()
+        os._exit(0)
+    here = StepChannel(memory, shape, rank=0, num_ranks=2)
+    arrays = here.allocate(num_bytes).numpy()
+    times: dict[int, list[float]] = {size: [] for size in sizes}
+    for turn in range(ROUNDS):
+        for size, spent in times.items():
+            arrays[: size * (64 + 4 * BLOCKS_PER_ROW)] = turn % 256
+            time.sleep(0.0002)  # the rank goes to sleep
+            spent.append(one_way_us(here, size))
+    os.waitpid(rank, 0)
+    os.close(memory)
+    return [
+        {
+            "rows": size,
+            "best us": min(spent),
+            "median us": median(spent),
+            "p99 us": quantiles(spent, n=100)[-1],
+        }
+        for size, spent in times.items()
+    ]
+
+
+def one_way_us(channel: StepChannel, num_rows: int) -> float:
+    """Half of the time to publish a step and hear that a rank is done with it."""
+    step = SimpleNamespace(
+        num_rows=num_rows,
+        num_batched_tokens=num_rows,
+        num_samples=num_rows,
+        max_num_blocks=BLOCKS_PER_ROW,
+        has_moves=False,
+        **NO_MOVES,
+    )
+    started = time.perf_counter()
+    channel.publish(step, None)
+    channel.wait_until_read()
+    return 1e6 * (time.perf_counter() - started) / 2
+
+
+def decode_ms(llm: LLM, num_rows: int) -> float:
+    """The median of a decode step, in milliseconds."""
+    engine, seconds = llm.llm_engine, []
+    params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    for row in range(num_rows):
+        engine.add_request(str(row), "A story about the sea:", params)
+    while engine.has_unfinished_requests():
+        started = time.perf_counter()
+        engine.step()
+        seconds.append(time.perf_counter() - started)
+    return 1e3 * median(seconds[3:])
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--model", help="also decode with it, on one rank and on more")
+    parser.add_argument("--size", type=int, default=2, help="ranks")
+    parser.add_argument("--json", action="store_true", help="a JSON object a line")
+    options = parser.parse_args(arguments)
+    report_table("way of a step", ways_us((1, 256)), as_json=options.json)
+    if options.model is None:
+        return
+    given: dict[str, Any] = {"max_model_len": 512, "use_tqdm_on_load": False}
+    alone = LLM(options.model, **given)
+    ones = {rows: decode_ms(alone, rows) for rows in (1, 8, 64)}
+    shared = LLM(options.model, tensor_parallel_size=options.size, **given)
+    [rank, *_] = psutil.Process().children()
+    several = {rows: decode_ms(shared, rows) for rows in ones}
+    time.sleep(1)
+    busy = sum(rank.cpu_times()[:2])
+    time.sleep(10)
+    idle = (sum(rank.cpu_times()[:2]) - busy) / 10
+    shared.llm_engine.shutdown()
+    rows = [
+        {"rows": rows, "1 rank ms": ones[rows], f"{options.size} ranks ms": several[rows]}
+        for rows in ones
+    ]
+    report_table("decode step", rows, as_json=options.json)
+    print(f"an idle rank takes {idle:.2%} of a core")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""From arguments and a loaded model to a scheduler and the KV cache that it decides on."""
+
+import logging
+from dataclasses import dataclass
+
+from pagedserve._core import CacheConfig, Scheduler, SchedulerConfig
+from pagedserve.config import EngineArgs
+from pagedserve.engine.scheduler_config import scheduler_config, step_limits
+from pagedserve.executor.memory import MemoryPlan
+from pagedserve.executor.protocol import CacheShape, Executor
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """What decides, and what over.
+
+    Attributes:
+        scheduler: Decides.
+        config: Of the scheduler.
+        cache: Of its blocks.
+        memory: Where the memory went.
+    """
+
+    scheduler: Scheduler
+    config: SchedulerConfig
+    cache: CacheConfig
+    memory: MemoryPlan
+
+
+def build(args: EngineArgs, executor: Executor) -> Built:
+    """Find how many blocks there are, make the scheduler, and have the executor make the cache.
+
+    Raises:
+        ConfigError: Arguments that contradict each other, the model or the memory.
+    """
+    model = executor.model_info
+    config = scheduler_config(args, model.max_model_len)
+    limits = step_limits(config, model, args)
+    memory = executor.determine_num_blocks(limits)
+    logger.info("%s", memory.describe())
+    config = scheduler_config(args, config.max_model_len, memory)
+    cache = CacheConfig(
+        num_gpu_blocks=memory.num_gpu_blocks,
+        num_cpu_blocks=memory.num_cpu_blocks,
+        sliding_window=limits.window,
+        window_group=memory.window_group,
+        **args.cache_options,
+    )
+    scheduler = Scheduler(
+        config, cache, log=args.decision_log, log_max_bytes=args.decision_log_max_bytes
+    )
+    executor.init_cache(
+        CacheShape(
+            num_gpu_blocks=memory.num_gpu_blocks,
+            num_cpu_blocks=memory.num_cpu_blocks,
+            block_size=cache.block_size,
+            limits=limits,
+            num_state_slots=memory.num_state_slots,
+            num_cpu_state_slots=memory.num_cpu_state_slots,
+            window_group=memory.window_group,
+        )
+    )
+    return Built(scheduler, config, cache, memory)

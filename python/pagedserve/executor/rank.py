@@ -1,0 +1,77 @@
+"""A rank's process: ``python -m pagedserve.executor.rank SOCKET``, started by the engine's.
+
+It loads its part of the model together with the others, and then runs the steps that the channel
+brings, until it is killed or the engine's process is gone.  It keeps nothing but weights and KV
+pools, so it can be ended at any time.
+"""
+
+import contextlib
+import os
+import sys
+import threading
+import traceback
+from multiprocessing.connection import Connection
+
+from pagedserve.executor.processes import Answer, RankSpec
+
+
+def main() -> None:
+    """Serve one engine."""
+    connection = Connection(int(sys.argv[1]))
+    spec: RankSpec = connection.recv()
+    from pagedserve.parallel.group import ExchangeError
+
+    try:
+        _serve(spec, connection)
+    except ExchangeError as error:
+        _say(connection, Answer("lost", str(error)))
+        sys.exit(1)
+    except EOFError:
+        sys.exit(1)  # the engine's process is gone
+    except BaseException as error:  # noqa: BLE001  # it is told, and the process ends
+        traceback.print_exc()
+        _say(connection, Answer("failed", f"{type(error).__name__}: {error}"))
+        sys.exit(1)
+
+
+def _serve(spec: RankSpec, connection: Connection) -> None:
+    import torch
+
+    from pagedserve.executor.channel import StepChannel
+    from pagedserve.executor.local import LocalExecutor
+    from pagedserve.models.device import choose_device
+    from pagedserve.parallel.group import RankGroup
+
+    torch.set_num_threads(spec.num_threads)
+    connection.send(Answer("done"))
+    assert connection.recv()[0] == "join"  # noqa: S101  # all are there
+    device_type = choose_device(spec.args.device).type
+    group = RankGroup(spec.rank, spec.size, store=spec.store, device_type=device_type)
+    executor = LocalExecutor(spec.args, group)
+    connection.send(Answer("done"))
+    _, (shape,) = connection.recv()
+    channel = StepChannel(spec.memory, shape, rank=spec.rank, num_ranks=spec.size)
+    executor.init_cache(shape, channel)
+    connection.send(Answer("done"))
+    threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
+    while True:
+        step = channel.take()
+        executor.forward(step, step.more_index)
+        channel.done()
+
+
+def _end_with(connection: Connection) -> None:
+    """End this process when the engine's has ended: who sleeps on a word hears nothing of it."""
+    try:
+        connection.recv()
+    except (EOFError, OSError):
+        os._exit(1)
+
+
+def _say(connection: Connection, answer: Answer) -> None:
+    with contextlib.suppress(OSError):
+        connection.send(answer)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""``RankedExecutor``: a model that several processes share, of which this one is rank 0.
+
+Each step is computed by all ranks together; this process alone samples, and only it knows requests.
+Invariants:
+
+1. Once a step is published this process takes part in it to the end: Ctrl-C waits.
+2. Whatever goes wrong between the two ends all ranks, and is told as ``ExecutorDeadError``: they
+   would wait for each other.  What goes wrong before or after concerns nobody else.
+"""
+
+import os
+import tempfile
+import weakref
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from pagedserve.attention.cross import CrossStep
+from pagedserve.config import EngineArgs
+from pagedserve.errors import ConfigError, UnsupportedModelError
+from pagedserve.executor.channel import StepChannel
+from pagedserve.executor.launched import StepWork
+from pagedserve.executor.local import LocalExecutor
+from pagedserve.executor.processes import RankProcesses
+from pagedserve.executor.protocol import CacheShape
+from pagedserve.models.device import choose_device
+from pagedserve.models.flat_batch import StepImages
+from pagedserve.models.loader import LoadedModel
+from pagedserve.models.split import check_split
+from pagedserve.parallel.group import ExchangeError, RankGroup
+from pagedserve.sigint import sigint_deferred
+
+
+class RankedExecutor(LocalExecutor):
+    """Rank 0 of several, which runs the others; an ``Executor``."""
+
+    def __init__(self, args: EngineArgs) -> None:
+        """Start the others and load the model, each its part.
+
+        Raises:
+            ConfigError: Options that ranks cannot obey.
+            UnsupportedModelError: A model that cannot be shared; nothing was started.
+            ExecutorDeadError: A rank died.
+        """
+        _check_options(args)
+        check_split(args)
+        if RankGroup.is_joined():
+            raise ConfigError(
+                f"tensor_parallel_size is {args.tensor_parallel_size}, and this process is in a "
+                "group of ranks already, as torch.distributed allows one: shut the other engine "
+                "down first"
+            )
+        self._start(args)
+
+    def _start(self, args: EngineArgs) -> None:
+        num_threads = max(1, torch.get_num_threads() // args.tensor_parallel_size)
+        self._memory = os.memfd_create("pagedserve-steps")
+        self._shape: CacheShape | None = None
+        with tempfile.TemporaryDirectory() as directory:
+            store = str(Path(directory) / "store")
+            self._ranks = RankProcesses(args, store, self._memory, num_threads)
+            self._end = weakref.finalize(
+                self, _end, self._ranks, self._memory, torch.get_num_threads()
+            )
+            try:
+                self._ranks.answers()  # they run
+                torch.set_num_threads(num_threads)
+                self._ranks.ask("join")
+                device_type = choose_device(args.device).type
+                group = RankGroup(
+                    0, args.tensor_parallel_size, store=store, device_type=device_type
+                )
+                super().__init__(args, group)
+                self._ranks.answers()
+                _check_model(self.loaded)
+            except BaseException as error:
+                self.shutdown()
+                if isinstance(error, ExchangeError):
+                    raise self._ranks.failure(error) from error
+                raise
+
+    def init_cache(self, shape: CacheShape) -> None:  # type: ignore[override]
+        """See ``Executor``."""
+        self._shape = shape
+        self._channel = StepChannel(
+            self._memory,
+            shape,
+            rank=0,
+            num_ranks=self._args.tensor_parallel_size,
+            check=self._ranks.check,
+        )
+        self._ranks.ask("init_cache", shape)
+        super().init_cache(shape, self._channel)
+        self._ranks.answers()
+
+    def forward(
+        self,
+        step: StepWork,
+        more_index: Tensor | None = None,
+        previous_tokens: Tensor | None = None,
+        images: StepImages | None = None,
+        cross: CrossStep | None = None,
+    ) -> Tensor:
+        """See ``LocalExecutor``."""
+        self._ranks.check()
+        if previous_tokens is not None:
+            self.buffers.complete(step, previous_tokens)
+        with sigint_deferred():
+            self._channel.publish(step, None if more_index is None else more_index.numpy())
+            self._ranks.launched()
+            try:
+                logits = super().forward(step, more_index, None, images, cross)
+            except Exception as error:
+                raise self._ranks.failure(error) from error
+            self._ranks.finished()
+        return logits
+
+    def check(self) -> None:
+        """See ``Executor``."""
+        self._ranks.check()
+
+    def restart(self) -> None:
+        """See ``Executor``."""
+        args, shape = self._args, self._shape
+        self.shutdown()
+        self.__dict__.clear()  # the weights and pools of before
+        self._start(args)
+        if shape is not None:
+            self.init_cache(shape)
+
+    def shutdown(self) -> None:
+        """See ``Executor``."""
+        self._end()
+
+
+def _check_options(args: EngineArgs) -> None:
+    """Refuse what only one process can do so far."""
+    for name, neutral in (("enable_lora", False), ("quantization", None)):
+        if (value := getattr(args, name)) != neutral:
+            raise ConfigError(
+                f"{name} is {value!r}, which one process alone does so far, and "
+                f"tensor_parallel_size is {args.tensor_parallel_size}: leave one of the two out"
+            )
+
+
+def _check_model(loaded: LoadedModel) -> None:
+    if loaded.states:
+        raise UnsupportedModelError(
+            "tensor_parallel_size is for models that keep nothing of a sequence but keys and "
+            f"values; {type(loaded.model).__name__} has layers with states"
+        )
+
+
+def _end(ranks: RankProcesses, memory: int, num_threads: int) -> None:
+    """End the ranks and leave their group, with the threads of before; called once."""
+    ranks.end()
+    os.close(memory)
+    RankGroup.leave()
+    torch.set_num_threads(num_threads)

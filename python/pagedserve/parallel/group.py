@@ -1,0 +1,139 @@
+"""``RankGroup``: the processes that share a model, and what they exchange.
+
+The only module that knows torch.distributed.  Invariants:
+
+1. Every exchange is made by all ranks, in one order: what decides whether one is made is the same
+   on all of them, or agreed upon (``agree``).
+2. Sums are the same to the last bit on all ranks.
+
+Costs: with gloo, between processes of one machine, some 100 us a sum of a few KiB, and the time to
+copy what is larger.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, Final, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+T = TypeVar("T")
+
+# Of the meeting; and of an exchange: whoever waits for a rank that died or hangs is ended by who
+# watches the ranks, and reading a large model's shards takes them minutes, and not all as many.
+_MEETING_TIMEOUT: Final = timedelta(seconds=60)
+_TIMEOUT: Final = timedelta(hours=2)
+
+
+class ExchangeError(RuntimeError):
+    """An exchange that came to nothing, for another rank left it."""
+
+
+@contextmanager
+def _exchanging() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise ExchangeError(f"another rank left an exchange: {str(error).strip()}") from error
+
+
+class RankGroup:
+    """This process among those that share a model.
+
+    Attributes:
+        rank: Its number; 0 is the engine's process.
+        size: How many there are.
+    """
+
+    def __init__(self, rank: int, size: int, *, store: str, device_type: str = "cpu") -> None:
+        """Join the others; returns when all have.
+
+        Args:
+            rank: Of this process.
+            size: Of the group.
+            store: A path that all reach and nobody has used: there they find each other.
+            device_type: Of what is exchanged.
+        """
+        self.rank = rank
+        self.size = size
+        if device_type == "cuda":
+            torch.cuda.set_device(rank)
+        hook = sys.excepthook  # torch's would put the rank before each line of a traceback
+        with _exchanging():
+            dist.init_process_group(
+                "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo",
+                init_method=f"file://{store}",
+                rank=rank,
+                world_size=size,
+                timeout=_MEETING_TIMEOUT,
+            )
+            dist.barrier()
+        sys.excepthook = hook
+        _set_timeout(_TIMEOUT)
+
+    def all_reduce(self, values: Tensor) -> None:
+        """Add up a contiguous tensor over the ranks, in place."""
+        with _exchanging():
+            dist.all_reduce(values)
+
+    def all_gather(self, values: Tensor) -> list[Tensor]:
+        """The contiguous tensors of all ranks, which have one shape, by rank."""
+        parts = [torch.empty_like(values) for _ in range(self.size)]
+        with _exchanging():
+            dist.all_gather(parts, values)
+        return parts
+
+    def gather(self, value: T) -> list[T]:
+        """The values of all ranks, by rank; of any kind, and slowly."""
+        values: list[Any] = [None] * self.size
+        with _exchanging():
+            dist.all_gather_object(values, value)
+        return values
+
+    def agree(self, is_true: bool) -> bool:  # reads as what it says
+        """Whether something is true on every rank."""
+        verdict = torch.tensor([int(is_true)])
+        with _exchanging():
+            dist.all_reduce(verdict, op=dist.ReduceOp.MIN)
+        return bool(verdict)
+
+    def from_first(self, make: Callable[[], T]) -> T:
+        """What rank 0 makes, on every rank; what it raises there is raised on every rank."""
+        made: list[Any] = [None, None]
+        if self.rank == 0:
+            try:
+                made[0] = make()
+            except Exception as error:  # noqa: BLE001  # the others wait for it
+                made[1] = error
+        with _exchanging():
+            dist.broadcast_object_list(made, src=0)
+        if made[1] is not None:
+            raise made[1]
+        value: T = made[0]
+        return value
+
+    def drop_others(self) -> None:
+        """Leave the groups of some of the ranks that others made; each has threads that wake up."""
+        for group in list(dist.distributed_c10d._world.pg_map):  # noqa: SLF001  # no public list
+            if group != dist.group.WORLD:
+                dist.destroy_process_group(group)
+
+    @staticmethod
+    def is_joined() -> bool:
+        """Whether this process is in a group."""
+        return dist.is_initialized()
+
+    @staticmethod
+    def leave() -> None:
+        """Leave the group that this process is in, if it is in one."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _set_timeout(timeout: timedelta) -> None:
+    """Of exchanges from now on; torch has a public function for it since 2.14."""
+    public: Callable[[timedelta], None] | None = getattr(dist, "set_timeout", None)
+    (public or dist.distributed_c10d._set_pg_timeout)(timeout)  # noqa: SLF001

@@ -1,0 +1,136 @@
+"""How a model is split among ranks: transformers' plan for its architecture, read as data.
+
+A plan names modules and parameters, with a star for the number of a layer, and a style for each.
+Models are refused before their weights are read where there is no plan, where heads cannot be
+split, and where a plan leaves most of the layers whole on every rank.
+"""
+
+import re
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from pagedserve.errors import UnsupportedModelError
+
+# Styles whose parameters are split; of others every rank has all.
+_SPLITTING: Final = frozenset(
+    {
+        "colwise",
+        "colwise_gather_output",
+        "colwise_rep",
+        "rowwise",
+        "rowwise_rep",
+        "rowwise_split_input",
+        "packed_colwise",
+        "packed_rowwise",
+        "embedding_rowwise",
+        "embedding_colwise",
+    }
+)
+# Of the bytes of layers; norms, routers and KV heads fewer than ranks are whole on each.
+_LEAST_SPLIT: Final = 0.75
+_NUMBER: Final = re.compile(r"(?<=\.)\d+(?=\.|$)")
+
+
+@dataclass(frozen=True, slots=True)
+class ShardPlan:
+    """How a model is split.
+
+    Attributes:
+        size: Ranks.
+        styles: By the names of modules and parameters, stars for numbers.
+        overrides: Those that are not transformers' own.
+        kv_heads: Of the model, where they are fewer than ranks: some ranks have the same; else 0.
+    """
+
+    size: int
+    styles: dict[str, str]
+    overrides: dict[str, str] = field(default_factory=dict)
+    kv_heads: int = 0
+
+    def style_of(self, name: str) -> str | None:
+        """Of a module or parameter by its name; None where nothing is said of it."""
+        return self.styles.get(starred(name))
+
+    @property
+    def key_value_names(self) -> frozenset[str]:
+        """Modules whose heads are the same on some ranks, stars for numbers."""
+        return frozenset(self.overrides)
+
+
+def starred(name: str) -> str:
+    """A name with a star for each number."""
+    return _NUMBER.sub("*", name)
+
+
+def read_plan(auto_class: Any, config: PreTrainedConfig, size: int) -> ShardPlan:
+    """The plan of an architecture for so many ranks.
+
+    Args:
+        auto_class: Makes the model.
+        config: Of the model.
+        size: Ranks, at least 2.
+
+    Raises:
+        UnsupportedModelError: It cannot be split among so many ranks, and why.
+    """
+    with torch.device("meta"):
+        model: PreTrainedModel = auto_class.from_config(config)
+    name = type(model).__name__
+    styles = dict(getattr(model, "tp_plan", None) or {})
+    if not styles:
+        raise _refusal(name, size, "transformers has no plan for splitting it")
+    num_heads, kv_heads = _heads(config)
+    if num_heads % size:
+        accepted = [number for number in range(1, num_heads + 1) if num_heads % number == 0]
+        shown = ", ".join(map(str, accepted))
+        raise _refusal(name, size, f"it has {num_heads} attention heads: give one of {shown}")
+    overrides: dict[str, str] = {}
+    if kv_heads % size:
+        if size % kv_heads:
+            raise _refusal(
+                name, size, f"its {kv_heads} KV heads can be neither split nor repeated evenly"
+            )
+        overrides = {
+            rule: "replicate"
+            for rule, style in styles.items()
+            if style == "colwise" and rule.rpartition(".")[2] in ("k_proj", "v_proj")
+        }
+        if not overrides:
+            raise _refusal(name, size, f"it has {kv_heads} KV heads, packed with its queries")
+    plan = ShardPlan(size, styles | overrides, overrides, kv_heads if overrides else 0)
+    share = _split_share(model, plan)
+    if share < _LEAST_SPLIT:
+        raise _refusal(
+            name,
+            size,
+            f"transformers' plan splits {share:.0%} of its layers' weights, and every rank would "
+            "have the rest",
+        )
+    return plan
+
+
+def _heads(config: PreTrainedConfig) -> tuple[int, int]:
+    text_config: Any = config.get_text_config()
+    num_heads = int(text_config.num_attention_heads)
+    return num_heads, int(getattr(text_config, "num_key_value_heads", None) or num_heads)
+
+
+def _split_share(model: PreTrainedModel, plan: ShardPlan) -> float:
+    """The share of the bytes of numbered modules that is split, or repeated as it must be."""
+    split = total = 0
+    for name, parameter in model.named_parameters():
+        if _NUMBER.search(name) is None:
+            continue
+        module = name.rpartition(".")[0]
+        style = plan.style_of(name) or plan.style_of(module)
+        total += parameter.nbytes
+        if style in _SPLITTING or starred(module) in plan.overrides:
+            split += parameter.nbytes
+    return split / total if total else 0.0
+
+
+def _refusal(name: str, size: int, reason: str) -> UnsupportedModelError:
+    return UnsupportedModelError(f"tensor_parallel_size is {size}, and {name} cannot be: {reason}")

@@ -1,0 +1,55 @@
+//! Words that processes share: the border of [`pagedserve_cpu::futex`].
+#![expect(unsafe_code, reason = "addresses from Python become pointers")]
+
+use std::time::Duration;
+
+use pagedserve_core::error::Error;
+use pagedserve_cpu::futex;
+use pyo3::prelude::*;
+
+use crate::error::to_py;
+use crate::gateway::{Work, compute};
+
+/// Add one to a word of shared memory and wake all who wait for it.
+///
+/// What was written before is seen by whoever sees the word changed.
+///
+/// Args:
+///     word: Address of a uint32, which all processes change by this function alone.
+#[pyfunction]
+pub(crate) fn bump(word: usize) -> PyResult<()> {
+    let word = checked(word)?;
+    // SAFETY: that the address is that of mapped memory is the caller's promise, as the module says.
+    unsafe { futex::bump(word) };
+    Ok(())
+}
+
+/// Sleep until a word of shared memory changes; other threads run meanwhile.
+///
+/// Args:
+///     word: Address of a uint32.
+///     seen: What it was.
+///     timeout: Seconds, at most.
+///
+/// Returns:
+///     What it is now; it may still be ``seen``, after the timeout or a signal.
+#[pyfunction]
+pub(crate) fn wait_for_bump(py: Python<'_>, word: usize, seen: u32, timeout: f64) -> PyResult<u32> {
+    let address = checked(word)?.expose_provenance();
+    let timeout = Duration::try_from_secs_f64(timeout)
+        .map_err(|error| to_py(&Error::Arrays(format!("timeout is {timeout}: {error}"))))?;
+    let wait = || {
+        let word = std::ptr::with_exposed_provenance_mut(address);
+        // SAFETY: as above, until the call returns.
+        unsafe { futex::wait(word, seen, timeout) }
+    };
+    compute(py, Work::LONG, || Ok::<_, Error>(wait()))
+}
+
+fn checked(word: usize) -> PyResult<*mut u32> {
+    if word == 0 || !word.is_multiple_of(size_of::<u32>()) {
+        let text = format!("a word lies at a multiple of 4 bytes; got {word}");
+        return Err(to_py(&Error::Arrays(text)));
+    }
+    Ok(std::ptr::with_exposed_provenance_mut(word))
+}

@@ -1,0 +1,260 @@
+"""Ranks that die, hang or are left alone: who it was is said, nothing is lost, nothing stays."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import psutil
+import pytest
+
+from pagedserve import LLM, SamplingParams, TokensPrompt
+from pagedserve.errors import ConfigError, ExecutorDeadError, UnsupportedModelError
+from pagedserve.executor.ranks import RankedExecutor
+from tests.support.families import save_family
+
+PROMPTS = [TokensPrompt(prompt_token_ids=[number, 2 * number]) for number in range(3, 9)]
+LONG = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
+
+
+def ranks_of(pid: int) -> list[psutil.Process]:
+    """The ranks that a process has started and that still run."""
+    found = []
+    for child in psutil.Process(pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # it has just ended
+            if "pagedserve.executor.rank" in child.cmdline():
+                found.append(child)
+    return found
+
+
+def wait_until(is_true: Callable[[], bool], seconds: float = 20.0) -> float:
+    """Seconds that it took."""
+    started = time.monotonic()
+    while not is_true():
+        assert time.monotonic() - started < seconds
+        time.sleep(0.005)
+    return time.monotonic() - started
+
+
+@dataclass
+class Engine:
+    """An engine of two ranks, and what it says when nothing is wrong."""
+
+    llm: LLM
+    wanted: list[tuple[int, ...]]
+
+    @property
+    def executor(self) -> RankedExecutor:
+        executor = self.llm.llm_engine.model_executor
+        assert isinstance(executor, RankedExecutor)
+        return executor
+
+    @property
+    def rank(self) -> psutil.Process:
+        [rank] = ranks_of(os.getpid())
+        return rank
+
+    def tokens(self) -> list[tuple[int, ...]]:
+        outputs = self.llm.generate(PROMPTS, LONG, use_tqdm=False)
+        return [tuple(output.outputs[0].token_ids) for output in outputs]
+
+    def fails(self) -> ExecutorDeadError:
+        """A run that ends with an error, and takes no block with it."""
+        with pytest.raises(ExecutorDeadError) as caught:
+            self.tokens()
+        engine = self.llm.llm_engine
+        assert engine.get_num_unfinished_requests() == 0
+        assert engine.scheduler.num_free_gpu_blocks == engine.memory.num_gpu_blocks
+        assert ranks_of(os.getpid()) == []
+        return caught.value
+
+    def works_again(self) -> None:
+        self.llm.llm_engine.restart()
+        assert self.tokens() == self.wanted
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_family(tmp_path_factory.mktemp("model"), "llama")
+
+
+# First, as long as this process is in no other group.
+def test_a_rank_that_dies_before_it_is_ready_ends_the_start(directory: Path) -> None:
+    rank: list[psutil.Process] = []
+
+    def kill() -> None:
+        wait_until(lambda: bool(ranks_of(os.getpid())))
+        rank.extend(ranks_of(os.getpid()))
+        time.sleep(1)
+        rank[0].kill()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    with pytest.raises(ExecutorDeadError, match=r"rank 1 of 2 .*SIGKILL"):
+        LLM(str(directory), tensor_parallel_size=2, use_tqdm_on_load=False)
+    killer.join()
+    assert ranks_of(os.getpid()) == []
+
+
+@pytest.fixture(scope="module")
+def engine(directory: Path) -> Iterator[Engine]:
+    llm = LLM(str(directory), tensor_parallel_size=2, num_gpu_blocks=128, use_tqdm_on_load=False)
+    engine = Engine(llm, [])
+    engine.wanted = engine.tokens()
+    yield engine
+    llm.llm_engine.shutdown()
+
+
+@pytest.mark.parametrize("delay", [0.0, pytest.param(0.05, marks=pytest.mark.slow)])
+def test_a_rank_that_is_killed_in_a_step_is_named(engine: Engine, delay: float) -> None:
+    times = []
+
+    def kill() -> None:
+        wait_until(lambda: engine.llm.llm_engine.stats.num_generation_tokens > before)
+        time.sleep(delay)
+        times.append(time.monotonic())
+        rank.kill()
+
+    rank, before = engine.rank, engine.llm.llm_engine.stats.num_generation_tokens
+    killer = threading.Thread(target=kill)
+    killer.start()
+    error = engine.fails()
+    assert time.monotonic() - times[0] < 5
+    killer.join()
+    assert error.rank == 1
+    assert "rank 1 of 2" in str(error)
+    assert "SIGKILL" in str(error)
+    engine.works_again()
+
+
+def test_a_rank_that_dies_while_nothing_runs_is_noticed(engine: Engine) -> None:
+    engine.executor.check()
+    engine.rank.kill()
+
+    def is_noticed() -> bool:
+        try:
+            engine.executor.check()
+        except ExecutorDeadError:
+            return True
+        return False
+
+    wait_until(is_noticed)
+    assert engine.fails().rank == 1
+    engine.works_again()
+
+
+def test_a_rank_that_raises_is_quoted(engine: Engine) -> None:
+    nothing = np.zeros((0, 2), np.int64)
+    step = SimpleNamespace(
+        num_rows=0,
+        num_batched_tokens=0,
+        num_samples=0,
+        max_num_blocks=0,
+        has_moves=True,
+        blocks_to_copy=np.array([[0, 10**6]]),
+        **dict.fromkeys(
+            (
+                *("blocks_to_swap_out", "blocks_to_swap_in", "window_blocks_to_swap_out"),
+                *("window_blocks_to_swap_in", "window_blocks_to_copy"),
+                *("states_to_swap_out", "states_to_swap_in", "states_to_copy"),
+            ),
+            nothing,
+        ),
+    )
+    engine.executor._channel.publish(step, None)
+    wait_until(lambda: not ranks_of(os.getpid()))
+    error = engine.fails()
+    assert error.rank == 1
+    assert "StepError" in str(error)
+    engine.works_again()
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_stopped_holds_nobody_up_for_ever(engine: Engine) -> None:
+    engine.rank.suspend()
+    error = engine.fails()
+    assert error.rank == 1
+    assert "stopped" in str(error)
+    engine.works_again()
+
+
+def test_ctrl_c_waits_for_the_ranks(engine: Engine) -> None:
+    def interrupt() -> None:
+        time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    for _ in range(3):
+        timer = threading.Thread(target=interrupt)
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            engine.llm.generate(PROMPTS * 4, LONG, use_tqdm=False)
+        timer.join()
+        scheduler = engine.llm.llm_engine.scheduler
+        assert scheduler.num_free_gpu_blocks == engine.llm.llm_engine.memory.num_gpu_blocks
+        assert engine.tokens() == engine.wanted
+
+
+def test_a_second_group_of_ranks_is_refused(engine: Engine, directory: Path) -> None:
+    with pytest.raises(ConfigError, match="group of ranks already"):
+        LLM(str(directory), tensor_parallel_size=2, use_tqdm_on_load=False)
+    assert len(ranks_of(os.getpid())) == 1
+    assert engine.tokens() == engine.wanted
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tensor_parallel_size": 5}, "12 attention heads"),
+        ({"enable_lora": True}, "enable_lora is True"),
+        ({"quantization": "int8"}, "quantization is 'int8'"),
+    ],
+)
+def test_what_ranks_cannot_do_is_refused(
+    directory: Path, options: dict[str, object], message: str
+) -> None:
+    with pytest.raises((ConfigError, UnsupportedModelError), match=message):
+        LLM(str(directory), **{"tensor_parallel_size": 2, "use_tqdm_on_load": False} | options)
+
+
+SCRIPT = """
+import sys, time
+from pagedserve import LLM, SamplingParams
+llm = LLM(sys.argv[1], tensor_parallel_size=3, num_gpu_blocks=64, use_tqdm_on_load=False)
+print("ready", flush=True)
+params = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
+while sys.argv[2] == "busy":
+    llm.generate([" w3 w4"] * 4, params, use_tqdm=False)
+if sys.argv[2] == "idle":
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("state", "end"),
+    [
+        ("busy", "kill"),
+        pytest.param("idle", "kill", marks=pytest.mark.slow),
+        pytest.param("idle", "terminate", marks=pytest.mark.slow),
+        pytest.param("done", "", marks=pytest.mark.slow),
+    ],
+)
+def test_ranks_end_with_their_engine(directory: Path, state: str, end: str) -> None:
+    command = [sys.executable, "-c", SCRIPT, str(directory), state]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as driver:
+        assert driver.stdout is not None
+        assert driver.stdout.readline() == "ready\n"
+        ranks = ranks_of(driver.pid)
+        if end:
+            assert len(ranks) == 2
+            time.sleep(0.2)
+            getattr(driver, end)()
+        driver.wait(20)
+    wait_until(lambda: not any(rank.is_running() for rank in ranks))

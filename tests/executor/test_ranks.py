@@ -1,0 +1,102 @@
+"""Models that several processes share, against the same model in one process."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pagedserve import LLM, BeamSearchParams, RequestOutput, SamplingParams, TokensPrompt
+from tests.support.families import FAMILIES, save_family
+
+# Memory so short that requests are swapped, prompts in pieces, and prefixes that others have.
+TIGHT: dict[str, Any] = {
+    "num_gpu_blocks": 20,
+    "max_num_batched_tokens": 40,
+    "enable_chunked_prefill": True,
+    "enable_prefix_caching": True,
+    "preemption_mode": "swap",
+    "swap_space": 0.01,
+}
+ROOMY: dict[str, Any] = {"num_gpu_blocks": 256}
+
+
+def engine(directory: Path, size: int, **options: Any) -> LLM:
+    return LLM(
+        str(directory),
+        tensor_parallel_size=size,
+        max_model_len=256,
+        max_num_seqs=8,
+        use_tqdm_on_load=False,
+        **options,
+    )
+
+
+def answers(llm: LLM) -> list[RequestOutput]:
+    """Greedy, drawn, forked and scored requests, some of which begin alike."""
+    prompts: list[TokensPrompt] = [
+        {"prompt_token_ids": [3 + (7 * i * (i % 3) + 13 * j) % 990 for j in range(20 + 7 * i)]}
+        for i in range(6)
+    ]
+    kinds = [
+        SamplingParams(temperature=0, max_tokens=24, logprobs=2, prompt_logprobs=1),
+        SamplingParams(temperature=0.9, seed=5, n=2, max_tokens=24),
+        SamplingParams(temperature=0, max_tokens=40, ignore_eos=True),
+    ]
+    params = [kind for kind, _ in zip(itertools.cycle(kinds), prompts, strict=False)]
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    beams = BeamSearchParams(beam_width=3, max_tokens=8)
+    for prompt, found in zip(prompts, llm.beam_search(prompts[:1], beams), strict=False):
+        assert len(found.sequences) == beams.beam_width, prompt
+        outputs.append(found.sequences)  # type: ignore[arg-type]
+    return outputs
+
+
+def tokens_of(outputs: list[Any]) -> list[list[int]]:
+    return [
+        list(sequence.tokens if hasattr(sequence, "tokens") else sequence.token_ids)
+        for output in outputs
+        for sequence in (output if isinstance(output, list) else output.outputs)
+    ]
+
+
+def logprobs_of(outputs: list[Any]) -> list[float]:
+    [scored, *_] = outputs
+    positions = [*scored.outputs[0].logprobs, *scored.prompt_logprobs[1:]]
+    return [entry.logprob for position in positions for entry in position.values()]
+
+
+@pytest.fixture(scope="module")
+def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {name: save_family(tmp_path_factory.mktemp("family"), name) for name in FAMILIES}
+
+
+# Of every kind of exchange one, and every family in the slow tests.
+QUICK = {
+    ("llama, tied, odd vocabulary", 2, "fused"),
+    ("llama, one KV head", 2, "generic"),
+    ("gemma2", 3, "fused"),
+    ("qwen3_moe", 2, "modules"),
+    ("phi3", 2, "modules"),
+}
+GRID = [
+    pytest.param(*case, marks=[] if case in QUICK else [pytest.mark.slow])
+    for case in itertools.product(FAMILIES, (2, 3), ("fused", "modules", "generic"))
+]
+
+
+@pytest.mark.parametrize(("name", "size", "kernels"), GRID)
+def test_ranks_give_the_tokens_of_one_process(
+    directories: dict[str, Path], name: str, size: int, kernels: str
+) -> None:
+    options = {**TIGHT, "cpu_kernels": kernels}
+    alone = engine(directories[name], 1, **options)
+    wanted = answers(alone)
+    shared = engine(directories[name], size, **options)
+    try:
+        found = answers(shared)
+        assert shared.llm_engine.scheduler.num_preemptions > 0
+    finally:
+        shared.llm_engine.shutdown()
+    assert tokens_of(found) == tokens_of(wanted)
+    assert logprobs_of(found) == pytest.approx(logprobs_of(wanted), abs=1e-4)
