@@ -40,7 +40,7 @@ class DryEngine:
         self.cuda = RecordingCuda(GPU, held=[0, GIB])
         loaded = loaded_model("llama", is_fused=True)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(local, "load_model", lambda _args, group: loaded)
+            patch.setattr(local, "load_model", lambda *_, **__: loaded)
             patch.setattr(local, "cuda_of", lambda _device: self.cuda)
             patch.setattr(local, "StepBuffers", WatchedBuffers)
             options = {"block_size": 16, "swap_space": 0} | options

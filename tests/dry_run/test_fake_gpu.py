@@ -7,7 +7,7 @@ values of a GPU can show is left to tests/engine/test_gpu.py.
 
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ from pagedserve.sampling.sampler import Sampler
 from tests.support.fake_cuda import GPU, FakeGpu
 from tests.support.fake_kernels import checked_kernels
 from tests.support.fake_model import MAX_LEN, VOCAB_SIZE, loaded_model
+from tests.support.masks import state_of
 from tests.support.recording_cuda import RecordingCuda
 
 pytest.importorskip("triton", reason="triton is not installed")
@@ -244,24 +245,25 @@ def test_rows_that_draw_differently_wait_for_nothing(gpu: FakeGpu) -> None:
     assert gpu.waits == []
 
 
-@pytest.mark.parametrize("vocab_size", [VOCAB_SIZE, 128_256])
-def test_masks_are_applied_where_the_logits_are(
-    gpu: FakeGpu, launches: list[str], vocab_size: int
+@pytest.mark.parametrize(
+    ("tokens", "kernels"), [([5, 7], []), (range(1, 20_000, 2), ["_masked_argmax_kernel"])]
+)
+def test_grammars_are_kept_to_where_the_logits_are(
+    gpu: FakeGpu, launches: list[str], tokens: Iterable[int], kernels: list[str]
 ) -> None:
-    logits = torch.zeros(5, vocab_size, device=GPU)
-    mask = np.full(-(-vocab_size // 32), 3, np.int32)
-    edits = LogitsEdits(allowed_mask=mask)
+    logits = torch.zeros(5, 128_256, device=GPU)
+    grammar = state_of(tokens, 128_256)
     rows = [
-        RowSampling(temperature=0.0, edits=edits),
-        RowSampling(temperature=1.0, edits=edits, uniforms=(0.5,)),
-        RowSampling(temperature=1.0, edits=edits, top_k=3, uniforms=(0.5,)),
+        RowSampling(temperature=0.0, grammar=grammar),
+        RowSampling(temperature=1.0, grammar=grammar, uniforms=(0.5,)),
+        RowSampling(temperature=1.0, grammar=grammar, top_k=3, uniforms=(0.5,)),
         RowSampling(temperature=1.0, uniforms=(0.5,)),
         GREEDY,
     ]
     samples = Sampler(RecordingCuda(GPU)).launch(logits, rows)
-    assert launches == ["_masked_argmax_kernel"]
     assert gpu.waits == []
-    found = samples.results()
+    found = samples.results()  # whose tokens nobody knows, so they are refused
+    assert launches == kernels
     assert found.errors == {}
     assert found.tokens.shape == (5,)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pagedserve.sampling.rows import LogitsEdits, RowSampling
 from pagedserve.sampling.sampler import Sampler
 from pagedserve.sampling.top_k import argmax
-from tests.support.masks import packed
+from tests.support.masks import dead_state, packed, state_of
 
 GREEDY = RowSampling(temperature=0)
 
@@ -42,31 +42,29 @@ def test_the_largest_of_those_that_may_come(vocab_size: int, share: float, seed:
     [
         GREEDY,
         RowSampling(temperature=0, num_logprobs=2),
-        RowSampling(temperature=0.9, uniforms=(0.3,)),
+        RowSampling(temperature=0.9, uniforms=(0.3,), top_p=0.5),
+        RowSampling(temperature=0.9, uniforms=(0.3,), min_p=0.5),
+        RowSampling(temperature=0.9, uniforms=(0.3, 0.1, 0.8), num_logprobs=0),
         RowSampling(temperature=0, num_candidates=3),
     ],
 )
-def test_masks_are_those_of_lists_of_tokens(row: RowSampling) -> None:
+def test_grammars_let_come_what_lists_of_tokens_do(row: RowSampling) -> None:
     random = np.random.default_rng(0)
-    logits = torch.from_numpy(random.standard_normal((4, 200)).astype(np.float32))
-    allowed = random.random((4, 200)) < 0.1
-    changes: list[dict[str, Any]] = [
-        {"presence_penalty": 1.5, "output_token_ids": tuple(range(0, 200, 3))},
-        {},
+    logits = torch.from_numpy(random.standard_normal((4, 300)).astype(np.float32))
+    allowed = random.random((4, 300)) < 0.1
+    changes: list[dict[str, Any] | None] = [
+        {"presence_penalty": 1.5, "output_token_ids": tuple(range(0, 300, 3))},
+        None,
         {"banned_token_ids": (int(np.flatnonzero(allowed[2])[0]),)},
     ]
-    by_mask = [
-        LogitsEdits(allowed_mask=mask, **change)
-        for mask, change in zip(packed(allowed), changes, strict=False)
-    ]
-    by_list = [
-        LogitsEdits(allowed_token_ids=tuple(np.flatnonzero(mask).tolist()), **change)
-        for mask, change in zip(allowed, changes, strict=False)
-    ]
-    sampled = [
-        Sampler().sample(logits, [*(replace(row, edits=edits) for edits in given_edits), row])
-        for given_edits in (by_mask, by_list)
-    ]
+    lists = [tuple(np.flatnonzero(mask).tolist()) for mask in allowed[:3]]
+    by_grammar, by_list = [row], [row]
+    for tokens, change in zip(lists, changes, strict=True):
+        edits = None if change is None else LogitsEdits(**change)
+        by_grammar.append(replace(row, grammar=state_of(tokens, 300), edits=edits))
+        listed = LogitsEdits(**(change or {}), allowed_token_ids=tokens)
+        by_list.append(replace(row, edits=listed))
+    sampled = [Sampler().sample(logits, rows) for rows in (by_grammar, by_list)]
     assert np.array_equal(sampled[0].tokens, sampled[1].tokens)
     for name in ("logprobs", "candidates"):
         found, wanted = (getattr(rows, name) for rows in sampled)
@@ -77,13 +75,33 @@ def test_masks_are_those_of_lists_of_tokens(row: RowSampling) -> None:
             assert np.array_equal(found.token_logprobs, wanted.token_logprobs)
 
 
+def test_what_is_drawn_is_as_likely_as_among_what_may_come() -> None:
+    chances = np.array([0.3, 0.25, 0.2, 0.15, 0.07, 0.03])
+    logits = torch.full((20_000, 300), -torch.inf)
+    logits[:, :6] = torch.from_numpy(np.log(chances)).float()
+    grammar = state_of([1, 3, 4, 200], 300)
+    random = np.random.default_rng(0)
+    rows = [
+        RowSampling(temperature=1.0, uniforms=(first,), second_uniform=second, grammar=grammar)
+        for first, second in random.random((20_000, 2)).tolist()
+    ]
+    sampled = Sampler().sample(logits, rows)
+    assert not sampled.errors
+    found = np.bincount(sampled.tokens, minlength=300)
+    wanted = np.zeros(300)
+    wanted[[1, 3, 4]] = chances[[1, 3, 4]] / chances[[1, 3, 4]].sum()
+    assert not found[wanted == 0].any()
+    assert np.allclose(found / 20_000, wanted, atol=0.012)  # 3.5 standard deviations
+
+
 def test_a_row_that_nothing_may_follow_fails_alone() -> None:
-    logits = torch.zeros(3, 40)
-    nothing = LogitsEdits(allowed_mask=np.zeros(2, np.int32))
-    fault = LogitsEdits(allowed_mask=np.full(2, -1, np.int32), fault="its grammar cannot go on")
-    sampled = Sampler().sample(
-        logits, [replace(GREEDY, edits=nothing), GREEDY, replace(GREEDY, edits=fault)]
-    )
-    assert set(sampled.errors) == {0, 2}
-    assert "no token is left" in sampled.errors[0]
-    assert sampled.errors[2] == "its grammar cannot go on"
+    logits = torch.zeros(3, 300)
+    logits[0, 7] = -torch.inf
+    nothing, fault = state_of([7], 300), dead_state(300)
+    for row in (GREEDY, RowSampling(uniforms=(0.5,)), replace(GREEDY, num_candidates=2)):
+        sampled = Sampler().sample(
+            logits, [replace(row, grammar=nothing), row, replace(row, grammar=fault)]
+        )
+        assert set(sampled.errors) == {0, 2}
+        assert "no token is left" in sampled.errors[0]
+        assert "the grammar cannot go on" in sampled.errors[2]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pagedserve import RequestError
-from pagedserve.sampling.grammar import GrammarCompiler
+from pagedserve.sampling.grammar import GrammarCompiler, compute_masks
 from pagedserve.structured_outputs import StructuredOutputsParams
 from tests.support.examples import examples
 
@@ -133,13 +133,13 @@ def compiler(smollm2: "LLM") -> GrammarCompiler:
 
 def walk(compiler: GrammarCompiler, wanted: Any, source: random.Random) -> str | None:
     """A text of tokens that may come, one after the other; None where it does not end."""
-    states = compiler.compile(StructuredOutputsParams(json=wanted)).states()
+    states = compiler.compile(StructuredOutputsParams(json=wanted)).states(1)
     closing: Any = compiler.tokenizer.convert_tokens_to_ids(list(CLOSING))
     tokens: list[int] = []
     while len(tokens) < MAX_TOKENS:
-        allowed = states.allowed(tokens)
-        assert allowed.fault is None
-        bits = np.unpackbits(allowed.mask.view(np.uint8), bitorder="little")
+        state = states.at(tokens)
+        bits = np.unpackbits(compute_masks([state]).view(np.uint8), bitorder="little")
+        assert state.fault is None
         may_come = np.flatnonzero(bits)
         assert may_come.size, "a text that was begun can go on"
         token: int
@@ -170,7 +170,7 @@ def test_what_may_come_makes_documents_of_the_schema(compiler: GrammarCompiler) 
             num_refused += 1
             assert "structured_outputs.json cannot be used at #" in str(refused)  # noqa: PT017
             continue
-        if text is not None and "0000-" not in text:  # a year that Python does not know
+        if text is not None:
             num_ended += 1
             jsonschema.validate(json.loads(text), wanted, format_checker=checker)
     assert num_ended > most / 3

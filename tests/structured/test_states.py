@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from pagedserve.sampling.grammar import Grammar, GrammarCompiler
+from pagedserve.sampling.grammar import Grammar, GrammarCompiler, GrammarStates, compute_masks
 from pagedserve.structured_outputs import StructuredOutputsParams
 
 if TYPE_CHECKING:
@@ -29,43 +29,74 @@ def encoded(compiler: GrammarCompiler, text: str) -> list[int]:
     return token_ids
 
 
-def tokens_of(mask: np.ndarray) -> set[int]:
-    bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
-    return set(np.flatnonzero(bits).tolist())
+def tokens_after(states: GrammarStates, token_ids: list[int]) -> set[int]:
+    mask = compute_masks([states.at(token_ids)])
+    return set(np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist())
 
 
+@pytest.mark.parametrize("num_kept", [1, 2, 4])
 def test_masks_do_not_depend_on_what_was_asked_before(
-    compiler: GrammarCompiler, grammar: Grammar
+    compiler: GrammarCompiler, grammar: Grammar, num_kept: int
 ) -> None:
     tokens = encoded(compiler, TEXT)
     prefixes = [tokens[:end] for end in range(len(tokens) + 1)]
-    wanted = [grammar.states().allowed(prefix).mask for prefix in prefixes]
-    states = grammar.states()
+    wanted = [tokens_after(grammar.states(1), prefix) for prefix in prefixes]
+    states = grammar.states(num_kept)
     # In order, each twice as after a step that failed; beams; back to the beginning.
     order = [place for place in range(len(prefixes)) for _ in range(2)] + [0, 5, 3, 4, 9, 1]
     for place in order:
-        assert np.array_equal(states.allowed(prefixes[place]).mask, wanted[place])
+        assert tokens_after(states, prefixes[place]) == wanted[place]
+        # As when a step failed behind its choice, or another sequence chose otherwise.
+        for token in (tokens[0], 90, 198, *tokens[place : place + 1]):
+            assert states.at(prefixes[place]).admits(token) == (token in wanted[place])
     for place, token in enumerate(tokens):
-        assert token in tokens_of(wanted[place])
-    assert tokens_of(wanted[-1]) >= set(compiler.eos_token_ids)
-    assert not tokens_of(wanted[0]) & set(compiler.eos_token_ids)
+        assert token in wanted[place]
+    assert wanted[-1] >= set(compiler.eos_token_ids)
+    assert not wanted[0] & set(compiler.eos_token_ids)
+
+
+def test_the_states_of_a_step_are_there_until_its_end(
+    compiler: GrammarCompiler, grammar: Grammar
+) -> None:
+    tokens = encoded(compiler, TEXT)
+    states = grammar.states(4)
+    for first in range(len(tokens) - 2):
+        # A token and two guesses behind it.
+        found = [states.at(tokens[: first + more]) for more in range(3)]
+        masks = compute_masks(found)
+        for more, mask in enumerate(masks):
+            again = compute_masks([grammar.states(1).at(tokens[: first + more])])
+            assert np.array_equal(mask, again[0])
+
+
+@pytest.mark.parametrize("text", ["", TEXT[:1], TEXT[:9], TEXT[:-1], TEXT])
+def test_a_token_is_admitted_where_the_mask_has_it(
+    compiler: GrammarCompiler, grammar: Grammar, text: str
+) -> None:
+    states = grammar.states(1)
+    tokens = encoded(compiler, text)
+    state = states.at(tokens)
+    admitted = {token for token in range(compiler.vocab_size) if state.admits(token)}
+    assert admitted == tokens_after(states, tokens)
 
 
 def test_states_are_forgotten_with_their_tokens(grammar: Grammar) -> None:
-    states = grammar.states()
+    states = grammar.states(2)
     tokens = [90, 198] + [198] * 40  # a brace and lines
     for end in range(len(tokens)):
-        states.allowed(tokens[:end])
-    assert len(states._by_tokens) <= 3
+        states.at(tokens[:end])
+    assert len(states._by_tokens) <= 2
 
 
 def test_tokens_that_the_grammar_does_not_allow_are_a_fault(
     compiler: GrammarCompiler, grammar: Grammar
 ) -> None:
-    allowed = grammar.states().allowed(encoded(compiler, "no object"))
-    assert allowed.fault is not None
-    assert "the grammar cannot go on" in allowed.fault
-    assert not allowed.mask.any()
+    states = grammar.states(1)
+    tokens = encoded(compiler, "no object")
+    assert tokens_after(states, tokens) == set()
+    state = states.at(tokens)
+    assert "the grammar cannot go on" in str(state.fault)
+    assert not any(state.admits(token) for token in [*range(100), *compiler.eos_token_ids])
 
 
 def test_equal_grammars_are_compiled_once(compiler: GrammarCompiler) -> None:

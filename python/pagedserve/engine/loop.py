@@ -179,8 +179,6 @@ class EngineLoop:
             if step.scheduled.is_empty:
                 return step
             self._prepare(step, after)
-            if self._requests.has_grammars:
-                step.compute_masks()
             rows = step.rows(after)
             targets = prompt_targets(step.scored) if step.scored else None
         previous = after.handle if after else None

@@ -209,7 +209,6 @@ class RequestTable:
         self._by_seq: dict[int, Sequence] = {}
         self._scored: set[str] = set()
         self._with_images: set[str] = set()
-        self._with_grammars: set[str] = set()
         self.has_encoders = False
 
     def __len__(self) -> int:
@@ -231,11 +230,6 @@ class RequestTable:
         """Whether some request's prompt has images."""
         return bool(self._with_images)
 
-    @property
-    def has_grammars(self) -> bool:
-        """Whether some request's text keeps to a grammar."""
-        return bool(self._with_grammars)
-
     def add(self, request: Request, group: int, handle: int) -> None:
         """Take up a request whose only sequence has this handle; its id is new."""
         request.group = group
@@ -245,8 +239,6 @@ class RequestTable:
             self._scored.add(request.request_id)
         if request.images is not None:
             self._with_images.add(request.request_id)
-        if request.row_sampler.grammar is not None:
-            self._with_grammars.add(request.request_id)
         self.has_encoders = request.encoder is not None
         self.replace_sequences(request, request.sequences, [handle])
 
@@ -274,7 +266,6 @@ class RequestTable:
         self._by_group.pop(request.group, None)
         self._scored.discard(request.request_id)
         self._with_images.discard(request.request_id)
-        self._with_grammars.discard(request.request_id)
         self._by_id.pop(request.request_id, None)
 
     def by_id(self, request_id: str) -> Request | None:

@@ -7,7 +7,7 @@ import numpy as np
 
 from pagedserve.engine.token_rules import TokenRules
 from pagedserve.sampling.bad_words import BadWords
-from pagedserve.sampling.grammar import Grammar
+from pagedserve.sampling.grammar import Grammar, GrammarState
 from pagedserve.sampling.rows import LogitsEdits, RowSampling
 from pagedserve.sampling_params import SamplingParams
 
@@ -60,6 +60,7 @@ class RowSampler:
         "_plain",
         "_prompt",
         "_rules",
+        "_seconds",
         "_uniforms",
         "constant",
         "grammar",
@@ -93,8 +94,9 @@ class RowSampler:
             grammar: Of the text; None where it may be any.
             num_drafts: Guesses behind a token in a step, at most.
         """
-        # Of each sequence the newest, that before it, and those behind guesses.
-        num_states = params.max_num_running_seqs * (2 + num_drafts)
+        # Of each sequence the newest, and where something forks from it, those behind and before.
+        num_seqs = params.max_num_running_seqs
+        num_states = 1 if num_seqs == 1 and not num_drafts else num_seqs * (2 + num_drafts)
         self.grammar = None if grammar is None else grammar.states(num_states)
         self._rules = rules
         self._pair_start = pair_start
@@ -105,12 +107,16 @@ class RowSampler:
         self._num_candidates = num_candidates
         # Beams have theirs from the candidates.
         self._num_logprobs = (params.logprobs or 0) if params.keeps_logprobs else None
-        self._has_edits = bad_words is not None or grammar is not None or _edits_logits(params)
+        self._has_edits = bad_words is not None or _edits_logits(params)
         self._plain = self._make((0.0,), None)
         # Beams are greedy.
         num_streams = 0 if self._plain.is_greedy else params.max_num_running_seqs
         self._uniforms = [UniformStream(*key, index) for index in range(num_streams)]
-        is_constant = not (self._uniforms or self._has_edits or self._banned)
+        # Another key than that of any sequence.
+        self._seconds = [
+            UniformStream(*key, index, 1) for index in range(num_streams if grammar else 0)
+        ]
+        is_constant = not (self._uniforms or self._has_edits or self._banned or grammar)
         self.constant = self._plain if is_constant and rules is None else None
 
     def row(self, token_ids: Sequence[int], index: int, *, num_unknown: int = 0) -> RowSampling:
@@ -130,9 +136,13 @@ class RowSampler:
         banned = self._banned if count < self._params.min_tokens else ()
         if rules is not None:
             banned += rules.banned(count)
-        if not (self._has_edits or banned):
-            return self._make(uniforms, None) if self._uniforms else self._plain
-        return self._make(uniforms, self._edits(token_ids, banned))
+        edits = self._edits(token_ids, banned) if self._has_edits or banned else None
+        if self.grammar is not None:
+            second = self._seconds[index].at(count) if self._seconds else 0.0
+            return self._make(uniforms, edits, self.grammar.at(token_ids), second)
+        if edits is None and not self._uniforms:
+            return self._plain
+        return self._make(uniforms, edits)
 
     def forced(self, token_ids: Sequence[int]) -> list[int]:
         """Tokens that most likely follow ``token_ids`` because its grammar asks for their text."""
@@ -144,7 +154,13 @@ class RowSampler:
             return drafts
         return drafts[: self.grammar.num_possible(token_ids, drafts)]
 
-    def _make(self, uniforms: tuple[float, ...], edits: LogitsEdits | None) -> RowSampling:
+    def _make(
+        self,
+        uniforms: tuple[float, ...],
+        edits: LogitsEdits | None,
+        grammar: GrammarState | None = None,
+        second_uniform: float = 0.0,
+    ) -> RowSampling:
         params = self._params
         return RowSampling(
             temperature=params.temperature,
@@ -152,7 +168,9 @@ class RowSampler:
             top_k=params.top_k,
             min_p=params.min_p,
             uniforms=uniforms,
+            second_uniform=second_uniform,
             edits=edits,
+            grammar=grammar,
             num_logprobs=self._num_logprobs,
             num_candidates=self._num_candidates,
             pair_start=self._pair_start,
@@ -162,10 +180,6 @@ class RowSampler:
         params = self._params
         if self._bad_words is not None:
             banned = (*banned, *self._bad_words.banned_after(token_ids))
-        mask, fault = None, None
-        if self.grammar is not None:
-            allowed = self.grammar.allowed(token_ids)
-            mask, fault = allowed.mask, allowed.fault
         return LogitsEdits(
             prompt_token_ids=self._prompt,
             output_token_ids=token_ids,
@@ -174,8 +188,6 @@ class RowSampler:
             repetition_penalty=params.repetition_penalty,
             bias=params.logit_bias,
             allowed_token_ids=params.allowed_token_ids,
-            allowed_mask=mask,
-            fault=fault,
             banned_token_ids=banned,
             processors=params.logits_processors,
         )

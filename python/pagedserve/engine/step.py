@@ -10,7 +10,6 @@ from pagedserve._core import SchedulerOutputs
 from pagedserve.engine.prompt_logprobs import ScoredRow
 from pagedserve.engine.request import Request, Sequence
 from pagedserve.executor.protocol import StepHandle
-from pagedserve.sampling.grammar import compute_masks
 from pagedserve.sampling.rows import RowSampling
 
 
@@ -50,16 +49,6 @@ class Step:
             sequence.constant_row or sequence.row(num_unknown=int(id(sequence) in unknown))
             for sequence in self.sequences
         ]
-
-    def compute_masks(self) -> None:
-        """Find out what grammars let come, of all samples at once."""
-        compute_masks(
-            [
-                (grammar, [*sequence.token_ids, *drafts])
-                for sequence, drafts in self._samples()
-                if (grammar := sequence.request.row_sampler.grammar) is not None
-            ]
-        )
 
     def _drafted_rows(self) -> list[RowSampling]:
         return [

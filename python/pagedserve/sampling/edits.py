@@ -22,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pagedserve.sampling.grammar import GrammarState, compute_masks
 from pagedserve.sampling.masks import unpack_masks
 from pagedserve.sampling.rows import LogitsEdits
 from pagedserve.sampling_params import LogitsProcessor
@@ -44,14 +45,24 @@ def edit_logits(logits: Tensor, edits: Sequence[LogitsEdits | None]) -> dict[int
         IndexError: A token id is not below V.
     """
     rows = [(row, edit) for row, edit in enumerate(edits) if edit is not None]
-    errors = {row: edit.fault for row, edit in rows if edit.fault is not None}
-    rows = [(row, edit) for row, edit in rows if row not in errors]
-    errors |= _run_processors(logits, rows)
+    errors = _run_processors(logits, rows)
     _add_bias(logits, rows)
     _penalise_repetition(logits, rows)
     _penalise_output(logits, rows)
     _restrict(logits, rows)
     return errors
+
+
+def keep_to_grammars(logits: Tensor, grammars: Sequence[GrammarState | None]) -> dict[int, str]:
+    """Let tokens alone come that grammars admit, in place; otherwise as `edit_logits`."""
+    states = {row: state for row, state in enumerate(grammars) if state is not None}
+    if not states:
+        return {}
+    masks = _on_device(compute_masks(list(states.values())), logits)
+    which = _on_device(np.array(list(states)), logits)
+    may_come = unpack_masks(masks, logits.shape[1])
+    logits[which] = logits[which].where(may_come, -torch.inf)
+    return {row: state.fault for row, state in states.items() if state.fault is not None}
 
 
 def _run_processors(logits: Tensor, rows: _EditedRows) -> dict[int, str]:
@@ -138,12 +149,6 @@ def _restrict(logits: Tensor, rows: _EditedRows) -> None:
     values = logits.view(-1)[index]
     logits[list(allowed)] = -torch.inf
     logits.view(-1)[index] = values
-    masks = {row: edit.allowed_mask for row, edit in rows if edit.allowed_mask is not None}
-    if masks:
-        packed = _on_device(np.stack(list(masks.values())), logits)
-        which = _on_device(np.array(list(masks)), logits)
-        may_come = unpack_masks(packed, logits.shape[1])
-        logits[which] = logits[which].where(may_come, -torch.inf)
     banned = _cells(((row, edit.banned_token_ids) for row, edit in rows), logits)
     logits.view(-1)[_on_device(banned, logits)] = -torch.inf
 

@@ -1,9 +1,26 @@
-"""Masks of tokens that may come, packed as in `LogitsEdits.allowed_mask`."""
+"""Masks of tokens that may come, packed as in `compute_masks`."""
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+
+def tokens_of(masks: NDArray[np.int32]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """The tokens that masks let come, for masks ``[N, ceil(V / 32)]`` of few tokens.
+
+    Returns:
+        int64 ``[N, K]``, ascending along a row, and bool ``[N, K]``, which of these places hold a
+        token; K is the most of a row, at least 1.
+    """
+    row, word = np.nonzero(masks)
+    octets = masks[row, word].view(np.uint8).reshape(-1, 4)
+    found, bit = np.nonzero(np.unpackbits(octets, axis=1, bitorder="little"))
+    counts = np.bincount(row[found], minlength=len(masks))
+    is_there = np.arange(max(1, counts.max())) < counts[:, None]
+    tokens = np.zeros(is_there.shape, np.int64)
+    tokens[is_there] = word[found] * 32 + bit
+    return tokens, is_there
 
 
 def unpack_masks(masks: Tensor, vocab_size: int) -> Tensor:

@@ -1,11 +1,12 @@
 """What the sampler is told about the rows of a step: plain data, no torch."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pagedserve.sampling.grammar import GrammarState
 from pagedserve.sampling_params import LogitsProcessor
 
 
@@ -22,10 +23,7 @@ class LogitsEdits:
             in prompt or output (Keskar et al. 2019, "CTRL", section 4.1).
         bias: pairs of token and what is added to its logit.
         allowed_token_ids: only these may come; None allows all.
-        allowed_mask: int32 ``[ceil(V / 32)]``, token ``t`` is bit ``t % 32`` of entry ``t // 32``:
-            only tokens with a 1 may come; None allows all.
         banned_token_ids: these must not come, allowed or not.
-        fault: why no token can be chosen, where none can.
         processors: called in turn with the output's token ids and float32 logits ``[V]``, both
             copies to do with as they like; each gives the logits ``[V]`` that the next one gets.
     """
@@ -37,24 +35,8 @@ class LogitsEdits:
     repetition_penalty: float = 1.0
     bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: tuple[int, ...] | None = None
-    allowed_mask: NDArray[np.int32] | None = None
     banned_token_ids: tuple[int, ...] = ()
-    fault: str | None = None
     processors: tuple[LogitsProcessor, ...] = ()
-
-    @property
-    def is_mask_alone(self) -> bool:
-        """Whether nothing but ``allowed_mask`` is asked for."""
-        return self.allowed_mask is not None and not (
-            self.presence_penalty
-            or self.frequency_penalty
-            or self.repetition_penalty != 1
-            or self.bias
-            or self.allowed_token_ids is not None
-            or self.banned_token_ids
-            or self.fault is not None
-            or self.processors
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +50,9 @@ class RowSampling:
         min_p: keep tokens at least this share as likely as the likeliest; 0 keeps all.
         uniforms: a random number in [0, 1) for each token to draw; several in the first step of
             parallel sampling.  Not read when greedy, which draws one token.
+        second_uniform: a random number for a second draw, where the grammar refuses the first.
         edits: what is done to the logits first.
+        grammar: where the text is in its grammar, which says what may come; None allows all.
         num_logprobs: report log-probabilities of the drawn tokens and of this many of the
             likeliest; None reports none.  Not read with `num_candidates`, which draws nothing.
         num_candidates: above 0, draw nothing and give this many of the likeliest tokens (beam
@@ -81,7 +65,9 @@ class RowSampling:
     top_k: int = -1
     min_p: float = 0.0
     uniforms: tuple[float, ...] = (0.0,)
+    second_uniform: float = 0.0
     edits: LogitsEdits | None = None
+    grammar: GrammarState | None = None
     num_logprobs: int | None = None
     num_candidates: int = 0
     pair_start: int | None = None
@@ -92,23 +78,41 @@ class RowSampling:
         return self.temperature == 0 or self.top_k == 1
 
     @property
-    def sole_mask(self) -> NDArray[np.int32] | None:
-        """The mask of which a token is taken or drawn; None where more is asked for."""
-        is_filtered = not self.is_greedy and (self.top_p < 1 or self.top_k > 0)
-        if self.edits is None or self.num_candidates or is_filtered:
+    def tried_grammar(self) -> GrammarState | None:
+        """The grammar, where a token of the untouched logits is taken if it admits that one.
+
+        So it may be with the largest logit.  And a token that is drawn from all, and again from
+        those that may come if it may not, is as likely as one drawn from the latter at once: p by
+        the first draw and (1 - A) p / A by the second make p / A, where A is the share of what may
+        come.  But what top_p, top_k and min_p keep depends on what may come.
+        """
+        if self.grammar is None or self.edits is not None or self.num_draws != 1:
             return None
-        return self.edits.allowed_mask if self.edits.is_mask_alone else None
+        is_filtered = self.top_p < 1 or self.top_k > 0 or self.min_p > 0
+        return None if is_filtered and not self.is_greedy else self.grammar
+
+    @property
+    def is_edited(self) -> bool:
+        """Whether tokens are chosen from a changed copy of the logits."""
+        if self.grammar is None:
+            return self.edits is not None
+        return self.tried_grammar is None
+
+    def again(self) -> "RowSampling":
+        """The row for a token in place of one that its grammar refused."""
+        return self if self.is_greedy else replace(self, uniforms=(self.second_uniform,))
 
     @property
     def is_drawn_as_is(self) -> bool:
         """Whether a token is drawn at random from the model's logits, which nobody changes."""
-        return not self.is_greedy and self.edits is None and not self.num_candidates
+        return not (self.is_greedy or self.is_edited or self.num_candidates)
 
     @property
     def is_async_safe(self) -> bool:
         """Whether one token, known from the model's logits alone, is all that is wanted."""
         return (
             self.edits is None
+            and self.grammar is None
             and not self.num_candidates
             and self.num_logprobs is None
             and self.num_draws == 1

@@ -2,10 +2,11 @@
 
 The largest logit of every row is found first: it is the token of plain greedy rows, and tells
 whether the logits are usable.  Rows that change nothing are drawn from
-(`pagedserve.sampling.draw`) as they are, and all of this comes to the host in one transfer.  The
-other rows are copied, a chunk at a time, edited (`pagedserve.sampling.edits`), and drawn from or
-searched for candidates.  What is reported about drawn tokens is looked up in the untouched logits
-afterwards.
+(`pagedserve.sampling.draw`) as they are, and all of this comes to the host in one transfer.  Rows
+that only keep to a grammar are among them: it is asked about their tokens there, and those that it
+refuses are chosen again, from what may come.  The other rows are copied, a chunk at a time, edited
+(`pagedserve.sampling.edits`), and drawn from or searched for candidates.  What is reported about
+drawn tokens is looked up in the untouched logits afterwards.
 
 Invariants:
 
@@ -24,17 +25,21 @@ from torch import Tensor
 
 from pagedserve.device import Cuda, to_device
 from pagedserve.sampling.draw import RandomRows, draw
-from pagedserve.sampling.edits import edit_logits
+from pagedserve.sampling.edits import edit_logits, keep_to_grammars
+from pagedserve.sampling.grammar import GrammarState, compute_masks
 from pagedserve.sampling.logprobs import (
     empty_candidates,
     fill_candidates,
     rows_per_chunk,
     sampled_logprobs,
 )
-from pagedserve.sampling.masks import unpack_masks
+from pagedserve.sampling.masks import tokens_of, unpack_masks
 from pagedserve.sampling.results import SampledRows
 from pagedserve.sampling.rows import RowSampling
 from pagedserve.sampling.top_k import argmax
+
+# Of a mask that is not 0, beyond which its tokens are not looked up one by one.
+_FEW_WORDS = 256
 
 
 class HostCopy:
@@ -95,21 +100,15 @@ class LaunchedSamples:
         self, logits: Tensor, rows: Sequence[RowSampling], cuda: Cuda | None = None
     ) -> None:
         """Find what does not depend on edits; see `Sampler.launch`."""
-        edited = [i for i, row in enumerate(rows) if row.edits is not None]
-        masked = _sole_masks(rows, edited)
-        masks = _packed(masked, logits, cuda)
-        peaks, ids = argmax(logits, masks)
+        peaks, ids = argmax(logits)
         self._logits, self._rows, self._cuda = logits, rows, cuda
-        self._edited = [i for i in edited if i not in masked]
-        self._random = [
-            i
-            for i, row in enumerate(rows)
-            if row.is_drawn_as_is or (i in masked and not row.is_greedy)
-        ]
+        tried = ((i, row.tried_grammar) for i, row in enumerate(rows))
+        self._tried = {i: grammar for i, grammar in tried if grammar is not None}
+        self._edited = [i for i, row in enumerate(rows) if i not in self._tried and row.is_edited]
+        self._random = [i for i, row in enumerate(rows) if row.is_drawn_as_is]
         self._greedy = ids.int()
         self._draws = [
-            _draw(logits, rows, index, peaks, masks, cuda=cuda)
-            for index in _chunks(self._random, logits)
+            _draw(logits, rows, index, peaks, cuda=cuda) for index in _chunks(self._random, logits)
         ]
         self._arriving = HostCopy(self._greedy, peaks, *self._draws, cuda=cuda)
 
@@ -142,10 +141,12 @@ class LaunchedSamples:
         if self._random:
             step.put(np.array(self._random), np.concatenate(drawn))
         step.errors.update(_unusable(largest, "the logits"))
+        for index in _chunks(step.refused(self._tried) if self._tried else [], logits):
+            step.sample_again(index, logits, [self._tried[i] for i in index])
         for index in _chunks([i for i in self._edited if i not in step.errors], logits):
             step.edit_and_sample(index, _copy(logits, index, self._cuda))
         usable = [(i, row) for i, row in enumerate(rows) if i not in step.errors]
-        searched = [i for i, row in usable if row.edits is None and row.num_candidates]
+        searched = [i for i, row in usable if row.num_candidates and not row.is_edited]
         for index in _chunks(searched, logits):
             step.search(index, _rows(logits, index, self._cuda))
         return step.finish(logits)
@@ -174,10 +175,65 @@ class _Collector:
         """Edit and sample the rows `index`, whose logits are a copy, one chunk."""
         rows = [self._rows[i] for i in index]
         failed = edit_logits(logits, [row.edits for row in rows])
-        peaks, ids = argmax(logits)
-        failed = _unusable(peaks.cpu().numpy(), "the edited logits") | failed
+        failed |= keep_to_grammars(logits, [row.grammar for row in rows])
         self.errors.update({int(index[n]): why for n, why in failed.items()})
-        usable = [(n, row) for n, row in enumerate(rows) if n not in failed]
+        self._sample(index, logits, rows)
+
+    def refused(self, tried: dict[int, GrammarState]) -> list[int]:
+        """Those of the rows whose grammars do not admit the tokens that they have."""
+        tokens = self._tokens[self._draw_start[list(tried)]].tolist()
+        return [
+            i
+            for (i, grammar), token in zip(tried.items(), tokens, strict=True)
+            if i not in self.errors and not grammar.admits(token)
+        ]
+
+    def sample_again(
+        self, index: NDArray[np.int64], logits: Tensor, grammars: Sequence[GrammarState]
+    ) -> None:
+        """Sample the rows `index` of the logits, whose grammars refused a token, one chunk."""
+        masks = compute_masks(grammars)
+        faults = {i: state.fault for i, state in zip(index, grammars, strict=True)}
+        self.errors.update({int(i): fault for i, fault in faults.items() if fault is not None})
+        is_alive = np.array([state.fault is None for state in grammars])
+        has_few = np.count_nonzero(masks, axis=1) <= _FEW_WORDS
+        if (few := is_alive & has_few).any():
+            self._sample_few(index[few], logits, masks[few])
+        if (many := is_alive & ~has_few).any():
+            rows = [self._rows[i].again() for i in index[many]]
+            packed = to_device(torch.from_numpy(masks[many]), self._cuda)
+            self._sample(index[many], _rows(logits, index[many], self._cuda), rows, masks=packed)
+
+    def _sample_few(
+        self, index: NDArray[np.int64], logits: Tensor, masks: NDArray[np.int32]
+    ) -> None:
+        """Sample the rows `index` of the logits from the few tokens of their masks."""
+        rows = [self._rows[i].again() for i in index]
+        tokens, is_there = tokens_of(masks)
+        columns, may_come, places = (
+            to_device(torch.from_numpy(array), self._cuda)
+            for array in (tokens, is_there, index[:, None])
+        )
+        narrow = logits[places, columns].where(may_come, -torch.inf)
+        self._sample(index, narrow, rows, names=tokens)
+
+    def _sample(
+        self,
+        index: NDArray[np.int64],
+        logits: Tensor,
+        rows: Sequence[RowSampling],
+        *,
+        masks: Tensor | None = None,
+        names: NDArray[np.int64] | None = None,
+    ) -> None:
+        """Sample the rows `index`, but those that failed, from what their masks let come.
+
+        Columns of the logits are tokens, or stand for those of ``names``, ``[N, K]``.
+        """
+        peaks, ids = argmax(logits, masks)
+        for n, why in _unusable(peaks.cpu().numpy(), "the edited logits").items():
+            self.errors.setdefault(int(index[n]), why)
+        usable = [(n, row) for n, row in enumerate(rows) if index[n] not in self.errors]
         searched = np.array([n for n, row in usable if row.num_candidates], dtype=np.int64)
         drawn = np.array([n for n, row in usable if row.num_draws], dtype=np.int64)
         is_greedy = np.array([rows[n].is_greedy for n in drawn], dtype=np.bool_)
@@ -185,10 +241,11 @@ class _Collector:
         if searched.size:
             self.search(index[searched], _rows(logits, searched, self._cuda))
         if greedy.size:
-            self.put(index[greedy], _copy(ids, greedy, self._cuda).cpu().numpy())
+            tokens = _copy(ids, greedy, self._cuda).cpu().numpy()
+            self.put(index[greedy], tokens if names is None else names[greedy, tokens])
         if random.size:
-            tokens = _draw(logits, rows, random, peaks, cuda=self._cuda)
-            self.put(index[random], tokens.cpu().numpy())
+            tokens = _draw(logits, rows, random, peaks, masks, cuda=self._cuda).cpu().numpy()
+            self.put(index[random], tokens if names is None else names[random, tokens])
 
     def search(self, index: NDArray[np.int64], logits: Tensor) -> None:
         """Find the candidates of the rows `index`, one chunk."""
@@ -243,24 +300,6 @@ def _rows(values: Tensor, index: NDArray[np.int64], cuda: Cuda | None) -> Tensor
 
 def _copy(values: Tensor, index: NDArray[np.int64], cuda: Cuda | None) -> Tensor:
     return values.index_select(0, to_device(torch.from_numpy(index), cuda))
-
-
-def _sole_masks(rows: Sequence[RowSampling], edited: Sequence[int]) -> dict[int, NDArray[np.int32]]:
-    """Masks of those of the edited rows that ask for nothing more."""
-    masks = {i: rows[i].sole_mask for i in edited}
-    return {i: mask for i, mask in masks.items() if mask is not None}
-
-
-def _packed(
-    masks: dict[int, NDArray[np.int32]], logits: Tensor, cuda: Cuda | None
-) -> Tensor | None:
-    """Masks of all rows, int32 ``[S, ceil(V / 32)]`` on the device; None where no row has one."""
-    if not masks:
-        return None
-    packed = np.full((logits.shape[0], -(-logits.shape[1] // 32)), -1, np.int32)
-    for row, mask in masks.items():
-        packed[row] = mask
-    return to_device(torch.from_numpy(packed), cuda)
 
 
 def _unusable(largest: NDArray[np.float32], what: str) -> dict[int, str]:

@@ -14,6 +14,8 @@ from pagedserve._core import cpu
 
 # The Rust kernel keeps the best in order: beyond this, sorting them costs more than the read.
 _MAX_RUST_K = 64
+# Logits that one thread reads before another is awake.
+_FEW_LOGITS = 65536
 
 
 def argmax(logits: Tensor, masks: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -22,7 +24,7 @@ def argmax(logits: Tensor, masks: Tensor | None = None) -> tuple[Tensor, Tensor]
     Args:
         logits: float32 ``[N, V]``.
         masks: int32 ``[N, ceil(V / 32)]``: only tokens whose bit is 1 are looked at
-            (`LogitsEdits.allowed_mask`); where there is none the logit is minus infinity.
+            (`compute_masks`); where there is none the logit is minus infinity.
     """
     if logits.device.type != "cpu":
         if masks is not None:
@@ -62,7 +64,7 @@ def _in_rust(logits: Tensor, k: int, masks: Tensor | None) -> tuple[Tensor, Tens
         ids=ids.view(-1).numpy(),
         values=values.view(-1).numpy(),
         masks=None if masks is None else masks.view(-1).numpy(),
-        num_threads=torch.get_num_threads(),
+        num_threads=1 if logits.numel() < _FEW_LOGITS else torch.get_num_threads(),
     )
     return values, ids
 
