@@ -116,9 +116,10 @@ class MadeUpEngine:
         *,
         priority: int = 0,
         arrival_time: float | None = None,
+        output_token_ids: Sequence[int] = (),
     ) -> AsyncGenerator[RequestOutput, None]:
         """Deltas of one token each, after all streams have come."""
-        del prompt, lora_request, priority, arrival_time
+        del prompt, lora_request, priority, arrival_time, output_token_ids
         stream = Stream(asyncio.get_running_loop())
         stream.request = SimpleNamespace(output_kind=RequestOutputKind.DELTA)  # type: ignore[assignment]
         max_tokens = 1

@@ -254,13 +254,29 @@ def tokenize_prompt(
         token_ids = _integers(prompt.token_ids, name)
     if not token_ids:
         raise RequestError(f"{name} is empty; it must have at least one token")
+    _check_range(token_ids, name, vocab_size)
+    return TokenizedPrompt(prompt.text, token_ids, prompt.salt)
+
+
+def checked_token_ids(value: object, name: str, vocab_size: int) -> list[int]:
+    """Token ids that came from outside, perhaps none.
+
+    Raises:
+        RequestError: Something else, or ids that the vocabulary does not have.
+    """
+    token_ids = _integers(_token_list(value, name), name)
+    if token_ids:
+        _check_range(token_ids, name, vocab_size)
+    return token_ids
+
+
+def _check_range(token_ids: list[int], name: str, vocab_size: int) -> None:
     if min(token_ids) < 0 or max(token_ids) >= vocab_size:
         index = next(i for i, token_id in enumerate(token_ids) if not 0 <= token_id < vocab_size)
         raise RequestError(
             f"token {index} of {name} is {token_ids[index]}; token ids must be from 0 to "
             f"{vocab_size - 1}, the last of the vocabulary"
         )
-    return TokenizedPrompt(prompt.text, token_ids, prompt.salt)
 
 
 def match_params(

@@ -104,6 +104,9 @@ def share_out(
         most: Guesses of each row at most.
         budget: Guesses of all rows together at most.
     """
+    likeliest = max(acceptances)
+    if not _best_number(times, len(acceptances), budget, lambda number: likeliest * number):
+        return [0] * len(acceptances)  # so it mostly ends where many rows compute
     gains = sorted(
         (
             (acceptance**place, row)

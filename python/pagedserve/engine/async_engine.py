@@ -14,7 +14,7 @@ stream.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from functools import partial
@@ -152,6 +152,7 @@ class AsyncLLMEngine:
         priority: int = 0,
         *,
         arrival_time: float | None = None,
+        output_token_ids: Sequence[int] = (),
     ) -> AsyncGenerator[RequestOutput, None]:
         """Run a request; see ``EngineClient.generate``.
 
@@ -165,6 +166,7 @@ class AsyncLLMEngine:
             prompt_adapter_request: None.
             priority: Smaller goes first, where the scheduler's policy asks for it.
             arrival_time: Seconds of the wall clock; None is now.
+            output_token_ids: Tokens that another engine made of it, behind which it goes on.
 
         Yields:
             Outputs up to the last.  Who leaves before it aborts the request.
@@ -194,6 +196,7 @@ class AsyncLLMEngine:
                 priority=priority,
                 lora_request=lora_request,
                 adapter=adapter,
+                output_token_ids=output_token_ids,
             )
             request = stream.request = await loop.run_in_executor(self._input_worker, check)
             if self._dead_error is not None:
@@ -375,8 +378,7 @@ class AsyncLLMEngine:
         """Wake each event loop once for all its streams, in the engine's thread."""
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Stream, RequestOutput]]] = {}
         for output in outputs:
-            stream = self._streams.get(output.request_id)
-            if stream is not None:
+            if (stream := self._streams.get(output.request_id)) is not None:
                 by_loop.setdefault(stream.loop, []).append((stream, output))
         for loop, delivery in by_loop.items():
             call_in(loop, partial(deliver, delivery))

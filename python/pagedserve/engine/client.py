@@ -1,6 +1,6 @@
 """``EngineClient``: what a server may ask of an engine, wherever that runs."""
 
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from pagedserve.engine.stats import EngineSnapshot
@@ -39,6 +39,7 @@ class EngineClient(Protocol):
         *,
         priority: int = 0,
         arrival_time: float | None = None,
+        output_token_ids: Sequence[int] = (),
     ) -> AsyncGenerator[RequestOutput, None]:
         """Run a request.
 
@@ -50,6 +51,7 @@ class EngineClient(Protocol):
             lora_request: The adapter to answer with; its files are read beside the steps.
             priority: Smaller goes first, where the scheduler's policy asks for it.
             arrival_time: Seconds of the wall clock; None is now.
+            output_token_ids: Tokens that another engine made of it, behind which it goes on.
 
         Yields:
             Outputs up to the last.  Who leaves before it, by closing or cancelling, aborts the

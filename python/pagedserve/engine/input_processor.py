@@ -7,6 +7,7 @@ outgrows.  Nothing here touches the scheduler's state, so any thread may do it b
 
 import itertools
 import time
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, Self
@@ -15,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from pagedserve._core import Scheduler, SchedulerConfig
 from pagedserve.config import EngineArgs
+from pagedserve.engine.continuation import continue_behind
 from pagedserve.engine.encoder_prompts import split_prompt
 from pagedserve.engine.images import ImagePlacer, image_placer
 from pagedserve.engine.request import Request, start_search
@@ -109,6 +111,7 @@ class InputProcessor:
         lora_request: LoRARequest | None = None,
         adapter: Adapter | None = None,
         output_kind: RequestOutputKind | None = None,
+        output_token_ids: SequenceOf[int] = (),
         name: str = "the prompt",
     ) -> Request:
         """Tokenise a prompt, check that the request can be run, and make it.
@@ -122,6 +125,7 @@ class InputProcessor:
             lora_request: The adapter to answer with.
             adapter: What that one names.
             output_kind: Instead of the parameters' own.
+            output_token_ids: Tokens that another engine made of it, behind which it goes on.
             name: What an error calls the prompt.
 
         Raises:
@@ -180,7 +184,7 @@ class InputProcessor:
         salt = tokenized.salt if params.prompt_logprobs is None else _PRIVATE_SALT + number
         if params.use_beam_search or params.chooses_best:  # the answer is not known before the end
             output_kind = RequestOutputKind.FINAL_ONLY
-        return Request(
+        request = Request(
             request_id=request_id,
             prompt=tokenized.text,
             prompt_token_ids=token_ids,
@@ -210,6 +214,11 @@ class InputProcessor:
             images=images,
             encoder=encoder,
         )
+        if len(output_token_ids):
+            continue_behind(
+                request, output_token_ids, vocab_size=vocab_size, scheduler=self.scheduler
+            )
+        return request
 
     def _process_pooling(
         self,

@@ -11,7 +11,7 @@ Invariants:
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -26,7 +26,7 @@ from pagedserve.engine.input_processor import InputProcessor
 from pagedserve.engine.loop import EngineLoop
 from pagedserve.engine.request import Request, RequestTable
 from pagedserve.engine.stats import EngineSnapshot, EngineStats, StatsLine, cache_config
-from pagedserve.errors import EngineDeadError, InvariantError, RequestError
+from pagedserve.errors import EngineDeadError, InvariantError
 from pagedserve.executor.protocol import Executor, ModelInfo
 from pagedserve.inputs import Prompt, match_params, parse_prompt
 from pagedserve.lora.request import LoRARequest
@@ -214,6 +214,7 @@ class LLMEngine:
         lora_request: LoRARequest | None = None,
         *,
         priority: int = 0,
+        output_token_ids: Sequence[int] = (),
         **absent: None,
     ) -> None:
         """Take up a request; its first tokens come with later steps.
@@ -226,13 +227,15 @@ class LLMEngine:
             arrival_time: Seconds of the wall clock; None is now.
             lora_request: The adapter to answer with; its files are read here if need be.
             priority: Smaller goes first, with ``scheduling_policy="priority"``.
+            output_token_ids: Tokens that another engine made of it: it goes on behind them as that
+                one would have.
             **absent: ``trace_headers=None`` and its like, for the sake of vLLM's scripts.
 
         Raises:
             RequestError: A request that cannot be run; nothing was taken up.
         """
         refuse_arguments(absent)
-        self._check_id(request_id)
+        self._requests.check_new(request_id)
         self.add(
             self.input_processor.process(
                 request_id,
@@ -242,6 +245,7 @@ class LLMEngine:
                 priority=priority,
                 lora_request=lora_request,
                 adapter=None if lora_request is None else self.adapters.load(lora_request),
+                output_token_ids=output_token_ids,
             )
         )
 
@@ -275,8 +279,9 @@ class LLMEngine:
         Raises:
             RequestError: Its id is that of another unfinished request; nothing was taken up.
         """
-        self._check_id(request.request_id)
-        token_ids = np.array(request.prompt_token_ids, dtype=np.int32)
+        self._requests.check_new(request.request_id)
+        known = request.prompt_token_ids + request.sequences[0].token_ids
+        token_ids = np.array(known, dtype=np.int32)
         request.start_seconds = self.stats.scheduler_seconds
         with sigint_deferred():
             group, handle = self._scheduler.add_seq_group(
@@ -391,10 +396,3 @@ class LLMEngine:
         if (error := self._scheduler.log_error) is not None:
             self._has_decision_log = False
             logger.error("the decision log ends here, and requests go on: %s", error)
-
-    def _check_id(self, request_id: object) -> None:
-        if not isinstance(request_id, str) or request_id in self._requests:
-            raise RequestError(
-                f"request_id is {request_id!r}; it must be a string that no other unfinished "
-                "request has"
-            )

@@ -195,12 +195,12 @@ def _beam_end(request: Request, beam: Beam, finish: Finish) -> tuple[str, Finish
 
 
 def _shown_logprobs(
-    request: Request, token_ids: SequenceOf[int], entries: SequenceOf[TokenLogprob]
+    request: Request, token_ids: SequenceOf[int], entries: SequenceOf[TokenLogprob | None]
 ) -> Logprobs | None:
     if request.params.logprobs is None:
         return None
     view = LogprobsView(list(token_ids), list(entries), _token_text(request))
-    return cast("Logprobs", view)  # every entry is there
+    return cast("Logprobs", view)  # every entry is there, but of tokens that another engine made
 
 
 def _token_text(request: Request) -> Callable[[int], str] | None:

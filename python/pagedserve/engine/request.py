@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from pagedserve.drafts.proposer import DraftedText
 from pagedserve.engine.row_sampler import RowSampler
+from pagedserve.errors import RequestError
 from pagedserve.executor.protocol import Adapter
 from pagedserve.lora.request import LoRARequest
 from pagedserve.models.encoder_prompts import EncoderInput
@@ -36,7 +37,8 @@ class Sequence:
         index: Its place among those of its request; 0 for beams, whose places change.
         text: Its text as it comes; None where only the last text is wanted.  Text that was sent
             as a delta is forgotten.
-        logprobs: Of each new token; None where nobody asked.
+        logprobs: Of each new token, None for those that another engine made; None where nobody
+            asked.
         constant_row: What the sampler is told about every token, where that is always the same.
         beam: What a beam search knows of it.
         handle: The scheduler's.
@@ -53,7 +55,7 @@ class Sequence:
     request: "Request"
     index: int
     text: TextStream | None
-    logprobs: list[TokenLogprob] | None
+    logprobs: list[TokenLogprob | None] | None
     constant_row: RowSampling | None
     beam: Beam | None = None
     handle: int = -1
@@ -229,6 +231,18 @@ class RequestTable:
     def has_images(self) -> bool:
         """Whether some request's prompt has images."""
         return bool(self._with_images)
+
+    def check_new(self, request_id: object) -> None:
+        """Refuse an id that a request cannot have.
+
+        Raises:
+            RequestError: It is no string, or another request has it.
+        """
+        if not isinstance(request_id, str) or request_id in self._by_id:
+            raise RequestError(
+                f"request_id is {request_id!r}; it must be a string that no other unfinished "
+                "request has"
+            )
 
     def add(self, request: Request, group: int, handle: int) -> None:
         """Take up a request whose only sequence has this handle; its id is new."""

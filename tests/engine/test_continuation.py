@@ -1,0 +1,120 @@
+"""A request that goes on behind tokens of another engine says what that one would have said."""
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pagedserve import LLMEngine, RequestError, RequestOutput, SamplingParams
+from pagedserve.sampling_params import RequestOutputKind
+from pagedserve.structured_outputs import StructuredOutputsParams
+
+if TYPE_CHECKING:
+    from pagedserve import LLM
+
+PROMPT = "Write a short story about a fox:\n"
+LETTERS = StructuredOutputsParams(regex="([a-z]{1,8} ){30}")
+WAYS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0},
+    "drawn": {"temperature": 0.8, "seed": 7, "top_p": 0.95},
+    "penalties": {"temperature": 0.7, "seed": 3, "repetition_penalty": 1.3, "presence_penalty": 1},
+    "lengths": {"temperature": 0, "min_tokens": 30, "logprobs": 2},
+    "stop": {"temperature": 0.8, "seed": 11, "stop": ["zebra", "qqq"], "bad_words": ["fox"]},
+    "grammar": {"temperature": 0.8, "seed": 5, "structured_outputs": LETTERS},
+    # Characters of several tokens, which a cut may part.
+    "bytes": {"temperature": 0, "structured_outputs": StructuredOutputsParams(regex="(字🦊é){9}")},
+}
+
+
+def answer(
+    engine: LLMEngine, kind: RequestOutputKind, way: str, given: list[int]
+) -> list[RequestOutput]:
+    params = SamplingParams(max_tokens=48, output_kind=kind, **WAYS[way])
+    engine.add_request("a", PROMPT, params, output_token_ids=given)
+    outputs = []
+    while engine.has_unfinished_requests():
+        outputs += engine.step()
+    return outputs
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_follows_is_what_followed_there(smollm2: "LLM", way: str) -> None:
+    engine = smollm2.llm_engine
+    (whole,) = answer(engine, RequestOutputKind.FINAL_ONLY, way, [])
+    wanted = whole.outputs[0]
+    deltas = answer(engine, RequestOutputKind.DELTA, way, [])
+    for cut in (1, 2, 3, 5, 17, len(wanted.token_ids) - 1):
+        given = list(wanted.token_ids[:cut])
+        (found,) = answer(engine, RequestOutputKind.FINAL_ONLY, way, given)
+        assert list(found.outputs[0].token_ids) == list(wanted.token_ids)
+        assert found.outputs[0].text == wanted.text
+        assert found.outputs[0].finish_reason == wanted.finish_reason
+        said = [delta.outputs[0] for delta in deltas[:cut]]
+        said += [delta.outputs[0] for delta in answer(engine, RequestOutputKind.DELTA, way, given)]
+        assert [token for part in said for token in part.token_ids] == list(wanted.token_ids)
+        assert "".join(part.text for part in said) == wanted.text
+
+
+def test_log_probabilities_are_those_of_new_tokens(smollm2: "LLM") -> None:
+    engine = smollm2.llm_engine
+    (whole,) = answer(engine, RequestOutputKind.FINAL_ONLY, "lengths", [])
+    wanted = whole.outputs[0]
+    assert wanted.logprobs is not None
+    (found,) = answer(engine, RequestOutputKind.FINAL_ONLY, "lengths", list(wanted.token_ids[:9]))
+    logprobs: Any = found.outputs[0].logprobs
+    assert list(logprobs[:9]) == [None] * 9
+    for place in range(9, len(wanted.logprobs)):
+        token = wanted.token_ids[place]
+        assert abs(logprobs[place][token].logprob - wanted.logprobs[place][token].logprob) < 1e-4
+    known = zip(list(logprobs)[9:], wanted.token_ids[9:], strict=True)
+    total = sum(entry[token].logprob for entry, token in known)
+    assert found.outputs[0].cumulative_logprob == pytest.approx(total)
+    deltas = answer(engine, RequestOutputKind.DELTA, "lengths", list(wanted.token_ids[:9]))
+    for delta in deltas:
+        shown: Any = delta.outputs[0].logprobs
+        for entry, token in zip(shown, delta.outputs[0].token_ids, strict=True):
+            assert token in entry
+
+
+def test_a_prefix_that_is_cached_is_not_computed_again(formula: Any) -> None:
+    engine = formula.engine(enable_prefix_caching=True, block_size=4)
+    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    engine.add_request("a", {"prompt_token_ids": [1, 2, 3]}, params)
+    tokens = list(formula.finish(engine)["a"].outputs[0].token_ids)
+    engine.add_request("b", {"prompt_token_ids": [1, 2, 3]}, params, output_token_ids=tokens[:30])
+    found = formula.finish(engine)["b"]
+    assert list(found.outputs[0].token_ids) == tokens
+    assert found.num_cached_tokens == 32
+    formula.check_idle(engine)
+
+
+@pytest.mark.parametrize(
+    ("change", "given", "message"),
+    [
+        ({}, [1, -1], "token 1 of output_token_ids is -1; token ids must be from 0 to"),
+        ({}, [1, "a"], "token 1 of output_token_ids is 'a'"),
+        ({}, "ab", "output_token_ids"),
+        ({"n": 2}, [1], "output_token_ids continues one text"),
+        ({"best_of": 2}, [1], "output_token_ids continues one text"),
+        ({"prompt_logprobs": 1}, [1], "cannot be given with prompt_logprobs"),
+        ({"max_tokens": 3}, [1, 2, 3], "number 3 ends the text \\(length\\)"),
+        ({"stop_token_ids": [9]}, [8, 9, 8], "number 2 ends the text \\(stop\\)"),
+        ({}, [1] * 10_000, "the prompt with output_token_ids has 10003 tokens"),
+    ],
+)
+def test_what_cannot_go_on_is_refused(
+    formula: Any, change: dict[str, Any], given: Any, message: str
+) -> None:
+    engine = formula.engine()
+    prompt: Any = {"prompt_token_ids": [1, 2, 3]}
+    params = SamplingParams(**({"temperature": 0.5, "max_tokens": 20} | change))
+    with pytest.raises(RequestError, match=message):
+        engine.add_request("a", prompt, params, output_token_ids=given)
+    formula.check_idle(engine)
+
+
+def test_a_stop_string_among_them_is_refused(smollm2: "LLM") -> None:
+    engine = smollm2.llm_engine
+    given = smollm2.get_tokenizer()("once upon a time", add_special_tokens=False).input_ids
+    with pytest.raises(RequestError, match="has the stop string 'upon'"):
+        engine.add_request("a", PROMPT, SamplingParams(stop="upon"), output_token_ids=given)
+    assert not engine.has_unfinished_requests()
