@@ -14,7 +14,7 @@ unexport CONDA_PREFIX
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help build demo test test-all test-rust test-py test-py-all references soak grid sweep options lint \
+.PHONY: help build demo test test-all test-rust test-py test-py-all test-ray references soak grid sweep options lint \
 	fmt bench gpu-check compile-kernels tune-gpu wheel
 
 help: ## list the targets
@@ -37,7 +37,7 @@ demo: build ## answer a few prompts with a real small model
 
 test: test-rust test-py ## what every change must pass: every test but the slow ones
 
-test-all: test-rust test-py-all ## every test, and every example of those that try many
+test-all: test-rust test-ray test-py-all ## every test, and every example of those that try many
 
 test-rust: ## cargo test
 	cargo test --locked
@@ -47,10 +47,13 @@ test-rust: ## cargo test
 PYTEST := OMP_WAIT_POLICY=passive PAGEDSERVE_REQUIRE_MODEL=1 $(BIN)/pytest --numprocesses 2 --dist loadfile
 
 test-py: build ## pytest without the slow tests
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow and not ray"
 
 test-py-all: build
-	PAGEDSERVE_ALL_EXAMPLES=1 $(PYTEST)
+	PAGEDSERVE_ALL_EXAMPLES=1 $(PYTEST) -m "not ray"
+
+test-ray: build ## replicas on a Ray cluster of this machine, which takes all of it (some 3 minutes)
+	OMP_WAIT_POLICY=passive PAGEDSERVE_REQUIRE_MODEL=1 $(BIN)/pytest -m ray
 
 references: build ## ask transformers again what the tests compare with (tests/references)
 	$(BIN)/python -m tests.support.record

@@ -259,19 +259,14 @@ def tokenize_prompt(
 
 
 def checked_token_ids(value: object, name: str, vocab_size: int) -> list[int]:
-    """Token ids that came from outside, perhaps none.
-
-    Raises:
-        RequestError: Something else, or ids that the vocabulary does not have.
-    """
+    """Token ids from outside, perhaps none; a RequestError where the vocabulary lacks one."""
     token_ids = _integers(_token_list(value, name), name)
-    if token_ids:
-        _check_range(token_ids, name, vocab_size)
+    _check_range(token_ids, name, vocab_size)
     return token_ids
 
 
 def _check_range(token_ids: list[int], name: str, vocab_size: int) -> None:
-    if min(token_ids) < 0 or max(token_ids) >= vocab_size:
+    if min(token_ids, default=0) < 0 or max(token_ids, default=0) >= vocab_size:
         index = next(i for i, token_id in enumerate(token_ids) if not 0 <= token_id < vocab_size)
         raise RequestError(
             f"token {index} of {name} is {token_ids[index]}; token ids must be from 0 to "

@@ -54,10 +54,11 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "chat": set(),
     "llm": {"chat", "engine", "executor", "lora", "pooling"},
     "server": {"chat", "engine", "lora", "output", "pooling"},
+    "deploy": {"engine", "executor", "lora", "models"},
     "replay": set(),
     "bench": set(),
     # Two of the public names; of models, that a start says what it does.
-    "cli": {"bench", "engine", "models", "server", "LLM", "__version__"},
+    "cli": {"bench", "deploy", "engine", "models", "server", "LLM", "__version__"},
 }
 
 # The modules and packages that may name the Rust core.

@@ -147,14 +147,14 @@ def shared() -> Iterator[Served]:
 
 
 class Process:
-    """``pagedserve serve`` as a user starts it."""
+    """``pagedserve serve`` as a user starts it, or another command that serves."""
 
-    def __init__(self, log: Path, *options: str) -> None:
+    def __init__(self, log: Path, *options: str, command: str = "serve") -> None:
         program = "import sys; from pagedserve.cli import main; sys.exit(main())"
         self._log = log
         with log.open("w") as stderr:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", program, "serve", *options, "--port", "0"],
+                [sys.executable, "-c", program, command, *options, "--port", "0"],
                 stderr=stderr,
                 env=os.environ | {"OMP_WAIT_POLICY": "passive"},
             )

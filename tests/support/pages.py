@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Final
 
 from pagedserve.config import EngineArgs
+from pagedserve.deploy.options import DeployArgs
 from pagedserve.options import with_table
 from pagedserve.server.options import ServerArgs
 from pagedserve.speculative_config import SpeculativeConfig
@@ -14,6 +15,7 @@ PAGES: Final[dict[str, type]] = {
     "options.md": EngineArgs,
     "serving.md": ServerArgs,
     "speculation.md": SpeculativeConfig,
+    "deploy.md": DeployArgs,
 }
 
 

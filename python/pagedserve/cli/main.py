@@ -9,6 +9,7 @@ from pagedserve import __version__
 from pagedserve.bench.command import add_bench_parser
 from pagedserve.cli.chat import add_chat_parser
 from pagedserve.cli.complete import add_complete_parser
+from pagedserve.cli.deploy import add_deploy_parser
 from pagedserve.cli.errors import complain
 from pagedserve.cli.generate import add_generate_parser
 from pagedserve.cli.parser import Parser
@@ -58,6 +59,7 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     add_generate_parser(commands)
     add_serve_parser(commands)
+    add_deploy_parser(commands)
     add_chat_parser(commands)
     add_complete_parser(commands)
     add_bench_parser(commands)

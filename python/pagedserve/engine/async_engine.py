@@ -46,10 +46,9 @@ STALL_TIMEOUT: Final = 60.0
 
 
 class AsyncLLMEngine:
-    """An ``LLMEngine`` in a thread of its own; usable from any number of event loops.
+    """An ``LLMEngine`` in a thread of its own, for any event loops (``EngineClient``)."""
 
-    Keeps ``pagedserve.engine.client.EngineClient``.
-    """
+    closing_seconds = 2.0
 
     def __init__(
         self, make_engine: Callable[[], LLMEngine], *, stall_timeout: float = STALL_TIMEOUT

@@ -97,3 +97,31 @@ class EngineClient(Protocol):
 
     def snapshot(self) -> EngineSnapshot:
         """Counts and gauges of the engine as they stand."""
+
+
+class ServedEngine(EngineClient, Protocol):
+    """An engine that a server starts with and ends with.
+
+    Attributes:
+        closing_seconds: What ``shutdown`` may take.
+    """
+
+    closing_seconds: float
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether the engine is still being made."""
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Sequences that run at once."""
+
+    def wait_until_ready(self) -> None:
+        """Wait until requests are taken.
+
+        Raises:
+            BaseException: What kept the engine from being made.
+        """
+
+    def shutdown(self) -> None:
+        """Stop; streams that have not ended end with "abort"."""

@@ -2,8 +2,10 @@
 
 import time
 from bisect import bisect_left
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, zip_longest
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from pagedserve._core import CacheConfig, Scheduler, SchedulerOutputs
@@ -37,6 +39,11 @@ class Histogram:
         """Count a value."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
+
+    def add(self, other: Self) -> None:
+        """Count what another with these bounds has counted."""
+        self.counts = [mine + more for mine, more in zip(self.counts, other.counts, strict=True)]
+        self.total += other.total
 
 
 # Tokens of a step, as vLLM counts them.
@@ -116,6 +123,22 @@ class EngineStats:
         """Drafts that were right."""
         return sum(self.num_accepted_by_place)
 
+    @classmethod
+    def total(cls, several: Sequence["EngineStats"]) -> "EngineStats":
+        """The sums of several engines."""
+        total = cls()
+        for stats in several:
+            for name in cls.__slots__:
+                mine, other = getattr(total, name), getattr(stats, name)
+                if isinstance(other, Histogram):
+                    mine.add(other)
+                elif isinstance(other, list):
+                    pairs = zip_longest(mine, other, fillvalue=0)
+                    setattr(total, name, [one + more for one, more in pairs])
+                else:
+                    setattr(total, name, mine + other)
+        return total
+
 
 class LoraUsage(NamedTuple):
     """Which adapters unfinished requests have.
@@ -129,6 +152,17 @@ class LoraUsage(NamedTuple):
     max_loras: int
     running: tuple[str, ...]
     waiting: tuple[str, ...]
+
+    @classmethod
+    def total(cls, usages: Sequence["LoraUsage"]) -> "LoraUsage | None":
+        """Of several engines; None where none takes any."""
+        if not usages:
+            return None
+        running, waiting = (
+            tuple(dict.fromkeys(chain.from_iterable(names)))
+            for names in zip(*(usage[1:] for usage in usages), strict=True)
+        )
+        return cls(usages[0].max_loras, running, waiting)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +220,51 @@ class EngineSnapshot:
             num_cached_tokens=scheduler.num_cached_tokens,
             **more,
         )
+
+    @classmethod
+    def total(cls, snapshots: Sequence["EngineSnapshot"]) -> "EngineSnapshot":
+        """Several engines as one: sums, means of shares, the longest wait.
+
+        Args:
+            snapshots: Of engines that were made alike; none is an engine that has done nothing.
+        """
+        if not snapshots:
+            return _NOTHING
+        sums = {
+            name: sum(getattr(snapshot, name) for snapshot in snapshots)
+            for name in cls.__slots__
+            if name.startswith("num_")
+        }
+        usages = [snapshot.lora_usage for snapshot in snapshots]
+        return replace(
+            snapshots[0],
+            **sums,
+            gpu_cache_usage=fmean(snapshot.gpu_cache_usage for snapshot in snapshots),
+            cpu_cache_usage=fmean(snapshot.cpu_cache_usage for snapshot in snapshots),
+            seconds_without_progress=max(
+                snapshot.seconds_without_progress for snapshot in snapshots
+            ),
+            lora_usage=LoraUsage.total([usage for usage in usages if usage is not None]),
+            stats=EngineStats.total([snapshot.stats for snapshot in snapshots]),
+        )
+
+
+_NOTHING: Final = EngineSnapshot(
+    num_running=0,
+    num_waiting=0,
+    num_swapped=0,
+    gpu_cache_usage=0.0,
+    cpu_cache_usage=0.0,
+    num_preemptions=0,
+    num_recomputed_tokens=0,
+    num_looked_up_tokens=0,
+    num_cached_tokens=0,
+    seconds_without_progress=0.0,
+    cache_config={},
+    lora_usage=None,
+    has_drafts=False,
+    stats=EngineStats(),
+)
 
 
 class Throughput:

@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from socket import socket
 from types import FrameType
@@ -24,6 +24,7 @@ import uvicorn
 from pagedserve.chat import read_chat_template
 from pagedserve.config import EngineArgs
 from pagedserve.engine.async_engine import AsyncLLMEngine
+from pagedserve.engine.client import ServedEngine
 from pagedserve.engine.defaults import default_sampling_params, server_defaults
 from pagedserve.engine.llm_engine import LLMEngine
 from pagedserve.errors import ConfigError, extra_needed
@@ -47,8 +48,17 @@ _LOOK: Final = 0.05
 _CLOSING: Final = 2
 
 
-def serve(engine_args: EngineArgs, server_args: ServerArgs) -> int:
+def serve(
+    engine_args: EngineArgs,
+    server_args: ServerArgs,
+    start: Callable[[], ServedEngine] | None = None,
+) -> int:
     """Serve until a signal, or until the engine dies.
+
+    Args:
+        engine_args: Of the engine.
+        server_args: Of the server.
+        start: Begins to load the engine somewhere else than in this process.
 
     Returns:
         The exit status: 0 after a signal, 1 if the engine has died.
@@ -71,7 +81,12 @@ def serve(engine_args: EngineArgs, server_args: ServerArgs) -> int:
         default_params.set_result(default_sampling_params(engine_args))
         return LLMEngine(engine_args, choose=server_defaults)
 
-    client = AsyncLLMEngine(make_engine, stall_timeout=server_args.stall_timeout)
+    client: ServedEngine
+    if start is None:
+        client = AsyncLLMEngine(make_engine, stall_timeout=server_args.stall_timeout)
+    else:
+        client = start()
+        default_params.set_result(default_sampling_params(engine_args))
     names = server_args.served_model_name or (engine_args.model,)
     admission = Admission(
         client, server_args.max_num_queued_reqs, server_args.max_num_queued_tokens
@@ -93,7 +108,7 @@ def serve(engine_args: EngineArgs, server_args: ServerArgs) -> int:
     ending = threading.Thread(target=client.shutdown, daemon=True)
     if not (client.is_loading or server.force_exit):
         ending.start()
-        ending.join(_CLOSING)
+        ending.join(client.closing_seconds)
     if client.is_loading or server.force_exit or ending.is_alive():
         _leave()
     if server.failure is not None:
@@ -127,7 +142,7 @@ class Server(uvicorn.Server):
         failure: What kept the engine from being made.
     """
 
-    def __init__(self, context: Context, client: AsyncLLMEngine, listener: Listener) -> None:
+    def __init__(self, context: Context, client: ServedEngine, listener: Listener) -> None:
         """Prepare to serve."""
         tls = listener.tls
         super().__init__(

@@ -1,0 +1,40 @@
+"""``pagedserve deploy``."""
+
+import argparse
+import logging
+from typing import Any
+
+from pagedserve.cli.serve import add_model_parser, read_args
+from pagedserve.deploy.options import DeployArgs
+from pagedserve.errors import extra_needed
+from pagedserve.server.log import set_up_logging
+
+logger = logging.getLogger(__name__)
+
+
+def add_deploy_parser(commands: "argparse._SubParsersAction[Any]") -> None:
+    """Add ``deploy`` to a command line."""
+    parser = add_model_parser(
+        commands,
+        "deploy",
+        help="serve a model by several replicas on a Ray cluster",
+        description="Serve a model by several replicas on a Ray cluster, over HTTP as `serve`.",
+    )
+    DeployArgs.add_cli_args(parser)
+    parser.set_defaults(run=_deploy)
+
+
+def _deploy(options: argparse.Namespace) -> int:
+    deploy_args = DeployArgs.from_cli_args(options)
+    engine_args, server_args = read_args(options, DeployArgs)
+    set_up_logging(server_args.log_format)
+    logger.info("deploying %s", engine_args.model)
+    with extra_needed("pagedserve deploy", "engine,ray-serve"):
+        from pagedserve.deploy.application import deploy
+        from pagedserve.server.run import serve
+
+    return serve(
+        engine_args,
+        server_args,
+        lambda: deploy(engine_args, deploy_args, stall_timeout=server_args.stall_timeout),
+    )

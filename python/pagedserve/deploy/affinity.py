@@ -1,0 +1,110 @@
+"""Which replica has the beginning of a prompt in its prefix cache, as far as was sent there.
+
+Invariants:
+
+1. What a replica was sent is kept as the hashes of its blocks, each of which stands for all before
+   it too, as in the core's prefix cache.
+2. Of equal prefixes the less busy replica comes first, and affinity yields to load: a share of the
+   prompt is worth as much as the same share of load above the mean.
+
+Costs: a look in a dictionary for each block of a prompt and each replica; no call to anybody.
+"""
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from pagedserve.inputs import Prompt
+
+# Tokens, or characters where a prompt is text, of a block.
+_BLOCK_TOKENS: Final = 16
+_BLOCK_CHARS: Final = 64
+# Differences of load are seen against a mean of at least that.
+_FEW_REQUESTS: Final = 4.0
+
+
+def prefix_keys(prompt: Prompt, adapter: str | None = None) -> tuple[int, ...]:
+    """A hash of each beginning of a prompt, in steps of a block; within this process alone.
+
+    Args:
+        prompt: Text or token ids; of a mapping those that it has.
+        adapter: What it is answered with: other adapters share nothing.
+    """
+    salt: object = None
+    content: object = prompt
+    if isinstance(prompt, Mapping):
+        salt = prompt.get("cache_salt")
+        content = prompt.get("prompt_token_ids") or prompt.get("prompt") or ()
+    if not isinstance(content, Sequence):
+        return ()
+    size = _BLOCK_CHARS if isinstance(content, str) else _BLOCK_TOKENS
+    state, keys = hash((salt, adapter)), []
+    for end in range(size, len(content) + 1, size):
+        block = content[end - size : end]
+        state = hash((state, block if isinstance(block, str) else tuple(block)))
+        keys.append(state)
+    return tuple(keys)
+
+
+class PrefixAffinity:
+    """What replicas were sent, and how many requests each is at work on."""
+
+    def __init__(self, *, load_weight: float = 1.0, max_keys: int = 1_000_000) -> None:
+        """Begin with nothing.
+
+        Args:
+            load_weight: What a load that is the mean above another's weighs against a prompt that
+                is known whole.
+            max_keys: Beginnings of prompts that are remembered, those used last.
+        """
+        self._load_weight = load_weight
+        self._max_keys = max_keys
+        self._sent: OrderedDict[tuple[str, int], None] = OrderedDict()
+        self._loads: dict[str, int] = {}
+        self._num_new: dict[str, int] = {}
+
+    def ranked(self, keys: Sequence[int], replicas: Sequence[str]) -> list[str]:
+        """The replicas, the best for a prompt first.
+
+        Among those that know nothing of it the least busy is best, then the one that was given the
+        fewest new prompts: requests of one moment see the same loads.
+        """
+        loads = {replica: self._loads.get(replica, 0) for replica in replicas}
+        mean = max(_FEW_REQUESTS, sum(loads.values()) / max(1, len(loads)))
+
+        def place(replica: str) -> tuple[float, int, int]:
+            share = self._num_known(keys, replica) / len(keys) if keys else 0.0
+            cost = self._load_weight * (loads[replica] / mean) - share
+            return cost, loads[replica], self._num_new.get(replica, 0)
+
+        return sorted(replicas, key=place)
+
+    def begin(self, keys: Sequence[int], replica: str) -> None:
+        """A replica was sent a prompt."""
+        self._loads[replica] = self._loads.get(replica, 0) + 1
+        if not self._num_known(keys, replica):
+            self._num_new[replica] = self._num_new.get(replica, 0) + 1
+        for key in keys:
+            self._sent[replica, key] = None
+            self._sent.move_to_end((replica, key))
+        while len(self._sent) > self._max_keys:
+            self._sent.popitem(last=False)
+
+    def end(self, replica: str) -> None:
+        """A request of a replica has ended."""
+        self._loads[replica] = max(0, self._loads.get(replica, 0) - 1)
+
+    def keep(self, replicas: Sequence[str]) -> None:
+        """Forget all but these."""
+        gone = {*self._loads, *self._num_new} - {*replicas}
+        for replica in gone:
+            self._loads.pop(replica, None)
+            self._num_new.pop(replica, None)
+        if gone:
+            self._sent = OrderedDict((key, None) for key in self._sent if key[0] not in gone)
+
+    def _num_known(self, keys: Sequence[int], replica: str) -> int:
+        for number, key in enumerate(keys):
+            if (replica, key) not in self._sent:
+                return number
+        return len(keys)

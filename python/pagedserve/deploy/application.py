@@ -1,0 +1,113 @@
+"""The Serve application: what is deployed, and how it begins and ends."""
+
+import logging
+import os
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from pagedserve.config import EngineArgs
+from pagedserve.deploy.options import DeployArgs
+from pagedserve.errors import ModelLoadError, extra_needed
+from pagedserve.models.tokenizer import load_tokenizer
+
+with extra_needed("pagedserve.deploy", "ray-serve"):
+    # Else Ray writes a trace of the stack at every SIGTERM.
+    os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
+    import ray
+    from ray import serve
+    from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+
+from pagedserve.deploy.client import Deployed, ReplicatedEngine
+from pagedserve.deploy.replica import Replica
+from pagedserve.deploy.router import PrefixRouter
+
+if TYPE_CHECKING:
+    from ray.serve.deployment import Application
+
+logger = logging.getLogger(__name__)
+
+# Seconds between two questions to a replica whether it gets on.
+_HEALTH_PERIOD = 2.0
+# Of a replica, where nobody says.
+_MAX_NUM_SEQS = 256
+
+
+def replicas(
+    engine_args: EngineArgs, deploy_args: DeployArgs, *, stall_timeout: float = 60.0
+) -> "Application":
+    """Replicas of an engine, as an application that ``serve.run`` takes.
+
+    Args:
+        engine_args: Of each.
+        deploy_args: How many, and what each has.
+        stall_timeout: Seconds without the end of a step after which a replica is replaced.
+    """
+    router: Any = f"{PrefixRouter.__module__}.{PrefixRouter.__qualname__}"
+    deployment: Any = serve.deployment(
+        # What waits in a replica can go nowhere else; what waits here can, once there are more.
+        max_ongoing_requests=2 * (engine_args.max_num_seqs or _MAX_NUM_SEQS),
+        ray_actor_options={
+            "num_cpus": deploy_args.replica_num_cpus,
+            "num_gpus": deploy_args.replica_num_gpus,
+        },
+        request_router_config=RequestRouterConfig(request_router_class=router),
+        autoscaling_config=AutoscalingConfig(
+            min_replicas=deploy_args.min_replicas,
+            initial_replicas=deploy_args.min_replicas,
+            max_replicas=deploy_args.most,
+            target_ongoing_requests=deploy_args.target_ongoing_requests,
+            upscale_delay_s=deploy_args.upscale_delay_s,
+            downscale_delay_s=deploy_args.downscale_delay_s,
+        ),
+        health_check_period_s=_HEALTH_PERIOD,
+    )
+    application: Application = deployment(Replica).bind(engine_args, stall_timeout)
+    return application
+
+
+def deploy(
+    engine_args: EngineArgs, deploy_args: DeployArgs, *, stall_timeout: float = 60.0
+) -> ReplicatedEngine:
+    """Start replicas on a Ray cluster, of this machine where none is named.
+
+    Returns:
+        The engine that they are; it is loading.
+    """
+    return ReplicatedEngine(
+        partial(_start, engine_args, deploy_args, stall_timeout),
+        partial(_end, deploy_args.app_name, owns_cluster=deploy_args.ray_address is None),
+    )
+
+
+def _start(engine_args: EngineArgs, deploy_args: DeployArgs, stall_timeout: float) -> Deployed:
+    tokenizer = load_tokenizer(engine_args)  # a model that is not there is refused at once
+    ray.init(
+        address=deploy_args.ray_address,
+        include_dashboard=None if deploy_args.ray_address else False,
+        log_to_driver=False,
+        logging_level=logging.WARNING,
+    )
+    logger.info("Ray is there: %s", _resources())
+    serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
+    application = replicas(engine_args, deploy_args, stall_timeout=stall_timeout)
+    try:
+        handle = serve.run(application, name=deploy_args.app_name, route_prefix=None)
+    except RuntimeError as error:
+        raise ModelLoadError(f"the replicas could not be deployed: {error}") from error
+    facts = handle.facts.remote().result()
+    return Deployed(handle, tokenizer, facts, deploy_args.most)
+
+
+def _resources() -> str:
+    found: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    return f"{found.get('CPU', 0):.0f} CPUs, {found.get('GPU', 0):.0f} GPUs"
+
+
+def _end(app_name: str, *, owns_cluster: bool) -> None:
+    if not ray.is_initialized():
+        return
+    if owns_cluster:
+        serve.shutdown()  # type: ignore[no-untyped-call]
+    else:
+        serve.delete(app_name)
+    ray.shutdown()
