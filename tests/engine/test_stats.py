@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from pagedserve import SamplingParams
-from pagedserve.engine.stats import StatsLine
+from pagedserve.engine.stats import EngineSnapshot, StatsLine
 from pagedserve.inputs import TokensPrompt
 
 
@@ -62,3 +62,24 @@ def test_the_line_of_statistics_has_the_figures(formula: Any) -> None:
     engine.stats_line(rates)
     assert "running 0, waiting 0, swapped 0" in engine.stats_line(rates)
     assert "prompt 0.0, generation 0.0 tokens/s" in engine.stats_line(rates)
+
+
+def test_several_engines_are_counted_as_one(formula: Any) -> None:
+    engines = [formula.engine(), formula.engine()]
+    for number, engine in enumerate(engines):
+        for name in range(number + 2):
+            engine.add_request(str(name), prompt(4), greedy(3 + number))
+        engine.step()
+    first, second = (engine.snapshot() for engine in engines)
+    both = EngineSnapshot.total([first, second])
+    assert (both.num_running, both.num_waiting) == (5, 0)
+    assert both.gpu_cache_usage == (first.gpu_cache_usage + second.gpu_cache_usage) / 2
+    assert both.stats.num_prompt_tokens == 5 * 4
+    assert both.stats.step_tokens.total == 5 * 4
+    assert sum(both.stats.step_tokens.counts) == 2
+    left = EngineSnapshot.total([second], [first])
+    assert (left.num_running, left.gpu_cache_usage) == (3, second.gpu_cache_usage)
+    assert left.stats == both.stats
+    nothing = EngineSnapshot.total([])
+    assert (nothing.num_running, nothing.stats.num_steps) == (0, 0)
+    assert first.stats.num_steps == second.stats.num_steps == 1, "they are as they were"

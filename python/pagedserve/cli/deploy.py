@@ -30,9 +30,13 @@ def _deploy(options: argparse.Namespace) -> int:
     set_up_logging(server_args.log_format)
     logger.info("deploying %s", engine_args.model)
     with extra_needed("pagedserve deploy", "engine,ray-serve"):
-        from pagedserve.deploy.application import deploy
+        from pagedserve.deploy.application import deploy, update
         from pagedserve.server.run import serve
 
+    if deploy_args.update:
+        update(engine_args, deploy_args, stall_timeout=server_args.stall_timeout)
+        logger.info("the replicas of %s are exchanged", deploy_args.app_name)
+        return 0
     return serve(
         engine_args,
         server_args,

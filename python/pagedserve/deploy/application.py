@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pagedserve.config import EngineArgs
 from pagedserve.deploy.options import DeployArgs
-from pagedserve.errors import ModelLoadError, extra_needed
+from pagedserve.errors import ConfigError, ModelLoadError, extra_needed
 from pagedserve.models.tokenizer import load_tokenizer
 
 with extra_needed("pagedserve.deploy", "ray-serve"):
@@ -23,6 +23,7 @@ from pagedserve.deploy.router import PrefixRouter
 
 if TYPE_CHECKING:
     from ray.serve.deployment import Application
+    from ray.serve.handle import DeploymentHandle
 
 logger = logging.getLogger(__name__)
 
@@ -79,23 +80,71 @@ def deploy(
     )
 
 
+def update(
+    engine_args: EngineArgs, deploy_args: DeployArgs, *, stall_timeout: float = 60.0
+) -> None:
+    """Exchange the replicas of an application that runs, one after the other.
+
+    Streams of a replica that is ended go on behind their tokens on another.
+
+    Raises:
+        ConfigError: No such application runs.
+        ModelLoadError: The new ones do not start; old ones are left.
+    """
+    load_tokenizer(engine_args)
+    _connect(deploy_args.ray_address or "auto")
+    running = list(serve.status().applications)
+    if deploy_args.app_name not in running:
+        raise ConfigError(f"app_name is {deploy_args.app_name!r}; what runs there is {running}")
+    _run(engine_args, deploy_args, stall_timeout)
+    ray.shutdown()
+
+
 def _start(engine_args: EngineArgs, deploy_args: DeployArgs, stall_timeout: float) -> Deployed:
     tokenizer = load_tokenizer(engine_args)  # a model that is not there is refused at once
-    ray.init(
-        address=deploy_args.ray_address,
-        include_dashboard=None if deploy_args.ray_address else False,
-        log_to_driver=False,
-        logging_level=logging.WARNING,
-    )
+    _connect(deploy_args.ray_address)
     logger.info("Ray is there: %s", _resources())
     serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
-    application = replicas(engine_args, deploy_args, stall_timeout=stall_timeout)
-    try:
-        handle = serve.run(application, name=deploy_args.app_name, route_prefix=None)
-    except RuntimeError as error:
-        raise ModelLoadError(f"the replicas could not be deployed: {error}") from error
+    handle = _run(engine_args, deploy_args, stall_timeout)
     facts = handle.facts.remote().result()
     return Deployed(handle, tokenizer, facts, deploy_args.most)
+
+
+def _connect(address: str | None) -> None:
+    """Join a cluster, or start one here.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    try:
+        ray.init(
+            address=address,
+            include_dashboard=None if address else False,
+            log_to_driver=False,
+            logging_level=logging.WARNING,
+        )
+    except ConnectionError as error:
+        raise ConfigError(f"ray_address is {address!r}, where no cluster answers") from error
+
+
+def _run(
+    engine_args: EngineArgs, deploy_args: DeployArgs, stall_timeout: float
+) -> "DeploymentHandle[Replica]":
+    """Have the replicas run; returns when they do."""
+    application = replicas(engine_args, deploy_args, stall_timeout=stall_timeout)
+    try:
+        return serve.run(application, name=deploy_args.app_name, route_prefix=None)
+    except RuntimeError as error:
+        why = _reason(deploy_args.app_name) or str(error)
+        raise ModelLoadError(f"the replicas could not be deployed: {why}") from error
+
+
+def _reason(app_name: str) -> str:
+    """What the last replica that did not start has raised; "" where nobody knows."""
+    found = serve.status().applications.get(app_name)
+    messages = [status.message for status in found.deployments.values()] if found else []
+    lines = [line for message in messages for line in message.splitlines() if "Error: " in line]
+    return lines[-1].strip() if lines else ""
 
 
 def _resources() -> str:

@@ -41,6 +41,8 @@ _MAX_DEATHS: Final = 3
 _LOOK: Final = 1.0
 # Seconds for an answer to anything but a request, and for the end of all.
 _PATIENCE: Final = 60.0
+# Seconds for one that says that a replica is there.
+_HEALTH_PATIENCE: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,9 @@ class ReplicatedEngine:
         self._is_ready = threading.Event()
         self._is_stopped = False
         self._streams: dict[str, _Stream] = {}
-        self._states: list[ReplicaState] = []
+        self._states: dict[int, ReplicaState] = {}
+        # What those that are gone had done: sums of all do not fall.
+        self._gone: list[EngineSnapshot] = []
         self._watch: asyncio.Task[None] | None = None
         self._is_over = threading.Event()
         threading.Thread(target=self._run, args=(deploy,), daemon=True).start()
@@ -238,8 +242,15 @@ class ReplicatedEngine:
         Raises:
             EngineDeadError: None does.
         """
-        if not await self._look():
-            raise EngineDeadError("no replica answers")
+        for _ in range(_MAX_DEATHS):
+            try:
+                await asyncio.wait_for(self._here.handle.state.remote(), _HEALTH_PATIENCE)
+            except (RayActorError, RayServeException):
+                continue
+            except TimeoutError:
+                break
+            return
+        raise EngineDeadError("no replica answers")
 
     async def add_lora(self, lora_request: LoRARequest) -> bool:
         """Have every replica read an adapter; True."""
@@ -267,7 +278,8 @@ class ReplicatedEngine:
         if self._watch is None:
             with suppress(RuntimeError):  # outside the event loop
                 self._watch = asyncio.get_running_loop().create_task(self._keep_looking())
-        return EngineSnapshot.total([state.snapshot for state in self._states])
+        alive = [state.snapshot for state in self._states.values()]
+        return EngineSnapshot.total(alive, self._gone)
 
     def shutdown(self) -> None:
         """End the replicas; streams that have not ended get a last output."""
@@ -292,26 +304,25 @@ class ReplicatedEngine:
                 raise error.cause from None
             raise
 
-    async def _look(self) -> list[ReplicaState]:
-        try:
-            self._states = await self._ask_all("state")
-        except (RayError, RayServeException, TimeoutError):  # one of them has just died
-            return []
-        return self._states
-
     async def _keep_looking(self) -> None:
         while True:
-            await self._look()
+            with suppress(RayError, RayServeException, TimeoutError):  # one has just died
+                found: list[ReplicaState] = await self._ask_all("state")
+                states = {state.pid: state for state in found}
+                gone = self._states.keys() - states.keys()
+                self._gone += [self._states[pid].snapshot for pid in gone]
+                self._states = states
             await asyncio.sleep(_LOOK)
 
 
 def _after(request: ReplicaRequest, output: RequestOutput) -> ReplicaRequest:
     """What is to be asked of another replica once an output has come."""
     params = request.params
-    if not _is_continued(params) or not output.outputs:
+    if not (_is_continued(params) and isinstance(params, SamplingParams) and output.outputs):
         return request
-    tokens = (*request.output_token_ids, *output.outputs[0].token_ids)
-    return replace(request, output_token_ids=tokens)
+    is_delta = params.output_kind is RequestOutputKind.DELTA
+    before = request.output_token_ids if is_delta else ()
+    return replace(request, output_token_ids=(*before, *output.outputs[0].token_ids))
 
 
 def _check_end(output: RequestOutput, stream: _Stream) -> None:
@@ -329,7 +340,7 @@ def _is_continued(params: SamplingParams | PoolingParams | None) -> bool:
     """Whether what has come is known, and another replica may go on behind it."""
     return (
         isinstance(params, SamplingParams)
-        and params.output_kind is RequestOutputKind.DELTA
+        and params.output_kind is not RequestOutputKind.FINAL_ONLY
         and params.max_num_running_seqs == 1
         and params.prompt_logprobs is None
     )

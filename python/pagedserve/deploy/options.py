@@ -47,6 +47,12 @@ class DeployArgs:
         unset="none",
     )
     app_name: str = option("pagedserve", checks.text, "Name of the application in the cluster.")
+    update: bool = option(
+        False,
+        checks.flag,
+        "Exchange the replicas of the application that runs for these, one after the other, and "
+        "end; the server that runs goes on.",
+    )
 
     def __post_init__(self) -> None:
         check_options(self)

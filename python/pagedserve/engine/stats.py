@@ -134,7 +134,7 @@ class EngineStats:
                     mine.add(other)
                 elif isinstance(other, list):
                     pairs = zip_longest(mine, other, fillvalue=0)
-                    setattr(total, name, [one + more for one, more in pairs])
+                    setattr(total, name, [number + more for number, more in pairs])
                 else:
                     setattr(total, name, mine + other)
         return total
@@ -222,16 +222,19 @@ class EngineSnapshot:
         )
 
     @classmethod
-    def total(cls, snapshots: Sequence["EngineSnapshot"]) -> "EngineSnapshot":
+    def total(
+        cls, snapshots: Sequence["EngineSnapshot"], gone: Sequence["EngineSnapshot"] = ()
+    ) -> "EngineSnapshot":
         """Several engines as one: sums, means of shares, the longest wait.
 
         Args:
-            snapshots: Of engines that were made alike; none is an engine that has done nothing.
+            snapshots: Of engines that were made alike; none is one that does nothing.
+            gone: The last ones of engines that are no more, of which sums are left.
         """
-        if not snapshots:
-            return _NOTHING
+        snapshots = snapshots or [_NOTHING]
+        gone = [replace(last, num_running=0, num_waiting=0, num_swapped=0) for last in gone]
         sums = {
-            name: sum(getattr(snapshot, name) for snapshot in snapshots)
+            name: sum(getattr(snapshot, name) for snapshot in (*snapshots, *gone))
             for name in cls.__slots__
             if name.startswith("num_")
         }
@@ -245,7 +248,7 @@ class EngineSnapshot:
                 snapshot.seconds_without_progress for snapshot in snapshots
             ),
             lora_usage=LoraUsage.total([usage for usage in usages if usage is not None]),
-            stats=EngineStats.total([snapshot.stats for snapshot in snapshots]),
+            stats=EngineStats.total([snapshot.stats for snapshot in (*snapshots, *gone)]),
         )
 
 
