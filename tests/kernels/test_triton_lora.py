@@ -170,9 +170,11 @@ WIDE = Case(
 def test_a_split_depth_gives_the_same_every_time(device: torch.device) -> None:
     first = launch(WIDE, device)
     assert all(launch(WIDE, device).equal(first) for _ in range(3))
-    # A row's sums do not depend on where in a tile it lies.
+    # A row's sums do not depend on where in a tile it lies, but for their rounding: fewer rows are
+    # summed in more parts.
     few = launch(WIDE, device, slice(16, 40))
-    torch.testing.assert_close(few, first[16:40], rtol=1e-5, atol=1e-5)
+    atol = 4e-6 * float(first.abs().max())
+    torch.testing.assert_close(few, first[16:40], rtol=0, atol=atol)
 
 
 def test_the_depth_is_split_where_rows_are_few(
