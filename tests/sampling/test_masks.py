@@ -37,6 +37,17 @@ def test_the_largest_of_those_that_may_come(vocab_size: int, share: float, seed:
             assert found == hidden[row].argmax()
 
 
+def test_the_largest_of_some_rows() -> None:
+    logits = torch.randn(6, 300, generator=torch.Generator().manual_seed(0))
+    allowed = np.random.default_rng(0).random((3, 300)) < 0.1
+    rows = [4, 0, 5]
+    assert argmax(logits, rows=rows)[1].tolist() == logits[rows].argmax(dim=1).tolist()
+    hidden = logits[rows].where(torch.from_numpy(allowed), -torch.inf)
+    values, ids = argmax(logits, torch.from_numpy(packed(allowed)), rows)
+    assert values.tolist() == hidden.amax(dim=1).tolist()
+    assert ids.tolist() == hidden.argmax(dim=1).tolist()
+
+
 @pytest.mark.parametrize(
     "row",
     [

@@ -134,6 +134,7 @@ def top_k(
     num: int,
     ids: NDArray[np.int64],  # [rows * num], written
     values: NDArray[np.float32],  # [rows * num], written
+    rows: Sequence[int] | None = None,  # of the logits
     masks: NDArray[np.int32] | None = None,  # [rows * ceil(vocab_size / 32)], bits of tokens
     num_threads: int = 1,
     instructions: _InstructionSet | None = None,

@@ -39,9 +39,10 @@ class LogitsEdits:
     processors: tuple[LogitsProcessor, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# Not frozen: rows with a grammar are made anew each step, which would cost three times that.
+@dataclass(slots=True, kw_only=True)
 class RowSampling:
-    """How to sample one row.
+    """How to sample one row; nobody changes it.
 
     Attributes:
         temperature: 0 is greedy.
@@ -99,8 +100,8 @@ class RowSampling:
         return self.tried_grammar is None
 
     def again(self) -> "RowSampling":
-        """The row for a token in place of one that its grammar refused."""
-        return self if self.is_greedy else replace(self, uniforms=(self.second_uniform,))
+        """The row for a second draw, in place of a token that its grammar refused."""
+        return replace(self, uniforms=(self.second_uniform,))
 
     @property
     def is_drawn_as_is(self) -> bool:

@@ -196,43 +196,72 @@ class _Collector:
         faults = {i: state.fault for i, state in zip(index, grammars, strict=True)}
         self.errors.update({int(i): fault for i, fault in faults.items() if fault is not None})
         is_alive = np.array([state.fault is None for state in grammars])
+        is_greedy = np.array([self._rows[i].is_greedy for i in index])
         has_few = np.count_nonzero(masks, axis=1) <= _FEW_WORDS
-        if (few := is_alive & has_few).any():
-            self._sample_few(index[few], logits, masks[few])
-        if (many := is_alive & ~has_few).any():
-            rows = [self._rows[i].again() for i in index[many]]
-            packed = to_device(torch.from_numpy(masks[many]), self._cuda)
-            self._sample(index[many], _rows(logits, index[many], self._cuda), rows, masks=packed)
+        if (greedy := is_alive & is_greedy).any():
+            self._take_likeliest(index[greedy], logits, masks[greedy])
+        if (few := is_alive & ~is_greedy & has_few).any():
+            self._draw_of_few(index[few], logits, masks[few])
+        if (many := is_alive & ~is_greedy & ~has_few).any():
+            self._draw_of_many(index[many], logits, masks[many])
 
-    def _sample_few(
+    def _take_likeliest(
         self, index: NDArray[np.int64], logits: Tensor, masks: NDArray[np.int32]
     ) -> None:
-        """Sample the rows `index` of the logits from the few tokens of their masks."""
-        rows = [self._rows[i].again() for i in index]
+        """Take the largest of the logits that masks let come, for the rows `index`."""
+        packed = to_device(torch.from_numpy(masks), self._cuda)
+        peaks, ids = argmax(logits, packed, index.tolist())
+        self._note_unusable(index, peaks)
+        self.put(index, ids.cpu().numpy())
+
+    def _draw_of_few(
+        self, index: NDArray[np.int64], logits: Tensor, masks: NDArray[np.int32]
+    ) -> None:
+        """Draw for the rows `index` from the few tokens of their masks."""
         tokens, is_there = tokens_of(masks)
         columns, may_come, places = (
             to_device(torch.from_numpy(array), self._cuda)
             for array in (tokens, is_there, index[:, None])
         )
         narrow = logits[places, columns].where(may_come, -torch.inf)
-        self._sample(index, narrow, rows, names=tokens)
+        drawn = self._draw_again(index, narrow, narrow.amax(dim=1))
+        column = drawn.clip(max=tokens.shape[1] - 1)  # beyond the last is one that failed
+        self.put(index, tokens[np.arange(len(index)), column])
 
-    def _sample(
+    def _draw_of_many(
+        self, index: NDArray[np.int64], logits: Tensor, masks: NDArray[np.int32]
+    ) -> None:
+        """Draw for the rows `index` from the tokens of their masks."""
+        packed = to_device(torch.from_numpy(masks), self._cuda)
+        wanted = _rows(logits, index, self._cuda)
+        peaks, _ = argmax(wanted, packed)
+        self.put(index, self._draw_again(index, wanted, peaks, packed))
+
+    def _draw_again(
         self,
         index: NDArray[np.int64],
         logits: Tensor,
-        rows: Sequence[RowSampling],
-        *,
+        peaks: Tensor,
         masks: Tensor | None = None,
-        names: NDArray[np.int64] | None = None,
-    ) -> None:
-        """Sample the rows `index`, but those that failed, from what their masks let come.
+    ) -> NDArray[np.int32]:
+        """Draw again for the rows `index`; what it gives for those that fail means nothing."""
+        self._note_unusable(index, peaks)
+        rows = [self._rows[i].again() for i in index]
+        everything = np.arange(len(rows))
+        drawn = _draw(logits, rows, everything, peaks, masks, cuda=self._cuda)
+        return drawn.cpu().numpy()
 
-        Columns of the logits are tokens, or stand for those of ``names``, ``[N, K]``.
-        """
-        peaks, ids = argmax(logits, masks)
+    def _note_unusable(self, index: NDArray[np.int64], peaks: Tensor) -> None:
+        """Say of rows with such largest logits that they cannot be sampled."""
         for n, why in _unusable(peaks.cpu().numpy(), "the edited logits").items():
             self.errors.setdefault(int(index[n]), why)
+
+    def _sample(
+        self, index: NDArray[np.int64], logits: Tensor, rows: Sequence[RowSampling]
+    ) -> None:
+        """Sample the rows `index`, but those that failed."""
+        peaks, ids = argmax(logits)
+        self._note_unusable(index, peaks)
         usable = [(n, row) for n, row in enumerate(rows) if index[n] not in self.errors]
         searched = np.array([n for n, row in usable if row.num_candidates], dtype=np.int64)
         drawn = np.array([n for n, row in usable if row.num_draws], dtype=np.int64)
@@ -241,11 +270,10 @@ class _Collector:
         if searched.size:
             self.search(index[searched], _rows(logits, searched, self._cuda))
         if greedy.size:
-            tokens = _copy(ids, greedy, self._cuda).cpu().numpy()
-            self.put(index[greedy], tokens if names is None else names[greedy, tokens])
+            self.put(index[greedy], _copy(ids, greedy, self._cuda).cpu().numpy())
         if random.size:
-            tokens = _draw(logits, rows, random, peaks, masks, cuda=self._cuda).cpu().numpy()
-            self.put(index[random], tokens if names is None else names[random, tokens])
+            tokens = _draw(logits, rows, random, peaks, cuda=self._cuda)
+            self.put(index[random], tokens.cpu().numpy())
 
     def search(self, index: NDArray[np.int64], logits: Tensor) -> None:
         """Find the candidates of the rows `index`, one chunk."""
@@ -254,7 +282,9 @@ class _Collector:
 
     def put(self, index: NDArray[np.int64], tokens: NDArray[np.integer]) -> None:
         """Set all draws of the rows, which are in ascending order."""
-        self._tokens[np.isin(self._row_of_draw, index)] = tokens
+        is_one_each = len(tokens) == len(index)
+        places = self._draw_start[index] if is_one_each else np.isin(self._row_of_draw, index)
+        self._tokens[places] = tokens
 
     def finish(self, logits: Tensor) -> SampledRows:
         """Look up what is reported."""

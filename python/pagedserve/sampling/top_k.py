@@ -7,6 +7,8 @@ Costs: on the CPU one read of the logits, in Rust: 0.3 ms for 64 rows of 49,152 
 operations, and a kernel where masks say what may come.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -18,22 +20,27 @@ _MAX_RUST_K = 64
 _FEW_LOGITS = 65536
 
 
-def argmax(logits: Tensor, masks: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def argmax(
+    logits: Tensor, masks: Tensor | None = None, rows: Sequence[int] | None = None
+) -> tuple[Tensor, Tensor]:
     """The largest logit of each row and its int64 id, ``[N]`` each; otherwise as `top_k`.
 
     Args:
-        logits: float32 ``[N, V]``.
+        logits: float32 ``[N, V]``, or more rows than those that are looked at.
         masks: int32 ``[N, ceil(V / 32)]``: only tokens whose bit is 1 are looked at
             (`compute_masks`); where there is none the logit is minus infinity.
+        rows: N places of rows in the logits; None for all.
     """
     if logits.device.type != "cpu":
+        if rows is not None:
+            logits = logits[list(rows)]
         if masks is not None:
             from pagedserve.kernels.masks import masked_argmax  # triton is there with a GPU alone
 
             return masked_argmax(logits, masks)
         largest, ids = logits.max(dim=-1)
         return largest, ids
-    values, ids = _in_rust(logits.contiguous(), 1, masks)
+    values, ids = _in_rust(logits.contiguous(), 1, masks, rows)
     return values[:, 0], ids[:, 0]
 
 
@@ -49,22 +56,27 @@ def top_k(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
         and nothing else means anything.
     """
     if logits.device.type == "cpu" and logits.is_contiguous() and 0 < k <= _MAX_RUST_K:
-        return _in_rust(logits, k, None)
+        return _in_rust(logits, k)
     return _by_topk(logits, k)
 
 
-def _in_rust(logits: Tensor, k: int, masks: Tensor | None) -> tuple[Tensor, Tensor]:
+def _in_rust(
+    logits: Tensor, k: int, masks: Tensor | None = None, rows: Sequence[int] | None = None
+) -> tuple[Tensor, Tensor]:
     """The kernel sorts by insertion, so this is for small k."""
-    ids = torch.empty(logits.shape[0], k, dtype=torch.int64)
-    values = torch.empty(logits.shape[0], k)
+    num_rows, vocab_size = logits.shape[0] if rows is None else len(rows), logits.shape[1]
+    ids = torch.empty(num_rows, k, dtype=torch.int64)
+    values = torch.empty(num_rows, k)
+    num_read = num_rows * vocab_size if masks is None else 32 * int(masks.count_nonzero())
     cpu.top_k(
         logits=logits.data_ptr(),
-        vocab_size=logits.shape[1],
+        vocab_size=vocab_size,
         num=k,
         ids=ids.view(-1).numpy(),
         values=values.view(-1).numpy(),
+        rows=rows,
         masks=None if masks is None else masks.view(-1).numpy(),
-        num_threads=1 if logits.numel() < _FEW_LOGITS else torch.get_num_threads(),
+        num_threads=1 if num_read < _FEW_LOGITS else torch.get_num_threads(),
     )
     return values, ids
 

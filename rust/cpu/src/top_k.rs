@@ -21,19 +21,21 @@ const STRETCH: usize = 8 * PANEL;
 /// A row that holds NaN has NaN for its first value; its ids, and its other values, mean nothing.
 ///
 /// # Arguments
-/// `logits` is `[rows, vocab_size]`, rows side by side; `ids` and `values` are `[rows, num]`.  Of
-/// `masks`, `[rows, ceil(vocab_size / 32)]`, token `t` is bit `t % 32` of entry `t / 32` of its row:
-/// only those with a 1 are looked at, and where there are too few the values are minus infinity.
+/// `logits` is `[.., vocab_size]`, rows side by side, of which `rows` are looked at, or the first ones
+/// in their order; `ids` and `values` are `[rows, num]`.  Of `masks`, `[rows, ceil(vocab_size / 32)]`,
+/// token `t` is bit `t % 32` of entry `t / 32` of its row: only those with a 1 are looked at, and
+/// where there are too few the values are minus infinity.
 ///
 /// # Errors
 /// Sizes that do not fit each other, an odd address, an instruction set that the CPU lacks.
 ///
 /// # Safety
-/// The logits exist, and nobody writes them while the call lasts.
+/// The logits of these rows exist, and nobody writes them while the call lasts.
 pub unsafe fn top_k(
     logits: *const f32,
     vocab_size: usize,
     num: usize,
+    rows: Option<&[usize]>,
     masks: Option<&[i32]>,
     (ids, values): (&mut [i64], &mut [f32]),
     execution: &Execution<'_>,
@@ -51,15 +53,20 @@ pub unsafe fn top_k(
     if ids.is_empty() {
         return Ok(());
     }
-    let num_words = vocab_size.div_ceil(32);
-    if let Some(masks) = masks.filter(|masks| masks.len() != ids.len() / num * num_words) {
-        let (needed, given) = (ids.len() / num * num_words, masks.len());
+    let num_rows = ids.len() / num;
+    if let Some(rows) = rows.filter(|rows| rows.len() != num_rows) {
+        return Err(Error(format!("rows must have {num_rows} entries; got {}", rows.len())));
+    }
+    let needed = num_rows * vocab_size.div_ceil(32);
+    if let Some(masks) = masks.filter(|masks| masks.len() != needed) {
+        let given = masks.len();
         return Err(Error(format!("masks must have {needed} entries; got {given}")));
     }
     DType::Float32.check_address("logits", logits.cast())?;
     let (ids_start, values_start) = (ids.as_mut_ptr(), values.as_mut_ptr());
-    let rows = Rows { logits, vocab_size, masks, ids: ids_start, values: values_start, num };
-    execution.for_each(ids.len() / num, &|row| {
+    let rows =
+        Rows { logits, vocab_size, chosen: rows, masks, ids: ids_start, values: values_start, num };
+    execution.for_each(num_rows, &|row| {
         // SAFETY: the row exists, and is taken once.
         unsafe { execution.instructions.run(rows.get(row)) };
     });
@@ -70,6 +77,7 @@ pub unsafe fn top_k(
 struct Rows<'a> {
     logits: *const f32,
     vocab_size: usize,
+    chosen: Option<&'a [usize]>,
     masks: Option<&'a [i32]>,
     ids: *mut i64,
     values: *mut f32,
@@ -85,7 +93,8 @@ impl Rows<'_> {
         let num_words = self.vocab_size.div_ceil(32);
         // SAFETY: the caller has this row, and nobody else its places.
         unsafe {
-            let logits = self.logits.add(row * self.vocab_size);
+            let place = self.chosen.map_or(row, |chosen| chosen[row]);
+            let logits = self.logits.add(place * self.vocab_size);
             Row {
                 numbers: std::slice::from_raw_parts(logits, self.vocab_size),
                 mask: self.masks.map(|masks| &masks[row * num_words..][..num_words]),

@@ -160,6 +160,7 @@ pub(crate) fn advise_huge_pages(address: usize, num_bytes: usize) {
 ///     num: How many are wanted of each.
 ///     ids: int64 ``[rows * num]``, written.
 ///     values: float32 ``[rows * num]``, written; minus infinity where a mask allows fewer.
+///     rows: Which rows of the logits, as many as there is room for; None for the first ones.
 ///     masks: int32 ``[rows * ceil(vocab_size / 32)]``: of a row's, token ``t`` is bit ``t % 32`` of
 ///         entry ``t // 32``, and only tokens with a 1 are looked at.
 ///     num_threads: Of torch's threads, where `has_torch_threads`; else one is used.
@@ -168,7 +169,7 @@ pub(crate) fn advise_huge_pages(address: usize, num_bytes: usize) {
 /// Raises:
 ///     ``StepError``: Arguments that do not fit each other.
 #[pyfunction]
-#[pyo3(signature = (*, logits, vocab_size, num, ids, values, masks = None, num_threads = 1, instructions = None))]
+#[pyo3(signature = (*, logits, vocab_size, num, ids, values, rows = None, masks = None, num_threads = 1, instructions = None))]
 #[expect(clippy::too_many_arguments, reason = "named by callers")]
 pub(crate) fn top_k(
     logits: usize,
@@ -176,6 +177,7 @@ pub(crate) fn top_k(
     num: i64,
     ids: &Bound<'_, PyAny>,
     values: &Bound<'_, PyAny>,
+    rows: Option<Vec<i64>>,
     masks: Option<&Bound<'_, PyAny>>,
     num_threads: i64,
     instructions: Option<&str>,
@@ -184,6 +186,8 @@ pub(crate) fn top_k(
     let (vocab_size, num) = (size("vocab_size", vocab_size)?, size("num", num)?);
     let (ids, values) = (checked::<i64>(ids, "ids")?, checked::<f32>(values, "values")?);
     let (mut ids, mut values) = (readwrite(&ids, "ids")?, readwrite(&values, "values")?);
+    let rows = rows.map(|rows| rows.into_iter().map(|row| size("rows", row)).collect());
+    let rows: Option<Vec<usize>> = rows.transpose()?;
     let masks = masks.map(|masks| readonly::<i32>(masks, "masks")).transpose()?;
     let masks = masks.as_ref().map(|masks| masks.as_slice()).transpose()?;
     let found = (ids.as_slice_mut()?, values.as_slice_mut()?);
@@ -192,7 +196,9 @@ pub(crate) fn top_k(
         let logits = std::ptr::with_exposed_provenance(logits);
         // SAFETY: that the address is that of a live tensor of this size is the caller's promise,
         // as the stub says; everything else is checked.
-        unsafe { pagedserve_cpu::top_k(logits, vocab_size, num, masks, found, execution) }
+        unsafe {
+            pagedserve_cpu::top_k(logits, vocab_size, num, rows.as_deref(), masks, found, execution)
+        }
     })
 }
 
