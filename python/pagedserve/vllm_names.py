@@ -52,11 +52,6 @@ ABSENT_OPTIONS: Final[dict[str, Absent]] = {
         (False, None),
         "one device computes a model",
     ),
-    **_absent(
-        "distributed_executor_backend",
-        (None, "uni", "mp"),
-        "ranks are processes of this machine",
-    ),
     **_absent("trust_remote_code", (False, None), "code of a model's repository is never run"),
     **_absent("code_revision", (None, "main"), "code of a model's repository is never run"),
     **_absent(

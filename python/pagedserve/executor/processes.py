@@ -1,9 +1,9 @@
-"""``RankProcesses``: the processes of this machine that share a model with the engine's.
+"""``RankProcesses``: the processes that share a model with the engine's.
 
-Owns them: it starts them, hears them, says which of them died and why, and ends them.  Each is
-reached by a socket, over which no step goes: at the start it is told what to load and answers when
-it has, and at the end, however its other side ends, it hears that nobody is there any more.
-Invariants:
+Owns them: it starts them, hears them, says which of them died and why, and ends them.  Who makes
+them, and where, is a `Backend`: this machine's processes, or Ray.  Each is reached by a connection.
+Over that it is told at the start what to load, and answers when it has; and at the end, however the
+other side ends, it hears that nobody is there any more.  Invariants:
 
 1. When this object is gone, so are they.
 2. Once one has died, none of the others lives on, so that nobody waits for them in an exchange.
@@ -13,27 +13,19 @@ Costs: a thread that wakes up once a second, and for what they say.
 
 import atexit
 import contextlib
-import os
-import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal, Protocol, cast
 
 from pagedserve.config import EngineArgs
 from pagedserve.errors import ExecutorDeadError
 
-# Seconds: between two looks at the ranks; that one which is stopped is waited for; after the first
-# bad news for the cause.
+# Seconds: between two looks at the ranks; after the first bad news for the cause.
 _INTERVAL: Final = 1.0
-_STOPPED: Final = 5.0
 _SETTLING: Final = 0.1
 
 
@@ -45,8 +37,9 @@ class RankSpec:
         args: The user's.
         rank: Its number.
         size: How many there are.
-        store: A path at which ranks find each other.
-        memory: Descriptor of the memory of steps.
+        store: Where ranks find each other.
+        memory: Path of the memory of steps; None where steps are sent.
+        device_index: Of its GPU, among those that it sees.
         num_threads: That torch may use.
     """
 
@@ -54,7 +47,8 @@ class RankSpec:
     rank: int
     size: int
     store: str
-    memory: int
+    memory: str | None
+    device_index: int
     num_threads: int
 
 
@@ -71,42 +65,62 @@ class Answer:
     value: Any = None
 
 
-class _Rank:
-    """One process, and this side of its socket."""
-
-    def __init__(self, number: int, memory: int) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
-            self.process = subprocess.Popen(  # noqa: S603  # this interpreter, and a module of ours
-                [sys.executable, "-m", "pagedserve.executor.rank", str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(), memory),
-                env=os.environ | {"PYTHONPATH": path, "LOCAL_RANK": str(number)},
-                # Ctrl-C of a terminal is for the engine alone.
-                start_new_session=True,
-            )
-        self.connection = Connection(ours.detach())
-        self.answers: deque[Any] = deque()
-        self.stopped_since: float | None = None
+class RankProcess(Protocol):
+    """A process that a rank is to run in."""
 
     @property
-    def is_stopped(self) -> bool:
-        """Whether a signal has stopped it."""
-        with contextlib.suppress(OSError, IndexError):
-            status = Path(f"/proc/{self.process.pid}/stat").read_text(encoding="ascii")
-            return status.rpartition(")")[2].split()[0] in "Tt"
-        return False
+    def connection(self) -> Connection:
+        """This side of what it is reached by."""
+
+    @property
+    def memory(self) -> str | None:
+        """Path at which it maps the memory of steps; None where it cannot."""
+
+    @property
+    def device_index(self) -> int:
+        """Of its GPU, among those that it sees."""
+
+    def stuck(self) -> str | None:
+        """Why it does not get on; None where it does.  Asked once a second."""
 
     def ending(self) -> str:
         """How the process ended, which it has, or is about to."""
-        try:
-            code = self.process.wait(_INTERVAL)
-        except subprocess.TimeoutExpired:
-            return "it left its socket"
-        if code < 0:
-            return f"its process was ended by {signal.Signals(-code).name}"
-        return f"its process ended with status {code}"
+
+    def kill(self) -> None:
+        """End it; afterwards it is gone."""
+
+
+class Backend(Protocol):
+    """Who starts ranks, and where."""
+
+    @property
+    def host(self) -> str | None:
+        """At which others reach this machine; None where all are on it."""
+
+    @property
+    def device_index(self) -> int:
+        """Of rank 0's GPU."""
+
+    def start(self, memory: int) -> Sequence[RankProcess]:
+        """Processes for ranks 1 and up, in their order.
+
+        Args:
+            memory: Descriptor of the memory of steps, of this process.
+
+        Raises:
+            ConfigError: There is no room for them.
+        """
+
+    def end(self) -> None:
+        """Give back what was needed to start them."""
+
+
+@dataclass(slots=True)
+class _Rank:
+    """A rank, and what it has answered."""
+
+    process: RankProcess
+    answers: deque[Any] = field(default_factory=deque)
 
 
 class RankProcesses:
@@ -116,8 +130,18 @@ class RankProcesses:
         step: How many steps were published.
     """
 
-    def __init__(self, args: EngineArgs, store: str, memory: int, num_threads: int) -> None:
-        """Start them; they load the model as soon as all have found each other."""
+    def __init__(
+        self, args: EngineArgs, backend: Backend, store: str, memory: int, num_threads: int
+    ) -> None:
+        """Start them; they load the model as soon as all have found each other.
+
+        Args:
+            args: The user's.
+            backend: Makes them.
+            store: Where they find each other.
+            memory: Descriptor of the memory of steps.
+            num_threads: That torch may use, of each.
+        """
         self.step = 0
         self._launched_at: float | None = None
         self._timeout = args.distributed_timeout_seconds
@@ -125,17 +149,30 @@ class RankProcesses:
         self._dead: ExecutorDeadError | None = None
         self._is_ending = False
         self._ranks: dict[int, _Rank] = {}
+        self._backend = backend
+        self._watcher = threading.Thread(target=self._watch, name="pagedserve-ranks", daemon=True)
         atexit.register(self.end)
         size = args.tensor_parallel_size
         try:
-            for rank in range(1, size):
-                self._ranks[rank] = _Rank(rank, memory)
-                spec = RankSpec(args, rank, size, store, memory, num_threads)
-                self._ranks[rank].connection.send(spec)
+            for rank, process in enumerate(backend.start(memory), 1):
+                self._ranks[rank] = _Rank(process)
+                place = process.memory, process.device_index
+                process.connection.send(RankSpec(args, rank, size, store, *place, num_threads))
         except BaseException:
             self.end()
             raise
-        threading.Thread(target=self._watch, name="pagedserve-ranks", daemon=True).start()
+        self._watcher.start()
+
+    @property
+    def readers(self) -> list[int]:
+        """Those that map the memory of steps."""
+        return [n for n, rank in self._ranks.items() if rank.process.memory is not None]
+
+    @property
+    def connections(self) -> list[Connection]:
+        """To those that do not."""
+        ranks = self._ranks.values()
+        return [rank.process.connection for rank in ranks if rank.process.memory is None]
 
     def check(self) -> None:
         """Whether they live.
@@ -150,7 +187,7 @@ class RankProcesses:
         """Have each of them do something; ``answers`` waits for it."""
         for rank in self._ranks.values():
             with contextlib.suppress(OSError):  # its end is noticed by who watches
-                rank.connection.send((what, arguments))
+                rank.process.connection.send((what, arguments))
 
     def answers(self) -> list[Any]:
         """What came of what each was asked last, by rank.
@@ -192,31 +229,38 @@ class RankProcesses:
         atexit.unregister(self.end)
         for rank in self._ranks.values():
             rank.process.kill()
-            rank.process.wait()
+        if self._watcher.is_alive():  # it hears of that
+            self._watcher.join()
+        for rank in self._ranks.values():
             with contextlib.suppress(OSError):
-                rank.connection.close()
+                rank.process.connection.close()
+        self._backend.end()
 
     def _watch(self) -> None:
-        sockets = {rank.connection: number for number, rank in self._ranks.items()}
+        sockets = {rank.process.connection: n for n, rank in self._ranks.items()}
         while not self._is_ending and self._dead is None:
             try:
-                ready = _with_news(sockets, _INTERVAL)
-            except OSError:  # they are being ended
-                return
-            news = {sockets[connection]: self._hear(sockets[connection]) for connection in ready}
-            bad = {number: why for number, why in news.items() if why is not None}
-            if bad:
-                self._settle(bad)
-            elif (stuck := self._stuck()) is not None:
-                self._bury(*stuck)
+                self._look(sockets)
+            except Exception as error:  # noqa: BLE001  # who waits for answers would wait for ever
+                self._bury(0, f"the ranks cannot be watched: {type(error).__name__}: {error}")
+
+    def _look(self, sockets: dict[Connection, int]) -> None:
+        """Wait a while for news, and take what there is."""
+        ready = _with_news(sockets, _INTERVAL)
+        news = {sockets[connection]: self._hear(sockets[connection]) for connection in ready}
+        bad = {number: why for number, why in news.items() if why is not None}
+        if bad:
+            self._settle(bad)
+        elif (stuck := self._stuck()) is not None:
+            self._bury(*stuck)
 
     def _hear(self, number: int) -> Answer | None:
         """Take what a rank says; gives bad news, and None for what it was asked for."""
         rank = self._ranks[number]
         try:
-            answer: Answer = rank.connection.recv()
+            answer: Answer = rank.process.connection.recv()
         except (EOFError, OSError):
-            return Answer("failed", rank.ending())
+            return Answer("failed", rank.process.ending())
         if answer.kind != "done":
             return answer
         with self._condition:
@@ -227,7 +271,7 @@ class RankProcesses:
     def _settle(self, bad: dict[int, Answer]) -> None:
         """Who lost another may be heard before the other's end: wait a little for that."""
         deadline = time.monotonic() + _SETTLING
-        sockets = {rank.connection: n for n, rank in self._ranks.items() if n not in bad}
+        sockets = {rank.process.connection: n for n, rank in self._ranks.items() if n not in bad}
         while all(answer.kind == "lost" for answer in bad.values()) and sockets:
             ready = _with_news(sockets, max(0.0, deadline - time.monotonic()))
             if not ready:
@@ -242,12 +286,11 @@ class RankProcesses:
 
     def _stuck(self) -> tuple[int, str] | None:
         """A rank that does not get on, and why."""
-        now, launched_at = time.monotonic(), self._launched_at
         for number, rank in self._ranks.items():
-            rank.stopped_since = (rank.stopped_since or now) if rank.is_stopped else None
-            if rank.stopped_since is not None and now - rank.stopped_since > _STOPPED:
-                return number, f"a signal has stopped its process for {_STOPPED:.0f} s"
-        if launched_at is not None and now - launched_at > self._timeout:
+            if (why := rank.process.stuck()) is not None:
+                return number, why
+        launched_at = self._launched_at
+        if launched_at is not None and time.monotonic() - launched_at > self._timeout:
             return 0, f"no end of the step for {self._timeout:.0f} s (distributed_timeout_seconds)"
         return None
 
@@ -262,7 +305,6 @@ class RankProcesses:
             self._condition.notify_all()
         for rank in self._ranks.values():
             rank.process.kill()
-            rank.process.wait()
 
 
 def _with_news(sockets: Iterable[Connection], timeout: float) -> list[Connection]:

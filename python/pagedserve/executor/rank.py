@@ -1,4 +1,4 @@
-"""A rank's process: ``python -m pagedserve.executor.rank SOCKET``, started by the engine's.
+"""A rank: ``python -m pagedserve.executor.rank SOCKET``, or in an actor of Ray.
 
 It loads its part of the model together with the others, and then runs the steps that the channel
 brings, until it is killed or the engine's process is gone.  It keeps nothing but weights and KV
@@ -16,9 +16,14 @@ from pagedserve.executor.processes import Answer, RankSpec
 
 
 def main() -> None:
-    """Serve one engine."""
-    connection = Connection(int(sys.argv[1]))
+    """Serve the engine at the other end of a socket."""
+    serve(Connection(int(sys.argv[1])))
+
+
+def serve(connection: Connection) -> None:
+    """Serve one engine; ends by ``SystemExit``."""
     spec: RankSpec = connection.recv()
+    os.environ["LOCAL_RANK"] = str(spec.device_index)  # transformers asks for it
     from pagedserve.parallel.group import ExchangeError
 
     try:
@@ -37,7 +42,7 @@ def main() -> None:
 def _serve(spec: RankSpec, connection: Connection) -> None:
     import torch
 
-    from pagedserve.executor.channel import StepChannel
+    from pagedserve.executor.channel import RemoteChannel, StepChannel
     from pagedserve.executor.local import LocalExecutor
     from pagedserve.models.device import choose_device
     from pagedserve.parallel.group import RankGroup
@@ -45,15 +50,24 @@ def _serve(spec: RankSpec, connection: Connection) -> None:
     torch.set_num_threads(spec.num_threads)
     connection.send(Answer("done"))
     assert connection.recv()[0] == "join"  # noqa: S101  # all are there
-    device_type = choose_device(spec.args.device).type
-    group = RankGroup(spec.rank, spec.size, store=spec.store, device_type=device_type)
+    device = torch.device(choose_device(spec.args.device).type, spec.device_index)
+    group = RankGroup(spec.rank, spec.size, store=spec.store, device=device)
     executor = LocalExecutor(spec.args, group)
     connection.send(Answer("done"))
-    _, (shape,) = connection.recv()
-    channel = StepChannel(spec.memory, shape, rank=spec.rank, num_ranks=spec.size)
-    executor.init_cache(shape, channel)
+    request, (argument,) = connection.recv()
+    while request == "determine_num_blocks":
+        connection.send(Answer("done", executor.determine_num_blocks(argument)))
+        request, (argument,) = connection.recv()
+    rank, size = spec.rank, spec.size
+    if spec.memory is None:
+        channel: StepChannel = RemoteChannel(connection, argument, rank=rank, num_ranks=size)
+    else:
+        memory = os.open(spec.memory, os.O_RDWR)
+        channel = StepChannel(memory, argument, rank=rank, num_ranks=size)
+    executor.init_cache(argument, channel)
     connection.send(Answer("done"))
-    threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
+    if spec.memory is not None:  # else the channel hears it
+        threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
     while True:
         step = channel.take()
         executor.forward(step, step.more_index)

@@ -9,9 +9,7 @@ Invariants:
 """
 
 import os
-import tempfile
 import weakref
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -22,13 +20,15 @@ from pagedserve.errors import ConfigError, UnsupportedModelError
 from pagedserve.executor.channel import StepChannel
 from pagedserve.executor.launched import StepWork
 from pagedserve.executor.local import LocalExecutor
-from pagedserve.executor.processes import RankProcesses
-from pagedserve.executor.protocol import CacheShape
+from pagedserve.executor.memory import MemoryPlan
+from pagedserve.executor.processes import Backend, RankProcesses
+from pagedserve.executor.protocol import CacheShape, StepLimits
+from pagedserve.executor.subprocesses import LocalBackend
 from pagedserve.models.device import choose_device
 from pagedserve.models.flat_batch import StepImages
 from pagedserve.models.loader import LoadedModel
 from pagedserve.models.split import check_split
-from pagedserve.parallel.group import ExchangeError, RankGroup
+from pagedserve.parallel.group import ExchangeError, MeetingPlace, RankGroup
 from pagedserve.sigint import sigint_deferred
 
 
@@ -54,12 +54,16 @@ class RankedExecutor(LocalExecutor):
         self._start(args)
 
     def _start(self, args: EngineArgs) -> None:
-        num_threads = max(1, torch.get_num_threads() // args.tensor_parallel_size)
+        size = args.tensor_parallel_size
+        num_threads = max(1, torch.get_num_threads() // size)
         self._memory = os.memfd_create("pagedserve-steps")
         self._shape: CacheShape | None = None
-        with tempfile.TemporaryDirectory() as directory:
-            store = str(Path(directory) / "store")
-            self._ranks = RankProcesses(args, store, self._memory, num_threads)
+        backend = _backend(args)
+        self._place = MeetingPlace(backend.host)
+        with self._place:
+            self._ranks = RankProcesses(
+                args, backend, self._place.address, self._memory, num_threads
+            )
             self._end = weakref.finalize(
                 self, _end, self._ranks, self._memory, torch.get_num_threads()
             )
@@ -67,10 +71,8 @@ class RankedExecutor(LocalExecutor):
                 self._ranks.answers()  # they run
                 torch.set_num_threads(num_threads)
                 self._ranks.ask("join")
-                device_type = choose_device(args.device).type
-                group = RankGroup(
-                    0, args.tensor_parallel_size, store=store, device_type=device_type
-                )
+                device = torch.device(choose_device(args.device).type, backend.device_index)
+                group = RankGroup(0, size, store=self._place.address, device=device)
                 super().__init__(args, group)
                 self._ranks.answers()
                 _check_model(self.loaded)
@@ -80,6 +82,12 @@ class RankedExecutor(LocalExecutor):
                     raise self._ranks.failure(error) from error
                 raise
 
+    def determine_num_blocks(self, limits: StepLimits) -> MemoryPlan:
+        """See ``Executor``; as many as the rank has that has room for the fewest."""
+        self._ranks.ask("determine_num_blocks", limits)
+        plans: list[MemoryPlan] = [super().determine_num_blocks(limits), *self._ranks.answers()]
+        return min(plans, key=lambda plan: plan.num_gpu_blocks)
+
     def init_cache(self, shape: CacheShape) -> None:  # type: ignore[override]
         """See ``Executor``."""
         self._shape = shape
@@ -88,6 +96,7 @@ class RankedExecutor(LocalExecutor):
             shape,
             rank=0,
             num_ranks=self._args.tensor_parallel_size,
+            readers=self._ranks.readers,
             check=self._ranks.check,
         )
         self._ranks.ask("init_cache", shape)
@@ -110,11 +119,19 @@ class RankedExecutor(LocalExecutor):
             self._channel.publish(step, None if more_index is None else more_index.numpy())
             self._ranks.launched()
             try:
+                self._send(step)
                 logits = super().forward(step, more_index, None, images, cross)
             except Exception as error:
                 raise self._ranks.failure(error) from error
             self._ranks.finished()
         return logits
+
+    def _send(self, step: StepWork) -> None:
+        """Have the ranks of other machines run the step that is published."""
+        if connections := self._ranks.connections:
+            message = self._channel.message(self.buffers.used(step))
+            for connection in connections:
+                connection.send_bytes(message)
 
     def check(self) -> None:
         """See ``Executor``."""
@@ -132,6 +149,14 @@ class RankedExecutor(LocalExecutor):
     def shutdown(self) -> None:
         """See ``Executor``."""
         self._end()
+
+
+def _backend(args: EngineArgs) -> Backend:
+    if args.distributed_executor_backend == "mp":
+        return LocalBackend(args.tensor_parallel_size)
+    from pagedserve.executor.actors import RayBackend
+
+    return RayBackend(args)
 
 
 def _check_options(args: EngineArgs) -> None:

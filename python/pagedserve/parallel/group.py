@@ -11,14 +11,17 @@ copy what is larger.
 """
 
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, Final, TypeVar
+from pathlib import Path
+from typing import Any, Final, Self, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import FileStore, Store, TCPStore
 
 T = TypeVar("T")
 
@@ -40,6 +43,41 @@ def _exchanging() -> Iterator[None]:
         raise ExchangeError(f"another rank left an exchange: {str(error).strip()}") from error
 
 
+class MeetingPlace:
+    """Where ranks find each other; rank 0 leaves it when all have, and keeps it while they run.
+
+    Attributes:
+        address: A path of this machine, or ``tcp://host:port`` of any.
+    """
+
+    def __init__(self, host: str | None = None) -> None:
+        """Open one.
+
+        Args:
+            host: This machine's name or address for others; None where all are on it.
+        """
+        self._directory = tempfile.TemporaryDirectory()
+        self.address = str(Path(self._directory.name) / "store")
+        if host is not None:
+            self._server = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+            self.address = f"tcp://{host}:{self._server.port}"
+
+    def __enter__(self) -> Self:
+        """Meet."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """All have met."""
+        self._directory.cleanup()
+
+
+def _store(address: str, size: int) -> Store:
+    if not address.startswith("tcp://"):
+        return FileStore(address, size)
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    return TCPStore(host, int(port), size, is_master=False, timeout=_MEETING_TIMEOUT)
+
+
 class RankGroup:
     """This process among those that share a model.
 
@@ -48,24 +86,24 @@ class RankGroup:
         size: How many there are.
     """
 
-    def __init__(self, rank: int, size: int, *, store: str, device_type: str = "cpu") -> None:
+    def __init__(self, rank: int, size: int, *, store: str, device: torch.device) -> None:
         """Join the others; returns when all have.
 
         Args:
             rank: Of this process.
             size: Of the group.
-            store: A path that all reach and nobody has used: there they find each other.
-            device_type: Of what is exchanged.
+            store: Where they find each other, as of `MeetingPlace`.
+            device: Of this process, where what is exchanged lies.
         """
         self.rank = rank
         self.size = size
-        if device_type == "cuda":
-            torch.cuda.set_device(rank)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
         hook = sys.excepthook  # torch's would put the rank before each line of a traceback
         with _exchanging():
             dist.init_process_group(
-                "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo",
-                init_method=f"file://{store}",
+                "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+                store=_store(store, size),
                 rank=rank,
                 world_size=size,
                 timeout=_MEETING_TIMEOUT,

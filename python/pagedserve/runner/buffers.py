@@ -142,8 +142,10 @@ class StepBuffers:
         self._num_adapter_slots = num_adapter_slots
         self._host_rows = adapter_rows(host)
         self._device_rows = adapter_rows(self.on_device)
-        self._tables_start = host.block_tables.storage_offset() * host.block_tables.itemsize
-        self._windows_start = host.window_tables.storage_offset() * host.window_tables.itemsize
+        self._tables_start, self._windows_start = (
+            int(tables.storage_offset()) * tables.itemsize
+            for tables in (host.block_tables, host.window_tables)
+        )
         self._token_ids: NDArray[np.int32] = host.token_ids.numpy()
         self.positions: NDArray[np.int64] = host.positions.numpy()
         self._slot_mapping: NDArray[np.int64] = host.slot_mapping.numpy()
@@ -264,15 +266,19 @@ class StepBuffers:
                 of inputs -1, -2 and so on.
         """
         if self._cuda is not None:
-            num_bytes = sizes.num_rows * sizes.max_num_blocks * self._block_tables.itemsize
-            pieces = [slice(self._tables_start + num_bytes)]
-            if self.has_windows:
-                pieces.append(slice(self._windows_start, self._windows_start + num_bytes))
-            for used in pieces:
+            for used in self.used(sizes):
                 self._cuda.copy(self._host[used], self._there[used])
             self._copied.record()
         if previous_tokens is not None:
             _complete(self.on_device.token_ids[: sizes.num_batched_tokens], previous_tokens)
+
+    def used(self, sizes: BatchSizes) -> list[slice]:
+        """The bytes that a step uses."""
+        num_bytes = sizes.num_rows * sizes.max_num_blocks * self._block_tables.itemsize
+        pieces = [slice(0, self._tables_start + num_bytes)]
+        if self.has_windows:
+            pieces.append(slice(self._windows_start, self._windows_start + num_bytes))
+        return pieces
 
     def complete(self, sizes: BatchSizes, previous_tokens: Tensor) -> None:
         """Put the tokens of the step before in their places where the core writes; waits for them.

@@ -1,0 +1,259 @@
+"""Ranks as actors of Ray, over the machines of its cluster.
+
+Ray finds room for them, starts them, and knows of machines that are gone; a step never passes
+through it.  Each actor listens on a port of its own, behind a key that Ray alone carries there, and
+from then on is a rank like any other.  Ranks on rank 0's node map the memory of steps; others are
+sent the steps.
+"""
+
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import Client, Connection, Listener
+from pathlib import Path
+from typing import Any, Final, NamedTuple, cast
+
+from pagedserve.config import EngineArgs
+from pagedserve.errors import ConfigError, extra_needed
+from pagedserve.executor.subprocesses import StopWatch
+from pagedserve.models.device import choose_device
+
+# Seconds: that Ray is asked how an actor ended; after which one that does not answer counts as
+# dead, for what it does with Python's lock held, as when it compiles, takes some.
+_ENDING: Final = 0.5
+_SILENCE: Final = 30.0
+
+
+class Whereabouts(NamedTuple):
+    """Where an actor is.
+
+    Attributes:
+        node_id: Ray's.
+        pid: Of its process.
+        address: Host and port at which it listens.
+    """
+
+    node_id: str
+    pid: int
+    address: tuple[str, int]
+
+
+class RankActor:
+    """What Ray runs: one rank."""
+
+    def listen(self, key: bytes, directory: str) -> Whereabouts:
+        """Be ready to be connected to, and be in the directory of who connects, if it is here."""
+        import ray
+
+        with contextlib.suppress(OSError):
+            os.chdir(directory)
+        self._listener = Listener((_address(), 0), authkey=key)
+        place = ray.get_runtime_context().get_node_id()
+        return Whereabouts(place, os.getpid(), cast(tuple[str, int], self._listener.address))
+
+    def serve(self) -> None:
+        """Be a rank of the engine that connects."""
+        from pagedserve.executor.rank import serve
+
+        connection = self._listener.accept()
+        self._listener.close()
+        _send_at_once(connection)
+        serve(connection)
+
+    def ping(self) -> None:
+        """Answer, beside ``serve``."""
+
+    def gpu(self) -> int:
+        """The GPU that Ray has given it, by its number on the machine."""
+        import ray
+
+        return int(ray.get_gpu_ids()[0])
+
+
+class RayProcess:
+    """An actor, and this side of its connection: a ``RankProcess``."""
+
+    device_index: int = 0  # Ray lets it see its own GPU alone
+
+    def __init__(self, actor: Any, where: Whereabouts, key: bytes, memory: str | None) -> None:
+        """Connect to an actor that listens.
+
+        Args:
+            actor: Ray's handle.
+            where: It is.
+            key: That it was given.
+            memory: Path at which it maps the memory of steps; None where it cannot.
+        """
+        self.memory = memory
+        self._actor = actor
+        self._life = actor.serve.remote()
+        self.connection: Connection = Client(where.address, authkey=key)
+        _send_at_once(self.connection)
+        self._stopped = None if memory is None else StopWatch(where.pid)
+        self._ping = actor.ping.remote()
+        self._asked_at = time.monotonic()
+
+    def stuck(self) -> str | None:
+        """See ``RankProcess``; a machine that is gone leaves no word on its connections."""
+        import ray
+
+        if self._stopped is not None and (why := self._stopped.stuck()) is not None:
+            return why
+        if ray.wait([self._life], timeout=0)[0]:
+            return self.ending()
+        if ray.wait([self._ping], timeout=0)[0]:
+            self._ping, self._asked_at = self._actor.ping.remote(), time.monotonic()
+        elif time.monotonic() - self._asked_at > _SILENCE:
+            return f"its actor has not answered for {_SILENCE:.0f} s"
+        return None
+
+    def ending(self) -> str:
+        """See ``RankProcess``."""
+        import ray
+
+        try:
+            ray.get(self._life, timeout=_ENDING)
+        except ray.exceptions.GetTimeoutError:
+            return "its actor left its connection"
+        except Exception as error:  # noqa: BLE001  # Ray's word for it
+            words = " ".join(str(error).split())
+            return f"its actor ended: {words.rpartition('The actor is dead because ')[2]}"
+        return "its actor ended"
+
+    def kill(self) -> None:
+        """See ``RankProcess``."""
+        import ray
+
+        with contextlib.suppress(Exception):  # the cluster may be gone as well
+            ray.kill(self._actor)
+
+
+class RayBackend:
+    """Starts ranks in a placement group of Ray: a ``Backend``.
+
+    The group is the one that this process is in, as the replicas of Ray Serve are, or is made, its
+    first bundle on this process's node.
+    """
+
+    def __init__(self, args: EngineArgs) -> None:
+        """Find room for all ranks, and wait for it.
+
+        Raises:
+            ConfigError: The cluster has none, or the group that this process is in has too little.
+            ImportError: Ray is missing.
+        """
+        with extra_needed("distributed_executor_backend='ray'", "ray"):
+            import ray
+        self._size = args.tensor_parallel_size
+        self._has_begun = not ray.is_initialized()
+        if self._has_begun:
+            ray.init(logging_level=logging.WARNING)
+        self._node_id = ray.get_runtime_context().get_node_id()
+        self.host: str | None = _address()
+        self._resource = "GPU" if choose_device(args.device).type == "cuda" else "CPU"
+        self._made: Any = None
+        self._actors: list[Any] = []
+        try:
+            self._group = ray.util.get_current_placement_group() or self._make_group(args)
+            self._bundles = self._sorted_bundles()
+            self.device_index = self._own_gpu()
+        except BaseException:
+            self.end()
+            raise
+
+    def start(self, memory: int) -> Sequence[RayProcess]:
+        """See ``Backend``."""
+        import ray
+
+        key = secrets.token_bytes(32)
+        actors = [self._start_actor(bundle) for bundle in self._bundles[1:]]
+        places = ray.get([actor.listen.remote(key, str(Path.cwd())) for actor in actors])
+        path = f"/proc/{os.getpid()}/fd/{memory}"
+        return [
+            RayProcess(actor, place, key, path if place.node_id == self._node_id else None)
+            for actor, place in zip(actors, places, strict=True)
+        ]
+
+    def end(self) -> None:
+        """See ``Backend``."""
+        import ray
+
+        with contextlib.suppress(Exception):  # the cluster may be gone as well
+            for actor in self._actors:
+                ray.kill(actor)
+            if self._made is not None:
+                ray.util.remove_placement_group(self._made)
+        if self._has_begun:
+            ray.shutdown()
+
+    def _make_group(self, args: EngineArgs) -> Any:
+        import ray
+
+        bundles = [{self._resource: 1.0} for _ in range(self._size)]
+        here = [{"ray.io/node-id": self._node_id}, *({} for _ in bundles[1:])]
+        self._made = ray.util.placement_group(bundles, "PACK", bundle_label_selector=here)
+        if not self._made.wait(args.distributed_timeout_seconds):
+            raise ConfigError(
+                f"tensor_parallel_size is {self._size}, and Ray has found no {self._resource} for "
+                f"each rank within {args.distributed_timeout_seconds:.0f} s, the first on this "
+                f"process's node: of {_amount(ray.cluster_resources, self._resource)} in the "
+                f"cluster {_amount(ray.available_resources, self._resource)} are free"
+            )
+        return self._made
+
+    def _sorted_bundles(self) -> list[int]:
+        """Bundles for ranks 0 and up: this node's first, those of one node side by side."""
+        import ray
+
+        nodes: dict[int, str] = ray.util.placement_group_table(self._group)["bundles_to_node_id"]
+        bundles = sorted(nodes, key=lambda bundle: (nodes[bundle] != self._node_id, nodes[bundle]))
+        if len(bundles) < self._size or nodes[bundles[0]] != self._node_id:
+            raise ConfigError(
+                f"tensor_parallel_size is {self._size}, and this process is in a placement group "
+                f"of {len(bundles)} bundles, {list(nodes.values()).count(self._node_id)} of them "
+                "on its node: a bundle is needed for each rank, the first on this node"
+            )
+        return bundles[: self._size]
+
+    def _start_actor(self, bundle: int) -> Any:
+        import ray
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        needed = {"num_gpus": 1, "num_cpus": 0} if self._resource == "GPU" else {"num_cpus": 1}
+        place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)
+        options = needed | {"max_concurrency": 2, "scheduling_strategy": place}
+        actor = ray.remote(RankActor).options(**options).remote()
+        self._actors.append(actor)
+        return actor
+
+    def _own_gpu(self) -> int:
+        """Rank 0's, among those that this process sees."""
+        import ray
+
+        if self._made is None or self._resource != "GPU":
+            return 0
+        # An actor of its own bundle keeps it from others.
+        gpu: int = ray.get(self._start_actor(self._bundles[0]).gpu.remote())
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        return visible.split(",").index(str(gpu)) if visible else gpu
+
+
+def _address() -> str:
+    import ray
+
+    address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+    return address
+
+
+def _amount(resources: Any, name: str) -> str:
+    return f"{resources().get(name, 0):.0f}"
+
+
+def _send_at_once(connection: Connection) -> None:
+    """Have TCP keep nothing back to send it together with more."""
+    with socket.socket(fileno=os.dup(connection.fileno())) as there:
+        there.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -1,0 +1,100 @@
+"""Ranks as processes of this machine, which inherit the memory of steps."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Final
+
+# Seconds: that a process takes to end which has left its socket; that one is waited for which a
+# signal has stopped.
+_ENDING: Final = 1.0
+_STOPPED: Final = 5.0
+
+
+class StopWatch:
+    """How long a signal has stopped a process of this machine."""
+
+    def __init__(self, pid: int) -> None:
+        """Watch a process."""
+        self._stat = Path(f"/proc/{pid}/stat")
+        self._since: float | None = None
+
+    def stuck(self) -> str | None:
+        """What to say of it, where that is long."""
+        now = time.monotonic()
+        self._since = (self._since or now) if self._is_stopped() else None
+        if self._since is not None and now - self._since > _STOPPED:
+            return f"a signal has stopped its process for {_STOPPED:.0f} s"
+        return None
+
+    def _is_stopped(self) -> bool:
+        with contextlib.suppress(OSError, IndexError):
+            status = self._stat.read_text(encoding="ascii")
+            return status.rpartition(")")[2].split()[0] in "Tt"
+        return False
+
+
+class LocalProcess:
+    """A process of this machine: a ``RankProcess``."""
+
+    def __init__(self, number: int, memory: int) -> None:
+        """Start it.
+
+        Args:
+            number: Of its rank.
+            memory: Descriptor of the memory of steps.
+        """
+        ours, theirs = socket.socketpair()
+        with theirs:
+            path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
+            self._process = subprocess.Popen(  # noqa: S603  # this interpreter, and a module of ours
+                [sys.executable, "-m", "pagedserve.executor.rank", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(), memory),
+                env=os.environ | {"PYTHONPATH": path},
+                # Ctrl-C of a terminal is for the engine alone.
+                start_new_session=True,
+            )
+        self.connection = Connection(ours.detach())
+        self.memory: str | None = f"/proc/self/fd/{memory}"
+        self.device_index = number
+        self.stuck = StopWatch(self._process.pid).stuck
+
+    def ending(self) -> str:
+        """See ``RankProcess``."""
+        try:
+            code = self._process.wait(_ENDING)
+        except subprocess.TimeoutExpired:
+            return "it left its socket"
+        if code < 0:
+            return f"its process was ended by {signal.Signals(-code).name}"
+        return f"its process ended with status {code}"
+
+    def kill(self) -> None:
+        """See ``RankProcess``."""
+        self._process.kill()
+        self._process.wait()
+
+
+class LocalBackend:
+    """Starts ranks on this machine: a ``Backend``."""
+
+    host: str | None = None
+    device_index: int = 0
+
+    def __init__(self, size: int) -> None:
+        """Take how many there are to be, rank 0 among them."""
+        self._size = size
+
+    def start(self, memory: int) -> list[LocalProcess]:
+        """See ``Backend``."""
+        return [LocalProcess(rank, memory) for rank in range(1, self._size)]
+
+    def end(self) -> None:
+        """See ``Backend``; nothing was needed."""
