@@ -89,6 +89,7 @@ class RayProcess:
             memory: Path at which it maps the memory of steps; None where it cannot.
         """
         self.memory = memory
+        self.where = where
         self._actor = actor
         self._life = actor.serve.remote()
         self.connection: Connection = Client(where.address, authkey=key)
@@ -108,7 +109,7 @@ class RayProcess:
         if ray.wait([self._ping], timeout=0)[0]:
             self._ping, self._asked_at = self._actor.ping.remote(), time.monotonic()
         elif time.monotonic() - self._asked_at > _SILENCE:
-            return f"its actor has not answered for {_SILENCE:.0f} s"
+            return f"its actor at {self.where.address[0]} has not answered for {_SILENCE:.0f} s"
         return None
 
     def ending(self) -> str:
@@ -118,11 +119,12 @@ class RayProcess:
         try:
             ray.get(self._life, timeout=_ENDING)
         except ray.exceptions.GetTimeoutError:
-            return "its actor left its connection"
+            return f"its actor at {self.where.address[0]} left its connection"
         except Exception as error:  # noqa: BLE001  # Ray's word for it
             words = " ".join(str(error).split())
-            return f"its actor ended: {words.rpartition('The actor is dead because ')[2]}"
-        return "its actor ended"
+            why = words.rpartition("The actor is dead because ")[2]
+            return f"its actor at {self.where.address[0]} ended: {why}"
+        return f"its actor at {self.where.address[0]} ended"
 
     def kill(self) -> None:
         """See ``RankProcess``."""

@@ -227,6 +227,8 @@ class RankProcesses:
         """End them all; they keep nothing that would be lost."""
         self._is_ending = True
         atexit.unregister(self.end)
+        if self._dead is None:
+            self._dead = ExecutorDeadError("the ranks were ended", rank=0, step=self.step)
         for rank in self._ranks.values():
             rank.process.kill()
         if self._watcher.is_alive():  # it hears of that

@@ -29,6 +29,7 @@ from pagedserve.models.flat_batch import StepImages
 from pagedserve.models.loader import LoadedModel
 from pagedserve.models.split import check_split
 from pagedserve.parallel.group import ExchangeError, MeetingPlace, RankGroup
+from pagedserve.runner.buffers import StepBuffers
 from pagedserve.sigint import sigint_deferred
 
 
@@ -51,14 +52,14 @@ class RankedExecutor(LocalExecutor):
                 "group of ranks already, as torch.distributed allows one: shut the other engine "
                 "down first"
             )
+        self._shape: CacheShape | None = None
         self._start(args)
 
     def _start(self, args: EngineArgs) -> None:
         size = args.tensor_parallel_size
         num_threads = max(1, torch.get_num_threads() // size)
-        self._memory = os.memfd_create("pagedserve-steps")
-        self._shape: CacheShape | None = None
         backend = _backend(args)
+        self._memory = os.memfd_create("pagedserve-steps")
         self._place = MeetingPlace(backend.host)
         with self._place:
             self._ranks = RankProcesses(
@@ -133,6 +134,16 @@ class RankedExecutor(LocalExecutor):
             for connection in connections:
                 connection.send_bytes(message)
 
+    @property
+    def buffers(self) -> StepBuffers:
+        """See ``Executor``.
+
+        Raises:
+            ExecutorDeadError: A rank has died.
+        """
+        self._ranks.check()
+        return super().buffers
+
     def check(self) -> None:
         """See ``Executor``."""
         self._ranks.check()
@@ -141,7 +152,10 @@ class RankedExecutor(LocalExecutor):
         """See ``Executor``."""
         args, shape = self._args, self._shape
         self.shutdown()
-        self.__dict__.clear()  # the weights and pools of before
+        # Not the weights and pools of before; but what another attempt needs, if this one fails.
+        kept = {"_args": args, "_shape": shape, "_ranks": self._ranks, "_end": self._end}
+        self.__dict__.clear()
+        self.__dict__.update(kept)
         self._start(args)
         if shape is not None:
             self.init_cache(shape)
