@@ -52,7 +52,7 @@ test-py: build ## pytest without the slow tests
 test-py-all: build
 	PAGEDSERVE_ALL_EXAMPLES=1 $(PYTEST) -m "not ray"
 
-test-ray: build ## replicas on a Ray cluster of this machine, which takes all of it (some 3 minutes)
+test-ray: build ## replicas and ranks on a Ray cluster of this machine, which takes all of it (some 5 minutes)
 	OMP_WAIT_POLICY=passive PAGEDSERVE_REQUIRE_MODEL=1 $(BIN)/pytest -m ray
 
 references: build ## ask transformers again what the tests compare with (tests/references)
