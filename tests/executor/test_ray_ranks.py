@@ -123,7 +123,7 @@ def test_actors_end_with_the_engine_that_is_killed(cluster: Any, directory: Path
 
 def test_a_cluster_without_room_is_said_to_have_none(cluster: Any, directory: Path) -> None:
     with pytest.raises(ConfigError, match="no CPU for each rank within 2 s"):
-        engine(directory, 4, distributed_timeout_seconds=2)
+        engine(directory, 6, distributed_timeout_seconds=2)
     assert actors() == []
 
 
