@@ -246,10 +246,14 @@ def test_rows_that_draw_differently_wait_for_nothing(gpu: FakeGpu) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "kernels"), [([5, 7], []), (range(1, 20_000, 2), ["_masked_argmax_kernel"])]
+    ("tokens", "num_searches"),
+    [
+        ([5, 7], 1),  # for the likeliest; of a few tokens rows are drawn without
+        (range(1, 20_000, 2), 2),
+    ],
 )
 def test_grammars_are_kept_to_where_the_logits_are(
-    gpu: FakeGpu, launches: list[str], tokens: Iterable[int], kernels: list[str]
+    gpu: FakeGpu, launches: list[str], tokens: Iterable[int], num_searches: int
 ) -> None:
     logits = torch.zeros(5, 128_256, device=GPU)
     grammar = state_of(tokens, 128_256)
@@ -263,7 +267,7 @@ def test_grammars_are_kept_to_where_the_logits_are(
     samples = Sampler(RecordingCuda(GPU)).launch(logits, rows)
     assert gpu.waits == []
     found = samples.results()  # whose tokens nobody knows, so they are refused
-    assert launches == kernels
+    assert launches == ["_masked_argmax_kernel"] * num_searches
     assert found.errors == {}
     assert found.tokens.shape == (5,)
 
