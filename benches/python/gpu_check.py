@@ -44,11 +44,13 @@ class Part:
         name: for people.
         command: after the interpreter.
         seconds: after which it is given up.
+        num_gpus: that it takes; where there are fewer it is left out.
     """
 
     name: str
     command: Sequence[str]
     seconds: int
+    num_gpus: int = 1
 
     def run(self) -> list[dict[str, Any]]:
         """Run it, show what it prints, and give its bars; its end is one of them."""
@@ -97,7 +99,7 @@ def bars_in(lines: Sequence[str]) -> Iterator[dict[str, Any]]:
 
 
 def parts() -> list[Part]:
-    """All parts; their limits sum up to less than 8 minutes."""
+    """All parts; the limits of those for one GPU sum up to less than 8 minutes."""
     # Warnings are errors where the package is made, with versions that are known there.
     pytest = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "default")
     # Most of the time goes to compilers, of which a process runs one at a time.
@@ -110,6 +112,7 @@ def parts() -> list[Part]:
         Part("kernels", (str(BENCHES / "kernels.py"), "--json"), 80),
         Part("engine, decode steps", (engine, "decode"), 70),
         Part("engine, throughput", (engine, "throughput"), 95),
+        Part("engine, ranks", (engine, "ranks"), 120, num_gpus=2),
     ]
 
 
@@ -156,7 +159,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
     os.environ["TRITON_INTERPRET"] = "0"  # the tests turn it on where they see no device file
     started = time.perf_counter()
-    rows = [row for part in every if part.name in chosen for row in part.run()]
+    num_gpus = torch.cuda.device_count()
+    wanted = [part for part in every if part.name in chosen]
+    for part in (part for part in wanted if part.num_gpus > num_gpus):
+        print(f"== {part.name}: left out, it takes {part.num_gpus} GPUs", flush=True)
+    rows = [row for part in wanted if part.num_gpus <= num_gpus for row in part.run()]
     versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
     print(f"{torch.cuda.get_device_name()}, {versions}, {time.perf_counter() - started:.0f} s")
     shown = [row | {"holds": "yes" if row["holds"] else "NO"} for row in rows]

@@ -11,13 +11,18 @@ against that of its bytes (weights without the embedding, which is only looked u
 and values) at the copy bandwidth of the same run.
 throughput: the same shape, prompts of 16 to 512 tokens and 128 new ones, since transformers'
 `generate_batch` has one length for all requests.
+ranks: the tiny model on two GPUs, eager and with CUDA graphs, against one; then a rank is killed.
 """
 
 import argparse
+import contextlib
 import gc
 import json
+import os
+import signal
 import statistics
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -27,10 +32,18 @@ from typing import Any
 import numpy as np
 import torch
 from measuring import report
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from torch.profiler import ProfilerActivity, profile
-from transformers import AutoConfig, GenerationConfig
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PreTrainedTokenizerFast,
+)
 
 from pagedserve import LLM, LLMEngine, SamplingParams
+from pagedserve.errors import ExecutorDeadError
 from pagedserve.inputs import TokensPrompt
 from pagedserve.models.dummy import dummy_model
 from pagedserve.sampling_params import RequestOutputKind
@@ -302,10 +315,75 @@ def continuous_batching(directory: str, prompts: list[list[int]]) -> float:
     return num_new / seconds
 
 
+def ranks(directory: str) -> None:
+    """Tokens of two ranks, a GPU each, against those of one; and a rank that is killed."""
+    config = AutoConfig.from_pretrained(directory)
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(directory)
+    words = WordLevel({f" {number}": number for number in range(config.vocab_size)}, " 0")
+    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words)).save_pretrained(directory)
+    random = np.random.default_rng(2)
+    prompts = [random.integers(3, 500, length).tolist() for length in (1, 7, 33, 100, 200)]
+    arguments: dict[str, Any] = {"num_gpu_blocks": 400, "max_num_seqs": 16, "device": "cuda"}
+    arguments["dtype"] = "float32"
+    llm = LLM(directory, **arguments)
+    expected = tokens_of(llm, prompts, EXACT_TOKENS)
+    del llm
+    free_memory()
+    for name, options in (
+        ("eager", {"enforce_eager": True}),
+        ("graphs", {}),
+        ("prefix cache, chunks", {"enable_prefix_caching": True, "enable_chunked_prefill": True}),
+    ):
+        llm = LLM(directory, tensor_parallel_size=2, **arguments, **options)
+        got = [tokens_of(llm, prompts, EXACT_TOKENS) for _ in range(2)]
+        pairs = [pair for tokens in got for pair in zip(tokens, expected, strict=True)]
+        num_equal = sum(found == wanted for found, wanted in pairs)
+        measured = f"{num_equal} of {len(pairs)}"
+        bar(f"tokens of two ranks, {name}", "one's", measured, holds=num_equal == len(pairs))
+        if name == "graphs":
+            kill_rank(llm, prompts, expected)
+        del llm
+        free_memory()
+
+
+def kill_rank(llm: LLM, prompts: list[list[int]], expected: list[list[int]]) -> None:
+    """A rank is killed while its graphs run: that is said, and a restart mends it."""
+    [rank] = rank_pids()
+    killed: list[float] = []
+
+    def kill() -> None:
+        killed.append(time.perf_counter())
+        os.kill(rank, signal.SIGKILL)
+
+    threading.Timer(0.2, kill).start()
+    try:
+        while True:
+            tokens_of(llm, prompts, 8 * EXACT_TOKENS)
+    except ExecutorDeadError as error:
+        seconds = time.perf_counter() - killed[0]
+        bar("a rank is killed", "said within 1 s", f"{seconds:.2f} s: {error}", holds=seconds < 1)
+    llm.llm_engine.restart()
+    holds = tokens_of(llm, prompts, EXACT_TOKENS) == expected
+    bar("restart of the ranks", "the same tokens", str(holds), holds=holds)
+
+
+def rank_pids() -> list[int]:
+    """The processes that run a rank of this one."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has just ended
+            parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == os.getpid() and "executor.rank" in (process / "cmdline").read_text():
+                found.append(int(process.name))
+    return found
+
+
 PARTS: dict[str, tuple[Callable[[str], None], dict[str, Any]]] = {
     "exact": (exact, TINY),
     "decode": (decode, LLAMA_8B),
     "throughput": (throughput, LLAMA_8B),
+    "ranks": (ranks, TINY),
 }
 
 

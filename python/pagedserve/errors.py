@@ -6,6 +6,8 @@ one definition of each.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 
 @contextmanager
@@ -77,6 +79,10 @@ class ExecutorDeadError(EngineDeadError):
         super().__init__(message)
         self.rank = rank
         self.step = step
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Of exceptions pickle knows positional arguments alone."""
+        return partial(type(self), rank=self.rank, step=self.step), self.args
 
 
 class EngineStalledError(PagedServeError, RuntimeError):

@@ -45,7 +45,7 @@ started.wait()"""
 
 
 def test_the_parts_fit_into_eight_minutes(check: ModuleType) -> None:
-    assert sum(part.seconds for part in check.parts()) < 8 * 60
+    assert sum(part.seconds for part in check.parts() if part.num_gpus == 1) < 8 * 60
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")

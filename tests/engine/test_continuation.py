@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pagedserve import LLMEngine, RequestError, RequestOutput, SamplingParams
+from pagedserve.inputs import parse_prompt
 from pagedserve.sampling_params import RequestOutputKind
 from pagedserve.structured_outputs import StructuredOutputsParams
 
@@ -52,6 +53,27 @@ def test_what_follows_is_what_followed_there(smollm2: "LLM", way: str) -> None:
         said += [delta.outputs[0] for delta in answer(engine, RequestOutputKind.DELTA, way, given)]
         assert [token for part in said for token in part.token_ids] == list(wanted.token_ids)
         assert "".join(part.text for part in said) == wanted.text
+
+
+@pytest.mark.parametrize("cut", [0, 1, 9])
+def test_one_of_several_texts_goes_on_by_itself(smollm2: "LLM", cut: int) -> None:
+    engine = smollm2.llm_engine
+    several = SamplingParams(n=3, temperature=1.0, seed=8, max_tokens=24, ignore_eos=True)
+    (output,) = smollm2.generate(PROMPT, several, use_tqdm=False)
+    wanted = [list(completion.token_ids) for completion in output.outputs]
+    assert len({tuple(tokens) for tokens in wanted}) == 3
+    single = several.clone()
+    single.n, single.output_kind = 1, RequestOutputKind.FINAL_ONLY
+    prompt = parse_prompt(PROMPT, "the prompt")
+    for choice, tokens in enumerate(wanted):
+        request = engine.input_processor.process(
+            str(choice), prompt, single, output_token_ids=tokens[:cut], choice=choice
+        )
+        engine.add(request)
+    found = {}
+    while engine.has_unfinished_requests():
+        found |= {output.request_id: list(output.outputs[0].token_ids) for output in engine.step()}
+    assert [found[str(choice)] for choice in range(3)] == wanted
 
 
 def test_log_probabilities_are_those_of_new_tokens(smollm2: "LLM") -> None:

@@ -71,15 +71,16 @@ def test_several_engines_are_counted_as_one(formula: Any) -> None:
             engine.add_request(str(name), prompt(4), greedy(3 + number))
         engine.step()
     first, second = (engine.snapshot() for engine in engines)
-    both = EngineSnapshot.total([first, second])
+    both = EngineSnapshot.total({"a": first, "b": second})
     assert (both.num_running, both.num_waiting) == (5, 0)
     assert both.gpu_cache_usage == (first.gpu_cache_usage + second.gpu_cache_usage) / 2
     assert both.stats.num_prompt_tokens == 5 * 4
     assert both.stats.step_tokens.total == 5 * 4
     assert sum(both.stats.step_tokens.counts) == 2
-    left = EngineSnapshot.total([second], [first])
+    assert both.replicas == {"a": first, "b": second}
+    left = EngineSnapshot.total({"b": second}, [first])
     assert (left.num_running, left.gpu_cache_usage) == (3, second.gpu_cache_usage)
     assert left.stats == both.stats
-    nothing = EngineSnapshot.total([])
+    nothing = EngineSnapshot.total({})
     assert (nothing.num_running, nothing.stats.num_steps) == (0, 0)
     assert first.stats.num_steps == second.stats.num_steps == 1, "they are as they were"

@@ -1,5 +1,6 @@
 """Ranks that die, hang or are left alone: who it was is said, nothing is lost, nothing stays."""
 
+import copy
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
+import httpx
 import numpy as np
 import psutil
 import pytest
@@ -19,6 +21,7 @@ import pytest
 from pagedserve import LLM, SamplingParams, TokensPrompt
 from pagedserve.errors import ConfigError, ExecutorDeadError, UnsupportedModelError
 from pagedserve.executor.ranks import RankedExecutor
+from tests.server.conftest import Process
 from tests.support.families import save_family
 
 PROMPTS = [TokensPrompt(prompt_token_ids=[number, 2 * number]) for number in range(3, 9)]
@@ -132,6 +135,8 @@ def test_a_rank_that_is_killed_in_a_step_is_named(engine: Engine, delay: float) 
     assert error.rank == 1
     assert "rank 1 of 2" in str(error)
     assert "SIGKILL" in str(error)
+    again = copy.copy(error)  # as it goes to another process
+    assert (str(again), again.rank, again.step) == (str(error), 1, error.step)
     engine.works_again()
 
 
@@ -258,3 +263,24 @@ def test_ranks_end_with_their_engine(directory: Path, state: str, end: str) -> N
             getattr(driver, end)()
         driver.wait(20)
     wait_until(lambda: not any(rank.is_running() for rank in ranks))
+
+
+@pytest.mark.parametrize("is_busy", [True, False])
+def test_a_server_ends_when_a_rank_dies(directory: Path, tmp_path: Path, is_busy: bool) -> None:
+    options = ["--tensor-parallel-size", "2", "--num-gpu-blocks", "128"]
+    server = Process(tmp_path / "log", str(directory), *options)
+    server.wait_until_healthy()
+    [rank] = ranks_of(server.process.pid)
+    if is_busy:
+        body = {"prompt": [3, 6], "max_tokens": 400, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=body) as response:
+            lines = response.iter_lines()
+            next(lines)
+            rank.kill()
+            said = [line for line in lines if "error" in line]
+        assert len(said) == 1, said
+    else:
+        rank.kill()
+    assert server.process.wait(20) == 1
+    assert "rank 1 of 2 died" in server.log
+    assert "SIGKILL" in server.log

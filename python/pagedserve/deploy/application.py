@@ -42,15 +42,27 @@ def replicas(
         engine_args: Of each.
         deploy_args: How many, and what each has.
         stall_timeout: Seconds without the end of a step after which a replica is replaced.
+
+    Raises:
+        ConfigError: Ray is to place ranks that take nothing.
     """
     router: Any = f"{PrefixRouter.__module__}.{PrefixRouter.__qualname__}"
+    cpus, gpus = deploy_args.replica_num_cpus, deploy_args.replica_num_gpus
+    placed: dict[str, Any] = {}
+    if engine_args.distributed_executor_backend == "ray":
+        # Each rank is in a bundle, in the first the replica's own process.
+        bundle = {name: amount for name, amount in (("CPU", cpus), ("GPU", gpus)) if amount}
+        if not bundle:
+            raise ConfigError(
+                "replica_num_cpus and replica_num_gpus are 0; one must be above 0 where "
+                "distributed_executor_backend is 'ray', which finds room for each rank by them"
+            )
+        placed["placement_group_bundles"] = [bundle] * engine_args.tensor_parallel_size
     deployment: Any = serve.deployment(
         # What waits in a replica can go nowhere else; what waits here can, once there are more.
         max_ongoing_requests=2 * (engine_args.max_num_seqs or _MAX_NUM_SEQS),
-        ray_actor_options={
-            "num_cpus": deploy_args.replica_num_cpus,
-            "num_gpus": deploy_args.replica_num_gpus,
-        },
+        ray_actor_options={"num_cpus": cpus, "num_gpus": gpus},
+        **placed,
         request_router_config=RequestRouterConfig(request_router_class=router),
         autoscaling_config=AutoscalingConfig(
             min_replicas=deploy_args.min_replicas,
@@ -92,20 +104,22 @@ def update(
         ModelLoadError: The new ones do not start; old ones are left.
     """
     load_tokenizer(engine_args)
+    application = replicas(engine_args, deploy_args, stall_timeout=stall_timeout)
     _connect(deploy_args.ray_address or "auto")
     running = list(serve.status().applications)
     if deploy_args.app_name not in running:
         raise ConfigError(f"app_name is {deploy_args.app_name!r}; what runs there is {running}")
-    _run(engine_args, deploy_args, stall_timeout)
+    _run(application, deploy_args.app_name)
     ray.shutdown()
 
 
 def _start(engine_args: EngineArgs, deploy_args: DeployArgs, stall_timeout: float) -> Deployed:
     tokenizer = load_tokenizer(engine_args)  # a model that is not there is refused at once
+    application = replicas(engine_args, deploy_args, stall_timeout=stall_timeout)
     _connect(deploy_args.ray_address)
     logger.info("Ray is there: %s", _resources())
     serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
-    handle = _run(engine_args, deploy_args, stall_timeout)
+    handle = _run(application, deploy_args.app_name)
     facts = handle.facts.remote().result()
     return Deployed(handle, tokenizer, facts, deploy_args.most)
 
@@ -127,15 +141,12 @@ def _connect(address: str | None) -> None:
         raise ConfigError(f"ray_address is {address!r}, where no cluster answers") from error
 
 
-def _run(
-    engine_args: EngineArgs, deploy_args: DeployArgs, stall_timeout: float
-) -> "DeploymentHandle[Replica]":
+def _run(application: "Application", name: str) -> "DeploymentHandle[Replica]":
     """Have the replicas run; returns when they do."""
-    application = replicas(engine_args, deploy_args, stall_timeout=stall_timeout)
     try:
-        return serve.run(application, name=deploy_args.app_name, route_prefix=None)
+        return serve.run(application, name=name, route_prefix=None)
     except RuntimeError as error:
-        why = _reason(deploy_args.app_name) or str(error)
+        why = _reason(name) or str(error)
         raise ModelLoadError(f"the replicas could not be deployed: {why}") from error
 
 

@@ -13,8 +13,8 @@ Invariants:
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from ray.exceptions import RayActorError, RayError, RayTaskError
@@ -22,6 +22,7 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from pagedserve.deploy.affinity import prefix_keys
+from pagedserve.deploy.progress import Progress, merged
 from pagedserve.deploy.replica import Replica, ReplicaFacts, ReplicaRequest, ReplicaState
 from pagedserve.engine.stats import EngineSnapshot
 from pagedserve.errors import EngineDeadError, RequestError
@@ -30,7 +31,7 @@ from pagedserve.inputs import Prompt
 from pagedserve.lora.request import LoRARequest
 from pagedserve.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from pagedserve.pooling_params import PoolingParams
-from pagedserve.sampling_params import RequestOutputKind, SamplingParams
+from pagedserve.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -88,7 +89,7 @@ class ReplicatedEngine:
         self._is_ready = threading.Event()
         self._is_stopped = False
         self._streams: dict[str, _Stream] = {}
-        self._states: dict[int, ReplicaState] = {}
+        self._replicas: dict[str, EngineSnapshot] = {}
         # What those that are gone had done: sums of all do not fall.
         self._gone: list[EngineSnapshot] = []
         self._watch: asyncio.Task[None] | None = None
@@ -177,22 +178,33 @@ class ReplicatedEngine:
         self, request: ReplicaRequest, stream: _Stream
     ) -> AsyncGenerator[RequestOutput, None]:
         """The outputs of a request, from as many replicas as it takes."""
+        progress = Progress(request)
         num_deaths = 0
         while True:
             try:
                 async for output in self._part(request, stream):
                     _check_end(output, stream)
                     num_deaths = 0
-                    request = _after(request, output)
+                    progress.add(output)
                     yield output
                     if output.finished:
                         return
             except (RayActorError, EngineDeadError) as death:
                 num_deaths += 1
-                if num_deaths >= _MAX_DEATHS or not _can_go_on(request, stream):
+                can_go_on = progress.is_known or not stream.has_begun
+                if num_deaths >= _MAX_DEATHS or not can_go_on:
                     raise EngineDeadError(f"a replica has died: {death}") from death
             else:
                 raise EngineDeadError("a replica has ended a stream that was not whole")
+            if not stream.has_begun:
+                continue
+            if progress.has_several:
+                texts = {i: self._whole(text, stream) for i, text in progress.requests.items()}
+                async with aclosing(merged(request.request_id, texts)) as outputs:
+                    async for output in outputs:
+                        yield output
+                return
+            (request,) = progress.requests.values()
 
     async def _part(
         self, request: ReplicaRequest, stream: _Stream
@@ -278,8 +290,7 @@ class ReplicatedEngine:
         if self._watch is None:
             with suppress(RuntimeError):  # outside the event loop
                 self._watch = asyncio.get_running_loop().create_task(self._keep_looking())
-        alive = [state.snapshot for state in self._states.values()]
-        return EngineSnapshot.total(alive, self._gone)
+        return EngineSnapshot.total(self._replicas, self._gone)
 
     def shutdown(self) -> None:
         """End the replicas; streams that have not ended get a last output."""
@@ -308,21 +319,11 @@ class ReplicatedEngine:
         while True:
             with suppress(RayError, RayServeException, TimeoutError):  # one has just died
                 found: list[ReplicaState] = await self._ask_all("state")
-                states = {state.pid: state for state in found}
-                gone = self._states.keys() - states.keys()
-                self._gone += [self._states[pid].snapshot for pid in gone]
-                self._states = states
+                replicas = {state.name: state.snapshot for state in found}
+                gone = self._replicas.keys() - replicas.keys()
+                self._gone += [self._replicas[name] for name in gone]
+                self._replicas = replicas
             await asyncio.sleep(_LOOK)
-
-
-def _after(request: ReplicaRequest, output: RequestOutput) -> ReplicaRequest:
-    """What is to be asked of another replica once an output has come."""
-    params = request.params
-    if not (_is_continued(params) and isinstance(params, SamplingParams) and output.outputs):
-        return request
-    is_delta = params.output_kind is RequestOutputKind.DELTA
-    before = request.output_token_ids if is_delta else ()
-    return replace(request, output_token_ids=(*before, *output.outputs[0].token_ids))
 
 
 def _check_end(output: RequestOutput, stream: _Stream) -> None:
@@ -334,25 +335,6 @@ def _check_end(output: RequestOutput, stream: _Stream) -> None:
     reasons = {completion.finish_reason for completion in output.outputs}
     if output.finished and "abort" in reasons and not stream.aborted.is_set():
         raise EngineDeadError("it was shut down")
-
-
-def _is_continued(params: SamplingParams | PoolingParams | None) -> bool:
-    """Whether what has come is known, and another replica may go on behind it."""
-    return (
-        isinstance(params, SamplingParams)
-        and params.output_kind is not RequestOutputKind.FINAL_ONLY
-        and params.max_num_running_seqs == 1
-        and params.prompt_logprobs is None
-    )
-
-
-def _can_go_on(request: ReplicaRequest, stream: _Stream) -> bool:
-    """Whether another replica may take a request over: nothing has come, or that is known."""
-    params = request.params
-    is_whole = isinstance(params, PoolingParams) or (
-        params is not None and params.output_kind is RequestOutputKind.FINAL_ONLY
-    )
-    return is_whole or _is_continued(params) or not stream.has_begun
 
 
 def _aborted(request: ReplicaRequest) -> RequestOutput:

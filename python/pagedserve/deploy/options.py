@@ -38,8 +38,10 @@ class DeployArgs:
     downscale_delay_s: float = option(
         600.0, _AMOUNT, "Seconds that there must be too few before one is ended."
     )
-    replica_num_cpus: float = option(1.0, _AMOUNT, "Cores of the cluster that a replica reserves.")
-    replica_num_gpus: float = option(0.0, _AMOUNT, "GPUs of the cluster that a replica reserves.")
+    replica_num_cpus: float = option(
+        1.0, _AMOUNT, "Cores of the cluster that a replica reserves, or each of its ranks of Ray."
+    )
+    replica_num_gpus: float = option(0.0, _AMOUNT, "GPUs, alike.")
     ray_address: str | None = option(
         None,
         checks.optional(checks.text),

@@ -1,23 +1,29 @@
 """A replica: an engine in an actor of Ray Serve, and what is said between it and the front."""
 
 import asyncio
+import logging
 import os
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ray import serve
+
 from pagedserve.config import EngineArgs
 from pagedserve.engine.async_engine import AsyncLLMEngine
 from pagedserve.engine.defaults import server_defaults
 from pagedserve.engine.llm_engine import LLMEngine
 from pagedserve.engine.stats import EngineSnapshot
+from pagedserve.errors import EngineDeadError
 from pagedserve.executor.protocol import ModelInfo
 from pagedserve.inputs import Prompt
 from pagedserve.lora.request import LoRARequest
 from pagedserve.outputs import RequestOutput
 from pagedserve.pooling_params import PoolingParams
 from pagedserve.sampling_params import SamplingParams
+
+logger = logging.getLogger(__name__)
 
 # Seconds between two looks whether a request has begun.
 _LOOK = 0.05
@@ -29,7 +35,7 @@ class ReplicaRequest:
 
     Attributes:
         keys: Of the beginnings of its prompt (`pagedserve.deploy.affinity.prefix_keys`).
-        prompt: As of ``EngineClient.generate``, and so are the others.
+        prompt: As of ``AsyncLLMEngine.generate``, and so are the others.
     """
 
     keys: tuple[int, ...]
@@ -40,6 +46,7 @@ class ReplicaRequest:
     priority: int
     arrival_time: float | None
     output_token_ids: tuple[int, ...] = ()
+    choice: int = 0
 
 
 class ReplicaFacts(NamedTuple):
@@ -58,11 +65,11 @@ class ReplicaState(NamedTuple):
     """How a replica is.
 
     Attributes:
-        pid: Of its process.
+        name: Ray Serve's, no two alike.
         snapshot: Of its engine.
     """
 
-    pid: int
+    name: str
     snapshot: EngineSnapshot
 
 
@@ -80,6 +87,7 @@ class Replica:
             lambda: LLMEngine(args, choose=server_defaults), stall_timeout=stall_timeout
         )
         self._engine.wait_until_ready()
+        self._is_ending = False
 
     async def generate(self, request: ReplicaRequest) -> AsyncGenerator[RequestOutput | None, None]:
         """Run a request; see ``EngineClient.generate``.
@@ -87,15 +95,7 @@ class Replica:
         Yields:
             None once a step has taken it up, and its outputs.
         """
-        outputs = self._engine.generate(
-            request.prompt,
-            request.params,
-            request.request_id,
-            request.lora_request,
-            priority=request.priority,
-            arrival_time=request.arrival_time,
-            output_token_ids=request.output_token_ids,
-        )
+        outputs = self._outputs(request)
         async with aclosing(outputs):
             first = asyncio.ensure_future(anext(outputs))
             try:
@@ -108,17 +108,50 @@ class Replica:
             async for output in outputs:
                 yield output
 
+    async def _outputs(self, request: ReplicaRequest) -> AsyncGenerator[RequestOutput, None]:
+        """The engine's, but for those that say that it has died."""
+        outputs = self._engine.generate(
+            request.prompt,
+            request.params,
+            request.request_id,
+            request.lora_request,
+            priority=request.priority,
+            arrival_time=request.arrival_time,
+            output_token_ids=request.output_token_ids,
+            choice=request.choice,
+        )
+        async with aclosing(outputs):
+            try:
+                async for output in outputs:
+                    if any(completion.finish_reason == "error" for completion in output.outputs):
+                        await self.check_health()
+                    yield output
+            except EngineDeadError:
+                await self.check_health()
+                raise
+
     async def facts(self) -> ReplicaFacts:
         """What the front needs to know."""
         return ReplicaFacts(await self._engine.get_model_config(), self._engine.max_num_seqs)
 
     async def state(self) -> ReplicaState:
         """How it is."""
-        return ReplicaState(os.getpid(), self._engine.snapshot())
+        name = serve.get_replica_context().replica_id.unique_id
+        return ReplicaState(name, self._engine.snapshot())
 
     async def check_health(self) -> None:
-        """Asked by Ray Serve, which ends a replica that raises and starts another."""
-        await self._engine.check_health()
+        """Asked by Ray Serve, which ends a replica that raises and starts another.
+
+        One whose engine has died ends by itself: Serve asks again and again, and sends requests
+        to it meanwhile.
+        """
+        try:
+            await self._engine.check_health()
+        except EngineDeadError:
+            if not self._is_ending:
+                logger.exception("the replica ends: its engine has died")
+                os._exit(1)
+            raise
 
     async def add_lora(self, lora_request: LoRARequest) -> bool:
         """See ``EngineClient.add_lora``."""
@@ -134,4 +167,5 @@ class Replica:
 
     def __del__(self) -> None:
         """Called by Ray Serve once the last request has ended."""
+        self._is_ending = True
         self._engine.shutdown()

@@ -1,5 +1,8 @@
 """Ray Serve's requests by ``PrefixAffinity``; a router lives where the requests come from."""
 
+import asyncio
+from functools import partial
+
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from pagedserve.deploy.affinity import PrefixAffinity
@@ -22,27 +25,49 @@ class PrefixRouter(RequestRouter):
     ) -> list[list[RunningReplica]]:
         """The candidates, the best first, each a rank of its own."""
         by_name = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
+        if pending_request is not None:
+            self._drop(pending_request.metadata.internal_request_id)  # asked again: it was full
         ranked = self._affinity.ranked(_keys(pending_request), list(by_name))
+        if pending_request is not None and ranked:
+            # Counted now: of many that come at once all are placed before the first is sent.
+            self._place(pending_request, ranked[0])
+            pending_request.future.add_done_callback(
+                partial(self._drop_cancelled, pending_request.metadata.internal_request_id)
+            )
         return [[by_name[name]] for name in ranked]
 
     def on_request_routed(
         self, pending_request: PendingRequest, replica_id: ReplicaID, result: object
     ) -> None:
-        """Remember what a replica was sent."""
+        """Remember what a replica was sent, if it is another than the best."""
         del result
-        name = replica_id.unique_id
-        self._affinity.begin(_keys(pending_request), name)
-        self._replica_of[pending_request.metadata.internal_request_id] = name
+        name, request_id = replica_id.unique_id, pending_request.metadata.internal_request_id
+        if self._replica_of.get(request_id) != name:
+            self._drop(request_id)
+            self._place(pending_request, name)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
-        """Count what a replica is at work on."""
-        if self._replica_of.pop(internal_request_id, None) is not None:
-            self._affinity.end(replica_id.unique_id)
+        """Count it no more."""
+        del replica_id
+        self._drop(internal_request_id)
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Forget those that are gone."""
         super().update_replicas(replicas)
         self._affinity.keep([replica.replica_id.unique_id for replica in replicas])
+
+    def _place(self, request: PendingRequest, name: str) -> None:
+        self._affinity.begin(_keys(request), name)
+        self._replica_of[request.metadata.internal_request_id] = name
+
+    def _drop(self, request_id: str) -> None:
+        if (name := self._replica_of.pop(request_id, None)) is not None:
+            self._affinity.end(name)
+
+    def _drop_cancelled(self, request_id: str, sent: "asyncio.Future[RunningReplica]") -> None:
+        """Of a request that was sent its completion tells."""
+        if sent.cancelled():
+            self._drop(request_id)
 
 
 def _keys(pending_request: PendingRequest | None) -> tuple[int, ...]:

@@ -24,7 +24,7 @@ from pagedserve.config import EngineArgs
 from pagedserve.engine.llm_engine import LLMEngine
 from pagedserve.engine.request import Request
 from pagedserve.engine.stats import EngineSnapshot
-from pagedserve.engine.stream import Stream, call_in, deliver
+from pagedserve.engine.stream import Stream, call_in, deliver, set_answer
 from pagedserve.engine.thread import EngineThread
 from pagedserve.errors import EngineDeadError, EngineStalledError, RequestError
 from pagedserve.executor.protocol import Adapter, ModelInfo
@@ -128,7 +128,8 @@ class AsyncLLMEngine:
     @property
     def errored(self) -> bool:
         """Whether the engine has died."""
-        return self._dead_error is not None and not isinstance(self._dead_error, EngineDeadError)
+        error = self._dead_error  # of this very type where it was shut down
+        return error is not None and type(error) is not EngineDeadError
 
     @property
     def dead_error(self) -> BaseException:
@@ -152,6 +153,7 @@ class AsyncLLMEngine:
         *,
         arrival_time: float | None = None,
         output_token_ids: Sequence[int] = (),
+        choice: int = 0,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Run a request; see ``EngineClient.generate``.
 
@@ -166,6 +168,7 @@ class AsyncLLMEngine:
             priority: Smaller goes first, where the scheduler's policy asks for it.
             arrival_time: Seconds of the wall clock; None is now.
             output_token_ids: Tokens that another engine made of it, behind which it goes on.
+            choice: Which of its ``n`` texts they are of there; here ``n`` is 1.
 
         Yields:
             Outputs up to the last.  Who leaves before it aborts the request.
@@ -196,6 +199,7 @@ class AsyncLLMEngine:
                 lora_request=lora_request,
                 adapter=adapter,
                 output_token_ids=output_token_ids,
+                choice=choice,
             )
             request = stream.request = await loop.run_in_executor(self._input_worker, check)
             if self._dead_error is not None:
@@ -353,7 +357,7 @@ class AsyncLLMEngine:
 
         def ask(engine: LLMEngine) -> list[RequestOutput]:
             value = question(engine)
-            call_in(loop, partial(_answer, answer, value))
+            call_in(loop, partial(set_answer, answer, value))
             return []
 
         self._thread.send(ask)
@@ -392,8 +396,3 @@ def _without_outputs(engine: LLMEngine, request_id: str) -> list[RequestOutput]:
     """End a request that nobody reads any more."""
     engine.abort_request(request_id)
     return []
-
-
-def _answer(future: "asyncio.Future[T]", value: T) -> None:
-    if not future.done():  # whoever asked may have left
-        future.set_result(value)

@@ -112,6 +112,7 @@ class InputProcessor:
         adapter: Adapter | None = None,
         output_kind: RequestOutputKind | None = None,
         output_token_ids: SequenceOf[int] = (),
+        choice: int = 0,
         name: str = "the prompt",
     ) -> Request:
         """Tokenise a prompt, check that the request can be run, and make it.
@@ -126,6 +127,7 @@ class InputProcessor:
             adapter: What that one names.
             output_kind: Instead of the parameters' own.
             output_token_ids: Tokens that another engine made of it, behind which it goes on.
+            choice: Which of several texts they are of there.
             name: What an error calls the prompt.
 
         Raises:
@@ -201,6 +203,7 @@ class InputProcessor:
                 num_candidates=max(search.num_candidates, params.logprobs or 0) if search else 0,
                 # The first number keeps the two kinds of keys apart.
                 key=(1, self.args.seed, number) if params.seed is None else (0, params.seed),
+                choice=choice,
             ),
             detokenizer=detokenizer,
             output_kind=params.output_kind if output_kind is None else output_kind,
@@ -391,8 +394,7 @@ class InputProcessor:
 
     def _encode(self, text: str, max_length: int | None = None) -> list[int]:
         # verbose: the length is checked here, against the limit of this engine.
-        truncation = max_length is not None
         token_ids: list[int] = self.tokenizer(
-            text, verbose=False, truncation=truncation, max_length=max_length
+            text, verbose=False, truncation=max_length is not None, max_length=max_length
         ).input_ids
         return token_ids

@@ -79,6 +79,7 @@ class RowSampler:
         rules: TokenRules | None = None,
         grammar: Grammar | None = None,
         num_drafts: int = 0,
+        choice: int = 0,
     ) -> None:
         """Prepare the rows of a request.
 
@@ -93,6 +94,7 @@ class RowSampler:
             rules: Of the model, for new tokens; None where it has none.
             grammar: Of the text; None where it may be any.
             num_drafts: Guesses behind a token in a step, at most.
+            choice: Index by which the first of its sequences draws.
         """
         # Of each sequence the newest, and where something forks from it, those behind and before.
         num_seqs = params.max_num_running_seqs
@@ -110,12 +112,10 @@ class RowSampler:
         self._has_edits = bad_words is not None or _edits_logits(params)
         self._plain = self._make((0.0,), None)
         # Beams are greedy.
-        num_streams = 0 if self._plain.is_greedy else params.max_num_running_seqs
-        self._uniforms = [UniformStream(*key, index) for index in range(num_streams)]
+        draws = range(choice, choice + (0 if self._plain.is_greedy else num_seqs))
+        self._uniforms = [UniformStream(*key, index) for index in draws]
         # Another key than that of any sequence.
-        self._seconds = [
-            UniformStream(*key, index, 1) for index in range(num_streams if grammar else 0)
-        ]
+        self._seconds = [UniformStream(*key, index, 1) for index in draws if grammar]
         is_constant = not (self._uniforms or self._has_edits or self._banned or grammar)
         self.constant = self._plain if is_constant and rules is None else None
 

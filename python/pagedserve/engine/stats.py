@@ -185,6 +185,7 @@ class EngineSnapshot:
         lora_usage: Of adapters; None where the engine takes none.
         has_drafts: Whether next tokens are guessed.
         stats: The engine's other sums, which go on.
+        replicas: The engines that it is the sum of, by name; none where it is one.
     """
 
     num_running: int
@@ -201,6 +202,7 @@ class EngineSnapshot:
     lora_usage: LoraUsage | None
     has_drafts: bool
     stats: EngineStats
+    replicas: Mapping[str, "EngineSnapshot"] = field(default_factory=dict)
 
     @classmethod
     def of(cls, scheduler: Scheduler, memory: MemoryPlan, **more: Any) -> Self:
@@ -223,15 +225,15 @@ class EngineSnapshot:
 
     @classmethod
     def total(
-        cls, snapshots: Sequence["EngineSnapshot"], gone: Sequence["EngineSnapshot"] = ()
+        cls, replicas: Mapping[str, "EngineSnapshot"], gone: Sequence["EngineSnapshot"] = ()
     ) -> "EngineSnapshot":
         """Several engines as one: sums, means of shares, the longest wait.
 
         Args:
-            snapshots: Of engines that were made alike; none is one that does nothing.
+            replicas: Engines that were made alike, by name; none is one that does nothing.
             gone: The last ones of engines that are no more, of which sums are left.
         """
-        snapshots = snapshots or [_NOTHING]
+        snapshots = list(replicas.values()) or [_NOTHING]
         gone = [replace(last, num_running=0, num_waiting=0, num_swapped=0) for last in gone]
         sums = {
             name: sum(getattr(snapshot, name) for snapshot in (*snapshots, *gone))
@@ -249,6 +251,7 @@ class EngineSnapshot:
             ),
             lora_usage=LoraUsage.total([usage for usage in usages if usage is not None]),
             stats=EngineStats.total([snapshot.stats for snapshot in (*snapshots, *gone)]),
+            replicas=replicas,
         )
 
 

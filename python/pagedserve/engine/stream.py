@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 from pagedserve.engine.request import Request
 from pagedserve.outputs import RequestOutput
 from pagedserve.sampling_params import RequestOutputKind
+
+T = TypeVar("T")
 
 
 class Stream:
@@ -82,3 +84,9 @@ def call_in(loop: asyncio.AbstractEventLoop, callback: Callable[[], Any]) -> Non
     except RuntimeError:
         if not loop.is_closed():
             raise
+
+
+def set_answer(answer: "asyncio.Future[T]", value: T) -> None:
+    """Give an answer, in the event loop of who asked and may have left."""
+    if not answer.done():
+        answer.set_result(value)

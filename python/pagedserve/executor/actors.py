@@ -225,9 +225,14 @@ class RayBackend:
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        needed = {"num_gpus": 1, "num_cpus": 0} if self._resource == "GPU" else {"num_cpus": 1}
         place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)
-        options = needed | {"max_concurrency": 2, "scheduling_strategy": place}
+        has = self._group.bundle_specs[bundle]
+        options = {
+            "num_cpus": min(1.0, has.get("CPU", 0.0)),
+            "num_gpus": min(1.0, has.get("GPU", 0.0)),
+            "max_concurrency": 2,
+            "scheduling_strategy": place,
+        }
         actor = ray.remote(RankActor).options(**options).remote()
         self._actors.append(actor)
         return actor

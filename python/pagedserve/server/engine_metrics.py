@@ -1,8 +1,8 @@
 """What the engine says when somebody scrapes; right also while no step runs."""
 
 import time
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final, TypeAlias
 
 from prometheus_client.core import Metric
 
@@ -13,6 +13,34 @@ from pagedserve.server.exposition import Labels, counter, gauge, histogram
 _NUM_WAITING: Final = "Requests that wait."
 _CACHE_USAGE: Final = "Share of KV blocks in use."
 _CACHED_TOKENS: Final = "Tokens that the prefix cache had."
+
+# Of each replica: what it is, and where the engine says it.
+_Value: TypeAlias = Callable[[EngineSnapshot], float]
+_REPLICA_GAUGES: Final[dict[str, tuple[str, _Value]]] = {
+    "requests_running": ("Requests that run on a replica.", lambda engine: engine.num_running),
+    "requests_waiting": ("Requests that wait on a replica.", lambda engine: engine.num_waiting),
+    "kv_cache_usage": (_CACHE_USAGE, lambda engine: engine.gpu_cache_usage),
+    "seconds_since_step": (
+        "How long requests have waited without the end of a step of a replica.",
+        lambda engine: engine.seconds_without_progress,
+    ),
+}
+_REPLICA_COUNTERS: Final[dict[str, tuple[str, _Value]]] = {
+    "prompt_tokens": (
+        "Prompt tokens that a replica has taken up.",
+        lambda engine: engine.stats.num_prompt_tokens,
+    ),
+    "generation_tokens": (
+        "New tokens of a replica.",
+        lambda engine: engine.stats.num_generation_tokens,
+    ),
+    "prefix_cache_queries": (
+        "Tokens looked up in a replica's prefix cache.",
+        lambda engine: engine.num_looked_up_tokens,
+    ),
+    "prefix_cache_hits": (_CACHED_TOKENS, lambda engine: engine.num_cached_tokens),
+    "preemptions": ("Preemptions of a replica.", lambda engine: engine.num_preemptions),
+}
 
 
 class EngineMetrics:
@@ -36,6 +64,8 @@ class EngineMetrics:
             yield from self._gauges(engine)
             yield from self._counters(engine)
             yield from self._histograms(engine)
+            if engine.replicas:
+                yield from self._by_replica(engine.replicas)
 
     def _gauges(self, engine: EngineSnapshot) -> Iterator[Metric]:
         looked_up = engine.num_looked_up_tokens
@@ -142,3 +172,15 @@ class EngineMetrics:
         }
         for name, (text, counted) in histograms.items():
             yield histogram(name, text, (self._labels, counted))
+
+    def _by_replica(self, replicas: Mapping[str, EngineSnapshot]) -> Iterator[Metric]:
+        """By names of their own: sums of vLLM's would count everything twice."""
+
+        def samples(value: _Value) -> Iterator[tuple[Labels, float]]:
+            for name, engine in replicas.items():
+                yield {**self._labels, "replica": name}, value(engine)
+
+        for name, (text, value) in _REPLICA_GAUGES.items():
+            yield gauge(f"pagedserve:replica_{name}", text, *samples(value))
+        for name, (text, value) in _REPLICA_COUNTERS.items():
+            yield counter(f"pagedserve:replica_{name}", text, *samples(value))
