@@ -70,7 +70,7 @@ def test_one_of_several_texts_goes_on_by_itself(smollm2: "LLM", cut: int) -> Non
             str(choice), prompt, single, output_token_ids=tokens[:cut], choice=choice
         )
         engine.add(request)
-    found = {}
+    found: dict[str, list[int]] = {}
     while engine.has_unfinished_requests():
         found |= {output.request_id: list(output.outputs[0].token_ids) for output in engine.step()}
     assert [found[str(choice)] for choice in range(3)] == wanted
