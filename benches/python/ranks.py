@@ -1,13 +1,15 @@
 """What ranks cost: a step's way to one, one that waits, and a model that two share.
 
-A step's way is half of the time from ``publish`` to the answer of a rank that does nothing.  The
-ratio of decode steps is that of medians, two ranks with half of the threads over one process.
+A step's way is half of the time from ``publish`` to the answer of a rank that does nothing; to
+another machine's it is a message over TCP, here through loopback, and an empty answer.  The ratio
+of decode steps is that of medians, two ranks with half of the threads over one process.
 """
 
 import argparse
 import os
 import time
 from collections.abc import Sequence
+from multiprocessing.connection import Client, Listener
 from statistics import median, quantiles
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +19,8 @@ import psutil
 from measuring import report_table
 
 from pagedserve import LLM, SamplingParams
-from pagedserve.executor.channel import StepChannel
+from pagedserve.executor.actors import send_at_once
+from pagedserve.executor.channel import RemoteChannel, StepChannel
 from pagedserve.executor.protocol import CacheShape, StepLimits
 
 MAX_ROWS = 256
@@ -31,32 +34,68 @@ NO_MOVES = dict.fromkeys(
     np.zeros((0, 2), np.int64),
 )
 ROUNDS = 3000
+LIMITS = StepLimits(max_num_tokens=2048, max_num_rows=MAX_ROWS, max_model_len=2048)
+SHAPE = CacheShape(num_gpu_blocks=2048, num_cpu_blocks=64, block_size=16, limits=LIMITS)
+BYTES_PER_ROW = 64 + 4 * BLOCKS_PER_ROW
+NUM_BYTES = BYTES_PER_ROW * MAX_ROWS
 
 
 def ways_us(sizes: Sequence[int]) -> list[dict[str, object]]:
     """Microseconds from a step's publication to a rank that sleeps, sizes in turn."""
     memory = os.memfd_create("bench")
-    limits = StepLimits(max_num_tokens=2048, max_num_rows=MAX_ROWS, max_model_len=2048)
-    shape = CacheShape(num_gpu_blocks=2048, num_cpu_blocks=64, block_size=16, limits=limits)
-    num_bytes = 64 * MAX_ROWS + 4 * MAX_ROWS * BLOCKS_PER_ROW
     rank = os.fork()
     if rank == 0:
-        there = StepChannel(memory, shape, rank=1, num_ranks=2)
-        there.allocate(num_bytes)
+        there = StepChannel(memory, SHAPE, rank=1, num_ranks=2)
+        there.allocate(NUM_BYTES)
         for _ in range(ROUNDS * len(sizes)):
             there.take()
             there.done()
         os._exit(0)
-    here = StepChannel(memory, shape, rank=0, num_ranks=2, readers=[1])
-    arrays = here.allocate(num_bytes).numpy()
+    here = StepChannel(memory, SHAPE, rank=0, num_ranks=2, readers=[1])
+    arrays = here.allocate(NUM_BYTES).numpy()
     times: dict[int, list[float]] = {size: [] for size in sizes}
     for turn in range(ROUNDS):
         for size, spent in times.items():
-            arrays[: size * (64 + 4 * BLOCKS_PER_ROW)] = turn % 256
+            arrays[: size * BYTES_PER_ROW] = turn % 256
             time.sleep(0.0002)  # the rank goes to sleep
             spent.append(one_way_us(here, size))
     os.waitpid(rank, 0)
     os.close(memory)
+    return summary(times)
+
+
+def messages_us(sizes: Sequence[int]) -> list[dict[str, object]]:
+    """Microseconds from a step's publication to the answer of a rank that is sent it over TCP."""
+    listener = Listener(("127.0.0.1", 0))
+    rank = os.fork()
+    if rank == 0:
+        with Client(listener.address) as connection:
+            send_at_once(connection)
+            there = RemoteChannel(connection, SHAPE, rank=1, num_ranks=2)
+            there.allocate(NUM_BYTES)
+            for _ in range(ROUNDS * len(sizes)):
+                there.take()
+                connection.send_bytes(b"")
+        os._exit(0)
+    here = StepChannel(os.memfd_create("bench"), SHAPE, rank=0, num_ranks=2)
+    here.allocate(NUM_BYTES)
+    times: dict[int, list[float]] = {size: [] for size in sizes}
+    with listener, listener.accept() as connection:
+        send_at_once(connection)
+        for _ in range(ROUNDS):
+            for size, spent in times.items():
+                time.sleep(0.0002)  # the rank goes to sleep
+                started = time.perf_counter()
+                here.publish(step_of(size), None)
+                connection.send_bytes(here.message([slice(0, size * BYTES_PER_ROW)]))
+                connection.recv_bytes()
+                spent.append(1e6 * (time.perf_counter() - started))
+    os.waitpid(rank, 0)
+    return summary(times)
+
+
+def summary(times: dict[int, list[float]]) -> list[dict[str, object]]:
+    """A row for each number of rows."""
     return [
         {
             "rows": size,
@@ -68,9 +107,9 @@ def ways_us(sizes: Sequence[int]) -> list[dict[str, object]]:
     ]
 
 
-def one_way_us(channel: StepChannel, num_rows: int) -> float:
-    """Half of the time to publish a step and hear that a rank is done with it."""
-    step = SimpleNamespace(
+def step_of(num_rows: int) -> SimpleNamespace:
+    """A step of decodes, as far as ranks are told of it."""
+    return SimpleNamespace(
         num_rows=num_rows,
         num_batched_tokens=num_rows,
         num_samples=num_rows,
@@ -78,6 +117,11 @@ def one_way_us(channel: StepChannel, num_rows: int) -> float:
         has_moves=False,
         **NO_MOVES,
     )
+
+
+def one_way_us(channel: StepChannel, num_rows: int) -> float:
+    """Half of the time to publish a step and hear that a rank is done with it."""
+    step = step_of(num_rows)
     started = time.perf_counter()
     channel.publish(step, None)
     channel.wait_until_read()
@@ -105,6 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", action="store_true", help="a JSON object a line")
     options = parser.parse_args(arguments)
     report_table("way of a step", ways_us((1, 256)), as_json=options.json)
+    report_table("message and answer over TCP", messages_us((1, 256)), as_json=options.json)
     if options.model is None:
         return
     given: dict[str, Any] = {"max_model_len": 512, "use_tqdm_on_load": False}

@@ -61,7 +61,7 @@ class RankActor:
 
         connection = self._listener.accept()
         self._listener.close()
-        _send_at_once(connection)
+        send_at_once(connection)
         serve(connection)
 
     def ping(self) -> None:
@@ -93,7 +93,7 @@ class RayProcess:
         self._actor = actor
         self._life = actor.serve.remote()
         self.connection: Connection = Client(where.address, authkey=key)
-        _send_at_once(self.connection)
+        send_at_once(self.connection)
         self._stopped = None if memory is None else StopWatch(where.pid)
         self._ping = actor.ping.remote()
         self._asked_at = time.monotonic()
@@ -260,7 +260,7 @@ def _amount(resources: Any, name: str) -> str:
     return f"{resources().get(name, 0):.0f}"
 
 
-def _send_at_once(connection: Connection) -> None:
+def send_at_once(connection: Connection) -> None:
     """Have TCP keep nothing back to send it together with more."""
     with socket.socket(fileno=os.dup(connection.fileno())) as there:
         there.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
