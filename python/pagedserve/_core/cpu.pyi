@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 __all__ = [
     "DecoderLayer",
     "PackedWeights",
+    "RankExchange",
     "advise_huge_pages",
     "bump",
     "copy_blocks",
@@ -150,6 +151,37 @@ def rms_norm(
     num_threads: int = 1,
     instructions: _InstructionSet | None = None,
 ) -> None: ...
+
+@final
+class RankExchange:
+    def __new__(
+        cls,
+        memory: int,  # address of num_bytes
+        *,
+        rank: int,
+        num_ranks: int,
+        piece_bytes: int,
+    ) -> RankExchange: ...
+    @staticmethod
+    def num_bytes(*, num_ranks: int, piece_bytes: int) -> int: ...
+    # False: to be called again.
+    def sum(
+        self,
+        values: int,  # address
+        num: int,
+        dtype: _DType,
+        *,
+        patience: float,
+    ) -> bool: ...
+    def gather(
+        self,
+        values: int,  # address
+        output: int,  # address of num_ranks * num_bytes
+        num_bytes: int,
+        *,
+        patience: float,
+    ) -> bool: ...
+
 def bump(word: int) -> None: ...  # address of a uint32
 def wait_for_bump(word: int, seen: int, timeout: float) -> int: ...
 def advise_huge_pages(address: int, num_bytes: int) -> None: ...

@@ -30,6 +30,7 @@ from torch import Tensor
 from pagedserve._core.cpu import bump, wait_for_bump
 from pagedserve.executor.launched import StepWork
 from pagedserve.executor.protocol import CacheShape
+from pagedserve.parallel.shared_memory import SharedMemory
 
 # A rank's count has a cache line of its own.
 _LINE: Final = 64
@@ -112,7 +113,7 @@ class StepChannel:
         """Get ready; the memory is mapped by ``allocate``.
 
         Args:
-            file: Descriptor of the memory.
+            file: Descriptor of the memory; what the ranks' sums need lies before this.
             shape: Of the KV cache, which bounds moves and steps.
             rank: Whose this is.
             num_ranks: How many there are.
@@ -143,8 +144,10 @@ class StepChannel:
             num_bytes,
         ]
         ends = np.cumsum([-(-length // _LINE) * _LINE for length in lengths]).tolist()
-        os.ftruncate(self._file, ends[-1])
-        memory = np.frombuffer(mmap.mmap(self._file, ends[-1]), dtype=np.uint8)
+        start = SharedMemory.num_bytes(self._num_ranks)
+        os.ftruncate(self._file, start + ends[-1])
+        mapped = mmap.mmap(self._file, ends[-1], offset=start)
+        memory = np.frombuffer(mapped, dtype=np.uint8)
         counts, header, pairs, index, arrays = (
             memory[end - -(-length // _LINE) * _LINE :][:length]
             for end, length in zip(ends, lengths, strict=True)

@@ -7,9 +7,11 @@ pools, so it can be ended at any time.
 
 import contextlib
 import os
+import select
 import sys
 import threading
 import traceback
+from functools import partial
 from multiprocessing.connection import Connection
 
 from pagedserve.executor.processes import Answer, RankSpec
@@ -51,7 +53,15 @@ def _serve(spec: RankSpec, connection: Connection) -> None:
     connection.send(Answer("done"))
     assert connection.recv()[0] == "join"  # noqa: S101  # all are there
     device = torch.device(choose_device(spec.args.device).type, spec.device_index)
-    group = RankGroup(spec.rank, spec.size, store=spec.store, device=device)
+    memory = None if spec.memory is None else os.open(spec.memory, os.O_RDWR)
+    group = RankGroup(
+        spec.rank,
+        spec.size,
+        store=spec.store,
+        device=device,
+        memory=memory,
+        check=partial(_check, connection),
+    )
     executor = LocalExecutor(spec.args, group)
     connection.send(Answer("done"))
     request, (argument,) = connection.recv()
@@ -59,19 +69,26 @@ def _serve(spec: RankSpec, connection: Connection) -> None:
         connection.send(Answer("done", executor.determine_num_blocks(argument)))
         request, (argument,) = connection.recv()
     rank, size = spec.rank, spec.size
-    if spec.memory is None:
+    if memory is None:
         channel: StepChannel = RemoteChannel(connection, argument, rank=rank, num_ranks=size)
     else:
-        memory = os.open(spec.memory, os.O_RDWR)
         channel = StepChannel(memory, argument, rank=rank, num_ranks=size)
     executor.init_cache(argument, channel)
     connection.send(Answer("done"))
-    if spec.memory is not None:  # else the channel hears it
+    if memory is not None:  # else the channel hears it
         threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
     while True:
         step = channel.take()
         executor.forward(step, step.more_index)
         channel.done()
+
+
+def _check(connection: Connection) -> None:
+    """Raise ``EOFError`` where the engine's process has ended, whatever it has said before."""
+    poll = select.poll()
+    poll.register(connection, select.POLLRDHUP)
+    if poll.poll(0):
+        raise EOFError
 
 
 def _end_with(connection: Connection) -> None:

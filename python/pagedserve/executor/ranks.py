@@ -73,7 +73,14 @@ class RankedExecutor(LocalExecutor):
                 torch.set_num_threads(num_threads)
                 self._ranks.ask("join")
                 device = torch.device(choose_device(args.device).type, backend.device_index)
-                group = RankGroup(0, size, store=self._place.address, device=device)
+                group = RankGroup(
+                    0,
+                    size,
+                    store=self._place.address,
+                    device=device,
+                    memory=self._memory,
+                    check=self._ranks.check,
+                )
                 super().__init__(args, group)
                 self._ranks.answers()
                 _check_model(self.loaded)

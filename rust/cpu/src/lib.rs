@@ -21,6 +21,8 @@ mod element;
 mod elementwise;
 mod error;
 #[cfg(target_os = "linux")]
+pub mod exchange;
+#[cfg(target_os = "linux")]
 pub mod futex;
 mod isa;
 mod kernel;

@@ -1,12 +1,11 @@
 //! Words that processes share: the border of [`pagedserve_cpu::futex`].
 #![expect(unsafe_code, reason = "addresses from Python become pointers")]
 
-use std::time::Duration;
-
 use pagedserve_core::error::Error;
 use pagedserve_cpu::futex;
 use pyo3::prelude::*;
 
+use crate::cpu::exchange::seconds;
 use crate::error::to_py;
 use crate::gateway::{Work, compute};
 
@@ -36,8 +35,7 @@ pub(crate) fn bump(word: usize) -> PyResult<()> {
 #[pyfunction]
 pub(crate) fn wait_for_bump(py: Python<'_>, word: usize, seen: u32, timeout: f64) -> PyResult<u32> {
     let address = checked(word)?.expose_provenance();
-    let timeout = Duration::try_from_secs_f64(timeout)
-        .map_err(|error| to_py(&Error::Arrays(format!("timeout is {timeout}: {error}"))))?;
+    let timeout = seconds(timeout)?;
     let wait = || {
         let word = std::ptr::with_exposed_provenance_mut(address);
         // SAFETY: as above, until the call returns.

@@ -6,6 +6,8 @@
 
 mod attention;
 #[cfg(target_os = "linux")]
+mod exchange;
+#[cfg(target_os = "linux")]
 mod futex;
 mod layer;
 mod linear;
@@ -35,6 +37,9 @@ use crate::gateway::{Work, compute};
 pub(crate) mod module {
     #[pymodule_export]
     use super::attention::paged_attention;
+    #[cfg(target_os = "linux")]
+    #[pymodule_export]
+    use super::exchange::RankExchange;
     #[cfg(target_os = "linux")]
     #[pymodule_export]
     use super::futex::{bump, wait_for_bump};

@@ -1,0 +1,115 @@
+//! Sums over processes: the border of [`pagedserve_cpu::exchange`].
+#![expect(unsafe_code, reason = "addresses from Python become pointers")]
+
+use std::time::Duration;
+
+use pagedserve_core::error::Error;
+use pagedserve_cpu::exchange::Exchange;
+use pyo3::prelude::*;
+
+use crate::cpu::{dtype_of, size};
+use crate::error::{OrRaise, to_py};
+use crate::gateway::{Locked, Work};
+
+/// One rank's side of what processes of this machine exchange through memory that all map.
+///
+/// Ranks make the same calls in the same order.  A call that gives False has waited for a rank that
+/// did not come, or was interrupted by a signal: it is to be made again as it was.
+///
+/// Args:
+///     memory: Address of ``num_bytes(num_ranks, piece_bytes)``, a multiple of 64, zero before the
+///         first rank came.
+///     rank: Whose this is.
+///     num_ranks: How many there are.
+///     piece_bytes: That are exchanged at once, a multiple of 64.
+///
+/// Raises:
+///     ``StepError``: Arguments that cannot be.
+#[pyclass(frozen, module = "pagedserve._core.cpu")]
+pub(crate) struct RankExchange(Locked<Exchange>);
+
+#[pymethods]
+impl RankExchange {
+    #[new]
+    #[pyo3(signature = (memory, *, rank, num_ranks, piece_bytes))]
+    fn new(memory: usize, rank: i64, num_ranks: i64, piece_bytes: i64) -> PyResult<Self> {
+        let memory = std::ptr::with_exposed_provenance_mut(memory);
+        let rank = (size("rank", rank)?, size("num_ranks", num_ranks)?);
+        let piece_bytes = size("piece_bytes", piece_bytes)?;
+        // SAFETY: that the memory is mapped while this lives is the caller's promise.
+        let exchange = unsafe { Exchange::new(memory, rank, piece_bytes) }.or_raise()?;
+        Ok(Self(Locked::new(exchange)))
+    }
+
+    /// Bytes of the memory.
+    #[staticmethod]
+    #[pyo3(signature = (*, num_ranks, piece_bytes))]
+    fn num_bytes(num_ranks: i64, piece_bytes: i64) -> PyResult<usize> {
+        let num_ranks = size("num_ranks", num_ranks)?;
+        Ok(Exchange::num_bytes(num_ranks, size("piece_bytes", piece_bytes)?))
+    }
+
+    /// Add numbers up over the ranks, in place; in float32, and the same on all.
+    ///
+    /// Args:
+    ///     values: Their address.
+    ///     num: How many.
+    ///     dtype: Of them.
+    ///     patience: Seconds.
+    #[pyo3(signature = (values, num, dtype, *, patience))]
+    fn sum(
+        &self,
+        py: Python<'_>,
+        values: usize,
+        num: i64,
+        dtype: &str,
+        patience: f64,
+    ) -> PyResult<bool> {
+        let (num, dtype) = (size("num", num)?, dtype_of("dtype", dtype)?);
+        let patience = seconds(patience)?;
+        self.0.act(
+            py,
+            |_| Work::LONG,
+            |exchange| {
+                let values = std::ptr::with_exposed_provenance_mut(values);
+                // SAFETY: that the numbers are there is the caller's promise.
+                unsafe { exchange.sum(values, num, dtype, patience) }
+            },
+        )
+    }
+
+    /// Put the bytes of all ranks side by side.
+    ///
+    /// Args:
+    ///     values: Address of this rank's.
+    ///     output: Address of room for ``num_bytes`` of each rank.
+    ///     num_bytes: How many.
+    ///     patience: Seconds.
+    #[pyo3(signature = (values, output, num_bytes, *, patience))]
+    fn gather(
+        &self,
+        py: Python<'_>,
+        values: usize,
+        output: usize,
+        num_bytes: i64,
+        patience: f64,
+    ) -> PyResult<bool> {
+        let (num_bytes, patience) = (size("num_bytes", num_bytes)?, seconds(patience)?);
+        self.0.act(
+            py,
+            |_| Work::LONG,
+            |exchange| {
+                let values = std::ptr::with_exposed_provenance(values);
+                let output = std::ptr::with_exposed_provenance_mut(output);
+                // SAFETY: that both are there is the caller's promise.
+                Ok::<_, Error>(unsafe { exchange.gather((values, output), num_bytes, patience) })
+            },
+        )
+    }
+}
+
+/// A time to wait.
+pub(crate) fn seconds(timeout: f64) -> PyResult<Duration> {
+    Duration::try_from_secs_f64(timeout)
+        .map_err(|error| to_py(&Error::Arrays(format!("seconds to wait are {timeout}: {error}"))))
+}
