@@ -1,4 +1,4 @@
-"""What ranks cost: a step's way to one, one that waits, and a model that two share.
+"""What ranks cost: a step's way to one, their sums, one that waits, and a model that two share.
 
 A step's way is half of the time from ``publish`` to the answer of a rank that does nothing; to
 another machine's it is a message over TCP, here through loopback, and an empty answer.  The ratio
@@ -16,12 +16,14 @@ from typing import Any
 
 import numpy as np
 import psutil
+import torch
 from measuring import report_table
 
 from pagedserve import LLM, SamplingParams
 from pagedserve.executor.actors import send_at_once
 from pagedserve.executor.channel import RemoteChannel, StepChannel
 from pagedserve.executor.protocol import CacheShape, StepLimits
+from pagedserve.parallel.shared_memory import SharedMemory
 
 MAX_ROWS = 256
 BLOCKS_PER_ROW = 128
@@ -34,6 +36,8 @@ NO_MOVES = dict.fromkeys(
     np.zeros((0, 2), np.int64),
 )
 ROUNDS = 3000
+# Of SmolLM2-135M's hidden states.
+NUM_FEATURES = 576
 LIMITS = StepLimits(max_num_tokens=2048, max_num_rows=MAX_ROWS, max_model_len=2048)
 SHAPE = CacheShape(num_gpu_blocks=2048, num_cpu_blocks=64, block_size=16, limits=LIMITS)
 BYTES_PER_ROW = 64 + 4 * BLOCKS_PER_ROW
@@ -94,6 +98,25 @@ def messages_us(sizes: Sequence[int]) -> list[dict[str, object]]:
     return summary(times)
 
 
+def sums_us(sizes: Sequence[int]) -> list[dict[str, object]]:
+    """Microseconds of a sum over two ranks of one machine, which come at the same time."""
+    memory = os.memfd_create("bench")
+    rank = os.fork()
+    shared = SharedMemory(memory, int(rank == 0), 2, lambda: None)
+    times: dict[int, list[float]] = {size: [] for size in sizes}
+    for _ in range(ROUNDS):
+        for size, spent in times.items():
+            values = torch.ones(size, NUM_FEATURES)
+            started = time.perf_counter()
+            shared.all_reduce(values)
+            spent.append(1e6 * (time.perf_counter() - started))
+    if rank == 0:
+        os._exit(0)
+    os.waitpid(rank, 0)
+    os.close(memory)
+    return summary(times)
+
+
 def summary(times: dict[int, list[float]]) -> list[dict[str, object]]:
     """A row for each number of rows."""
     return [
@@ -150,6 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     report_table("way of a step", ways_us((1, 256)), as_json=options.json)
     report_table("message and answer over TCP", messages_us((1, 256)), as_json=options.json)
+    report_table("sum of float32 rows", sums_us((1, 8, 64, 256)), as_json=options.json)
     if options.model is None:
         return
     given: dict[str, Any] = {"max_model_len": 512, "use_tqdm_on_load": False}
