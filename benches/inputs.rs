@@ -14,7 +14,7 @@ use pagedserve_core::sequence::Request;
 fn prefilling(num_seqs: usize, context: usize) -> Scheduler {
     let num_blocks = num_seqs * (context / BLOCK_SIZE + 2);
     let config = SchedulerConfig::new(num_seqs, num_seqs * context, 1 << 18);
-    let cache = CacheConfig { watermark: 0.0, ..CacheConfig::new(BLOCK_SIZE, num_blocks) };
+    let cache = CacheConfig::new(BLOCK_SIZE, num_blocks).with(|cache| cache.watermark = 0.0);
     let mut scheduler = Scheduler::new(config, &cache).unwrap();
     let prompt: Vec<i32> = (0..).take(context).collect();
     for _ in 0..num_seqs {

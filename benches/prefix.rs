@@ -20,11 +20,10 @@ fn prompt(first: usize, num_tokens: usize) -> Vec<TokenId> {
 
 fn caching(num_gpu_blocks: usize) -> Scheduler {
     let config = SchedulerConfig::new(2048, 1 << 21, 1 << 18);
-    let cache = CacheConfig {
-        watermark: 0.0,
-        enable_prefix_caching: true,
-        ..CacheConfig::new(BLOCK_SIZE, num_gpu_blocks)
-    };
+    let cache = CacheConfig::new(BLOCK_SIZE, num_gpu_blocks).with(|cache| {
+        cache.watermark = 0.0;
+        cache.enable_prefix_caching = true;
+    });
     Scheduler::new(config, &cache).unwrap()
 }
 

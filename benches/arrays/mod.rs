@@ -27,23 +27,16 @@ impl Arrays {
     pub(crate) fn fill(&mut self, scheduler: &Scheduler) {
         let [token_ids, query_start, seq_lens, sample_index, sample_rows] = &mut self.int32;
         let [positions, slot_mapping, row_handles] = &mut self.int64;
-        let mut buffers = InputBuffers {
-            token_ids,
-            positions,
-            slot_mapping,
-            query_start,
-            seq_lens,
-            block_tables: &mut self.block_tables,
-            sample_index,
-            sample_rows,
-            row_handles,
-            adapter_slots: None,
-            state_slots: None,
-            cross_lens: None,
-            window_tables: None,
-            window_slots: None,
-            cross_tables: None,
-        };
+        let mut buffers = InputBuffers::default();
+        buffers.token_ids = token_ids;
+        buffers.positions = positions;
+        buffers.slot_mapping = slot_mapping;
+        buffers.query_start = query_start;
+        buffers.seq_lens = seq_lens;
+        buffers.block_tables = &mut self.block_tables;
+        buffers.sample_index = sample_index;
+        buffers.sample_rows = sample_rows;
+        buffers.row_handles = row_handles;
         scheduler.prepare_inputs(&mut buffers).unwrap();
     }
 }

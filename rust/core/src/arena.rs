@@ -1,9 +1,8 @@
-//! Generational arena: storage whose keys go dead when the value leaves.
+//! Generational arena: storage whose keys die when the value is removed.
 //!
-//! Owns the values put into it.  Invariants:
+//! Owns the values put into it.  Invariant:
 //! 1. A handle resolves to the value it was made for, or to nothing: a reused slot has a
 //!    newer generation, and a slot whose generations are used up is retired.
-//! 2. `len` is the number of values that resolve.
 //!
 //! Costs: insert, get, remove O(1); slots are reused, so steady churn allocates nothing.
 
@@ -11,7 +10,7 @@ use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::marker::PhantomData;
 
-/// The key of a value of type `T` in an [`Arena`].
+/// Key of a value of type `T`, such as a sequence; dead once the value is removed.
 pub struct Handle<T> {
     index: u32,
     generation: u32,
@@ -77,15 +76,14 @@ const LAST_GENERATION: u32 = u32::MAX >> 1;
 
 /// Values addressed by [`Handle`].
 #[derive(Clone, Debug)]
-pub struct Arena<T> {
+pub(crate) struct Arena<T> {
     slots: Vec<Slot<T>>,
     free: Vec<u32>,
-    len: usize,
 }
 
 impl<T> Default for Arena<T> {
     fn default() -> Self {
-        Self { slots: Vec::new(), free: Vec::new(), len: 0 }
+        Self { slots: Vec::new(), free: Vec::new() }
     }
 }
 
@@ -94,8 +92,7 @@ impl<T> Arena<T> {
     ///
     /// # Panics
     /// If 2^32 values live at once.
-    pub fn insert(&mut self, value: T) -> Handle<T> {
-        self.len += 1;
+    pub(crate) fn insert(&mut self, value: T) -> Handle<T> {
         if let Some(index) = self.free.pop() {
             let slot = &mut self.slots[index as usize];
             slot.value = Some(value);
@@ -111,24 +108,23 @@ impl<T> Arena<T> {
     }
 
     /// The value, unless it has left.
-    pub fn get(&self, handle: Handle<T>) -> Option<&T> {
+    pub(crate) fn get(&self, handle: Handle<T>) -> Option<&T> {
         self.slot(handle)?.value.as_ref()
     }
 
     /// The value for change, unless it has left.
-    pub fn get_mut(&mut self, handle: Handle<T>) -> Option<&mut T> {
+    pub(crate) fn get_mut(&mut self, handle: Handle<T>) -> Option<&mut T> {
         let slot = self.slots.get_mut(handle.index as usize)?;
         (slot.generation == handle.generation).then_some(slot.value.as_mut()).flatten()
     }
 
     /// Takes the value out; the handle is dead from here on.
-    pub fn remove(&mut self, handle: Handle<T>) -> Option<T> {
+    pub(crate) fn remove(&mut self, handle: Handle<T>) -> Option<T> {
         let slot = self.slots.get_mut(handle.index as usize)?;
         if slot.generation != handle.generation {
             return None;
         }
         let value = slot.value.take()?;
-        self.len -= 1;
         if slot.generation < LAST_GENERATION {
             slot.generation += 1;
             self.free.push(handle.index);
@@ -136,18 +132,8 @@ impl<T> Arena<T> {
         Some(value)
     }
 
-    /// How many values are stored.
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether nothing is stored.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
     /// All values with their handles, in slot order.
-    pub fn iter(&self) -> impl Iterator<Item = (Handle<T>, &T)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (Handle<T>, &T)> {
         (0u32..).zip(&self.slots).filter_map(|(index, slot)| {
             Some((Handle::new(index, slot.generation), slot.value.as_ref()?))
         })
@@ -167,7 +153,7 @@ mod tests {
         assert_eq!(arena.get(old), None);
         assert_eq!(arena.remove(old), None);
         assert_eq!(arena.get(new), Some(&"new"));
-        assert_eq!(arena.len(), 1);
+        assert_eq!(arena.iter().count(), 1);
     }
 
     #[test]

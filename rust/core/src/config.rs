@@ -1,14 +1,15 @@
-//! What a scheduler is built from.  Checked as a whole before anything is built.
+//! Configurations of a scheduler, validated as a whole before anything is built.
 
 use crate::error::{Error, Result};
 
-/// How a group gives its blocks back when others need them (Kwon et al., `PagedAttention`,
+/// How a preempted group releases its blocks (Kwon et al., `PagedAttention`,
 /// SOSP 2023, section 4.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum PreemptionMode {
-    /// Blocks are dropped; the group's tokens are computed again later.
+    /// Blocks are freed; the group's tokens are computed again later.
     Recompute,
-    /// Blocks are moved to the CPU tier and back.
+    /// Blocks are swapped out to host memory and swapped in later.
     Swap,
 }
 
@@ -22,33 +23,35 @@ impl PreemptionMode {
     }
 }
 
-/// Which group is served first.
+/// Order in which groups are served.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Policy {
-    /// The one that came first.
+    /// First come, first served.
     #[default]
     Fcfs,
-    /// The smallest priority number, among equals the earliest arrival; running groups give
-    /// way to waiting ones that go before them.
+    /// Smallest priority number first, then earliest arrival; waiting groups may preempt running
+    /// groups of lower priority.
     Priority,
 }
 
 /// Which running group is preempted when another needs its blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum VictimPolicy {
-    /// The last of the queue.
+    /// The last group of the queue.
     Last,
-    /// Of those that have not been served in the step, the one with the fewest computed
-    /// tokens: what is lost is computed again.
+    /// The group with the fewest computed tokens among those not yet served in the step, since
+    /// computed tokens are lost.
     #[default]
     LeastWork,
 }
 
-/// The decisions on blocks in which the best known way, the default, is not vLLM 0.6.2's.
+/// Block decisions whose default differs from vLLM 0.6.2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct CacheChoices {
-    /// Count in admission what a request shares with running ones, instead of asking for
-    /// blocks it will not take.
+    /// Subtract blocks shared with running requests from the demand of an admission.
     pub count_cached_blocks: bool,
     /// Charge a request's cached tokens to the token budget and compute them again, as vLLM
     /// 0.6.2's scheduler accounts for them.
@@ -56,11 +59,11 @@ pub struct CacheChoices {
     /// Share the last, partly filled block of a prompt with identical prompts, at the price of
     /// a copy for all but one of them.
     pub share_partial_blocks: bool,
-    /// Share blocks with generated tokens with later prompts that hold the same tokens, as those
-    /// of the next turn of a conversation do; else only with requests whose prompt ends at the
-    /// same place.
+    /// Share blocks of generated tokens with later prompts that hold the same tokens, such as the
+    /// next turn of a conversation; otherwise only with requests whose prompt ends at the same
+    /// position.
     pub share_generated_blocks: bool,
-    /// Move all blocks of a group that is swapped, also those that the other tier still has.
+    /// Move all blocks of a swapped group, also those that the other tier still holds.
     pub swap_in_cached_blocks: bool,
     /// Evict free blocks without contents in turn with the cached ones, instead of first.
     pub evict_blank_blocks_in_order: bool,
@@ -69,7 +72,7 @@ pub struct CacheChoices {
 }
 
 impl CacheChoices {
-    /// Those of vLLM 0.6.2.
+    /// The choices of vLLM 0.6.2.
     pub const CLASSIC: Self = Self {
         count_cached_blocks: false,
         charge_cached_tokens: true,
@@ -95,18 +98,25 @@ impl Default for CacheChoices {
     }
 }
 
-/// The blocks of layers that see a window of each sequence, beside those that see everything.
+/// Block pool of the sliding-window layers of a model that also has full-attention layers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct WindowGroup {
-    /// Tokens that a query sees, itself included, in the layer that sees most; at least 1.
+    /// Tokens that a query attends to, itself included, in the layer with the largest window; at
+    /// least 1.
     pub window: usize,
     /// Blocks on the device: at least [`SchedulerConfig::num_window_blocks`] of one sequence.
     pub num_gpu_blocks: usize,
-    /// Blocks in host memory for swapped groups; without any nothing is swapped.
+    /// Blocks in host memory for swapped groups; 0 turns swapping off.
     pub num_cpu_blocks: usize,
 }
 
 impl WindowGroup {
+    /// A window of `window` tokens in a pool of `num_gpu_blocks`, without host blocks.
+    pub fn new(window: usize, num_gpu_blocks: usize) -> Self {
+        Self { window, num_gpu_blocks, num_cpu_blocks: 0 }
+    }
+
     /// Checks all fields together.
     ///
     /// # Errors
@@ -120,6 +130,7 @@ impl WindowGroup {
 
 /// The KV blocks of both tiers.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct CacheConfig {
     /// Tokens a block holds, at least 1.
     pub block_size: usize,
@@ -127,24 +138,22 @@ pub struct CacheConfig {
     pub num_gpu_blocks: usize,
     /// Blocks in host memory for swapped groups; 0 turns swapping off.
     pub num_cpu_blocks: usize,
-    /// Share of the device blocks kept free when a new group is admitted, in `[0, 1)`.  It
-    /// damps the thrashing of admitting a group and preempting it at once.
+    /// Fraction of the device blocks kept free when a new group is admitted, in `[0, 1)`.  It
+    /// damps thrashing: admitting a group and preempting it at once.
     pub watermark: f64,
     /// Whether blocks keep their contents for later requests with the same prefix.
     pub enable_prefix_caching: bool,
-    /// Tokens that a query can see, itself included, where all layers have one window; a
+    /// Tokens that a query attends to, itself included, if all layers have the same window; a
     /// sequence then holds no more blocks than the window spans.
     pub sliding_window: Option<usize>,
-    /// The blocks of layers with a window where others see everything; `None` where all layers
-    /// share one kind.
+    /// Pool of the sliding-window layers, if other layers attend to everything; `None` otherwise.
     pub window_group: Option<WindowGroup>,
-    /// Where the best known way is not vLLM 0.6.2's.
+    /// Decisions whose default differs from vLLM 0.6.2.
     pub choices: CacheChoices,
 }
 
 impl CacheConfig {
-    /// The best known behaviour: no prefix caching unless it is turned on, no host blocks, a
-    /// watermark of one percent.
+    /// Defaults: no prefix caching, no host blocks, a watermark of one percent.
     pub fn new(block_size: usize, num_gpu_blocks: usize) -> Self {
         Self {
             block_size,
@@ -158,13 +167,22 @@ impl CacheConfig {
         }
     }
 
-    /// The decisions of vLLM 0.6.2's block manager.
+    /// The configuration of vLLM 0.6.2's block manager.
     pub fn classic(block_size: usize, num_gpu_blocks: usize) -> Self {
         Self { choices: CacheChoices::CLASSIC, ..Self::new(block_size, num_gpu_blocks) }
     }
 
+    /// This configuration with what `change` does to it.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
+    }
+
+    /// Checks all fields together.
+    ///
     /// # Errors
-    /// [`Error::Config`] with the field, what it was and what it may be.
+    /// [`Error::Config`] with the field, its value and the accepted values.
     pub fn validate(&self) -> Result<()> {
         at_least_one("block_size", self.block_size)?;
         at_least_one("num_gpu_blocks", self.num_gpu_blocks)?;
@@ -217,28 +235,27 @@ impl CacheConfig {
     }
 }
 
-/// The decisions on order and admission in which the best known way, the default, is not vLLM
-/// 0.6.2's.
+/// Order and admission decisions whose default differs from vLLM 0.6.2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct SchedulerChoices {
-    /// Admit new prompts in a step in which somebody was preempted, and with chunks while
-    /// somebody is swapped out.
+    /// Admit new prompts in a step that preempts a group, and with chunked prefill while a group is
+    /// swapped out.
     pub admit_after_preemption: bool,
-    /// Bring groups swapped out in one step back in the order in which they were taken, last
-    /// first.
+    /// Swap in groups that were swapped out in one step in reverse order.
     pub reverse_swapped_order: bool,
     /// Cut a chunk at a block boundary where prefix caching is on.
     pub whole_block_chunks: bool,
     /// Refuse a prompt beyond `max_model_len` also where prompts are cut into chunks, whatever
     /// the length of its first chunk.
     pub limit_chunked_prompts: bool,
-    /// Once `max_num_seqs` groups were admitted before one that waits for its adapter's slot, admit
-    /// nobody for the adapter that has had its slot longest; else it may wait for ever.
+    /// Once `max_num_seqs` groups were admitted ahead of one that waits for an adapter slot, admit
+    /// no group for the adapter that has held its slot longest; otherwise it may wait indefinitely.
     pub drain_adapters: bool,
 }
 
 impl SchedulerChoices {
-    /// Those of vLLM 0.6.2.
+    /// The choices of vLLM 0.6.2.
     pub const CLASSIC: Self = Self {
         admit_after_preemption: true,
         reverse_swapped_order: true,
@@ -262,48 +279,49 @@ impl Default for SchedulerChoices {
 
 /// The limits and options of the scheduler.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct SchedulerConfig {
-    /// Sequences that may run at once.
+    /// Maximum number of running sequences.
     pub max_num_seqs: usize,
-    /// Tokens that one step may compute.
+    /// Maximum number of tokens of one step.
     pub max_num_batched_tokens: usize,
-    /// Tokens of a sequence, prompt and output together.
+    /// Maximum number of tokens of a sequence, prompt and output together.
     pub max_model_len: usize,
-    /// `None` chooses by group size: recompute for one sequence, swap for several.
+    /// `None` recomputes groups of one sequence and swaps groups of several.
     pub preemption_mode: Option<PreemptionMode>,
     /// Cut prompts into chunks that share steps with decodes (Agrawal et al., Sarathi-Serve,
     /// OSDI 2024), decodes first.
     pub enable_chunked_prefill: bool,
-    /// Which group is served first.
+    /// Order in which groups are served.
     pub policy: Policy,
-    /// Hold prompts back until the oldest has waited this many times the last prompt step, so
-    /// that more of them run together; 0 does not.
+    /// Delay prompts until the oldest has waited this many times the duration of the last prompt
+    /// step, so that more of them run together; 0 does not delay.
     pub delay_factor: f64,
-    /// Slots given to a decoding sequence beyond its next token.
+    /// Slots of a decoding sequence after its next token.
     pub num_lookahead_slots: usize,
-    /// Slots for adapters on the device, and so how many may be active in one step; `None` without
+    /// Number of adapter slots on the device, and so of adapters in one step; `None` without
     /// adapters.
     pub max_loras: Option<usize>,
-    /// Slots on the device for what layers keep of a sequence beside keys and values, at least
-    /// `max_num_seqs`; 0 where they keep nothing else.
+    /// Device slots for recurrent states of sequences, at least `max_num_seqs`; 0 for a model
+    /// without them.
     pub num_state_slots: usize,
-    /// Slots in host memory for the states of swapped groups; without any nothing is swapped.
+    /// Host slots for the states of swapped groups; 0 turns swapping off.
     pub num_cpu_state_slots: usize,
-    /// How many groups may be admitted before the head of a queue, waiting or swapped, that does
-    /// not fit; then nobody passes it any more.  0 keeps strict order.
+    /// Maximum number of groups admitted ahead of the head of a queue, waiting or swapped, while it
+    /// does not fit in memory; 0 keeps strict order.
     pub max_num_bypasses: usize,
-    /// Who is preempted.
+    /// Which running group is preempted.
     pub victim_policy: VictimPolicy,
-    /// Where the best known way is not vLLM 0.6.2's.
+    /// Decisions whose default differs from vLLM 0.6.2.
     pub choices: SchedulerChoices,
 }
 
 impl SchedulerConfig {
-    /// Sequences that may run at once where nobody says.
+    /// Default of `max_num_seqs`.
     pub const DEFAULT_MAX_NUM_SEQS: usize = 256;
 
-    /// Tokens of a step where nobody says: with chunks few, so that no decode waits long for a
-    /// prompt; without them room for the longest prompt.  Never fewer than sequences.
+    /// Default of `max_num_batched_tokens`: small with chunked prefill, so that decodes do not wait
+    /// long for a prompt; otherwise enough for the longest prompt.  At least `max_num_seqs`.
     pub fn default_max_num_batched_tokens(
         enable_chunked_prefill: bool,
         max_num_seqs: usize,
@@ -312,12 +330,12 @@ impl SchedulerConfig {
         if enable_chunked_prefill { 512 } else { max_model_len.max(2048) }.max(max_num_seqs)
     }
 
-    /// How many may pass a head of a queue where nobody says; measured in docs/options.md.
+    /// Default of `max_num_bypasses`.
     pub fn default_max_num_bypasses(enable_chunked_prefill: bool) -> usize {
         if enable_chunked_prefill { 64 } else { 0 }
     }
 
-    /// The best known behaviour within these limits, without chunks.
+    /// Defaults within these limits, without chunked prefill.
     pub fn new(max_num_seqs: usize, max_num_batched_tokens: usize, max_model_len: usize) -> Self {
         Self {
             max_num_seqs,
@@ -337,7 +355,7 @@ impl SchedulerConfig {
         }
     }
 
-    /// The decisions of vLLM 0.6.2's scheduler, its faults excepted.
+    /// The configuration of vLLM 0.6.2's scheduler, without its faults.
     pub fn classic(
         max_num_seqs: usize,
         max_num_batched_tokens: usize,
@@ -351,8 +369,17 @@ impl SchedulerConfig {
         }
     }
 
+    /// This configuration with what `change` does to it.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
+    }
+
+    /// Checks all fields together.
+    ///
     /// # Errors
-    /// [`Error::Config`] with the field, what it was and what it may be.
+    /// [`Error::Config`] with the field, its value and the accepted values.
     pub fn validate(&self) -> Result<()> {
         at_least_one("max_num_seqs", self.max_num_seqs)?;
         at_least_one("max_model_len", self.max_model_len)?;
@@ -405,8 +432,8 @@ impl SchedulerConfig {
         Err(Error::Config(refusal))
     }
 
-    /// Blocks that layers with a window can need at once while `num_seqs` sequences run: what each
-    /// keeps between steps, and what the tokens of one step add.
+    /// Largest number of window blocks that `num_seqs` running sequences use: those that each keeps
+    /// between steps, and those that the tokens of a step add.
     pub fn num_window_blocks(&self, num_seqs: usize, window: usize, block_size: usize) -> usize {
         let num_lookahead_slots = self.num_lookahead_slots;
         // m tokens lie in at most (m - 2) / block_size + 2 blocks; one more lets the chunks of a
@@ -416,7 +443,7 @@ impl SchedulerConfig {
         num_seqs * num_kept.min(longest) + self.max_num_batched_tokens / block_size
     }
 
-    /// The longest prompt that can be run: without chunks it is computed in one step.
+    /// Largest number of prompt tokens; without chunked prefill a prompt is computed in one step.
     pub fn prompt_limit(&self) -> usize {
         if self.enable_chunked_prefill {
             self.max_model_len

@@ -1,24 +1,26 @@
-//! What can be wrong with a call.  Running out of blocks or budget is normal life and never
-//! an error; those are values ([`crate::space::AllocStatus`], [`crate::outputs::IgnoredReason`]).
+//! Errors of calls.  Running out of blocks or budget is no error; those outcomes are values
+//! ([`crate::space::AllocStatus`], [`crate::outputs::IgnoredReason`]).
 
 use std::fmt;
 
-/// Why a call was refused.  The state is unchanged whenever one of these is returned, except
-/// for [`Error::Invariant`], which reports a state that must not be.
+/// Reason why a call was refused.
+///
+/// A refused call leaves the state unchanged.  [`Error::Invariant`] reports a broken state.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub enum Error {
     /// A configuration that cannot work.
     Config(String),
     /// A request that cannot be accepted.
     Request(String),
-    /// A handle that names nothing (any more): which kind, and its integer form.
+    /// A handle of no live object: its kind and integer form.
     StaleHandle {
         /// "sequence" or "sequence group".
         kind: &'static str,
-        /// [`crate::arena::Handle::to_bits`] of the handle given.
+        /// [`crate::arena::Handle::to_bits`] of the handle.
         bits: i64,
     },
-    /// Calls of a step out of order.
+    /// A call of a step out of order.
     Step(String),
     /// Arrays that do not belong to the step: wrong length, order or value.
     Arrays(String),
@@ -36,7 +38,7 @@ impl fmt::Display for Error {
             | Self::Invariant(text) => f.write_str(text),
             Self::StaleHandle { kind, bits } => write!(
                 f,
-                "no {kind} has the handle {bits}; it has ended, or the handle was never given out"
+                "no {kind} has the handle {bits}; it has ended, or the handle was never returned"
             ),
         }
     }

@@ -8,7 +8,7 @@
 /// one is a placeholder.
 pub type TokenId = i32;
 
-/// Stands for the token of sample `index` of a step until it is known: `-1 - index`.
+/// Placeholder of the token of sample `index` of a step until it is known: `-1 - index`.
 #[expect(clippy::cast_possible_truncation, clippy::cast_possible_wrap, reason = "validated")]
 pub(crate) fn placeholder(index: usize) -> TokenId {
     -1 - index as TokenId

@@ -1,26 +1,26 @@
-//! The model's inputs for one step, written into arrays that the caller owns.
+//! Model inputs of one step, written into arrays that the caller owns.
 //!
-//! Owns nothing.  With T tokens, R rows, S samples and B blocks in the longest table:
+//! With T tokens, R rows, S samples and B blocks in the longest table:
 //!
 //! | array | shape | meaning |
 //! |---|---|---|
 //! | `token_ids` | T | inputs, rows packed one after another |
 //! | `positions` | T | position of each token in its sequence |
-//! | `slot_mapping` | T | where its keys and values go: block * block size + offset, or -1 where they lie already |
+//! | `slot_mapping` | T | slot of its keys and values: block * block size + offset, or -1 if they are already in the cache |
 //! | `query_start` | R + 1 | row boundaries in T |
 //! | `seq_lens` | R | keys visible to the last token of the row, drafts included |
 //! | `block_tables` | R x B | physical blocks, row-major, padded with 0 |
-//! | `sample_index` | S | positions in T whose logits are wanted, ascending |
+//! | `sample_index` | S | positions in T whose logits are sampled from, ascending |
 //! | `sample_rows` | S | the row of each |
 //! | `row_handles` | R | [`crate::arena::Handle::to_bits`] of the sequence |
-//! | `adapter_slots` | R, or none without `max_loras` | where the row's adapter lies, -1 for the base model |
-//! | `state_slots` | R, or none without `num_state_slots` | where the row's state lies |
-//! | `window_tables` | R x B, or none without `window_group` | blocks in the layers with a window, as `block_tables`, 0 before the window |
-//! | `window_slots` | T, or none without `window_group` | where the keys and values of these layers go |
+//! | `adapter_slots` | R, or none without `max_loras` | adapter slot of the row, -1 for the base model |
+//! | `state_slots` | R, or none without `num_state_slots` | state slot of the row |
+//! | `window_tables` | R x B, or none without `window_group` | blocks of the sliding-window layers, as `block_tables`, 0 before the window |
+//! | `window_slots` | T, or none without `window_group` | slots of keys and values in these layers |
 //! | `cross_lens` | R, or none without encoders | tokens of the encoder's output |
 //! | `cross_tables` | R x C, or none without encoders | blocks of its keys and values, as `block_tables`, with C in the longest |
 //!
-//! A row with D drafts has D tokens and D samples more, behind its last.
+//! A row with D draft tokens has D more tokens and samples, after its last.
 //!
 //! Costs: O(T + R x B), no allocation.
 
@@ -30,9 +30,12 @@ use crate::outputs::SchedulerOutputs;
 use crate::sequence::{Sequence, SequenceStore};
 use crate::table::num_blocks_for;
 
-/// The caller's arrays; each may be longer than the step needs.
-#[derive(Debug)]
+/// Arrays of the caller; each may be longer than the step needs.
+///
+/// Start from the default, which has empty arrays, and assign those that the scheduler needs.
+#[derive(Debug, Default)]
 #[expect(missing_docs, reason = "the fields are described in the module's table")]
+#[non_exhaustive]
 pub struct InputBuffers<'a> {
     pub token_ids: &'a mut [i32],
     pub positions: &'a mut [i64],
@@ -89,7 +92,7 @@ fn too_short(name: &str, given: usize, needed: usize, step_id: u64) -> Error {
     Error::Arrays(format!("{name} has room for {given} elements; step {step_id} needs {needed}"))
 }
 
-/// Writes the inputs of `outputs` into `buffers`, but for those of states, windows and encoders.
+/// Writes the inputs of `outputs` into `buffers`, except those of states, windows and encoders.
 ///
 /// # Errors
 /// [`Error::Arrays`] when an array is too short; then nothing was written.
@@ -147,7 +150,7 @@ pub(crate) fn fill(
     Ok(())
 }
 
-/// Writes where the keys of each row's encoder lie.
+/// Writes the cross-attention blocks of each row.
 #[inline(never)] // what few models need stays out of the way of the rest
 pub(crate) fn fill_cross(
     buffers: &mut InputBuffers<'_>,

@@ -1,9 +1,9 @@
-//! The decision log: one JSON line a step, with all that a replay needs.
+//! Decision log: one JSON line per step, with everything that a replay needs.
 //!
 //! Owns the writer and the events since the last line.  The first line holds the format, the
-//! version of this crate and both configurations.  Every other line holds what was done to the
-//! scheduler since the line before (`events`, in order) and then what it decided (the last line
-//! may hold events alone):
+//! version of this crate and both configurations.  Every other line holds the calls
+//! since the line before (`events`, in order) and then the decisions (the last line may hold only
+//! events):
 //!
 //! ```json
 //! {"step":7,"now":0.07,"events":[["update",[412,9],[1]],["add",{"group":4294967298,...}]],
@@ -11,13 +11,15 @@
 //!  "ignored":[],"refused":[[4294967298,"no_blocks"]],"free":[3,0]}
 //! ```
 //!
-//! Where there is something to move or to load, `"state_moves":[0,0,1]`, counts of the moves of state
-//! slots, `"window_moves":[0,0,1]`, those of window blocks, and `"adapters_to_load":[[3,0]]`, adapter and slot, follow the moves.
+//! Where there is something to move or to load, `"state_moves":[0,0,1]`, counts of the moves of
+//! state slots, `"window_moves":[0,0,1]`, those of window blocks, and `"adapters_to_load":[[3,0]]`,
+//! adapter and slot, follow the moves.
 //!
 //! `update` is written as its tokens and the indices of the outputs that finish; parent rows
 //! and token starts follow where they are not one output a sampled row.  A step that
 //! ended before its tokens were known has `["update_async"]`, and later
-//! `["resolve_tokens",7,[412,9]]`.  Equal configurations and events lead to equal decisions, handles included.
+//! `["resolve_tokens",7,[412,9]]`.  Equal configurations and events lead to equal decisions,
+//! handles included.
 //!
 //! Invariant: a line is whole or missing: each is written in one call.
 //!
@@ -34,7 +36,7 @@ use crate::outputs::SchedulerOutputs;
 use crate::scheduler::SampledOutputs;
 use crate::sequence::{GroupHandle, Request};
 
-/// Writes what a scheduler is told and what it decides.
+/// Writer of the calls and decisions of a scheduler.
 #[derive(Debug)]
 pub struct DecisionLog<W: Write> {
     writer: W,
@@ -166,12 +168,12 @@ impl<W: Write> DecisionLog<W> {
         line.text("]");
     }
 
-    /// Notes that a step was ended before its tokens were known.
+    /// Records that a step ended before its tokens were known.
     pub fn update_async(&mut self) {
         self.line.event().text("[\"update_async\"]");
     }
 
-    /// Notes the tokens of a step that ended before they were known.
+    /// Records the tokens of a step that ended before they were known.
     pub fn resolve_tokens(&mut self, step_id: u64, tokens: &[TokenId]) {
         let line = self.line.event();
         line.text("[\"resolve_tokens\",").number(step_id);
@@ -241,8 +243,7 @@ impl<W: Write> DecisionLog<W> {
         }
     }
 
-    /// Brings everything to the writer's end; what happened since the last step goes on a line
-    /// of its own.
+    /// Flushes the writer; events since the last step are written on a separate line.
     pub fn flush(&mut self) {
         let events = std::mem::take(&mut self.line.0);
         if !events.is_empty() {
@@ -253,7 +254,7 @@ impl<W: Write> DecisionLog<W> {
         }
     }
 
-    /// What ended the log, if anything did.
+    /// Error that ended the log, if any.
     pub fn error(&self) -> Option<&io::Error> {
         self.error.as_ref()
     }

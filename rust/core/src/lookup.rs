@@ -1,17 +1,17 @@
-//! Lookup: what followed the newest tokens of a text when they came before.
+//! Prompt lookup: a proposer of draft tokens without a model.
 //!
-//! Texts that are edited, quoted or extracted from repeat what they have; so what came after the last
-//! occurrence of their end is a guess at what comes next.  (Saxena, "Prompt lookup decoding", 2023.)
-//! Occurrences are found as in LZ77 with hash chains: the newest place of each run of `min_match`
-//! tokens, and from each place the one before it (RFC 1951, section 4).
+//! Editing, quoting and extraction repeat earlier tokens; so the tokens after the last occurrence
+//! of a sequence's end are proposed as its draft tokens.  (Saxena, "Prompt lookup decoding", 2023.)
+//! Occurrences are found as in LZ77 with hash chains: the newest position of each run of
+//! `min_match` tokens, and from each position the one before it (RFC 1951, section 4).
 //!
-//! Owns the tokens and their places.  Invariants:
-//! 1. `previous[i]` is the newest place before `i` where the run of `min_match` tokens that ends at `i`
-//!    ended too, or 0.
-//! 2. A match is compared, not believed; no match begins in one text and ends in the next.
+//! Owns the tokens and their positions.  Invariants:
+//! 1. `previous[i]` is the newest position before `i` where the run of `min_match` tokens that ends
+//!    at `i` ended too, or 0.
+//! 2. A match is compared token by token; no match crosses from one sequence into the next.
 //!
-//! Costs: O(1) a token that is added, some 16 bytes of memory; a question looks at
-//! `MAX_PLACES` places at most, at `max_match` tokens of each.
+//! Costs: O(1) per added token and some 16 bytes of memory; a proposal compares
+//! at most `max_match` tokens at each of at most `MAX_PLACES` positions.
 
 use std::mem::replace;
 
@@ -20,7 +20,7 @@ use hashbrown::HashTable;
 use crate::hash::{PrefixHash, PrefixKey};
 use crate::ids::TokenId;
 
-/// Ends a text among several; no token of a vocabulary.
+/// Separator of sequences; no token of a vocabulary.
 const SEPARATOR: TokenId = -1;
 /// Places that a question looks at, newest first.
 const MAX_PLACES: usize = 32;
@@ -39,8 +39,8 @@ pub struct TokenLookup {
 }
 
 impl TokenLookup {
-    /// No texts yet.  A match has `min_match` tokens at least, at least 1, and of longer ones
-    /// `max_match` are compared; beyond `max_tokens` tokens the older half is forgotten.
+    /// Creates an empty lookup.  A match has `min_match` tokens at least, at least 1, and of longer
+    /// ones `max_match` are compared; beyond `max_tokens` tokens the older half is forgotten.
     pub fn new(min_match: usize, max_match: usize, max_tokens: usize) -> Self {
         Self {
             min_match: min_match.max(1),
@@ -62,7 +62,7 @@ impl TokenLookup {
         self.tokens.is_empty()
     }
 
-    /// Makes the newest text longer.
+    /// Appends tokens to the newest sequence.
     pub fn extend(&mut self, tokens: &[TokenId]) {
         for token in tokens {
             self.push(*token);
@@ -78,7 +78,7 @@ impl TokenLookup {
         }
     }
 
-    /// Ends the newest text; what is added begins another.
+    /// Ends the newest sequence; later tokens begin another.
     pub fn end_text(&mut self) {
         self.extend(&[SEPARATOR]);
     }
@@ -100,14 +100,14 @@ impl TokenLookup {
         self.previous.push(before);
     }
 
-    /// What came, at most `most` tokens, behind the longest match of the newest text's end, the newest
-    /// of several.  From its match to its end the text is taken to repeat, more than once if need be.
+    /// Returns at most `most` tokens that followed the longest match of the newest sequence's end,
+    /// the newest of several.  The tokens from the match to the end are assumed to repeat.
     pub fn propose(&self, most: usize) -> Vec<TokenId> {
         let newest = self.previous[self.tokens.len()];
         Self::up_to_separator(self.best_match(&self.tokens, newest).iter().cycle(), most)
     }
 
-    /// The same for the end of another text, which is not among these.
+    /// Returns a proposal for the end of a sequence that was not added.
     pub fn propose_for(&self, text: &[TokenId], most: usize) -> Vec<TokenId> {
         let is_same = |run, at: &u32| run_at(&self.tokens, self.min_match, *at) == run;
         let newest = last_run(text, self.min_match)
@@ -120,7 +120,7 @@ impl TokenLookup {
         tokens.copied().take(most).take_while(|token| *token != SEPARATOR).collect()
     }
 
-    /// All tokens behind the longest match of the end of `text`, of places from `newest` on.
+    /// All tokens after the longest match of the end of `text`, of positions from `newest` on.
     fn best_match(&self, text: &[TokenId], newest: u32) -> &[TokenId] {
         let before = |place: &usize| Some(self.previous[*place] as usize);
         let places = std::iter::successors(Some(newest as usize), before);
@@ -137,7 +137,7 @@ impl TokenLookup {
         &self.tokens[best..]
     }
 
-    /// Tokens before `place` that the end of `text` has too, `max_match` at most.
+    /// Number of tokens before `place` that match the end of `text`, at most `max_match`.
     fn match_length(&self, text: &[TokenId], place: usize) -> usize {
         let before = self.tokens[..place].iter().rev();
         let pairs = text.iter().rev().zip(before).take(self.max_match);
@@ -145,7 +145,7 @@ impl TokenLookup {
     }
 }
 
-/// The last `length` tokens, if they are of one text.
+/// The last `length` tokens, if they belong to one sequence.
 fn last_run(tokens: &[TokenId], length: usize) -> Option<&[TokenId]> {
     let first = tokens.len().checked_sub(length)?;
     (!tokens[first..].contains(&SEPARATOR)).then_some(&tokens[first..])

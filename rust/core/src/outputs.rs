@@ -1,10 +1,10 @@
-//! The decisions of one step, as data.
+//! Decisions of one step, as plain data.
 //!
-//! Owns nothing of the scheduler: a copy may be kept.  Invariants:
-//! 1. Rows of prefill groups come first, and the rows of a group are neighbours, in the
+//! Independent of the scheduler: a copy may be kept.  Invariants:
+//! 1. Rows of prefill groups come first, and the rows of a group are adjacent, in the
 //!    order of `scheduled`.
-//! 2. Moves are to be carried out in the order swap out, swap in, copy, before the rows run.
-//! 3. Adapters are to be loaded before the rows run, and after those of the steps before.
+//! 2. Moves must be carried out in the order swap out, swap in, copy, before the rows run.
+//! 3. Adapters must be loaded before the rows run, and after the rows of earlier steps.
 
 use std::fmt;
 
@@ -14,36 +14,39 @@ use crate::sequence::{GroupHandle, GroupStats, SeqHandle};
 
 /// One sequence in one step: its next `num_tokens` uncomputed tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Row {
     /// The sequence.
     pub seq: SeqHandle,
     /// Tokens computed for it in this step, at least 1.
     pub num_tokens: usize,
-    /// Where its adapter lies, -1 for the base model.
+    /// Slot of its adapter, -1 for the base model.
     pub adapter_slot: i32,
-    /// Whether its next token is wanted: false for a row that stops before its last token.
+    /// Whether its next token is sampled: false for a row that stops before its last token.
     pub is_sampled: bool,
-    /// Drafts behind them, each computed and sampled too.
+    /// Draft tokens after them, each computed and sampled too.
     pub num_drafts: usize,
 }
 
 /// One group in one step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ScheduledSequenceGroup {
     /// The group.
     pub group: GroupHandle,
-    /// Tokens computed for it in this step: of a prefill in all its rows, of a decode in each.
+    /// Tokens computed for it in this step: for a prefill in all its rows, for a decode in each.
     pub token_chunk_size: usize,
-    /// Whether it was still computing its prompt (or recomputing) before this step.
+    /// Whether it computed or recomputed its prompt before this step.
     pub is_prefill: bool,
-    /// Whether its next tokens are wanted: false for a chunk that stops before the end.
+    /// Whether its next tokens are sampled: false for a chunk that stops before the end.
     pub is_sampled: bool,
-    /// How many rows it has.
+    /// Number of its rows.
     pub num_rows: usize,
 }
 
-/// Why the scheduler ended a group.
+/// Reason why the scheduler ended a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum IgnoredReason {
     /// The prompt is longer than a step or the model allows.
     PromptTooLong {
@@ -52,16 +55,16 @@ pub enum IgnoredReason {
         /// Tokens accepted.
         limit: usize,
     },
-    /// The group's tokens need more blocks than the device has to give.
+    /// The group's tokens need more blocks than the device has.
     NeverFits {
         /// Blocks needed.
         num_blocks: usize,
-        /// Blocks there are.
+        /// Blocks available.
         limit: usize,
     },
-    /// The group had all used blocks to itself and needs more than there are.
+    /// The group holds all used blocks and needs more than the device has.
     OutgrewCache {
-        /// Device blocks there are.
+        /// Device blocks available.
         limit: usize,
     },
 }
@@ -84,11 +87,12 @@ impl fmt::Display for IgnoredReason {
     }
 }
 
-/// Why no prompt of so many tokens can be run.  As text it has no subject: whoever asked knows
-/// what it calls the prompt.
+/// Reason why a prompt of some length can never run.  Its text has no subject: the caller adds the
+/// name of the prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum PromptRefusal {
-    /// The prompt leaves no room for a new token in the model's length.
+    /// The prompt fills `max_model_len`, so that no token can follow.
     FillsModel {
         /// Tokens of the prompt.
         num_tokens: usize,
@@ -102,7 +106,7 @@ pub enum PromptRefusal {
         /// Tokens of a step.
         max_num_batched_tokens: usize,
     },
-    /// The prompt needs more blocks than a new group is ever given.
+    /// The prompt needs more blocks than a new group can get.
     ExceedsCache {
         /// Tokens of the prompt.
         num_tokens: usize,
@@ -110,9 +114,9 @@ pub enum PromptRefusal {
         block_size: usize,
         /// Blocks needed.
         num_blocks: usize,
-        /// Device blocks there are.
+        /// Device blocks available.
         num_gpu_blocks: usize,
-        /// Those of them above the watermark.
+        /// Device blocks above the watermark.
         num_usable_blocks: usize,
     },
 }
@@ -150,16 +154,17 @@ impl fmt::Display for PromptRefusal {
 
 /// Why a group that waits or is swapped did not run in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Refusal {
-    /// Not enough free blocks now.
+    /// Too few free blocks now.
     NoBlocks,
     /// The token budget of the step is spent.
     NoTokens,
-    /// As many sequences run as may.
+    /// `max_num_seqs` sequences run.
     NoSequences,
     /// Its adapter has no slot.
     NoAdapterSlot,
-    /// Prompts are held back by the delay factor.
+    /// Prompts are delayed by the delay factor.
     Delayed,
 }
 
@@ -176,8 +181,9 @@ impl Refusal {
     }
 }
 
-/// What one call of `schedule` decided.
+/// Decisions of one call of `schedule`.
 #[derive(Clone, Debug, Default)]
+#[non_exhaustive]
 pub struct SchedulerOutputs {
     /// Names the step in `update` and `abandon`; counts up from 0.
     pub step_id: u64,
@@ -191,15 +197,15 @@ pub struct SchedulerOutputs {
     pub num_prefill_rows: usize,
     /// Tokens of the prefill groups.
     pub num_prefill_tokens: usize,
-    /// Tokens of all rows, drafts included.
+    /// Tokens of all rows, draft tokens included.
     pub num_batched_tokens: usize,
-    /// Rows whose next token is wanted, and drafts.
+    /// Rows whose next token is sampled, and draft tokens.
     pub num_samples: usize,
-    /// What [`propose`](crate::scheduler::Scheduler::propose) put behind rows, in their order.
+    /// Draft tokens added by [`propose`](crate::scheduler::Scheduler::propose), in order of rows.
     pub drafts: Vec<TokenId>,
-    /// Blocks that the tokens of a row take, computed ones included, at most.
+    /// Largest number of blocks of a row, computed ones included.
     pub max_num_blocks: usize,
-    /// Blocks of the keys and values of a row's encoder, at most.
+    /// Largest number of cross-attention blocks of a row.
     pub max_num_cross_blocks: usize,
     /// (device, host) pairs.
     pub blocks_to_swap_out: Vec<BlockPair>,
@@ -219,29 +225,30 @@ pub struct SchedulerOutputs {
     pub window_blocks_to_swap_in: Vec<BlockPair>,
     /// Window blocks to copy on the device.
     pub window_blocks_to_copy: Vec<BlockPair>,
-    /// (adapter, slot) pairs: what lay in the slot is not needed any more.
+    /// (adapter, slot) pairs; the previous content of the slot is no longer needed.
     pub adapters_to_load: Vec<(u32, i32)>,
-    /// Groups ended in this step, why, and what they had been through; their handles are dead.
+    /// Groups that the scheduler ended, with reason and statistics; their handles are dead.
     pub ignored_seq_groups: Vec<(GroupHandle, IgnoredReason, GroupStats)>,
-    /// Groups that were considered and did not run, and why; those behind them were not.
+    /// Groups that were considered and did not run, with the reason; later ones were not
+    /// considered.
     pub refused: Vec<(GroupHandle, Refusal)>,
     /// Groups that lost their device blocks in this step, lowest priority first.
     pub preempted: Vec<(GroupHandle, PreemptionMode)>,
-    /// Groups that came back from the host.
+    /// Groups swapped in from the host.
     pub swapped_in: Vec<GroupHandle>,
-    /// Slots beyond its next token that every decoding sequence has.
+    /// Slots of every decoding sequence after its next token.
     pub num_lookahead_slots: usize,
     /// Groups in the running queue after the decisions.
     pub running_queue_size: usize,
 }
 
 impl SchedulerOutputs {
-    /// Whether there is nothing to execute.  Then no step is open, and no update is awaited.
+    /// Whether the step has nothing to execute; then no step is open.
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty() && !self.has_moves()
     }
 
-    /// Whether blocks or states are to be moved before the rows run.
+    /// Whether blocks or states must be moved before the rows run.
     pub fn has_moves(&self) -> bool {
         !(self.blocks_to_swap_out.is_empty()
             && self.blocks_to_swap_in.is_empty()

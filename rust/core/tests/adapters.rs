@@ -17,7 +17,8 @@ fn with_slots(max_loras: usize) -> Scheduler {
 
 fn add(scheduler: &mut Scheduler, adapter: u32) -> GroupHandle {
     let key = PrefixKey { adapter, salt: 0 };
-    scheduler.add_seq_group(&Request { key, ..Request::new(&[1, 2, 3], 0.0) }).unwrap().0
+    let request = Request::new(&[1, 2, 3], 0.0).with(|request| request.key = key);
+    scheduler.add_seq_group(&request).unwrap().0
 }
 
 /// A step in which every sampled row ends if `finish`: what was loaded, and the slot of each row.

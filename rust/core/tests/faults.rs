@@ -192,7 +192,8 @@ fn f7_prefills_come_first_whatever_the_adapters() {
     let prompt: Vec<i32> = (0..9).collect();
     for adapter in [2, 0, 1, 2, 0] {
         let key = PrefixKey { adapter, salt: 0 };
-        scheduler.add_seq_group(&Request { key, ..Request::new(&prompt, 0.0) }).unwrap();
+        let request = Request::new(&prompt, 0.0).with(|request| request.key = key);
+        scheduler.add_seq_group(&request).unwrap();
     }
     for _ in 0..8 {
         step(&mut scheduler, 1);
@@ -270,7 +271,8 @@ fn f11_a_victim_gives_back_its_own_sequences_and_adapter() {
     let prompt: Vec<i32> = (0..16).collect();
     let add = |scheduler: &mut Scheduler, len: usize, adapter| {
         let key = PrefixKey { adapter, salt: 0 };
-        scheduler.add_seq_group(&Request { key, ..Request::new(&prompt[..len], 0.0) }).unwrap().0
+        let request = Request::new(&prompt[..len], 0.0).with(|request| request.key = key);
+        scheduler.add_seq_group(&request).unwrap().0
     };
     let old = add(&mut scheduler, 16, 0);
     let victim = add(&mut scheduler, 16, 1);
@@ -441,7 +443,7 @@ fn u9_preemption_by_priority_takes_the_least_urgent_and_loses_nothing() {
         let mut scheduler = limits.scheduler();
         let prompt: Vec<i32> = (0..14).collect();
         let add = |scheduler: &mut Scheduler, priority| {
-            let request = Request { priority, ..Request::new(&prompt, 0.0) };
+            let request = Request::new(&prompt, 0.0).with(|request| request.priority = priority);
             scheduler.add_seq_group(&request).unwrap().0
         };
         let relaxed = add(&mut scheduler, 9);
@@ -505,7 +507,7 @@ fn u10_a_swapped_group_does_not_hold_up_a_more_urgent_one() {
     let mut scheduler = limits.scheduler();
     let prompt: Vec<i32> = (0..14).collect();
     let add = |scheduler: &mut Scheduler, priority| {
-        let request = Request { priority, ..Request::new(&prompt, 0.0) };
+        let request = Request::new(&prompt, 0.0).with(|request| request.priority = priority);
         scheduler.add_seq_group(&request).unwrap().0
     };
     let relaxed = add(&mut scheduler, 9);
@@ -523,10 +525,11 @@ fn prefixes_are_not_shared_between_requests_whose_encoders_may_differ() {
     let limits = Limits::with(|cache, _| cache.enable_prefix_caching = true);
     let mut scheduler = limits.scheduler();
     let prompt: Vec<i32> = (0..13).collect();
-    let request = |salt| Request {
-        num_encoder_tokens: 4,
-        key: PrefixKey { adapter: 0, salt },
-        ..Request::new(&prompt, 0.0)
+    let request = |salt| {
+        Request::new(&prompt, 0.0).with(|request| {
+            request.num_encoder_tokens = 4;
+            request.key = PrefixKey { adapter: 0, salt };
+        })
     };
     let refusal = scheduler.add_seq_group(&request(0)).unwrap_err().to_string();
     assert!(refusal.contains("num_encoder_tokens"), "{refusal}");

@@ -79,12 +79,10 @@ fn unchanged_or_sound<T, E>(before: &str, result: &Result<T, E>, scheduler: &Sch
 
 fn attack(scheduler: &mut Scheduler, with: &Hostile) {
     let before = format!("{scheduler:?}");
-    let request = Request {
-        max_num_running_seqs: with.width,
-        key: PrefixKey { adapter: with.adapter, salt: 0 },
-        num_encoder_tokens: with.num_encoder_tokens,
-        ..Request::new(&with.prompt, with.arrival_time)
-    };
+    let mut request = Request::new(&with.prompt, with.arrival_time);
+    request.max_num_running_seqs = with.width;
+    request.key = PrefixKey { adapter: with.adapter, salt: 0 };
+    request.num_encoder_tokens = with.num_encoder_tokens;
     let result = scheduler.add_seq_group(&request);
     unchanged_or_sound(&before, &result, scheduler);
     let before = format!("{scheduler:?}");

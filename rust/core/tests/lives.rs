@@ -136,18 +136,14 @@ impl Life {
         match op {
             Op::Add(len, width, seed, adapter, encoder) => {
                 let prompt: Vec<i32> = (0i32..).map(|i| seed * 100 + i % 7).take(*len).collect();
-                let request = Request {
-                    max_num_running_seqs: *width,
-                    can_regrow: seed % 3 == 0,
-                    priority: i64::from(*seed),
-                    // A request with an encoder needs a salt where prefixes are shared.
-                    key: PrefixKey {
-                        adapter: adapter.saturating_sub(1),
-                        salt: u64::from(*encoder > 5),
-                    },
-                    num_encoder_tokens: encoder.saturating_sub(5),
-                    ..Request::new(&prompt, 0.0)
-                };
+                let mut request = Request::new(&prompt, 0.0);
+                request.max_num_running_seqs = *width;
+                request.can_regrow = seed % 3 == 0;
+                request.priority = i64::from(*seed);
+                // A request with an encoder needs a salt where prefixes are shared.
+                request.key =
+                    PrefixKey { adapter: adapter.saturating_sub(1), salt: u64::from(*encoder > 5) };
+                request.num_encoder_tokens = encoder.saturating_sub(5);
                 self.groups.push(self.scheduler.add_seq_group(&request).unwrap().0);
             }
             Op::Abort(pick) => self.abort(*pick),

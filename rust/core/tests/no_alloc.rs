@@ -65,11 +65,10 @@ fn allocations_of_decode(
 ) -> usize {
     const N: usize = 32;
     let limits = Limits {
-        cache: CacheConfig { enable_prefix_caching, ..CacheConfig::new(16, N * 64) },
-        scheduler: SchedulerConfig {
-            enable_chunked_prefill,
-            ..SchedulerConfig::new(N, N * 600, 1024)
-        },
+        cache: CacheConfig::new(16, N * 64)
+            .with(|cache| cache.enable_prefix_caching = enable_prefix_caching),
+        scheduler: SchedulerConfig::new(N, N * 600, 1024)
+            .with(|config| config.enable_chunked_prefill = enable_chunked_prefill),
     };
     let mut scheduler = limits.scheduler();
     for first in 0..i32::try_from(N).unwrap() {
@@ -91,23 +90,16 @@ fn allocations_of_decode(
     let (mut tables, mut handles) = (vec![0; N * 64], vec![0; N]);
     let mut step = || {
         let step_id = scheduler.schedule(0.0).unwrap().step_id;
-        let mut inputs = InputBuffers {
-            token_ids: &mut ids,
-            positions: &mut positions,
-            slot_mapping: &mut slots,
-            query_start,
-            seq_lens,
-            block_tables: &mut tables,
-            sample_index,
-            sample_rows,
-            row_handles: &mut handles,
-            adapter_slots: None,
-            state_slots: None,
-            cross_lens: None,
-            window_tables: None,
-            window_slots: None,
-            cross_tables: None,
-        };
+        let mut inputs = InputBuffers::default();
+        inputs.token_ids = &mut ids;
+        inputs.positions = &mut positions;
+        inputs.slot_mapping = &mut slots;
+        inputs.query_start = query_start;
+        inputs.seq_lens = seq_lens;
+        inputs.block_tables = &mut tables;
+        inputs.sample_index = sample_index;
+        inputs.sample_rows = sample_rows;
+        inputs.row_handles = &mut handles;
         scheduler.prepare_inputs(&mut inputs).unwrap();
         if is_async {
             assert!(scheduler.update_async(step_id).unwrap());

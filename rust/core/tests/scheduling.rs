@@ -57,7 +57,8 @@ fn encoders_of_a_step_take_no_more_tokens_than_its_prompts_may_or_it_is_one() {
     })
     .scheduler();
     let mut adding = |num_encoder_tokens| {
-        let request = Request { num_encoder_tokens, ..Request::new(&[1, 2], 0.0) };
+        let mut request = Request::new(&[1, 2], 0.0);
+        request.num_encoder_tokens = num_encoder_tokens;
         scheduler.add_seq_group(&request).unwrap().0
     };
     let [a, b, long, c, d] = [12, 8, 24, 1, 0].map(&mut adding);
@@ -338,13 +339,9 @@ fn requests_that_cannot_be_are_refused_by_name() {
         (&[3], 0.0, 9, "max_num_seqs, 8"),
     ];
     for (prompt, arrival, width, text) in refused {
-        let refusal = scheduler
-            .add_seq_group(&Request {
-                max_num_running_seqs: width,
-                ..Request::new(prompt, arrival)
-            })
-            .unwrap_err()
-            .to_string();
+        let mut request = Request::new(prompt, arrival);
+        request.max_num_running_seqs = width;
+        let refusal = scheduler.add_seq_group(&request).unwrap_err().to_string();
         assert!(refusal.contains(text), "{refusal}");
     }
     assert_all_returned(&scheduler);
@@ -398,7 +395,7 @@ fn a_swap_makes_no_block_computed_that_a_sibling_has_still_to_compute() {
     assert!(scheduler.reset_prefix_cache());
     step(&mut scheduler, 3);
     let urgent: Vec<i32> = (100..112).collect();
-    let urgent = Request { priority: -1, ..Request::new(&urgent, 0.0) };
+    let urgent = Request::new(&urgent, 0.0).with(|request| request.priority = -1);
     let (urgent, _) = scheduler.add_seq_group(&urgent).unwrap();
     step(&mut scheduler, 3);
     assert_eq!(scheduler.outputs().preempted, [(pair, PreemptionMode::Swap)]);
@@ -487,7 +484,8 @@ fn whoever_ends_a_group_is_told_what_it_had_been_through() {
     // Finished, with three full blocks in common, of which the first was computed.
     let (group, _) = add(&mut scheduler, 0, 13);
     step(&mut scheduler, 1);
-    let cached = GroupStats { num_cached_tokens: 12, ..GroupStats::default() };
+    let mut cached = GroupStats::default();
+    cached.num_cached_tokens = 12;
     assert_eq!(scheduler.group_stats(group), Ok(cached));
     let step_id = scheduler.schedule(0.0).unwrap().step_id;
     let parent_rows: Vec<i32> = (0..).take(scheduler.outputs().rows.len()).collect();
@@ -514,7 +512,8 @@ fn whoever_ends_a_group_is_told_what_it_had_been_through() {
         .unwrap();
     let step_id = scheduler.schedule(0.0).unwrap().step_id;
     scheduler.abandon(step_id).unwrap();
-    let stats = GroupStats { num_recomputed_tokens: 5, ..GroupStats::default() };
+    let mut stats = GroupStats::default();
+    stats.num_recomputed_tokens = 5;
     assert_eq!(scheduler.abort(group), Some(stats));
     assert_eq!(scheduler.abort(group), None);
 }
@@ -538,8 +537,9 @@ fn a_group_that_can_regrow_keeps_its_budget_and_may_spread_again() {
         })
         .scheduler();
         let prompt = [1, 2, 3];
-        let width = Request { max_num_running_seqs: 3, ..Request::new(&prompt, 0.0) };
-        scheduler.add_seq_group(&Request { can_regrow, ..width }).unwrap();
+        let mut request = Request::new(&prompt, 0.0);
+        (request.max_num_running_seqs, request.can_regrow) = (3, can_regrow);
+        scheduler.add_seq_group(&request).unwrap();
         for outputs in [vec![on(0, 1), on(0, 2), on(0, 3)], vec![on(1, 4)]] {
             let step_id = scheduler.schedule(0.0).unwrap().step_id;
             update(&mut scheduler, step_id, &outputs).unwrap();

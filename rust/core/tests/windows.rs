@@ -18,7 +18,9 @@ fn with_window(
         change(cache, scheduler);
         let num_gpu_blocks =
             scheduler.num_window_blocks(scheduler.max_num_seqs, window, cache.block_size);
-        cache.window_group = Some(WindowGroup { window, num_gpu_blocks, num_cpu_blocks: 64 });
+        let mut group = WindowGroup::new(window, num_gpu_blocks);
+        group.num_cpu_blocks = 64;
+        cache.window_group = Some(group);
     })
 }
 
@@ -131,7 +133,7 @@ fn who_finds_no_window_block_waits_or_gives_way_and_all_end() {
 /// Blocks of 4, a window of 8, and prefixes that are cached.
 fn with_prefixes() -> Scheduler {
     let limits = with_window(8, |cache, scheduler| {
-        *cache = CacheConfig { enable_prefix_caching: true, ..CacheConfig::new(4, 60) };
+        *cache = CacheConfig::new(4, 60).with(|cache| cache.enable_prefix_caching = true);
         *scheduler = SchedulerConfig::new(4, 64, 64);
     });
     limits.scheduler()

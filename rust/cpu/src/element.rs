@@ -5,7 +5,7 @@
 use crate::number::{BFloat16, Float16, Stored};
 use crate::vectors::Vectors;
 
-/// What a panel holds for one lane of a vector.
+/// Unit of a panel for one lane of a vector.
 pub(crate) trait Lane: Copy {
     /// Sixteen of them, as tiles take them.
     ///
@@ -129,7 +129,7 @@ mod tests {
     use crate::number::PANEL;
     use crate::vectors::Kernel;
 
-    /// What the bits say, by the definition of the format.
+    /// Value of the bits, by the definition of the format.
     fn meaning(bits: u16) -> f64 {
         let (exponent, fraction) = (i32::from(bits >> 10 & 31), f64::from(bits & 0x3ff) / 1024.0);
         let magnitude = match exponent {

@@ -1,4 +1,4 @@
-//! What is done to each token by itself: norms and rotations, and writing it out as float32.
+//! Operations on single tokens: norms, rotations, and conversion to float32.
 //!
 //! Numbers are read as they are stored, computed in float32 and rounded once, when they are
 //! written back.
@@ -28,7 +28,7 @@ pub struct Norm<'a> {
 /// A norm of no numbers, an odd address, an instruction set that the CPU lacks.
 ///
 /// # Safety
-/// Input and output have these rows and are the same or do not overlap; nobody else writes the
+/// Input and output have these rows and are the same or do not overlap; no other code writes the
 /// input, or touches the output, while the call lasts.
 pub unsafe fn rms_norm(
     norm: Norm<'_>,
@@ -98,7 +98,7 @@ const ITEM_ROWS: usize = 4;
 /// Does `work` to `num_rows` rows of about `row_len` numbers each.
 ///
 /// # Safety
-/// The rows exist; those written are nobody else's while the call lasts.
+/// The rows exist; no other code accesses the written ones during the call.
 pub(crate) unsafe fn for_rows(
     work: Rowwise<'_>,
     dtype: DType,
@@ -120,7 +120,7 @@ pub(crate) unsafe fn for_rows(
     }
 }
 
-/// Pointers that threads share: each writes rows of its own.
+/// Pointers that threads share: each writes distinct rows.
 struct Shared<'a>(Rowwise<'a>);
 
 // SAFETY: see above.

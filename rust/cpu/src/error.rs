@@ -1,4 +1,4 @@
-//! What can be wrong with a call.
+//! Errors of calls.
 
 use std::fmt;
 

@@ -1,7 +1,7 @@
 //! Sums over processes of one machine, through memory that all of them map.
 //!
-//! Owns the layout: a word for each rank that counts the pieces it has written, and two places of
-//! one piece for each, which take turns.
+//! Owns the layout: a word for each rank that counts the pieces it has written, and two buffers of
+//! one piece for each, used alternately.
 //!
 //! # Invariants
 //!
@@ -10,11 +10,12 @@
 //!    all have written the next one, which each does when it has read this one.
 //! 3. Numbers are added in the order of ranks, in float32, and rounded once: all ranks have the
 //!    same sum, to the last bit.
-//! 4. Nobody waits longer than they asked: a call that ended for that goes on when it is made again.
+//! 4. No call waits longer than its timeout: a call that timed out continues when it is repeated.
 //!
 //! # Costs
 //!
-//! A bump and a wake-up for each piece, some 10 us; each byte is written once and read by each rank.
+//! A bump and a wake-up for each piece, some 10 us; each byte is written once and read by each
+//! rank.
 #![expect(unsafe_code, reason = "places are addresses in memory that other processes map")]
 
 use std::time::Duration;
@@ -23,7 +24,7 @@ use crate::error::{Error, Result};
 use crate::futex;
 use crate::number::{BFloat16, DType, Float16, Stored};
 
-/// Words lie in cache lines of their own, as places do.
+/// Words are in separate cache lines, as buffers are.
 const LINE: usize = 64;
 /// Numbers that are added up at once.
 const BLOCK: usize = 256;
@@ -40,7 +41,7 @@ pub struct Exchange {
     piece_bytes: usize,
     /// Pieces that this rank has written.
     num_written: u32,
-    /// Whether the next piece of the call that goes on is among them.
+    /// Whether the next piece of the continued call is among them.
     is_written: bool,
     /// Bytes of that call that are done.
     num_done: usize,
@@ -81,13 +82,13 @@ impl Exchange {
     }
 
     /// Adds up `num` numbers over the ranks, in place; false where one has not come within
-    /// `patience`, or a signal has: then the same call is to be made again.
+    /// `patience`, or [`futex::wait`] returned early: then the same call must be repeated.
     ///
     /// # Errors
     /// An odd address.
     ///
     /// # Safety
-    /// The numbers are nobody else's until a call has given true.
+    /// No other code accesses the numbers until a call returns true.
     pub unsafe fn sum(
         &mut self,
         values: *mut u8,
@@ -119,8 +120,8 @@ impl Exchange {
     /// Puts the bytes of all ranks side by side, in their order; false as of [`Exchange::sum`].
     ///
     /// # Safety
-    /// `from` has `num_bytes`, `to` as many for each rank, and they are nobody else's until a call
-    /// has given true.
+    /// `from` has `num_bytes`, `to` as many for each rank, and no other code accesses them until a
+    /// call has given true.
     pub unsafe fn gather(
         &mut self,
         (from, to): (*const u8, *mut u8),
@@ -145,13 +146,13 @@ impl Exchange {
         true
     }
 
-    /// Where the next piece of so many bytes starts, and its length.
+    /// Start and length of the next piece of a call of this many bytes.
     fn piece(&self, num_bytes: usize) -> Option<(usize, usize)> {
         let len = self.piece_bytes.min(num_bytes.saturating_sub(self.num_done));
         (len > 0).then_some((self.num_done, len))
     }
 
-    /// Shows a piece to the others; whether all have shown theirs.
+    /// Publishes a piece; returns whether all ranks have published theirs.
     unsafe fn meet(&mut self, piece: *const u8, len: usize, patience: Duration) -> bool {
         if !self.is_written {
             self.num_written = self.num_written.wrapping_add(1);
@@ -179,7 +180,7 @@ impl Exchange {
         unsafe { self.memory.add(rank * LINE).cast() }
     }
 
-    /// Where a rank's piece of this turn lies.
+    /// Buffer of a rank's piece of this turn.
     const fn place(&self, rank: usize) -> *mut u8 {
         let turn = (self.num_written % 2) as usize;
         let start = self.num_ranks * LINE + (turn * self.num_ranks + rank) * self.piece_bytes;

@@ -2,19 +2,19 @@
 //!
 //! # Invariants
 //!
-//! 1. What was written before a bump is seen by whoever saw the bump.
+//! 1. Writes before a bump are visible to a process that sees the bump.
 //! 2. A bump between a look and the sleep is not lost: the kernel looks again.
 //!
 //! # Costs
 //!
-//! A bump is one system call, whoever waits; a wake-up is some 5 us on the other side.  Who sleeps
-//! takes no processor time.
+//! A bump is one system call, with or without waiters; a wake-up is some 5 us on the other side.
+//! Who sleeps takes no processor time.
 #![expect(unsafe_code, reason = "words are addresses in memory that other processes map")]
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// Adds one to a word and wakes all who wait for it.
+/// Increments a word and wakes every process that waits for it.
 ///
 /// # Safety
 /// `word` is aligned and mapped, and every process uses it through this module alone.
@@ -26,8 +26,8 @@ pub unsafe fn bump(word: *mut u32) {
     unsafe { libc::syscall(libc::SYS_futex, word, libc::FUTEX_WAKE, i32::MAX) };
 }
 
-/// Sleeps until a word is no longer `seen`, and gives what it is then; it may still be `seen`, after
-/// `timeout` or a signal.
+/// Sleeps until a word is no longer `seen`, and returns its value; that may still be `seen`, after
+/// `timeout`, a signal, or the wake-up of a bump that was seen before its system call.
 ///
 /// # Safety
 /// As of [`bump`], for as long as the call lasts.

@@ -6,7 +6,7 @@ use crate::vectors::Kernel;
 /// The vector instructions that a call uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InstructionSet {
-    /// What every CPU of the target has.
+    /// Instructions that every CPU of the target has.
     Portable,
     /// AVX2, FMA and the conversions of float16.
     Avx2,
@@ -59,7 +59,7 @@ impl InstructionSet {
     /// Runs a kernel with these instructions.
     ///
     /// # Safety
-    /// The CPU has them; besides, what the kernel asks for.
+    /// The CPU has them, and the conditions of the kernel hold.
     pub(crate) unsafe fn run<K: Kernel>(self, kernel: K) {
         // SAFETY: the caller's promise.
         unsafe {

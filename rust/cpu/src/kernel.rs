@@ -23,7 +23,7 @@ pub(crate) struct Rows {
     pub(crate) result: *mut f32,
     /// Results from a row to the next.
     pub(crate) result_stride: usize,
-    /// Whether sums are added to the results that are there.
+    /// Whether sums are added to the existing results.
     pub(crate) adds: bool,
 }
 
@@ -51,7 +51,7 @@ pub(crate) struct Segment<L> {
     pub(crate) weight: usize,
     /// Rows.
     pub(crate) len: usize,
-    /// What will be read next, as much as the rows take.
+    /// Panels to prefetch, as many as the rows take.
     pub(crate) ahead: *const L,
 }
 
@@ -243,6 +243,32 @@ unsafe fn values_tile<I: Vectors, E: Element, L: Lane, const R: usize, const N: 
                 I::store(if rows.adds { I::add(I::load(to), sum) } else { sum }, to);
             }
             result = result.wrapping_add(rows.result_stride);
+        }
+    }
+}
+
+/// Writes rows of pairs of bfloat16 as twice as many rows of float32: the firsts of a row of pairs,
+/// then its seconds.
+///
+/// # Safety
+/// The CPU has the instructions; there are `len` rows of `columns` pairs, a multiple of 16, and room
+/// for twice as many numbers.
+#[inline(always)]
+pub(crate) unsafe fn unpack<I: Vectors>(
+    pairs: *const u32,
+    len: usize,
+    columns: usize,
+    to: *mut f32,
+) {
+    for row in 0..len {
+        for column in (0..columns).step_by(PANEL) {
+            // SAFETY: the caller's promise.
+            unsafe {
+                let pairs = I::load(pairs.add(row * columns + column).cast());
+                let to = to.add(2 * row * columns + column);
+                I::store(I::first_of_pairs(pairs), to);
+                I::store(I::second_of_pairs(pairs), to.add(columns));
+            }
         }
     }
 }

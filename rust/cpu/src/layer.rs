@@ -6,9 +6,9 @@
 //!
 //! # Costs
 //!
-//! Eight meetings of the threads, and one more for each product with adapters.  Memory of the caller's thread, kept for the next call: queries,
-//! keys, values and answers of all tokens, and the rest for `CHUNK_TOKENS` tokens at a time, which
-//! keeps it in the caches.
+//! Eight thread barriers, and one more for each product with adapters.  Memory of the
+//! caller's thread, kept for the next call: queries, keys, values and answers of all tokens, and
+//! the rest for `CHUNK_TOKENS` tokens at a time, which keeps it in the caches.
 #![expect(unsafe_code, reason = "hidden states and pools are addresses of tensors")]
 
 use std::cell::Cell;
@@ -29,28 +29,28 @@ thread_local! {
     static SCRATCH: Cell<Vec<u32>> = const { Cell::new(Vec::new()) };
 }
 
-/// What a layer is made of; F hidden features, H query heads and Hkv KV heads of size D.
+/// Weights of a layer; F hidden features, H query heads and Hkv KV heads of size D.
 #[derive(Clone, Copy, Debug)]
 pub struct Layer<'a> {
     /// Of hidden states, weights, keys and values.
     pub dtype: DType,
-    /// H.
+    /// Number of query heads, H.
     pub num_heads: usize,
-    /// Hkv.
+    /// Number of KV heads, Hkv.
     pub num_kv_heads: usize,
-    /// D, of keys and values.
+    /// Size of keys and values of a head, D.
     pub head_size: usize,
-    /// `[F]`, of what attention reads.
+    /// Norm weight before attention, `[F]`.
     pub attention_norm: Norm<'a>,
-    /// `[F]`, of what attention adds.
+    /// Norm weight after attention, `[F]`.
     pub attention_output_norm: Option<Norm<'a>>,
-    /// `[F]`, of what the gated layers read.
+    /// Norm weight before the MLP, `[F]`.
     pub mlp_norm: Norm<'a>,
-    /// `[F]`, of what the gated layers add.
+    /// Norm weight after the MLP, `[F]`.
     pub mlp_output_norm: Option<Norm<'a>>,
-    /// `[D]`, of each query head.
+    /// Norm weight of each query head, `[D]`.
     pub query_norm: Option<Norm<'a>>,
-    /// `[D]`, of each key head.
+    /// Norm weight of each key head, `[D]`.
     pub key_norm: Option<Norm<'a>>,
     /// F to `(H + 2 Hkv) * D`.
     pub qkv: Weights<'a>,
@@ -86,15 +86,15 @@ pub struct LayerMemory {
     pub block_size: usize,
 }
 
-/// What of a layer is computed, and where it goes; partial sums `[T, F]` are written, and the
-/// hidden states stay as they are: whoever has the others' adds them up.
+/// Part of a layer to compute, and its output; partial sums `[T, F]` are written, and the
+/// hidden states stay unchanged: the caller sums the parts of all ranks.
 #[derive(Clone, Copy, Debug)]
 pub enum Part {
     /// All of it, added to the hidden states.
     Whole,
-    /// What attention adds, before its norm.
+    /// Output of attention, before its norm.
     Attention(*mut u8),
-    /// What the gated layers add, before its norm.
+    /// Output of the gated MLP, before its norm.
     Mlp(*mut u8),
 }
 
@@ -170,7 +170,7 @@ impl Layer<'_> {
     }
 }
 
-/// Where a call keeps what lies between its parts, each `[tokens, features]`.
+/// Intermediate results of a call, each `[tokens, features]`.
 struct Buffers {
     /// Of a chunk: normalised hidden states, or what is to be added.
     normed: *mut u8,
@@ -203,12 +203,12 @@ impl Buffers {
 /// `rows` and `options` are those of [`paged_attention`].
 ///
 /// # Errors
-/// Parts of the layer that do not fit each other, adapters of other features, an odd address, and what [`paged_attention`]
-/// refuses.
+/// Parts of the layer that do not fit each other, adapters of other features, an odd address, and
+/// what [`paged_attention`] refuses.
 ///
 /// # Safety
-/// The memory is what [`LayerMemory`] and [`Part`] say for T = `rows.slot_mapping.len()`; nobody
-/// else writes any of it, or reads hidden states, sums or pool, while the call lasts.
+/// The memory is as [`LayerMemory`] and [`Part`] describe for T = `rows.slot_mapping.len()`; no
+/// other code writes any of it, or reads hidden states, sums or pool, while the call lasts.
 pub unsafe fn forward(
     layer: &Layer<'_>,
     part: Part,

@@ -1,4 +1,4 @@
-//! What a model computes on the CPU: paged attention and the layers around it.
+//! CPU kernels of a model: paged attention and the layers around it.
 //!
 //! # Invariants
 //!
@@ -9,7 +9,7 @@
 //!
 //! # Costs
 //!
-//! No call starts a thread: work runs on the threads that torch has (see [`Team`]).
+//! Work runs on the threads of a [`Team`], which are started once and sleep when idle.
 
 #![deny(unsafe_code)] // the modules with pointers and intrinsics say so and why
 
@@ -19,6 +19,7 @@ compile_error!("pairs of 16-bit numbers are read as little-endian words");
 pub mod attention;
 mod element;
 mod elementwise;
+pub mod embedding;
 mod error;
 #[cfg(target_os = "linux")]
 pub mod exchange;
@@ -32,14 +33,15 @@ pub mod lora;
 mod math;
 pub mod moves;
 mod number;
-#[cfg(target_os = "linux")]
-mod openmp;
 mod pages;
 mod portable;
 mod scratch;
 mod team;
+#[cfg(target_os = "linux")]
+mod threads;
 mod top_k;
 mod vectors;
+mod wait;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
@@ -47,8 +49,8 @@ pub use elementwise::{Norm, rms_norm};
 pub use error::{Error, Result};
 pub use isa::InstructionSet;
 pub use number::DType;
-#[cfg(target_os = "linux")]
-pub use openmp::OpenMp;
 pub use pages::advise_huge_pages;
 pub use team::{Execution, Sequential, Team};
+#[cfg(target_os = "linux")]
+pub use threads::Threads;
 pub use top_k::top_k;

@@ -22,8 +22,8 @@
 //!
 //! # Costs
 //!
-//! With few rows the time is that of reading the weights, once; with many it is arithmetic, which is
-//! that of float32 where weights are int8.
+//! With few rows the time is that of reading the weights, once; with many it is arithmetic, which
+//! is that of float32 where weights are int8.
 #![expect(unsafe_code, reason = "rows and weights are addresses of tensors")]
 #![expect(clippy::inline_always, reason = "must become part of a function with the instructions")]
 
@@ -33,10 +33,11 @@ use std::mem::MaybeUninit;
 use crate::element::{Element, Lane};
 use crate::elementwise::{Rowwise, for_rows};
 use crate::error::{Error, Result};
-use crate::kernel::{self, Segment, tile_vectors};
+use crate::isa::InstructionSet;
+use crate::kernel::{self, Segment, tile_vectors, unpack};
 use crate::lora::{Adapters, Additions};
 use crate::math::{gelu_tanh, silu};
-use crate::number::{BFloat16, DType, Float16, PANEL, Stored, check_units};
+use crate::number::{BFloat16, DType, Float16, PANEL, check_units};
 use crate::scratch::pieces;
 use crate::team::Execution;
 use crate::vectors::{Kernel, Vectors};
@@ -56,9 +57,11 @@ const WIDE_ROWS: usize = 512;
 
 thread_local! {
     static WIDE: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
+    /// A block of weights as float32, `[2 * units][64]`.
+    static BLOCK: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
 }
 
-/// What lies between two halves of a gated layer.
+/// Activation between the two halves of a gated layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activation {
     /// `x * sigmoid(x)`.
@@ -67,7 +70,7 @@ pub enum Activation {
     GeluTanh,
 }
 
-/// What becomes of a product.
+/// Use of a product: written, added or gated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finish {
     /// It is the output.
@@ -88,7 +91,7 @@ impl Finish {
     }
 }
 
-/// What packed weights are made of.
+/// Number format of packed weights.
 #[derive(Clone, Copy, Debug)]
 pub enum Panels<'a> {
     /// Numbers of the layer's dtype.
@@ -131,7 +134,7 @@ pub struct Matrix {
 
 impl Weights<'_> {
     /// Lanes of a panel for each output feature.
-    fn depth(&self) -> usize {
+    pub(crate) fn depth(&self) -> usize {
         match self.panels {
             Panels::Units(_) => self.in_features / self.dtype.per_unit(),
             Panels::Int8 { .. } => self.in_features,
@@ -189,15 +192,16 @@ impl Weights<'_> {
 
 /// Multiplies `num_rows` rows with the weights, and adds what their adapters give.
 ///
-/// The output has `output_dtype`, float32 or that of the weights, and N features a row (N / 2 with [`Finish::Gate`]).
+/// The output has `output_dtype`, float32 or that of the weights, and N features a row (N / 2 with
+/// [`Finish::Gate`]).
 ///
 /// # Errors
 /// Weights that are not as their fields say, adapters of other features, strides below the
 /// features, an odd address, an instruction set that the CPU lacks.
 ///
 /// # Safety
-/// Input and output are what [`Matrix`] says for `num_rows` rows of this layer, and do not
-/// overlap; nobody else writes the input, or touches the output, while the call lasts.
+/// Input and output are as [`Matrix`] describes for `num_rows` rows of this layer, and do not
+/// overlap; no other code writes the input or accesses the output during the call.
 pub unsafe fn linear(
     weights: &Weights<'_>,
     finish: Finish,
@@ -231,97 +235,31 @@ pub unsafe fn linear(
     // SAFETY: the caller's promise.
     let additions = unsafe { Additions::make(adapters, features, num_rows, rows, execution)? };
     let additions = (&additions, 0);
-    let product = Product { weights, finish, num_rows, input, output, output_dtype, additions };
-    let is_wide = weights.dtype == DType::Float32;
-    // SAFETY: the caller's promise.
-    match weights.panels {
-        Panels::Int8 { .. } if !is_wide => unsafe { product.run_widened(execution) },
-        _ => product.run(execution),
+    let rows = weights.dtype;
+    let product =
+        Product { weights, finish, num_rows, input, rows, output, output_dtype, additions };
+    let is_widened = match (weights.panels, rows) {
+        (_, DType::Float32) | (Panels::Units(_), DType::Float16) => false,
+        (Panels::Int8 { .. }, _) => true,
+        (Panels::Units(_), DType::BFloat16) => {
+            num_rows > FEW_ROWS && execution.instructions != InstructionSet::Avx512BFloat16
+        }
+    };
+    if is_widened {
+        // SAFETY: the caller's promise.
+        unsafe { product.run_widened(execution) };
+    } else {
+        product.run(execution);
     }
     Ok(())
 }
 
-/// Copies the weights of some output features, as an embedding that shares them does.
-///
-/// # Errors
-/// Weights that are not as their fields say, a feature that does not exist.
-///
-/// # Safety
-/// `output` has room for K elements a feature, and nobody else touches it while the call lasts.
-pub unsafe fn gather(
-    weights: &Weights<'_>,
-    features: &[i32],
-    output: *mut u8,
-    execution: &Execution<'_>,
+pub(crate) fn check_matrix(
+    name: &str,
+    matrix: Matrix,
+    dtype: DType,
+    features: usize,
 ) -> Result<()> {
-    weights.check()?;
-    let count = weights.out_features;
-    for (index, &feature) in features.iter().enumerate() {
-        if usize::try_from(feature).map_or(true, |feature| feature >= count) {
-            return Err(Error(format!(
-                "features[{index}] must be one of {count} features; got {feature}"
-            )));
-        }
-    }
-    let output = Matrix { pointer: output, stride: weights.in_features };
-    check_matrix("output", output, weights.dtype, weights.in_features)?;
-    let rows = Gathered { weights, features, output };
-    execution.for_each(features.len(), &|row| {
-        // SAFETY: the feature exists, and each row is written once.
-        unsafe {
-            match (weights.panels, weights.dtype) {
-                (Panels::Units(units), _) => rows.write(row, units, |unit| unit),
-                (Panels::Int8 { values, scales }, dtype) => {
-                    let scale = scales[rows.feature(row)];
-                    let number = |value: i8| f32::from(value) * scale;
-                    match dtype {
-                        DType::Float32 => rows.write(row, values, number),
-                        DType::BFloat16 => {
-                            rows.write(row, values, |value| BFloat16::from_f32(number(value)));
-                        }
-                        DType::Float16 => {
-                            rows.write(row, values, |value| Float16::from_f32(number(value)));
-                        }
-                    }
-                }
-            }
-        };
-    });
-    Ok(())
-}
-
-/// A checked call.
-struct Gathered<'a> {
-    weights: &'a Weights<'a>,
-    features: &'a [i32],
-    output: Matrix,
-}
-
-// SAFETY: each row is written by one thread.
-unsafe impl Sync for Gathered<'_> {}
-
-impl Gathered<'_> {
-    fn feature(&self, row: usize) -> usize {
-        usize::try_from(self.features[row]).unwrap_or(0)
-    }
-
-    /// Writes a feature's lanes as what they stand for.
-    ///
-    /// # Safety
-    /// The row has room for as many `T` as a feature has lanes.
-    unsafe fn write<L: Copy, T>(&self, row: usize, lanes: &[L], meaning: impl Fn(L) -> T) {
-        let (depth, feature) = (self.weights.depth(), self.feature(row));
-        let first = feature / PANEL_FEATURES * depth * PANEL_FEATURES + feature % PANEL_FEATURES;
-        let lanes = lanes[first..].iter().step_by(PANEL_FEATURES);
-        let output = self.output.pointer.cast::<T>().wrapping_add(row * depth);
-        for (index, lane) in lanes.take(depth).enumerate() {
-            // SAFETY: the row has `depth` of them.
-            unsafe { output.add(index).write(meaning(*lane)) };
-        }
-    }
-}
-
-fn check_matrix(name: &str, matrix: Matrix, dtype: DType, features: usize) -> Result<()> {
     let unit = dtype.per_unit();
     check_units(name, matrix.pointer)?;
     if matrix.stride < features || !matrix.stride.is_multiple_of(unit) {
@@ -340,9 +278,11 @@ struct Product<'a> {
     finish: Finish,
     num_rows: usize,
     input: Matrix,
+    /// Of the input.
+    rows: DType,
     output: Matrix,
     output_dtype: DType,
-    /// What is added, and its number of the first row.
+    /// Adapter outputs to add, and their number of the first row.
     additions: (&'a Additions<'a>, usize),
 }
 
@@ -357,12 +297,12 @@ impl Product<'_> {
         });
     }
 
-    /// The same, of rows that are written out as float32 first.
+    /// Runs the product on rows that are converted to float32 first.
     ///
     /// # Safety
     /// That of [`linear`].
     unsafe fn run_widened(&self, execution: &Execution<'_>) {
-        let (dtype, len) = (self.weights.dtype, self.weights.in_features);
+        let (dtype, len) = (self.rows, self.weights.in_features);
         let row_of = |matrix: Matrix, row: usize, dtype: DType| {
             matrix.pointer.wrapping_add(row * matrix.stride * dtype.size())
         };
@@ -378,6 +318,7 @@ impl Product<'_> {
             Product {
                 num_rows,
                 input: Matrix { pointer: to.cast(), stride: len },
+                rows: DType::Float32,
                 output: Matrix { pointer, ..self.output },
                 additions: (self.additions.0, first),
                 ..*self
@@ -418,18 +359,26 @@ impl Kernel for Item<'_> {
         // SAFETY: the caller's promise.
         unsafe {
             match product.weights.panels {
-                Panels::Units(units) => match (dtype, output_dtype) {
-                    (DType::Float32, _) => product.multiply::<I, f32, f32, _>(units, item),
-                    (DType::BFloat16, DType::Float32) => {
+                Panels::Units(units) => match (dtype, product.rows, output_dtype) {
+                    (DType::Float32, ..) => product.multiply::<I, f32, f32, _>(units, item),
+                    (DType::BFloat16, DType::Float32, DType::Float32) => {
+                        product.multiply_unpacked::<I, f32>(units, item);
+                    }
+                    (DType::BFloat16, DType::Float32, _) => {
+                        product.multiply_unpacked::<I, BFloat16>(units, item);
+                    }
+                    (DType::BFloat16, _, DType::Float32) => {
                         product.multiply::<I, BFloat16, f32, _>(units, item);
                     }
-                    (DType::BFloat16, _) => {
+                    (DType::BFloat16, ..) => {
                         product.multiply::<I, BFloat16, BFloat16, _>(units, item);
                     }
-                    (DType::Float16, DType::Float32) => {
+                    (DType::Float16, _, DType::Float32) => {
                         product.multiply::<I, Float16, f32, _>(units, item);
                     }
-                    (DType::Float16, _) => product.multiply::<I, Float16, Float16, _>(units, item),
+                    (DType::Float16, ..) => {
+                        product.multiply::<I, Float16, Float16, _>(units, item);
+                    }
                 },
                 Panels::Int8 { values, .. } => match output_dtype {
                     DType::Float32 => product.multiply::<I, f32, f32, _>(values, item),
@@ -449,15 +398,50 @@ impl Product<'_> {
         panels: &[L],
         item: usize,
     ) {
+        let depth = self.weights.depth();
+        let segment = |panel: usize, start: usize, len: usize| {
+            let values = panels.as_ptr().wrapping_add((panel * depth + start) * PANEL_FEATURES);
+            let ahead = values.wrapping_add(depth * PANEL_FEATURES);
+            Segment { values, weight: start, len, ahead }
+        };
+        // SAFETY: the caller's promise; segments are those of the panels.
+        unsafe { self.multiply_segments::<I, E, O, L>(segment, item) };
+    }
+
+    /// An item of rows of float32 with pairs of bfloat16, a block of which becomes float32 at a time.
+    #[inline(always)]
+    unsafe fn multiply_unpacked<I: Vectors, O: Element>(&self, panels: &[u32], item: usize) {
+        let depth = self.weights.depth();
+        let mut scratch = BLOCK.take();
+        let [block] = pieces(&mut scratch, [2 * BLOCK_UNITS * PANEL_FEATURES]);
+        let segment = |panel: usize, start: usize, len: usize| {
+            let pairs = panels.as_ptr().wrapping_add((panel * depth + start) * PANEL_FEATURES);
+            // SAFETY: the panel has these pairs, and the block is as large as two of each.
+            unsafe { unpack::<I>(pairs, len, PANEL_FEATURES, block) };
+            let values = block.cast_const().cast::<u32>();
+            Segment { values, weight: 2 * start, len: 2 * len, ahead: values }
+        };
+        // SAFETY: the caller's promise; segments are the panels' numbers in their order.
+        unsafe { self.multiply_segments::<I, f32, O, u32>(segment, item) };
+        BLOCK.set(scratch);
+    }
+
+    /// An item; `segment` gives a part of a panel, by its first unit and their number.
+    #[inline(always)]
+    unsafe fn multiply_segments<I: Vectors, E: Element, O: Element, L: Lane>(
+        &self,
+        segment: impl Fn(usize, usize, usize) -> Segment<L>,
+        item: usize,
+    ) {
         let (panel, block) = (item / self.row_blocks(), item % self.row_blocks());
         let first_row = block * self.rows_per_item();
         let num_rows = self.rows_per_item().min(self.num_rows - first_row);
-        let lanes = panels.as_ptr().wrapping_add(panel * self.weights.depth() * PANEL_FEATURES);
         let mut sums = Sums([MaybeUninit::uninit(); MANY_ROWS * PANEL_FEATURES]);
         let sums = sums.0.as_mut_ptr().cast::<f32>();
         // SAFETY: panel and rows exist; `sums` has room for the item's rows.
         unsafe {
-            self.sum::<I, E, L>(lanes, first_row, num_rows, sums);
+            let segment = |start, len| segment(panel, start, len);
+            self.sum::<I, E, L>(segment, first_row, num_rows, sums);
             for row in 0..num_rows {
                 self.scale_and_shift(panel, sums.add(row * PANEL_FEATURES));
             }
@@ -475,7 +459,7 @@ impl Product<'_> {
     #[inline(always)]
     unsafe fn sum<I: Vectors, E: Element, L: Lane>(
         &self,
-        panel: *const L,
+        segment: impl Fn(usize, usize) -> Segment<L>,
         first_row: usize,
         num_rows: usize,
         sums: *mut f32,
@@ -484,12 +468,8 @@ impl Product<'_> {
         let unit_stride = self.input.stride / E::PER_UNIT;
         #[expect(clippy::cast_ptr_alignment, reason = "checked: a multiple of 4")]
         let units = self.input.pointer.cast::<u32>().wrapping_add(first_row * unit_stride);
-        let mut start = 0;
-        while start < depth {
-            let len = BLOCK_UNITS.min(depth - start);
-            let values = panel.wrapping_add(start * PANEL_FEATURES);
-            let ahead = values.wrapping_add(depth * PANEL_FEATURES);
-            let segment = Segment { values, weight: start, len, ahead };
+        for start in (0..depth).step_by(BLOCK_UNITS) {
+            let segment = segment(start, BLOCK_UNITS.min(depth - start));
             let mut first = 0;
             while first < PANEL_FEATURES {
                 let count = tile_vectors::<I>((PANEL_FEATURES - first) / PANEL);
@@ -513,7 +493,6 @@ impl Product<'_> {
                 }
                 first += count * PANEL;
             }
-            start += len;
         }
     }
 

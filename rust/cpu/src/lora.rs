@@ -1,21 +1,22 @@
-//! Adapters of linear layers: for some rows a product of low rank is added to that with the weights.
+//! Adapters of linear layers: for some rows a product of low rank is added to that with the
+//! weights.
 //!
 //! # Layout
 //!
-//! `a` is `[K][R rounded up to 16]`, so that the R sums of a row lie side by side in registers.  `b`
-//! is cut like the panels of the weights, into *strips* of 32 features: `[ranks of the strip][32]`.
-//! A layer may be several that were laid side by side, each with an adapter of its own: a strip has
-//! only the ranks of those that it has features of.
+//! `a` is `[K][R rounded up to 16]`, so that the R sums of a row lie side by side in registers.
+//! `b` is cut like the panels of the weights, into *strips* of 32 features: `[ranks of the
+//! strip][32]`. A layer may be several that were laid side by side, each with a separate adapter: a
+//! strip has only the ranks of those that it has features of.
 //!
 //! # Invariants
 //!
-//! 1. Both products are made in float32, each sum in one order: what is added to a row is the same
-//!    in any batch, to the last bit.
-//! 2. What is computed of an adapter has its own rank.
+//! 1. Both products are made in float32, each sum in one order: the output added to a row is the
+//!    same in any batch, to the last bit.
+//! 2. Each adapter is computed with its own rank.
 //!
 //! # Costs
 //!
-//! One more meeting of the threads a layer, and `a` and `b` are read once a call; nothing where no
+//! One more thread barrier per layer, and `a` and `b` are read once a call; nothing where no
 //! row has an adapter.
 #![expect(unsafe_code, reason = "rows are addresses of tensors")]
 #![expect(clippy::inline_always, reason = "must become part of a function with the instructions")]
@@ -43,7 +44,7 @@ thread_local! {
     static GATHERED: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
 }
 
-/// What one adapter adds to neighbouring features of a layer.
+/// Slice of an adapter: its product for adjacent features of a layer.
 #[derive(Clone, Copy, Debug)]
 pub struct Slice<'a> {
     /// Of the layer; gates come before ups.
@@ -70,7 +71,7 @@ struct Strip {
     first_line: usize,
 }
 
-/// What one adapter adds to a layer, packed.
+/// Packed weights of one adapter of a layer.
 #[derive(Debug)]
 pub struct LowRank {
     in_features: usize,
@@ -187,7 +188,7 @@ fn check_slices(slices: &[Slice<'_>], in_features: usize, out_features: usize) -
 /// The rows that have one adapter.
 #[derive(Clone, Copy, Debug)]
 pub struct Group<'a> {
-    /// What it adds.
+    /// Weights of the adapter.
     pub low_rank: &'a LowRank,
     /// Ascending.
     pub rows: &'a [i32],
@@ -198,7 +199,7 @@ pub struct Group<'a> {
 pub struct Adapters<'a> {
     /// No row is in two of them.
     pub groups: &'a [Group<'a>],
-    /// What the groups call the first row of the product.
+    /// Row number, in the groups, of the first row of the product.
     pub first_row: usize,
 }
 
@@ -235,10 +236,10 @@ struct Adapted<'a> {
     hidden: *mut Line,
 }
 
-/// What a product has to add to its sums.
+/// Adapter outputs that a product adds to its sums.
 pub(crate) struct Additions<'a> {
     adapted: Vec<Adapted<'a>>,
-    /// What the groups call the first row of the product.
+    /// Row number, in the groups, of the first row of the product.
     first_row: usize,
     memory: Vec<Line>,
 }
@@ -261,7 +262,7 @@ impl<'a> Additions<'a> {
     /// Adapters of other features, rows in another order.
     ///
     /// # Safety
-    /// `input` has `num_rows` rows of `in_features` numbers, which nobody writes meanwhile.
+    /// `input` has `num_rows` rows of `in_features` numbers, which are not written during the call.
     pub(crate) unsafe fn make(
         adapters: Adapters<'a>,
         (in_features, out_features): (usize, usize),
@@ -313,7 +314,8 @@ impl<'a> Additions<'a> {
         self.adapted.is_empty()
     }
 
-    /// Adds to the sums `[num_rows][64]` of a panel, whose rows the product counts from `first_row`.
+    /// Adds to the sums `[num_rows][64]` of a panel, whose rows the product counts from
+    /// `first_row`.
     ///
     /// # Safety
     /// The CPU has the instructions of `I`; panel and sums exist, of at most `MANY_ROWS` rows.
@@ -343,7 +345,7 @@ impl<'a> Additions<'a> {
     }
 }
 
-/// What is added to the rows of an item.
+/// Adapter outputs for the rows of an item.
 #[repr(align(64))]
 struct Added([MaybeUninit<f32>; MANY_ROWS * STRIP]);
 
@@ -395,7 +397,7 @@ impl Adapted<'_> {
     }
 }
 
-/// What all items of a shrink read.
+/// Inputs that all items of a shrink read.
 struct Shared<'a> {
     items: Vec<(&'a Adapted<'a>, Range<usize>)>,
     first_row: usize,

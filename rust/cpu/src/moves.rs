@@ -39,7 +39,8 @@ pub struct Pools {
 /// A block that a pool does not have, blocks of nothing.
 ///
 /// # Safety
-/// The pools exist, are the same or do not overlap, and are nobody else's while the call lasts.
+/// The pools exist, are the same or do not overlap, and no other code accesses them during the
+/// call.
 pub unsafe fn copy_blocks(
     layers: &[Pools],
     pairs: &[(usize, usize)],
@@ -83,7 +84,7 @@ fn is_chained(pairs: &[(usize, usize)]) -> bool {
     pairs.iter().any(|(_, to)| sources.binary_search(to).is_ok())
 }
 
-/// Pointers that threads share: each writes blocks of its own.
+/// Pointers that threads share: each writes distinct blocks.
 struct Layers<'a>(&'a [Pools]);
 
 // SAFETY: see above.

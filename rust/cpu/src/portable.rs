@@ -86,18 +86,15 @@ impl Vectors for Portable {
     }
 
     #[inline(always)]
-    unsafe fn dot_pairs(sum: V, pair: *const u32, pairs: V) -> V {
-        // SAFETY: the caller's promise.
-        let pair = unsafe { pair.read() };
-        let (low, high) = (f32::from_bits(pair << 16), f32::from_bits(pair & 0xffff_0000));
-        let mut result = sum;
-        for lane in 0..PANEL {
-            let bits = pairs[lane].to_bits();
-            result[lane] += f32::from_bits(bits << 16) * low;
-            result[lane] += f32::from_bits(bits & 0xffff_0000) * high;
-        }
-        result
+    unsafe fn first_of_pairs(pairs: V) -> V {
+        pairs.map(|pair| f32::from_bits(pair.to_bits() << 16))
     }
+
+    #[inline(always)]
+    unsafe fn second_of_pairs(pairs: V) -> V {
+        pairs.map(|pair| f32::from_bits(pair.to_bits() & 0xffff_0000))
+    }
+
     #[inline(always)]
     unsafe fn dot_pairs_f16(sum: V, pair: *const u32, pairs: V) -> V {
         // SAFETY: the caller's promise.

@@ -1,4 +1,4 @@
-//! Who runs the work: threads that exist already.
+//! Threads that run a function together.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -7,11 +7,10 @@ use crate::isa::InstructionSet;
 
 /// A group of threads that can run one function at once.
 ///
-/// This crate starts no threads: a second pool beside the one of torch, whose idle threads
-/// spin, halves the speed of everything.
+/// The kernels know no threads but these: a caller may have its own.
 pub trait Team: Sync {
     /// Calls `work` on at most `num_threads` threads, on the caller's among them, and returns
-    /// when all calls have.  A team may use fewer threads than it is asked for.
+    /// when all calls have.  A team may use fewer threads than requested.
     fn run(&self, num_threads: usize, work: &(dyn Fn() + Sync));
 }
 
@@ -40,7 +39,7 @@ impl Execution<'_> {
     /// Calls `work` with each number below `num_items`, once.
     ///
     /// A thread takes its own share in order, then what is left of others': neighbours share
-    /// cached memory, and a thread that is held up holds up nobody.
+    /// cached memory, and a delayed thread delays no other.
     pub(crate) fn for_each(&self, num_items: usize, work: &(dyn Fn(usize) + Sync)) {
         let num_shares = self.num_threads.clamp(1, num_items.max(1));
         if num_shares == 1 {

@@ -2,7 +2,7 @@
 //!
 //! # Costs
 //!
-//! Reading the logits, until about 64 are asked for: a stretch of a row is looked at number by
+//! Reading the logits, until about 64 are requested: a stretch of a row is looked at number by
 //! number only where its largest is among the best so far, which gets rare along a row.
 #![expect(unsafe_code, reason = "logits are the address of a tensor")]
 #![expect(clippy::inline_always, reason = "must become part of a function with the instructions")]
@@ -21,16 +21,16 @@ const STRETCH: usize = 8 * PANEL;
 /// A row that holds NaN has NaN for its first value; its ids, and its other values, mean nothing.
 ///
 /// # Arguments
-/// `logits` is `[.., vocab_size]`, rows side by side, of which `rows` are looked at, or the first ones
-/// in their order; `ids` and `values` are `[rows, num]`.  Of `masks`, `[rows, ceil(vocab_size / 32)]`,
-/// token `t` is bit `t % 32` of entry `t / 32` of its row: only those with a 1 are looked at, and
-/// where there are too few the values are minus infinity.
+/// `logits` is `[.., vocab_size]`, rows side by side, of which `rows` are looked at, or the first
+/// ones in their order; `ids` and `values` are `[rows, num]`.  Of `masks`, `[rows, ceil(vocab_size
+/// / 32)]`, token `t` is bit `t % 32` of entry `t / 32` of its row: only those with a 1 are looked
+/// at, and where there are too few the values are minus infinity.
 ///
 /// # Errors
 /// Sizes that do not fit each other, an odd address, an instruction set that the CPU lacks.
 ///
 /// # Safety
-/// The logits of these rows exist, and nobody writes them while the call lasts.
+/// The logits of these rows exist, and are not written during the call.
 pub unsafe fn top_k(
     logits: *const f32,
     vocab_size: usize,
@@ -73,7 +73,7 @@ pub unsafe fn top_k(
     Ok(())
 }
 
-/// Pointers that threads share: each writes rows of its own.
+/// Pointers that threads share: each writes distinct rows.
 struct Rows<'a> {
     logits: *const f32,
     vocab_size: usize,
@@ -122,7 +122,7 @@ impl Best<'_> {
         self.len < self.values.len() || value > self.values[self.len - 1]
     }
 
-    /// Puts in a number that [`wants`](Self::wants) finds good enough, behind its equals.
+    /// Inserts a number that [`wants`](Self::wants) accepts, after its equals.
     fn insert(&mut self, id: usize, value: f32) {
         let place = self.values[..self.len].partition_point(|&better| better >= value);
         self.len = self.values.len().min(self.len + 1);

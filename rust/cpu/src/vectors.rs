@@ -1,4 +1,4 @@
-//! What the kernels need of an instruction set, and what a kernel is.
+//! Traits of instruction sets and of kernels.
 #![expect(unsafe_code, reason = "declares what kernels call; one default has a body")]
 #![expect(clippy::inline_always, reason = "must become part of a function with the instructions")]
 
@@ -9,7 +9,7 @@ pub(crate) trait Kernel {
     /// Does it.
     ///
     /// # Safety
-    /// The CPU has the instructions of `I`; besides, what the kernel asks for.  Implementations
+    /// The CPU has the instructions of `I`, and the conditions of the kernel hold.  Implementations
     /// are inlined, so that they become part of a function with the instructions.
     unsafe fn run<I: Vectors>(self);
 }
@@ -44,9 +44,17 @@ pub(crate) trait Vectors {
     unsafe fn round(a: Self::V) -> Self::V;
     /// Two to the power of whole numbers from -127 to 127; zero for -127.
     unsafe fn power_of_two(whole: Self::V) -> Self::V;
+    /// The first of each lane's pair of bfloat16, as float32.
+    unsafe fn first_of_pairs(pairs: Self::V) -> Self::V;
+    /// The second of each lane's pair of bfloat16, as float32.
+    unsafe fn second_of_pairs(pairs: Self::V) -> Self::V;
     /// Adds the dot product of the pair of bfloat16 at `pair` with each lane's pair.
-    unsafe fn dot_pairs(sum: Self::V, pair: *const u32, pairs: Self::V) -> Self::V;
-    /// The same with pairs of float16.
+    #[inline(always)]
+    unsafe fn dot_pairs(sum: Self::V, pair: *const u32, pairs: Self::V) -> Self::V {
+        // SAFETY: the caller's promise.
+        unsafe { multiply_pairs::<Self>(sum, pair, pairs) }
+    }
+    /// Adds the dot product of the pair of float16 at `pair` with each lane's pair.
     unsafe fn dot_pairs_f16(sum: Self::V, pair: *const u32, pairs: Self::V) -> Self::V;
     /// Sixteen bfloat16.
     #[inline(always)]
@@ -85,6 +93,24 @@ pub(crate) trait Vectors {
     unsafe fn store_pairs_f16(numbers: Self::V, to: *mut u32) {
         // SAFETY: the caller's promise.
         unsafe { store_each::<Self, Float16>(numbers, to) }
+    }
+}
+
+/// [`Vectors::dot_pairs`] as two products of float32.
+///
+/// # Safety
+/// As [`Vectors`]; the pair can be read.
+#[inline(always)]
+pub(crate) unsafe fn multiply_pairs<I: Vectors + ?Sized>(
+    sum: I::V,
+    pair: *const u32,
+    pairs: I::V,
+) -> I::V {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let pair = I::splat(f32::from_bits(pair.read_unaligned()));
+        let first = I::multiply_add(I::first_of_pairs(pair), I::first_of_pairs(pairs), sum);
+        I::multiply_add(I::second_of_pairs(pair), I::second_of_pairs(pairs), first)
     }
 }
 

@@ -9,7 +9,7 @@
 use std::arch::x86_64::*;
 
 use crate::number::{BFloat16, Float16};
-use crate::vectors::{Kernel, Vectors};
+use crate::vectors::{Kernel, Vectors, multiply_pairs};
 
 /// Runs a kernel with AVX2, FMA and F16C.
 ///
@@ -137,28 +137,30 @@ impl<const HAS_DOT: bool> Vectors for Avx512<HAS_DOT> {
     }
 
     #[inline(always)]
+    unsafe fn first_of_pairs(pairs: __m512) -> __m512 {
+        unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_castps_si512(pairs))) }
+    }
+
+    #[inline(always)]
+    unsafe fn second_of_pairs(pairs: __m512) -> __m512 {
+        unsafe {
+            let second = _mm512_set1_epi32(SECOND.cast_signed());
+            _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(pairs), second))
+        }
+    }
+
+    #[inline(always)]
     unsafe fn dot_pairs(sum: __m512, pair: *const u32, pairs: __m512) -> __m512 {
         unsafe {
-            let pair = _mm512_set1_epi32(pair.cast::<i32>().read_unaligned());
-            let pairs = _mm512_castps_si512(pairs);
             if HAS_DOT {
+                let pair = _mm512_set1_epi32(pair.cast::<i32>().read_unaligned());
                 return _mm512_dpbf16_ps(
                     sum,
                     std::mem::transmute::<__m512i, __m512bh>(pair),
-                    std::mem::transmute::<__m512i, __m512bh>(pairs),
+                    std::mem::transmute::<__m512, __m512bh>(pairs),
                 );
             }
-            let second = _mm512_set1_epi32(SECOND.cast_signed());
-            let low = _mm512_fmadd_ps(
-                _mm512_castsi512_ps(_mm512_slli_epi32::<16>(pair)),
-                _mm512_castsi512_ps(_mm512_slli_epi32::<16>(pairs)),
-                sum,
-            );
-            _mm512_fmadd_ps(
-                _mm512_castsi512_ps(_mm512_and_si512(pair, second)),
-                _mm512_castsi512_ps(_mm512_and_si512(pairs, second)),
-                low,
-            )
+            multiply_pairs::<Self>(sum, pair, pairs)
         }
     }
 
@@ -300,10 +302,20 @@ impl Vectors for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn dot_pairs(sum: Self::V, pair: *const u32, pairs: Self::V) -> Self::V {
+    unsafe fn first_of_pairs(pairs: Self::V) -> Self::V {
         unsafe {
-            let pair = _mm256_set1_epi32(pair.cast::<i32>().read_unaligned());
-            (dot_half(sum.0, pair, pairs.0), dot_half(sum.1, pair, pairs.1))
+            let first = |pairs: __m256| {
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_castps_si256(pairs)))
+            };
+            (first(pairs.0), first(pairs.1))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn second_of_pairs(pairs: Self::V) -> Self::V {
+        unsafe {
+            let second = _mm256_castsi256_ps(_mm256_set1_epi32(SECOND.cast_signed()));
+            (_mm256_and_ps(pairs.0, second), _mm256_and_ps(pairs.1, second))
         }
     }
 
@@ -334,24 +346,6 @@ impl Vectors for Avx2 {
             _mm_storeu_si128(to.cast(), _mm256_cvtps_ph::<NEAREST>(numbers.0));
             _mm_storeu_si128(to.add(4).cast(), _mm256_cvtps_ph::<NEAREST>(numbers.1));
         }
-    }
-}
-
-#[inline(always)]
-unsafe fn dot_half(sum: __m256, pair: __m256i, pairs: __m256) -> __m256 {
-    unsafe {
-        let second = _mm256_set1_epi32(SECOND.cast_signed());
-        let pairs = _mm256_castps_si256(pairs);
-        let low = _mm256_fmadd_ps(
-            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(pair)),
-            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(pairs)),
-            sum,
-        );
-        _mm256_fmadd_ps(
-            _mm256_castsi256_ps(_mm256_and_si256(pair, second)),
-            _mm256_castsi256_ps(_mm256_and_si256(pairs, second)),
-            low,
-        )
     }
 }
 

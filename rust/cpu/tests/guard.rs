@@ -7,7 +7,8 @@ mod common;
 
 use common::{Case, DTYPES, Numbers, Random, Step, Threads, available};
 use pagedserve_cpu::attention::paged_attention;
-use pagedserve_cpu::linear::{Finish, Matrix, Panels, Weights, gather, linear};
+use pagedserve_cpu::embedding::gather;
+use pagedserve_cpu::linear::{Finish, Matrix, Panels, Weights, linear};
 use pagedserve_cpu::lora::{Adapters, Group, LowRank, Slice};
 use pagedserve_cpu::{DType, Execution, Norm, rms_norm};
 

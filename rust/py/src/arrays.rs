@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 
 use crate::error::{OrRaise, to_py};
 
-/// `array` for reading: one-dimensional, C-contiguous, of exactly `T`.
+/// Borrows `array` for reading: one-dimensional, C-contiguous, of exactly `T`.
 pub(crate) fn readonly<'py, T: Element>(
     array: &Bound<'py, PyAny>,
     name: &str,
@@ -27,7 +27,7 @@ pub(crate) fn readonly<'py, T: Element>(
     Err(refusal(array, name, &dtype::<T>(array.py()))?)
 }
 
-/// What is wrong with an argument that is not as `wanted`.
+/// Error for an argument that is not as `wanted`.
 fn refusal(
     array: &Bound<'_, PyAny>,
     name: &str,
@@ -51,7 +51,7 @@ fn refusal(
     Ok(to_py(&Error::Arrays(text)))
 }
 
-/// `array` to be kept, as `readonly` accepts it.
+/// Keeps `array`, with the checks of `readonly`.
 pub(crate) fn checked<'py, T: Element>(
     array: &Bound<'py, PyAny>,
     name: &str,
@@ -59,12 +59,12 @@ pub(crate) fn checked<'py, T: Element>(
     Ok((*readonly(array, name)?).clone())
 }
 
-/// A copy of an argument's numbers.
+/// Copies an argument's numbers.
 pub(crate) fn numbers(array: &Bound<'_, PyAny>, name: &str) -> PyResult<Vec<f32>> {
     Ok(readonly::<f32>(array, name)?.as_slice()?.to_vec())
 }
 
-/// A view of a caller's array for writing.
+/// View of a caller's array for writing.
 pub(crate) fn readwrite<'py, T: Element>(
     array: &Bound<'py, PyArray1<T>>,
     name: &str,
@@ -73,7 +73,7 @@ pub(crate) fn readwrite<'py, T: Element>(
     array.try_readwrite().map_err(refusal).or_raise()
 }
 
-/// `array` to be kept and written, as `readonly` accepts it.
+/// Keeps `array` for writing, with the checks of `readonly`.
 fn writable<T: Element>(array: &Bound<'_, PyAny>, name: &str) -> PyResult<Py<PyArray1<T>>> {
     let array = checked(array, name)?;
     drop(readwrite(&array, name)?);
@@ -82,40 +82,41 @@ fn writable<T: Element>(array: &Bound<'_, PyAny>, name: &str) -> PyResult<Py<PyA
 
 macro_rules! input_buffers {
     ($($name:ident: $element:ty),* ; $($optional:ident: $of_optional:ty),* $(,)?) => {
-        /// The arrays that `Scheduler.prepare_inputs` fills in place.
+        /// Arrays that `Scheduler.prepare_inputs` fills in place.
         ///
-        /// All one-dimensional, C-contiguous, writable and of exactly these types; checked here
+        /// All are one-dimensional, C-contiguous, writable and of exactly these types; checked here
         /// once, never coerced.  Each may be longer than a step needs: R rows, T tokens, S samples,
         /// B blocks in the longest table, C in the longest of an encoder.
         ///
         /// Args:
-        ///     token_ids: int32 ``[T]``, the inputs, rows packed one after another.
-        ///     positions: int64 ``[T]``, of each token in its sequence.
-        ///     slot_mapping: int64 ``[T]``, where its keys and values go: block * block size +
-        ///         offset, or -1 where they lie already.
-        ///     query_start: int32 ``[R + 1]``, row boundaries in T.
-        ///     seq_lens: int32 ``[R]``, keys visible to the last token of the row.
-        ///     block_tables: int32 ``[R * B]``, physical blocks, row-major, padded with 0.
-        ///     sample_index: int32 ``[S]``, positions in T whose logits are wanted, ascending.
-        ///     sample_rows: int32 ``[S]``, the row of each.
-        ///     row_handles: int64 ``[R]``, the handle of each row's sequence.
-        ///     adapter_slots: int32 ``[R]``, where each row's adapter lies, -1 for the base model;
-        ///         None, the default, for a scheduler without ``max_loras``.
-        ///     state_slots: int32 ``[R]``, where each row's state lies, -1 where layers keep none; None,
-        ///         the default, for a scheduler without ``num_state_slots``.  A row whose first position
-        ///         is 0 begins with a fresh state.
-        ///     window_tables: int32 ``[R * B]``, the blocks in the layers with a window, as
+        ///     token_ids: Input tokens, int32 ``[T]``, rows packed one after another.
+        ///     positions: Position of each token in its sequence, int64 ``[T]``.
+        ///     slot_mapping: Slot of each token's keys and values, int64 ``[T]``: block * block
+        ///         size + offset, or -1 if they are already in the cache.
+        ///     query_start: Row boundaries in T, int32 ``[R + 1]``.
+        ///     seq_lens: Number of keys visible to the last token of each row, int32 ``[R]``.
+        ///     block_tables: Physical blocks, int32 ``[R * B]``, row-major, padded with 0.
+        ///     sample_index: Positions in T whose logits are sampled from, int32 ``[S]``,
+        ///         ascending.
+        ///     sample_rows: Row of each sample, int32 ``[S]``.
+        ///     row_handles: Handle of each row's sequence, int64 ``[R]``.
+        ///     adapter_slots: Adapter slot of each row, int32 ``[R]``, -1 for the base model; None,
+        ///         the default, for a scheduler without ``max_loras``.
+        ///     state_slots: State slot of each row, int32 ``[R]``, -1 without a state; None, the
+        ///         default, for a scheduler without ``num_state_slots``.  A row whose first
+        ///         position is 0 begins with a fresh state.
+        ///     window_tables: Blocks of the sliding-window layers, int32 ``[R * B]``, laid out as
         ///         ``block_tables``, 0 before the window; None, the default, for a cache without
         ///         ``window_group``.
-        ///     window_slots: int64 ``[T]``, where keys and values go in these layers; None, the default,
-        ///         for a cache without ``window_group``.
-        ///     cross_lens: int32 ``[R]``, tokens of the output of each row's encoder; None, the default,
-        ///         for decoders alone.
-        ///     cross_tables: int32 ``[R * C]``, the blocks of their keys and values, as ``block_tables``;
-        ///         None, the default, for decoders alone.
+        ///     window_slots: Slots of keys and values in these layers, int64 ``[T]``; None, the
+        ///         default, for a cache without ``window_group``.
+        ///     cross_lens: Tokens of the output of each row's encoder, int32 ``[R]``; None, the
+        ///         default, for decoder-only models.
+        ///     cross_tables: Blocks of their keys and values, int32 ``[R * C]``, laid out as
+        ///         ``block_tables``; None, the default, for decoder-only models.
         ///
         /// Raises:
-        ///     ``StepError``: An array of another kind, by name.
+        ///     ``StepError``: An array of another dtype or shape, by name.
         #[pyclass(frozen, module = "pagedserve._core")]
         pub(crate) struct InputBuffers {
             $($name: Py<PyArray1<$element>>,)*
@@ -152,10 +153,11 @@ macro_rules! input_buffers {
                     let mut $optional =
                         $optional.map(|given| readwrite(given, stringify!($optional))).transpose()?;
                 )*
-                fill(&mut pagedserve_core::inputs::InputBuffers {
-                    $($name: $name.as_slice_mut()?,)*
-                    $($optional: $optional.as_mut().map(|lent| lent.as_slice_mut()).transpose()?,)*
-                })
+                let mut buffers = pagedserve_core::inputs::InputBuffers::default();
+                $(buffers.$name = $name.as_slice_mut()?;)*
+                $(buffers.$optional =
+                    $optional.as_mut().map(|lent| lent.as_slice_mut()).transpose()?;)*
+                fill(&mut buffers)
             }
         }
     };

@@ -1,4 +1,4 @@
-//! Allocators and evictor as classes of their own, for block managers other than ours.
+//! Allocators and evictor as separate classes, for other block managers.
 //!
 //! The core's allocators trust their one caller; here every block number is checked first.
 
@@ -12,7 +12,7 @@ use crate::arrays::readonly;
 use crate::config::count;
 use crate::error::OrRaise;
 
-/// Blocks without memory of their contents.
+/// Allocator of reference-counted blocks without prefix caching.
 #[pyclass(module = "pagedserve._core")]
 pub(crate) struct UncachedBlockAllocator(core::UncachedBlockAllocator);
 
@@ -26,7 +26,7 @@ impl UncachedBlockAllocator {
     /// Take a free block.
     ///
     /// Returns:
-    ///     Its number, or None if all are used.
+    ///     Block number, or None if all are used.
     fn allocate(&mut self) -> Option<usize> {
         self.0.allocate().map(BlockId::index)
     }
@@ -40,7 +40,7 @@ impl UncachedBlockAllocator {
         Ok(())
     }
 
-    /// Give one reference back; with the last the block is free.
+    /// Release one reference; the last one frees the block.
     ///
     /// Raises:
     ///     ``RequestError``: No such block, or a free one.
@@ -49,7 +49,7 @@ impl UncachedBlockAllocator {
         Ok(())
     }
 
-    /// References to a block, 0 for a free one.
+    /// Return the number of references to a block, 0 for a free one.
     ///
     /// Raises:
     ///     ``RequestError``: No such block.
@@ -57,13 +57,13 @@ impl UncachedBlockAllocator {
         Ok(self.0.ref_count(block_of(block, self.0.num_total())?))
     }
 
-    /// Blocks without references.
+    /// Number of blocks without references.
     #[getter]
     fn num_free(&self) -> usize {
         self.0.num_free()
     }
 
-    /// All blocks.
+    /// Number of all blocks.
     #[getter]
     fn num_total(&self) -> usize {
         self.0.num_total()
@@ -78,17 +78,17 @@ impl UncachedBlockAllocator {
     }
 }
 
-/// A prefix of whole blocks, as `CachedBlockAllocator` knows it.
+/// Prefix of whole blocks, a key of `CachedBlockAllocator`.
 #[pyclass(frozen, module = "pagedserve._core")]
 pub(crate) struct Prefix(core::Prefix);
 
 #[pymethods]
 impl Prefix {
-    /// The prefix before the first block.
+    /// Return the prefix before the first block.
     ///
     /// Args:
-    ///     adapter: Prefixes of different adapters are never equal.
-    ///     salt: Nor are those of different salts.
+    ///     adapter: Adapter id; prefixes of different adapters are never equal.
+    ///     salt: Cache salt; prefixes of different salts are never equal.
     #[staticmethod]
     #[pyo3(signature = (*, adapter = 0, salt = 0))]
     fn root(adapter: u32, salt: u64) -> Self {
@@ -96,7 +96,9 @@ impl Prefix {
     }
 }
 
-/// Blocks that keep their contents for the next who wants them.
+/// Allocator of reference-counted blocks with prefix caching.
+///
+/// A free block keeps its contents until it is evicted.
 #[pyclass(module = "pagedserve._core")]
 pub(crate) struct CachedBlockAllocator {
     core: core::CachedBlockAllocator,
@@ -113,32 +115,33 @@ impl CachedBlockAllocator {
         Ok(Self { core, block_size })
     }
 
-    /// Take a free block, whose contents are forgotten: blank ones first, then the oldest.
+    /// Take a free block and drop its contents: blank ones first, then the least recent.
     ///
     /// Args:
-    ///     num_prefix_tokens: Tokens up to the end of the block; among equals longest goes first.
+    ///     num_prefix_tokens: Tokens up to the end of the block; of equally old blocks the one with
+    ///         the longest prefix is evicted first.
     ///
     /// Returns:
-    ///     Its number, or None if all are used.
+    ///     Block number, or None if all are used.
     #[pyo3(signature = (num_prefix_tokens = 0))]
     fn allocate(&mut self, num_prefix_tokens: usize) -> Option<usize> {
         self.core.allocate(num_prefix_tokens).map(BlockId::index)
     }
 
-    /// The block that holds these tokens behind a prefix, compared token by token.
+    /// Find the block that holds these tokens after a prefix, compared token by token.
     ///
     /// Args:
-    ///     before: What comes before it.
+    ///     before: Prefix up to its start.
     ///     token_ids: int32 ``[1..block_size]``.
     ///
     /// Returns:
-    ///     Its number, or None.
+    ///     Block number, or None.
     fn find(&self, before: &Prefix, token_ids: &Bound<'_, PyAny>) -> PyResult<Option<usize>> {
         let token_ids = readonly::<TokenId>(token_ids, "token_ids")?;
         Ok(self.core.find(before.0, token_ids.as_slice()?).map(BlockId::index))
     }
 
-    /// Take one more reference to a block that was found, used or not.
+    /// Take one more reference to a block that `find` returned, used or free.
     ///
     /// Raises:
     ///     ``RequestError``: No such block, or one that is free and holds nothing.
@@ -150,15 +153,15 @@ impl CachedBlockAllocator {
         Ok(())
     }
 
-    /// Note what a used block holds.
+    /// Register the contents of a used block.
     ///
     /// Args:
-    ///     block: The block.
-    ///     before: What comes before it.
+    ///     block: Block number.
+    ///     before: Prefix up to its start.
     ///     token_ids: int32 ``[1..block_size]``.
     ///
     /// Returns:
-    ///     The prefix up to its end.
+    ///     Prefix up to the end of the block.
     ///
     /// Raises:
     ///     ``RequestError``: A free block, too many tokens, or a prefix that another block holds.
@@ -181,7 +184,7 @@ impl CachedBlockAllocator {
         Ok(Prefix(self.core.register(id, before.0, token_ids)))
     }
 
-    /// The prefix up to the end of a block, or None if nobody said what it holds.
+    /// Return the prefix up to the end of a block, or None if it is not registered.
     ///
     /// Raises:
     ///     ``RequestError``: No such block.
@@ -199,11 +202,11 @@ impl CachedBlockAllocator {
         Ok(())
     }
 
-    /// Give one reference back; with the last the block is free and keeps its contents.
+    /// Release one reference; the last one frees the block, which keeps its contents.
     ///
     /// Args:
-    ///     block: The block.
-    ///     last_access: When it was last used; the oldest is evicted first.
+    ///     block: Block number.
+    ///     last_access: Time of its last use; the least recent is evicted first.
     ///
     /// Raises:
     ///     ``RequestError``: No such block, or a free one.
@@ -214,7 +217,7 @@ impl CachedBlockAllocator {
         Ok(())
     }
 
-    /// Note that a used block's keys and values are there.
+    /// Mark the keys and values of a used block as computed.
     ///
     /// Raises:
     ///     ``RequestError``: No such block, or a free one.
@@ -224,7 +227,7 @@ impl CachedBlockAllocator {
         Ok(())
     }
 
-    /// Whether a block's keys and values are there.
+    /// Return whether the keys and values of a block are computed.
     ///
     /// Raises:
     ///     ``RequestError``: No such block.
@@ -232,7 +235,7 @@ impl CachedBlockAllocator {
         Ok(self.core.is_computed(block_of(block, self.core.num_total())?))
     }
 
-    /// References to a block, 0 for a free one.
+    /// Return the number of references to a block, 0 for a free one.
     ///
     /// Raises:
     ///     ``RequestError``: No such block.
@@ -240,27 +243,27 @@ impl CachedBlockAllocator {
         Ok(self.core.ref_count(block_of(block, self.core.num_total())?))
     }
 
-    /// Forget all contents.
+    /// Drop all cached contents.
     ///
     /// Returns:
-    ///     Whether it was done; False, and nothing is forgotten, while a block is used.
+    ///     True if dropped; False, without effect, while a block is used.
     fn reset(&mut self) -> bool {
         self.core.reset()
     }
 
-    /// Blocks without references.
+    /// Number of blocks without references.
     #[getter]
     fn num_free(&self) -> usize {
         self.core.num_free()
     }
 
-    /// Free blocks that hold something.
+    /// Number of free blocks with cached contents.
     #[getter]
     fn num_cached(&self) -> usize {
         self.core.num_cached()
     }
 
-    /// All blocks.
+    /// Number of all blocks.
     #[getter]
     fn num_total(&self) -> usize {
         self.core.num_total()
@@ -275,7 +278,7 @@ impl CachedBlockAllocator {
     }
 }
 
-/// Which cached block to give up first.
+/// Least-recently-used eviction order of free cached blocks.
 #[pyclass(module = "pagedserve._core")]
 pub(crate) struct LRUEvictor(core::LRUEvictor);
 
@@ -286,33 +289,33 @@ impl LRUEvictor {
         Self(core::LRUEvictor::default())
     }
 
-    /// Add a block that may be evicted.
+    /// Add a block to the eviction order.
     ///
     /// Args:
-    ///     block: The block, not yet there.
-    ///     last_access: When it was last used; the oldest goes first.
-    ///     num_hashed_tokens: Tokens up to its end; among equals the longest goes first.
+    ///     block: Block number, not yet added.
+    ///     last_access: Time of its last use; the least recent is evicted first.
+    ///     num_hashed_tokens: Tokens up to its end; of equally old blocks the longest goes first.
     ///
     /// Raises:
-    ///     ``RequestError``: A block that is there already.
+    ///     ``RequestError``: A block that was already added.
     fn add(&mut self, block: i64, last_access: u64, num_hashed_tokens: usize) -> PyResult<()> {
         let is_new = self.0.add(block_of(block, MAX_BLOCKS)?, last_access, num_hashed_tokens);
         expect(is_new, || format!("block {block} is here already"))
     }
 
-    /// Take a block out: it is used again.
+    /// Remove a block that is used again.
     ///
     /// Raises:
-    ///     ``RequestError``: A block that is not there.
+    ///     ``RequestError``: A block that was not added.
     fn remove(&mut self, block: i64) -> PyResult<()> {
         let was_here = self.0.remove(block_of(block, MAX_BLOCKS)?);
         expect(was_here, || format!("block {block} is not here"))
     }
 
-    /// Take out the block that goes first.
+    /// Remove and return the next block to evict.
     ///
     /// Returns:
-    ///     The block, or None if there is none.
+    ///     Block number, or None if empty.
     fn evict(&mut self) -> Option<usize> {
         self.0.evict().map(BlockId::index)
     }
@@ -336,7 +339,7 @@ fn num_of_blocks(num_blocks: i64) -> PyResult<usize> {
     Ok(num_blocks)
 }
 
-/// The block of a number from outside.
+/// Checks a block number from Python.
 fn block_of(block: i64, num_total: usize) -> PyResult<BlockId> {
     let index = u32::try_from(block).ok().filter(|index| (*index as usize) < num_total);
     let refusal = || Error::Request(format!("there is no block {block} among {num_total}"));

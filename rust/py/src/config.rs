@@ -8,18 +8,19 @@ use pyo3::prelude::*;
 
 use crate::error::OrRaise;
 
-/// The decisions on blocks in which the best known way is not vLLM 0.6.2's; docs/options.md says
-/// what each gives.
+/// Block decisions whose default differs from vLLM 0.6.2.
 ///
-/// What is not given, or None, has the default named here: the best known way.
+/// docs/options.md gives the effect of each. An argument that is missing or None takes the default
+/// named here.
 ///
 /// Args:
-///     count_cached_blocks: In admission take off what a request shares with running ones; True.
+///     count_cached_blocks: Subtract blocks shared with running requests from the
+///         demand of an admission; True.
 ///     charge_cached_tokens: Charge cached tokens to the token budget and compute them again;
 ///         False.
 ///     share_partial_blocks: Share the last, partly filled block of identical prompts; False.
-///     share_generated_blocks: Let later prompts find blocks with generated tokens; True.
-///     swap_in_cached_blocks: Move blocks that the other tier still has, too; False.
+///     share_generated_blocks: Share blocks of generated tokens with later prompts; True.
+///     swap_in_cached_blocks: Also move blocks that the other tier still holds; False.
 ///     evict_blank_blocks_in_order: Evict free blocks without contents in turn with the cached
 ///         ones, instead of first; False.
 ///     exact_append_demand: Ask the pool for the blocks that a step takes, instead of one for each
@@ -28,14 +29,16 @@ use crate::error::OrRaise;
 #[derive(PartialEq)]
 pub(crate) struct CacheChoices(core::CacheChoices);
 
-/// The blocks of layers that see a window of each sequence, beside those that see everything.
+/// Block pool of the sliding-window layers of a model that also has full-attention layers.
 ///
-/// A sequence has no more of them than the window spans and a step adds.
+/// A sequence holds at most the blocks that its window spans, and those that a step adds.
 ///
 /// Args:
-///     window: Tokens that a query sees, itself included, in the layer that sees most; at least 1.
+///     window: Tokens that a query attends to, itself included, in the layer with the largest
+///         window; at least 1.
 ///     num_gpu_blocks: Blocks on the device; at least ``num_gpu_blocks_for`` one sequence.
-///     num_cpu_blocks: Blocks in host memory for swapped groups; 0, the default, turns swapping off.
+///     num_cpu_blocks: Blocks in host memory for swapped groups; 0, the default, turns swapping
+///         off.
 ///
 /// Raises:
 ///     ``ConfigError``: Numbers out of range.
@@ -43,84 +46,88 @@ pub(crate) struct CacheChoices(core::CacheChoices);
 #[derive(PartialEq)]
 pub(crate) struct WindowGroup(core::WindowGroup);
 
-/// The KV blocks of both tiers.
+/// KV blocks of both tiers: device and host.
 ///
-/// What is not given, or None, has the default named here.
+/// An argument that is missing or None takes the default named here.
 ///
 /// Args:
 ///     block_size: Tokens a block holds, at least 1.
 ///     num_gpu_blocks: Blocks on the device, at least 1.
 ///     num_cpu_blocks: Blocks in host memory for swapped groups; 0, the default, turns swapping
 ///         off.
-///     watermark: Share of the device blocks kept free when a new group is admitted, from 0 to
-///         below 1; 0.01.
+///     watermark: Fraction of the device blocks kept free when a new group is admitted, from 0
+///         to below 1; 0.01.
 ///     enable_prefix_caching: Keep the contents of blocks for later prompts that begin with the
 ///         same tokens; False.
-///     sliding_window: Tokens that a query can see, itself included, where all layers have one
-///         window; None.  Excludes prefix caching.
-///     window_group: A ``WindowGroup``, where some layers have a window and others see everything; None.
+///     sliding_window: Tokens that a query attends to, itself included, if all layers have the
+///         same window; None.  Excludes prefix caching.
+///     window_group: A ``WindowGroup``, if some layers have a window and others attend to
+///         everything; None.
 ///         Excludes prefix caching and ``sliding_window``.
-///     choices: A ``CacheChoices``: where to decide as vLLM 0.6.2 did; nowhere.
+///     choices: A ``CacheChoices``; all defaults.
 ///
 /// Raises:
 ///     ``ConfigError``: Numbers out of range, or windows with prefix caching.
 #[pyclass(frozen, module = "pagedserve._core")]
 pub(crate) struct CacheConfig(pub(crate) core::CacheConfig);
 
-/// The decisions on order and admission in which the best known way is not vLLM 0.6.2's;
-/// docs/options.md says what each gives.
+/// Order and admission decisions whose default differs from vLLM 0.6.2.
 ///
-/// What is not given, or None, has the default named here: the best known way.
+/// docs/options.md gives the effect of each. An argument that is missing or None takes the default
+/// named here.
 ///
 /// Args:
-///     admit_after_preemption: Admit prompts in a step in which somebody was preempted; False.
-///     reverse_swapped_order: Bring groups swapped out in one step back last first; False.
+///     admit_after_preemption: Admit prompts in a step that preempts a group; False.
+///     reverse_swapped_order: Swap in groups that were swapped out in one step in reverse
+///         order; False.
 ///     whole_block_chunks: Cut a chunk at a block boundary where prefix caching is on; False.
-///     limit_chunked_prompts: Refuse a prompt beyond max_model_len with chunks too; True.
+///     limit_chunked_prompts: Also refuse a prompt longer than max_model_len with chunked
+///         prefill; True.
 ///     drain_adapters: Once max_num_seqs requests were admitted before one that waits for its
 ///         adapter's slot, admit none for the adapter that has had its slot longest; True.
 #[pyclass(frozen, eq, module = "pagedserve._core")]
 #[derive(PartialEq)]
 pub(crate) struct SchedulerChoices(core::SchedulerChoices);
 
-/// The limits and options of the scheduler; docs/options.md says what they give.
+/// Limits and options of the scheduler.
 ///
-/// What is not given, or None, has the default named here.
+/// docs/options.md gives the effect of each. An argument that is missing or None takes the default
+/// named here.
 ///
 /// Args:
-///     max_model_len: Tokens of a sequence, prompt and output together.
-///     max_num_seqs: Sequences that may run at once; 256.
-///     max_num_batched_tokens: Tokens that one step may compute; 512 with chunked prefill, else
-///         2048, or max_model_len if that is more; never fewer than max_num_seqs.
-///     preemption_mode: "recompute" or "swap"; None takes recompute for groups of one sequence,
-///         swap for those of several.
+///     max_model_len: Maximum number of tokens of a sequence, prompt and output together.
+///     max_num_seqs: Maximum number of running sequences; 256.
+///     max_num_batched_tokens: Maximum number of tokens of one step; 512 with chunked prefill, else
+///         2048 or max_model_len, whichever is larger; at least max_num_seqs.
+///     preemption_mode: "recompute" or "swap"; None recomputes groups of one sequence and
+///         swaps groups of several.
 ///     enable_chunked_prefill: Cut prompts into chunks that share steps with decodes; False.
-///     policy: Which group is served first: "fcfs", the default, or "priority".
-///     delay_factor: Hold prompts back until the oldest has waited this many times the last prompt
-///         step; 0, not.
-///     num_lookahead_slots: Slots of a decoding sequence beyond its next token; 0.
-///     max_loras: Slots for adapters on the device, and so how many may be active in one step;
-///         None, no adapters.
-///     num_state_slots: Slots on the device for what layers keep of a sequence beside keys and
-///         values, at least max_num_seqs; 0, they keep nothing else.
-///     num_cpu_state_slots: Slots in host memory for the states of swapped groups; 0.
-///     max_num_bypasses: How many groups may be admitted before a head of a queue that does not
-///         fit; then nobody passes it any more.  64 with chunked prefill, else 0.
-///     victim_policy: Who is preempted: "least_work", the default, or "last".
-///     choices: A ``SchedulerChoices``: where to decide as vLLM 0.6.2 did; nowhere.
+///     policy: Order of service: "fcfs", the default, or "priority".
+///     delay_factor: Delay prompts until the oldest has waited this many times the duration of the
+///         last prompt step; 0 does not delay.
+///     num_lookahead_slots: Slots of a decoding sequence after its next token; 0.
+///     max_loras: Number of adapter slots on the device, and so of adapters in one step; None
+///         without adapters.
+///     num_state_slots: Device slots for recurrent states of sequences, at least max_num_seqs; 0
+///         for a model without them.
+///     num_cpu_state_slots: Host slots for the states of swapped groups; 0.
+///     max_num_bypasses: Maximum number of groups admitted ahead of the head of a queue while it
+///         does not fit in memory; 64 with chunked prefill, else 0.
+///     victim_policy: Which group is preempted: "least_work", the default, or "last".
+///     choices: A ``SchedulerChoices``; all defaults.
 ///
 /// Raises:
 ///     ``ConfigError``: Numbers out of range, or limits that contradict each other.
 #[pyclass(frozen, module = "pagedserve._core")]
 pub(crate) struct SchedulerConfig(pub(crate) core::SchedulerConfig);
 
-/// Properties that hand a field of the core's configuration out as it is.
+/// Properties that return a field of the core's configuration.
 macro_rules! getters {
     ($class:ident { $($field:ident: $type:ty),* $(,)? }) => {
         #[pymethods]
         impl $class {
             $(
-                /// As given, or the default; see the class.
+                /// Value of the argument, or its default; see the class.
                 #[getter]
                 fn $field(&self) -> $type {
                     self.0.$field
@@ -130,7 +137,7 @@ macro_rules! getters {
     };
 }
 
-/// All of a class of choices: each is a keyword, a property and part of what is printed.
+/// Class of choices: each is a keyword argument, a property and part of the repr.
 macro_rules! choices {
     ($class:ident { $($field:ident),* $(,)? }) => {
         getters!($class { $($field: bool),* });
@@ -145,7 +152,7 @@ macro_rules! choices {
                 Self(choices)
             }
 
-            /// All as vLLM 0.6.2 decided.
+            /// Return the choices of vLLM 0.6.2.
             #[staticmethod]
             fn classic() -> Self {
                 Self(core::$class::CLASSIC)
@@ -230,15 +237,15 @@ impl CacheConfig {
         Self::with(config, num_cpu_blocks, watermark, enable_prefix_caching, sliding_window)
     }
 
-    /// The decisions of vLLM 0.6.2's block manager, its faults excepted.
+    /// Return the configuration of vLLM 0.6.2's block manager, without its faults.
     ///
     /// Args:
-    ///     block_size: As of the class.
-    ///     num_gpu_blocks: As of the class.
-    ///     num_cpu_blocks: As of the class.
-    ///     watermark: As of the class.
-    ///     enable_prefix_caching: As of the class.
-    ///     sliding_window: As of the class.
+    ///     block_size: See the class.
+    ///     num_gpu_blocks: See the class.
+    ///     num_cpu_blocks: See the class.
+    ///     watermark: See the class.
+    ///     enable_prefix_caching: See the class.
+    ///     sliding_window: See the class.
     #[staticmethod]
     #[pyo3(signature = (
         *, block_size, num_gpu_blocks, num_cpu_blocks = None, watermark = None,
@@ -259,13 +266,13 @@ impl CacheConfig {
         Self::with(config, num_cpu_blocks, watermark, enable_prefix_caching, sliding_window)
     }
 
-    /// As given; see the class.
+    /// Value of the argument; see the class.
     #[getter]
     fn window_group(&self) -> Option<WindowGroup> {
         self.0.window_group.map(WindowGroup)
     }
 
-    /// As given, or the default; see the class.
+    /// Value of the argument, or its default; see the class.
     #[getter]
     fn choices(&self) -> CacheChoices {
         CacheChoices(self.0.choices)
@@ -273,7 +280,7 @@ impl CacheConfig {
 }
 
 impl CacheConfig {
-    /// `config` with what both ways of making one accept.
+    /// Applies the arguments that both constructors accept to `config`.
     fn with(
         mut config: core::CacheConfig,
         num_cpu_blocks: Option<i64>,
@@ -295,23 +302,24 @@ impl WindowGroup {
     #[new]
     #[pyo3(signature = (*, window, num_gpu_blocks, num_cpu_blocks = None))]
     fn new(window: i64, num_gpu_blocks: i64, num_cpu_blocks: Option<i64>) -> PyResult<Self> {
-        let group = core::WindowGroup {
-            window: count("window", window)?,
-            num_gpu_blocks: count("num_gpu_blocks", num_gpu_blocks)?,
-            num_cpu_blocks: optional_count("num_cpu_blocks", num_cpu_blocks)?.unwrap_or(0),
-        };
+        let mut group = core::WindowGroup::new(
+            count("window", window)?,
+            count("num_gpu_blocks", num_gpu_blocks)?,
+        );
+        set(&mut group.num_cpu_blocks, optional_count("num_cpu_blocks", num_cpu_blocks)?);
         group.validate().or_raise()?;
         Ok(Self(group))
     }
 
-    /// The most device blocks that are used while so many sequences run: what each keeps between steps,
-    /// and what the tokens of one step add.
+    /// Return the largest number of device blocks that ``num_seqs`` running sequences use.
+    ///
+    /// It counts the blocks that each keeps between steps and those that the tokens of a step add.
     ///
     /// Args:
-    ///     scheduler_config: The scheduler's limits.
-    ///     window: As of the class.
+    ///     scheduler_config: Limits of the scheduler.
+    ///     window: See the class.
     ///     block_size: Tokens a block holds, at least 1.
-    ///     num_seqs: Sequences; of 1 it is the least that a scheduler accepts.
+    ///     num_seqs: Number of sequences; the result for 1 is the least that a scheduler accepts.
     #[staticmethod]
     #[pyo3(signature = (scheduler_config, *, window, block_size, num_seqs = 1))]
     fn num_gpu_blocks_for(
@@ -325,9 +333,9 @@ impl WindowGroup {
         Ok(scheduler_config.0.num_window_blocks(num_seqs, window, block_size))
     }
 
-    /// What it is made of, for pickle.
+    /// Return the constructor arguments, for pickle.
     fn __getnewargs_ex__(&self) -> ((), BTreeMap<&'static str, usize>) {
-        let core::WindowGroup { window, num_gpu_blocks, num_cpu_blocks } = self.0;
+        let core::WindowGroup { window, num_gpu_blocks, num_cpu_blocks, .. } = self.0;
         let made_of = [
             ("window", window),
             ("num_gpu_blocks", num_gpu_blocks),
@@ -337,7 +345,7 @@ impl WindowGroup {
     }
 
     fn __repr__(&self) -> String {
-        let core::WindowGroup { window, num_gpu_blocks, num_cpu_blocks } = self.0;
+        let core::WindowGroup { window, num_gpu_blocks, num_cpu_blocks, .. } = self.0;
         format!(
             "WindowGroup(window={window}, num_gpu_blocks={num_gpu_blocks}, \
              num_cpu_blocks={num_cpu_blocks})"
@@ -345,7 +353,7 @@ impl WindowGroup {
     }
 }
 
-/// What both ways of making a `SchedulerConfig` accept.
+/// Arguments that both constructors of `SchedulerConfig` accept.
 struct Limits<'a> {
     max_model_len: i64,
     max_num_seqs: Option<i64>,
@@ -359,7 +367,7 @@ struct Limits<'a> {
 }
 
 impl Limits<'_> {
-    /// The configuration that `make` makes of the limits, and the rest of them.
+    /// Returns the configuration that `make` makes of the limits, with the other arguments applied.
     fn config(
         &self,
         make: fn(usize, usize, usize) -> core::SchedulerConfig,
@@ -441,18 +449,18 @@ impl SchedulerConfig {
         Self::validated(config)
     }
 
-    /// The decisions of vLLM 0.6.2's scheduler, its faults excepted.
+    /// Return the configuration of vLLM 0.6.2's scheduler, without its faults.
     ///
     /// Args:
-    ///     max_model_len: As of the class.
-    ///     max_num_seqs: As of the class.
-    ///     max_num_batched_tokens: As of the class.
-    ///     preemption_mode: As of the class.
-    ///     enable_chunked_prefill: As of the class.
-    ///     policy: As of the class.
-    ///     delay_factor: As of the class.
-    ///     num_lookahead_slots: As of the class.
-    ///     max_loras: As of the class.
+    ///     max_model_len: See the class.
+    ///     max_num_seqs: See the class.
+    ///     max_num_batched_tokens: See the class.
+    ///     preemption_mode: See the class.
+    ///     enable_chunked_prefill: See the class.
+    ///     policy: See the class.
+    ///     delay_factor: See the class.
+    ///     num_lookahead_slots: See the class.
+    ///     max_loras: See the class.
     #[staticmethod]
     #[pyo3(signature = (
         *, max_model_len, max_num_seqs = None, max_num_batched_tokens = None,
@@ -485,25 +493,25 @@ impl SchedulerConfig {
         Self::validated(limits.config(core::SchedulerConfig::classic)?)
     }
 
-    /// "recompute", "swap" or None; see the class.
+    /// Preemption mode: "recompute", "swap" or None; see the class.
     #[getter]
     fn preemption_mode(&self) -> Option<&'static str> {
         self.0.preemption_mode.map(core::PreemptionMode::as_str)
     }
 
-    /// "fcfs" or "priority"; see the class.
+    /// Scheduling policy: "fcfs" or "priority"; see the class.
     #[getter]
     fn policy(&self) -> &'static str {
         name_of(self.0.policy, &POLICIES)
     }
 
-    /// "last" or "least_work"; see the class.
+    /// Victim policy: "last" or "least_work"; see the class.
     #[getter]
     fn victim_policy(&self) -> &'static str {
         name_of(self.0.victim_policy, &VICTIM_POLICIES)
     }
 
-    /// As given, or the default; see the class.
+    /// Value of the argument, or its default; see the class.
     #[getter]
     fn choices(&self) -> SchedulerChoices {
         SchedulerChoices(self.0.choices)
@@ -517,7 +525,7 @@ impl SchedulerConfig {
     }
 }
 
-/// What is not given leaves the default.
+/// Overwrites the default with an argument that is present.
 fn set<T>(field: &mut T, given: Option<T>) {
     if let Some(value) = given {
         *field = value;
@@ -539,12 +547,12 @@ const MODES: [(&str, core::PreemptionMode); 2] = [
     (core::PreemptionMode::Swap.as_str(), core::PreemptionMode::Swap),
 ];
 
-/// A count from Python; a negative one is named instead of overflowing.
+/// Converts a count from Python; a negative one is refused by name.
 pub(crate) fn count(name: &str, value: i64) -> PyResult<usize> {
     count_or(Error::Config, name, value)
 }
 
-/// The same, refused with an error of another kind.
+/// Converts a count like `count`, with another kind of error.
 pub(crate) fn count_or(kind: fn(String) -> Error, name: &str, value: i64) -> PyResult<usize> {
     let refusal = |_| kind(format!("{name} is {value}; it must not be negative"));
     usize::try_from(value).map_err(refusal).or_raise()
@@ -558,7 +566,7 @@ fn choice<T: Copy>(name: &str, given: &str, choices: &[(&str, T)]) -> PyResult<T
     choice_or(Error::Config, name, given, choices)
 }
 
-/// What `given` names, refused with an error of this kind where it names nothing.
+/// Looks `given` up among names; an unknown one is an error of this kind.
 pub(crate) fn choice_or<T: Copy>(
     kind: fn(String) -> Error,
     name: &str,

@@ -12,6 +12,7 @@ fn class_of(error: &Error) -> &'static str {
         Error::StaleHandle { .. } => "StaleHandleError",
         Error::Step(_) | Error::Arrays(_) => "StepError",
         Error::Invariant(_) => "InvariantError",
+        _ => "PagedServeError",
     }
 }
 
@@ -33,7 +34,7 @@ pub(crate) trait OrRaise<T> {
     fn or_raise(self) -> PyResult<T>;
 }
 
-/// What a function of the CPU refused: arrays that do not fit each other.
+/// Maps the refusal of a CPU kernel: arrays that do not fit each other.
 impl<T> OrRaise<T> for Result<T, pagedserve_cpu::Error> {
     fn or_raise(self) -> PyResult<T> {
         self.map_err(|error| to_py(&Error::Arrays(error.to_string())))

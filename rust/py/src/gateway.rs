@@ -1,13 +1,15 @@
 //! The gateway: all work of the binding that may take long goes through here.
 //!
-//! Owns the question whether the GIL is held meanwhile, the lock of state that several threads may
-//! ask for, and what becomes of errors.  Invariants:
-//! 1. What computes for more than some 20 us runs without the GIL, so other Python threads go on.
-//! 2. Nobody waits for a lock while holding the GIL.
+//! Owns the decision whether to hold the GIL, the lock of state that several threads share, and the
+//! mapping of errors.  Invariants:
+//! 1. What computes for more than some 20 us runs without the GIL, so other Python threads
+//!    continue.
+//! 2. No thread waits for a lock while holding the GIL.
 //! 3. No Python code runs between a lock and its release: arguments are read before, results made
 //!    into objects after.  So a thread never waits for itself.
 //!
-//! Costs: a lock some 20 ns; a release of the GIL some 0.1 us, and what others then do with it.
+//! Costs: a lock some 20 ns; a release of the GIL some 0.1 us, plus the time for which others then
+//! hold it.
 #![expect(clippy::disallowed_types, reason = "Python's threads share what one of them made")]
 
 use std::sync::{Mutex, PoisonError};
@@ -17,20 +19,20 @@ use pyo3::sync::MutexExt;
 
 use crate::error::OrRaise;
 
-/// How long something takes, as the numbers that it reads, writes or multiplies.
+/// Cost of a call, in numbers that it reads, writes or multiplies.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Work(usize);
 
 impl Work {
-    /// What takes some 20 us at most on one thread: not worth a release.
+    /// At most some 20 us on one thread: not worth releasing the GIL.
     const SHORT: usize = 1 << 16;
-    /// Numbers that take as long as a row or a group in the scheduler, some 80 ns.
+    /// Numbers that cost as much as a row or a group in the scheduler, some 80 ns.
     const NUMBERS_PER_ROW: usize = 256;
 
-    /// Writing a file, or anything else that has no measure.
+    /// Unbounded cost, such as writing a file.
     pub(crate) const LONG: Self = Self(usize::MAX);
 
-    /// A product of sizes: numbers touched.
+    /// Product of sizes: numbers touched.
     pub(crate) fn numbers(sizes: &[usize]) -> Self {
         Self(sizes.iter().fold(1, |product: usize, size| product.saturating_mul(*size)))
     }
@@ -40,7 +42,7 @@ impl Work {
         Self::numbers(&[num_rows, Self::NUMBERS_PER_ROW])
     }
 
-    /// Both.
+    /// Sum of both.
     pub(crate) fn and(self, other: Self) -> Self {
         Self(self.0.saturating_add(other.0))
     }
@@ -89,7 +91,7 @@ impl<S: Send> Locked<S> {
         result.or_raise()
     }
 
-    /// Looks something up that takes no time to speak of.
+    /// Looks up something of negligible cost.
     pub(crate) fn look<T>(&self, py: Python<'_>, look: impl FnOnce(&S) -> T) -> T {
         look(&self.0.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner))
     }

@@ -1,6 +1,6 @@
-//! `pagedserve._core`: the Python face of `pagedserve-core`, and nothing more.  Every method
-//! checks its arguments, calls the core, maps the error.  The doc comments of what Python sees are
-//! its docstrings, and written as such.
+//! `pagedserve._core`: the Python binding of `pagedserve-core`.  Every method
+//! checks its arguments, calls the core, maps the error.  The doc comments of Python classes
+//! and functions are their docstrings, and written as such.
 #![allow(clippy::doc_markdown, reason = "Python's docstrings name arguments without backticks")]
 
 mod arrays;
@@ -18,11 +18,11 @@ mod space;
 
 use pyo3::prelude::pymodule;
 
-/// The scheduler core: every decision about sequences and KV blocks, written in Rust.
+/// Scheduler core: every decision about sequences and KV blocks, written in Rust.
 ///
-/// Handles (sequence groups, sequences) are opaque integers.  A handle dies with what it names and
-/// is never given out again, so a late call raises ``StaleHandleError`` instead of touching
-/// somebody else's blocks.  ``pagedserve._core.cpu`` holds what a model computes on a CPU.
+/// Handles (sequence groups, sequences) are opaque integers.  A handle dies with the object it
+/// names and is never reused, so a late call raises ``StaleHandleError`` instead of touching the
+/// blocks of another request.  ``pagedserve._core.cpu`` holds the CPU kernels.
 #[pymodule(gil_used = true)]
 mod _core {
     use pyo3::prelude::*;
@@ -53,7 +53,7 @@ mod _core {
     #[expect(non_upper_case_globals, reason = "the name that Python packages use")]
     const __version__: &str = env!("CARGO_PKG_VERSION");
 
-    /// A module inside of an extension has no file: it is found by its name if it stands here.
+    /// Registers a submodule: inside an extension it has no file and is found by its name.
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         const NAME: &str = "pagedserve._core.cpu";

@@ -1,4 +1,4 @@
-//! Where a decision log goes: one file, or a directory with files of bounded size.
+//! Files of a decision log: one file, or a directory with files of bounded size.
 //!
 //! In a directory the files of a log are `decisions-RRRR-PPPPP.jsonl`: the number of the log, one
 //! more than that of any log found there, and that of the part.  Only together, from the first, are
@@ -13,7 +13,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
-/// Files of a directory that is full.
+/// Number of files in a full directory.
 const FILES: u64 = 16;
 
 /// The files of one decision log.
@@ -30,7 +30,7 @@ struct Parts {
     log: u32,
     part: u32,
     max_bytes: u64,
-    /// Of the last part.
+    /// Number of the last part.
     num_bytes: u64,
     is_line_whole: bool,
 }
@@ -41,7 +41,7 @@ impl LogFiles {
     /// Begins a log: in the file `path`, or in new files if it is a directory.
     ///
     /// # Errors
-    /// Whatever keeps the file from being made.
+    /// The I/O error of creating the file.
     pub(crate) fn create(path: &Path, max_bytes: u64) -> io::Result<Self> {
         if !path.is_dir() {
             return Ok(Self { file: BufWriter::new(File::create(path)?), parts: None });
@@ -88,7 +88,7 @@ impl Parts {
         self.is_line_whole && self.num_bytes >= self.file_bytes()
     }
 
-    /// Makes room for the next part, and makes it.
+    /// Deletes the oldest files until the next part fits, and creates it.
     fn begin_next(&mut self) -> io::Result<File> {
         self.part += 1;
         self.num_bytes = 0;
@@ -121,7 +121,7 @@ impl Parts {
     }
 }
 
-/// The files of logs in a directory, oldest first: the number of the log, that of the part, where.
+/// Lists the files of logs in a directory, oldest first: number of the log, of the part, path.
 fn logs_in(directory: &Path) -> io::Result<Vec<(u32, u32, PathBuf)>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(directory)? {
@@ -135,7 +135,7 @@ fn logs_in(directory: &Path) -> io::Result<Vec<(u32, u32, PathBuf)>> {
     Ok(found)
 }
 
-/// The numbers in a file's name, if it is that of a log.
+/// Parses the numbers in a file's name, if it is that of a log.
 fn numbers(name: &str) -> Option<(u32, u32)> {
     let (log, part) = name.strip_prefix("decisions-")?.strip_suffix(".jsonl")?.split_once('-')?;
     Some((log.parse().ok()?, part.parse().ok()?))

@@ -6,14 +6,14 @@ use pyo3::prelude::*;
 
 use crate::config::count;
 
-/// Texts in which is looked up what followed the newest tokens when they came before.
+/// Draft tokens by prompt lookup: what followed the newest tokens at their last occurrence.
 ///
-/// Costs O(1) a token that is added, and some microseconds a question whatever the length of the text.
+/// Costs O(1) per added token, and some microseconds per proposal whatever the length.
 ///
 /// Args:
-///     min_match: Tokens of a match at least, at least 1.
-///     max_match: Of longer matches so many are compared; the longest is chosen, of several the newest.
-///     max_tokens: Beyond so many tokens the older half is forgotten.
+///     min_match: Minimum number of matching tokens, at least 1.
+///     max_match: Maximum number of tokens compared; the longest match wins, of equals the newest.
+///     max_tokens: Capacity in tokens; beyond it the older half is dropped.
 ///
 /// Raises:
 ///     ``ConfigError``: A negative number.
@@ -43,23 +43,23 @@ impl TokenLookup {
         self.0.len()
     }
 
-    /// Make the newest text longer.
+    /// Append tokens to the newest sequence.
     #[expect(clippy::needless_pass_by_value, reason = "extracted from a list")]
     fn extend(&mut self, token_ids: Vec<TokenId>) {
         self.0.extend(&token_ids);
     }
 
-    /// End the newest text; what is added begins another.
+    /// End the newest sequence; later tokens begin another.
     fn end_text(&mut self) {
         self.0.end_text();
     }
 
-    /// What came behind the longest match of the newest text's end, at most ``most`` tokens.
+    /// Return up to ``most`` tokens that followed the longest match of the newest tokens.
     fn propose(&self, most: usize) -> Vec<TokenId> {
         self.0.propose(most)
     }
 
-    /// The same for the last tokens of another text, which is not among these.
+    /// Return a proposal for a sequence that was not added, by its last tokens.
     #[expect(clippy::needless_pass_by_value, reason = "extracted from a list")]
     fn propose_for(&self, token_ids: Vec<TokenId>, most: usize) -> Vec<TokenId> {
         self.0.propose_for(&token_ids, most)

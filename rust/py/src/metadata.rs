@@ -1,4 +1,4 @@
-//! `SequenceGroupMetadata`: one scheduled group as an object, made only when asked for.
+//! `SequenceGroupMetadata`: one scheduled group as an object, made only on request.
 
 use numpy::PyArray1;
 use pagedserve_core::error::Result;
@@ -10,35 +10,36 @@ use pyo3::types::PyDict;
 
 use crate::arrays::block_array;
 
-/// What a model runner of the classic kind wants to know of a scheduled group; dictionaries are
-/// keyed by the handles of its sequences.
+/// Scheduled group as a model runner of vLLM 0.6.2's kind takes it.
+///
+/// Dictionaries are keyed by sequence handles.
 #[pyclass(frozen, get_all, module = "pagedserve._core")]
 pub(crate) struct SequenceGroupMetadata {
     /// Handle of the group.
     group: i64,
-    /// Whether it was still computing its prompt, or recomputing, before the step.
+    /// Whether the group computed or recomputed its prompt before the step.
     is_prompt: bool,
-    /// Whether its next tokens are wanted.
+    /// Whether its next tokens are sampled.
     do_sample: bool,
-    /// Tokens computed for it in the step: of a prompt in all, of a decode for each sequence.
+    /// Number of tokens computed in the step: for a prompt in all, for a decode per sequence.
     token_chunk_size: usize,
-    /// Whether tokens and tables are those of the step alone.
+    /// Whether tokens and tables are those of the step only.
     is_delta: bool,
-    /// The adapter, 0 for none.
+    /// Adapter id, 0 for none.
     adapter: u32,
-    /// int32 token ids of each sequence, those of the step last.
+    /// Token ids of each sequence, int32; those of the step come last.
     token_ids: Py<PyDict>,
-    /// Tokens of each sequence that were computed before the step.
+    /// Number of tokens of each sequence computed before the step.
     num_computed_tokens: Py<PyDict>,
-    /// int32 physical blocks of each sequence.
+    /// Physical blocks of each sequence, int32.
     block_tables: Py<PyDict>,
-    /// int32 physical blocks of the encoder.
+    /// Physical blocks of the encoder, int32.
     cross_block_table: Py<PyArray1<i32>>,
-    /// int32 leading blocks that all sequences share and that are computed.
+    /// Computed leading blocks that all sequences share, int32.
     computed_block_nums: Py<PyArray1<i32>>,
 }
 
-/// The same before it is made into Python objects.
+/// Metadata of a group before conversion to Python objects.
 pub(crate) struct Group {
     scheduled: ScheduledSequenceGroup,
     is_delta: bool,
@@ -55,8 +56,8 @@ struct RowData {
     blocks: Vec<BlockId>,
 }
 
-/// The groups of the open step, in its order.  As a delta the token ids are those of the step
-/// alone, and of a group that decodes the block table holds only what the step touches.
+/// Returns the groups of the open step, in its order.  As a delta the token ids are those of the
+/// step only, and the block table of a decoding group holds only the blocks that the step touches.
 pub(crate) fn of_step(scheduler: &Scheduler, is_delta: bool) -> Result<Vec<Group>> {
     let outputs = scheduler.outputs();
     let mut rows = outputs.rows.as_slice();
@@ -80,7 +81,7 @@ pub(crate) fn of_step(scheduler: &Scheduler, is_delta: bool) -> Result<Vec<Group
     Ok(groups)
 }
 
-/// One row; its table from the first block that the step writes on, where it is cut.
+/// Metadata of one row; a cut table starts at the first block that the step writes.
 fn row_data(scheduler: &Scheduler, row: &Row, is_delta: bool, is_cut: bool) -> Result<RowData> {
     let seq = scheduler.sequence(row.seq)?;
     let num_computed_tokens = seq.num_computed_tokens;

@@ -7,105 +7,103 @@ use pyo3::prelude::*;
 
 use crate::arrays::pair_array;
 
-/// The decisions of one step.
+/// Decisions of one step.
 #[pyclass(frozen, module = "pagedserve._core")]
 pub(crate) struct SchedulerOutputs(pub(crate) core::SchedulerOutputs);
 
 #[pymethods]
 impl SchedulerOutputs {
-    /// Names the step in `update` and `abandon`; counts up from 0.
+    /// Id of the step for `update` and `abandon`; counts up from 0.
     #[getter]
     fn step_id(&self) -> u64 {
         self.0.step_id
     }
 
-    /// R: sequences that run.
+    /// Number of rows R: sequences that run.
     #[getter]
     fn num_rows(&self) -> usize {
         self.0.rows.len()
     }
 
-    /// T: tokens computed in all rows.
+    /// Number of tokens T computed in all rows.
     #[getter]
     fn num_batched_tokens(&self) -> usize {
         self.0.num_batched_tokens
     }
 
-    /// S: rows whose next token is wanted.
+    /// Number of samples S: rows whose next token is sampled.
     #[getter]
     fn num_samples(&self) -> usize {
         self.0.num_samples
     }
 
-    /// B: blocks of the longest table of a row.
+    /// Width B: blocks of the longest block table of a row.
     #[getter]
     fn max_num_blocks(&self) -> usize {
         self.0.max_num_blocks
     }
 
-    /// C: blocks of the longest table of an encoder's keys and values.
+    /// Width C: blocks of the longest cross-attention table.
     #[getter]
     fn max_num_cross_blocks(&self) -> usize {
         self.0.max_num_cross_blocks
     }
 
-    /// Leading groups that still compute their prompt, or recompute.
+    /// Number of leading groups that compute or recompute their prompt.
     #[getter]
     fn num_prefill_groups(&self) -> usize {
         self.0.num_prefill_groups
     }
 
-    /// Tokens of these groups.
+    /// Number of tokens of the prefill groups.
     #[getter]
     fn num_prefill_tokens(&self) -> usize {
         self.0.num_prefill_tokens
     }
 
-    /// Groups that run, prefills first; the rows of a group are neighbours, in this order.
+    /// Groups that run, prefills first; the rows of a group are adjacent, in this order.
     #[getter]
     fn scheduled_seq_groups(&self) -> Vec<ScheduledSequenceGroup> {
         self.0.scheduled_seq_groups.iter().copied().map(ScheduledSequenceGroup).collect()
     }
 
-    /// Moves to the host, int64 ``[n, 2]`` (device, host); carried out first.
+    /// Block moves to the host, int64 ``[n, 2]`` (device, host); carried out first.
     #[getter]
     fn blocks_to_swap_out<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray2<i64>>> {
         pair_array(py, &self.0.blocks_to_swap_out)
     }
 
-    /// Moves from the host, int64 ``[n, 2]`` (host, device); carried out second.
+    /// Block moves from the host, int64 ``[n, 2]`` (host, device); carried out second.
     #[getter]
     fn blocks_to_swap_in<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray2<i64>>> {
         pair_array(py, &self.0.blocks_to_swap_in)
     }
 
-    /// Copies on the device, int64 ``[n, 2]`` (source, destination); carried out third.
+    /// Block copies on the device, int64 ``[n, 2]`` (source, destination); carried out third.
     #[getter]
     fn blocks_to_copy<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray2<i64>>> {
         pair_array(py, &self.0.blocks_to_copy)
     }
 
-    /// States to the host, int64 ``[n, 2]`` (device slot, host slot); states move as blocks do, and
-    /// in the same order.
+    /// State moves to the host, int64 ``[n, 2]`` (device slot, host slot), as for blocks.
     #[getter]
     fn states_to_swap_out<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray2<i64>>> {
         pair_array(py, &self.0.states_to_swap_out)
     }
 
-    /// States from the host, int64 ``[n, 2]`` (host slot, device slot).
+    /// State moves from the host, int64 ``[n, 2]`` (host slot, device slot).
     #[getter]
     fn states_to_swap_in<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray2<i64>>> {
         pair_array(py, &self.0.states_to_swap_in)
     }
 
-    /// Copies of states on the device, int64 ``[n, 2]`` (source slot, destination slot).
+    /// State copies on the device, int64 ``[n, 2]`` (source slot, destination slot).
     #[getter]
     fn states_to_copy<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray2<i64>>> {
         pair_array(py, &self.0.states_to_copy)
     }
 
-    /// Window blocks to the host, int64 ``[n, 2]`` (device, host); they move as blocks do, and in the
-    /// same order.
+    /// Window-block moves to the host, int64 ``[n, 2]`` (device, host); same order as blocks.
     #[getter]
     fn window_blocks_to_swap_out<'py>(
         &self,
@@ -114,7 +112,7 @@ impl SchedulerOutputs {
         pair_array(py, &self.0.window_blocks_to_swap_out)
     }
 
-    /// Window blocks from the host, int64 ``[n, 2]`` (host, device).
+    /// Window-block moves from the host, int64 ``[n, 2]`` (host, device).
     #[getter]
     fn window_blocks_to_swap_in<'py>(
         &self,
@@ -123,26 +121,27 @@ impl SchedulerOutputs {
         pair_array(py, &self.0.window_blocks_to_swap_in)
     }
 
-    /// Copies of window blocks on the device, int64 ``[n, 2]`` (source, destination).
+    /// Window-block copies on the device, int64 ``[n, 2]`` (source, destination).
     #[getter]
     fn window_blocks_to_copy<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray2<i64>>> {
         pair_array(py, &self.0.window_blocks_to_copy)
     }
 
-    /// Adapters to be copied into their slots, ``(adapter, slot)``, before the rows run; what lay
-    /// there is not needed any more, once the steps before have run.
+    /// Adapters to load before the rows run, as ``(adapter, slot)``.
+    ///
+    /// The previous content of a slot is no longer needed once the earlier steps have run.
     #[getter]
     fn adapters_to_load(&self) -> Vec<(u32, i32)> {
         self.0.adapters_to_load.clone()
     }
 
-    /// Whether blocks or states are to be moved before the rows run.
+    /// Whether blocks or states must be moved before the rows run.
     #[getter]
     fn has_moves(&self) -> bool {
         self.0.has_moves()
     }
 
-    /// Groups ended in this step: handle (now dead), reason, what it had been through.
+    /// Groups that the scheduler ended: handle (now dead), reason, statistics.
     #[getter]
     fn ignored_seq_groups(&self) -> Vec<(i64, String, GroupStats)> {
         let ignored = self.0.ignored_seq_groups.iter();
@@ -151,49 +150,49 @@ impl SchedulerOutputs {
             .collect()
     }
 
-    /// Groups that lost their device blocks in this step, and how: "recompute" or "swap".
+    /// Groups preempted in this step, each with "recompute" or "swap".
     #[getter]
     fn preempted(&self) -> Vec<(i64, &'static str)> {
         self.0.preempted.iter().map(|(group, mode)| (group.to_bits(), mode.as_str())).collect()
     }
 
-    /// Groups that were looked at and did not run, and why; those behind them were not.
+    /// Groups that were considered and did not run, each with the reason.
     #[getter]
     fn refused(&self) -> Vec<(i64, &'static str)> {
         self.0.refused.iter().map(|(group, reason)| (group.to_bits(), reason.as_str())).collect()
     }
 
-    /// Slots beyond its next token that every decoding sequence has.
+    /// Number of slots of every decoding sequence after its next token.
     #[getter]
     fn num_lookahead_slots(&self) -> usize {
         self.0.num_lookahead_slots
     }
 
-    /// Leading rows that belong to prefill groups.
+    /// Number of leading rows that belong to prefill groups.
     #[getter]
     fn num_prefill_rows(&self) -> usize {
         self.0.num_prefill_rows
     }
 
-    /// Drafts that `Scheduler.propose` put behind rows; the tokens and samples of the step count them.
+    /// Number of draft tokens added by `Scheduler.propose`, included in T and S.
     #[getter]
     fn num_drafts(&self) -> usize {
         self.0.drafts.len()
     }
 
-    /// Groups that came back from the host.
+    /// Groups swapped in from the host.
     #[getter]
     fn swapped_in(&self) -> Vec<i64> {
         self.0.swapped_in.iter().map(|group| group.to_bits()).collect()
     }
 
-    /// Groups in the running queue after the decisions.
+    /// Number of groups in the running queue after the decisions.
     #[getter]
     fn running_queue_size(&self) -> usize {
         self.0.running_queue_size
     }
 
-    /// Whether there is nothing to execute; then no step is open.
+    /// Whether the step has nothing to execute; then no step is open.
     #[getter]
     fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -214,7 +213,7 @@ impl SchedulerOutputs {
     }
 }
 
-/// One group in one step.
+/// Scheduled group of one step.
 #[pyclass(frozen, module = "pagedserve._core")]
 pub(crate) struct ScheduledSequenceGroup(core::ScheduledSequenceGroup);
 
@@ -226,59 +225,60 @@ impl ScheduledSequenceGroup {
         self.0.group.to_bits()
     }
 
-    /// Tokens computed for it: of a prefill in all its rows, of a decode in each.
+    /// Number of tokens computed: for a prefill in all its rows, for a decode in each.
     #[getter]
     fn token_chunk_size(&self) -> usize {
         self.0.token_chunk_size
     }
 
-    /// Whether it was still computing its prompt, or recomputing, before this step.
+    /// Whether the group computed or recomputed its prompt before this step.
     #[getter]
     fn is_prefill(&self) -> bool {
         self.0.is_prefill
     }
 
-    /// Whether its next tokens are wanted: False for a chunk that stops before the end.
+    /// Whether its next tokens are sampled: False for a chunk that stops before the end.
     #[getter]
     fn is_sampled(&self) -> bool {
         self.0.is_sampled
     }
 
-    /// Its rows.
+    /// Number of rows of the group.
     #[getter]
     fn num_rows(&self) -> usize {
         self.0.num_rows
     }
 }
 
-/// What a group has been through.
+/// Statistics of a group.
 #[pyclass(frozen, eq, module = "pagedserve._core")]
 #[derive(PartialEq)]
 pub(crate) struct GroupStats(pub(crate) sequence::GroupStats);
 
 #[pymethods]
 impl GroupStats {
-    /// How often it was preempted, by recompute or by swap.
+    /// Number of preemptions, by recompute or by swap.
     #[getter]
     fn num_preemptions(&self) -> usize {
         self.0.num_preemptions
     }
 
-    /// Tokens that were computed and given up, by recompute or by a step that failed.
+    /// Number of tokens computed and discarded, by recompute or by an abandoned step.
     #[getter]
     fn num_recomputed_tokens(&self) -> usize {
         self.0.num_recomputed_tokens
     }
 
-    /// Tokens of the prompt that the prefix cache had when the group was first admitted.
+    /// Number of prompt tokens found in the prefix cache at the first admission.
     #[getter]
     fn num_cached_tokens(&self) -> usize {
         self.0.num_cached_tokens
     }
 
     fn __repr__(&self) -> String {
-        let sequence::GroupStats { num_preemptions, num_recomputed_tokens, num_cached_tokens } =
-            self.0;
+        let sequence::GroupStats {
+            num_preemptions, num_recomputed_tokens, num_cached_tokens, ..
+        } = self.0;
         format!(
             "GroupStats(num_preemptions={num_preemptions}, \
              num_recomputed_tokens={num_recomputed_tokens}, num_cached_tokens={num_cached_tokens})"

@@ -1,4 +1,4 @@
-//! `BlockSpaceManager` as a class of its own, for schedulers other than ours.
+//! `BlockSpaceManager` as a separate class, for other schedulers.
 
 use numpy::{PyArray1, PyArray2};
 use pagedserve_core::arena::Handle;
@@ -12,7 +12,7 @@ use crate::arrays::{block_array, pair_array, readonly};
 use crate::config::{CacheConfig, count};
 use crate::error::OrRaise;
 
-/// Block tables of groups that somebody else schedules.
+/// Block tables of groups that the caller schedules.
 #[pyclass(module = "pagedserve._core")]
 pub(crate) struct BlockSpaceManager(StandaloneSpace);
 
@@ -27,21 +27,21 @@ impl BlockSpaceManager {
         StandaloneSpace::new(&cache_config.0, num_lookahead_slots).map(Self).or_raise()
     }
 
-    /// Make a group known, without blocks.
+    /// Add a group without blocks.
     ///
     /// Args:
-    ///     token_ids: int32 ``[L]``, its prompt; copied.
-    ///     max_num_running_seqs: The most sequences alive at once.
-    ///     adapter: Prefixes are shared among equal adapters and salts alone.
-    ///     salt: As the adapter.
-    ///     num_encoder_tokens: Tokens of the encoder's output; 0 for a decoder alone.
+    ///     token_ids: Prompt, int32 ``[L]``; copied.
+    ///     max_num_running_seqs: Maximum number of live sequences.
+    ///     adapter: Adapter id; prefixes are shared only between equal adapters and salts.
+    ///     salt: Cache salt; see ``adapter``.
+    ///     num_encoder_tokens: Tokens of the encoder's output; 0 for a decoder-only model.
     ///
     /// Returns:
-    ///     The handles of the group and of its first sequence.
+    ///     Handles of the group and of its first sequence.
     ///
     /// Raises:
-    ///     ``RequestError``: An empty prompt, a negative token, no sequence, or an encoder without a
-    ///         salt where prefixes are shared.
+    ///     ``RequestError``: An empty prompt, a negative token, no sequence, or an encoder without
+    ///         a salt where prefixes are shared.
     #[pyo3(signature = (
         token_ids, *, max_num_running_seqs = 1, adapter = 0, salt = 0, num_encoder_tokens = 0
     ))]
@@ -54,12 +54,10 @@ impl BlockSpaceManager {
         num_encoder_tokens: usize,
     ) -> PyResult<(i64, i64)> {
         let token_ids = readonly(token_ids, "token_ids")?;
-        let request = Request {
-            max_num_running_seqs,
-            key: PrefixKey { adapter, salt },
-            num_encoder_tokens,
-            ..Request::new(token_ids.as_slice()?, 0.0)
-        };
+        let mut request = Request::new(token_ids.as_slice()?, 0.0);
+        request.max_num_running_seqs = max_num_running_seqs;
+        request.key = PrefixKey { adapter, salt };
+        request.num_encoder_tokens = num_encoder_tokens;
         let (group, seq) = self.0.add_group(&request).or_raise()?;
         Ok((group.to_bits(), seq.to_bits()))
     }
@@ -69,7 +67,7 @@ impl BlockSpaceManager {
         self.0.begin_step();
     }
 
-    /// Whether a group without blocks can have them: "ok", "later" or "never".
+    /// Return whether a waiting group can be given blocks: "ok", "later" or "never".
     ///
     /// Raises:
     ///     ``StaleHandleError``: The group has ended.
@@ -77,10 +75,10 @@ impl BlockSpaceManager {
         self.0.can_allocate(Handle::from_bits(group)).map(status_name).or_raise()
     }
 
-    /// Give a group blocks for its prompt, behind what the prefix cache has of it.
+    /// Allocate blocks for the prompt of a group, after its cached prefix.
     ///
     /// Raises:
-    ///     ``StepError``: The answer of `can_allocate` is not "ok".
+    ///     ``StepError``: `can_allocate` does not return "ok".
     ///     ``StaleHandleError``: The group has ended.
     fn allocate(&mut self, group: i64) -> PyResult<()> {
         self.0.allocate(Handle::from_bits(group)).or_raise()
@@ -95,16 +93,16 @@ impl BlockSpaceManager {
         self.0.append_token(Handle::from_bits(seq), token_id).or_raise()
     }
 
-    /// Count the next ``num_tokens`` tokens of a sequence as computed.
+    /// Mark the next ``num_tokens`` tokens of a sequence as computed.
     ///
     /// Raises:
-    ///     ``StepError``: More than it has.
+    ///     ``StepError``: More tokens than the sequence has.
     ///     ``StaleHandleError``: The sequence has ended.
     fn mark_computed(&mut self, seq: i64, num_tokens: usize) -> PyResult<()> {
         self.0.mark_computed(Handle::from_bits(seq), num_tokens).or_raise()
     }
 
-    /// Whether every sequence of a group can have the slots of its next token and the lookahead.
+    /// Return whether every sequence of a group can get slots for its next token and lookahead.
     ///
     /// Raises:
     ///     ``StaleHandleError``: The group has ended.
@@ -112,31 +110,33 @@ impl BlockSpaceManager {
         self.0.can_append_slots(Handle::from_bits(group)).or_raise()
     }
 
-    /// Give every sequence of a group these slots, in blocks of its own.
+    /// Allocate slots for the next token and lookahead of every sequence of a group.
+    ///
+    /// A shared last block is replaced by a copy.
     ///
     /// Returns:
     ///     Copies to make first, int64 ``[n, 2]`` (source, destination).
     ///
     /// Raises:
-    ///     ``StepError``: `can_append_slots` says no.
+    ///     ``StepError``: `can_append_slots` returns False.
     ///     ``StaleHandleError``: The group has ended.
     fn append_slots<'py>(&mut self, py: Python<'py>, group: i64) -> PyResult<Pairs<'py>> {
         pair_array(py, &self.0.append_slots(Handle::from_bits(group)).or_raise()?)
     }
 
-    /// Make a second sequence with the history and the blocks of one.
+    /// Fork a sequence: the child has its tokens and shares its blocks.
     ///
     /// Returns:
-    ///     Its handle.
+    ///     Handle of the child.
     ///
     /// Raises:
-    ///     ``StepError``: The group has as many as it asked for.
+    ///     ``StepError``: The group has ``max_num_running_seqs`` sequences.
     ///     ``StaleHandleError``: The sequence has ended.
     fn fork(&mut self, seq: i64) -> PyResult<i64> {
         self.0.fork(Handle::from_bits(seq)).map(Handle::to_bits).or_raise()
     }
 
-    /// Whether the host has room for the blocks of a group.
+    /// Return whether the host has enough free blocks for a group.
     ///
     /// Raises:
     ///     ``StaleHandleError``: The group has ended.
@@ -150,13 +150,13 @@ impl BlockSpaceManager {
     ///     Moves to make, int64 ``[n, 2]`` (device, host).
     ///
     /// Raises:
-    ///     ``StepError``: `can_swap_out` says no.
+    ///     ``StepError``: `can_swap_out` returns False.
     ///     ``StaleHandleError``: The group has ended.
     fn swap_out<'py>(&mut self, py: Python<'py>, group: i64) -> PyResult<Pairs<'py>> {
         pair_array(py, &self.0.swap_out(Handle::from_bits(group)).or_raise()?)
     }
 
-    /// Whether a group can come back: "ok", "later" or "never".
+    /// Return whether a swapped group can be swapped in: "ok", "later" or "never".
     ///
     /// Raises:
     ///     ``StaleHandleError``: The group has ended.
@@ -170,13 +170,13 @@ impl BlockSpaceManager {
     ///     Moves to make, int64 ``[n, 2]`` (host, device).
     ///
     /// Raises:
-    ///     ``StepError``: The answer of `can_swap_in` is not "ok".
+    ///     ``StepError``: `can_swap_in` does not return "ok".
     ///     ``StaleHandleError``: The group has ended.
     fn swap_in<'py>(&mut self, py: Python<'py>, group: i64) -> PyResult<Pairs<'py>> {
         pair_array(py, &self.0.swap_in(Handle::from_bits(group)).or_raise()?)
     }
 
-    /// End a sequence and take its blocks back; the group ends with its last.
+    /// End a sequence and free its blocks; the group ends with its last sequence.
     ///
     /// Raises:
     ///     ``StaleHandleError``: The sequence has ended.
@@ -184,15 +184,15 @@ impl BlockSpaceManager {
         self.0.free(Handle::from_bits(seq)).or_raise()
     }
 
-    /// Forget every cached prefix.
+    /// Drop every cached prefix.
     ///
     /// Returns:
-    ///     Whether it was done; False, and nothing is forgotten, while a block is used.
+    ///     True if dropped; False, without effect, while a block is used.
     fn reset_prefix_cache(&mut self) -> bool {
         self.0.reset_prefix_cache()
     }
 
-    /// Leading tokens of a sequence that are computed.
+    /// Return the number of leading tokens of a sequence that are computed.
     ///
     /// Raises:
     ///     ``StaleHandleError``: The sequence has ended.
@@ -200,7 +200,7 @@ impl BlockSpaceManager {
         Ok(self.0.sequence(Handle::from_bits(seq)).or_raise()?.num_computed_tokens)
     }
 
-    /// The last step in which a sequence was touched.
+    /// Return the last step that used a sequence.
     ///
     /// Raises:
     ///     ``StaleHandleError``: The sequence has ended.
@@ -208,7 +208,7 @@ impl BlockSpaceManager {
         Ok(self.0.sequence(Handle::from_bits(seq)).or_raise()?.last_step)
     }
 
-    /// The physical blocks of a sequence by logical block, int32.
+    /// Return the physical blocks of a sequence by logical block, int32.
     ///
     /// Raises:
     ///     ``StaleHandleError``: The sequence has ended.
@@ -217,7 +217,7 @@ impl BlockSpaceManager {
         Ok(block_array(py, (0..table.len()).map(|index| table.block(index))))
     }
 
-    /// The physical blocks of a group's encoder, int32.
+    /// Return the physical blocks of a group's encoder, int32.
     ///
     /// Raises:
     ///     ``StaleHandleError``: The group has ended.
@@ -230,7 +230,7 @@ impl BlockSpaceManager {
         Ok(block_array(py, group.cross_table.blocks().iter().copied()))
     }
 
-    /// The leading blocks that all sequences of a group share and that are computed, int32.
+    /// Return the computed leading blocks that all sequences of a group share, int32.
     ///
     /// Raises:
     ///     ``StaleHandleError``: The group has ended.
@@ -245,19 +245,19 @@ impl BlockSpaceManager {
         Ok(block_array(py, blocks.iter().copied()))
     }
 
-    /// Device blocks that nobody uses.
+    /// Number of free device blocks.
     #[getter]
     fn num_free_gpu_blocks(&self) -> usize {
         self.0.space().gpu().num_free()
     }
 
-    /// Host blocks that nobody uses.
+    /// Number of free host blocks.
     #[getter]
     fn num_free_cpu_blocks(&self) -> usize {
         self.0.space().cpu().num_free()
     }
 
-    /// Device blocks kept free when a new group gets its blocks.
+    /// Number of device blocks kept free when a new group is admitted.
     #[getter]
     fn watermark_blocks(&self) -> usize {
         self.0.space().gpu().num_total() - self.0.space().num_usable_blocks()

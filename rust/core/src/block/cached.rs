@@ -1,18 +1,18 @@
-//! The allocator that remembers: a free block keeps its contents until somebody needs the
-//! room, and whoever asks for the same prefix gets the block back.
+//! Allocator with prefix caching: a free block keeps its contents until it is evicted, and a
+//! request with the same prefix reuses it.
 //!
 //! Owns the blocks of one tier and what is in them.  A block with contents is registered
 //! under its prefix: its own tokens, the contents before it, and the key (adapter, salt) of
 //! the first.  Invariants:
 //! 1. A block is used, or in the evictor, or in the stack of blocks without contents, or was
-//!    never handed out: exactly one of these.
+//!    never allocated: exactly one of these.
 //! 2. Two blocks are never registered under the same prefix.
-//! 3. A hit agrees with the prefix asked for in every token and in its key.  Each block in
+//! 3. A hit agrees with the requested prefix in every token and in its key.  Each block in
 //!    turn is compared with its own tokens and with the identity of the contents before it;
 //!    identities are never used twice, so equal identities mean equal prefixes by induction.
 //!    The hash only names candidates.
-//! 4. A block is computed once somebody said so, until the step that did it is abandoned, and never
-//!    after it was given to other contents.
+//! 4. A block is computed once it was marked so, until that step is abandoned, and never
+//!    after it was allocated for other contents.
 //!
 //! Costs: lookup O(tokens of a block); allocate and free O(log n) through the evictor;
 //! 4 bytes a token and about 100 bytes a block.
@@ -47,14 +47,15 @@ impl Prefix {
         Self { hash: PrefixHash::root(key), last: Contents::Root(key), boundary: None }
     }
 
-    /// The same, for a following block that only requests with a prompt of so many tokens share.
+    /// This prefix, for a following block shared only by requests with a prompt of this many
+    /// tokens.
     #[must_use]
     pub fn bounded(self, num_prompt_tokens: usize) -> Self {
         Self { boundary: NonZeroUsize::new(num_prompt_tokens), ..self }
     }
 }
 
-/// What is known of a block.
+/// State of a block.
 #[derive(Clone, Copy, Debug, Default)]
 struct Meta {
     /// Under which the block is registered, and the identity of what is before it.
@@ -68,7 +69,7 @@ struct Meta {
     /// The block of the other tier whose contents were moved here, and its stamp then.
     origin: Option<(BlockId, u64)>,
     is_computed: bool,
-    /// The step in which somebody computes the block, or did.
+    /// The step that computes the block, or did.
     pending_step: Option<u64>,
 }
 
@@ -80,7 +81,7 @@ struct Registered {
     identity: u64,
 }
 
-/// Blocks handed out by contents and reference count.
+/// Allocator of reference-counted blocks with prefix caching.
 #[derive(Clone, Debug)]
 pub struct CachedBlockAllocator {
     block_size: usize,
@@ -89,7 +90,7 @@ pub struct CachedBlockAllocator {
     tokens: Vec<TokenId>,
     index: HashTable<BlockId>,
     evictor: LRUEvictor,
-    /// Free blocks without contents, unless those are left to the evictor.
+    /// Free blocks without contents, unless the evictor holds them.
     blank: Vec<BlockId>,
     num_ever_used: usize,
     next_identity: u64,
@@ -100,7 +101,7 @@ pub struct CachedBlockAllocator {
 impl CachedBlockAllocator {
     /// An allocator over `num_blocks` blocks of `block_size` tokens, all free and blank.
     ///
-    /// A block freed without contents is handed out again first.  With `is_classic` it queues
+    /// A block freed without contents is allocated first.  With `is_classic` it queues
     /// for eviction among the others, as in vLLM 0.6.2.
     pub fn new(num_blocks: usize, block_size: usize, is_classic: bool) -> Self {
         Self {
@@ -118,8 +119,7 @@ impl CachedBlockAllocator {
         }
     }
 
-    /// A block for contents that are not known yet, to end a prefix of `num_prefix_tokens`;
-    /// `None` when all are used.
+    /// Allocates a block at the end of a prefix of `num_prefix_tokens`; `None` when all are used.
     ///
     /// # Panics
     /// If there are 2^32 blocks or more.
@@ -146,7 +146,7 @@ impl CachedBlockAllocator {
         Some(block)
     }
 
-    /// Forgets what `block` is found by, if by anything.
+    /// Unregisters the contents of `block`, if any.
     pub(crate) fn unregister(&mut self, block: BlockId) {
         if let Some(registered) = self.metas[block.index()].registered.take() {
             let entry = self.index.find_entry(registered.hash.bits(), |other| *other == block);
@@ -171,7 +171,7 @@ impl CachedBlockAllocator {
         &self.tokens[start..start + self.metas[block.index()].num_tokens]
     }
 
-    /// One more holder for a block that [`find`](Self::find) gave.
+    /// Takes one more reference to a block that [`find`](Self::find) returned.
     pub fn acquire_found(&mut self, block: BlockId) {
         if self.pool.ref_count(block) > 0 {
             self.pool.share(block);
@@ -186,18 +186,18 @@ impl CachedBlockAllocator {
         (block, self.metas[block.index()].stamp)
     }
 
-    /// Notes which block of the other tier was moved to `block`.
+    /// Records which block of the other tier was moved to `block`.
     pub(crate) fn set_origin(&mut self, block: BlockId, origin: (BlockId, u64)) {
         self.metas[block.index()].origin = Some(origin);
     }
 
-    /// What [`set_origin`](Self::set_origin) noted since the block was allocated.
+    /// The origin set by [`set_origin`](Self::set_origin) since the block was allocated.
     pub(crate) fn origin(&self, block: BlockId) -> Option<(BlockId, u64)> {
         self.metas[block.index()].origin
     }
 
     /// Takes a freed block back whose contents are still those of `stamped`.  Not one that
-    /// somebody has computed since: what is moved there would undo that.
+    /// was computed since: moving contents there would undo that.
     pub(crate) fn retake(&mut self, stamped: (BlockId, u64)) -> Option<BlockId> {
         let (block, stamp) = stamped;
         let meta = &self.metas[block.index()];
@@ -209,8 +209,8 @@ impl CachedBlockAllocator {
     }
 
     /// Registers a used block under `before` followed by `tokens`, at most a block of them,
-    /// and returns the prefix that it ends.  What it was registered under before (the same
-    /// block, less full) is forgotten.
+    /// and returns the prefix that it ends.  An earlier registration (the same block, less full) is
+    /// dropped.
     ///
     /// # Panics
     /// If the block is free, or there are too many tokens.
@@ -235,8 +235,8 @@ impl CachedBlockAllocator {
         Prefix { hash, last: Contents::Registered(identity), boundary: None }
     }
 
-    /// Says that the only holder of `block` goes on behind what it knows of it: tokens that fill the
-    /// block, if it is registered under such, are there no more.
+    /// Prepares `block` for a write by its only holder: a registration of tokens that would be
+    /// overwritten is dropped.
     pub(crate) fn overwrite(&mut self, block: BlockId) {
         let meta = &mut self.metas[block.index()];
         meta.is_computed = false;
@@ -251,7 +251,7 @@ impl CachedBlockAllocator {
         Some(Prefix { hash, last: Contents::Registered(identity), boundary: None })
     }
 
-    /// One more holder for a used block.
+    /// Takes one more reference to a used block.
     ///
     /// # Panics
     /// If the block is free.
@@ -259,8 +259,8 @@ impl CachedBlockAllocator {
         self.pool.share(block);
     }
 
-    /// One holder less, who last used the block at `last_access`.  After the last the block is
-    /// free, its contents kept for as long as the room is not needed.
+    /// Releases one reference; its holder last used the block at `last_access`.  The last one frees
+    /// the block, which keeps its contents until it is evicted.
     ///
     /// # Panics
     /// If the block is free already.
@@ -277,8 +277,8 @@ impl CachedBlockAllocator {
         }
     }
 
-    /// Says that the contents of `block` are computed in step `step_id`, if they are not yet:
-    /// whoever runs later in that step may already count on them.
+    /// Marks the contents of `block` as computed in step `step_id`, if they are not yet: later rows
+    /// of that step may use them.
     pub fn mark_pending(&mut self, block: BlockId, step_id: u64) {
         let meta = &mut self.metas[block.index()];
         if !meta.is_computed {
@@ -286,14 +286,14 @@ impl CachedBlockAllocator {
         }
     }
 
-    /// The steps from `step_id` on were given up: what they were to compute may not be there.
+    /// Marks the contents of the abandoned steps from `step_id` on as not computed.
     pub(crate) fn abandon_since(&mut self, step_id: u64) {
         for meta in &mut self.metas {
             meta.is_computed &= meta.pending_step.is_none_or(|pending| pending < step_id);
         }
     }
 
-    /// Says that the contents of `block` have been computed.
+    /// Marks the contents of `block` as computed.
     pub fn mark_computed(&mut self, block: BlockId) {
         self.metas[block.index()].is_computed = true;
     }
@@ -303,18 +303,18 @@ impl CachedBlockAllocator {
         self.metas[block.index()].is_computed
     }
 
-    /// Whether the contents of `block` are there for a row of step `step_id`.
+    /// Whether a row of step `step_id` can use the contents of `block`.
     pub fn is_usable(&self, block: BlockId, step_id: u64) -> bool {
         let meta = &self.metas[block.index()];
         meta.is_computed || meta.pending_step == Some(step_id)
     }
 
-    /// Blocks that several hold.
+    /// Blocks with several references.
     pub fn num_shared(&self) -> usize {
         self.pool.num_shared()
     }
 
-    /// Holders of `block`.
+    /// References to `block`.
     pub fn ref_count(&self, block: BlockId) -> u32 {
         self.pool.ref_count(block)
     }
@@ -334,12 +334,12 @@ impl CachedBlockAllocator {
         self.pool.num_total()
     }
 
-    /// Blocks that somebody holds.
+    /// Used blocks.
     pub fn num_used(&self) -> usize {
         self.pool.num_used()
     }
 
-    /// Forgets the contents of all free blocks.  False, and nothing done, while any is used.
+    /// Drops the contents of all free blocks.  Returns false, without effect, while any is used.
     pub fn reset(&mut self) -> bool {
         if self.pool.num_used() > 0 {
             return false;

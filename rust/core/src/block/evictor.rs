@@ -1,9 +1,9 @@
-//! Which cached block to give up first.
+//! Eviction order of cached blocks.
 //!
-//! Owns the free blocks whose contents may still be wanted.  Order: the oldest access first;
-//! among equals the block with the longest prefix, so that a chain is given up from its end;
-//! among those the one freed first.  Invariant:
-//! 1. A block is here once or not at all.
+//! Owns the free blocks with cached contents.  Order: the least recent access first; of equals the
+//! block with the longest prefix, so that a chain is evicted from its end; of those the one freed
+//! first.  Invariant:
+//! 1. A block is in the order at most once.
 //!
 //! Costs: add, remove, evict O(log n).
 
@@ -14,7 +14,7 @@ use crate::ids::BlockId;
 
 type Rank = (u64, Reverse<usize>, u64, BlockId);
 
-/// Least recently used first.
+/// Evictor of the least recently used block.
 #[derive(Clone, Debug, Default)]
 pub struct LRUEvictor {
     order: BTreeSet<Rank>,
@@ -23,8 +23,8 @@ pub struct LRUEvictor {
 }
 
 impl LRUEvictor {
-    /// Takes `block` in, last accessed at `last_access` (any clock that does not go back) and
-    /// holding the end of a prefix of `num_hashed_tokens`.  False when it is here already.
+    /// Adds `block`, last accessed at `last_access` (any clock that does not go back) and
+    /// holding the end of a prefix of `num_hashed_tokens`.  False when it was already added.
     pub fn add(&mut self, block: BlockId, last_access: u64, num_hashed_tokens: usize) -> bool {
         if self.contains(block) {
             return false;
@@ -38,30 +38,30 @@ impl LRUEvictor {
         self.order.insert(rank)
     }
 
-    /// Takes `block` out, since it is wanted again; false when it is not here.
+    /// Removes `block`, since it is used again; false when it was not added.
     pub fn remove(&mut self, block: BlockId) -> bool {
         let rank = self.ranks.get_mut(block.index()).and_then(Option::take);
         rank.is_some_and(|rank| self.order.remove(&rank))
     }
 
-    /// Gives up the first block in order.
+    /// Removes and returns the first block in order.
     pub fn evict(&mut self) -> Option<BlockId> {
         let (.., block) = self.order.pop_first()?;
         self.ranks[block.index()] = None;
         Some(block)
     }
 
-    /// Whether `block` is here.
+    /// Whether `block` was added.
     pub fn contains(&self, block: BlockId) -> bool {
         self.ranks.get(block.index()).is_some_and(Option::is_some)
     }
 
-    /// Blocks that can be given up.
+    /// Number of blocks that can be evicted.
     pub fn len(&self) -> usize {
         self.order.len()
     }
 
-    /// Whether there is nothing to give up.
+    /// Whether no block can be evicted.
     pub fn is_empty(&self) -> bool {
         self.order.is_empty()
     }

@@ -1,6 +1,6 @@
-//! Physical KV blocks of one tier: who holds them and which is handed out next.
+//! Physical KV blocks of one tier: their references and the order of allocation.
 //!
-//! Called by [`crate::space`] alone; knows nothing of sequences.
+//! Called by [`crate::space`] alone; independent of sequences.
 
 mod cached;
 mod evictor;
@@ -14,16 +14,16 @@ pub use uncached::UncachedBlockAllocator;
 
 use crate::ids::{BlockId, BlockPair};
 
-/// The blocks of the device, with or without memory of their contents.
+/// Blocks of the device, with or without prefix caching.
 #[derive(Clone, Debug)]
 pub enum Allocator {
     /// A free block is blank.
     Uncached(UncachedBlockAllocator),
-    /// A free block keeps its contents for the next who wants them.
+    /// A free block keeps its contents for later requests.
     Cached(CachedBlockAllocator),
 }
 
-/// The same question to either allocator.
+/// Calls a method of either allocator.
 macro_rules! either {
     ($self:ident, $allocator:ident => $answer:expr) => {
         match $self {
@@ -42,7 +42,7 @@ impl Allocator {
         }
     }
 
-    /// One holder less, who last used the block in step `last_access`.
+    /// Releases one reference; its holder last used the block in step `last_access`.
     ///
     /// # Panics
     /// If the block is free already.
@@ -53,7 +53,7 @@ impl Allocator {
         }
     }
 
-    /// One more holder for a used block.
+    /// Takes one more reference to a used block.
     ///
     /// # Panics
     /// If the block is free.
@@ -61,9 +61,10 @@ impl Allocator {
         either!(self, allocator => allocator.fork(block));
     }
 
-    /// Moves one holder of `block`, who last used it in step `last_access`, to its twin in `other`,
+    /// Moves one reference to `block`, last used in step `last_access`, to its twin in `other`,
     /// made with the first holder that moves: the pair goes to `pairs`, where those from `first` on
-    /// are of the same group.  `None` when all blocks of `other` are used, and then nothing was moved.
+    /// are of the same group.  `None` when all blocks of `other` are used, and then nothing was
+    /// moved.
     pub(crate) fn hand_over(
         &mut self,
         block: BlockId,
@@ -85,17 +86,17 @@ impl Allocator {
         Some(twin)
     }
 
-    /// Whether a write by one holder would be seen by another.
+    /// Whether the block has several references.
     pub fn is_shared(&self, block: BlockId) -> bool {
         self.ref_count(block) > 1
     }
 
-    /// Blocks that several hold.
+    /// Blocks with several references.
     pub fn num_shared(&self) -> usize {
         either!(self, allocator => allocator.num_shared())
     }
 
-    /// Holders of `block`.
+    /// References to `block`.
     pub fn ref_count(&self, block: BlockId) -> u32 {
         either!(self, allocator => allocator.ref_count(block))
     }
@@ -110,12 +111,12 @@ impl Allocator {
         either!(self, allocator => allocator.num_total())
     }
 
-    /// Blocks that somebody holds.
+    /// Used blocks.
     pub fn num_used(&self) -> usize {
         either!(self, allocator => allocator.num_used())
     }
 
-    /// The allocator that remembers, if this is one.
+    /// The allocator with prefix caching, if this is one.
     pub fn cached(&self) -> Option<&CachedBlockAllocator> {
         match self {
             Self::Uncached(_) => None,

@@ -1,7 +1,6 @@
 //! Reference counts of the blocks of one tier.
 //!
-//! Owns how many tables name a block, whatever the policy by which free blocks are handed
-//! out.  Invariants:
+//! Owns the number of tables that name a block, independent of the allocation policy.  Invariants:
 //! 1. A block is used exactly while its count is above 0.
 //! 2. `num_used` is the number of used blocks, `num_shared` of those with a count above 1.
 //!
@@ -9,7 +8,7 @@
 
 use crate::ids::BlockId;
 
-/// How many holders each block has.
+/// Reference count of each block.
 #[derive(Clone, Debug)]
 pub struct BlockPool {
     ref_counts: Vec<u32>,
@@ -18,7 +17,7 @@ pub struct BlockPool {
 }
 
 impl BlockPool {
-    /// A pool of `num_blocks` blocks that nobody holds.
+    /// Creates a pool of `num_blocks` free blocks.
     pub fn new(num_blocks: usize) -> Self {
         Self { ref_counts: vec![0; num_blocks], num_used: 0, num_shared: 0 }
     }
@@ -28,17 +27,17 @@ impl BlockPool {
         self.ref_counts.len()
     }
 
-    /// Blocks that somebody holds.
+    /// Used blocks.
     pub fn num_used(&self) -> usize {
         self.num_used
     }
 
-    /// Blocks that several hold.
+    /// Blocks with several references.
     pub fn num_shared(&self) -> usize {
         self.num_shared
     }
 
-    /// Holders of `block`.
+    /// References to `block`.
     ///
     /// # Panics
     /// If `block` is not of this pool.
@@ -46,7 +45,7 @@ impl BlockPool {
         self.ref_counts[block.index()]
     }
 
-    /// Gives a free block its first holder.
+    /// Takes the first reference to a free block.
     ///
     /// # Panics
     /// If the block is used.
@@ -57,7 +56,7 @@ impl BlockPool {
         self.num_used += 1;
     }
 
-    /// Gives a used block one more holder.
+    /// Takes one more reference to a used block.
     ///
     /// # Panics
     /// If the block is free.
@@ -68,7 +67,7 @@ impl BlockPool {
         *count += 1;
     }
 
-    /// Takes one holder away; true when it was the last.
+    /// Releases one reference; true for the last one.
     ///
     /// # Panics
     /// If the block is free: a double free.

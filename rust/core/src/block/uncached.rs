@@ -1,16 +1,16 @@
-//! The allocator without reuse of contents: a free block has no memory of what it held.
+//! Allocator without prefix caching: a free block loses its contents.
 //!
 //! Owns the free blocks of one tier.  Invariants:
 //! 1. A block is either in the free stack, once, or used.
 //! 2. `num_free() + used = num_total()`.
 //!
-//! Costs: every call O(1); the last freed block is handed out first, while its memory is
-//! still warm.
+//! Costs: every call O(1); the last freed block is allocated first, while its memory is
+//! in the CPU caches.
 
 use crate::block::BlockPool;
 use crate::ids::BlockId;
 
-/// Blocks handed out by reference count, without prefix caching.
+/// Allocator of reference-counted blocks without prefix caching.
 #[derive(Clone, Debug)]
 pub struct UncachedBlockAllocator {
     pool: BlockPool,
@@ -27,14 +27,14 @@ impl UncachedBlockAllocator {
         Self { pool: BlockPool::new(num_blocks), free: (0..end).rev().map(BlockId::new).collect() }
     }
 
-    /// A free block, now held once, or `None` when all are used.
+    /// Allocates a free block, or `None` when all are used.
     pub fn allocate(&mut self) -> Option<BlockId> {
         let block = self.free.pop()?;
         self.pool.acquire(block);
         Some(block)
     }
 
-    /// One more holder for a used block.
+    /// Takes one more reference to a used block.
     ///
     /// # Panics
     /// If the block is free.
@@ -42,7 +42,7 @@ impl UncachedBlockAllocator {
         self.pool.share(block);
     }
 
-    /// One holder less; the block is free after the last.
+    /// Releases one reference; the last one frees the block.
     ///
     /// # Panics
     /// If the block is free already.
@@ -52,12 +52,12 @@ impl UncachedBlockAllocator {
         }
     }
 
-    /// Blocks that several hold.
+    /// Blocks with several references.
     pub fn num_shared(&self) -> usize {
         self.pool.num_shared()
     }
 
-    /// Holders of `block`.
+    /// References to `block`.
     pub fn ref_count(&self, block: BlockId) -> u32 {
         self.pool.ref_count(block)
     }
@@ -72,7 +72,7 @@ impl UncachedBlockAllocator {
         self.pool.num_total()
     }
 
-    /// Blocks that somebody holds.
+    /// Used blocks.
     pub fn num_used(&self) -> usize {
         self.pool.num_used()
     }

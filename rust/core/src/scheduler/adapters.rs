@@ -1,9 +1,9 @@
-//! Adapter slots: the places on the device in which the weights of adapters lie.
+//! Adapter slots: memory on the device for the weights of adapters.
 //!
 //! Owns which adapter has which slot.  Invariants:
 //! 1. No adapter has two slots, and that of every running group has one.
 //! 2. A slot passes to another adapter only while no running group has the one in it; of several
-//!    such slots the one goes whose adapter had rows longest ago.
+//!    such slots the least recently used is taken.
 //! 3. No row runs before its adapter's load: that is a part of the first step in which the adapter
 //!    has rows in the slot, and of the next such step where that one was abandoned.
 //!
@@ -11,8 +11,7 @@
 
 use crate::hash::PrefixKey;
 
-/// The slots, as many as were ever needed at once; an adapter stays in its own until another needs
-/// it.
+/// Adapter slots that were ever needed at once; an adapter keeps its slot until another needs it.
 #[derive(Clone, Debug)]
 pub(super) struct AdapterSlots {
     limit: usize,

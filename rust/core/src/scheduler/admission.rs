@@ -6,18 +6,18 @@ use crate::scheduler::{Scheduler, SchedulingBudget};
 use crate::sequence::{GroupHandle, Sequence, SequenceStatus};
 use crate::space::AllocStatus;
 
-/// How far behind a head that does not fit a smaller group is looked for: bounds the cost of
-/// a step over a long queue.  Behind one that waits for a slot it is as far as a batch.
+/// Number of groups searched after a head that does not fit, for a smaller one: bounds the cost of
+/// a step over a long queue.  After one that waits for an adapter slot it is a whole batch.
 const BYPASS_REACH: usize = 32;
 
 /// The first groups that could not be admitted in a pass over the waiting queue.
 #[derive(Clone, Copy, Debug, Default)]
 struct PassedOver {
-    /// Lacks blocks, tokens or sequences, at this position: `max_num_bypasses` may pass it, and
-    /// then nobody.
+    /// Lacks blocks, tokens or sequences, at this position: `max_num_bypasses` groups may pass it,
+    /// and then none.
     blocked: Option<(usize, GroupHandle)>,
     /// Lacks a slot for its adapter, at this position: a whole batch, `max_num_seqs`, may pass it,
-    /// and then nobody whose adapter has had its slot longest.
+    /// and then none whose adapter has held its slot longest.
     without_slot: Option<(usize, GroupHandle)>,
 }
 
@@ -44,7 +44,7 @@ enum Admission {
 
 impl Scheduler {
     /// Admits waiting groups in order, `most` of them at most; returns how many.  Some that do not
-    /// fit are passed over, as [`PassedOver`] says.
+    /// fit are skipped, see [`PassedOver`].
     pub(super) fn schedule_prefills(
         &mut self,
         budget: &mut SchedulingBudget,
@@ -85,7 +85,7 @@ impl Scheduler {
         num_admitted
     }
 
-    /// Whether the group at `position` may be admitted before those that were passed over.
+    /// Whether the group at `position` may be admitted ahead of the skipped ones.
     fn may_go_on(
         &self,
         passed_over: &PassedOver,
@@ -105,7 +105,7 @@ impl Scheduler {
         !is_blocked && position - first <= config.max_num_seqs
     }
 
-    /// Whether the delay holds back the groups from `position` on.
+    /// Whether the delay applies to the groups from `position` on.
     fn is_delayed(&self, position: usize) -> bool {
         let arrival = |group: &GroupHandle| self.store.group(*group).arrival_time;
         let arrivals = self.queues.waiting.iter().skip(position).map(arrival);
@@ -152,8 +152,8 @@ impl Scheduler {
     }
 
     /// Tokens that a waiting group must be able to compute at once.  Without chunks that is
-    /// all of them, but for a group that comes back from a recompute longer than a whole step:
-    /// it is admitted to an empty step and goes on in the running phase.
+    /// all of them, except for a group that recomputes more than a whole step: it is admitted to an
+    /// empty step and continues in the running phase.
     fn num_tokens_to_admit(&self, group: GroupHandle, budget: &SchedulingBudget) -> usize {
         let first = self.store.seq(self.store.group(group).seqs[0]);
         let num_known = if self.space.config().choices.charge_cached_tokens {
@@ -169,7 +169,7 @@ impl Scheduler {
         if is_chunked { self.chunk(wanted, budget) } else { wanted }
     }
 
-    /// What was generated since is not held against a prompt.
+    /// Generated tokens do not count against the prompt limit.
     fn prompt_too_long(
         &self,
         group: GroupHandle,
@@ -188,8 +188,8 @@ impl Scheduler {
         (is_new && is_too_long).then_some(IgnoredReason::PromptTooLong { num_tokens, limit })
     }
 
-    /// Why a prompt of `num_tokens` tokens, of a decoder alone, can never be run to a new token,
-    /// whatever else runs; `None` if it can.
+    /// Why a prompt of `num_tokens` tokens of a decoder-only model can never run, or `None` if it
+    /// can.
     pub fn prompt_refusal(&self, num_tokens: usize) -> Option<PromptRefusal> {
         let (config, space) = (&self.config, &self.space);
         let (max_model_len, max_num_batched_tokens) =
@@ -232,7 +232,7 @@ impl Scheduler {
         self.schedule_rows(group, chunk, budget, Phase::New);
     }
 
-    /// Siblings share with the first sequence, which is not the cache's doing.
+    /// Tokens that siblings share with the first sequence are no cache hits.
     fn count_cache_hits(&mut self, group: GroupHandle) {
         if self.space.gpu().cached().is_some() {
             let first = self.store.seq(self.store.group(group).seqs[0]);

@@ -1,12 +1,12 @@
-//! What one step may still take: tokens, those of encoders, sequences, adapters.
+//! Remaining budget of a step: tokens, encoder tokens, sequences, adapters.
 //!
-//! Invariant: what is taken stays within the limits as long as it was asked for first.
+//! Invariant: usage stays within the limits if each use was checked first.
 
 use smallvec::SmallVec;
 
 /// Tokens, sequences and adapters of one step, limits and what is promised.
 #[derive(Clone, Debug)]
-pub struct SchedulingBudget {
+pub(crate) struct SchedulingBudget {
     token_limit: usize,
     seq_limit: usize,
     adapter_limit: usize,
@@ -14,14 +14,14 @@ pub struct SchedulingBudget {
     num_encoder_tokens: usize,
     num_seqs: usize,
     adapters: SmallVec<[u32; 8]>,
-    /// The one that nobody joins any more, 0 for none.
+    /// Adapter that no further group may use, 0 for none.
     drained_adapter: u32,
 }
 
 impl SchedulingBudget {
     /// A budget of which nothing is taken; `adapter_limit` adapters may be active, or any
     /// number.
-    pub fn new(token_limit: usize, seq_limit: usize, adapter_limit: Option<usize>) -> Self {
+    pub(crate) fn new(token_limit: usize, seq_limit: usize, adapter_limit: Option<usize>) -> Self {
         Self {
             token_limit,
             seq_limit,
@@ -35,60 +35,60 @@ impl SchedulingBudget {
     }
 
     /// Tokens that can still be scheduled.
-    pub fn remaining_tokens(&self) -> usize {
+    pub(crate) fn remaining_tokens(&self) -> usize {
         self.token_limit - self.num_tokens
     }
 
     /// Whether nothing has been scheduled yet.
-    pub fn is_whole(&self) -> bool {
+    pub(crate) fn is_whole(&self) -> bool {
         self.num_tokens == 0
     }
 
     /// Whether a group of `num_seqs` sequences may join with `num_tokens` tokens.
-    pub fn can_schedule(&self, num_tokens: usize, num_seqs: usize) -> bool {
+    pub(crate) fn can_schedule(&self, num_tokens: usize, num_seqs: usize) -> bool {
         num_tokens <= self.remaining_tokens() && self.num_seqs + num_seqs <= self.seq_limit
     }
 
     /// Whether a group may join whose encoder makes `num_tokens`: those of a step are no more than
     /// its own tokens may be, or of one encoder.
-    pub fn can_encode(&self, num_tokens: usize) -> bool {
+    pub(crate) fn can_encode(&self, num_tokens: usize) -> bool {
         let num_before = self.num_encoder_tokens;
         num_tokens == 0 || num_before == 0 || num_before + num_tokens <= self.token_limit
     }
 
     /// Whether a group may join with `adapter` (0 for none): it is active, or can become so.
-    pub fn has_adapter_slot(&self, adapter: u32) -> bool {
+    pub(crate) fn has_adapter_slot(&self, adapter: u32) -> bool {
         let has_slot = self.adapters.contains(&adapter) || self.adapters.len() < self.adapter_limit;
         adapter == 0 || (has_slot && adapter != self.drained_adapter)
     }
 
-    /// Lets nobody join any more with `adapter`, so that its slot becomes free.
-    pub fn drain_adapter(&mut self, adapter: u32) {
+    /// Admits no further group with `adapter`, so that its slot becomes free.
+    pub(crate) fn drain_adapter(&mut self, adapter: u32) {
         self.drained_adapter = adapter;
     }
 
     /// The active adapters.
-    pub fn adapters(&self) -> &[u32] {
+    pub(crate) fn adapters(&self) -> &[u32] {
         &self.adapters
     }
 
     /// Takes tokens.
-    pub fn take_tokens(&mut self, num_tokens: usize) {
+    pub(crate) fn take_tokens(&mut self, num_tokens: usize) {
         self.num_tokens += num_tokens;
     }
 
     /// Takes tokens of an encoder.
-    pub fn take_encoder_tokens(&mut self, num_tokens: usize) {
+    pub(crate) fn take_encoder_tokens(&mut self, num_tokens: usize) {
         self.num_encoder_tokens += num_tokens;
     }
 
-    /// Gives sequences back: their group was preempted.
-    pub fn give_seqs(&mut self, num_seqs: usize) {
+    /// Releases sequences: their group was preempted.
+    pub(crate) fn give_seqs(&mut self, num_seqs: usize) {
         self.num_seqs -= num_seqs;
     }
 
     /// Takes the sequences and the adapter of a group.
-    pub fn take_group(&mut self, num_seqs: usize, adapter: u32) {
+    pub(crate) fn take_group(&mut self, num_seqs: usize, adapter: u32) {
         self.num_seqs += num_seqs;
         if adapter != 0 && !self.adapters.contains(&adapter) {
             self.adapters.push(adapter);

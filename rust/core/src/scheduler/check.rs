@@ -82,7 +82,7 @@ impl Scheduler {
             ensure!(!group.seqs.is_empty(), "group {handle:?} lives without sequences");
             ensure!(
                 group.seqs.len() <= group.max_num_running_seqs(),
-                "group {handle:?} has {} sequences, more than it asked for",
+                "group {handle:?} has {} sequences, more than it may have",
                 group.seqs.len()
             );
             num_seqs += group.seqs.len();
@@ -110,7 +110,7 @@ impl Scheduler {
             ensure!(
                 known.iter().all(|token| *token >= 0)
                     && (*newest >= 0 || self.unresolved.holds(handle)),
-                "sequence {handle:?} holds a placeholder that nobody will fill in"
+                "sequence {handle:?} holds a placeholder that no step resolves"
             );
             let num_slots = len + self.config.num_lookahead_slots;
             let (least, most) = if status == SequenceStatus::Waiting {

@@ -1,4 +1,4 @@
-//! Holding prompts back for a while, so that more of them run in one step.
+//! Delay of prompts, so that more of them run in one step.
 //!
 //! Owns how long the last prompt step took, by the caller's clock.
 

@@ -1,14 +1,14 @@
-//! Drafts: guesses at the tokens that follow a decode row's own, computed with it in one step.
+//! Draft tokens: proposals for the tokens after a decode row's token, computed in the same step.
 //!
-//! What of them was right, the caller finds by sampling behind each, and says by the number of tokens
-//! that it gives to `update`.  (Leviathan, Kalman and Matias, "Fast inference from transformers via
-//! speculative decoding", ICML 2023; here every accepted token is one that was sampled.)
+//! The caller samples after each draft token and passes the accepted tokens to `update`.
+//! (Leviathan, Kalman and Matias, "Fast inference from transformers via speculative decoding", ICML
+//! 2023; here every accepted token is one that was sampled.)
 //!
-//! Owns nothing; drafts lie in the step's outputs.  Invariants:
-//! 1. No decision depends on drafts: they take slots that every decoding sequence has anyway, so a log
-//!    is replayed without them.
-//! 2. A draft is never a token of its sequence: what was computed of a wrong one is written over, and
-//!    known to no prefix.
+//! Draft tokens are kept in the step's outputs.  Invariants:
+//! 1. No decision depends on drafts: they use lookahead slots that every decoding sequence has, so
+//!    a log is replayed without them.
+//! 2. A draft is never a token of its sequence: the keys and values of a rejected one are
+//!    overwritten, and never registered in the prefix cache.
 //!
 //! Costs: O(rows with drafts + drafts).
 
@@ -18,14 +18,14 @@ use crate::outputs::SchedulerOutputs;
 use crate::scheduler::Scheduler;
 use crate::scheduler::update::{check_tokens, row_index};
 
-/// Drafts of rows: those of `rows[i]` are `tokens[token_start[i]..token_start[i + 1]]`.
+/// Draft tokens of rows: those of `rows[i]` are `tokens[token_start[i]..token_start[i + 1]]`.
 #[derive(Clone, Copy, Debug)]
 pub struct Drafts<'a> {
     /// Sampled decode rows of the step, increasing.
     pub rows: &'a [i32],
     /// One entry more than rows, from 0, increasing.
     pub token_start: &'a [i32],
-    /// At most as many a row as there are lookahead slots.
+    /// At most `num_lookahead_slots` per row.
     pub tokens: &'a [TokenId],
 }
 
@@ -53,13 +53,14 @@ impl Drafts<'_> {
 }
 
 impl Scheduler {
-    /// Gives decode rows of the open step drafts, which [`prepare_inputs`](Scheduler::prepare_inputs)
-    /// then writes behind the row's token, each with a sample of its own.
+    /// Adds draft tokens to decode rows of the open step.
+    /// [`prepare_inputs`](Scheduler::prepare_inputs) then writes them after the row's token, each
+    /// with a separate sample.
     ///
     /// # Errors
-    /// [`Error::Step`] when `step_id` is not the open step or has its drafts, [`Error::Arrays`] when
-    /// they do not fit the step: its rows, the lookahead slots, the model's length or the tokens of
-    /// a step.  Then there are none.
+    /// [`Error::Step`] when `step_id` is not the open step or already has drafts, [`Error::Arrays`]
+    /// when they do not fit the step: its rows, the lookahead slots, the model's length or the
+    /// tokens of a step.  The step then has no drafts.
     pub fn propose(&mut self, step_id: u64, drafts: Drafts<'_>) -> Result<&SchedulerOutputs> {
         self.check_step(step_id)?;
         if !self.outputs.drafts.is_empty() {

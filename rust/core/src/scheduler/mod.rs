@@ -1,4 +1,4 @@
-//! The scheduler: which sequences run in the next step, and what they get.
+//! The scheduler: which sequences run in the next step, and their tokens and blocks.
 //!
 //! Owns everything: queues, sequences, blocks.  One caller at a time; the clock is an
 //! argument; equal calls give equal decisions.  Invariants:
@@ -7,10 +7,9 @@
 //! 2. Waiting work implies progress: a step that schedules nothing has ended or preempted a
 //!    group, or nothing waits.
 //! 3. The tokens of a step, and the sequences and adapters of the running groups, stay within the
-//!    limits; so do those of the encoders that begin in it, unless it is one.
-//! 4. Whoever waits, for blocks, for sequences or for its adapter's slot, waits for a bounded number
-//!    of others, but for those that go before it by priority, and where a choice of vLLM's says
-//!    otherwise.
+//!    limits; so do the encoder tokens that begin in it, unless they belong to one encoder.
+//! 4. A group that waits, for blocks, for sequences or for an adapter slot, waits for a bounded
+//!    number of others, except groups of higher priority and under choices of vLLM 0.6.2.
 //!
 //! Costs a step: O(rows), and O(1) more a group admitted, moved or ended; steady decode
 //! allocates only where a token list or a table grows.
@@ -30,7 +29,7 @@ mod unresolved;
 mod update;
 mod windows;
 
-pub use budget::SchedulingBudget;
+use budget::SchedulingBudget;
 pub use drafts::Drafts;
 pub use queues::Queues;
 pub use update::{SampledOutputs, Updated};
@@ -49,24 +48,25 @@ use crate::sequence::{GroupHandle, GroupStats, Request, SeqHandle, Sequence, Seq
 use crate::space::BlockSpaceManager;
 use crate::table::num_blocks_for;
 
-/// Running totals since the scheduler was made.
+/// Running totals since the scheduler was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[non_exhaustive]
 pub struct Stats {
     /// Preemptions by recompute.
     pub num_recompute_preemptions: usize,
     /// Preemptions by swap.
     pub num_swap_preemptions: usize,
-    /// Tokens that had been computed and were given up by recompute or `abandon`.
+    /// Tokens computed and discarded, by recompute or `abandon`.
     pub num_recomputed_tokens: usize,
-    /// Tokens of the sequences admitted with prefix caching on, each admission counted.
+    /// Tokens looked up in the prefix cache, counted per admission.
     pub num_looked_up_tokens: usize,
-    /// Those of them that the cache had.
+    /// Looked-up tokens that the prefix cache had.
     pub num_cached_tokens: usize,
-    /// Seconds that groups waited from arrival to their first step, summed.
+    /// Total seconds that groups waited from arrival to their first step.
     pub queue_seconds: f64,
 }
 
-/// Decides step by step; see the crate documentation for a whole step.
+/// Scheduler of sequences and their KV blocks; the crate documentation shows a whole step.
 #[derive(Clone, Debug)]
 pub struct Scheduler {
     config: SchedulerConfig,
@@ -80,7 +80,7 @@ pub struct Scheduler {
     step_rows: PhaseRows,
     /// Tokens of the longest sequence of the step.
     longest: usize,
-    /// Keys that a row of the step sees, at most.
+    /// Largest number of keys that a row of the step attends to.
     most_keys: usize,
     delay: PromptDelay,
     /// Groups preempted by recompute in the step being decided, lowest first.
@@ -98,7 +98,7 @@ pub struct Scheduler {
 }
 
 impl Scheduler {
-    /// A scheduler with all blocks free and nothing to do.
+    /// Creates a scheduler with all blocks free and empty queues.
     ///
     /// # Errors
     /// [`Error::Config`] from the validation of either configuration.
@@ -146,8 +146,8 @@ impl Scheduler {
     /// Queues a request.
     ///
     /// # Errors
-    /// [`Error::Request`] for an empty prompt, a negative token, an arrival time that is not a
-    /// time, more sequences than may run at all, an adapter where none are configured, or an
+    /// [`Error::Request`] for an empty prompt, a negative token, an arrival time that is not
+    /// finite, more sequences than `max_num_seqs`, an adapter where none are configured, or an
     /// encoder without a salt where prefixes are shared.
     pub fn add_seq_group(&mut self, request: &Request<'_>) -> Result<(GroupHandle, SeqHandle)> {
         self.check_request(request)?;
@@ -174,8 +174,8 @@ impl Scheduler {
         Err(Error::Request(refusal))
     }
 
-    /// Ends a group in any queue; its blocks are free at the next step edge, at once when no
-    /// step is open.  Returns what it had been through; `None` when it has ended already.
+    /// Aborts a group in any queue.  Its blocks are freed at once, or at the end of the open step.
+    /// Returns its statistics; `None` if it has already ended.
     pub fn abort(&mut self, group: GroupHandle) -> Option<GroupStats> {
         let stats = self.store.find_group(group).ok()?.stats;
         if self.aborted.contains(&group) {
@@ -189,7 +189,7 @@ impl Scheduler {
         Some(stats)
     }
 
-    /// What a living group has been through so far.
+    /// Returns the statistics of a live group.
     ///
     /// # Errors
     /// [`Error::StaleHandle`].
@@ -200,7 +200,7 @@ impl Scheduler {
     /// Decides the next step at time `now` (seconds, not decreasing).
     ///
     /// # Errors
-    /// [`Error::Step`] while a step is open, or when `now` is no time or lies in the past.
+    /// [`Error::Step`] while a step is open, or when `now` is not finite or before the last call.
     pub fn schedule(&mut self, now: f64) -> Result<&SchedulerOutputs> {
         if self.is_step_open {
             return Err(Error::Step(format!(
@@ -225,7 +225,7 @@ impl Scheduler {
         Ok(&self.outputs)
     }
 
-    /// Puts the rows in order and sums the step up.
+    /// Orders the rows and counts the step.
     fn finish_outputs(&mut self) {
         let outputs = &mut self.outputs;
         self.step_rows.drain_into(outputs);
@@ -249,8 +249,8 @@ impl Scheduler {
     /// Writes the model's inputs for the open step.
     ///
     /// # Errors
-    /// [`Error::Step`] when no step is open; [`Error::Arrays`] when an array is too short, or there is
-    /// none for adapters, states or windows although there may be some, and then nothing was written.
+    /// [`Error::Step`] when no step is open; [`Error::Arrays`] when an array is too short, or one
+    /// for configured adapters, states or windows is missing; then nothing was written.
     pub fn prepare_inputs(&self, buffers: &mut InputBuffers<'_>) -> Result<()> {
         if !self.is_step_open {
             return Err(Error::Step(
@@ -286,7 +286,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Takes every block of the group back and forgets it.
+    /// Frees the blocks of a group and removes it.
     fn end_group(&mut self, group: GroupHandle) {
         let status = self.store.group(group).status;
         self.release_blocks(group);
@@ -304,14 +304,14 @@ impl Scheduler {
         self.space.free_cross(&mut self.store, group);
     }
 
-    /// Ends a group that cannot go on.
+    /// Ends a group that cannot continue.
     fn ignore(&mut self, group: GroupHandle, reason: IgnoredReason) {
         let stats = self.store.group(group).stats;
         self.end_group(group);
         self.outputs.ignored_seq_groups.push((group, reason, stats));
     }
 
-    /// Forgets every cached prefix.  False, and nothing done, while a block is used.
+    /// Drops every cached prefix.  Returns false, without effect, while a block is used.
     pub fn reset_prefix_cache(&mut self) -> bool {
         let is_reset = self.space.reset_prefix_cache();
         if is_reset {
@@ -325,7 +325,7 @@ impl Scheduler {
         &self.outputs
     }
 
-    /// A living sequence.
+    /// Looks up a live sequence.
     ///
     /// # Errors
     /// [`Error::StaleHandle`].
@@ -333,7 +333,7 @@ impl Scheduler {
         self.store.find_seq(seq)
     }
 
-    /// The sequences and groups that live.
+    /// The live sequences and groups.
     pub fn store(&self) -> &SequenceStore {
         &self.store
     }
@@ -354,7 +354,7 @@ impl Scheduler {
     }
 }
 
-/// What a state slot holds is known to no prefix.
+/// Refuses states with prefix caching: no prefix has a state.
 fn check_states(config: &SchedulerConfig, cache: &CacheConfig) -> Result<()> {
     if config.num_state_slots > 0 && cache.enable_prefix_caching {
         return Err(Error::Config(

@@ -1,10 +1,10 @@
 //! The phases of one step, each a pass over one queue.
 //!
-//! Prefill first: new groups are admitted while they fit; only when none was, those that run
-//! decode; only when none of them was preempted, swapped ones come back.  (Kwon et al.,
+//! Prefill first: new groups are admitted while they fit; only if none was, running groups
+//! decode; only if none of them was preempted, swapped groups are swapped in.  (Kwon et al.,
 //! `PagedAttention`, SOSP 2023, section 4.5; the order is that of vLLM's classic scheduler.)
 //!
-//! With chunked prefill all share one step: those that run, then swapped ones, then new
+//! With chunked prefill all share one step: running groups, then swapped ones, then new
 //! groups with what is left (Agrawal et al., Sarathi-Serve, OSDI 2024, section 4).
 
 use crate::config::Policy;
@@ -70,7 +70,7 @@ impl Scheduler {
         }
     }
 
-    /// Admits new groups, but not for ever before a swapped one that cannot come back.
+    /// Admits new groups, but a bounded number ahead of a swapped one that does not fit.
     fn schedule_prefills_past_swapped(&mut self, budget: &mut SchedulingBudget) {
         let Some(&head) = self.queues.swapped.front() else {
             self.schedule_prefills(budget, usize::MAX);
@@ -103,7 +103,7 @@ impl Scheduler {
     }
 
     /// Gives every running group its next tokens, in order, until the budget ends; one that
-    /// lacks blocks takes them from one behind it, at worst from itself.  Returns how many
+    /// lacks blocks preempts a later one, at worst itself.  Returns how many
     /// groups ran: they lead the queue.
     fn schedule_running(&mut self, budget: &mut SchedulingBudget) -> usize {
         let mut position = 0;
@@ -147,7 +147,7 @@ impl Scheduler {
         }
     }
 
-    /// What a group can have now: all it wants, or a part.
+    /// Number of tokens that a group can compute now: all or a chunk.
     #[inline]
     pub(super) fn chunk_to_run(&self, group: GroupHandle, budget: &SchedulingBudget) -> TokenChunk {
         let entry = self.store.group(group);
@@ -162,7 +162,7 @@ impl Scheduler {
         TokenChunk { num_tokens, is_sampled: num_tokens == wanted }
     }
 
-    /// A part of `wanted` tokens that the budget has room for.
+    /// Chunk of `wanted` tokens that fits in the budget.
     pub(super) fn chunk(&self, wanted: usize, budget: &SchedulingBudget) -> usize {
         let left = budget.remaining_tokens();
         let block_size = self.space.block_size();
@@ -176,7 +176,7 @@ impl Scheduler {
         }
     }
 
-    /// Brings swapped groups back in order, until one does not fit; those without a slot for
+    /// Swaps groups in, in order, until one does not fit; those without a slot for
     /// their adapter are passed over.
     fn schedule_swapped(&mut self, budget: &mut SchedulingBudget) {
         let mut position = 0;
@@ -223,8 +223,8 @@ impl Scheduler {
         self.schedule_rows(group, chunk, budget, Phase::Running);
     }
 
-    /// Puts the running queue in the order in which the next step serves it: those that had no
-    /// turn, those that came back, those that decode, those that still prefill.
+    /// Puts the running queue in the order in which the next step serves it: groups that were not
+    /// served, swapped-in ones, decodes, prefills.
     fn order_running(&mut self, num_served: usize, num_running: usize) {
         let mut ranked = std::mem::take(&mut self.ranked);
         for (position, group) in self.queues.running.drain(..).enumerate() {

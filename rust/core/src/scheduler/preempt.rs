@@ -1,4 +1,4 @@
-//! Preemption: who gives blocks back, and how.
+//! Preemption: which groups release their blocks, and how.
 //!
 //! A group that was preempted returns to the front of its queue.
 
@@ -12,9 +12,9 @@ use crate::sequence::{GroupHandle, Sequence, SequenceStatus, SequenceStore};
 use crate::space::{AllocStatus, BlockSpaceManager};
 
 impl Scheduler {
-    /// Takes the blocks of a group at or behind `position` in the running queue, so that the
-    /// one there can have more.  With nobody behind it, it gives up its own; and if it holds
-    /// all used blocks alone, it is ended: it would come back to the same place for ever.
+    /// Preempts a group at or after `position` in the running queue, to free blocks for the one
+    /// there.  The last group preempts itself; if it holds all used blocks, it is ended, since it
+    /// would return to the same state indefinitely.
     pub(super) fn preempt_behind(&mut self, position: usize) {
         let asking = self.queues.running[position];
         let victim = match self.config.victim_policy {
@@ -74,7 +74,7 @@ impl Scheduler {
         self.outputs.preempted.push((victim, mode));
     }
 
-    /// The configured mode, or by group size; swap only where the host has room.
+    /// The configured mode, or by group size; swap only if the host has enough free blocks.
     fn preemption_mode(&self, group: GroupHandle) -> PreemptionMode {
         let by_size = || match self.store.group(group).num_budgeted_seqs() {
             1 => PreemptionMode::Recompute,
@@ -92,7 +92,7 @@ impl Scheduler {
         }
     }
 
-    /// Drops the blocks of a group that is in no queue, which then waits; whoever calls puts it
+    /// Drops the blocks of a group that is in no queue, which then waits; the caller puts it
     /// into the waiting queue.
     pub(super) fn give_up_blocks(&mut self, group: GroupHandle) {
         self.release_blocks(group);
@@ -124,7 +124,7 @@ impl Scheduler {
     }
 
     /// Under the priority policy, lets the first waiting group take the place of running ones
-    /// that go behind it, until it fits.  Both queues are in order of priority then.
+    /// that rank after it, until it fits.  Both queues are in order of priority then.
     pub(super) fn preempt_for_priority(&mut self, budget: &mut SchedulingBudget) {
         let first = self.queues.waiting.front().copied();
         self.sort_by_priority();

@@ -30,7 +30,7 @@ impl Queues {
     }
 
     /// Takes `group` out of the queue that `status` names.
-    pub fn remove(&mut self, group: GroupHandle, status: SequenceStatus) {
+    pub(crate) fn remove(&mut self, group: GroupHandle, status: SequenceStatus) {
         let queue = self.of(status);
         if let Some(position) = queue.iter().position(|member| *member == group) {
             queue.remove(position);

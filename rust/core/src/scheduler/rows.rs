@@ -17,7 +17,7 @@ pub(super) enum Phase {
     Running,
 }
 
-/// What a group computes in this step.
+/// Tokens that a group computes in this step.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TokenChunk {
     /// Tokens of all its sequences together.
@@ -26,7 +26,7 @@ pub(super) struct TokenChunk {
     pub(super) is_sampled: bool,
 }
 
-/// Groups and rows in the order of the step: new prefills, prefills that go on, decodes.
+/// Groups and rows in the order of the step: new prefills, continued prefills, decodes.
 #[derive(Clone, Debug, Default)]
 pub(super) struct PhaseRows {
     parts: [Part; 3],
@@ -58,7 +58,7 @@ impl PhaseRows {
     }
 }
 
-/// Moves all of `part` behind `whole`; behind nothing, without touching an entry.
+/// Appends all of `part` to `whole`; to an empty one without touching an entry.
 fn append<T>(whole: &mut Vec<T>, part: &mut Vec<T>) {
     if whole.is_empty() {
         swap(whole, part);

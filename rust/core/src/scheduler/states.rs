@@ -4,9 +4,10 @@
 //! share it until they run.  Invariants:
 //! 1. Waiting sequences have no slot, running ones one on the device, swapped ones one on the host;
 //!    a slot's reference count is the number of sequences that have it.
-//! 2. No row runs in a slot that another sequence has: it gets its own and a copy of the state first,
-//!    and the last of the sharers keeps the slot.
-//! 3. There are slots for as many sequences as may run, so whoever may run can have one.
+//! 2. No row runs in a shared slot: its sequence first gets a separate slot and a copy of the
+//!    state, and the last of the sharers keeps the slot.
+//! 3. There are slots for as many sequences as may run, so every sequence that may run can have
+//!    one.
 //! 4. A row whose first position is 0 begins with a fresh state, whatever lies in its slot.  A
 //!    sequence that begins computes all tokens of its own, also those whose keys a sibling writes.
 //!
@@ -66,7 +67,7 @@ impl StateSlots {
         }
     }
 
-    /// Gives a sequence that runs a slot of its own; a copy that this takes goes to `copies`.
+    /// Gives a running sequence a separate slot; a copy that this needs goes to `copies`.
     #[inline(never)] // what few models need stays out of the way of the rest
     pub(super) fn unshare(&mut self, seq: &mut Sequence, copies: &mut Vec<BlockPair>) {
         let Some(slot) = seq.state_slot.filter(|slot| self.device.ref_count(*slot) > 1) else {
@@ -78,7 +79,7 @@ impl StateSlots {
         copies.push((slot, own));
     }
 
-    /// Takes the slot of a sequence back, of the tier of its group.
+    /// Frees the slot of a sequence on the tier of its group.
     pub(super) fn free(&mut self, store: &mut SequenceStore, seq: SeqHandle) {
         if !self.is_on() {
             return;

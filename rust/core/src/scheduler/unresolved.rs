@@ -2,11 +2,11 @@
 //!
 //! `update_async` ends a step as if every sampled row went on with one token, which is a
 //! placeholder until `resolve_tokens` names it; what ends with that token is aborted then.  So a
-//! device can begin with the next step before the host knows what came out of this one.
+//! device can begin with the next step before the host has the tokens of this one.
 //! (Overlapping the scheduler with the device: Zheng et al., `SGLang`, `NeurIPS` 2024, since v0.4.)
 //!
-//! Owns the sequences whose newest token is a placeholder, and who else starts again if the step
-//! that was ended turns out to have failed.  Invariants:
+//! Owns the sequences whose newest token is a placeholder, and the other groups to recompute if the
+//! step that was ended turns out to have failed.  Invariants:
 //! 1. A placeholder is the newest token of its sequence, and sample `i` of the unresolved step
 //!    left `placeholder(i)` there; at most one step is unresolved.
 //! 2. Nothing with a placeholder in it is looked up in the prefix cache or registered there.
@@ -54,13 +54,13 @@ impl Unresolved {
 }
 
 impl Scheduler {
-    /// Ends the open step before its tokens are known: every sampled row goes on with one token,
+    /// Ends the open step before its tokens are known: every sampled row continues with one token,
     /// for which [`prepare_inputs`](Scheduler::prepare_inputs) writes `-1 - i`, `i` the number of
-    /// the sample, until [`resolve_tokens`](Scheduler::resolve_tokens) names it.  At most one more step
-    /// can be scheduled before that.
+    /// the sample, until [`resolve_tokens`](Scheduler::resolve_tokens) names it.  At most one more
+    /// step can be scheduled before that.
     ///
-    /// False, and the step stays open, where it has drafts, or a sampled row belongs to a group that
-    /// may have several sequences, or has no room for a token in the model's length.
+    /// False, and the step stays open, where it has drafts, or a sampled row belongs to a group
+    /// that may have several sequences, or is at the model's length.
     ///
     /// # Errors
     /// [`Error::Step`] when `step_id` is not the open step, or the tokens of the step before are
@@ -100,7 +100,7 @@ impl Scheduler {
                 && seq.len() < self.config.max_model_len)
     }
 
-    /// Names the tokens of the unresolved step, one a sample, in order; those of sequences that
+    /// Sets the tokens of the unresolved step, one per sample, in order; those of sequences that
     /// have ended meanwhile are passed over.
     ///
     /// # Errors
@@ -129,8 +129,8 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Gives up the unresolved step: its sequences lose the placeholders, and whoever ran or moved in
-    /// it starts again from its tokens, since nobody knows what was done of it.
+    /// Abandons the unresolved step: its sequences lose the placeholders, and groups that ran or
+    /// moved in it are recomputed, since it may have been executed in part.
     pub(super) fn abandon_unresolved(&mut self) {
         let Some(step_id) = self.unresolved.step_id.take() else { return };
         self.adapters.abandon_since(step_id);

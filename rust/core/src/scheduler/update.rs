@@ -1,4 +1,4 @@
-//! The results of a step: what was sampled, what goes on and what ends.
+//! Results of a step: sampled tokens, forks and ends of sequences.
 //!
 //! `update` checks everything first and then, row by row: counts the row's tokens as
 //! computed; forks a child for each output but the last, which keeps the row's handle;
@@ -12,7 +12,7 @@ use crate::outputs::Row;
 use crate::scheduler::Scheduler;
 use crate::sequence::{GroupHandle, GroupStats, SeqHandle, SequenceStatus};
 
-/// What the model's step led to: output `i` continues row `parent_rows[i]` with the tokens
+/// Results of the model: output `i` continues row `parent_rows[i]` with the tokens
 /// `tokens[token_start[i]..token_start[i + 1]]`.
 #[derive(Clone, Copy, Debug)]
 pub struct SampledOutputs<'a> {
@@ -20,20 +20,19 @@ pub struct SampledOutputs<'a> {
     pub parent_rows: &'a [i32],
     /// One entry more than outputs, from 0, increasing.
     pub token_start: &'a [i32],
-    /// At least one token an output; more, at most as many as there are lookahead slots, for
-    /// the only output of a decode row.
+    /// At least one token per output; the only output of a decode row may have up to
+    /// `num_lookahead_slots` more.
     pub tokens: &'a [TokenId],
-    /// 0 for an output that lives on.
+    /// 0 for an output whose sequence continues.
     pub finish: &'a [u8],
 }
 
-/// What an update led to.
+/// Effects of an update.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Updated<'a> {
     /// The sequence of each output, in order; that of a finished one is dead.
     pub handles: &'a [SeqHandle],
-    /// The groups that ended with the step, in its order, and what they had been through; their
-    /// handles are dead.
+    /// Groups that ended with the step, in its order, with statistics; their handles are dead.
     pub ended: &'a [(GroupHandle, GroupStats)],
 }
 
@@ -71,8 +70,8 @@ impl Scheduler {
     /// Applies the results of the open step.
     ///
     /// # Errors
-    /// [`Error::Step`] when `step_id` is not the open step or the tokens of one before are
-    /// missing, [`Error::Arrays`] when the arrays do not fit the step; the step stays open.
+    /// [`Error::Step`] when `step_id` is not the open step or the tokens of the previous one are
+    /// unresolved, [`Error::Arrays`] when the arrays do not fit the step; the step stays open.
     pub fn update(&mut self, step_id: u64, results: SampledOutputs<'_>) -> Result<Updated<'_>> {
         self.check_step(step_id)?;
         self.unresolved.check_none()?;
@@ -194,7 +193,7 @@ impl Scheduler {
         Err(Error::Step(format!("step {step_id} cannot be ended: {state}")))
     }
 
-    /// Parents are sampled rows in order, no group outgrows what it asked for, and no living
+    /// Parents are sampled rows in order, no group exceeds its number of sequences, and no live
     /// sequence the model's length.
     fn check_rows(&self, results: &SampledOutputs<'_>) -> Result<()> {
         let mut previous = 0;
@@ -269,12 +268,13 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Gives up the open step, and the one whose tokens are not resolved: execution failed,
-    /// whatever was already done of it.  Every group that ran or was swapped out in them starts
-    /// again from its tokens, in its old order, since moves and writes may have been done in part.
+    /// Abandons the open step and an unresolved one, after execution failed.
+    ///
+    /// Every group that ran or was swapped out in them is recomputed from its tokens, in the old
+    /// order, since moves and writes may have been done in part.
     ///
     /// # Errors
-    /// [`Error::Step`] when `step_id` is neither of the two.
+    /// [`Error::Step`] when `step_id` is neither step.
     pub fn abandon(&mut self, step_id: u64) -> Result<()> {
         if !self.unresolved.is(step_id) {
             self.check_step(step_id)?;
@@ -322,14 +322,14 @@ impl Scheduler {
     }
 }
 
-/// What was sampled is in the vocabulary as far as the core knows it.
+/// Sampled tokens are not negative; the core does not know the vocabulary.
 pub(super) fn check_tokens(tokens: &[TokenId]) -> Result<()> {
     tokens.iter().find(|token| **token < 0).map_or(Ok(()), |token| {
         Err(Error::Arrays(format!("tokens holds {token}; ids are at least 0")))
     })
 }
 
-/// A row number from outside; a negative one becomes one that no step has.
+/// Converts a row number from the caller; a negative one becomes one that no step has.
 pub(super) fn row_index(row: i32) -> usize {
     usize::try_from(row).unwrap_or(usize::MAX)
 }

@@ -1,18 +1,18 @@
-//! Window blocks: where layers that see a window keep the end of each sequence.
+//! Window blocks: keys and values of the sliding-window layers.
 //!
 //! Owns the blocks of both tiers, apart from those of the layers that see everything.  Invariants:
 //! 1. Waiting sequences have no window blocks, running ones have them on the device, swapped ones
 //!    on the host; a block's reference count is the number of window tables that name it.
 //! 2. Between steps a table begins with the first block that a later query sees; a row maps what it
 //!    writes, and its update takes what has passed.
-//! 3. No row writes a block that another sequence has: it gets its own and a copy first.
-//! 4. Whoever is to run is asked for first: `can_allocate` for its row's tokens, `can_swap_in` for a group
-//!    that returns.  A sequence that has the device to itself always has room.
-//! 5. With prefix caching a full block is known by the contents by which the block beside it is, once
-//!    it is computed.  A group's first sequence begins where that prefix is known in the layers that
-//!    see everything and the blocks that its next query sees are known here; at least its last token
-//!    is left, so no block that was found is written.  All else computes every token of its own, also
-//!    those whose keys a sibling writes in the layers that see everything.
+//! 3. No row writes a shared block: its sequence first gets a separate block and a copy.
+//! 4. Each use is checked first: `can_allocate` for its row's tokens, `can_swap_in` for a group
+//!    that returns.  A sequence alone on the device always fits.
+//! 5. With prefix caching a full block is known by the contents by which the block beside it is,
+//!    once it is computed.  A group's first sequence begins where that prefix is known in the
+//!    layers that see everything and the blocks that its next query sees are known here; at least
+//!    its last token is left, so no block that was found is written.  All else computes every token
+//!    of its own, also those whose keys a sibling writes in the layers that see everything.
 //!
 //! Costs: O(blocks that come and go) a row, with prefix caching O(log n) each, and O(blocks of the
 //! prompt) a prompt that is asked for; without windows a comparison a row.
@@ -30,7 +30,7 @@ use crate::table::{WindowTable, num_blocks_for};
 /// The window blocks of the device and of the host.
 #[derive(Clone, Debug)]
 pub(super) struct WindowBlocks {
-    /// Tokens that a query sees, itself included; 0 without windows.
+    /// Tokens that a query attends to, itself included; 0 without windows.
     window: usize,
     block_size: usize,
     num_lookahead_slots: usize,
@@ -39,7 +39,7 @@ pub(super) struct WindowBlocks {
     host: Allocator,
 }
 
-const PROMISED: &str = "window blocks were asked for, invariant 4";
+const PROMISED: &str = "window blocks were checked first, invariant 4";
 
 impl WindowBlocks {
     /// All free.
@@ -73,7 +73,7 @@ impl WindowBlocks {
         })
     }
 
-    /// Whether layers with a window have blocks of their own.
+    /// Whether sliding-window layers have a separate pool.
     pub(super) fn is_on(&self) -> bool {
         self.window > 0
     }
@@ -92,12 +92,12 @@ impl WindowBlocks {
         }
     }
 
-    /// The first logical block that a query behind `num_computed_tokens` sees.
+    /// The first logical block that a query after `num_computed_tokens` attends to.
     pub(super) fn first_seen(&self, num_computed_tokens: usize) -> usize {
         (num_computed_tokens + 1).saturating_sub(self.window) / self.block_size
     }
 
-    /// Leading tokens of a waiting sequence whose keys are there for its next query in all layers.
+    /// Leading tokens of a waiting sequence that are cached for its next query in all layers.
     pub(super) fn num_cached_tokens(
         &self,
         space: &BlockSpaceManager,
@@ -122,8 +122,8 @@ impl WindowBlocks {
         num_cached
     }
 
-    /// Has the first sequence of a group that begins start behind what is known of it, and the others
-    /// compute everything.
+    /// Starts the first sequence of a new group after its cached prefix; the others compute all
+    /// their tokens.
     pub(super) fn begin(
         &mut self,
         space: &BlockSpaceManager,
@@ -280,7 +280,7 @@ impl WindowBlocks {
         }
     }
 
-    /// The steps from `step_id` on were given up, what they computed with them.
+    /// Drops what the abandoned steps from `step_id` on computed.
     pub(super) fn abandon_since(&mut self, step_id: u64) {
         if let Some(cache) = self.device.cached_mut() {
             cache.abandon_since(step_id);
@@ -292,7 +292,7 @@ impl WindowBlocks {
         self.device.cached_mut().map(CachedBlockAllocator::reset);
     }
 
-    /// Takes the blocks of a sequence back, of the tier of its group.
+    /// Frees the blocks of a sequence on the tier of its group.
     pub(super) fn free(&mut self, store: &mut SequenceStore, seq: SeqHandle) {
         if !self.is_on() {
             return;
@@ -305,8 +305,8 @@ impl WindowBlocks {
         }
     }
 
-    /// Whether the host has room for the window blocks of a running group, and the device enough to
-    /// have it back.
+    /// Whether the host has enough free window blocks for a running group, and the device enough to
+    /// swap it in again.
     pub(super) fn can_swap_out(&self, store: &SequenceStore, group: GroupHandle) -> bool {
         !self.is_on()
             || (num_held(store, group) <= self.host.num_free()

@@ -8,30 +8,31 @@ use crate::ids::TokenId;
 use crate::sequence::SeqHandle;
 use crate::table::BlockTable;
 
-/// What a caller asks for.
+/// Request of a caller: a prompt and how to schedule it.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct Request<'a> {
     /// Token ids of the prompt, at least one.
     pub prompt: &'a [TokenId],
     /// Seconds of the caller's clock.
     pub arrival_time: f64,
-    /// The most sequences alive at once: parallel samples or beams.
+    /// Maximum number of live sequences: parallel samples or beams.
     pub max_num_running_seqs: usize,
-    /// Whether sequences that ended may be replaced by forks of others, as in a beam search: the
-    /// group then keeps its whole budget.
+    /// Whether forks may replace ended sequences, as in beam search; the group then keeps its whole
+    /// budget of sequences.
     pub can_regrow: bool,
-    /// The smallest goes first; counts only under the priority policy.
+    /// Priority, smallest first; used only by the priority policy.
     pub priority: i64,
     /// The adapter (0 for none) and salt under which the prefix may be shared.
     pub key: PrefixKey,
-    /// Tokens of the encoder's output, for cross attention; 0 for a decoder alone.
+    /// Tokens of the encoder's output, for cross attention; 0 for a decoder-only model.
     pub num_encoder_tokens: usize,
-    /// What the decision log calls it; empty for nothing.
+    /// Name of the request in the decision log; empty without one.
     pub request_id: &'a str,
 }
 
 impl<'a> Request<'a> {
-    /// One sequence of a decoder, with nothing special about it.
+    /// Request of one sequence for a decoder-only model, with default options.
     pub fn new(prompt: &'a [TokenId], arrival_time: f64) -> Self {
         Self {
             prompt,
@@ -45,7 +46,14 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// What holds whoever schedules the request; `shares_prefixes` where blocks are found again.
+    /// This request with what `change` does to it.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
+    }
+
+    /// Checks that do not depend on the scheduler; `shares_prefixes` is prefix caching.
     ///
     /// # Errors
     /// [`Error::Request`] for an empty prompt, a negative token, more encoder tokens than an int32
@@ -80,33 +88,34 @@ pub enum SequenceStatus {
     Swapped,
 }
 
-/// What a group has been through, for whoever keeps the metrics of its request.
+/// Statistics of a group, for request metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct GroupStats {
-    /// How often it was preempted, by recompute or by swap.
+    /// Number of preemptions, by recompute or by swap.
     pub num_preemptions: usize,
-    /// Tokens that were computed and given up, by recompute or by a step that failed.
+    /// Tokens computed and discarded, by recompute or by an abandoned step.
     pub num_recomputed_tokens: usize,
-    /// Tokens of the prompt that the prefix cache had when the group was first admitted.
+    /// Prompt tokens found in the prefix cache at the first admission.
     pub num_cached_tokens: usize,
 }
 
-/// The sequences of one request; the fields of every step come first, as in a sequence.
+/// Sequences of one request; fields used in every step come first, as in a sequence.
 #[derive(Clone, Debug)]
 #[repr(C)]
 pub struct SequenceGroup {
-    /// Living sequences in order of creation, at least one.
+    /// Live sequences in order of creation, at least one.
     pub seqs: SmallVec<[SeqHandle; 1]>,
     /// The queue that the group is in.
     pub status: SequenceStatus,
-    /// Whether the group still has to compute tokens before it can sample: its prompt, or
-    /// after a preemption by recompute all that it had.
+    /// Whether the group must compute tokens before it can sample: its prompt, or after a
+    /// preemption by recompute all its tokens.
     pub is_prefill: bool,
     /// When the request arrived, in seconds of the caller's clock.
     pub arrival_time: f64,
     /// When the group first ran, in seconds of the caller's clock.
     pub first_scheduled_time: Option<f64>,
-    /// The smallest goes first, under the priority policy.
+    /// Priority, smallest first, under the priority policy.
     pub priority: i64,
     /// The adapter and salt under which prefixes are shared.
     pub key: PrefixKey,
@@ -114,14 +123,14 @@ pub struct SequenceGroup {
     pub num_encoder_tokens: usize,
     /// Blocks of the encoder's keys and values, one table for all sequences.
     pub cross_table: BlockTable,
-    /// How often a later group was admitted while this one was the first that waited for what it
-    /// lacked.
+    /// Number of later groups admitted while this one was the first that waited for the resource
+    /// that it lacks.
     pub num_times_bypassed: usize,
-    /// What the group has been through.
+    /// Statistics of the group.
     pub stats: GroupStats,
     max_num_running_seqs: usize,
     can_regrow: bool,
-    /// Sequences ever made.
+    /// Number of sequences ever created.
     num_seqs_made: usize,
 }
 
@@ -145,15 +154,16 @@ impl SequenceGroup {
         }
     }
 
-    /// The most sequences the group may have alive, as its request asked.
+    /// Maximum number of live sequences, from the request.
     pub fn max_num_running_seqs(&self) -> usize {
         self.max_num_running_seqs
     }
 
-    /// What the group takes of the sequence budget, and how many it may have alive after the
-    /// next step: all that its request asked for until it has spread that far, from then on
-    /// those alive, unless it can grow again.  Never grows, so what was admitted stays within the
-    /// budget.
+    /// Share of the sequence budget, and the limit of live sequences after the next step.
+    ///
+    /// It is the number in the request until the group has had that many sequences, and then the
+    /// number of live ones, unless it can grow again.  It never grows, so admitted groups stay
+    /// within the budget.
     pub fn num_budgeted_seqs(&self) -> usize {
         if self.can_regrow || self.num_seqs_made < self.max_num_running_seqs {
             self.max_num_running_seqs

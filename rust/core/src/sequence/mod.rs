@@ -28,10 +28,9 @@ pub type SeqHandle = Handle<Sequence>;
 /// The key of a [`SequenceGroup`].
 pub type GroupHandle = Handle<SequenceGroup>;
 
-/// One line of tokens: a prompt and what was generated after it.
+/// Tokens of a prompt and of the output generated after it.
 ///
-/// In the order in which its fields lie: those of every step first, on as few cache lines as they
-/// take.
+/// Fields used in every step come first, to touch few cache lines.
 #[derive(Clone, Debug)]
 #[repr(C)]
 pub struct Sequence {
@@ -47,17 +46,17 @@ pub struct Sequence {
     pub table: BlockTable,
     pub(crate) chain: Chain,
     num_prompt_tokens: usize,
-    /// Where its state lies, on the tier of `table`; `None` where it waits, or layers keep none.
+    /// State slot on the tier of `table`; `None` while it waits, or for a model without states.
     pub state_slot: Option<BlockId>,
-    /// Physical blocks in the layers with a window, where those have their own; on the same tier.
+    /// Physical blocks of the sliding-window layers with a separate pool; on the same tier.
     pub window_table: WindowTable,
 }
 
-/// How far the full blocks of a sequence are known to the prefix cache.
+/// Leading full blocks of a sequence that are registered in the prefix cache.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Chain {
     pub(crate) num_blocks: usize,
-    /// What those blocks hold; `None` without prefix caching.
+    /// Prefix of those blocks; `None` without prefix caching.
     pub(crate) prefix: Option<Prefix>,
 }
 
@@ -82,7 +81,7 @@ impl Sequence {
         self.group
     }
 
-    /// Prompt and output; a copy unless they happen to lie in one piece.
+    /// Token ids of prompt and output; a copy unless they are contiguous.
     pub fn token_ids(&self) -> Cow<'_, [TokenId]> {
         self.token_ids_at(0..self.len())
     }
@@ -95,7 +94,7 @@ impl Sequence {
         self.tokens.at(position)
     }
 
-    /// The tokens at `positions`; a copy unless they lie in one piece.
+    /// Token ids at `positions`; a copy unless they are contiguous.
     ///
     /// # Panics
     /// If there are fewer.
@@ -125,7 +124,7 @@ impl Sequence {
         self.len() - self.num_computed_tokens
     }
 
-    /// Forgets what was computed: the blocks are gone.
+    /// Marks all tokens as not computed: the blocks are freed.
     pub(crate) fn reset_computed(&mut self) {
         self.num_computed_tokens = 0;
         self.num_cached_tokens = 0;
@@ -137,12 +136,12 @@ impl Sequence {
         self.tokens.push(token);
     }
 
-    /// Names the newest token, so far a placeholder.
+    /// Sets the newest token, so far a placeholder.
     pub(crate) fn resolve(&mut self, token: TokenId) {
         *self.newest() = token;
     }
 
-    /// Forgets the newest token, a placeholder whose token will never be known.
+    /// Drops the newest token, a placeholder that will not be resolved.
     pub(crate) fn take_back(&mut self) {
         debug_assert!(*self.newest() < 0, "only a placeholder is taken back");
         self.tokens.pop();

@@ -2,15 +2,14 @@
 //!
 //! Owns both arenas.  Invariants:
 //! 1. Every living sequence is listed by the living group that it names, once.
-//! 2. Sequences and groups leave with empty block tables: who removes them took the blocks
-//!    back.
+//! 2. Sequences and groups are removed with empty block tables, after their blocks were freed.
 
 use crate::arena::Arena;
 use crate::error::{Error, Result};
 use crate::sequence::{GroupHandle, Request, SeqHandle, Sequence, SequenceGroup};
 use crate::table::BlockTable;
 
-/// All living sequences and groups.
+/// All live sequences and groups.
 #[derive(Clone, Debug)]
 pub struct SequenceStore {
     block_size: usize,
@@ -91,7 +90,7 @@ impl SequenceStore {
         }
     }
 
-    /// A sequence by a handle from outside.
+    /// Looks up a sequence by handle.
     ///
     /// # Errors
     /// [`Error::StaleHandle`].
@@ -99,7 +98,7 @@ impl SequenceStore {
         self.seqs.get(seq).ok_or(Error::StaleHandle { kind: "sequence", bits: seq.to_bits() })
     }
 
-    /// A group by a handle from outside.
+    /// Looks up a group by handle.
     ///
     /// # Errors
     /// [`Error::StaleHandle`].
@@ -108,12 +107,12 @@ impl SequenceStore {
         self.groups.get(group).ok_or(stale)
     }
 
-    /// All living sequences, in slot order.
+    /// All live sequences, in slot order.
     pub fn seqs(&self) -> impl Iterator<Item = (SeqHandle, &Sequence)> {
         self.seqs.iter()
     }
 
-    /// All living groups, in slot order.
+    /// All live groups, in slot order.
     pub fn groups(&self) -> impl Iterator<Item = (GroupHandle, &SequenceGroup)> {
         self.groups.iter()
     }

@@ -1,4 +1,4 @@
-//! How many blocks a group needs: the one formula behind every `can_*`.
+//! Number of blocks that a group needs: the one formula of every `can_*`.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -84,14 +84,14 @@ impl BlockSpaceManager {
         store.seqs_of(group).map(demand).sum()
     }
 
-    /// Device blocks that a group needs to come back: its own, and for each sequence those that
-    /// its next token and the lookahead can touch.
+    /// Device blocks that a group needs to be swapped in: its blocks, and for each sequence those
+    /// that its next token and the lookahead can touch.
     pub(super) fn num_blocks_to_swap_in(&self, store: &SequenceStore, group: GroupHandle) -> usize {
         let num_touched = 1 + num_blocks_for(self.num_lookahead_slots, self.config.block_size);
         Self::num_unique_blocks(store, group) + store.group(group).seqs.len() * num_touched
     }
 
-    /// Physical blocks behind the tables of a group.
+    /// Physical blocks of the tables of a group.
     pub(crate) fn num_unique_blocks(store: &SequenceStore, group: GroupHandle) -> usize {
         let entry = store.group(group);
         let num_cross_blocks = entry.cross_table.blocks().len();

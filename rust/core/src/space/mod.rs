@@ -1,13 +1,13 @@
-//! `BlockSpaceManager`: the blocks of both tiers and who may have them.
+//! `BlockSpaceManager`: the blocks of both tiers and their allocation to sequences.
 //!
-//! Owns the allocators, and is the only one to change block tables.  Questions (`can_*`)
-//! change nothing; the act of the same name may be called when the answer was yes.
+//! Owns the allocators, and is the only one to change block tables.  Queries (`can_*`)
+//! change nothing; the action of the same name may be called if the query allowed it.
 //! Invariants:
 //! 1. A block's reference count is the number of block tables that name it.
 //! 2. The tables of waiting groups are empty, those of running groups name device blocks,
 //!    those of swapped groups host blocks.
 //! 3. No block is written while shared, `append_slots` copies first; except with what its
-//!    other holders would write there themselves: equal prefixes being computed at once.
+//!    other owners would write too: equal prefixes being computed at once.
 //! 4. A sequence counts tokens as computed without computing them only where the prefix cache
 //!    has them computed, or a row of the same step computes them.
 //!
@@ -28,18 +28,18 @@ use crate::table::{BlockTable, num_blocks_for};
 pub use demand::SharedPrefix;
 pub use standalone::StandaloneSpace;
 
-/// Whether a group can have the blocks it asks for.
+/// Whether the blocks that a group needs can be allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AllocStatus {
-    /// Now.
+    /// They can be allocated now.
     Ok,
-    /// When others have given theirs back.
+    /// They can be allocated after others release blocks.
     Later,
-    /// Not even alone.
+    /// They exceed the whole pool.
     Never,
 }
 
-/// The KV blocks of the device and of the host.
+/// KV blocks of the device and of the host.
 #[derive(Clone, Debug)]
 pub struct BlockSpaceManager {
     config: CacheConfig,
@@ -57,8 +57,8 @@ pub struct BlockSpaceManager {
 const PROMISED: &str = "the act follows a yes of its question";
 
 impl BlockSpaceManager {
-    /// All blocks of both tiers, free; every decoding sequence gets `num_lookahead_slots` beyond
-    /// its next token.  `config` is valid.
+    /// Creates both tiers with all blocks free; every decoding sequence gets `num_lookahead_slots`
+    /// after its next token.  `config` is valid.
     pub fn new(config: &CacheConfig, num_lookahead_slots: usize) -> Self {
         let block_size = config.block_size;
         let tier = |num_blocks| {
@@ -94,12 +94,12 @@ impl BlockSpaceManager {
         &self.cpu
     }
 
-    /// What the manager was made from.
+    /// Configuration of the manager.
     pub fn config(&self) -> &CacheConfig {
         &self.config
     }
 
-    /// Whether a group has ever had blocks for its encoder: who has none need not look for them.
+    /// Whether any group has ever had cross-attention blocks; otherwise the lookup is skipped.
     pub(crate) fn has_encoders(&self) -> bool {
         self.has_encoders
     }
@@ -109,7 +109,7 @@ impl BlockSpaceManager {
         self.config.block_size
     }
 
-    /// Blocks that can be given to new groups while the watermark is kept.
+    /// Blocks available to new groups above the watermark.
     pub fn num_usable_blocks(&self) -> usize {
         self.gpu.num_total() - self.watermark_blocks
     }
@@ -119,10 +119,10 @@ impl BlockSpaceManager {
         self.step_id = step_id;
     }
 
-    /// Whether a waiting group can have blocks for all of its tokens.
+    /// Whether blocks for all tokens of a waiting group can be allocated.
     ///
     /// The watermark decides for a group that has not run yet.  One that had blocks before
-    /// may use the last of them when nobody else holds any: it must be able to come back.
+    /// may use the last ones if no other group holds any: it must be able to run again.
     pub fn can_allocate(&self, store: &SequenceStore, group: GroupHandle) -> AllocStatus {
         let has_run = store.group(group).first_scheduled_time.is_some();
         let num_blocks = self.num_blocks_to_allocate(store, group);
@@ -149,8 +149,8 @@ impl BlockSpaceManager {
         }
     }
 
-    /// Gives a waiting group device blocks for all of its tokens.  A sequence starts behind
-    /// what the prefix cache has of it; of several sequences each shares the full blocks of
+    /// Allocates device blocks for all tokens of a waiting group.  A sequence starts after its
+    /// cached prefix; of several sequences each shares the full blocks of
     /// what it has in common with an earlier one, and counts them as computed: rows of
     /// earlier sequences are always scheduled first.
     pub(crate) fn allocate(&mut self, store: &mut SequenceStore, group: GroupHandle) {
@@ -201,8 +201,8 @@ impl BlockSpaceManager {
         }
     }
 
-    /// Whether every sequence of a running group can have the slots of its next token and of
-    /// the lookahead.
+    /// Whether every sequence of a running group can be given slots for its next token and
+    /// lookahead.
     #[inline]
     pub fn can_append_slots(&self, store: &SequenceStore, group: GroupHandle) -> bool {
         let free = self.gpu.num_free();
@@ -214,10 +214,9 @@ impl BlockSpaceManager {
                 && self.append_demand(store, group) <= free)
     }
 
-    /// Gives a decoding sequence the slots of its next token and of the lookahead, in blocks of
-    /// its own: a shared block that would be written is exchanged, and the copy noted in
-    /// `copies`.  A block that becomes full and is in the prefix cache already is exchanged for
-    /// the cached one.
+    /// Allocates slots for the next token and lookahead of a decoding sequence.  A shared block
+    /// that would be written is replaced, and the copy added to `copies`.  A block that becomes
+    /// full and is in the prefix cache already is exchanged for the cached one.
     pub(crate) fn append_slots(
         &mut self,
         store: &mut SequenceStore,
@@ -233,7 +232,7 @@ impl BlockSpaceManager {
         self.grow_table(store, seq, self.num_lookahead_slots);
     }
 
-    /// Exchanges the mapped blocks that a sequence is about to write for blocks of its own.  One that
+    /// Replaces the mapped blocks that a sequence is about to write by unshared ones.  One that
     /// was found by the tokens in its beginning may hold more, of a sequence that has left.
     fn copy_shared_blocks(
         &mut self,
@@ -269,7 +268,7 @@ impl BlockSpaceManager {
         table
     }
 
-    /// Takes the blocks of a sequence back, of the tier of its group.
+    /// Frees the blocks of a sequence on the tier of its group.
     pub(crate) fn free(&mut self, store: &mut SequenceStore, seq: SeqHandle) {
         let is_swapped = store.group(store.seq(seq).group()).status == SequenceStatus::Swapped;
         let entry = store.seq_mut(seq);
@@ -279,7 +278,7 @@ impl BlockSpaceManager {
         }
     }
 
-    /// Takes the blocks of a group's encoder back.
+    /// Frees the cross-attention blocks of a group.
     pub(crate) fn free_cross(&mut self, store: &mut SequenceStore, group: GroupHandle) {
         let entry = store.group_mut(group);
         let is_swapped = entry.status == SequenceStatus::Swapped;
@@ -296,7 +295,7 @@ impl BlockSpaceManager {
         }
     }
 
-    /// Forgets every cached prefix.  False, and nothing done, while a block is used.
+    /// Drops every cached prefix.  Returns false, without effect, while a block is used.
     pub(crate) fn reset_prefix_cache(&mut self) -> bool {
         let [gpu, cpu] = [&mut self.gpu, &mut self.cpu];
         gpu.cached_mut().is_none_or(CachedBlockAllocator::reset)

@@ -1,4 +1,4 @@
-//! Prefix caching: which full blocks are known, shared, and computed.
+//! Prefix caching: which full blocks are registered, shared and computed.
 
 use crate::block::{Allocator, Prefix};
 use crate::ids::{BlockId, TokenId};
@@ -21,7 +21,7 @@ impl BlockSpaceManager {
         Chain { num_blocks, prefix }
     }
 
-    /// What logical block `index` of a sequence is looked up by, behind `before`: its tokens, a
+    /// Lookup key of logical block `index` of a sequence after `before`: its tokens, a
     /// full block of them, or in the classic way also the last tokens of a prompt.
     #[inline] // once a block of every prompt
     pub(super) fn lookup<'a>(
@@ -52,7 +52,7 @@ impl BlockSpaceManager {
     }
 
     /// Maps what the cache has of a sequence whose table holds `num_blocks` blocks, and counts
-    /// the computed part as computed, but for the last token, whose output is wanted.
+    /// the computed part as computed, except the last token, whose output is needed.
     pub(super) fn fill_from_cache(
         &mut self,
         store: &mut SequenceStore,
@@ -188,7 +188,7 @@ impl BlockSpaceManager {
         self.lookup(seq, index, before)
     }
 
-    /// Blocks that a waiting group would share with others who hold them now.
+    /// Blocks that a waiting group would share with running ones.
     pub(super) fn num_held_by_others(&self, store: &SequenceStore, group: GroupHandle) -> usize {
         let seq = store.seq(store.group(group).seqs[0]);
         let known = self.known_blocks(store, seq);
@@ -236,7 +236,7 @@ impl BlockSpaceManager {
         }
     }
 
-    /// The steps from `step_id` on were given up, what they computed or moved with them.
+    /// Drops what the abandoned steps from `step_id` on computed or moved.
     pub(crate) fn abandon_since(&mut self, step_id: u64) {
         for cache in [&mut self.gpu, &mut self.cpu].into_iter().filter_map(Allocator::cached_mut) {
             cache.abandon_since(step_id);

@@ -1,7 +1,8 @@
-//! A block manager of its own, for schedulers other than ours.
+//! Block manager for other schedulers.
 //!
-//! Owns a [`BlockSpaceManager`] and the sequences whose tables it keeps, and checks what our
-//! scheduler knows by construction: an act out of turn is an error and changes nothing.
+//! Owns a [`BlockSpaceManager`] and the sequences whose tables it keeps, and checks what the
+//! scheduler of this crate guarantees by construction: a call out of order is an error and changes
+//! nothing.
 //!
 //! Invariants and costs are those of the manager.
 
@@ -14,7 +15,7 @@ use crate::sequence::{
 };
 use crate::space::{AllocStatus, BlockSpaceManager};
 
-/// Block tables of groups that somebody else schedules.
+/// Block tables of groups that the caller schedules.
 #[derive(Clone, Debug)]
 pub struct StandaloneSpace {
     space: BlockSpaceManager,
@@ -24,7 +25,7 @@ pub struct StandaloneSpace {
 }
 
 impl StandaloneSpace {
-    /// All blocks of both tiers, free.
+    /// Creates both tiers with all blocks free.
     ///
     /// # Errors
     /// [`Error::Config`] from the validation of `config`.
@@ -39,7 +40,7 @@ impl StandaloneSpace {
         })
     }
 
-    /// The manager, for its questions and counts.
+    /// The manager, for its queries and counts.
     pub fn space(&self) -> &BlockSpaceManager {
         &self.space
     }
@@ -49,13 +50,13 @@ impl StandaloneSpace {
         &self.store
     }
 
-    /// Begins a step: what is computed in it may be shared in it.
+    /// Begins a step, in which sequences may share what one of them computes.
     pub fn begin_step(&mut self) {
         self.step_id += 1;
         self.space.begin_step(self.step_id);
     }
 
-    /// Takes a group in, without blocks.
+    /// Adds a group without blocks.
     ///
     /// # Errors
     /// [`Error::Request`] for an empty prompt, a negative token, or more encoder tokens than can
@@ -65,7 +66,7 @@ impl StandaloneSpace {
         Ok(self.store.add_group(request))
     }
 
-    /// Whether a waiting group can have blocks for its tokens.
+    /// Whether blocks for the tokens of a waiting group can be allocated.
     ///
     /// # Errors
     /// [`Error::StaleHandle`]; [`Error::Step`] when the group has blocks already.
@@ -74,10 +75,10 @@ impl StandaloneSpace {
         Ok(self.space.can_allocate(&self.store, group))
     }
 
-    /// Gives a waiting group its blocks; tokens that the prefix cache has count as computed.
+    /// Allocates the blocks of a waiting group; cached tokens count as computed.
     ///
     /// # Errors
-    /// As [`can_allocate`](Self::can_allocate), and [`Error::Step`] when its answer is not yes.
+    /// As [`can_allocate`](Self::can_allocate), and [`Error::Step`] unless it returns ok.
     pub fn allocate(&mut self, group: GroupHandle) -> Result<()> {
         let status = self.can_allocate(group)?;
         permit(status == AllocStatus::Ok, || format!("can_allocate answers {status:?}"))?;
@@ -103,7 +104,7 @@ impl StandaloneSpace {
         Ok(())
     }
 
-    /// Says that the first `num_tokens` tokens of a running sequence are computed.
+    /// Marks the first `num_tokens` tokens of a running sequence as computed.
     ///
     /// # Errors
     /// [`Error::StaleHandle`]; [`Error::Step`] when the sequence has no device blocks, or for
@@ -127,7 +128,7 @@ impl StandaloneSpace {
         self.space.mark_computed(entry, first);
     }
 
-    /// Whether every sequence of a running group can have the slots of its next token.
+    /// Whether every sequence of a running group can be given slots for its next token.
     ///
     /// # Errors
     /// [`Error::StaleHandle`]; [`Error::Step`] when the group has no device blocks.
@@ -136,12 +137,12 @@ impl StandaloneSpace {
         Ok(self.space.can_append_slots(&self.store, group))
     }
 
-    /// Gives all sequences of a running group the slots of their next tokens; returns the
-    /// copies to be made, (source, destination).
+    /// Allocates slots for the next tokens of all sequences of a running group; returns the
+    /// copies to make, (source, destination).
     ///
     /// # Errors
-    /// As [`can_append_slots`](Self::can_append_slots), and [`Error::Step`] when its answer is
-    /// no.
+    /// As [`can_append_slots`](Self::can_append_slots), and [`Error::Step`] unless it returns
+    /// true.
     pub fn append_slots(&mut self, group: GroupHandle) -> Result<Vec<BlockPair>> {
         let can_append = self.can_append_slots(group)?;
         permit(can_append, || {
@@ -160,7 +161,7 @@ impl StandaloneSpace {
         Ok(copies)
     }
 
-    /// A child of a running sequence that shares its blocks, last of its group.
+    /// Forks a running sequence: the child shares its blocks and is the last of its group.
     ///
     /// # Errors
     /// [`Error::StaleHandle`]; [`Error::Step`] when the sequence has no device blocks.
@@ -170,7 +171,7 @@ impl StandaloneSpace {
         Ok(self.store.fork(seq, table))
     }
 
-    /// Whether the host has room for a running group.
+    /// Whether the host has enough free blocks for a running group.
     ///
     /// # Errors
     /// [`Error::StaleHandle`]; [`Error::Step`] when the group has no device blocks.
@@ -182,7 +183,7 @@ impl StandaloneSpace {
     /// Moves a running group to the host; returns the moves, (device, host).
     ///
     /// # Errors
-    /// As [`can_swap_out`](Self::can_swap_out), and [`Error::Step`] when its answer is no.
+    /// As [`can_swap_out`](Self::can_swap_out), and [`Error::Step`] unless it returns true.
     pub fn swap_out(&mut self, group: GroupHandle) -> Result<Vec<BlockPair>> {
         permit(self.can_swap_out(group)?, || "can_swap_out answers no".to_owned())?;
         let mut pairs = Vec::new();
@@ -191,7 +192,7 @@ impl StandaloneSpace {
         Ok(pairs)
     }
 
-    /// Whether a swapped group can have its blocks on the device again.
+    /// Whether a swapped group can be swapped in.
     ///
     /// # Errors
     /// [`Error::StaleHandle`]; [`Error::Step`] when the group is not swapped out.
@@ -203,7 +204,7 @@ impl StandaloneSpace {
     /// Moves a swapped group to the device; returns the moves, (host, device).
     ///
     /// # Errors
-    /// As [`can_swap_in`](Self::can_swap_in), and [`Error::Step`] when its answer is not yes.
+    /// As [`can_swap_in`](Self::can_swap_in), and [`Error::Step`] unless it returns ok.
     pub fn swap_in(&mut self, group: GroupHandle) -> Result<Vec<BlockPair>> {
         let status = self.can_swap_in(group)?;
         permit(status == AllocStatus::Ok, || format!("can_swap_in answers {status:?}"))?;
@@ -229,7 +230,7 @@ impl StandaloneSpace {
         Ok(())
     }
 
-    /// A sequence.
+    /// Looks up a sequence.
     ///
     /// # Errors
     /// [`Error::StaleHandle`].
@@ -237,7 +238,7 @@ impl StandaloneSpace {
         self.store.find_seq(seq)
     }
 
-    /// A group.
+    /// Looks up a group.
     ///
     /// # Errors
     /// [`Error::StaleHandle`].
@@ -245,7 +246,7 @@ impl StandaloneSpace {
         self.store.find_group(group)
     }
 
-    /// Forgets every cached prefix.  False, and nothing done, while a block is used.
+    /// Drops every cached prefix.  Returns false, without effect, while a block is used.
     pub fn reset_prefix_cache(&mut self) -> bool {
         self.space.reset_prefix_cache()
     }

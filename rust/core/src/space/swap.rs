@@ -1,8 +1,7 @@
 //! Swap: blocks of a group between the tiers.
 //!
 //! Every block gets a twin in the other tier, shared as it was.  With prefix caching both tiers
-//! remember contents: what the other tier still has of a group's full blocks is taken from
-//! there and not moved.
+//! keep contents: full blocks that the other tier still holds are reused and not moved.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +18,8 @@ enum Direction {
 }
 
 impl BlockSpaceManager {
-    /// Whether the host has room for a running group, and the device enough to have it back.
+    /// Whether the host has enough free blocks for a running group, and the device enough to swap
+    /// it in again.
     pub fn can_swap_out(&self, store: &SequenceStore, group: GroupHandle) -> bool {
         Self::num_unique_blocks(store, group) <= self.cpu.num_free()
             && self.num_blocks_to_swap_in(store, group) <= self.gpu.num_total()
@@ -39,8 +39,8 @@ impl BlockSpaceManager {
         });
     }
 
-    /// Whether a swapped group can have its blocks back on the device.  Never is no answer:
-    /// such a group is not swapped out.
+    /// Whether a swapped group can be swapped in.  Never does not occur: such a group is not
+    /// swapped out.
     pub fn can_swap_in(&self, store: &SequenceStore, group: GroupHandle) -> AllocStatus {
         let num_blocks = self.num_blocks_to_swap_in(store, group);
         self.judge(num_blocks, num_blocks, true)

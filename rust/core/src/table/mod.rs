@@ -1,9 +1,9 @@
-//! Block tables: the logical blocks of a sequence and the physical blocks behind them.
+//! Block tables: the map from the logical blocks of a sequence to physical blocks.
 //!
-//! Owns the map only; who counts the references is [`crate::space`].  A table grows by one of
+//! [`crate::space`] counts the references.  A table grows by one of
 //! two rules: without end, or round a ring of as many blocks as a sliding window spans, where
-//! a new logical block takes the place of one that no query can see any more.  A table of
-//! static size (cross attention) is one that nobody grows.  Invariants:
+//! a new logical block replaces one that no query attends to any more.  A table of
+//! static size (cross attention) never grows.  Invariants:
 //! 1. Logical block `i` holds the keys and values of tokens `i * block_size ..` of its
 //!    sequence, until a later block takes its place in the ring.
 //! 2. The physical blocks of one table are distinct.
@@ -19,7 +19,7 @@ use crate::ids::BlockId;
 
 pub use window::WindowTable;
 
-/// Blocks that `num_tokens` tokens take.
+/// Number of blocks of `num_tokens` tokens.
 pub fn num_blocks_for(num_tokens: usize, block_size: usize) -> usize {
     num_tokens.div_ceil(block_size)
 }

@@ -1,10 +1,10 @@
-//! Window tables: the blocks of a sequence in layers that see a window of it.
+//! Window tables: the blocks of a sequence in sliding-window layers.
 //!
-//! Owns the map only, as [`super::BlockTable`] does.  It grows at the end, and what no later query
-//! sees leaves at the beginning.
+//! Owns the map only, as [`super::BlockTable`] does.  It grows at the end; blocks that no later
+//! query attends to are removed from the beginning.
 //!
-//! Costs: 4 bytes a block; taking blocks off the beginning moves those behind them.  A pointer for a
-//! sequence without any: sequences are read in every step, and each byte of them costs.
+//! Costs: 4 bytes a block; removing blocks from the beginning moves the later ones.  A pointer for
+//! a sequence without any: sequences are read in every step, and each byte of them costs.
 
 use crate::ids::BlockId;
 
@@ -29,7 +29,7 @@ impl WindowTable {
         self.0.as_ref().map_or(0, |mapped| mapped.first)
     }
 
-    /// The logical block behind the last one that is mapped.
+    /// The logical block after the last mapped one.
     pub fn end(&self) -> usize {
         self.first() + self.blocks().len()
     }

@@ -49,25 +49,23 @@ impl Arrays {
             cross_lens: vec![-7; rows],
             cross_tables: vec![-7; rows * blocks],
         };
-        scheduler
-            .prepare_inputs(&mut InputBuffers {
-                token_ids: &mut arrays.token_ids,
-                positions: &mut arrays.positions,
-                slot_mapping: &mut arrays.slot_mapping,
-                query_start: &mut arrays.query_start,
-                seq_lens: &mut arrays.seq_lens,
-                block_tables: &mut arrays.block_tables,
-                sample_index: &mut arrays.sample_index,
-                sample_rows: &mut arrays.sample_rows,
-                row_handles: &mut arrays.row_handles,
-                adapter_slots: Some(&mut arrays.adapter_slots),
-                state_slots: Some(&mut arrays.state_slots),
-                window_tables: Some(&mut arrays.window_tables),
-                window_slots: Some(&mut arrays.window_slots),
-                cross_lens: Some(&mut arrays.cross_lens),
-                cross_tables: Some(&mut arrays.cross_tables),
-            })
-            .unwrap();
+        let mut buffers = InputBuffers::default();
+        buffers.token_ids = &mut arrays.token_ids;
+        buffers.positions = &mut arrays.positions;
+        buffers.slot_mapping = &mut arrays.slot_mapping;
+        buffers.query_start = &mut arrays.query_start;
+        buffers.seq_lens = &mut arrays.seq_lens;
+        buffers.block_tables = &mut arrays.block_tables;
+        buffers.sample_index = &mut arrays.sample_index;
+        buffers.sample_rows = &mut arrays.sample_rows;
+        buffers.row_handles = &mut arrays.row_handles;
+        buffers.adapter_slots = Some(&mut arrays.adapter_slots);
+        buffers.state_slots = Some(&mut arrays.state_slots);
+        buffers.window_tables = Some(&mut arrays.window_tables);
+        buffers.window_slots = Some(&mut arrays.window_slots);
+        buffers.cross_lens = Some(&mut arrays.cross_lens);
+        buffers.cross_tables = Some(&mut arrays.cross_tables);
+        scheduler.prepare_inputs(&mut buffers).unwrap();
         arrays
     }
 }

@@ -3,8 +3,7 @@
 #![allow(clippy::disallowed_types, reason = "proptest shares strategies by Arc")]
 
 use pagedserve_core::config::{
-    CacheChoices, CacheConfig, Policy, PreemptionMode, SchedulerChoices, SchedulerConfig,
-    VictimPolicy, WindowGroup,
+    CacheConfig, Policy, PreemptionMode, SchedulerConfig, VictimPolicy, WindowGroup,
 };
 use proptest::prelude::*;
 
@@ -20,27 +19,24 @@ fn cache() -> impl Strategy<Value = CacheConfig> {
     let group = prop::option::of((1..20usize, 0..30usize, 1..5usize));
     (1..6usize, 4..40usize, 0..30usize, 0.0..0.2f64, features, flags, group).prop_map(
         |(block_size, num_gpu_blocks, num_cpu_blocks, watermark, features, flags, group)| {
-            CacheConfig {
-                window_group: group.map(|(window, num_cpu_blocks, num_seqs)| WindowGroup {
-                    window,
-                    num_gpu_blocks: num_seqs, // those of so many, once the limits are known
-                    num_cpu_blocks,
-                }),
-                num_cpu_blocks,
-                watermark,
-                enable_prefix_caching: features.0,
-                sliding_window: features.1,
-                choices: CacheChoices {
-                    count_cached_blocks: flags[0],
-                    charge_cached_tokens: flags[1],
-                    share_partial_blocks: flags[2],
-                    evict_blank_blocks_in_order: flags[3],
-                    exact_append_demand: flags[4],
-                    share_generated_blocks: flags[5],
-                    swap_in_cached_blocks: flags[6],
-                },
-                ..CacheConfig::new(block_size, num_gpu_blocks)
-            }
+            CacheConfig::new(block_size, num_gpu_blocks).with(|cache| {
+                cache.window_group = group.map(|(window, num_cpu_blocks, num_seqs)| {
+                    // `num_seqs` stands for the blocks of so many, once the limits are known.
+                    let mut group = WindowGroup::new(window, num_seqs);
+                    group.num_cpu_blocks = num_cpu_blocks;
+                    group
+                });
+                cache.num_cpu_blocks = num_cpu_blocks;
+                cache.watermark = watermark;
+                (cache.enable_prefix_caching, cache.sliding_window) = features;
+                cache.choices.count_cached_blocks = flags[0];
+                cache.choices.charge_cached_tokens = flags[1];
+                cache.choices.share_partial_blocks = flags[2];
+                cache.choices.evict_blank_blocks_in_order = flags[3];
+                cache.choices.exact_append_demand = flags[4];
+                cache.choices.share_generated_blocks = flags[5];
+                cache.choices.swap_in_cached_blocks = flags[6];
+            })
         },
     )
 }
@@ -56,25 +52,24 @@ fn scheduler() -> impl Strategy<Value = SchedulerConfig> {
     (numbers, mode, flags).prop_map(|(numbers, preemption_mode, flags)| {
         let (max_num_seqs, spare, num_lookahead_slots, max_num_bypasses, max_loras) = numbers;
         let has_states = flags[8];
-        SchedulerConfig {
-            preemption_mode,
-            enable_chunked_prefill: flags[0],
-            policy: if flags[1] { Policy::Priority } else { Policy::Fcfs },
-            num_lookahead_slots: if flags[2] && !has_states { num_lookahead_slots } else { 0 },
-            num_state_slots: if has_states { max_num_seqs } else { 0 },
-            num_cpu_state_slots: if has_states { spare / 4 } else { 0 },
-            max_loras: Some(max_loras),
-            max_num_bypasses,
-            victim_policy: if flags[3] { VictimPolicy::LeastWork } else { VictimPolicy::Last },
-            choices: SchedulerChoices {
-                admit_after_preemption: flags[4],
-                reverse_swapped_order: flags[5],
-                whole_block_chunks: flags[6],
-                limit_chunked_prompts: true,
-                drain_adapters: flags[7],
-            },
-            ..SchedulerConfig::new(max_num_seqs, max_num_seqs + spare, 48)
-        }
+        SchedulerConfig::new(max_num_seqs, max_num_seqs + spare, 48).with(|config| {
+            config.preemption_mode = preemption_mode;
+            config.enable_chunked_prefill = flags[0];
+            config.policy = if flags[1] { Policy::Priority } else { Policy::Fcfs };
+            config.num_lookahead_slots =
+                if flags[2] && !has_states { num_lookahead_slots } else { 0 };
+            config.num_state_slots = if has_states { max_num_seqs } else { 0 };
+            config.num_cpu_state_slots = if has_states { spare / 4 } else { 0 };
+            config.max_loras = Some(max_loras);
+            config.max_num_bypasses = max_num_bypasses;
+            config.victim_policy =
+                if flags[3] { VictimPolicy::LeastWork } else { VictimPolicy::Last };
+            config.choices.admit_after_preemption = flags[4];
+            config.choices.reverse_swapped_order = flags[5];
+            config.choices.whole_block_chunks = flags[6];
+            config.choices.limit_chunked_prompts = true;
+            config.choices.drain_adapters = flags[7];
+        })
     })
 }
 

@@ -21,7 +21,7 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        let cache = CacheConfig { watermark: 0.0, ..CacheConfig::new(4, 64) };
+        let cache = CacheConfig::new(4, 64).with(|cache| cache.watermark = 0.0);
         Self { cache, scheduler: SchedulerConfig::new(8, 64, 64) }
     }
 }
@@ -137,7 +137,8 @@ pub fn add_wide(
     width: usize,
 ) -> (GroupHandle, SeqHandle) {
     let prompt: Vec<i32> = (first..).take(len).collect();
-    let request = Request { max_num_running_seqs: width, ..Request::new(&prompt, 0.0) };
+    let mut request = Request::new(&prompt, 0.0);
+    request.max_num_running_seqs = width;
     scheduler.add_seq_group(&request).unwrap()
 }
 

@@ -1,4 +1,4 @@
-//! What a call's arguments must fulfil, checked before any memory is touched.
+//! Checks of a call's arguments, before any memory is touched.
 
 use crate::attention::shape::{Memory, Options, Rows, Shape, Tokens};
 use crate::error::{Error, Result};

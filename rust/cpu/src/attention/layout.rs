@@ -92,7 +92,7 @@ pub(crate) fn panel_starts(
 /// Writes the new tokens of one of `parts` shares: those whose block falls to it, in order.
 ///
 /// # Safety
-/// The arguments are checked; nobody else has this part or reads the pool meanwhile.
+/// The arguments are checked; no other thread has this part or reads the pool meanwhile.
 pub(crate) unsafe fn write_tokens<E: Element>(
     shape: &Shape,
     memory: &Memory,

@@ -1,7 +1,7 @@
 //! Paged attention on the CPU: one call answers one layer for a whole flat batch.
 //!
 //! A call first writes the step's new keys and values into the pool, then attends, decode rows
-//! and ragged prefill rows alike.  What is computed is what `kernels/reference.py` says.
+//! and ragged prefill rows alike.  The results are those of `kernels/reference.py`.
 //!
 //! # Layout of a pool
 //!
@@ -39,6 +39,7 @@ use crate::error::Result;
 use crate::isa::InstructionSet;
 use crate::number::{BFloat16, DType, Float16};
 use crate::team::Execution;
+use crate::wait::nap_until;
 
 mod check;
 mod layout;
@@ -74,7 +75,7 @@ thread_local! {
 /// CPU lacks.
 ///
 /// # Safety
-/// The memory is what [`Memory`] says for this shape and T = `slot_mapping.len()`; nobody else
+/// The memory is as [`Memory`] describes for this shape and T = `slot_mapping.len()`; no other code
 /// writes any of it, or reads pool or output, while the call lasts.
 pub unsafe fn paged_attention(
     shape: &Shape,
@@ -109,7 +110,7 @@ pub unsafe fn paged_attention(
     Ok(())
 }
 
-/// What the threads of a call share.
+/// State shared by the threads of a call.
 struct Work<'a> {
     call: Call<'a>,
     instructions: InstructionSet,
@@ -124,7 +125,7 @@ struct Work<'a> {
 unsafe impl Sync for Work<'_> {}
 
 impl Work<'_> {
-    /// What each thread does until nothing is left.  Any number of threads will do.
+    /// Runs items until none is left, on any number of threads.
     fn run(&self) {
         self.write();
         let mut scratch = SCRATCH.take();
@@ -158,14 +159,7 @@ impl Work<'_> {
             unsafe { write(shape, memory, rows, part, self.write_parts) };
             self.written_parts.fetch_add(1, Ordering::Release);
         }
-        // A part that is taken is being written by a running thread: this ends soon.
-        let mut num_looks = 0_u32;
-        while self.written_parts.load(Ordering::Acquire) < self.write_parts {
-            num_looks += 1;
-            if num_looks.is_multiple_of(1024) {
-                std::thread::yield_now();
-            }
-            std::hint::spin_loop();
-        }
+        // A part that is taken is being written; its thread may have lost its core meanwhile.
+        nap_until(|| self.written_parts.load(Ordering::Acquire) == self.write_parts);
     }
 }

@@ -10,7 +10,7 @@ use crate::number::{CHUNK, PANEL};
 pub(crate) const TILE: usize = 48;
 /// The fewest chunks of an item where the keys of a tile are split.
 const SPLIT_CHUNKS: usize = 2;
-/// Items for each thread where keys are split: enough that nobody waits long for the last one.
+/// Items for each thread where keys are split: enough that no thread waits long for the last one.
 const ITEMS_PER_THREAD: usize = 8;
 
 /// Some queries of one row that read the same KV head, and the chunks of keys to read.
@@ -90,7 +90,7 @@ impl Plan {
         }
     }
 
-    /// Cuts tiles into few long pieces: who comes to the end of one reads ahead what another
+    /// Cuts tiles into few long pieces: a thread at the end of one prefetches what another
     /// thread may take.
     fn split(&mut self, shape: &Shape, num_threads: usize) {
         let pieces = (ITEMS_PER_THREAD * num_threads).div_ceil(self.items.len().max(1));

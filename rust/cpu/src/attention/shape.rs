@@ -1,4 +1,4 @@
-//! What a call is about: sizes, memory, rows, options.
+//! Arguments of a call: sizes, memory, rows, options.
 
 use crate::number::{DType, PANEL};
 
@@ -94,10 +94,10 @@ pub struct Options<'a> {
     /// `[H]`: slopes; a score gets its head's slope times the key's position minus the query's,
     /// after the cap.
     pub alibi: Option<&'a [f32]>,
-    /// `[H, N]`: what a key `n` before a query, or as the last if further, adds to its head's score,
-    /// after the cap.
+    /// `[H, N]`: what a key `n` before a query, or as the last if further, adds to its head's
+    /// score, after the cap.
     pub position_bias: Option<&'a [f32]>,
-    /// Whether a query sees no key behind its own; if not, a window has two sides, and a query
+    /// Whether a query attends to no later key; if not, a window has two sides, and a query
     /// sees the keys with position < its own + window as well.
     pub causal: bool,
 }

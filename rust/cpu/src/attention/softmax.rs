@@ -11,7 +11,7 @@ use crate::math::{across, exp2, tanh_of_exponent};
 use crate::number::PANEL;
 use crate::vectors::Vectors;
 
-/// What scores are multiplied with so that powers of two make weights of them.
+/// Factor of scores that turns exponentials into powers of two.
 #[derive(Clone, Copy)]
 pub(crate) struct Cap {
     /// Of the products of query and key.
@@ -33,7 +33,7 @@ impl Cap {
     }
 }
 
-/// What the distance of a key adds to its score.
+/// Position bias of a score by the distance of its key.
 #[derive(Clone, Copy)]
 pub(crate) struct Bias<'a> {
     pub(crate) kind: BiasKind<'a>,

@@ -36,11 +36,11 @@ pub(crate) struct Call<'a> {
 ///
 /// # Safety
 /// To run it, the call is checked, its plan made for it, `partials` has room for it, new tokens
-/// are written, and nobody else does this item.
+/// are written, and no other thread runs this item.
 pub(crate) struct Attend<'a> {
     pub(crate) call: &'a Call<'a>,
     pub(crate) item: &'a Item,
-    /// What this thread does next, if no other takes it first: its keys are read ahead.
+    /// Next item of this thread, unless another takes it first: its keys are prefetched.
     pub(crate) upcoming: Option<&'a Item>,
     pub(crate) scratch: &'a mut Scratch,
 }
@@ -297,7 +297,7 @@ unsafe fn finish<I: Vectors, E: Element>(call: &Call<'_>, item: &Item, total: Pa
     }
 }
 
-/// The part of `range` that lies in a chunk, counted from the chunk's first key.
+/// The subrange of `range` that lies in a chunk, counted from the chunk's first key.
 fn within(range: &Range<usize>, chunk: usize) -> Range<usize> {
     let start = chunk * CHUNK;
     let clamp = |key: usize| key.clamp(start, start + CHUNK) - start;
@@ -368,7 +368,7 @@ unsafe fn attend_chunk<I: Vectors, E: Element>(
     }
 }
 
-/// What is read next, the next chunk's panels in place of a chunk's own: those themselves where
+/// Panels to prefetch: the next chunk's panels in place of a chunk's own: those themselves where
 /// there is none, since the way to no address at all is the longest.
 #[inline(always)]
 unsafe fn panels_ahead<E: Element>(

@@ -8,10 +8,10 @@ use pagedserve_cpu::attention::{self as kernel, Memory, Options, Rows, Shape, To
 use pyo3::prelude::*;
 
 use crate::arrays::readonly;
-use crate::cpu::{dtype_of, on_torch_threads, size};
+use crate::cpu::{dtype_of, on_threads, size};
 use crate::gateway::Work;
 
-/// `[T, heads, size]` from its address and the strides of tokens and heads.
+/// View `[T, heads, size]` by address and strides of tokens and heads.
 fn tokens(name: &str, address: usize, (token, head): (i64, i64)) -> PyResult<Tokens> {
     Ok(Tokens {
         pointer: std::ptr::with_exposed_provenance(address),
@@ -20,7 +20,7 @@ fn tokens(name: &str, address: usize, (token, head): (i64, i64)) -> PyResult<Tok
     })
 }
 
-/// The arrays of a step's rows while a call reads them.
+/// Arrays of a step's rows while a call reads them.
 pub(crate) struct RowArrays<'py> {
     block_tables: PyReadonlyArray1<'py, i32>,
     query_start: PyReadonlyArray1<'py, i32>,
@@ -43,7 +43,7 @@ impl<'py> RowArrays<'py> {
         })
     }
 
-    /// Keys of all rows.
+    /// Number of keys of all rows.
     pub(crate) fn num_keys(&self) -> PyResult<usize> {
         let num_keys = self.seq_lens.as_slice()?.iter();
         Ok(num_keys.map(|len| usize::try_from(*len).unwrap_or(0)).sum())
@@ -59,52 +59,53 @@ impl<'py> RowArrays<'py> {
     }
 }
 
-/// Write one step's keys and values into a pool, then attend: one layer, a whole flat batch.
+/// Write the keys and values of a step into a pool and compute attention, for one layer.
 ///
-/// What is computed is ``write_cache`` and ``paged_attention`` of pagedserve.kernels.reference,
-/// but the pool has a layout of its own: a contiguous tensor of ``num_blocks`` blocks, each of
-/// ``block_size * num_kv_heads * (key_size + value_size)`` elements, that only this function
-/// reads and writes.  Whole blocks may be copied between pools.
+/// The results are those of ``write_cache`` and ``paged_attention`` of
+/// pagedserve.kernels.reference, but the pool has a different layout: a contiguous tensor of
+/// ``num_blocks`` blocks, each of ``block_size * num_kv_heads * (key_size + value_size)`` elements,
+/// that only this function reads and writes.  Whole blocks may be copied between pools.
 ///
 /// R rows, T tokens, H query heads, Hkv KV heads; sizes D and Dv of keys and values.
 ///
 /// Args:
-///     dtype: How numbers are stored: "float32", "bfloat16" or "float16"; they are computed in
-///         float32.
+///     dtype: Storage type: "float32", "bfloat16" or "float16"; computation is in float32.
 ///     query: Address of ``[T, H, D]``; the last dimension is contiguous here and below.
 ///     query_strides: Elements from a token to the next, and from a head to the next.
 ///     key: Address of ``[T, Hkv, D]``.
-///     key_strides: As those of the query.
+///     key_strides: Elements, as ``query_strides``.
 ///     value: Address of ``[T, Hkv, Dv]``.
-///     value_strides: As those of the query.
-///     pool: Its address; written in place.
+///     value_strides: Elements, as ``query_strides``.
+///     pool: Address of the pool; written in place.
 ///     output: Address of ``[T, H, Dv]``, contiguous; every element is written.
-///     num_heads: H.
-///     num_kv_heads: Hkv.
-///     key_size: D.
-///     value_size: Dv.
-///     num_blocks: Blocks of the pool.
-///     block_size: Tokens of a block; multiples of 16 are fast.
-///     block_tables: int32 ``[R * B]``, the table ``[R, B]`` flattened; entries past a row's last
-///         block, or before its window, mean nothing.
-///     query_start: int32 ``[R + 1]``, row boundaries in T.
-///     seq_lens: int32 ``[R]``, keys of each row, its queries' own included.
-///     slot_mapping: int64 ``[T]``, where each token's key and value go; -1: they are not written.
+///     num_heads: Number of query heads H.
+///     num_kv_heads: Number of KV heads Hkv.
+///     key_size: Head size D of queries and keys.
+///     value_size: Head size Dv of values.
+///     num_blocks: Number of blocks of the pool.
+///     block_size: Tokens per block; multiples of 16 are fast.
+///     block_tables: Block tables ``[R, B]`` flattened, int32 ``[R * B]``; entries past a row's
+///         last block, or before its window, are ignored.
+///     query_start: Row boundaries in T, int32 ``[R + 1]``.
+///     seq_lens: Number of keys of each row, those of its queries included, int32 ``[R]``.
+///     slot_mapping: Slot of each token's key and value, int64 ``[T]``; -1 does not write them.
 ///     scale: Factor of the scores.
-///     window: A query sees only keys with position > its own - window.
+///     window: A query attends only to keys with position > query position - window.
 ///     softcap: Scores become ``softcap * tanh(scores / softcap)``, before the mask.
-///     sinks: float32 ``[H]``, one more score a head, which takes weight and has no value.
-///     alibi: float32 ``[H]``, slopes; a score gets its head's slope times (the key's position
-///         minus the query's), after the cap.
-///     position_bias: float32 ``[H * N]``, what a key ``n`` before a query, or as the last if further,
-///         adds to its head's score, after the cap; not with ``alibi``.
-///     causal: Whether a query sees no key behind its own; if not, a window has two sides.
-///     num_threads: Of torch's threads, where `has_torch_threads`; else one is used.
-///     instructions: None for those in use.
+///     sinks: Attention sink of each head, float32 ``[H]``: a score that takes weight without a
+///         value.
+///     alibi: ALiBi slopes, float32 ``[H]``; a score gets its head's slope times (key position -
+///         query position), after the cap.
+///     position_bias: Relative position bias, float32 ``[H * N]``, added to the score of a key
+///         ``n`` tokens before the query (the last entry beyond N), after the cap; not with
+///         ``alibi``.
+///     causal: Whether a query attends to no later key; if False, a window has two sides.
+///     num_threads: Number of threads, the caller's included.
+///     instructions: Instruction set; None for the one in use.
 ///
 /// Raises:
 ///     ``StepError``: Arguments that do not fit each other or an id outside of the pool; nothing
-///         was read or written.
+///         was written.
 #[pyfunction]
 #[pyo3(signature = (
     *, dtype, query, query_strides, key, key_strides, value, value_strides, pool, output,
@@ -178,7 +179,7 @@ pub(crate) fn paged_attention(
         shape.num_kv_heads.saturating_mul(shape.key_size.saturating_add(shape.value_size));
     let keys = Work::numbers(&[arrays.num_keys()?, numbers_per_key]);
     let queries = Work::numbers(&[rows.slot_mapping.len(), shape.num_heads, shape.key_size]);
-    on_torch_threads(py, num_threads, instructions, keys.and(queries), move |execution| {
+    on_threads(py, num_threads, instructions, keys.and(queries), move |execution| {
         // SAFETY: that the addresses are those of live tensors of these sizes is the caller's
         // promise, as the stub says; everything else is checked.
         unsafe { kernel::paged_attention(&shape, &memory, &rows, &options, execution) }

@@ -1,4 +1,4 @@
-//! Sums over processes: the border of [`pagedserve_cpu::exchange`].
+//! Sums over processes: the binding of [`pagedserve_cpu::exchange`].
 #![expect(unsafe_code, reason = "addresses from Python become pointers")]
 
 use std::time::Duration;
@@ -11,20 +11,20 @@ use crate::cpu::{dtype_of, size};
 use crate::error::{OrRaise, to_py};
 use crate::gateway::{Locked, Work};
 
-/// One rank's side of what processes of this machine exchange through memory that all map.
+/// Collective operations of one rank over memory that all ranks of this machine map.
 ///
-/// Ranks make the same calls in the same order.  A call that gives False has waited for a rank that
-/// did not come, or was interrupted by a signal: it is to be made again as it was.
+/// Ranks make the same calls in the same order.  A call that returns False timed out while it
+/// waited for a rank, or was interrupted by a signal: repeat it with the same arguments.
 ///
 /// Args:
-///     memory: Address of ``num_bytes(num_ranks, piece_bytes)``, a multiple of 64, zero before the
-///         first rank came.
-///     rank: Whose this is.
-///     num_ranks: How many there are.
-///     piece_bytes: That are exchanged at once, a multiple of 64.
+///     memory: Address of ``num_bytes(num_ranks, piece_bytes)``, a multiple of 64, zeroed before
+///         the first rank starts.
+///     rank: Rank of this process.
+///     num_ranks: Number of ranks.
+///     piece_bytes: Bytes per exchange, a multiple of 64.
 ///
 /// Raises:
-///     ``StepError``: Arguments that cannot be.
+///     ``StepError``: Arguments out of range.
 #[pyclass(frozen, module = "pagedserve._core.cpu")]
 pub(crate) struct RankExchange(Locked<Exchange>);
 
@@ -41,7 +41,7 @@ impl RankExchange {
         Ok(Self(Locked::new(exchange)))
     }
 
-    /// Bytes of the memory.
+    /// Return the bytes of memory that the ranks need.
     #[staticmethod]
     #[pyo3(signature = (*, num_ranks, piece_bytes))]
     fn num_bytes(num_ranks: i64, piece_bytes: i64) -> PyResult<usize> {
@@ -49,13 +49,13 @@ impl RankExchange {
         Ok(Exchange::num_bytes(num_ranks, size("piece_bytes", piece_bytes)?))
     }
 
-    /// Add numbers up over the ranks, in place; in float32, and the same on all.
+    /// Sum numbers over the ranks in place (all-reduce), in float32; all get the same sums.
     ///
     /// Args:
-    ///     values: Their address.
-    ///     num: How many.
-    ///     dtype: Of them.
-    ///     patience: Seconds.
+    ///     values: Address of the numbers.
+    ///     num: Number of numbers.
+    ///     dtype: Type of the numbers.
+    ///     patience: Timeout in seconds.
     #[pyo3(signature = (values, num, dtype, *, patience))]
     fn sum(
         &self,
@@ -78,13 +78,13 @@ impl RankExchange {
         )
     }
 
-    /// Put the bytes of all ranks side by side.
+    /// Concatenate the bytes of all ranks (all-gather).
     ///
     /// Args:
-    ///     values: Address of this rank's.
-    ///     output: Address of room for ``num_bytes`` of each rank.
-    ///     num_bytes: How many.
-    ///     patience: Seconds.
+    ///     values: Address of this rank's bytes.
+    ///     output: Address of ``num_ranks * num_bytes`` bytes.
+    ///     num_bytes: Number of bytes of each rank.
+    ///     patience: Timeout in seconds.
     #[pyo3(signature = (values, output, num_bytes, *, patience))]
     fn gather(
         &self,
@@ -108,7 +108,7 @@ impl RankExchange {
     }
 }
 
-/// A time to wait.
+/// Converts a timeout.
 pub(crate) fn seconds(timeout: f64) -> PyResult<Duration> {
     Duration::try_from_secs_f64(timeout)
         .map_err(|error| to_py(&Error::Arrays(format!("seconds to wait are {timeout}: {error}"))))

@@ -1,4 +1,4 @@
-//! Words that processes share: the border of [`pagedserve_cpu::futex`].
+//! Words that processes share: the binding of [`pagedserve_cpu::futex`].
 #![expect(unsafe_code, reason = "addresses from Python become pointers")]
 
 use pagedserve_core::error::Error;
@@ -9,12 +9,12 @@ use crate::cpu::exchange::seconds;
 use crate::error::to_py;
 use crate::gateway::{Work, compute};
 
-/// Add one to a word of shared memory and wake all who wait for it.
+/// Increment a word of shared memory and wake every process that waits for it.
 ///
-/// What was written before is seen by whoever sees the word changed.
+/// Earlier writes are visible to a process that sees the new value.
 ///
 /// Args:
-///     word: Address of a uint32, which all processes change by this function alone.
+///     word: Address of a uint32, which processes change only by this function.
 #[pyfunction]
 pub(crate) fn bump(word: usize) -> PyResult<()> {
     let word = checked(word)?;
@@ -23,15 +23,15 @@ pub(crate) fn bump(word: usize) -> PyResult<()> {
     Ok(())
 }
 
-/// Sleep until a word of shared memory changes; other threads run meanwhile.
+/// Sleep without the GIL until a word of shared memory changes.
 ///
 /// Args:
 ///     word: Address of a uint32.
-///     seen: What it was.
-///     timeout: Seconds, at most.
+///     seen: Last value that the caller saw.
+///     timeout: Maximum wait in seconds.
 ///
 /// Returns:
-///     What it is now; it may still be ``seen``, after the timeout or a signal.
+///     Current value; still ``seen`` after the timeout, a signal or an early wake-up.
 #[pyfunction]
 pub(crate) fn wait_for_bump(py: Python<'_>, word: usize, seen: u32, timeout: f64) -> PyResult<u32> {
     let address = checked(word)?.expose_provenance();

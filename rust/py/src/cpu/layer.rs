@@ -11,38 +11,40 @@ use crate::arrays::{numbers, readonly};
 use crate::cpu::attention::RowArrays;
 use crate::cpu::linear::PackedWeights;
 use crate::cpu::lora::{self, AdapterRows, Held};
-use crate::cpu::{choice, dtype_of, on_torch_threads, size};
+use crate::cpu::{choice, dtype_of, on_threads, size};
 use crate::error::{OrRaise, to_py};
 use crate::gateway::Work;
 
-/// The numbers of a norm.
+/// Weights of a norm.
 type NormWeight = Option<Vec<f32>>;
 
-/// A decoder layer of Llama's kind, with packed weights: norm, attention, norm, gated layers.
+/// Decoder layer of the Llama architecture with packed weights.
+///
+/// It computes norm, attention, norm and gated MLP, with residual connections.
 ///
 /// F hidden features, H query heads and Hkv KV heads of size D.
 ///
 /// Args:
-///     dtype: Of hidden states, weights, keys and values.
-///     num_heads: H.
-///     num_kv_heads: Hkv.
-///     head_size: D.
-///     epsilon: Of all norms.
+///     dtype: Type of hidden states, weights, keys and values.
+///     num_heads: Number of query heads H.
+///     num_kv_heads: Number of KV heads Hkv.
+///     head_size: Head size D.
+///     epsilon: Epsilon of all norms.
 ///     scale: Factor of the scores.
-///     attention_norm: float32 ``[F]``, of what attention reads.
-///     mlp_norm: float32 ``[F]``, of what the gated layers read.
-///     qkv: F to ``(H + 2 * Hkv) * D`` features.
-///     output: ``H * D`` to F features.
-///     gate_up: F to twice the inner features, made with a gate.
-///     down: The inner features to F.
+///     attention_norm: Norm weight before attention, float32 ``[F]``.
+///     mlp_norm: Norm weight before the MLP, float32 ``[F]``.
+///     qkv: Query, key and value projection, F to ``(H + 2 * Hkv) * D`` features.
+///     output: Output projection, ``H * D`` to F features.
+///     gate_up: Gate and up projection, F to twice the inner features, made with a gate.
+///     down: Down projection, inner features to F.
 ///     softcap: Scores become ``softcap * tanh(scores / softcap)``.
-///     attention_output_norm: float32 ``[F]``, of what attention adds.
-///     mlp_output_norm: float32 ``[F]``, of what the gated layers add.
-///     query_norm: float32 ``[D]``, of each query head.
-///     key_norm: float32 ``[D]``, of each key head.
+///     attention_output_norm: Norm weight after attention, float32 ``[F]``.
+///     mlp_output_norm: Norm weight after the MLP, float32 ``[F]``.
+///     query_norm: Norm weight of each query head, float32 ``[D]``.
+///     key_norm: Norm weight of each key head, float32 ``[D]``.
 ///
 /// Raises:
-///     ``StepError``: Parts that do not fit each other.
+///     ``StepError``: Weights that do not fit each other.
 #[pyclass(frozen, module = "pagedserve._core.cpu")]
 pub(crate) struct DecoderLayer {
     dtype: DType,
@@ -91,7 +93,7 @@ impl DecoderLayer {
         })
     }
 
-    /// The adapters of the four products.
+    /// Adapters of the four projections.
     fn held<'py>(
         &self,
         py: Python<'py>,
@@ -163,24 +165,24 @@ impl DecoderLayer {
     ///
     /// Args:
     ///     hidden: Address of ``[T, F]``, contiguous, changed in place.
-    ///     cosines: Address of ``[T, rotary_size]``, contiguous.
-    ///     sines: Address of ``[T, rotary_size]``, contiguous.
+    ///     cosines: Rotary cosines; address of ``[T, rotary_size]``, contiguous.
+    ///     sines: Rotary sines; address of ``[T, rotary_size]``, contiguous.
     ///     rotary_size: Elements of a head that are rotated.
     ///     pool: Address of the layer's KV blocks, in the layout of `paged_attention`.
-    ///     num_blocks: Blocks of the pool.
-    ///     block_size: Tokens of a block.
-    ///     block_tables: int32 ``[R * B]``.
-    ///     query_start: int32 ``[R + 1]``.
-    ///     seq_lens: int32 ``[R]``.
-    ///     slot_mapping: int64 ``[T]``.
-    ///     window: A query sees only keys with position > its own - window.
-    ///     adapters: Of the tokens, as `PackedWeights.multiply` takes them.
-    ///     part: None computes the layer; "attention" and "mlp" write what these would add, before
-    ///         its norm, and leave the hidden states alone: sums over a part of the heads or inner
-    ///         features, to which others' are to be added.
-    ///     sums: Address of ``[T, F]``, contiguous, for a part.
-    ///     num_threads: Of torch's threads, where `has_torch_threads`; else one is used.
-    ///     instructions: None for those in use.
+    ///     num_blocks: Number of blocks of the pool.
+    ///     block_size: Tokens per block.
+    ///     block_tables: Block tables, int32 ``[R * B]``.
+    ///     query_start: Row boundaries in T, int32 ``[R + 1]``.
+    ///     seq_lens: Number of keys of each row, int32 ``[R]``.
+    ///     slot_mapping: Slots of keys and values, int64 ``[T]``.
+    ///     window: A query attends only to keys with position > query position - window.
+    ///     adapters: Adapters of the tokens, as for `PackedWeights.multiply`.
+    ///     part: None computes the layer; "attention" and "mlp" write the output of that module
+    ///         before its norm to ``sums`` and leave ``hidden`` unchanged, for tensor parallelism:
+    ///         a partial sum over this rank's heads or inner features.
+    ///     sums: Address of ``[T, F]``, contiguous; used with ``part``.
+    ///     num_threads: Number of threads, the caller's included.
+    ///     instructions: Instruction set; None for the one in use.
     ///
     /// Raises:
     ///     ``StepError``: Arguments that do not fit each other; nothing was read or written.
@@ -250,7 +252,7 @@ impl DecoderLayer {
         let weights = products.map(|weights| weights.in_features * weights.out_features);
         let keys = Work::numbers(&[arrays.num_keys()?, self.num_kv_heads, 2 * self.head_size]);
         let work = Work::numbers(&[weights.iter().sum()]).and(keys);
-        on_torch_threads(py, num_threads, instructions, work, move |execution| {
+        on_threads(py, num_threads, instructions, work, move |execution| {
             // SAFETY: that the addresses are those of live tensors of these sizes is the caller's
             // promise, as the stub says; everything else is checked.
             let adapters =
@@ -260,17 +262,17 @@ impl DecoderLayer {
     }
 }
 
-/// Divide rows by the root of their mean square and multiply them with a weight.
+/// Compute the RMS norm of rows: divide by the root mean square and multiply with a weight.
 ///
 /// Args:
-///     dtype: Of both tensors.
-///     num_rows: How many.
+///     dtype: Type of both tensors.
+///     num_rows: Number of rows.
 ///     x: Address of ``[num_rows, features]``, contiguous.
-///     output: Address of as many; may be ``x``.
-///     weight: float32 ``[features]``.
+///     output: Address of ``[num_rows, features]``; may be ``x``.
+///     weight: Norm weight, float32 ``[features]``.
 ///     epsilon: Added to the mean square.
-///     num_threads: Of torch's threads, where `has_torch_threads`; else one is used.
-///     instructions: None for those in use.
+///     num_threads: Number of threads, the caller's included.
+///     instructions: Instruction set; None for the one in use.
 ///
 /// Raises:
 ///     ``StepError``: Arguments that do not fit each other.
@@ -295,7 +297,7 @@ pub(crate) fn rms_norm(
     let weight = readonly::<f32>(weight, "weight")?;
     let norm = Norm { weight: weight.as_slice()?, epsilon };
     let work = Work::numbers(&[num_rows, norm.weight.len()]);
-    on_torch_threads(py, num_threads, instructions, work, move |execution| {
+    on_threads(py, num_threads, instructions, work, move |execution| {
         let memory =
             (std::ptr::with_exposed_provenance(x), std::ptr::with_exposed_provenance_mut(output));
         // SAFETY: that the addresses are those of live tensors of these sizes is the caller's

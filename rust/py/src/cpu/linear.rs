@@ -3,38 +3,39 @@
 
 use numpy::{PyArray1, PyArrayMethods};
 use pagedserve_cpu::DType;
-use pagedserve_cpu::linear::{Activation, Finish, Matrix, Panels, Weights, gather, linear};
+use pagedserve_cpu::embedding::gather;
+use pagedserve_cpu::linear::{Activation, Finish, Matrix, Panels, Weights, linear};
 use pagedserve_cpu::lora::Adapters;
 use pyo3::prelude::*;
 
 use crate::arrays::{checked, numbers, readonly};
 use crate::cpu::lora::{AdapterRows, AdapterSlots, Held, RowArrays, SliceArrays};
-use crate::cpu::{choice, dtype_of, on_torch_threads, size};
+use crate::cpu::{choice, dtype_of, on_threads, size};
 use crate::error::OrRaise;
 use crate::gateway::Work;
 
 const ACTIVATIONS: [(&str, Activation); 2] =
     [("silu", Activation::Silu), ("gelu_tanh", Activation::GeluTanh)];
 
-/// Panels in an array that Python made.
+/// Panels in an array allocated by Python.
 enum PanelArray {
     Units(Py<PyArray1<u32>>),
     Int8 { values: Py<PyArray1<i8>>, scales: Vec<f32> },
 }
 
-/// The weights of a linear layer of K to N features, packed for the kernels
-/// (rust/cpu/src/linear.rs describes the layout).
+/// Weights of a linear layer of K to N features, packed for the kernels.
+///
+/// rust/cpu/src/linear.rs describes the layout.
 ///
 /// Args:
-///     panels: uint32, ``ceil(N / 64)`` panels of the units of ``K * 64`` weights; int8 where
-///         there are scales, ``ceil(N / 64) * K * 64`` of them.  Kept, and never to be written
-///         any more.
-///     dtype: Of the rows, and of weights that are not int8.
-///     in_features: K.
-///     out_features: N.
-///     scales: float32 ``[N]``: the panels are int8, multiples of these.
-///     bias: float32 ``[N]``.
-///     gate: "silu" or "gelu_tanh" between the halves of the features of a gated layer.
+///     panels: ``ceil(N / 64)`` panels of ``K * 64`` weights, as uint32 units; with ``scales`` int8
+///         ``[ceil(N / 64) * K * 64]``.  Kept by reference and must not be written afterwards.
+///     dtype: Type of the rows, and of weights that are not int8.
+///     in_features: Number of input features K.
+///     out_features: Number of output features N.
+///     scales: Scales of int8 panels, float32 ``[N]``.
+///     bias: Bias, float32 ``[N]``.
+///     gate: Activation between the halves of a gated layer: "silu" or "gelu_tanh".
 ///
 /// Raises:
 ///     ``StepError``: Arguments that do not fit each other.
@@ -50,7 +51,7 @@ pub(crate) struct PackedWeights {
 }
 
 impl PackedWeights {
-    /// The weights as a kernel takes them.
+    /// Weights in the form that a kernel takes.
     pub(crate) fn weights<'a>(&'a self, py: Python<'a>) -> PyResult<Weights<'a>> {
         // SAFETY: the array was checked, it lives as long as this object, and whoever made it
         // does not write it any more, as the stub says.
@@ -71,12 +72,12 @@ impl PackedWeights {
         })
     }
 
-    /// What stands between its halves.
+    /// Activation between the halves.
     pub(crate) fn gate(&self) -> Option<Activation> {
         self.gate
     }
 
-    /// The adapters in its slots.
+    /// Adapters by slot.
     pub(crate) fn adapters(&self) -> &AdapterSlots {
         &self.adapters
     }
@@ -116,19 +117,19 @@ impl PackedWeights {
         Ok(weights)
     }
 
-    /// K.
+    /// Number of input features K.
     #[getter]
     fn in_features(&self) -> usize {
         self.in_features
     }
 
-    /// N, both halves of a gated layer.
+    /// Number of output features N, both halves of a gated layer.
     #[getter]
     fn out_features(&self) -> usize {
         self.out_features
     }
 
-    /// Bytes of the packed weights, scales among them.
+    /// Bytes of the packed weights, scales included.
     #[getter]
     fn nbytes(&self, py: Python<'_>) -> PyResult<usize> {
         Ok(match self.weights(py)?.panels {
@@ -137,13 +138,13 @@ impl PackedWeights {
         })
     }
 
-    /// Let a slot hold an adapter and nothing else.
+    /// Replace the adapter of a slot.
     ///
     /// Args:
-    ///     slot: Which.
-    ///     slices: Of the adapter, in the order of their features: the first feature, of a gated
-    ///         layer gates before ups; the rank r; float32 ``[r * K]``; float32 ``[features * r]``,
-    ///         scaled.  None empties the slot.
+    ///     slot: Slot number.
+    ///     slices: Slices of the adapter, in order of their features: first feature (in a gated
+    ///         layer gates before ups), rank r, A as float32 ``[r * K]``, scaled B as float32
+    ///         ``[features * r]``.  An empty list empties the slot.
     ///
     /// Raises:
     ///     ``StepError``: Slices that do not fit the layer.
@@ -158,20 +159,20 @@ impl PackedWeights {
         self.adapters.load(py, size("slot", slot)?, &slices, features, self.gate.is_some())
     }
 
-    /// Multiply rows with the weights, and add what their adapters give.
+    /// Multiply rows with the weights and add the outputs of their adapters.
     ///
     /// Args:
-    ///     num_rows: How many.
+    ///     num_rows: Number of rows.
     ///     x: Address of ``[num_rows, K]``.
     ///     x_stride: Elements from a row to the next.
     ///     output: Address of ``[num_rows, N]``, or ``[num_rows, N / 2]`` of a gated layer.
     ///     output_stride: Elements from a row to the next.
-    ///     output_dtype: Of the output.
-    ///     adds: Add to the output instead of writing it.
-    ///     adapters: How many rows there are, and those with adapters: int32 ``[G]`` slots, int32
-    ///         ``[G + 1]`` where their rows begin in the last, int32 rows, ascending in a slot.
-    ///     num_threads: Of torch's threads, where `has_torch_threads`; else one is used.
-    ///     instructions: None for those in use.
+    ///     output_dtype: Type of the output.
+    ///     adds: Whether to add to the output instead of overwriting it.
+    ///     adapters: Number of rows; int32 ``[G]`` slots in use; int32 ``[G + 1]`` starts of their
+    ///         rows in the last array; int32 row indices, ascending within a slot.
+    ///     num_threads: Number of threads, the caller's included.
+    ///     instructions: Instruction set; None for the one in use.
     ///
     /// Raises:
     ///     ``StepError``: Arguments that do not fit each other.
@@ -215,7 +216,7 @@ impl PackedWeights {
         let held = self.adapters.held(py, adapters.as_ref(), num_rows)?;
         let groups: Vec<_> = held.iter().map(Held::group).collect();
         let work = Work::numbers(&[num_rows.div_ceil(4), self.in_features, self.out_features]);
-        on_torch_threads(py, num_threads, instructions, work, move |execution| {
+        on_threads(py, num_threads, instructions, work, move |execution| {
             // SAFETY: that the addresses are those of live tensors of these sizes is the caller's
             // promise, as the stub says; everything else is checked.
             let adapters = Adapters { groups: &groups, first_row: 0 };
@@ -223,12 +224,12 @@ impl PackedWeights {
         })
     }
 
-    /// Copy the weights of some output features, as numbers of the dtype.
+    /// Copy the weights of some output features, converted to the dtype.
     ///
     /// Args:
-    ///     features: int32 ``[T]``, each below N.
+    ///     features: Output features, int32 ``[T]``, each below N.
     ///     output: Address of ``[T, K]``, contiguous.
-    ///     num_threads: Of torch's threads, where `has_torch_threads`; else one is used.
+    ///     num_threads: Number of threads, the caller's included.
     ///
     /// Raises:
     ///     ``StepError``: A feature that does not exist.
@@ -243,7 +244,7 @@ impl PackedWeights {
         let features = readonly::<i32>(features, "features")?;
         let (weights, features) = (self.weights(py)?, features.as_slice()?);
         let work = Work::numbers(&[features.len(), self.in_features]);
-        on_torch_threads(py, num_threads, None, work, move |execution| {
+        on_threads(py, num_threads, None, work, move |execution| {
             // SAFETY: that the address is that of a live tensor of this size is the caller's
             // promise, as the stub says; everything else is checked.
             let output = std::ptr::with_exposed_provenance_mut(output);

@@ -13,12 +13,12 @@ use crate::cpu::size;
 use crate::error::to_py;
 use crate::gateway::{Locked, Work, compute};
 
-/// First feature, rank, `[r * K]`, `[features * r]`.
+/// Slice of an adapter: first feature, rank, `[r * K]`, `[features * r]`.
 pub(crate) type SliceArrays<'py> = (i64, i64, Bound<'py, PyAny>, Bound<'py, PyAny>);
-/// How many rows there are; slots, starts and rows as `PackedWeights.multiply` takes them.
+/// Number of rows, then slots, starts and rows as for `PackedWeights.multiply`.
 pub(crate) type RowArrays<'py> = (i64, Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>);
 
-/// What packed weights hold in each slot, as far as anything was loaded.
+/// Loaded adapters of packed weights by slot.
 #[derive(Default)]
 struct Slots(Vec<Option<Arc<LowRank>>>);
 
@@ -35,7 +35,7 @@ impl Slots {
     }
 }
 
-/// The adapters of a layer.
+/// Adapters of a layer.
 pub(crate) struct AdapterSlots(Locked<Slots>);
 
 impl AdapterSlots {
@@ -64,7 +64,7 @@ impl AdapterSlots {
         self.0.act(py, |_| Work::numbers(&[]), set)
     }
 
-    /// The adapters that rows of a product have here.
+    /// Returns the adapters of the rows of a product.
     pub(crate) fn held<'py>(
         &self,
         py: Python<'py>,
@@ -97,20 +97,20 @@ impl AdapterSlots {
     }
 }
 
-/// An adapter, and the rows that have it.
+/// Adapter and the rows that use it.
 pub(crate) struct Held<'a> {
     low_rank: Arc<LowRank>,
     rows: &'a [i32],
 }
 
 impl Held<'_> {
-    /// As a kernel takes them.
+    /// Returns the form that a kernel takes.
     pub(crate) fn group(&self) -> Group<'_> {
         Group { low_rank: &self.low_rank, rows: self.rows }
     }
 }
 
-/// The arrays of a step's adapters, checked.
+/// Checked arrays of a step's adapters.
 pub(crate) struct AdapterRows<'py> {
     num_rows: usize,
     slots: PyReadonlyArray1<'py, i32>,
@@ -137,7 +137,7 @@ impl<'py> AdapterRows<'py> {
     }
 }
 
-/// A slice's arrays, checked.
+/// Checked arrays of a slice.
 struct SliceNumbers<'py> {
     first_feature: usize,
     rank: usize,

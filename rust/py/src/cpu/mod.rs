@@ -1,5 +1,5 @@
 //! `pagedserve._core.cpu`: kernels over the memory of torch tensors, and what they share: names of
-//! types and instructions, torch's threads.
+//! number types and instruction sets, and the compute threads.
 //!
 //! torch is not linked: a tensor comes as its address, sizes and strides.
 #![expect(unsafe_code, reason = "addresses from Python become pointers")]
@@ -17,9 +17,11 @@ mod moves;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use pagedserve_core::error::Error;
+#[cfg(not(target_os = "linux"))]
+use pagedserve_cpu::Sequential as Threads;
 #[cfg(target_os = "linux")]
-use pagedserve_cpu::OpenMp;
-use pagedserve_cpu::{DType, Execution, InstructionSet, Sequential, Team};
+use pagedserve_cpu::Threads;
+use pagedserve_cpu::{DType, Execution, InstructionSet};
 use pyo3::prelude::*;
 
 use crate::arrays::{checked, readonly, readwrite};
@@ -27,11 +29,11 @@ use crate::config::{choice_or, count_or};
 use crate::error::to_py;
 use crate::gateway::{Work, compute};
 
-/// What a model computes on a CPU, over the memory of torch tensors.
+/// CPU kernels over the memory of torch tensors.
 ///
 /// Tensors come as addresses (``Tensor.data_ptr()``), which nothing can check: a wrong one ends the
 /// process.  Everything else is checked before the first byte is read or written.  Calls that take
-/// more than some 20 us run without the GIL; the memory must live, and nobody else may change it,
+/// more than some 20 us run without the GIL; the memory must stay allocated and unchanged by others
 /// until they return.
 #[pymodule(submodule, name = "cpu")]
 pub(crate) mod module {
@@ -51,8 +53,7 @@ pub(crate) mod module {
     use super::moves::copy_blocks;
     #[pymodule_export]
     use super::{
-        advise_huge_pages, has_torch_threads, instruction_sets, instructions_in_use, top_k,
-        use_instructions,
+        advise_huge_pages, instruction_sets, instructions_in_use, top_k, use_instructions,
     };
 }
 
@@ -66,41 +67,29 @@ const INSTRUCTION_SETS: [(&str, InstructionSet); 4] = [
     ("avx512_bf16", InstructionSet::Avx512BFloat16),
 ];
 
-/// One of some names.
+/// Looks a name up in a list.
 pub(crate) fn choice<T: Copy>(name: &str, given: &str, choices: &[(&str, T)]) -> PyResult<T> {
     choice_or(Error::Arrays, name, given, choices)
 }
 
-/// A number type by its name.
+/// Looks a number type up by its name.
 pub(crate) fn dtype_of(name: &str, given: &str) -> PyResult<DType> {
     choice(name, given, &DTYPES)
 }
 
-/// A size, stride or count.
+/// Converts a size, stride or count.
 pub(crate) fn size(name: &str, value: i64) -> PyResult<usize> {
     count_or(Error::Arrays, name, value)
 }
 
-/// torch's threads, or the caller's alone.
-fn team() -> Option<impl Team> {
-    #[cfg(target_os = "linux")]
-    {
-        OpenMp::find()
-    }
-    #[cfg(not(target_os = "linux"))]
-    {
-        None::<Sequential>
-    }
-}
-
-/// The vector instructions that this CPU has and the kernels can use, the best last.
+/// Return the instruction sets that this CPU has and the kernels support, the fastest last.
 #[pyfunction]
 pub(crate) fn instruction_sets() -> Vec<&'static str> {
     let available = INSTRUCTION_SETS.iter().filter(|(_, set)| set.is_available());
     available.map(|(name, _)| *name).collect()
 }
 
-/// Which of `INSTRUCTION_SETS` this process uses; beyond the last means the best of this CPU.
+/// Index into `INSTRUCTION_SETS` of the set in use; past the end means the fastest of this CPU.
 static IN_USE: AtomicUsize = AtomicUsize::new(INSTRUCTION_SETS.len());
 
 fn in_use() -> InstructionSet {
@@ -108,7 +97,7 @@ fn in_use() -> InstructionSet {
     chosen.map_or_else(InstructionSet::detect, |(_, set)| *set)
 }
 
-/// The vector instructions that this process uses.
+/// Return the instruction set that this process uses.
 #[pyfunction]
 pub(crate) fn instructions_in_use() -> &'static str {
     let in_use = in_use();
@@ -116,7 +105,7 @@ pub(crate) fn instructions_in_use() -> &'static str {
     found.map_or("portable", |(name, _)| name)
 }
 
-/// Use these vector instructions in this process; None is the best of this CPU.
+/// Select the instruction set of this process; None selects the fastest of this CPU.
 ///
 /// Raises:
 ///     ``ConfigError``: This CPU does not have them.
@@ -139,37 +128,31 @@ pub(crate) fn use_instructions(name: Option<&str>) -> PyResult<()> {
     Ok(())
 }
 
-/// Whether torch is loaded and the kernels can run on its OpenMP threads.
-#[pyfunction]
-pub(crate) fn has_torch_threads() -> bool {
-    team().is_some()
-}
-
-/// Ask for huge pages behind a range of memory; a system without them goes on as before.
+/// Request huge pages for a range of memory; a system without them ignores the request.
 ///
 /// Args:
-///     address: Of its first byte.
-///     num_bytes: Its length.
+///     address: Address of its first byte.
+///     num_bytes: Length in bytes.
 #[pyfunction]
 pub(crate) fn advise_huge_pages(address: usize, num_bytes: usize) {
     pagedserve_cpu::advise_huge_pages(std::ptr::with_exposed_provenance_mut(address), num_bytes);
 }
 
-/// Find the largest logits of each row, largest first, of equals the smaller id first.
+/// Find the largest logits of each row, largest first; equal ones by smaller id.
 ///
-/// The first value of a row that holds NaN is NaN, and what else is found in it means nothing.
+/// The first value of a row that holds NaN is NaN, and its other results are undefined.
 ///
 /// Args:
 ///     logits: Address of float32 ``[rows, vocab_size]``, contiguous.
-///     vocab_size: Logits of a row.
-///     num: How many are wanted of each.
-///     ids: int64 ``[rows * num]``, written.
-///     values: float32 ``[rows * num]``, written; minus infinity where a mask allows fewer.
-///     rows: Which rows of the logits, as many as there is room for; None for the first ones.
-///     masks: int32 ``[rows * ceil(vocab_size / 32)]``: of a row's, token ``t`` is bit ``t % 32`` of
-///         entry ``t // 32``, and only tokens with a 1 are looked at.
-///     num_threads: Of torch's threads, where `has_torch_threads`; else one is used.
-///     instructions: None for those in use.
+///     vocab_size: Number of logits of a row.
+///     num: Number of results per row.
+///     ids: Token ids, int64 ``[rows * num]``, written.
+///     values: Logits, float32 ``[rows * num]``, written; minus infinity where a mask allows fewer.
+///     rows: Row indices of the logits, as many as ``ids`` has rows; None for the first ones.
+///     masks: Bit masks of allowed tokens, int32 ``[rows * ceil(vocab_size / 32)]``: token ``t`` of
+///         a row is bit ``t % 32`` of its entry ``t // 32``.
+///     num_threads: Number of threads, the caller's included.
+///     instructions: Instruction set; None for the one in use.
 ///
 /// Raises:
 ///     ``StepError``: Arguments that do not fit each other.
@@ -197,7 +180,7 @@ pub(crate) fn top_k(
     let masks = masks.as_ref().map(|masks| masks.as_slice()).transpose()?;
     let found = (ids.as_slice_mut()?, values.as_slice_mut()?);
     let work = Work::numbers(&[found.0.len() / num.max(1), vocab_size]);
-    on_torch_threads(py, num_threads, instructions, work, move |execution| {
+    on_threads(py, num_threads, instructions, work, move |execution| {
         let logits = std::ptr::with_exposed_provenance(logits);
         // SAFETY: that the address is that of a live tensor of this size is the caller's promise,
         // as the stub says; everything else is checked.
@@ -209,9 +192,9 @@ pub(crate) fn top_k(
 
 /// Runs `work` with these threads and instructions (None: those that the process uses).
 ///
-/// The interpreter's lock stays: a call takes microseconds, and threads that work here never ask
-/// for it.
-pub(crate) fn on_torch_threads(
+/// The interpreter's lock stays: a call takes microseconds, and the compute threads never
+/// take it.
+pub(crate) fn on_threads(
     py: Python<'_>,
     num_threads: i64,
     instructions: Option<&str>,
@@ -223,10 +206,5 @@ pub(crate) fn on_torch_threads(
         None => in_use(),
     };
     let num_threads = size("num_threads", num_threads)?;
-    let found = team();
-    let (team, num_threads): (&dyn Team, usize) = match &found {
-        Some(team) => (team, num_threads),
-        None => (&Sequential, 1),
-    };
-    compute(py, work, || run(&Execution { instructions, team, num_threads }))
+    compute(py, work, || run(&Execution { instructions, team: &Threads, num_threads }))
 }

@@ -6,23 +6,23 @@ use pagedserve_core::error::Error;
 use pagedserve_cpu::moves::{self as kernel, Pools};
 use pyo3::prelude::*;
 
-use crate::cpu::{on_torch_threads, size};
+use crate::cpu::{on_threads, size};
 use crate::error::OrRaise;
 use crate::gateway::Work;
 
-/// Addresses, blocks and bytes of a block of two pools.
+/// Addresses, block counts and block bytes of two pools.
 type PoolPair = (usize, i64, usize, i64, i64);
 
-/// Copy blocks in every layer; all sources are read before a destination is written.
+/// Copy blocks in every layer; all sources are read before any destination is written.
 ///
 /// Args:
-///     layers: Of each layer the address and the number of blocks of the sources, those of the
-///         destinations, and the bytes of a block.
-///     pairs: int64 ``[n, 2]``, source and destination; destinations are distinct.
-///     num_threads: Of torch's threads, where `has_torch_threads`; else one is used.
+///     layers: For each layer: address and number of blocks of the source pool, the same of the
+///         destination pool, bytes per block.
+///     pairs: Source and destination blocks, int64 ``[n, 2]``; destinations are distinct.
+///     num_threads: Number of threads, the caller's included.
 ///
 /// Raises:
-///     ``StepError``: A block that a pool does not have, or pairs that are not contiguous.
+///     ``StepError``: A block outside of its pool, or pairs that are not contiguous.
 #[pyfunction]
 #[pyo3(signature = (*, layers, pairs, num_threads = 1))]
 #[expect(clippy::needless_pass_by_value, reason = "what PyO3 makes of a list")]
@@ -44,7 +44,7 @@ pub(crate) fn copy_blocks(
     let pairs = pairs.collect::<PyResult<Vec<_>>>()?;
     let block_bytes = layers.iter().map(|pools| pools.block_bytes).max().unwrap_or(0);
     let work = Work::numbers(&[pairs.len(), layers.len(), block_bytes / 4]);
-    on_torch_threads(py, num_threads, None, work, move |execution| {
+    on_threads(py, num_threads, None, work, move |execution| {
         // SAFETY: that the addresses are those of live tensors of these sizes is the caller's
         // promise, as the stub says; everything else is checked.
         unsafe { kernel::copy_blocks(&layers, &pairs, execution) }

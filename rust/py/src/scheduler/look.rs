@@ -1,4 +1,4 @@
-//! What can be seen of a scheduler.
+//! Read access to the state of a scheduler.
 
 use numpy::PyArray1;
 use pagedserve_core::arena::Handle;
@@ -15,7 +15,7 @@ use crate::scheduler::{Scheduler, State};
 
 #[pymethods]
 impl Scheduler {
-    /// Prompt and output of a sequence, int32.
+    /// Return the token ids of a sequence, prompt and output, int32.
     ///
     /// Raises:
     ///     ``StaleHandleError``: The sequence has ended.
@@ -27,7 +27,7 @@ impl Scheduler {
         Ok(PyArray1::from_vec(py, tokens.or_raise()?))
     }
 
-    /// The physical blocks of a sequence by logical block, int32; empty while it waits.
+    /// Return the physical blocks of a sequence by logical block, int32; empty while it waits.
     ///
     /// Under a sliding window a physical block stands for several logical ones.
     ///
@@ -42,8 +42,10 @@ impl Scheduler {
         Ok(block_array(py, blocks.or_raise()?))
     }
 
-    /// The physical blocks of a sequence in the layers with a window, int32, from the first on that a
-    /// later query sees; empty while it waits, and for a cache without ``window_group``.
+    /// Return the physical blocks of a sequence in the sliding-window layers, int32.
+    ///
+    /// The first block is the first that a later query attends to. Empty while the sequence waits,
+    /// and for a cache without ``window_group``.
     ///
     /// Raises:
     ///     ``StaleHandleError``: The sequence has ended.
@@ -59,7 +61,7 @@ impl Scheduler {
         Ok(block_array(py, blocks.or_raise()?))
     }
 
-    /// The physical blocks of a group's encoder, int32; empty for a decoder alone.
+    /// Return the physical blocks of a group's encoder, int32; empty for a decoder-only model.
     ///
     /// Raises:
     ///     ``StaleHandleError``: The group has ended.
@@ -75,7 +77,7 @@ impl Scheduler {
         Ok(block_array(py, blocks.or_raise()?))
     }
 
-    /// The leading blocks that all sequences of a group share and that are computed, int32.
+    /// Return the computed leading blocks that all sequences of a group share, int32.
     ///
     /// Raises:
     ///     ``StaleHandleError``: The group has ended.
@@ -94,11 +96,11 @@ impl Scheduler {
         Ok(block_array(py, blocks.or_raise()?))
     }
 
-    /// The scheduled groups of the last step as objects, in order.
+    /// Return the scheduled groups of the last step as objects, in order.
     ///
     /// Args:
-    ///     delta: Only the token ids of the step, and of groups that decode only the blocks that
-    ///         the step writes, for a runner that keeps the rest.
+    ///     delta: Return only the token ids of the step, and for decoding groups only the blocks
+    ///         that the step writes, for a runner that keeps the rest.
     #[pyo3(signature = (*, delta = false))]
     fn seq_group_metadata(
         &self,
@@ -109,7 +111,7 @@ impl Scheduler {
         groups.into_iter().map(|group| SequenceGroupMetadata::new(py, group)).collect()
     }
 
-    /// The living sequences of a group in order of creation, int64 handles.
+    /// Return the live sequences of a group in order of creation, int64 handles.
     ///
     /// Raises:
     ///     ``StaleHandleError``: The group has ended.
@@ -122,94 +124,94 @@ impl Scheduler {
         Ok(PyArray1::from_vec(py, seqs.or_raise()?))
     }
 
-    /// Check every invariant of the whole state; slow, for tests and idle moments.
+    /// Check every invariant of the whole state; slow, for tests and idle times.
     ///
     /// Raises:
-    ///     ``InvariantError``: The first that is broken: a bug in this package.
+    ///     ``InvariantError``: The first broken invariant: a bug in this package.
     fn check(&self, py: Python<'_>) -> PyResult<()> {
         self.0.act(py, |_| Work::LONG, |state| state.core.check())
     }
 
-    /// Whether a group waits, runs or is swapped.
+    /// Whether any group waits, runs or is swapped.
     #[getter]
     fn has_unfinished(&self, py: Python<'_>) -> bool {
         self.0.look(py, |state| !state.core.queues().is_empty())
     }
 
-    /// Groups without blocks, in the order in which they are served.
+    /// Handles of the waiting groups, in order of service.
     #[getter]
     fn waiting(&self, py: Python<'_>) -> Vec<i64> {
         self.0.look(py, |state| handles(&state.core.queues().waiting))
     }
 
-    /// Groups with device blocks, in the order in which they are served.
+    /// Handles of the running groups, in order of service.
     #[getter]
     fn running(&self, py: Python<'_>) -> Vec<i64> {
         self.0.look(py, |state| handles(&state.core.queues().running))
     }
 
-    /// Groups with host blocks, in the order in which they are served.
+    /// Handles of the swapped groups, in order of service.
     #[getter]
     fn swapped(&self, py: Python<'_>) -> Vec<i64> {
         self.0.look(py, |state| handles(&state.core.queues().swapped))
     }
 
-    /// Groups that wait.
+    /// Number of waiting groups.
     #[getter]
     fn num_waiting(&self, py: Python<'_>) -> usize {
         self.0.look(py, |state| state.core.queues().waiting.len())
     }
 
-    /// Groups that run.
+    /// Number of running groups.
     #[getter]
     fn num_running(&self, py: Python<'_>) -> usize {
         self.0.look(py, |state| state.core.queues().running.len())
     }
 
-    /// Groups that are swapped out.
+    /// Number of swapped groups.
     #[getter]
     fn num_swapped(&self, py: Python<'_>) -> usize {
         self.0.look(py, |state| state.core.queues().swapped.len())
     }
 
-    /// Device blocks that nobody uses, cached ones among them.
+    /// Number of free device blocks, cached ones included.
     #[getter]
     fn num_free_gpu_blocks(&self, py: Python<'_>) -> usize {
         self.0.look(py, |state| state.core.space().gpu().num_free())
     }
 
-    /// Host blocks that nobody uses, cached ones among them.
+    /// Number of free host blocks, cached ones included.
     #[getter]
     fn num_free_cpu_blocks(&self, py: Python<'_>) -> usize {
         self.0.look(py, |state| state.core.space().cpu().num_free())
     }
 
-    /// Preemptions so far, by recompute and by swap.
+    /// Total number of preemptions, by recompute and by swap.
     #[getter]
     fn num_preemptions(&self, py: Python<'_>) -> usize {
         let stats = self.stats(py);
         stats.num_recompute_preemptions + stats.num_swap_preemptions
     }
 
-    /// Tokens so far that were computed and given up.
+    /// Total number of tokens whose computed keys and values were discarded.
     #[getter]
     fn num_recomputed_tokens(&self, py: Python<'_>) -> usize {
         self.stats(py).num_recomputed_tokens
     }
 
-    /// Tokens so far of sequences admitted with prefix caching on, each admission counted.
+    /// Total number of tokens looked up in the prefix cache, counted per admission.
     #[getter]
     fn num_looked_up_tokens(&self, py: Python<'_>) -> usize {
         self.stats(py).num_looked_up_tokens
     }
 
-    /// Those of them that the cache had.
+    /// Total number of looked-up tokens that the prefix cache had.
     #[getter]
     fn num_cached_tokens(&self, py: Python<'_>) -> usize {
         self.stats(py).num_cached_tokens
     }
 
-    /// Seconds so far that groups waited from arrival to their first step, summed.
+    /// Total seconds that groups waited from arrival to their first step.
     #[getter]
     fn queue_seconds(&self, py: Python<'_>) -> f64 {
         self.stats(py).queue_seconds

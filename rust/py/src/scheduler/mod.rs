@@ -21,27 +21,27 @@ use crate::gateway::{Locked, Work};
 use crate::log_files::LogFiles;
 use crate::outputs::GroupStats;
 
-/// Decides step by step which sequences run and which KV blocks they get.
+/// Scheduler of sequences and their KV blocks, step by step.
 ///
 /// Requests come in with `add_seq_group`.  A step is `schedule`, `prepare_inputs`, the model, and
-/// `update` with what was sampled; `abandon` takes the place of `update` where the model failed.
+/// `update` with the sampled tokens; `abandon` replaces `update` if the model failed.
 /// Between `schedule` and the end of its step the step is *open*, unless it was empty.
 ///
 /// Groups (the sequences of a request) and sequences are named by handles, opaque integers.  A
-/// handle dies with what it names and is never given out again; a late call with one raises
+/// handle dies with the object it names and is never reused; a late call with one raises
 /// ``StaleHandleError``.  A call that raises has changed nothing.  Equal calls lead to equal
 /// decisions: the clock is an argument.
 ///
-/// Any thread may call; one that comes while another computes waits.  Calls that take more than
+/// Any thread may call; a call waits while another thread computes.  Calls that take more than
 /// some 20 us run without the GIL.
 ///
 /// Args:
 ///     scheduler_config: Limits and choices.
-///     cache_config: The KV blocks.
-///     log: A file for the decision log, one JSON line a step, with all that
-///         ``python -m pagedserve.replay`` needs to run it again.  If it is a directory, the log
-///         is written there in files that hold ``log_max_bytes`` together, the oldest of which go.
-///     log_max_bytes: Bytes of all logs in that directory; a sixteenth of it is the size of a file.
+///     cache_config: KV blocks.
+///     log: File of the decision log, one JSON line per step, which
+///         ``python -m pagedserve.replay`` replays.  In a directory the log is written to several
+///         files of ``log_max_bytes`` in total; the oldest are deleted.
+///     log_max_bytes: Bytes of all logs in that directory; a file has a sixteenth of them.
 ///
 /// Raises:
 ///     ``ConfigError``: Configurations that contradict each other.
@@ -84,7 +84,7 @@ use crate::outputs::GroupStats;
 #[pyclass(frozen, module = "pagedserve._core")]
 pub(crate) struct Scheduler(Locked<State>);
 
-/// The scheduler and its log, which changes with it.
+/// Scheduler and its log.
 struct State {
     core: core::Scheduler,
     log: Option<DecisionLog<LogFiles>>,
@@ -120,21 +120,22 @@ impl Scheduler {
     /// Queue a request.
     ///
     /// Args:
-    ///     token_ids: int32 ``[L]``, its prompt, at least one token; copied.
-    ///     arrival_time: Seconds of the caller's clock.
-    ///     max_num_running_seqs: The most sequences alive at once: parallel samples or beams.
-    ///     priority: The smallest goes first; counts only under the priority policy.
-    ///     adapter: The adapter, 0 for none: it takes a slot of ``max_loras``.
-    ///     salt: Prefixes are shared among equal adapters and salts alone.  Requests with an
-    ///         encoder need one where prefixes are shared: it names the encoder's input.
+    ///     token_ids: Prompt, int32 ``[L]`` with at least one token; copied.
+    ///     arrival_time: Time in seconds of the caller's clock.
+    ///     max_num_running_seqs: Maximum number of live sequences: parallel samples or beams.
+    ///     priority: Priority, smallest first; used only by the priority policy.
+    ///     adapter: Adapter id, 0 for none; it takes one of ``max_loras`` slots.
+    ///     salt: Cache salt; prefixes are shared only between equal adapters and salts.  With
+    ///         prefix caching a request with an encoder needs one that identifies the encoder's
+    ///         input.
     ///     num_encoder_tokens: Tokens of the encoder's output, for cross attention; 0 for a
-    ///         decoder alone.
-    ///     can_regrow: Whether sequences that ended may be replaced by forks of others, as in a
-    ///         beam search: the group then keeps its whole budget.
-    ///     request_id: What the decision log calls it; decides nothing.
+    ///         decoder-only model.
+    ///     can_regrow: Whether forks may replace ended sequences, as in beam search; the group then
+    ///         keeps its whole budget of sequences.
+    ///     request_id: Name of the request in the decision log; no effect on decisions.
     ///
     /// Returns:
-    ///     The handles of the group and of its first sequence.
+    ///     Handles of the group and of its first sequence.
     ///
     /// Raises:
     ///     ``RequestError``: An empty prompt, a negative token, an arrival time that is no time,
@@ -159,15 +160,13 @@ impl Scheduler {
     ) -> PyResult<(i64, i64)> {
         let py = token_ids.py();
         let token_ids = readonly(token_ids, "token_ids")?;
-        let request = Request {
-            max_num_running_seqs: count("max_num_running_seqs", max_num_running_seqs)?,
-            can_regrow,
-            priority,
-            key: PrefixKey { adapter, salt },
-            num_encoder_tokens: count("num_encoder_tokens", num_encoder_tokens)?,
-            request_id,
-            ..Request::new(token_ids.as_slice()?, arrival_time)
-        };
+        let mut request = Request::new(token_ids.as_slice()?, arrival_time);
+        request.max_num_running_seqs = count("max_num_running_seqs", max_num_running_seqs)?;
+        request.can_regrow = can_regrow;
+        request.priority = priority;
+        request.key = PrefixKey { adapter, salt };
+        request.num_encoder_tokens = count("num_encoder_tokens", num_encoder_tokens)?;
+        request.request_id = request_id;
         let work = Work::numbers(&[request.prompt.len()]);
         let add = |state: &mut State| {
             let (group, seq) = state.core.add_seq_group(&request)?;
@@ -177,13 +176,13 @@ impl Scheduler {
         self.0.act(py, |_| work, add)
     }
 
-    /// End a group, whatever it is doing.
+    /// Abort a group in any state.
     ///
-    /// Its blocks are free at once, or with the end of the open step.  Of the open step its rows
-    /// are still told to `update`, or left out.
+    /// Its blocks are freed at once, or at the end of the open step.  `update` accepts results with
+    /// or without its rows of the open step.
     ///
     /// Returns:
-    ///     What the group had been through; None if it has ended already.
+    ///     Statistics of the group; None if it has already ended.
     fn abort(&self, py: Python<'_>, group: i64) -> PyResult<Option<GroupStats>> {
         let group = Handle::from_bits(group);
         let abort = |state: &mut State| {
@@ -196,7 +195,7 @@ impl Scheduler {
         self.0.act(py, |state| state.work_of_group(group), abort)
     }
 
-    /// What a living group has been through so far.
+    /// Return the statistics of a live group.
     ///
     /// Raises:
     ///     ``StaleHandleError``: The group has ended.
@@ -205,10 +204,10 @@ impl Scheduler {
         self.0.look(py, |state| state.core.group_stats(group)).map(GroupStats).or_raise()
     }
 
-    /// Why no prompt of so many tokens can ever run here to a new token, if so.
+    /// Return why a prompt of ``num_tokens`` tokens can never run, or None if it can.
     ///
     /// Args:
-    ///     num_tokens: Tokens of the prompt, of a decoder alone.
+    ///     num_tokens: Tokens of the prompt of a decoder-only model.
     ///
     /// Returns:
     ///     A sentence without its subject, such as "has 40 tokens; max_model_len is 32, so at
@@ -222,10 +221,10 @@ impl Scheduler {
         Ok(refusal.map(|refusal| refusal.to_string()))
     }
 
-    /// Forget every cached prefix.
+    /// Drop every cached prefix.
     ///
     /// Returns:
-    ///     Whether it was done; False, and nothing is forgotten, while a block is used.
+    ///     True if dropped; False, without effect, while a block is used.
     fn reset_prefix_cache(&self, py: Python<'_>) -> PyResult<bool> {
         let reset = |state: &mut State| {
             let is_reset = state.core.reset_prefix_cache();
@@ -237,7 +236,7 @@ impl Scheduler {
         self.0.act(py, |_| Work::LONG, reset)
     }
 
-    /// Bring the decision log to its file, the events since the last step included.
+    /// Flush the decision log to its file, events since the last step included.
     fn flush_log(&self, py: Python<'_>) -> PyResult<()> {
         let flush = |state: &mut State| {
             state.note(DecisionLog::flush);
@@ -246,7 +245,7 @@ impl Scheduler {
         self.0.act(py, |_| Work::LONG, flush)
     }
 
-    /// What ended the decision log, such as a full disk; None if nothing did.
+    /// Error that ended the decision log, such as a full disk; None without one.
     #[getter]
     fn log_error(&self, py: Python<'_>) -> Option<String> {
         self.0.look(py, |state| state.log.as_ref()?.error().map(ToString::to_string))
@@ -254,14 +253,14 @@ impl Scheduler {
 }
 
 impl State {
-    /// Tells the log, if there is one.
+    /// Writes to the log, if one is open.
     fn note(&mut self, note: impl FnOnce(&mut DecisionLog<LogFiles>)) {
         if let Some(log) = &mut self.log {
             note(log);
         }
     }
 
-    /// What a group takes to be ended: its blocks are freed one by one.
+    /// Cost of ending a group: its blocks are freed one by one.
     fn work_of_group(&self, group: GroupHandle) -> Work {
         let seqs = self.core.store().find_group(group).map_or(&[][..], |group| &group.seqs);
         let num_tokens = |seq| self.core.sequence(seq).map_or(0, Sequence::len);

@@ -11,7 +11,7 @@ use crate::gateway::Work;
 use crate::outputs::{GroupStats, SchedulerOutputs};
 use crate::scheduler::{Scheduler, State};
 
-/// The sequence of each output, and the groups that ended.
+/// Sequence handle of each output, and the groups that ended.
 type Updated<'py> = (Bound<'py, PyArray1<i64>>, Vec<(i64, GroupStats)>);
 
 #[pymethods]
@@ -19,11 +19,11 @@ impl Scheduler {
     /// Decide the next step, and open it unless it is empty.
     ///
     /// Args:
-    ///     now: Seconds of the caller's clock, not before those of the last call.
+    ///     now: Time in seconds of the caller's clock, not before that of the last call.
     ///
     /// Returns:
-    ///     The decisions.  If ``is_empty``, there is nothing to run and no step is open; groups
-    ///     may have been ended all the same (``ignored_seq_groups``).
+    ///     Decisions of the step.  If ``is_empty``, no step is open; groups may still have ended
+    ///     (``ignored_seq_groups``).
     ///
     /// Raises:
     ///     ``StepError``: A step is open, or ``now`` is no time or lies in the past.
@@ -38,24 +38,25 @@ impl Scheduler {
         self.0.act(py, State::work_of_schedule, schedule)
     }
 
-    /// Put guesses at the tokens that follow behind decode rows of the open step.
+    /// Add draft tokens to decode rows of the open step.
     ///
-    /// `prepare_inputs` then writes them behind the row's token, each with a sample of its own.  No
-    /// decision depends on them: what was right is said by the tokens that `update` is given.
+    /// `prepare_inputs` then writes them after the row's token, each with a separate sample.  No
+    /// decision depends on them: the tokens passed to `update` are those that were accepted.
     ///
     /// Args:
-    ///     step_id: Of the open step.
-    ///     rows: int32 ``[K]``, increasing, sampled decode rows of the step.
-    ///     token_start: int32 ``[K + 1]``, increasing from 0.
-    ///     tokens: int32 ``[token_start[K]]``, at least 0; of a row at most as many as there are
-    ///         lookahead slots.
+    ///     step_id: Id of the open step.
+    ///     rows: Sampled decode rows of the step, int32 ``[K]``, increasing.
+    ///     token_start: Start of each row's tokens in ``tokens``, int32 ``[K + 1]``, increasing
+    ///         from 0.
+    ///     tokens: Draft tokens, int32 ``[token_start[K]]``, each at least 0; at most
+    ///         ``num_lookahead_slots`` per row.
     ///
     /// Returns:
-    ///     The step with its drafts: its tokens and samples count them.
+    ///     Decisions of the step; its counts of tokens and samples include the drafts.
     ///
     /// Raises:
-    ///     ``StepError``: Not the open step, a step that has drafts, or arrays that do not fit it;
-    ///         there are none then.
+    ///     ``StepError``: Not the open step, a step that already has drafts, or arrays that do not
+    ///         fit it; the step then has no drafts.
     fn propose(
         &self,
         py: Python<'_>,
@@ -80,8 +81,8 @@ impl Scheduler {
     /// Write the model's inputs for the open step into arrays, in place.
     ///
     /// With R rows, T tokens and S samples (``num_rows``, ``num_batched_tokens``, ``num_samples``
-    /// of the step) the first R, T or S entries are written, as `InputBuffers` says; what lies
-    /// behind them is left as it was.
+    /// of the step) the first R, T or S entries are written, as `InputBuffers` describes; later
+    /// entries are left unchanged.
     ///
     /// Raises:
     ///     ``StepError``: No step is open, an array is too short (nothing was written then), or one
@@ -92,27 +93,29 @@ impl Scheduler {
         })
     }
 
-    /// Apply what was sampled and end the open step; forks, beams and endings are all said here.
+    /// Apply the sampled tokens, forks and ends of sequences, and end the open step.
     ///
     /// Output *i* continues row ``parent_rows[i]`` with ``tokens[token_start[i]:token_start[i +
-    /// 1]]``.  Several outputs may name one row: the last keeps its sequence, the others are forks
-    /// of it.  A sampled row that no output names is dropped.  A group without sequences ends.
+    /// 1]]``.  Several outputs may name one row: the last continues its sequence, the others are
+    /// forks of it.  A sampled row that no output names is dropped.  A group without sequences
+    /// ends.
     ///
     /// Args:
-    ///     step_id: Of the open step.
-    ///     parent_rows: int32 ``[K]``, not decreasing, sampled rows of the step.
-    ///     token_start: int32 ``[K + 1]``, increasing from 0.
-    ///     tokens: int32 ``[token_start[K]]``, at least 0; one an output, or of the only output of
-    ///         a decode row up to one more than there are lookahead slots.
-    ///     finish: uint8 ``[K]``, 0 for an output that lives on.
+    ///     step_id: Id of the open step.
+    ///     parent_rows: Sampled row that each output continues, int32 ``[K]``, not decreasing.
+    ///     token_start: Start of each row's tokens in ``tokens``, int32 ``[K + 1]``, increasing
+    ///         from 0.
+    ///     tokens: Sampled tokens, int32 ``[token_start[K]]``, each at least 0; one per output, or
+    ///         up to ``num_lookahead_slots + 1`` for the only output of a decode row.
+    ///     finish: Whether each output ends its sequence, uint8 ``[K]``; 0 continues.
     ///
     /// Returns:
-    ///     The handle of each output's sequence, int64 ``[K]`` (that of a finished one is dead),
-    ///     and the groups that ended: ``(handle, stats)``, the handle dead.
+    ///     Handle of each output's sequence, int64 ``[K]``, and ``(handle, stats)`` of each group
+    ///     that ended. Handles of ended sequences and groups are dead.
     ///
     /// Raises:
-    ///     ``StepError``: Not the open step, tokens of the step before that are not resolved, or
-    ///         arrays that do not fit the step; the step stays open.
+    ///     ``StepError``: Not the open step, unresolved tokens of the previous step, or arrays that
+    ///         do not fit the step; the step stays open.
     fn update<'py>(
         &self,
         py: Python<'py>,
@@ -146,18 +149,18 @@ impl Scheduler {
         Ok((PyArray1::from_vec(py, handles), ended))
     }
 
-    /// End the open step before its tokens are known, so that the next can be decided meanwhile.
+    /// End the open step before its tokens are known, so that the next one can be scheduled.
     ///
-    /// Every sampled row goes on with one token.  Until `resolve_tokens` names it, the next step's
-    /// ``token_ids`` have ``-1 - i`` in its place, ``i`` the number of the sample.  What ends with
-    /// its token is aborted once that is known.
+    /// Every sampled row continues with one token.  Until `resolve_tokens` sets it, the next step's
+    /// ``token_ids`` hold the placeholder ``-1 - i`` for sample ``i``.  A sequence that ends with
+    /// its token is aborted once the token is known.
     ///
     /// Returns:
-    ///     False, and the step stays open, where it has drafts, a sampled group may have several
-    ///     sequences or a sequence is at the model's length.
+    ///     False, and the step stays open, if it has drafts, a sampled group may have several
+    ///     sequences, or a sequence is at ``max_model_len``.
     ///
     /// Raises:
-    ///     ``StepError``: Not the open step, or the tokens of the step before are not resolved.
+    ///     ``StepError``: Not the open step, or unresolved tokens of the previous step.
     fn update_async(&self, py: Python<'_>, step_id: u64) -> PyResult<bool> {
         let update = |state: &mut State| {
             let is_async = state.core.update_async(step_id)?;
@@ -169,12 +172,12 @@ impl Scheduler {
         self.0.act(py, |state| Work::rows(state.core.outputs().rows.len()), update)
     }
 
-    /// Name the tokens of the step that `update_async` ended.
+    /// Set the tokens of the step that `update_async` ended.
     ///
     /// Args:
-    ///     step_id: Of that step.
-    ///     tokens: int32 ``[S]``, one a sample, in order; those of sequences that have ended
-    ///         meanwhile are passed over.
+    ///     step_id: Id of that step.
+    ///     tokens: Sampled tokens, int32 ``[S]``, in order of samples; those of sequences that have
+    ///         ended are ignored.
     ///
     /// Raises:
     ///     ``StepError``: Not that step, too few or too many tokens, or a negative one.
@@ -190,16 +193,16 @@ impl Scheduler {
         self.0.act(py, |_| Work::rows(tokens.len()), resolve)
     }
 
-    /// Give up the open step, and one that `update_async` ended and that is not resolved: the
-    /// model failed, whatever was already done of it.
+    /// Abandon the open step and an unresolved one, after the model failed.
     ///
-    /// Every group that ran or moved in them starts again from its tokens, in its old order.
+    /// Every group that ran or moved in them returns to the queue and is recomputed from its
+    /// tokens, in the old order.
     ///
     /// Args:
-    ///     step_id: Of either of the two.
+    ///     step_id: Id of either step.
     ///
     /// Raises:
-    ///     ``StepError``: Neither of the two.
+    ///     ``StepError``: Neither step has this id.
     fn abandon(&self, py: Python<'_>, step_id: u64) -> PyResult<()> {
         let abandon = |state: &mut State| {
             state.core.abandon(step_id)?;
@@ -211,7 +214,7 @@ impl Scheduler {
 }
 
 impl State {
-    /// Every group may be looked at, and what is admitted is looked up token by token.
+    /// Cost of a step: every group may be considered, and prompts are looked up token by token.
     fn work_of_schedule(&self) -> Work {
         let queues = self.core.queues();
         let num_groups = queues.waiting.len() + queues.running.len() + queues.swapped.len();
@@ -221,14 +224,14 @@ impl State {
         Work::rows(num_groups).and(Work::numbers(&[longest.map_or(0, Sequence::len)]))
     }
 
-    /// Tokens and block tables.
+    /// Cost of the inputs: tokens and block tables.
     fn work_of_inputs(&self) -> Work {
         let outputs = self.core.outputs();
         let tables = Work::numbers(&[outputs.rows.len(), outputs.max_num_blocks]);
         Work::rows(outputs.rows.len()).and(tables).and(Work::numbers(&[outputs.num_batched_tokens]))
     }
 
-    /// Rows, and the blocks of those that end.
+    /// Cost of an update: rows, and the blocks of those that end.
     fn work_of_update(&self, results: &core::SampledOutputs<'_>) -> Work {
         let outputs = self.core.outputs();
         let num_ended = results.finish.iter().filter(|finish| **finish != 0).count();
