@@ -1,11 +1,11 @@
-"""Paged attention in Triton: the same function as in ``reference``, over two kernels.
+"""Paged attention in Triton: the function of ``reference``, with two kernels.
 
-Rows are told apart on the device by their number of queries: those with few are `decode`'s, which
-splits their keys, all others `prefill`'s.  A batch that may hold both kinds takes a launch of
-each, in which the rows of the other kind end at once.
+Rows are distinguished on the device by their number of queries: those with few are computed by
+`decode`, which splits their keys, all others by `prefill`.  A batch that may contain both kinds
+takes a launch of each, in which the rows of the other kind end at once.
 
-Nothing here waits for the device if the bounds ``max_query_len`` and ``max_seq_len`` are given,
-and the launches depend on nothing else: they can be captured in a CUDA graph.
+Nothing here synchronizes with the device if the bounds ``max_query_len`` and ``max_seq_len`` are
+given, and the launches depend on nothing else: they can be captured in a CUDA graph.
 """
 
 import torch
@@ -18,7 +18,7 @@ from .tuning import Config, Kernel, config_for
 if __name__.startswith("kernels."):
     raise ImportError(f"import this module as pagedserve.{__name__}: {__name__} is a second copy")
 
-# The smallest tile; in a batch that also has longer rows, decode takes what it holds.
+# The smallest tile; in a batch with longer rows too, decode takes rows up to its size.
 MIN_ROWS = 16
 # Configurations for the interpreter are those of the oldest device.
 INTERPRETED_CAPABILITY = 8
@@ -44,9 +44,9 @@ def paged_attention(
 ) -> Tensor:
     """Attention of a ragged batch of rows over paged keys and values.
 
-    Row ``r`` holds the queries ``query_start[r] .. query_start[r + 1]``; the last of them is
-    at position ``seq_lens[r] - 1`` and sees that many keys, its own included.  Rows without
-    queries, and tokens past the last row, are not touched, and their outputs not written.
+    Row ``r`` has the queries ``query_start[r] .. query_start[r + 1]``; the last of them is at
+    position ``seq_lens[r] - 1`` and attends to that many keys, including its own.  Rows without
+    queries, and tokens past the last row, are ignored, and their outputs not written.
 
     Args:
         query: ``[T, H, D]``, H a multiple of Hkv, D at most 256; query head h reads KV head
@@ -59,22 +59,22 @@ def paged_attention(
         query_start: int32 ``[R + 1]`` row boundaries in T, the first of them 0.
         seq_lens: int32 ``[R]`` keys of each row.
         scale: factor of the scores, positive.
-        window: a query sees only keys with position > its own - window; None sees all.
+        window: a query attends only to keys with position > its own - window; None attends to all.
         softcap: scores become ``softcap * tanh(scores / softcap)``, before the mask.
-        sinks: ``[H]``, one more score a head, which takes weight and has no value.
-        alibi: ``[H]`` slopes; a score gets its head's slope times (the key's position minus the
-            query's), after the cap.
-        causal: a query sees no key behind its own; if not, it sees all keys of its row, within a
-            window those with position < its own + window.
-        max_query_len: no row has more queries; None reads it from the device.
-        max_seq_len: no row has more keys; None reads it from the device.
-        output: ``[T, H, Dv]``, written and returned; None makes one.
+        sinks: ``[H]``, attention sinks: one more score per head, without a value.
+        alibi: ``[H]`` slopes; a score is increased by its head's slope times (the key's position
+            minus the query's), after the cap.
+        causal: a query does not attend to later keys; if False, it attends to all keys of its row,
+            within a window to those with position < its own + window.
+        max_query_len: upper bound of queries per row; None reads it from the device.
+        max_seq_len: upper bound of keys per row; None reads it from the device.
+        output: ``[T, H, Dv]``, written and returned; None allocates it.
 
     Returns:
         ``[T, H, Dv]`` in the dtype of the query; sums are in float32.
 
     Raises:
-        ValueError: for shapes, sizes or dtypes that the kernels do not take.
+        ValueError: unsupported shapes, sizes or dtypes.
     """
     if output is None:
         output = query.new_empty(*query.shape[:2], value_cache.shape[-1])
@@ -112,12 +112,12 @@ def paged_attention(
 
 
 def decode_queries(max_query_len: int, group: int, wide: int) -> int:
-    """The most queries of a row that decode takes.
+    """Maximum queries of a row that decode takes.
 
     Args:
-        max_query_len: of the batch; all of it is decoded if its rows, packed with the heads of a
-            group, fit the widest tile.
-        group: query heads of a KV head.
+        max_query_len: maximum of the batch; all of it is decoded if its rows, packed with the heads
+            of a group, fit the widest tile.
+        group: query heads per KV head.
         wide: rows of that tile.
     """
     if max_query_len * group <= wide:

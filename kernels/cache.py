@@ -1,11 +1,11 @@
-"""Writing new keys and values into the cache, and moving blocks, in Triton.
+"""Writes of new keys and values into the cache, and moves of blocks, in Triton.
 
-The same functions as in ``reference``.  A block is moved as whole 8-byte words, whatever lies in
-it, so one kernel copies within a pool, between pools, and between device and pinned host memory,
-which the device reads and writes in place.
+The functions of ``reference``.  A block is moved as whole 8-byte words, whatever its contents, so
+one kernel copies within a pool, between pools, and between device and pinned host memory, which the
+device accesses directly.
 
-Cost: what is written is read once and written once; a copy in which a destination is also a
-source goes through a staging buffer and so does this twice.
+Cost: data is read once and written once; a copy in which a destination is also a source uses a
+staging buffer and so does this twice.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,10 +18,10 @@ from torch import Tensor
 if __name__.startswith("kernels."):
     raise ImportError(f"import this module as pagedserve.{__name__}: {__name__} is a second copy")
 
-# Words of 8 bytes that a program moves: 16 bytes a thread and turn, four turns in flight.
+# Words of 8 bytes per program: 16 bytes per thread and iteration, four iterations in flight.
 WORDS = 1024
 NUM_WARPS = 4
-# Elements of keys that a program of `write_cache` holds in each of its threads.
+# Elements of keys per thread of `write_cache`.
 ELEMENTS_PER_THREAD = 8
 MAX_WARPS = 8
 
@@ -51,7 +51,7 @@ def _write_kernel(
     KEY_PADDED: tl.constexpr,
     VALUE_PADDED: tl.constexpr,
 ):
-    """One program a token."""
+    """One program per token."""
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slot_mapping + token)
     if slot < 0:
@@ -62,7 +62,7 @@ def _write_kernel(
     is_key = (heads < HEADS) & (key_dims < KEY_SIZE)
     is_value = (heads < HEADS) & (value_dims < VALUE_SIZE)
 
-    # Both loads before the first store: the compiler cannot know that they may change places.
+    # Both loads before the first store: the compiler cannot reorder them, as they may alias.
     key_rows = key + token * key_token_stride + heads * key_head_stride
     value_rows = value + token * value_token_stride + heads * value_head_stride
     keys = tl.load(key_rows + key_dims, mask=is_key)
@@ -83,7 +83,7 @@ def _copy_kernel(
     num_words,
     WORDS: tl.constexpr,
 ):
-    """Programs (pair and piece of a block); strides and sizes in words."""
+    """Programs (pair, part of a block); strides and sizes in words."""
     num_pieces = tl.cdiv(num_words, WORDS)
     pair, piece = tl.program_id(0) // num_pieces, tl.program_id(0) % num_pieces
     source_block = tl.load(pairs + 2 * pair)
@@ -103,10 +103,10 @@ def write_cache(
         value: ``[T, Hkv, Dv]``, likewise.
         key_cache: ``[num_blocks, block_size, Hkv, D]``, likewise; written in place.
         value_cache: ``[num_blocks, block_size, Hkv, Dv]``, likewise; written in place.
-        slot_mapping: int64 ``[T]``; -1 means that the token is not written.
+        slot_mapping: int64 ``[T]``; tokens with -1 are not written.
 
     Raises:
-        ValueError: for tensors whose last dimension is not contiguous.
+        ValueError: tensors whose last dimension is not contiguous.
     """
     tensors = {"key": key, "value": value, "key_cache": key_cache, "value_cache": value_cache}
     for name, tensor in tensors.items():
@@ -144,12 +144,12 @@ def copy_blocks(cache: Tensor, pairs: Tensor) -> None:
 
     Args:
         cache: ``[num_blocks, ...]``, each block contiguous, written in place.
-        pairs: int64 ``[n, 2]``, rows of (source, destination); destinations are distinct.  In
-            host memory it is known whether a destination is also a source; on a device nothing
-            waits for the answer, and the copy is staged.
+        pairs: int64 ``[n, 2]``, rows of (source, destination); destinations are distinct.  In host
+            memory the function checks whether a destination is also a source; on a device it does
+            not synchronize, and the copy is staged.
 
     Raises:
-        ValueError: for blocks that are not contiguous or not whole words.
+        ValueError: blocks that are not contiguous or not whole words.
     """
     copy_layers([cache], pairs)
 
@@ -161,16 +161,16 @@ def copy_layers(
 ) -> None:
     """Copy the same blocks within each of several pools, as `copy_blocks` does within one.
 
-    Chains are looked for, and pairs brought to the device, once.
+    Chains are detected, and pairs copied to the device, once.
 
     Args:
-        caches: of each layer, as for `copy_blocks`; all on one device.
+        caches: pool of each layer, as for `copy_blocks`; all on one device.
         pairs: as for `copy_blocks`.
-        to_device: brings pairs from host memory to the device; None leaves it to torch, whose copy
-            from pageable memory may wait for what the stream still does.
+        to_device: copies pairs from host memory to the device; None uses torch's copy from pageable
+            memory, which may synchronize with the stream.
 
     Raises:
-        ValueError: for blocks that are not contiguous or not whole words.
+        ValueError: blocks that are not contiguous or not whole words.
     """
     if pairs.shape[0] == 0:
         return
@@ -190,9 +190,9 @@ def copy_layers(
 
 
 def swap_blocks(source: Tensor, destination: Tensor, pairs: Tensor) -> None:
-    """Copy blocks from one tier's pool into another's, in the order of the current stream.
+    """Copy blocks between pools on device and host, on the current stream.
 
-    For many layers at a time, on a stream of its own, see ``swap.BlockSwapper``.
+    For many layers at a time, on a separate stream, see ``swap.BlockSwapper``.
 
     Args:
         source: ``[num_blocks, ...]``, each block contiguous; on the device or in pinned memory.
@@ -201,14 +201,14 @@ def swap_blocks(source: Tensor, destination: Tensor, pairs: Tensor) -> None:
         pairs: int64 ``[n, 2]``, rows of (block in source, block in destination).
 
     Raises:
-        ValueError: for blocks that are not contiguous or not whole words.
+        ValueError: blocks that are not contiguous or not whole words.
     """
     if pairs.shape[0]:
         copy_words(source, destination, pairs)
 
 
 def copy_words(source: Tensor, destination: Tensor, pairs: Tensor) -> None:
-    """Copy blocks by pairs in one launch, in no order; neither pool may hold what it overwrites."""
+    """Copy blocks by pairs in one launch, in any order; no destination may be a source."""
     device = source.device if source.device.type == "cuda" else destination.device
     source, destination = _as_words(source), _as_words(destination)
     num_words = source.shape[1]

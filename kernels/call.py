@@ -1,4 +1,4 @@
-"""What one call of paged attention is made of, checked once and handed to decode and prefill."""
+"""Arguments of one call of paged attention, checked once and passed to decode and prefill."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +17,7 @@ INTERPRETED_MULTIPROCESSORS = 8
 
 
 def padded(size: int) -> int:
-    """The power of two, 16 or more, that a tile holds ``size`` elements in."""
+    """The power of two, at least 16, for a tile of ``size`` elements."""
     return max(16, 1 << (size - 1).bit_length())
 
 
@@ -30,12 +30,12 @@ def multiprocessors(device: torch.device) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionCall:
-    """One call; the words of ``reference.paged_attention``, with every bound known.
+    """One call; arguments as in ``reference.paged_attention``, with all bounds known.
 
     Attributes:
         output: ``[T, H, Dv]``, written.
-        max_query_len: no row has more queries.
-        max_seq_len: no row has more keys.
+        max_query_len: upper bound of queries per row.
+        max_seq_len: upper bound of keys per row.
     """
 
     output: Tensor
@@ -55,7 +55,7 @@ class AttentionCall:
     max_seq_len: int
 
     def __post_init__(self) -> None:
-        """Refuse what the kernels would read or write wrongly."""
+        """Refuse arguments that the kernels would read or write incorrectly."""
         num_heads, key_size = self.query.shape[1:]
         block_size, num_kv_heads, value_size = self.value_cache.shape[1:]
         if self.key_cache.shape != (*self.value_cache.shape[:3], key_size):
@@ -89,26 +89,26 @@ class AttentionCall:
 
     @property
     def group(self) -> int:
-        """Query heads of a KV head."""
+        """Query heads per KV head."""
         return self.query.shape[1] // self.key_cache.shape[2]
 
     @property
     def is_plain(self) -> bool:
-        """Whether there is nothing to be done to scores but to scale them."""
+        """Whether scores are only scaled."""
         return self.window is None and self.softcap is None and self.alibi is None
 
     @property
     def num_kv_heads(self) -> int:
-        """Heads of keys and values."""
+        """Number of KV heads."""
         return self.key_cache.shape[2]
 
     @property
     def num_rows(self) -> int:
-        """Rows of the batch, padding included."""
+        """Rows of the batch, including padding."""
         return self.seq_lens.shape[0]
 
     def inputs(self) -> tuple[Any, ...]:
-        """The arguments that both kernels begin with after their outputs, ``query .. window``."""
+        """First arguments of both kernels after their outputs, ``query .. window``."""
         # Scores in powers of two; under a cap, first in its units.
         softcap = 1.0 if self.softcap is None else self.softcap * LOG2E
         scale = self.scale * LOG2E if self.softcap is None else self.scale / self.softcap
@@ -127,7 +127,7 @@ class AttentionCall:
         )
 
     def strides(self) -> tuple[int, ...]:
-        """The strides that both kernels take, ``table_stride .. value_head_stride``."""
+        """Strides for both kernels, ``table_stride .. value_head_stride``."""
         return (
             self.block_tables.stride(0),
             *self.output.stride()[:2],
@@ -137,7 +137,7 @@ class AttentionCall:
         )
 
     def constants(self) -> dict[str, Any]:
-        """What both kernels are compiled for."""
+        """Compile-time constants of both kernels."""
         key_size, value_size = self.query.shape[-1], self.output.shape[-1]
         return {
             "GROUP": self.group,

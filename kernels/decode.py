@@ -1,18 +1,18 @@
-"""Paged attention of rows with few queries: bound by the reading of keys and values.
+"""Paged attention of rows with few queries: bound by reading keys and values.
 
-A program takes all queries of one row and one KV head, and a share of the row's keys; where rows
-are few, a row is split over several programs, and a second pass merges what they found (Dao et
-al., "Flash-Decoding for long-context inference", 2023).  The number of splits is fixed by the
-host; how many keys a split takes is worked out on the device from the row's own length, so a
-launch that was captured for the longest context also spreads a short one.
+A program takes all queries of one row and one KV head, and a part of the row's keys; with few rows,
+a row is split over several programs, and a second kernel merges their results (Dao et al.,
+"Flash-Decoding for long-context inference", 2023).  The host fixes the number of splits; the device
+computes the keys per split from the row's length, so a launch that was captured for the longest
+context also splits a short one evenly.
 
 Invariants:
 
-1. Rows without queries, or with more than ``queries``, are left alone.
+1. Rows without queries, or with more than ``queries``, are ignored.
 2. Split ``s`` of a row takes the keys ``first + s * share ..``; a row whose keys fit one split is
-   written by it, any other by the merge.  Both work this out with `_shares`.
+   written by it, any other by the merge.  Both compute this with `_shares`.
 
-Cost: keys and values are read once, plus ``2 * 4 * Dv`` bytes a query head and split.
+Cost: keys and values are read once, plus ``2 * 4 * Dv`` bytes per query head and split.
 """
 
 from functools import lru_cache
@@ -28,19 +28,19 @@ from .tuning import Config
 if __name__.startswith("kernels."):
     raise ImportError(f"import this module as pagedserve.{__name__}: {__name__} is a second copy")
 
-# A share below this many tiles is over before its loads are well under way.
+# A split below this many tiles ends before its loads are well under way.
 MIN_TILES = tl.constexpr(2)
 MAX_SPLITS = 128
-# What a program spends on starting, and a second pass altogether, in tiles of keys.
+# Start of a program, and the whole merge kernel, in tiles of keys.
 START_TILES = 2
 MERGE_TILES = 4
-# Splits that the merge holds at a time: one row over a whole device has about so many.
+# Splits that the merge loads at a time: about the number for one row over a whole device.
 MERGE_TILE = 32
 
 
 @triton.jit
 def _shares(length, count, window, num_splits, HAS_WINDOW: tl.constexpr, KEY_TILE: tl.constexpr):
-    """The first key that a row sees, and the keys of each of its splits."""
+    """First key that a row attends to, and the keys per split."""
     first = 0
     if HAS_WINDOW:
         first = tl.maximum(length - count - window + 1, 0)
@@ -48,7 +48,7 @@ def _shares(length, count, window, num_splits, HAS_WINDOW: tl.constexpr, KEY_TIL
     return first, tl.maximum(tl.cdiv(tiles, num_splits), MIN_TILES) * KEY_TILE
 
 
-# Numbers that follow the batch are not specialised: no step compiles a kernel anew.
+# Numbers that depend on the batch are not specialized, so that no step compiles a kernel.
 @triton.jit(
     do_not_specialize=["queries", "num_splits", "window", "table_stride"],
     do_not_specialize_on_alignment=["block_tables", "query_start", "seq_lens"],
@@ -95,9 +95,9 @@ def _decode_kernel(
     HAS_ALIBI: tl.constexpr,
     CAUSAL: tl.constexpr,
 ):
-    """Programs (KV head, split, row); the KV heads of a slot lie together and are read together."""
+    """Programs (KV head, split, row); the KV heads of a slot are adjacent and read together."""
     kv_head, split, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    # All loads before the first branch: one wait for memory instead of two.
+    # All loads before the first branch: one memory latency instead of two.
     token = tl.load(query_start + row)
     count = tl.load(query_start + row + 1) - token
     length = tl.load(seq_lens + row)
@@ -110,7 +110,7 @@ def _decode_kernel(
 
     packed = tl.arange(0, ROWS)
     is_query = packed < count * GROUP
-    # Rows that pad the tile repeat the last query's position: they see keys, so nothing is NaN.
+    # Padding rows of the tile repeat the last query's position: they attend to keys, without NaN.
     own = tl.minimum(packed // GROUP, count - 1)
     head = kv_head * GROUP + packed % GROUP
     position = length - count + own
@@ -212,8 +212,9 @@ def _merge_kernel(
         totals = tl.load(sums + 1, mask=split < used, other=0.0)
         rows = partial_values + (start + split) * VALUE_SIZE
         values = load_rows(rows, split < used, VALUE_SIZE, VALUE_PADDED, True)
-        # Of several queries one may see no key of some splits, but every one sees a key among the
-        # first of them: from there on the peak is finite, and no -inf meets another.
+        # Of several queries one may attend to no key of some splits, but each attends to a key
+        # among
+        # the first of them: from there on the peak is finite, and -inf - -inf does not occur.
         new_peak = tl.maximum(peak, tl.max(peaks, 0))
         weights = tl.exp2(peaks - new_peak)
         shrink = tl.exp2(peak - new_peak)
@@ -227,14 +228,14 @@ def _merge_kernel(
 
 @lru_cache
 def num_splits(programs: int, tiles: int, slots: int) -> int:
-    """Splits that finish a launch soonest; remembered, for every layer of a step asks the same.
+    """Number of splits with the shortest launch; cached, since every layer of a step needs it.
 
-    Programs run in waves of ``slots``; a wave lasts as long as the tiles of its longest program
-    and its start.
+    Programs run in waves of ``slots``; a wave takes as long as the tiles of its longest program
+    plus its start.
 
     Args:
         programs: rows times KV heads.
-        tiles: of keys, in the longest row.
+        tiles: tiles of keys in the longest row.
         slots: programs that the device runs at a time.
     """
 
@@ -250,8 +251,8 @@ def launch(call: AttentionCall, config: Config, *, queries: int) -> None:
 
     Args:
         call: the batch.
-        config: how the kernel is cut; the tile has as many rows as ``queries`` of a group need.
-        queries: the most queries of a row that is taken.
+        config: tile configuration; the tile has enough rows for ``queries`` of a group.
+        queries: maximum queries of a row.
     """
     constants = call.constants()
     splits = num_splits(

@@ -1,11 +1,11 @@
-"""What a decoder layer does between its products and attention, in Triton.
+"""Elementwise operations of a decoder layer between its products and attention, in Triton.
 
-The same functions as in ``reference``.  Each is one launch over what a product has just written,
-computed in float32 and rounded once; in a decode step of few rows a launch costs more than its
-bytes, so what can be done together is.
+The functions of ``reference``.  Each is one launch over the output of a product, computed in
+float32 and rounded once; in a decode step of few rows a launch costs more than its bytes, so
+operations are fused.
 
-Nothing here waits for the device: launches depend on shapes alone and can be captured in a CUDA
-graph.
+Nothing here synchronizes with the device: launches depend on shapes alone and can be captured in a
+CUDA graph.
 """
 
 import torch
@@ -16,10 +16,10 @@ from torch import Tensor
 if __name__.startswith("kernels."):
     raise ImportError(f"import this module as pagedserve.{__name__}: {__name__} is a second copy")
 
-# Elements that a thread holds of each tensor: 16 bytes in 16 bits.
+# Elements of each tensor per thread: 16 bytes in 16 bits.
 ELEMENTS_PER_THREAD = 8
 MAX_WARPS = 16
-# Features that a program of `swiglu` computes.
+# Features per program of `swiglu`.
 FEATURES = 1024
 
 
@@ -27,14 +27,14 @@ FEATURES = 1024
 def _add_norm_kernel(
     x, residual, output, weight, epsilon, SIZE: tl.constexpr, PADDED: tl.constexpr
 ):
-    """One program a row."""
+    """One program per row."""
     row = tl.program_id(0).to(tl.int64) * SIZE
     features = tl.arange(0, PADDED)
     inside = features < SIZE
     weights = tl.load(weight + features, mask=inside, other=0.0).to(tl.float32)
     added = tl.load(x + row + features, mask=inside, other=0.0).to(tl.float32)
     total = tl.load(residual + row + features, mask=inside, other=0.0).to(tl.float32) + added
-    # The norm is that of the sum which the next addition will find, rounded.
+    # The norm is that of the rounded sum, which the next addition reads.
     total = total.to(residual.dtype.element_ty)
     tl.store(residual + row + features, total, inside)
     total = total.to(tl.float32)
@@ -58,10 +58,10 @@ def _rotate(
     REST_PADDED: tl.constexpr,
     HAS_NORM: tl.constexpr,
 ):
-    """Normalise and rotate heads, from pointers ``source [n, 1]`` to ``target [n, 1]``.
+    """Normalize and rotate heads, from pointers ``source [n, 1]`` to ``target [n, 1]``.
 
-    The halves that are rotated with each other, and what lies behind both, are tiles of their own,
-    so that a thread has both elements of a pair.
+    The two halves that are rotated with each other, and the rest, are separate tiles, so that a
+    thread has both elements of a pair.
     """
     half = tl.arange(0, HALF_PADDED)[None, :]
     rest = tl.arange(0, REST_PADDED)[None, :] + 2 * HALF
@@ -121,12 +121,12 @@ def _rotate_and_write_kernel(
     REST_PADDED: tl.constexpr,
     HAS_NORM: tl.constexpr,
 ):
-    """Programs (token and KV head): a key, a value and the queries of their group."""
+    """Programs (token, KV head): a key, a value and the queries of their group."""
     token, kv_head = tl.program_id(0).to(tl.int64) // KV_HEADS, tl.program_id(0) % KV_HEADS
     heads: tl.constexpr = GROUP * KV_HEADS
     row = qkv + token * (heads + 2 * KV_HEADS) * SIZE
     slot = tl.load(slot_mapping + token)
-    num_written = (slot >= 0).to(tl.int32)  # of keys, and of values
+    num_written = (slot >= 0).to(tl.int32)  # keys and values written
     block, offset = slot // BLOCK_SIZE, slot % BLOCK_SIZE
     cosines += token * 2 * HALF
     sines += token * 2 * HALF
@@ -175,7 +175,7 @@ def _rotate_and_write_kernel(
 
 @triton.jit
 def _swiglu_kernel(gate_up, output, size, FEATURES: tl.constexpr):
-    """Programs (row and piece of its features)."""
+    """Programs (row, part of its features)."""
     num_pieces = tl.cdiv(size, FEATURES)
     row, piece = tl.program_id(0).to(tl.int64) // num_pieces, tl.program_id(0) % num_pieces
     features = piece * FEATURES + tl.arange(0, FEATURES)
@@ -183,12 +183,12 @@ def _swiglu_kernel(gate_up, output, size, FEATURES: tl.constexpr):
     gates = gate_up + row * 2 * size
     gate = tl.load(gates + features, mask=inside).to(tl.float32)
     up = tl.load(gates + size + features, mask=inside).to(tl.float32)
-    # A power that overflows gives 0, which is what a gate so far below 0 comes to.
+    # A power that overflows gives 0, the limit for a large negative gate.
     tl.store(output + row * size + features, gate / (1 + tl.exp(-gate)) * up, inside)
 
 
 def add_norm(x: Tensor, residual: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """Add to the residual stream, and normalise the sum by the root of its mean square.
+    """Add to the residual stream, and normalize the sum by its root mean square.
 
     Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019, equation 4.
 
@@ -202,7 +202,7 @@ def add_norm(x: Tensor, residual: Tensor, weight: Tensor, epsilon: float) -> Ten
         ``[T, F]``.
 
     Raises:
-        ValueError: for tensors that are not contiguous.
+        ValueError: tensors that are not contiguous.
     """
     _check_contiguous(x=x, residual=residual, weight=weight)
     output = torch.empty_like(residual)
@@ -238,26 +238,26 @@ def rotate_and_write(
     """Rotate queries and keys, and write keys and values into their slots.
 
     Rotary embedding: Su et al., "RoFormer", 2021, section 3.2.2, in the order of transformers:
-    element i of the first half of what is rotated is paired with element i of the second.
+    element i of the first half of the rotated elements is paired with element i of the second.
 
     Args:
         qkv: ``[T, (H + 2 Hkv) * D]``, contiguous: queries, keys, values.
-        cosines: ``[T, rotary size]``, contiguous; what of a head lies behind that size is not
+        cosines: ``[T, rotary size]``, contiguous; elements of a head beyond that size are not
             rotated, and a size of 0 rotates nothing.
         sines: likewise.
         key_cache: ``[num_blocks, block_size, Hkv, D]``, any strides whose last is 1; written in
             place.
         value_cache: likewise.
-        slot_mapping: int64 ``[T]``; -1 means that keys and values of the token are not written.
-        query_norm: ``[D]``, weight by which each query is normalised first.
+        slot_mapping: int64 ``[T]``; keys and values of tokens with -1 are not written.
+        query_norm: ``[D]``, weight of the norm that is applied to each query first.
         key_norm: the same for keys; both or none.
-        epsilon: of these norms.
+        epsilon: epsilon of these norms.
 
     Returns:
         The queries, ``[T, H, D]``.
 
     Raises:
-        ValueError: for strides, or a number of heads, that the kernel would read wrongly.
+        ValueError: strides, or a number of heads, that the kernel would read incorrectly.
     """
     _check_contiguous(qkv=qkv, cosines=cosines, sines=sines)
     num_tokens, width = qkv.shape
@@ -317,13 +317,13 @@ def swiglu(gate_up: Tensor) -> Tensor:
     """``silu(gate) * up``: Shazeer, "GLU Variants Improve Transformer", 2020, equation 6.
 
     Args:
-        gate_up: ``[T, 2 F]``, contiguous: gates, then what they multiply.
+        gate_up: ``[T, 2 F]``, contiguous: gates, then ups.
 
     Returns:
         ``[T, F]``.
 
     Raises:
-        ValueError: for a tensor that is not contiguous.
+        ValueError: the tensor is not contiguous.
     """
     _check_contiguous(gate_up=gate_up)
     num_rows, size = gate_up.shape[0], gate_up.shape[1] // 2
@@ -341,7 +341,7 @@ def swiglu(gate_up: Tensor) -> Tensor:
 
 
 def _num_warps(num_elements: int) -> int:
-    """Warps of a program, for a power of two of elements."""
+    """Warps per program, for a power of two of elements."""
     return min(max(num_elements // (32 * ELEMENTS_PER_THREAD), 1), MAX_WARPS)
 
 

@@ -1,18 +1,18 @@
-"""What adapters add to the product of a linear layer or to an embedding, in Triton.
+"""LoRA adapters' contribution to a linear layer or an embedding, in Triton.
 
-Each adapter has a slot, and the rows of a batch lie sorted by slot in ``order``.  *Shrink*
-multiplies rows with the ``a`` of their adapter, *expand* what came of it with ``b``, and adds it to
-the output in place.  Layers whose features lie side by side are slices of one launch.
+Each adapter has a slot, and the rows of a batch are sorted by slot in ``order``.  *Shrink*
+multiplies rows by the ``a`` of their adapter, *expand* multiplies the result by ``b``, and adds it
+to the output in place.  Fused layers are slices of one launch.
 
 Invariants:
 
-1. Grids depend on shapes alone, not on who has an adapter: tiles of rows are numbered over all
-   slots, as many as there can be, and those that nobody needs end at once.  So both launches can
-   be captured in a CUDA graph.
+1. Grids depend on shapes alone, not on the rows' adapters: tiles of rows are numbered over all
+   slots, up to the maximum, and unused ones end at once.  So both launches can be captured in a
+   CUDA graph.
 2. Sums are float32, in one order for one shape: shrink writes a sum for each split of the depth,
-   and expand adds them up; nothing is added by two programs.
-3. What lies in a slot beyond the rank that it has is 0, and mostly not read; rows without an
-   adapter are not touched.
+   and expand adds them up; no sum is accumulated by two programs.
+3. Contents of a slot beyond its rank are 0, and mostly not read; rows without an adapter are not
+   modified.
 """
 
 import torch
@@ -25,15 +25,15 @@ from .call import multiprocessors, padded
 if __name__.startswith("kernels."):
     raise ImportError(f"import this module as pagedserve.{__name__}: {__name__} is a second copy")
 
-# Rows of a tile in batches of up to so many rows, where most tiles are not full, and in others; of
-# float32, whose products take registers, always few.
+# Rows of a tile in batches of up to this many rows, where most tiles are not full, and in others;
+# few for float32, whose products take registers.
 FEW_ROWS = 256
 SMALL_TILE, LARGE_TILE = 16, 64
-# Of a tile: ranks, bytes of the depth that are taken at a time, and bytes of features.
+# Per tile: ranks, bytes of the depth loaded at a time, and bytes of features.
 RANKS = 64
 DEPTH_BYTES = 128
 FEATURE_BYTES = 128
-# Of a split of the depth; fewer would be done before the next launch has begun.
+# Minimum depth of a split; less would end before the next launch has started.
 TILES_PER_SPLIT = 4
 NUM_STAGES = 3
 
@@ -42,7 +42,7 @@ NUM_STAGES = 3
 def _rows_of_tile(
     starts, tile, NUM_SLOTS: tl.constexpr, SLOTS_PADDED: tl.constexpr, ROWS: tl.constexpr
 ):
-    """The slot of a tile of rows, where they begin and end in the order; no rows for no slot."""
+    """Slot of a tile of rows, and its range in the order; an empty range for no slot."""
     slots = tl.arange(0, SLOTS_PADDED)
     begin = tl.load(starts + slots, mask=slots < NUM_SLOTS, other=0)
     end = tl.load(starts + slots + 1, mask=slots < NUM_SLOTS, other=0)
@@ -56,7 +56,7 @@ def _rows_of_tile(
 
 @triton.jit
 def _features_of_tile(features, tile, NUM_SLICES: tl.constexpr, FEATURES: tl.constexpr):
-    """The slice of a tile of features, where they begin and the slice ends; none for no slice."""
+    """Slice of a tile of features, its start and the slice's end; an empty range for no slice."""
     piece, begin, end = 0, 0, 0
     for number in tl.static_range(NUM_SLICES):
         its_begin = tl.load(features + number)
@@ -114,7 +114,7 @@ def _shrink_kernel(
         weight = tl.load(weights + depth[None, :], mask=in_rank[:, None] & in_depth, other=0.0)
         sums = tl.dot(numbers, tl.trans(weight), sums, input_precision="ieee")
     line = (split.to(tl.int64) * num_rows + place) * NUM_SLICES + piece
-    # All ranks, 0 where the adapter has none: a mask that only the device knows splits the stores.
+    # All ranks, 0 beyond the adapter's: a mask known only on the device would split the stores.
     written = inside[:, None] & (rank < MAX_RANK)[None, :]
     tl.store(hidden + line[:, None] * MAX_RANK + rank[None, :], sums, written)
 
@@ -133,7 +133,7 @@ def _look_up_kernel(
     RANK_PADDED: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Programs (tile of rows): the hidden numbers of an embedding, which are rows of its ``a``."""
+    """Programs (tile of rows): hidden numbers of an embedding, which are rows of its ``a``."""
     slot, first, end = _rows_of_tile(starts, tl.program_id(0), NUM_SLOTS, SLOTS_PADDED, ROWS)
     if first >= end:
         return
@@ -210,23 +210,23 @@ def add_adapters(
     starts: Tensor,
     order: Tensor,
 ) -> None:
-    """Add to products what the adapters of their rows give.
+    """Add the adapters of rows to the output of linear layers.
 
-    Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", 2021, equation 3, the factor
-    a part of ``b``.
+    Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", 2021, equation 3, with the
+    factor included in ``b``.
 
     Args:
-        output: ``[T, N]``, of linear layers side by side; changed in place.
-        x: ``[T, K]``, what they were given.
-        a: ``[num_slots, slices, R, K]``, a slice for each layer; beyond a rank it means nothing.
-        b: ``[num_slots, N, R]``, beyond a rank 0.
+        output: ``[T, N]``, output of fused linear layers; modified in place.
+        x: ``[T, K]``, input of the layers.
+        a: ``[num_slots, slices, R, K]``, a slice for each layer; undefined beyond a rank.
+        b: ``[num_slots, N, R]``, 0 beyond a rank.
         ranks: int32 ``[num_slots, slices]``, at most R, 0 for none.
-        features: int32 ``[slices + 1]``, where those of each slice begin, and N.
-        starts: int32 ``[num_slots + 1]``, where the rows of each slot begin in ``order``.
-        order: int32 ``[T]``, rows by slot; what lies past the last start means nothing.
+        features: int32 ``[slices + 1]``, start of each slice's features, and N.
+        starts: int32 ``[num_slots + 1]``, start of each slot's rows in ``order``.
+        order: int32 ``[T]``, rows by slot; undefined past the last start.
 
     Raises:
-        ValueError: for tensors that the kernels would read wrongly.
+        ValueError: tensors that the kernels would read incorrectly.
     """
     num_rows, depth = x.shape
     num_slots, num_slices, max_rank, _ = a.shape
@@ -278,20 +278,20 @@ def add_embedding_adapters(
     starts: Tensor,
     order: Tensor,
 ) -> None:
-    """Add to embeddings what the adapters of their rows give.
+    """Add the adapters of rows to the output of an embedding.
 
     Args:
-        output: ``[T, N]``; changed in place.
+        output: ``[T, N]``; modified in place.
         ids: int ``[T]``, tokens.
-        table: ``[num_slots, tokens, R]``, beyond a rank any numbers.
-        b: ``[num_slots, N, R]``, beyond a rank 0.
-        ranks: int32 ``[num_slots, 1]``, as of ``add_adapters``, like all that follows.
+        table: ``[num_slots, tokens, R]``, undefined beyond a rank.
+        b: ``[num_slots, N, R]``, 0 beyond a rank.
+        ranks: int32 ``[num_slots, 1]``, as in ``add_adapters``.
         features: int32 ``[2]``, 0 and N.
-        starts: int32 ``[num_slots + 1]``.
-        order: int32 ``[T]``.
+        starts: int32 ``[num_slots + 1]``, as in ``add_adapters``.
+        order: int32 ``[T]``, as in ``add_adapters``.
 
     Raises:
-        ValueError: for tensors that the kernels would read wrongly.
+        ValueError: tensors that the kernels would read incorrectly.
     """
     num_slots, num_tokens, max_rank = table.shape
     _check(output, b, starts, ids=ids, table=table, ranks=ranks, features=features, order=order)
@@ -331,7 +331,7 @@ def _expand(
     num_slots, num_features, _ = b.shape
     tile, num_tiles = _row_tiles(num_rows, num_slots, b.dtype)
     feature_tile = FEATURE_BYTES // b.element_size()
-    # A slice may end in a tile that is not full.
+    # A slice may end in a partial tile.
     num_feature_tiles = num_features // feature_tile + num_slices
     _expand_kernel[(num_tiles, num_feature_tiles)](
         output,
@@ -359,7 +359,7 @@ def _expand(
 
 
 def _row_tiles(num_rows: int, num_slots: int, dtype: torch.dtype) -> tuple[int, int]:
-    """Rows of a tile, and how many tiles there are at most, whoever has which slot."""
+    """Rows per tile, and the maximum number of tiles for any distribution of slots."""
     has_small_tiles = num_rows <= FEW_ROWS or dtype == torch.float32
     tile = SMALL_TILE if has_small_tiles else LARGE_TILE
     num_groups = min(num_slots, num_rows)
@@ -371,14 +371,14 @@ def _num_warps(tile: int) -> int:
 
 
 def _split_tiles(num_tiles: int, num_programs: int, num_multiprocessors: int) -> int:
-    """Tiles of a split of the depth, so that there are two programs a multiprocessor."""
+    """Tiles of a split of the depth, for two programs per multiprocessor."""
     wanted = max(1, 2 * num_multiprocessors // num_programs)
     return max(-(-num_tiles // wanted), TILES_PER_SPLIT)
 
 
 def _check(output: Tensor, b: Tensor, starts: Tensor, **others: Tensor) -> None:
     for name, tensor in (("output", output), ("b", b), ("starts", starts), *others.items()):
-        # Of these only the rows are read as one piece.
+        # Only the rows of these are read contiguously.
         checked = tensor[:1] if name in {"x", "output"} else tensor
         if not checked.is_contiguous():
             raise ValueError(

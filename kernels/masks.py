@@ -1,13 +1,13 @@
-"""The likeliest token of those that may come, in Triton.
+"""Most likely allowed token, in Triton.
 
-The vocabulary of a row is cut into splits, so that few rows keep a device busy too; each split
-gives its largest logit, and the largest of those is the row's.
+The vocabulary of a row is split, so that few rows occupy a device too; each split gives its largest
+logit, and the largest of those is the row's.
 
 Invariants:
 
-1. Of equal logits the smaller id comes first, within a split and among them.
-2. A logit that is NaN is looked at only where its token may come, and then it is the row's largest.
-3. Grids depend on shapes alone, and nothing waits for the device.
+1. Of equal logits the smaller id comes first, within a split and among splits.
+2. A NaN logit counts only if its token is allowed, and then it is the row's largest.
+3. Grids depend on shapes alone, and nothing synchronizes with the device.
 """
 
 import torch
@@ -20,7 +20,7 @@ from .call import multiprocessors
 if __name__.startswith("kernels."):
     raise ImportError(f"import this module as pagedserve.{__name__}: {__name__} is a second copy")
 
-# Entries of a mask that a program reads at a time: 4,096 tokens, 32 of a thread.
+# Entries of a mask that a program reads at a time: 4,096 tokens, 32 per thread.
 WORDS = 128
 NUM_WARPS = 4
 
@@ -42,7 +42,7 @@ def _masked_argmax_kernel(
     logits += row * logits_stride
     masks += row * num_words
     first, last = split * split_words, tl.minimum((split + 1) * split_words, num_words)
-    # Each place keeps its own largest, in the order of ids.
+    # Each lane keeps its own largest, in the order of ids.
     largest = tl.full([WORDS, 32], float("-inf"), tl.float32)
     id_of = tl.zeros([WORDS, 32], tl.int32)
     is_nan = tl.zeros([WORDS, 32], tl.int32)
@@ -54,7 +54,7 @@ def _masked_argmax_kernel(
         # All are read: loads that depend on bits would be of one element each.
         logit = tl.load(logits + token, mask=token < vocab_size, other=float("-inf"))
         logit = tl.where(bits == 1, logit, float("-inf"))
-        is_nan |= (logit != logit).to(tl.int32)  # noqa: PLR0124  # true of NaN alone
+        is_nan |= (logit != logit).to(tl.int32)  # noqa: PLR0124  # true only for NaN
         id_of = tl.where(logit > largest, token, id_of)
         largest = tl.where(logit > largest, logit, largest)
     peak = tl.max(tl.max(largest, 1), 0)
@@ -66,19 +66,19 @@ def _masked_argmax_kernel(
 
 
 def masked_argmax(logits: Tensor, masks: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest logit of each row whose token may come, and its id.
+    """Largest logit of each row among the allowed tokens, and its id.
 
     Args:
         logits: float32 ``[N, V]``, rows contiguous.
-        masks: int32 ``[N, ceil(V / 32)]``, contiguous: token ``t`` may come where bit ``t % 32`` of
+        masks: int32 ``[N, ceil(V / 32)]``, contiguous: token ``t`` is allowed if bit ``t % 32`` of
             entry ``t // 32`` is 1.
 
     Returns:
-        float32 and int64, ``[N]`` each.  Where no token may come minus infinity and an id below V;
-        where a NaN may come NaN, and the id means nothing.
+        float32 and int64, ``[N]`` each.  Minus infinity and an id below V if no token is allowed;
+        NaN and an undefined id if an allowed logit is NaN.
 
     Raises:
-        ValueError: for tensors that the kernel would read wrongly.
+        ValueError: tensors that the kernel would read incorrectly.
     """
     (num_rows, vocab_size), num_words = logits.shape, -(-logits.shape[1] // 32)
     if masks.shape != (num_rows, num_words) or masks.dtype != torch.int32:

@@ -1,15 +1,15 @@
-"""Paged attention of rows with many queries, over a cached prefix or none: bound by arithmetic.
+"""Paged attention of rows with many queries, with or without a cached prefix: compute-bound.
 
-A program takes a tile of queries of one row, with all query heads of one KV head.  The tiles of
-all rows are numbered one after another; a program finds its row by bisection, so the launch
-needs no more than T and the number of rows from the host: row ``r`` begins at tile
-``query_start[r] // Q + r`` for tiles of Q queries, which leaves at most one tile of a row unused.
+A program takes a tile of queries of one row, with all query heads of one KV head.  The tiles of all
+rows are numbered consecutively; a program finds its row by bisection, so the launch needs only T
+and the number of rows from the host: row ``r`` starts at tile ``query_start[r] // Q + r`` for tiles
+of Q queries, which leaves at most one tile per row unused.
 
-Keys that no query sees, before the window and after the last query or its window, are skipped.
-Between those that every query sees, taken without a comparison, and these lie the masked tiles: the
+Keys that no query attends to, before the window and after the last query or its window, are
+skipped. Keys that every query attends to need no comparison.  The tiles in between are masked: the
 causal diagonal or the end of the row, and the window's edges.
 
-Invariant: rows of up to ``skipped`` queries are left alone.
+Invariant: rows of up to ``skipped`` queries are ignored.
 """
 
 import triton
@@ -25,7 +25,7 @@ if __name__.startswith("kernels."):
 
 @triton.jit
 def _find_row(query_start, tile, num_rows, QUERIES: tl.constexpr):
-    """The last row that begins at ``tile`` or before."""
+    """The last row that starts at ``tile`` or before."""
     low, high = 1, num_rows
     while low < high:
         middle = (low + high) // 2
@@ -81,7 +81,7 @@ def _prefill_kernel(
     CAUSAL: tl.constexpr,
 ):
     """Programs (tile, KV head): a KV head's programs run together, on keys in the L2 cache."""
-    # The last tiles of a row see the most keys: they go first, the short ones fill the end.
+    # The last tiles of a row attend to the most keys: they start first, short ones fill the end.
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     kv_head = tl.program_id(1)
     row = _find_row(query_start, tile, num_rows, QUERIES)
@@ -94,7 +94,7 @@ def _prefill_kernel(
 
     packed = tl.arange(0, ROWS)
     is_query = (packed < QUERIES * GROUP) & (start + packed // GROUP < count)
-    # Rows that pad the tile repeat the last query's position: they see keys, so nothing is NaN.
+    # Padding rows of the tile repeat the last query's position: they attend to keys, without NaN.
     last = tl.minimum(start + QUERIES, count) - 1
     own = tl.minimum(start + packed // GROUP, last)
     head = kv_head * GROUP + packed % GROUP
@@ -113,7 +113,7 @@ def _prefill_kernel(
     values = value_cache + kv_head * value_head_stride
     first_position, last_position = length - count + start, length - count + last
     begin, end = 0, length
-    open_begin, open_last = 0, length  # between them every query sees every key
+    open_begin, open_last = 0, length  # between them every query attends to every key
     if HAS_WINDOW:
         begin = tl.maximum(first_position - window + 1, 0)
         hidden = tl.maximum(last_position + 1 - window, 0) - begin
@@ -178,12 +178,12 @@ def launch(call: AttentionCall, config: Config, *, skipped: int) -> None:
 
     Args:
         call: the batch.
-        config: how the kernel is cut; ``config.rows`` grows to hold one query of a group.
-        skipped: rows of that many queries and fewer are left alone.
+        config: tile configuration; ``config.rows`` grows to hold one query of a group.
+        skipped: rows with at most this many queries are ignored.
     """
     rows = max(config.rows, padded(call.group))
     queries = rows // call.group
-    # Tokens past the last row only add tiles that find nothing to do.
+    # Tokens past the last row only add tiles without work.
     num_tiles = call.query.shape[0] // queries + call.num_rows
     _prefill_kernel[(num_tiles, call.num_kv_heads)](
         call.output,

@@ -1,7 +1,6 @@
-"""The paged-attention kernels in plain torch: any device, any floating dtype.
+"""Reference implementation of the kernels in plain torch: any device, any floating dtype.
 
-These say what each kernel means, in the most obvious way; every faster implementation is
-tested against them.
+These define each kernel in the simplest way; every faster implementation is tested against them.
 
 A KV cache of one layer is two tensors, ``key_cache [num_blocks, block_size, Hkv, D]`` and
 ``value_cache [num_blocks, block_size, Hkv, Dv]``; they may be views of one pool.  Slot ``s``
@@ -9,8 +8,8 @@ is position ``s % block_size`` of block ``s // block_size``.
 
 Invariants:
 
-1. A slot that no visible key lives in is never read: whatever it holds (never written,
-   stale, NaN) cannot reach a result.
+1. A slot without a key that is attended to is never read: its contents (never written, stale, NaN)
+   cannot affect a result.
 2. Moves read all their sources before they write the first destination.
 """
 
@@ -32,7 +31,7 @@ def write_cache(
         value: ``[T, Hkv, Dv]``.
         key_cache: ``[num_blocks, block_size, Hkv, D]``, written in place.
         value_cache: ``[num_blocks, block_size, Hkv, Dv]``, written in place.
-        slot_mapping: int64 ``[T]``; -1 means that the token is not written.
+        slot_mapping: int64 ``[T]``; tokens with -1 are not written.
     """
     written = slot_mapping >= 0
     if not bool(written.all()):
@@ -52,7 +51,7 @@ def copy_blocks(cache: Tensor, pairs: Tensor) -> None:
 
 
 def swap_blocks(source: Tensor, destination: Tensor, pairs: Tensor) -> None:
-    """Copy blocks from one tier's pool into another's.
+    """Copy blocks between pools on device and host.
 
     Args:
         source: ``[num_blocks, ...]``.
@@ -84,35 +83,35 @@ def paged_attention(
 ) -> Tensor:
     """Attention of a ragged batch of rows over paged keys and values.
 
-    Row ``r`` holds the queries ``query_start[r] .. query_start[r + 1]``; the last of them is
-    at position ``seq_lens[r] - 1`` and sees that many keys, its own included.  Rows without
-    queries, and tokens past the last row, are not touched, and their outputs not written.
+    Row ``r`` has the queries ``query_start[r] .. query_start[r + 1]``; the last of them is at
+    position ``seq_lens[r] - 1`` and attends to that many keys, including its own.  Rows without
+    queries, and tokens past the last row, are ignored, and their outputs not written.
 
     Args:
         query: ``[T, H, D]``, H a multiple of Hkv; query head h reads KV head h // (H / Hkv).
         key_cache: ``[num_blocks, block_size, Hkv, D]``, this step's keys already written.
         value_cache: ``[num_blocks, block_size, Hkv, Dv]``.
-        block_tables: ``[R, B]`` block ids; entries past a row's last block mean nothing.
+        block_tables: ``[R, B]`` block ids; undefined past a row's last block.
         query_start: ``[R + 1]`` row boundaries in T.
         seq_lens: ``[R]`` keys of each row.
         scale: factor of the scores.
-        window: a query sees only keys with position > its own - window; None sees all.
+        window: a query attends only to keys with position > its own - window; None attends to all.
         softcap: scores become ``softcap * tanh(scores / softcap)``, before the mask.
-        sinks: ``[H]``, one more score a head, which takes weight and has no value.
-        alibi: ``[H]`` slopes; a score gets its head's slope times (the key's position minus the
-            query's), after the cap.
-        causal: a query sees no key behind its own; if not, it sees all keys of its row, within a
-            window those with position < its own + window.
-        max_query_len: no row has more queries; known on the host, it spares the kernels a wait for
-            the device.  None reads it from ``query_start``.
-        max_seq_len: no row has more keys; None reads it from ``seq_lens``.
-        output: ``[T, H, Dv]``, written and returned; None makes one.
+        sinks: ``[H]``, attention sinks: one more score per head, without a value.
+        alibi: ``[H]`` slopes; a score is increased by its head's slope times (the key's position
+            minus the query's), after the cap.
+        causal: a query does not attend to later keys; if False, it attends to all keys of its row,
+            within a window to those with position < its own + window.
+        max_query_len: upper bound of queries per row; known on the host, it saves the kernels a
+            device synchronization.  None reads it from ``query_start``.
+        max_seq_len: upper bound of keys per row; None reads it from ``seq_lens``.
+        output: ``[T, H, Dv]``, written and returned; None allocates it.
 
     Returns:
         ``[T, H, Dv]`` in the dtype of the query; computed in float32 at least.
 
     Raises:
-        ValueError: if a row is longer than its bound.
+        ValueError: a row exceeds its bound.
     """
     if output is None:
         output = query.new_empty(*query.shape[:2], value_cache.shape[-1])
@@ -140,7 +139,7 @@ def paged_attention(
 
 
 def add_norm(x: Tensor, residual: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """Add to the residual stream, and normalise the sum by the root of its mean square.
+    """Add to the residual stream, and normalize the sum by its root mean square.
 
     Args:
         x: ``[T, F]``.
@@ -171,14 +170,14 @@ def rotate_and_write(
 
     Args:
         qkv: ``[T, (H + 2 Hkv) * D]``: queries, keys, values.
-        cosines: ``[T, rotary size]``; what of a head lies behind that size is not rotated.
+        cosines: ``[T, rotary size]``; elements of a head beyond that size are not rotated.
         sines: likewise.
         key_cache: ``[num_blocks, block_size, Hkv, D]``, written in place.
         value_cache: likewise.
-        slot_mapping: int64 ``[T]``; -1 means that keys and values of the token are not written.
-        query_norm: ``[D]``, weight by which each query is normalised first.
+        slot_mapping: int64 ``[T]``; keys and values of tokens with -1 are not written.
+        query_norm: ``[D]``, weight of the norm that is applied to each query first.
         key_norm: the same for keys.
-        epsilon: of these norms.
+        epsilon: epsilon of these norms.
 
     Returns:
         The queries, ``[T, H, D]``.
@@ -195,7 +194,7 @@ def rotate_and_write(
 def _rotated(
     heads: Tensor, cosines: Tensor, sines: Tensor, norm: Tensor | None, epsilon: float
 ) -> Tensor:
-    """Heads ``[T, n, D]`` normalised and rotated."""
+    """Heads ``[T, n, D]``, normalized and rotated."""
     if norm is not None:
         heads = functional.rms_norm(heads, norm.shape, norm, epsilon)
     size = cosines.shape[-1]
@@ -209,7 +208,7 @@ def swiglu(gate_up: Tensor) -> Tensor:
     """``silu(gate) * up``.
 
     Args:
-        gate_up: ``[T, 2 F]``: gates, then what they multiply.
+        gate_up: ``[T, 2 F]``: gates, then ups.
 
     Returns:
         ``[T, F]``.
@@ -228,17 +227,17 @@ def add_adapters(
     starts: Tensor,
     order: Tensor,
 ) -> None:
-    """Add to products what the adapters of their rows give.
+    """Add the adapters of rows to the output of linear layers.
 
     Args:
-        output: ``[T, N]``, of linear layers side by side; changed in place.
-        x: ``[T, K]``, what they were given.
-        a: ``[num_slots, slices, R, K]``, a slice for each layer; beyond a rank it means nothing.
-        b: ``[num_slots, N, R]``, beyond a rank 0.
+        output: ``[T, N]``, output of fused linear layers; modified in place.
+        x: ``[T, K]``, input of the layers.
+        a: ``[num_slots, slices, R, K]``, a slice for each layer; undefined beyond a rank.
+        b: ``[num_slots, N, R]``, 0 beyond a rank.
         ranks: int32 ``[num_slots, slices]``, at most R, 0 for none.
-        features: int32 ``[slices + 1]``, where those of each slice begin, and N.
-        starts: int32 ``[num_slots + 1]``, where the rows of each slot begin in ``order``.
-        order: int32 ``[T]``, rows by slot; what lies past the last start means nothing.
+        features: int32 ``[slices + 1]``, start of each slice's features, and N.
+        starts: int32 ``[num_slots + 1]``, start of each slot's rows in ``order``.
+        order: int32 ``[T]``, rows by slot; undefined past the last start.
     """
     for slot, rows in enumerate(_rows_of_slots(starts, order)):
         for piece, rank in enumerate(ranks[slot].tolist()):
@@ -257,17 +256,17 @@ def add_embedding_adapters(
     starts: Tensor,
     order: Tensor,
 ) -> None:
-    """Add to embeddings what the adapters of their rows give.
+    """Add the adapters of rows to the output of an embedding.
 
     Args:
-        output: ``[T, N]``; changed in place.
+        output: ``[T, N]``; modified in place.
         ids: int ``[T]``, tokens.
-        table: ``[num_slots, tokens, R]``, beyond a rank any numbers.
-        b: ``[num_slots, N, R]``, beyond a rank 0.
-        ranks: int32 ``[num_slots, 1]``, as of ``add_adapters``, like all that follows.
+        table: ``[num_slots, tokens, R]``, undefined beyond a rank.
+        b: ``[num_slots, N, R]``, 0 beyond a rank.
+        ranks: int32 ``[num_slots, 1]``, as in ``add_adapters``.
         features: int32 ``[2]``, 0 and N.
-        starts: int32 ``[num_slots + 1]``.
-        order: int32 ``[T]``.
+        starts: int32 ``[num_slots + 1]``, as in ``add_adapters``.
+        order: int32 ``[T]``, as in ``add_adapters``.
     """
     begin, end = features.tolist()
     for slot, rows in enumerate(_rows_of_slots(starts, order)):

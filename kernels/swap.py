@@ -1,16 +1,16 @@
-"""Swapping blocks of all layers between the device and pinned host memory.
+"""Swaps of blocks of all layers between the device and pinned host memory.
 
 A block of one layer is tens of kilobytes, too little for a copy engine to reach the link's rate.
-On the host the layers of a block therefore lie together, and a block of all layers crosses the
-link in one piece, as do neighbouring blocks together.  On the device a kernel gathers the layers
-of the blocks into a staging buffer, or scatters them from it, at the rate of device memory.
+On the host the layers of a block are therefore adjacent, and a block of all layers is transferred
+at once, as are neighboring blocks together.  On the device a kernel gathers the layers of the
+blocks into a staging buffer, or scatters them from it, at the rate of device memory.
 
-All of it runs on a stream of its own, where the device has streams.  Swapping waits for the compute
-that was queued before it; compute that is queued after it waits only until the device's blocks
-have been read or written: the copies of blocks that leave go on beside it.
+All of it runs on a separate stream, if the device has streams.  Swaps wait for compute that was
+queued before them; compute that is queued after them waits only until the device's blocks have been
+read or written: transfers to the host continue concurrently.
 
-Invariant: the staging buffer is filled and emptied on the swapping stream alone, in order, so no
-piece of a swap meets another.
+Invariant: the staging buffer is filled and emptied on the swap stream only, in order, so the chunks
+of a swap do not overlap.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,11 +25,11 @@ from torch import Tensor
 if __name__.startswith("kernels."):
     raise ImportError(f"import this module as pagedserve.{__name__}: {__name__} is a second copy")
 
-# Staging large enough that gathering is a small part of a piece's time, small beside the pools.
+# Staging is large enough to make gathering a small part of a chunk's time, small beside the pools.
 STAGING_BYTES = 64 * 2**20
-# What the third dimension of a launch may have.
+# Maximum of the third dimension of a launch.
 MAX_STAGED = 65535
-# Words of 8 bytes that a program moves.
+# Words of 8 bytes per program.
 WORDS = 1024
 NUM_WARPS = 4
 
@@ -44,15 +44,15 @@ def _stage_kernel(
     WORDS: tl.constexpr,
     GATHER: tl.constexpr,
 ):
-    """Programs (piece of a block, layer, place in the staging buffer); sizes in words.
+    """Programs (part of a block, layer, index in the staging buffer); sizes in words.
 
-    ``layers`` holds of each layer its pool's address, the stride and the words of a block, and the
+    ``layers`` has for each layer its pool's address, the stride and the words of a block, and the
     offset in a staged block.
     """
     layer, place = tl.program_id(1), tl.program_id(2)
     address = tl.load(layers + layer).to(tl.pointer_type(tl.int64))
     stride = tl.load(layers + num_layers + layer)
-    # Pieces of 16 bytes throughout: sizes are even, and addresses multiples of 16.
+    # Accesses of 16 bytes throughout: sizes are even, and addresses multiples of 16.
     num_words = tl.multiple_of(tl.load(layers + 2 * num_layers + layer), 2)
     offset = tl.load(layers + 3 * num_layers + layer)
     word = tl.program_id(0) * WORDS + tl.arange(0, WORDS)
@@ -66,66 +66,65 @@ def _stage_kernel(
 
 
 class Streams(Protocol):
-    """Order and copies of a CUDA device."""
+    """Streams and copies of a CUDA device."""
 
     def pinned(self, *shape: int, dtype: torch.dtype) -> Tensor:
-        """Host memory that copies read and write in place."""
+        """Allocate host memory that copies access directly."""
 
     def copy(self, source: Tensor, destination: Tensor) -> None:
         """Queue a copy between the device and pinned memory."""
 
     def to_device(self, host: Tensor) -> Tensor:
-        """Queue a copy of a host tensor, which may be changed at once, to the device."""
+        """Queue a copy of a host tensor to the device; the tensor may be modified at once."""
 
     def stream(self) -> Any:
-        """A new stream, with ``wait_stream`` and ``synchronize``."""
+        """Create a stream, with ``wait_stream`` and ``synchronize``."""
 
     def current_stream(self) -> Any:
-        """The stream that work is queued on."""
+        """Return the stream that work is queued on."""
 
     def on(self, stream: Any) -> AbstractContextManager[None]:
-        """Queue work on another stream."""
+        """Queue work on another stream in this context."""
 
 
 class InOrder:
-    """For tensors in host memory, where each operation is done before the next begins."""
+    """Streams for host memory, where operations are synchronous."""
 
     def pinned(self, *shape: int, dtype: torch.dtype) -> Tensor:
-        """Host memory."""
+        """Allocate host memory."""
         return torch.empty(shape, dtype=dtype)
 
     def copy(self, source: Tensor, destination: Tensor) -> None:
-        """Copy."""
+        """Copy at once."""
         destination.copy_(source)
 
     def to_device(self, host: Tensor) -> Tensor:
-        """The tensor itself."""
+        """Return the tensor itself."""
         return host
 
     def stream(self) -> "InOrder":
-        """A stream that is never behind."""
+        """Return this stream, which has no pending work."""
         return self
 
     current_stream = stream
 
     def on(self, stream: Any) -> AbstractContextManager[None]:
-        """Nothing: there is one order."""
+        """Do nothing: there is one order."""
         del stream
         return nullcontext()
 
     def wait_stream(self, stream: Any) -> None:
-        """Nothing is behind."""
+        """Do nothing: no work is pending."""
 
     def synchronize(self) -> None:
-        """Nothing is behind."""
+        """Do nothing: no work is pending."""
 
 
 class BlockSwapper:
-    """Swaps blocks between the pools of a device and a pool of the host.
+    """Swaps blocks between the pools of a device and a pool on the host.
 
     Attributes:
-        host: int64 ``[num_host_blocks, words]``, pinned; a block is that of all layers, one after
-            another.
+        host: int64 ``[num_host_blocks, words]``, pinned; a block has all layers, one after another.
     """
 
     def __init__(
@@ -134,13 +133,13 @@ class BlockSwapper:
         """Allocate the host's pool and the staging buffer.
 
         Args:
-            pools: of each layer, ``[num_blocks, ...]``, each block contiguous and of a multiple
-                of 16 bytes, as is its address; kept and written in place.
+            pools: pool of each layer, ``[num_blocks, ...]``, with contiguous blocks whose sizes and
+                addresses are multiples of 16 bytes; kept and written in place.
             num_host_blocks: blocks of the host's pool.
-            streams: of the pools' device; None for pools in host memory.
+            streams: streams of the pools' device; None for pools in host memory.
 
         Raises:
-            ValueError: for blocks that are scattered or no multiple of 16 bytes.
+            ValueError: blocks that are not contiguous or no multiple of 16 bytes.
         """
         block_bytes = [pool[0].numel() * pool.element_size() for pool in pools]
         strides = [pool.stride(0) * pool.element_size() for pool in pools]
@@ -154,7 +153,7 @@ class BlockSwapper:
         words = [size // 8 for size in block_bytes]
         offsets = [sum(words[:layer]) for layer in range(len(words))]
         addresses = [pool.data_ptr() for pool in pools]
-        self._pools = pools  # their addresses are held, so they must live
+        self._pools = pools  # keeps them alive, as their addresses are stored
         self._parts = list(zip(offsets, words, strict=True))
         self._layers = torch.tensor(
             [addresses, [stride // 8 for stride in strides], words, offsets], device=device
@@ -174,7 +173,7 @@ class BlockSwapper:
         return part.view(-1, *pool.shape[1:])
 
     def swap_out(self, pairs: Tensor) -> None:
-        """Copy blocks to the host; they may be overwritten by what is queued after this.
+        """Copy blocks to the host; work queued after this may overwrite them.
 
         Args:
             pairs: int64 ``[n, 2]`` in host memory, rows of (device block, host block).
@@ -192,7 +191,7 @@ class BlockSwapper:
                     self._streams.copy(self._staging[places], self.host[host_blocks])
 
     def swap_in(self, pairs: Tensor) -> None:
-        """Copy blocks from the host; what is queued after this sees them.
+        """Copy blocks from the host; work queued after this sees them.
 
         Args:
             pairs: int64 ``[n, 2]`` in host memory, rows of (host block, device block).
@@ -204,13 +203,13 @@ class BlockSwapper:
                 piece = slice(start, start + len(self._staging))
                 for places, host_blocks in runs(pairs[piece, 0].tolist()):
                     self._streams.copy(self.host[host_blocks], self._staging[places])
-                # Only now: compute may still read what the device's blocks held before.
+                # Only now: compute may still read the previous contents of the device's blocks.
                 self._stream.wait_stream(compute)
                 self._stage(blocks[piece], gather=False)
             compute.wait_stream(self._stream)
 
     def wait(self) -> None:
-        """Let the host wait until all that was queued is done."""
+        """Block the host until all queued work is done."""
         self._stream.synchronize()
 
     def _stage(self, blocks: Tensor, *, gather: bool) -> None:
@@ -230,7 +229,7 @@ class BlockSwapper:
 
 
 def runs(blocks: Sequence[int]) -> Iterator[tuple[slice, slice]]:
-    """Places in a sequence, and the ids there, wherever ids follow one another."""
+    """Index ranges of runs of consecutive ids in a sequence, and the ids."""
     start = 0
     for end in range(1, len(blocks) + 1):
         if end == len(blocks) or blocks[end] != blocks[end - 1] + 1:

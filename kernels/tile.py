@@ -1,18 +1,18 @@
-"""A tile of queries against a range of keys: the arithmetic that decode and prefill share.
+"""Attention of a tile of queries to a range of keys, shared by decode and prefill.
 
-A tile packs queries, and for each of them the query heads of one KV head, into its rows, so that
-a key or value is read once for the whole group.  The softmax is computed while the keys come
-(Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018, section 3), in powers
-of two: ``peak`` is the largest score seen, ``total`` the sum of ``2 ** (score - peak)``, and
-``accumulator`` the values weighted with the same.
+A tile packs queries, each with the query heads of one KV head, into its rows, so that a key or
+value is read once for the whole group.  The softmax is computed online (Milakov and Gimelshein,
+"Online normalizer calculation for softmax", 2018, section 3), in powers of two: ``peak`` is the
+largest score so far, ``total`` the sum of ``2 ** (score - peak)``, and ``accumulator`` the values
+with the same weights.
 
 Invariants:
 
-1. No slot and no table entry before ``begin`` or from ``end`` on is read; what a load leaves out
-   is 0.  Every slot read holds a key that some row of the tile sees.
-2. A row that has seen no key has peak -inf, total 0 and accumulator 0.
+1. No slot and no table entry before ``begin`` or from ``end`` on is read; masked loads give 0.
+   Every slot read has a key that some row of the tile attends to.
+2. A row without keys so far has peak -inf, total 0 and accumulator 0.
 
-Block ids are widened to 64 bits before they meet a stride: pools have more than 2 ** 31 elements.
+Block ids are converted to 64 bits before strides are applied: pools exceed 2 ** 31 elements.
 """
 
 import triton
@@ -58,7 +58,7 @@ def tanh(x):
 
 @triton.jit
 def seen(place, inside, position, window, HAS_WINDOW: tl.constexpr, CAUSAL: tl.constexpr):
-    """Which keys at ``place [keys]`` queries at ``position [rows]`` see; a mask for both."""
+    """Which keys at ``place [keys]`` queries at ``position [rows]`` attend to; a mask of both."""
     visible = inside[None, :]
     if CAUSAL:
         visible = visible & (place[None, :] <= position[:, None])
@@ -101,55 +101,57 @@ def attend(
     CAUSAL: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Take the keys at ``begin .. end`` into the running softmax of a tile.
+    """Add the keys at ``begin .. end`` to the online softmax of a tile.
 
     Args:
         accumulator: float32 ``[rows, VALUE_PADDED]``.
         total: float32 ``[rows]``.
         peak: float32 ``[rows]``.
         query: ``[rows, KEY_PADDED]``, columns past KEY_SIZE are 0.
-        position: int32 ``[rows]``, of each row's query.
+        position: int32 ``[rows]``, position of each row's query.
         slope: float32 ``[rows]``, ALiBi slopes times log2(e).
         begin: first key.
-        end: one past the last; whole tiles from ``begin`` unless MASKED.
-        table: the row's block ids.
-        keys: the pool, at the KV head.
-        values: likewise.
-        key_block_stride: elements between the blocks of the keys.
-        key_slot_stride: elements between the slots of a block of keys.
-        value_block_stride: the same of the values.
-        value_slot_stride: the same of the values.
-        scale: turns a product into a score: into powers of two, or into units of the cap.
+        end: one past the last key; whole tiles from ``begin`` unless MASKED.
+        table: block ids of the row.
+        keys: pool of the keys, at the KV head.
+        values: likewise for the values.
+        key_block_stride: elements between blocks of keys.
+        key_slot_stride: elements between slots of a block of keys.
+        value_block_stride: likewise for values.
+        value_slot_stride: likewise for values.
+        scale: factor from products to scores: to powers of two, or to units of the cap.
         softcap: the cap times log2(e).
-        window: keys that a query sees.
+        window: number of keys that a query attends to.
         KEY_SIZE: elements of a key.
         VALUE_SIZE: elements of a value.
-        KEY_PADDED: the power of two that holds a key.
-        VALUE_PADDED: the power of two that holds a value.
-        BLOCK_SIZE: slots of a block.
-        KEY_TILE: keys taken at a time.
-        HAS_WINDOW: whether queries see only ``window`` keys.
+        KEY_PADDED: power of two that holds a key.
+        VALUE_PADDED: power of two that holds a value.
+        BLOCK_SIZE: slots per block.
+        KEY_TILE: keys per iteration.
+        HAS_WINDOW: whether queries attend to only ``window`` keys.
         HAS_SOFTCAP: whether scores are capped.
-        HAS_ALIBI: whether ``slope`` counts.
-        CAUSAL: whether queries see no key behind their own.
-        MASKED: whether some row may not see some of the keys; without it none is compared.
+        HAS_ALIBI: whether ``slope`` is used.
+        CAUSAL: whether queries do not attend to later keys.
+        MASKED: whether some keys are masked for some row; otherwise no comparison is needed.
 
     Returns:
         accumulator, total, peak.
     """
-    # Without cap or slopes the products are scaled where the power is taken: one operation less.
+    # Without cap or slopes the products are scaled in the exponent: one operation less.
     IS_PLAIN: tl.constexpr = not (HAS_SOFTCAP or HAS_ALIBI)
     offsets = tl.arange(0, KEY_TILE)
     next_place = begin + offsets
     next_block = tl.load(table + next_place // BLOCK_SIZE, mask=next_place < end, other=0)
     for start in tl.range(begin, end, KEY_TILE):
-        # From the loop's own number, not carried along: that takes registers, and in every layout
-        # in which places are wanted.
+        # Computed from the loop variable, not carried along: that takes registers, in every layout
+        # in
+        # which positions are needed.
         place = start + offsets
         inside = place < end
         block, slot = next_block.to(tl.int64), place % BLOCK_SIZE
-        # Block ids are loaded one tile ahead.  Were they loaded where they are used, the compiler
-        # would give half of the loop's stages to them, and keys would come that much later.
+        # Block ids are loaded one tile ahead.  If they were loaded where they are used, the
+        # compiler
+        # would use half of the loop's stages for them, and keys would arrive that much later.
         next_place = place + KEY_TILE
         next_block = tl.load(table + next_place // BLOCK_SIZE, mask=next_place < end, other=0)
         rows = keys + block * key_block_stride + slot * key_slot_stride
@@ -170,7 +172,7 @@ def attend(
             new_peak = tl.maximum(peak, tl.max(scores, 1))
         shift = new_peak
         if MASKED:
-            # A row that has seen no key yet: -inf minus -inf would be NaN.
+            # A row without keys so far: -inf minus -inf would be NaN.
             shift = tl.where(new_peak == -float("inf"), 0.0, new_peak)
         if IS_PLAIN:
             weights = tl.exp2(scores * scale - shift[:, None])

@@ -1,8 +1,8 @@
-"""How each attention kernel is cut, by shape and device: a table, so that serving measures nothing.
+"""Configurations of the attention kernels, by shape and device: a table, without autotuning.
 
-``benches/python/tune_kernels.py`` measures the candidates on a GPU and prints rows to put here;
-``benches/python/compile_kernels.py`` compiles every row ahead of time and shows that none spills.
-A row stands for head sizes up to its own.
+``benches/python/tune_kernels.py`` measures candidates on a GPU and prints rows for this table;
+``benches/python/compile_kernels.py`` compiles every row ahead of time and checks for spills.  A row
+applies to head sizes up to its own.
 """
 
 from dataclasses import dataclass
@@ -13,22 +13,22 @@ if __name__.startswith("kernels."):
     raise ImportError(f"import this module as pagedserve.{__name__}: {__name__} is a second copy")
 
 # decode_wide is the same kernel as decode, with a tile of more than 16 rows.  prefill_plain is the
-# same as prefill, without window, cap and slopes: what these take of the registers is free for
-# longer tiles.
+# same as prefill, without window, cap and slopes: the registers that these would take allow longer
+# tiles.
 Kernel = Literal["decode", "decode_wide", "prefill", "prefill_plain"]
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """How a kernel is cut.
+    """Configuration of a kernel.
 
     Attributes:
-        rows: packed queries and heads that a tile holds; a power of two from 16.
-        key_tile: keys taken at a time; a power of two from 16.
-        num_warps: warps of a program.
-        num_stages: tiles of keys and values on their way at a time, the one in use included.
-        resident: programs that share a multiprocessor, by their shared memory; decode's splits
-            are counted with it.
+        rows: packed queries and heads per tile; a power of two from 16.
+        key_tile: keys per iteration; a power of two from 16.
+        num_warps: warps per program.
+        num_stages: tiles of keys and values in flight at a time, including the one in use.
+        resident: programs per multiprocessor, limited by shared memory; used to choose decode's
+            splits.
     """
 
     rows: int
@@ -38,10 +38,10 @@ class Config:
     resident: int
 
     def options(self) -> dict[str, int | bool]:
-        """What triton is told at a launch.
+        """Launch options for triton.
 
-        Multiplication and addition are fused as the hardware does it; triton 3.9 warns where it
-        is left to decide.
+        Multiplication and addition are fused as in hardware; triton 3.9 warns if that is left to
+        its default.
         """
         return {
             "num_warps": self.num_warps,
@@ -50,8 +50,8 @@ class Config:
         }
 
 
-# (kernel, capability from, bytes of an element, head size up to): the newest row that fits counts,
-# and among those the smallest.  Plain prefill has rows of its own where they differ.
+# (kernel, minimum capability, bytes of an element, maximum head size): the newest matching row is
+# used, and of several the smallest.  Plain prefill has separate rows if they differ.
 TABLE: dict[tuple[Kernel, int, int, int], Config] = {
     ("decode", 8, 2, 64): Config(16, 128, 4, 3, 2),
     ("decode", 8, 2, 128): Config(16, 64, 4, 3, 2),
@@ -81,8 +81,8 @@ TABLE: dict[tuple[Kernel, int, int, int], Config] = {
     # Blackwell's products keep their sums elsewhere, and 128 keys with all options spill.
     ("prefill", 10, 2, 64): Config(128, 64, 8, 3, 1),
     ("prefill_plain", 8, 2, 256): Config(64, 32, 8, 3, 1),
-    # As many keys as elements of a value: both products have one layout, and nothing is exchanged
-    # between warps in the loop.  With two stages no tile would be on its way during the products.
+    # As many keys as elements of a value: both products have one layout, and warps exchange no data
+    # in the loop.  With two stages no tile would be in flight during the products.
     ("prefill_plain", 9, 2, 128): Config(128, 128, 8, 3, 1),
     ("prefill_plain", 10, 2, 64): Config(128, 128, 8, 3, 1),
 }
@@ -90,16 +90,16 @@ TABLE: dict[tuple[Kernel, int, int, int], Config] = {
 
 @cache
 def config_for(kernel: Kernel, *, head_size: int, itemsize: int, capability: int) -> Config:
-    """The configuration of a shape.
+    """Return the configuration for a shape.
 
     Args:
-        kernel: which.
+        kernel: kernel name.
         head_size: elements of a key or a value of one head, the larger.
         itemsize: bytes of an element.
         capability: the device's major compute capability; older ones get the oldest rows.
 
     Raises:
-        ValueError: for a head size or a dtype that no row stands for.
+        ValueError: no row applies to the head size or the dtype.
     """
     names = (kernel, "prefill") if kernel == "prefill_plain" else (kernel,)
     fitting = {

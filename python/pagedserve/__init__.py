@@ -1,4 +1,4 @@
-"""pagedserve: a paged-attention serving engine whose scheduler is a library of its own.
+"""pagedserve: a paged-attention serving engine whose scheduler is a separate library.
 
 ``import pagedserve`` loads neither torch nor transformers; each name is loaded when first used.
 """
@@ -31,12 +31,16 @@ if TYPE_CHECKING:
         WindowGroup,
     )
     from pagedserve.config import EngineArgs
+    from pagedserve.engine.arg_utils import AsyncEngineArgs
     from pagedserve.engine.async_engine import AsyncLLMEngine
+    from pagedserve.engine.client import EngineClient
     from pagedserve.engine.llm_engine import LLMEngine
     from pagedserve.errors import (
+        ConcurrentCallError,
         ConfigError,
         EngineDeadError,
         EngineStalledError,
+        ExecutorDeadError,
         InvariantError,
         ModelLoadError,
         PagedServeError,
@@ -69,6 +73,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LLM",
+    "AsyncEngineArgs",
     "AsyncLLMEngine",
     "BeamSearchOutput",
     "BeamSearchParams",
@@ -80,12 +85,15 @@ __all__ = [
     "ClassificationOutput",
     "ClassificationRequestOutput",
     "CompletionOutput",
+    "ConcurrentCallError",
     "ConfigError",
     "EmbeddingOutput",
     "EmbeddingRequestOutput",
     "EngineArgs",
+    "EngineClient",
     "EngineDeadError",
     "EngineStalledError",
+    "ExecutorDeadError",
     "ExplicitEncoderDecoderPrompt",
     "GroupStats",
     "InputBuffers",
@@ -126,9 +134,11 @@ __all__ = [
 
 _HOME = {
     "LLM": "pagedserve.llm",
+    "AsyncEngineArgs": "pagedserve.engine.arg_utils",
     "AsyncLLMEngine": "pagedserve.engine.async_engine",
     "LLMEngine": "pagedserve.engine.llm_engine",
     "EngineArgs": "pagedserve.config",
+    "EngineClient": "pagedserve.engine.client",
     "LoRARequest": "pagedserve.lora.request",
     "PoolingParams": "pagedserve.pooling_params",
     "StructuredOutputsParams": "pagedserve.structured_outputs",
@@ -180,9 +190,11 @@ _HOME = {
     ),
     **dict.fromkeys(
         [
+            "ConcurrentCallError",
             "ConfigError",
             "EngineDeadError",
             "EngineStalledError",
+            "ExecutorDeadError",
             "InvariantError",
             "ModelLoadError",
             "PagedServeError",

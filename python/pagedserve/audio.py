@@ -1,6 +1,6 @@
-"""Audio of prompts, as Python has it or files bring it, before it has a model's sampling rate.
+"""Audio of prompts, from Python or from files, before it is resampled for a model.
 
-soundfile is an extra, and loaded with the first file.
+soundfile is an extra, imported with the first file.
 """
 
 from math import ceil
@@ -15,24 +15,24 @@ from pagedserve.errors import RequestError, extra_needed
 if TYPE_CHECKING:
     from typing import TypeGuard
 
-# Why prompts of most models may have no audio.
-NO_AUDIO: Final = "the model hears none"
-# Of one file: samples of all its channels, and how long it is.
+# Why prompts of most models may not contain audio.
+NO_AUDIO: Final = "the model does not accept audio"
+# Limits of one file: samples of all its channels, and duration.
 MAX_SAMPLES: Final = 1 << 26
 MAX_SECONDS: Final = 2 * 3600
 _ACCEPTED: Final = '{"audio": (samples, sampling_rate)}'
 _RATES: Final = (1_000, 768_000)
-# Seconds around where audio is to be cut, and those that are to be quiet.
+# Seconds around a cut that are searched, and the length of the silence that is looked for.
 _SEARCHED: Final = 1.0
 _QUIET: Final = 0.1
 
 
 class Audio(NamedTuple):
-    """One channel of sound.
+    """A mono audio signal.
 
     Attributes:
         samples: Float32 ``[N]``, from -1 to 1.
-        sampling_rate: Samples of a second.
+        sampling_rate: Samples per second.
     """
 
     samples: NDArray[np.float32]
@@ -40,17 +40,17 @@ class Audio(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """How long it is."""
+        """Duration in seconds."""
         return len(self.samples) / self.sampling_rate
 
     def windows(self, most: float) -> "list[Audio]":
-        """Pieces of at most so many seconds, about as long as each other, cut where it is quiet.
+        """Split into chunks of at most `most` seconds and similar length, cut where it is quiet.
 
         Each cut is in the middle of the quietest tenth of a second within half a second of where
-        equal pieces would end.
+        chunks of equal length would end.
 
         Args:
-            most: Seconds of a piece, at least 2.
+            most: Maximum seconds per chunk, at least 2.
         """
         if self.seconds <= most:
             return [self]
@@ -68,15 +68,15 @@ class Audio(NamedTuple):
 
 
 def audio_of(given: object, name: str) -> Audio | None:
-    """The audio of a prompt's ``multi_modal_data``; None where that is None.
+    """Parse the audio of a prompt's ``multi_modal_data``; None where that is None.
 
     Args:
-        given: A pair of samples, an array of floats from -1 to 1, and samples of a second; or a
-            list with one such pair.
-        name: What an error calls the prompt.
+        given: A pair of samples, an array of floats from -1 to 1, and samples per second; or a list
+            with one such pair.
+        name: Name of the prompt in errors.
 
     Raises:
-        RequestError: Something else.
+        RequestError: Any other value.
     """
     if given is None:
         return None
@@ -95,16 +95,16 @@ def audio_of(given: object, name: str) -> Audio | None:
 
 
 def audio_of_file(content: bytes) -> Audio:
-    """The sound of a file, its channels averaged.
+    """Decode an audio file and average its channels.
 
     Raises:
-        RequestError: What cannot be decoded, is too long, or silent for want of samples.
+        RequestError: It cannot be decoded, is too long, or has no samples.
         ImportError: soundfile is missing.
     """
     with extra_needed("an audio file", "audio"):
         import soundfile
     try:
-        # libsndfile reads a file by itself; where Python reads for it, what is broken is printed.
+        # libsndfile opens the file: with Python's file objects it prints errors of broken files.
         with TemporaryFile() as copy:
             copy.write(content)
             copy.seek(0)
@@ -112,10 +112,10 @@ def audio_of_file(content: bytes) -> Audio:
                 most = MAX_SAMPLES // file.channels
                 found = file.read(most + 1, dtype="float32", always_2d=True)
                 sampling_rate = file.samplerate
-    except Exception as error:  # whatever a decoder makes of bytes
+    except Exception as error:  # decoders raise many types
         raise RequestError(
             f"the file of {len(content)} bytes cannot be decoded ({type(error).__name__}); "
-            "accepted are WAV, FLAC, Ogg, MP3 and what else libsndfile reads",
+            "accepted are WAV, FLAC, Ogg, MP3 and other formats that libsndfile reads",
             param="file",
         ) from error
     if len(found) > min(most, MAX_SECONDS * sampling_rate):
@@ -137,7 +137,7 @@ def _checked(samples: NDArray[np.float32], sampling_rate: Any, name: str) -> Aud
     if not is_number or not low <= sampling_rate <= high:
         raise RequestError(
             f"the sampling rate of {name} is {sampling_rate!r}; it must be an integer from {low} "
-            f"to {high}, the samples of a second"
+            f"to {high}, the samples per second"
         )
     if not len(samples):
         raise RequestError(f"{name} has no samples; it must have at least one")

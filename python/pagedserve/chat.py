@@ -1,32 +1,35 @@
-"""Conversations, put into the words of a model's chat template."""
+"""Conversations, rendered to prompts by a model's chat template."""
 
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeAlias
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from pagedserve.errors import ConfigError, RequestError
-from pagedserve.images import TEXT_ALONE, ImageRules, image_of_part
+from pagedserve.images import TEXT_ALONE, ImageRules, images_of_parts
 from pagedserve.inputs import TokensPrompt, check_unicode
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 Message: TypeAlias = Mapping[str, Any]
 Conversation: TypeAlias = Sequence[Message]
 
-# Kinds of parts that are an image.
+# Types of content parts that are an image.
 _IMAGES: Final = ("image_url", "image")
-# Arguments of the renderer that it hands to the template as they are.
+# Arguments of the renderer that it passes to the template unchanged.
 _VARIABLES: Final = frozenset({"documents"})
+# Values that are no tool call; openai's objects come in a list or an iterator.
+_NO_CALLS: Final = (type(None), int, float, Sequence)
 
 
 def conversations_of(messages: Any) -> list[Conversation]:
-    """One conversation, or a list of them, as a list.
+    """Return one conversation, or a list of them, as a list.
 
     Raises:
-        RequestError: Neither.
+        RequestError: The value is neither.
     """
     accepted = 'a list of messages like {"role": "user", "content": "..."}, or a list of such lists'
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
@@ -40,10 +43,10 @@ def conversations_of(messages: Any) -> list[Conversation]:
 
 
 def read_chat_template(given: str | None) -> str | None:
-    """A template that an option names: a file's, or the text itself, which has a brace.
+    """Read the template of an option: a file's content, or the option itself if it has a brace.
 
     Raises:
-        ConfigError: A file that cannot be read.
+        ConfigError: The file cannot be read.
     """
     if given is None or "{" in given:
         return given
@@ -54,7 +57,7 @@ def read_chat_template(given: str | None) -> str | None:
 
 
 def chat_prompt(
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: "PreTrainedTokenizerBase",
     conversation: Conversation,
     *,
     chat_template: str | None = None,
@@ -64,23 +67,23 @@ def chat_prompt(
     chat_template_kwargs: Mapping[str, Any] | None = None,
     images: ImageRules | str = TEXT_ALONE,
 ) -> TokensPrompt:
-    """The prompt that a conversation is to a model.
+    """Render a conversation to the prompt of a model.
 
     Args:
-        tokenizer: The model's.
+        tokenizer: Tokenizer of the model.
         conversation: Messages with "role" and "content", which is text or a list of parts
             ``{"type": "text", "text": "..."}``, ``{"type": "image_url", "image_url": {"url":
-            "data:image/png;base64,..."}}`` or ``{"type": "image", "image": ...}`` with one of
-            Pillow.
-        chat_template: Instead of the model's own.
-        add_generation_prompt: End with what begins the assistant's answer.
-        continue_final_message: Leave the last message open, so that it is continued.
-        tools: Handed to the template.
-        chat_template_kwargs: What else the template takes.
-        images: How prompts have images, or why they may have none.
+            "data:image/png;base64,..."}}`` or ``{"type": "image", "image": ...}`` with a Pillow
+            image.
+        chat_template: Template to use instead of the model's.
+        add_generation_prompt: Append the prompt that starts the assistant's reply.
+        continue_final_message: Leave the last message open, so that generation continues it.
+        tools: Tool definitions passed to the template.
+        chat_template_kwargs: Further variables of the template.
+        images: Rules for images in prompts, or the reason why they are refused.
 
     Raises:
-        RequestError: No chat template, a part that cannot be taken, or messages that the template
+        RequestError: No chat template, an unsupported content part, or messages that the template
             does not accept.
     """
     if chat_template is None and not tokenizer.chat_template:
@@ -90,10 +93,14 @@ def chat_prompt(
             "add_generation_prompt and continue_final_message are both True: a last message that "
             "is continued is followed by no other; give add_generation_prompt=False"
         )
+    from pagedserve.templates import bounded  # it imports transformers
+
     _check_variables(tokenizer, chat_template_kwargs or {})
     found = [part for message in conversation for part in _images_of(message)]
     _check_images(found, images)
-    render = partial(tokenizer.apply_chat_template, chat_template=chat_template, tokenize=False)
+    render = bounded(
+        partial(tokenizer.apply_chat_template, chat_template=chat_template, tokenize=False)
+    )
     takes_parts = isinstance(images, ImageRules) and _takes_parts(render)
     token = images.token if isinstance(images, ImageRules) else ""
     try:
@@ -106,19 +113,19 @@ def chat_prompt(
         )
     except (RequestError, ImportError):
         raise
-    except Exception as error:  # what a template raises is its author's choice
+    except Exception as error:  # templates may raise any exception
         raise RequestError(f"the chat template does not take the messages: {error}") from error
     check_unicode(str(text), "the conversation")
-    # The template has written the special tokens down.
+    # The template has already added the special tokens.
     token_ids = tokenizer(str(text), add_special_tokens=False, verbose=False).input_ids
     prompt: TokensPrompt = {"prompt": str(text), "prompt_token_ids": token_ids}
     if found:
-        prompt["multi_modal_data"] = {"image": [image_of_part(part) for part in found]}
+        prompt["multi_modal_data"] = {"image": images_of_parts(found)}
     return prompt
 
 
-def _check_variables(tokenizer: PreTrainedTokenizerBase, given: Mapping[str, Any]) -> None:
-    """Refuse what would reach the renderer and not the template."""
+def _check_variables(tokenizer: "PreTrainedTokenizerBase", given: Mapping[str, Any]) -> None:
+    """Refuse arguments that would reach the renderer instead of the template."""
     own = inspect.signature(tokenizer.apply_chat_template).parameters
     for name in given:
         if name in own and name not in _VARIABLES:
@@ -133,10 +140,10 @@ def _is_message(message: object) -> bool:
 
 
 def _check_images(parts: Sequence[Message], images: ImageRules | str) -> None:
-    """Refuse images before they are decoded: more than there may be, or any.
+    """Refuse unsupported or too many images before they are decoded.
 
     Raises:
-        RequestError: Why.
+        RequestError: The model does not accept images, or there are too many.
     """
     if parts and isinstance(images, str):
         kind = parts[0]["type"]
@@ -146,19 +153,18 @@ def _check_images(parts: Sequence[Message], images: ImageRules | str) -> None:
 
 
 def _takes_parts(render: Callable[..., Any]) -> bool:
-    """Whether a template takes the parts of a message apart; others would write a list down."""
+    """Whether a template iterates over content parts; others would print a list as text."""
     probe = {"role": "user", "content": [{"type": "text", "text": "probe"}]}
     try:
         text = str(render([probe]))
-    except Exception:  # noqa: BLE001  # as of other messages
+    except Exception:  # noqa: BLE001  # templates may raise any exception
         return False
     return "probe" in text and "'type'" not in text
 
 
 def _rendered(message: Message, token: str, *, takes_parts: bool) -> dict[str, Any]:
-    """A message as the template takes it, ``token`` standing for an image in a text."""
-    if message.get("tool_calls"):
-        message = {**message, "tool_calls": [_with_object(call) for call in message["tool_calls"]]}
+    """Convert a message for the template; ``token`` replaces each image in a text."""
+    message = _with_calls(message)
     parts = _parts_of(message.get("content"))
     if not takes_parts:
         texts = (token if _is_image(part) else _text_of(part) for part in parts)
@@ -170,9 +176,35 @@ def _rendered(message: Message, token: str, *, takes_parts: bool) -> dict[str, A
     return {**message, "content": content}
 
 
+def _with_calls(message: Message) -> Message:
+    """Convert the tool calls of a message for a template; drop the field if there are none.
+
+    Many templates check only whether the field exists, and then omit the text.
+
+    Raises:
+        RequestError: The field is not a list of objects.
+    """
+    if "tool_calls" not in message:
+        return message
+    calls = message["tool_calls"]
+    is_list = isinstance(calls, Iterable) and not isinstance(calls, str | bytes | Mapping)
+    listed = list(calls) if is_list else []
+    if calls is None or (is_list and not listed):
+        return {name: value for name, value in message.items() if name != "tool_calls"}
+    if not is_list or any(isinstance(call, _NO_CALLS) for call in listed):
+        raise RequestError(
+            f"tool_calls of a message is {calls!r:.80}; it must be a list of objects like "
+            '{"id": "...", "type": "function", "function": {...}}',
+            param="messages",
+        )
+    return {**message, "tool_calls": [_with_object(call) for call in listed]}
+
+
 def _with_object(call: Any) -> Any:
-    """An earlier tool call whose arguments are an object, as templates take them, and not text."""
-    function = call.get("function") if isinstance(call, Mapping) else None
+    """Parse the arguments of an earlier tool call from text to an object, as templates expect."""
+    if not isinstance(call, Mapping):  # an object of a client library
+        return call
+    function = call.get("function")
     if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
         return call
     try:
@@ -183,10 +215,10 @@ def _with_object(call: Any) -> Any:
 
 
 def text_of_content(content: object) -> str:
-    """The text of a message's content, which may come in parts; none is empty.
+    """Return the text of a message's content, joining its parts; None becomes empty.
 
     Raises:
-        RequestError: A part that is neither text nor an image.
+        RequestError: A part is neither text nor an image.
     """
     return "\n".join(_text_of(part) for part in _parts_of(content) if not _is_image(part))
 

@@ -5,9 +5,10 @@ type or raises ``RequestError`` with the name, the value and what is accepted.  
 function that takes the limits, so that a table of checks reads like the documentation.
 """
 
+import difflib
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn, SupportsFloat, SupportsIndex, TypeAlias, TypeVar
 
 from pagedserve.errors import RequestError
@@ -17,16 +18,28 @@ Check: TypeAlias = Callable[[str, Any], T]
 
 
 def refuse(name: str, value: object, accepted: str) -> NoReturn:
-    """Raise the ``RequestError`` of a value that is not among those accepted.
+    """Raise the ``RequestError`` of a value that is not accepted.
 
     Args:
-        name: Of a parameter, or of a part of one: ``stop[0]``, ``a key of logit_bias``,
+        name: Name of a parameter, or of a part of one: ``stop[0]``, ``a key of logit_bias``,
             ``structured_outputs.json``.
-        value: What was given.
-        accepted: What could be.
+        value: Value that was given.
+        accepted: Description of accepted values.
     """
     param = name.partition("[")[0].rpartition(" ")[2].partition(".")[0]
     raise RequestError(f"{name} is {value!r}; it must be {accepted}", param=param)
+
+
+def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
+    """The end of an error about a misspelt name: the most similar known one, or "" if none is.
+
+    Args:
+        name: Name that was given.
+        known: Names that exist.
+        cutoff: Least similarity, as of ``difflib.get_close_matches``.
+    """
+    nearest = difflib.get_close_matches(name, list(known), 1, cutoff)
+    return f"; did you mean {nearest[0]}?" if nearest else ""
 
 
 def real(
@@ -61,7 +74,7 @@ def count(low: int = 1) -> Check[int]:
 
 
 def optional_count(low: int = 1) -> Check[int | None]:
-    """The same, or None."""
+    """An integer of at least ``low``, or None."""
     return optional(integer(f"at least {low}, or None", low=low))
 
 
@@ -71,21 +84,21 @@ def optional(check: Check[T]) -> Check[T | None]:
 
 
 def flag(name: str, value: object) -> bool:
-    """True or False; no number stands for either."""
+    """True or False; 1 and 0 are refused."""
     if not isinstance(value, bool):
         refuse(name, value, "True or False")
     return value
 
 
 def text(name: str, value: object) -> str:
-    """Text that a tokenizer can take, at least one character."""
-    if not isinstance(value, str) or not value or any("\ud800" <= c <= "\udfff" for c in value):
+    """A non-empty string of valid Unicode."""
+    if not isinstance(value, str) or not value or not _is_unicode(value):
         refuse(name, value, "a non-empty string of valid Unicode")
     return value
 
 
 def url(name: str, value: object) -> str:
-    """An address of HTTP."""
+    """A URL of HTTP or HTTPS."""
     address = text(name, value)
     if not address.startswith(("http://", "https://")):
         refuse(name, value, "a URL that begins with http:// or https://")
@@ -93,7 +106,7 @@ def url(name: str, value: object) -> str:
 
 
 def choice(accepted: Sequence[str | None]) -> Check[Any]:
-    """One of several words, or None where that is among them."""
+    """One of several words, or None if it is among them."""
     shown = ", ".join(map(str, accepted))
 
     def check(name: str, value: object) -> object:
@@ -112,7 +125,7 @@ def mapping(name: str, value: object) -> dict[str, Any]:
 
 
 def function(name: str, value: T) -> T:
-    """Anything that can be called."""
+    """A callable."""
     if not callable(value):
         refuse(name, value, "callable")
     return value
@@ -124,7 +137,7 @@ def each(check: Check[T], accepted: str) -> Check[tuple[T, ...]]:
     def check_each(name: str, value: Any) -> tuple[T, ...]:
         if value is None:
             return ()
-        # These would be taken apart into characters, bytes and keys.
+        # Iterating these would yield characters, bytes and keys.
         if isinstance(value, (str, bytes, Mapping)):
             refuse(name, value, accepted)
         try:
@@ -136,8 +149,17 @@ def each(check: Check[T], accepted: str) -> Check[tuple[T, ...]]:
     return check_each
 
 
+def _is_unicode(value: str) -> bool:
+    """Whether a string has no lone surrogate."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _float(value: object) -> float:
-    """As a float; not-a-number for what is no real number, an array or too large an integer."""
+    """The value as a float; NaN for anything but a real number that fits."""
     if isinstance(value, bool) or not isinstance(value, SupportsFloat):
         return math.nan
     try:
@@ -147,7 +169,7 @@ def _float(value: object) -> float:
 
 
 def _int(value: object) -> int | None:
-    """As an integer; None for what is none: True and False are integers to Python, not to us."""
+    """The value as an integer; None for anything else, True and False included."""
     if isinstance(value, bool) or not isinstance(value, SupportsIndex):
         return None
     try:

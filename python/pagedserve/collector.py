@@ -1,9 +1,9 @@
-"""Python's garbage collector, kept from its work while a program starts.
+"""Pause of Python's garbage collector while a program starts.
 
-Importing torch and transformers makes a million objects that stay, and the collector walks over
+Importing torch and transformers creates a million permanent objects, and the collector traverses
 all of them each time their number has grown by a quarter: 0.6 of the 3.3 seconds of the imports
-(two cores).  What has come meanwhile is walked over once, at the end: later it would hold up a step
-for 0.13 seconds, and every other thread with it.
+(two cores).  One collection at the end covers them: later it would block a step, and every other
+thread, for 0.13 seconds.
 """
 
 import gc
@@ -13,12 +13,12 @@ from contextlib import contextmanager
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """No collection in this context, as long as nobody else asks for one."""
+    """Disable automatic garbage collection in this context."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         if was_enabled:
-            gc.collect(1)  # all that is new counts as old from here on
+            gc.collect(1)  # moves all new objects to the oldest generation
             gc.enable()

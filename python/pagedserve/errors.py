@@ -1,45 +1,53 @@
 """The exceptions of pagedserve: one tree, each also the builtin that a caller would expect.
 
-The Rust core raises these very classes (``rust/py/src/error.rs`` names them), so there is
-one definition of each.
+The Rust core raises the same classes (``rust/py/src/error.rs`` names them), so each is defined
+once.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Final
+
+# Prefixes of the reasons that end a request for its grammar alone, or for its grammar together
+# with the tokens that it allows, bans and biases.
+GRAMMAR_FAULT: Final = "the grammar cannot continue"
+NO_TOKEN_LEFT: Final = "no token is left to sample: the edited logits"
 
 
 @contextmanager
 def extra_needed(who: str, extra: str) -> Iterator[None]:
-    """A context that imports what ``who`` needs; a package that is not there is named.
+    """Context for imports that ``who`` needs; reports a missing package by name.
 
     Raises:
-        ImportError: Which package is missing, and the extra that brings it.
+        ImportError: Names the missing package, and the command that installs those of the extra.
     """
     try:
         yield
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] == "pagedserve":
             raise
+        from pagedserve.extras import install_command
+
         raise ImportError(
-            f"{who} needs {error.name}, which is not installed: pip install 'pagedserve[{extra}]'"
+            f"{who} needs {error.name}, which is not installed: "
+            f"{install_command(extra, error.name)}"
         ) from error
 
 
 class PagedServeError(Exception):
-    """Base of everything that pagedserve raises on purpose."""
+    """Base class of all exceptions of pagedserve."""
 
 
 class ConfigError(PagedServeError, ValueError):
-    """A configuration that cannot work; nothing was built."""
+    """An invalid configuration; nothing was built."""
 
 
 class RequestError(PagedServeError, ValueError):
-    """A request that cannot be accepted: its prompt or its sampling parameters.
+    """A request refused for its prompt or its sampling parameters.
 
     Attributes:
-        param: The parameter that is wrong, where one is.
+        param: Name of the invalid parameter, if it is a single one.
     """
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
@@ -48,31 +56,35 @@ class RequestError(PagedServeError, ValueError):
 
 
 class ModelLoadError(PagedServeError, ValueError):
-    """A model that cannot be found, read or loaded."""
+    """A model that is not found, or cannot be read or loaded."""
 
 
 class UnsupportedModelError(ModelLoadError):
-    """A model of an architecture that the engine cannot run correctly."""
+    """A model whose architecture is not supported."""
 
 
 class StaleHandleError(PagedServeError, LookupError):
-    """A handle of a sequence or group that has ended, or that never was."""
+    """A handle of a sequence or group that has ended or never existed."""
 
 
 class StepError(PagedServeError, RuntimeError):
     """Calls of one step out of order, or arrays that do not belong to the step."""
 
 
+class ConcurrentCallError(PagedServeError, RuntimeError):
+    """A call into an engine during another call, from a callback or another thread."""
+
+
 class EngineDeadError(PagedServeError, RuntimeError):
-    """An engine that runs no more: it died, or it was shut down."""
+    """An engine that died or was shut down."""
 
 
 class ExecutorDeadError(EngineDeadError):
-    """A process that shares the model has died: nothing can be computed until a restart.
+    """A rank of the model has died: nothing can be computed until a restart.
 
     Attributes:
-        rank: Which process.
-        step: How many steps had been launched.
+        rank: Number of the rank.
+        step: Number of steps launched before.
     """
 
     def __init__(self, message: str, *, rank: int, step: int) -> None:
@@ -81,13 +93,13 @@ class ExecutorDeadError(EngineDeadError):
         self.step = step
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Of exceptions pickle knows positional arguments alone."""
+        """Pickle the keyword arguments too, which exceptions omit."""
         return partial(type(self), rank=self.rank, step=self.step), self.args
 
 
 class EngineStalledError(PagedServeError, RuntimeError):
-    """An engine whose requests wait while no step ends."""
+    """An engine whose requests wait while no step completes."""
 
 
 class InvariantError(PagedServeError, RuntimeError):
-    """The whole-state checker found the core in a state that must not be: a bug."""
+    """The consistency check found an invalid state of the core: a bug."""

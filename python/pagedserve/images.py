@@ -1,13 +1,15 @@
-"""Images of prompts, as Python has them or data URLs bring them, checked before they are decoded.
+"""Images of prompts, from Pillow or data URLs, checked before they are decoded.
 
-Pillow is an extra, and loaded with the first image.
+Pillow is an extra, imported with the first image.
 """
 
 import base64
 import binascii
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import pagedserve.checks as checks
 from pagedserve.errors import RequestError, extra_needed
@@ -15,22 +17,26 @@ from pagedserve.errors import RequestError, extra_needed
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-# Why prompts of most models may have no images.
-TEXT_ALONE: Final = "the model takes text alone"
-# Of a prompt, where nobody says.
+    GivenImage: TypeAlias = "Image | EncodedImage"
+
+# Why prompts of most models may not contain images.
+TEXT_ALONE: Final = "the model does not accept images"
+# Default limit of images per prompt.
 MAX_IMAGES: Final = 16
-# Of one image: its file, and what it is decoded to.
+# Limits of one image: bytes of its file, and pixels after decoding.
 MAX_BYTES: Final = 32 << 20
 MAX_PIXELS: Final = 1 << 25
+# Limit for all images of a conversation; each is decoded after the previous one is preprocessed.
+MAX_SUM_PIXELS: Final = 1 << 27
 _FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 _DATA: Final = "data:"
 _BASE64: Final = ";base64"
-# Characters of a URL that a message repeats.
+# Characters of a URL that an error message quotes.
 _SHOWN_LENGTH: Final = 40
 
 
 def limit_of_images(name: str, value: object) -> dict[str, int]:
-    """The check of an option: a mapping of ``image`` to the most images of a prompt."""
+    """Check an option: a mapping of ``image`` to the maximum number of images per prompt."""
     limits = checks.mapping(name, value)
     if set(limits) - {"image"}:
         checks.refuse(name, value, 'a mapping like {"image": 4}')
@@ -38,21 +44,21 @@ def limit_of_images(name: str, value: object) -> dict[str, int]:
 
 
 class ImageRules(NamedTuple):
-    """How prompts have images.
+    """Rules for images in prompts.
 
     Attributes:
-        token: Stands for an image in a text.
-        most: Images of a prompt.
+        token: Placeholder of an image in the text.
+        most: Maximum number of images per prompt.
     """
 
     token: str
     most: int
 
     def check(self, num_images: int, name: str) -> None:
-        """Check that a prompt has no more images than it may; ``name`` is what an error calls it.
+        """Check the number of images of a prompt; ``name`` is its name in errors.
 
         Raises:
-            RequestError: It has more.
+            RequestError: There are too many.
         """
         if num_images > self.most:
             raise RequestError(
@@ -60,15 +66,45 @@ class ImageRules(NamedTuple):
             )
 
 
-def images_of(given: Any, name: str) -> "tuple[Image, ...]":
-    """The images of a prompt's ``multi_modal_data``; none where that is None.
+@dataclass(frozen=True, slots=True)
+class EncodedImage:
+    """An image file, decoded when its pixels are needed.
+
+    Attributes:
+        content: Bytes of the file.
+        size: Width and height from its header.
+    """
+
+    content: bytes
+    size: tuple[int, int]
+
+    def decoded(self) -> "Image":
+        """Decode to a Pillow image, upright and in RGB.
+
+        Raises:
+            RequestError: The file cannot be decoded.
+        """
+        from PIL import Image, ImageOps
+
+        with _decoding():
+            opened = Image.open(BytesIO(self.content), formats=_FORMATS)
+            return ImageOps.exif_transpose(opened).convert("RGB")
+
+
+def decoded(image: "GivenImage") -> "Image":
+    """Return the Pillow image of either kind."""
+    return image.decoded() if isinstance(image, EncodedImage) else image
+
+
+def images_of(given: Any, name: str) -> "tuple[GivenImage, ...]":
+    """Return the images of a prompt's ``multi_modal_data``; none where that is None.
 
     Args:
-        given: An image of Pillow, or a list of them.
-        name: What an error calls the prompt.
+        given: A Pillow image, or a list of them.
+        name: Name of the prompt in errors.
 
     Raises:
-        RequestError: Something else, or an image that is too large.
+        RequestError: Any other value, or an image that is too large.
     """
     images = () if given is None else given if isinstance(given, list | tuple) else (given,)
     if not images:
@@ -76,7 +112,7 @@ def images_of(given: Any, name: str) -> "tuple[Image, ...]":
     with extra_needed("an image in a prompt", "images"):
         from PIL.Image import Image
     for image in images:
-        if not isinstance(image, Image):
+        if not isinstance(image, Image | EncodedImage):
             raise RequestError(
                 f"multi_modal_data of {name} has a {type(image).__name__}; it must be "
                 '{"image": ...} with an image of Pillow or a list of them'
@@ -85,11 +121,11 @@ def images_of(given: Any, name: str) -> "tuple[Image, ...]":
     return tuple(images)
 
 
-def image_of_url(url: object) -> "Image":
-    """The image of a data URL, upright and in RGB.
+def image_of_url(url: object) -> EncodedImage:
+    """Return the image of a data URL; reads only its header.
 
     Raises:
-        RequestError: Another kind of URL, which would have to be fetched, or what is no image.
+        RequestError: A URL of another kind, since nothing is downloaded, or not an image.
     """
     if not isinstance(url, str) or not url.lower().startswith(_DATA):
         raise RequestError(
@@ -109,16 +145,34 @@ def image_of_url(url: object) -> "Image":
             param="messages",
         )
     try:
-        return _decoded(base64.b64decode(content, validate=True))
+        return _encoded(base64.b64decode(content, validate=True))
     except binascii.Error as error:
         raise RequestError(f"an image_url is no base64: {error}", param="messages") from error
 
 
-def image_of_part(part: Mapping[str, Any]) -> "Image":
-    """The image of a message's part: ``image_url`` with a data URL, or ``image`` with Pillow's.
+def images_of_parts(parts: Sequence[Mapping[str, Any]]) -> "list[GivenImage]":
+    """Return the images of all parts of a conversation.
 
     Raises:
-        RequestError: What it has instead.
+        RequestError: An invalid part, or more pixels than a conversation may have.
+    """
+    images = [image_of_part(part) for part in parts]
+    sent = [image.size for image in images if isinstance(image, EncodedImage)]
+    num_pixels = sum(width * height for width, height in sent)
+    if num_pixels > MAX_SUM_PIXELS:
+        raise RequestError(
+            f"the images of the conversation have {num_pixels} pixels; at most {MAX_SUM_PIXELS} "
+            "are accepted",
+            param="messages",
+        )
+    return images
+
+
+def image_of_part(part: Mapping[str, Any]) -> "GivenImage":
+    """Return the image of a content part: ``image_url`` with a data URL, or ``image`` of Pillow.
+
+    Raises:
+        RequestError: The part has no valid image.
     """
     if part["type"] == "image":
         if isinstance(part.get("image"), list | tuple | None):
@@ -135,16 +189,26 @@ def image_of_part(part: Mapping[str, Any]) -> "Image":
     return image_of_url(given.get("url") if isinstance(given, Mapping) else given)
 
 
-def _decoded(content: bytes) -> "Image":
+def _encoded(content: bytes) -> EncodedImage:
     with extra_needed("an image in a message", "images"):
-        from PIL import Image, ImageOps
+        from PIL import Image
+    with _decoding(), Image.open(BytesIO(content), formats=_FORMATS) as opened:
+        _check_size(opened.size, "a message")
+        return EncodedImage(content, opened.size)
+
+
+@contextmanager
+def _decoding() -> Iterator[None]:
+    """Convert decoding errors in this context to ``RequestError``.
+
+    Raises:
+        RequestError: The decoder raised any exception.
+    """
     try:
-        opened = Image.open(BytesIO(content), formats=_FORMATS)
-        _check_size(opened.size, "a message")  # known before the pixels are
-        return ImageOps.exif_transpose(opened).convert("RGB")
+        yield
     except RequestError:
         raise
-    except Exception as error:  # whatever a decoder makes of bytes
+    except Exception as error:
         raise RequestError(
             f"an image cannot be decoded ({type(error).__name__}); accepted are "
             f"{', '.join(_FORMATS)}",

@@ -1,4 +1,4 @@
-"""The forms a prompt may have, brought to one: its text, if any, and its token ids."""
+"""Forms of a prompt, and their conversion to text and token ids."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,20 +13,20 @@ from pagedserve.sampling_params import SamplingParams
 from pagedserve.speech import TASKS, SpeechTask
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
+    from pagedserve.images import GivenImage
 
 
 class TextPrompt(TypedDict):
     """A prompt given as text.
 
     Attributes:
-        prompt: The text.
+        prompt: Text of the prompt.
         text_pair: A second text, for models that compare two.
-        cache_salt: Prompts with equal salts, or with none, share what the prefix cache holds.
-        multi_modal_data: ``{"image": ...}``, one image of Pillow or a list; the text has the
-            model's image token for each.  ``{"audio": (samples, sampling_rate)}`` is heard by an
+        cache_salt: Prompts share cached prefixes only with prompts of an equal salt, or of none.
+        multi_modal_data: ``{"image": ...}``, one Pillow image or a list; the text has the model's
+            image token for each.  ``{"audio": (samples, sampling_rate)}`` is the input of an
             encoder, and the text is the decoder's.
-        speech_task: What is done with audio whose language is found; None is "transcribe".
+        speech_task: Task for audio whose language is detected; None is "transcribe".
     """
 
     prompt: str
@@ -37,14 +37,14 @@ class TextPrompt(TypedDict):
 
 
 class TokensPrompt(TypedDict):
-    """A prompt given as token ids; nothing is added to them, no start token either.
+    """A prompt given as token ids, to which no start token or other token is added.
 
     Attributes:
-        prompt_token_ids: The ids.
-        prompt: The text they stand for, only to be shown in the output.
+        prompt_token_ids: Token ids of the prompt.
+        prompt: Text of the tokens, used only in the output.
         cache_salt: As in ``TextPrompt``.
-        multi_modal_data: Likewise; the ids have that of the image token once for each image.
-        speech_task: Likewise.
+        multi_modal_data: As in ``TextPrompt``; the ids have one image token for each image.
+        speech_task: As in ``TextPrompt``.
     """
 
     prompt_token_ids: Sequence[SupportsIndex]
@@ -58,12 +58,12 @@ SingletonPrompt: TypeAlias = str | Sequence[SupportsIndex] | TextPrompt | Tokens
 
 
 class ExplicitEncoderDecoderPrompt(TypedDict):
-    """Two prompts of an encoder-decoder; a prompt of another form is the encoder's.
+    """Prompts of encoder and decoder; a prompt of another form is the encoder's.
 
     Attributes:
-        encoder_prompt: What the encoder reads.
-        decoder_prompt: What the decoder goes on from, behind the token that it starts with; None
-            is that token, and one more where the model's generation config forces it.
+        encoder_prompt: Input of the encoder.
+        decoder_prompt: Prefix of the decoder's output, after its start token; None is the start
+            token, and the forced token after it if the model's generation config has one.
     """
 
     encoder_prompt: SingletonPrompt
@@ -75,18 +75,17 @@ Prompt: TypeAlias = SingletonPrompt | ExplicitEncoderDecoderPrompt
 
 @dataclass(frozen=True, slots=True)
 class ParsedPrompt:
-    """A prompt as it was given: text to be tokenised unless there are token ids.
+    """A prompt after its form was checked: text to be tokenized unless there are token ids.
 
-    ``salt`` keeps it apart in the prefix cache; 0 is the salt of all that have none.  ``images``
-    are those of Pillow, ``audio`` is for an encoder, ``speech_task`` what is done with it where the
-    prompt does not say it, ``text_pair`` is a second text that is
-    tokenised with the first.
+    ``salt`` separates it in the prefix cache; 0 is the salt of all without one.  ``images`` are
+    Pillow images or files, ``audio`` is for an encoder, ``speech_task`` is its task where the
+    prompt does not set it, ``text_pair`` is a second text that is tokenized with the first.
     """
 
     text: str | None
     token_ids: Sequence[SupportsIndex] | None
     salt: int = 0
-    images: "tuple[Image, ...]" = ()
+    images: "tuple[GivenImage, ...]" = ()
     audio: Audio | None = None
     speech_task: SpeechTask | None = None
     text_pair: str | None = None
@@ -95,13 +94,13 @@ class ParsedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class TokenizedPrompt:
-    """A prompt ready for the engine.
+    """A tokenized prompt.
 
     Attributes:
-        text: As given; None where only token ids were.
-        token_ids: At least one, each within the vocabulary.
-        salt: As of the ``ParsedPrompt``.
-        pair_start: Where the tokens of a second text begin; None where there is none.
+        text: Text as given; None if only token ids were.
+        token_ids: At least one id, each within the vocabulary.
+        salt: As in ``ParsedPrompt``.
+        pair_start: Index of the first token of the second text; None if there is none.
     """
 
     text: str | None
@@ -111,7 +110,7 @@ class TokenizedPrompt:
 
 
 def parse_prompts(prompts: object, prompt_token_ids: object = None) -> list[ParsedPrompt]:
-    """Bring the two ways to name prompts to one list.
+    """Parse the two ways to give prompts into one list.
 
     Args:
         prompts: One prompt or a sequence of them (``Prompt``), or None.  A list of integers is
@@ -119,8 +118,7 @@ def parse_prompts(prompts: object, prompt_token_ids: object = None) -> list[Pars
         prompt_token_ids: One list of token ids or a list of such lists, or None.
 
     Raises:
-        RequestError: Both or neither given, no prompt in the list, or a form that is none of
-            the accepted ones.
+        RequestError: Both or neither given, an empty list, or a form that is not accepted.
     """
     if prompts is not None and prompt_token_ids is not None:
         raise RequestError("prompts and prompt_token_ids are both given; give one of them")
@@ -141,16 +139,16 @@ def parse_prompts(prompts: object, prompt_token_ids: object = None) -> list[Pars
 
 
 def parse_prompt(prompt: object, name: str) -> ParsedPrompt:
-    """Check the form of one prompt.
+    """Parse one prompt.
 
     Args:
         prompt: A string, a list of token ids, ``{"prompt": "..."}`` or
             ``{"prompt_token_ids": [...]}``, whose "prompt" is only shown; both may have a
             "cache_salt" and "multi_modal_data".
-        name: What an error calls it.
+        name: Name of the prompt in errors.
 
     Raises:
-        RequestError: Another form, or what is not supported, by its name.
+        RequestError: Another form, or an unsupported key, by name.
     """
     if isinstance(prompt, str):
         return ParsedPrompt(prompt, None)
@@ -179,7 +177,7 @@ def parse_prompt(prompt: object, name: str) -> ParsedPrompt:
     return ParsedPrompt(text, token_ids, salt, images, audio, task, pair)
 
 
-def _parse_media(data: Any, name: str) -> "tuple[tuple[Image, ...], Audio | None]":
+def _parse_media(data: Any, name: str) -> "tuple[tuple[GivenImage, ...], Audio | None]":
     if data is None:
         return (), None
     if not isinstance(data, Mapping) or set(data) - {"image", "audio"}:
@@ -192,7 +190,7 @@ def _parse_media(data: Any, name: str) -> "tuple[tuple[Image, ...], Audio | None
 
 
 def _parse_pair(prompt: Mapping[str, object], name: str) -> ParsedPrompt:
-    """The decoder's prompt, which may be none, with the encoder's."""
+    """Parse an encoder prompt with its optional decoder prompt."""
     for key in prompt:
         if key not in _PAIR:
             raise RequestError(
@@ -226,22 +224,22 @@ def _salt(value: object, name: str) -> int:
 
 
 def salt_of(content: bytes) -> int:
-    """The salt of prompts that share with those of equal contents."""
+    """Salt of prompts that share cached prefixes if their contents are equal."""
     digest = blake2b(content, digest_size=8).digest()
-    # The upper half belongs to prompts that share with nobody.
+    # The upper half is for prompts that share cached prefixes with no other.
     return int.from_bytes(digest, "big") >> 1 or 1
 
 
 def tokenize_prompt(
     prompt: ParsedPrompt, name: str, *, encode: Callable[[str], list[int]], vocab_size: int
 ) -> TokenizedPrompt:
-    """Turn a prompt into checked token ids.
+    """Tokenize a prompt and check its token ids.
 
     Args:
-        prompt: What ``parse_prompts`` made.
-        name: What an error calls it.
-        encode: The tokenizer, special tokens included.
-        vocab_size: Ids must be below it.
+        prompt: Prompt from ``parse_prompts``.
+        name: Name of the prompt in errors.
+        encode: Function of the tokenizer that encodes with special tokens.
+        vocab_size: Vocabulary size; ids must be below it.
 
     Raises:
         RequestError: An empty prompt, or ids that are not integers within the vocabulary.
@@ -259,7 +257,7 @@ def tokenize_prompt(
 
 
 def checked_token_ids(value: object, name: str, vocab_size: int) -> list[int]:
-    """Token ids from outside, perhaps none; a RequestError where the vocabulary lacks one."""
+    """Check token ids given by a caller; the list may be empty, each id within the vocabulary."""
     token_ids = _integers(_token_list(value, name), name)
     _check_range(token_ids, name, vocab_size)
     return token_ids
@@ -277,10 +275,10 @@ def _check_range(token_ids: list[int], name: str, vocab_size: int) -> None:
 def match_params(
     sampling_params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
 ) -> list[SamplingParams]:
-    """One set of sampling parameters a prompt: one for all, or one each; None is the default.
+    """Match sampling parameters to prompts: one for all, or one each; None is the default.
 
     Raises:
-        RequestError: Not as many as prompts, or something else than ``SamplingParams``.
+        RequestError: A number that differs from that of prompts, or not ``SamplingParams``.
     """
     if sampling_params is None:
         sampling_params = SamplingParams()
@@ -298,10 +296,10 @@ def match_params(
 
 
 def match_priorities(priority: object, num_prompts: int) -> list[int]:
-    """One priority a prompt: one for all, or one each; None is 0.
+    """Match priorities to prompts: one for all, or one each; None is 0.
 
     Raises:
-        RequestError: Not as many as prompts, or something else than integers.
+        RequestError: A number that differs from that of prompts, or not integers.
     """
     if priority is None or isinstance(priority, int):
         return [_priority("priority", priority or 0)] * num_prompts
@@ -341,10 +339,10 @@ def _shown(value: object) -> str:
 
 
 def check_unicode(text: str, name: str) -> None:
-    """Check that a tokenizer can take a text; ``name`` is what an error calls it.
+    """Check that a text can be encoded as UTF-8; ``name`` is its name in errors.
 
     Raises:
-        RequestError: It cannot be written as UTF-8.
+        RequestError: It cannot.
     """
     try:
         text.encode()
@@ -355,7 +353,7 @@ def check_unicode(text: str, name: str) -> None:
 
 
 def _listed(value: object) -> Sequence[object] | None:
-    """The value as a sequence; None where it is a string or no sequence at all."""
+    """Return the value as a sequence; None if it is a string or no sequence."""
     if hasattr(value, "tolist"):  # numpy arrays and torch tensors
         value = value.tolist()
     return value if isinstance(value, Sequence) and not isinstance(value, (str, bytes)) else None
@@ -382,11 +380,11 @@ def _token_list(value: object, name: str) -> Sequence[SupportsIndex]:
     listed = _listed(value)
     if listed is None:
         raise RequestError(f"the token ids of {name} are {_shown(value)}; they must be a list")
-    return listed  # type: ignore[return-value]  # each one is looked at by _integers
+    return listed  # type: ignore[return-value]  # _integers checks the elements
 
 
 def _integers(values: Sequence[object], name: str) -> list[int]:
-    # The usual case at the speed of C; True and False are integers to Python, not to us.
+    # Fast path; True and False are integers in Python but not accepted here.
     if set(map(type, values)) <= {int}:
         return list(values)  # type: ignore[arg-type]
     integers = []

@@ -1,25 +1,29 @@
-"""``LLM``: prompts in, outputs out, in one call."""
+"""``LLM``: offline inference; one call takes prompts and returns outputs."""
 
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any, Final, Literal, NoReturn, SupportsIndex, TypeAlias
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Literal, NoReturn, SupportsIndex
 
-from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 import pagedserve.checks as checks
-import pagedserve.executor.local  # noqa: F401  # who lacks torch is told when LLM is asked for
+import pagedserve.executor.local  # noqa: F401  # report a missing torch when LLM is accessed
 import pagedserve.pooling.vectors as vectors
 from pagedserve.chat import Conversation, chat_prompt, conversations_of, read_chat_template
 from pagedserve.config import EngineArgs
+from pagedserve.engine.batches import Batches, UseTqdm
+from pagedserve.engine.calls import Calls, in_turn
 from pagedserve.engine.defaults import default_sampling_params
+from pagedserve.engine.engine_metrics import EngineMetrics
+from pagedserve.engine.guard import ModelOwner
 from pagedserve.engine.llm_engine import LLMEngine
-from pagedserve.engine.request import Request
-from pagedserve.engine.stats import StatsLine
+from pagedserve.engine.request_metrics import RequestCounts
+from pagedserve.errors import EngineDeadError
 from pagedserve.inputs import Prompt, match_params, match_priorities, parse_prompts
 from pagedserve.lora.request import LoRARequest, match_lora_requests
+from pagedserve.metrics import Metric, metrics_of
 from pagedserve.outputs import (
     BeamSearchOutput,
     ClassificationRequestOutput,
@@ -33,22 +37,21 @@ from pagedserve.pooling_params import PoolingParams
 from pagedserve.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from pagedserve.vllm_names import ABSENT_METHODS, refuse_arguments
 
-# Whether a progress bar is shown, or what makes one.
-UseTqdm: TypeAlias = bool | Callable[..., Any]
 
-# Seconds between two looks at the engine's statistics.
-_STATS_INTERVAL: Final = 2.0
+class LLM(ModelOwner):
+    """A model that generates from batches of prompts; a context manager that shuts it down.
 
-
-class LLM:
-    """A model that continues many prompts at once.
+    Thread-safe: calls run one at a time, in the order of arrival.  A call made during a call, from
+    a logits processor for example, raises ``ConcurrentCallError``; one after ``shutdown``, or in a
+    forked child, raises ``EngineDeadError``.
 
     Attributes:
-        llm_engine: The engine; to drive it step by step, use no ``generate`` meanwhile.
+        llm_engine: The engine.  Do not call ``generate`` while you drive it step by step.
+        calls: Lock that serves calls in the order of arrival.
     """
 
     def __init__(self, model: str, **options: Any) -> None:
-        """Load a model and make its KV cache; says on stderr what was chosen.
+        """Load a model and allocate its KV cache; print the chosen settings to stderr.
 
         Args:
             model: "smollm2", a local directory in Hugging Face format, a .gguf file or a hub id.
@@ -56,39 +59,53 @@ class LLM:
                 docs/options.md list them.
 
         Raises:
-            ConfigError: Arguments that contradict each other, the model or the memory.
+            ConfigError: Arguments that contradict each other, the model or the available memory.
             ModelLoadError: The model cannot be found, read or run.
         """
         self._args = EngineArgs(model, **options)
         self._default_params: SamplingParams | None = None
         self.llm_engine = LLMEngine(self._args)
-        self._num_calls = 0
+        self.calls, self._num_calls = Calls(self.llm_engine.guard), 0
+        labels = {"model_name": model, "engine": "0"}
+        self._batches = Batches(self.llm_engine, RequestCounts(labels))
+        self._metrics = EngineMetrics(labels)
         if self._args.use_tqdm_on_load:
             for line in (self.llm_engine.memory.describe(), self.llm_engine.model_info.backends):
                 print(line, file=sys.stderr)  # noqa: T201  # for the user
+
+    def shutdown(self) -> None:
+        """Free the memory and stop the ranks of the model.
+
+        Waits for earlier calls; later ones raise ``EngineDeadError``.  Does nothing if already shut
+        down, or in a forked child.
+        """
+        with suppress(EngineDeadError):
+            self.calls.run("shutdown", self.llm_engine.shutdown)
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
         """The model's tokenizer."""
         return self.llm_engine.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """The parameters of requests that bring none; ``generation_config`` says whose they are.
+        """Default sampling parameters; ``generation_config`` selects their source.
 
         Raises:
-            ConfigError: ``generation_config`` cannot be read, or has a value that cannot be.
+            ConfigError: ``generation_config`` cannot be read, or has an invalid value.
         """
         if self._default_params is None:
             self._default_params = default_sampling_params(self._args)
         return self._default_params.clone()
 
+    @in_turn
     def reset_prefix_cache(self) -> bool:
-        """Forget every cached prefix, as if nothing had been computed yet.
+        """Drop every cached prefix.
 
         Returns:
-            Whether it was done; between two ``generate`` calls it always is.
+            Whether the cache was reset; between two ``generate`` calls it always is.
         """
         return self.llm_engine.reset_prefix_cache()
 
+    @in_turn
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt] | None = None,
@@ -100,31 +117,34 @@ class LLM:
         priority: int | Sequence[int] | None = None,
         **absent: None,
     ) -> list[RequestOutput]:
-        """Continue prompts, all of them together.
+        """Generate completions of prompts, in one batch.
 
-        All requests are checked before the first is taken up.  After any exception, an interrupt
-        included, none of them is left in the engine, which stays usable.
+        All requests are checked before the first is added.  After any exception, including
+        ``KeyboardInterrupt``, all of them are aborted and the engine stays usable.
 
         Args:
             prompts: One prompt or several: strings, lists of token ids, ``TextPrompt`` or
                 ``TokensPrompt``.
-            sampling_params: One for all or one a prompt; None is
+            sampling_params: One for all or one per prompt; None is
                 ``get_default_sampling_params()``.
-            prompt_token_ids: Instead of ``prompts``: token ids of one prompt or of several.
-            use_tqdm: Show a progress bar on stderr, every few seconds with the engine's
-                statistics; or what makes the bar, called as ``tqdm.tqdm`` is.
-            lora_request: The adapter to answer with, one for all or one, or None, a prompt; with
+            prompt_token_ids: Token ids of one prompt or of several, instead of ``prompts``.
+            use_tqdm: Show a progress bar on stderr, with the engine's statistics every few seconds;
+                or a callable that creates the bar, with the signature of ``tqdm.tqdm``.
+            lora_request: Adapter to use: one for all, or one or None per prompt; requires
                 ``enable_lora``.
-            priority: One for all or one a prompt; the lowest number goes first, with
+            priority: One for all or one per prompt; the lowest number is served first, with
                 ``scheduling_policy="priority"``.
-            **absent: ``prompt_adapter_request=None`` and its like, for the sake of vLLM's scripts.
+            **absent: Arguments of vLLM without effect here, such as
+                ``prompt_adapter_request=None``.
 
         Returns:
             The finished outputs in the order of the prompts.
 
         Raises:
-            RequestError: A prompt, parameter or adapter that cannot be accepted; it says which and
-                why.
+            RequestError: A prompt, parameter or adapter is not accepted; the message names it and
+                the reason.
+            ConcurrentCallError: It is called during another call of the same thread.
+            EngineDeadError: After ``shutdown``, or in a forked child.
         """
         refuse_arguments(absent)
         parsed = parse_prompts(prompts, prompt_token_ids)
@@ -153,7 +173,7 @@ class LLM:
             )
             for index, (prompt, own) in enumerate(zip(parsed, params, strict=True))
         ]
-        return self._run_all(requests, use_tqdm=use_tqdm)
+        return self._batches.run(requests, use_tqdm=use_tqdm)
 
     def chat(  # noqa: PLR0917  # in vLLM's order
         self,
@@ -169,28 +189,28 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **absent: None,
     ) -> list[RequestOutput]:
-        """Answer a conversation or several.
+        """Generate the assistant's reply to one or more conversations.
 
         Args:
-            messages: Messages with "role" and "content", or a list of such lists; images of a
-                model that takes them are parts of the content, as at OpenAI, or Pillow's.
-            sampling_params: As of ``generate``, as the next two and ``absent`` are.
-            use_tqdm: See there.
-            lora_request: See there.
-            chat_template: Instead of the model's own: a file, or the text itself.
-            chat_template_content_format: Content that comes in parts is put together to one text.
-            add_generation_prompt: End with what begins the assistant's answer.
-            continue_final_message: Leave the last message open, so that it is continued.
-            tools: Handed to the template.
-            chat_template_kwargs: What else the template takes.
-            **absent: See there.
+            messages: Messages with "role" and "content", or a list of such lists.  Images, for
+                models that accept them, are content parts as in OpenAI's API, or Pillow images.
+            sampling_params: As in ``generate``.
+            use_tqdm: As in ``generate``.
+            lora_request: As in ``generate``.
+            chat_template: Template to use instead of the model's: a file, or the template itself.
+            chat_template_content_format: "auto" or "string"; text parts are joined to one string.
+            add_generation_prompt: Append the prompt that starts the assistant's reply.
+            continue_final_message: Leave the last message open, so that generation continues it.
+            tools: Tool definitions passed to the template.
+            chat_template_kwargs: Further variables of the template.
+            **absent: As in ``generate``.
 
         Returns:
             The finished outputs in the order of the conversations.
 
         Raises:
-            RequestError: What is wrong with messages or parameters.
-            ConfigError: A template's file that cannot be read.
+            RequestError: Messages or parameters are invalid.
+            ConfigError: The template file cannot be read.
         """
         chat_template = read_chat_template(chat_template)
         if chat_template_content_format not in ("auto", "string"):
@@ -223,20 +243,21 @@ class LLM:
         use_tqdm: UseTqdm = False,
         **absent: None,
     ) -> list[BeamSearchOutput]:
-        """Find the likeliest continuations of prompts.
+        """Run beam search on prompts.
 
         Args:
-            prompts: As of ``generate``.
-            params: The width of the search, and when it ends.
-            lora_request: As of ``generate``.
-            use_tqdm: As of ``generate``.
-            **absent: As of ``generate``.
+            prompts: As in ``generate``.
+            params: Beam width, length limit and other parameters of the search.
+            lora_request: As in ``generate``.
+            use_tqdm: As in ``generate``.
+            **absent: As in ``generate``.
 
         Returns:
-            The beams of each prompt, the best first.
+            The beams of each prompt, best first.
 
         Raises:
-            RequestError: A prompt or parameter that cannot be accepted; it says which and why.
+            RequestError: A prompt or parameter is not accepted; the message names it and the
+                reason.
         """
         outputs = self.generate(
             prompts,
@@ -251,6 +272,7 @@ class LLM:
             for output in outputs
         ]
 
+    @in_turn
     def encode(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -260,21 +282,21 @@ class LLM:
         pooling_task: PoolingTask = "encode",
         **absent: None,
     ) -> list[PoolingRequestOutput]:
-        """Make one vector of each prompt, with a model that pools.
+        """Compute one pooled vector per prompt, with a pooling model.
 
         Args:
-            prompts: As of ``generate``.
+            prompts: As in ``generate``.
             pooling_params: For all prompts; None is ``PoolingParams()``.
-            use_tqdm: As of ``generate``.
-            pooling_task: What the vectors are to be; encode is what the model makes.
-            **absent: As of ``generate``.
+            use_tqdm: As in ``generate``.
+            pooling_task: Task of the vectors; "encode" is the model's default.
+            **absent: As in ``generate``.
 
         Returns:
             The vectors in the order of the prompts.
 
         Raises:
-            RequestError: A prompt or parameter that cannot be accepted, or a model that generates;
-                it says which and why.
+            RequestError: A prompt or parameter is not accepted, or the model is a generative one;
+                the message names it and the reason.
         """
         refuse_arguments(absent)
         params = PoolingParams() if pooling_params is None else pooling_params
@@ -289,23 +311,23 @@ class LLM:
             )
             for index, prompt in enumerate(parse_prompts(prompts))
         ]
-        outputs = self._run_all(requests, use_tqdm=use_tqdm)
+        outputs = self._batches.run(requests, use_tqdm=use_tqdm)
         return [vectors.pooling_output(output, rules, params) for output in outputs]
 
     def embed(
         self, prompts: Prompt | Sequence[Prompt], **options: Any
     ) -> list[EmbeddingRequestOutput]:
-        """Make an embedding of each prompt.
+        """Compute an embedding of each prompt.
 
         Args:
-            prompts: As of ``generate``.
-            **options: As of ``encode``.
+            prompts: As in ``generate``.
+            **options: As in ``encode``.
 
         Returns:
             The embeddings in the order of the prompts.
 
         Raises:
-            RequestError: As of ``encode``.
+            RequestError: As in ``encode``.
         """
         pooled = self.encode(prompts, pooling_task="embed", **options)
         return [vectors.embedding_output(output) for output in pooled]
@@ -313,17 +335,17 @@ class LLM:
     def classify(
         self, prompts: Prompt | Sequence[Prompt], **options: Any
     ) -> list[ClassificationRequestOutput]:
-        """Say how likely each class is of each prompt, with a model that names classes.
+        """Compute the class probabilities of each prompt, with a classification model.
 
         Args:
-            prompts: As of ``generate``; also ``{"prompt": ..., "text_pair": ...}``.
-            **options: As of ``encode``.
+            prompts: As in ``generate``; also ``{"prompt": ..., "text_pair": ...}``.
+            **options: As in ``encode``.
 
         Returns:
             The probabilities in the order of the prompts.
 
         Raises:
-            RequestError: As of ``encode``.
+            RequestError: As in ``encode``.
         """
         pooled = self.encode(prompts, pooling_task="classify", **options)
         return [vectors.classification_output(output) for output in pooled]
@@ -331,18 +353,18 @@ class LLM:
     def score(
         self, data_1: str | Sequence[str], data_2: str | Sequence[str], **options: Any
     ) -> list[ScoringRequestOutput]:
-        """Say how near texts are: the cosines of their embeddings, or what a cross-encoder says.
+        """Score pairs of texts: cosine of their embeddings, or the output of a cross-encoder.
 
         Args:
-            data_1: One text, for all of the others, or as many as those.
+            data_1: One text, paired with each of ``data_2``, or as many texts as ``data_2``.
             data_2: Texts.
-            **options: As of ``encode``.
+            **options: As in ``encode``.
 
         Returns:
-            One score a pair.
+            One score per pair.
 
         Raises:
-            RequestError: As of ``encode``, and texts that are no pairs.
+            RequestError: As in ``encode``; also lists of different lengths.
         """
         pairs = vectors.match_pairs("data_1", data_1, data_2)
         rules, options = self.llm_engine.model_info.pooling, {**options, "pooling_task": "score"}
@@ -353,45 +375,20 @@ class LLM:
         pooled = dict(zip(texts, self.encode(texts, **options), strict=True))
         return [vectors.scoring_output(pooled[left], pooled[right]) for left, right in pairs]
 
+    def get_metrics(self) -> list[Metric]:
+        """Metrics of the engine and of finished requests, with the names of ``/metrics``."""
+        snapshot = self.llm_engine.snapshot()
+        families = [*self._batches.counts.families(), *self._metrics.families(snapshot)]
+        return list(metrics_of(families))
+
     def __getattr__(self, name: str) -> NoReturn:
         reason = ABSENT_METHODS.get(name)
         said = f"{type(self).__name__!r} object has no attribute {name!r}"
         raise AttributeError(said if reason is None else f"{said}: {reason}")
 
-    def _run_all(self, requests: list[Request], *, use_tqdm: UseTqdm) -> list[RequestOutput]:
-        """Run requests to their ends; after an exception none of them is left."""
-        try:
-            return self._run(requests, use_tqdm=use_tqdm)
-        except BaseException:
-            self.llm_engine.abort_request([request.request_id for request in requests])
-            raise
-
-    def _run(self, requests: list[Request], *, use_tqdm: UseTqdm) -> list[RequestOutput]:
-        for request in requests:
-            self.llm_engine.add(request)
-        finished: dict[str, RequestOutput | None] = dict.fromkeys(
-            request.request_id for request in requests
-        )
-        num_left, line = len(requests), StatsLine()
-        with _progress(len(requests), use_tqdm=use_tqdm) as progress:
-            while num_left:
-                outputs = [out for out in self.llm_engine.step() if out.request_id in finished]
-                finished |= {output.request_id: output for output in outputs}
-                num_left -= len(outputs)
-                if outputs:
-                    progress.update(len(outputs))
-                if use_tqdm and line.age() > _STATS_INTERVAL:
-                    progress.set_postfix_str(self.llm_engine.stats_line(line))
-        return [output for output in finished.values() if output is not None]
-
-
-def _progress(num_requests: int, *, use_tqdm: UseTqdm) -> Any:  # tqdm has no types
-    make = use_tqdm if callable(use_tqdm) else partial(tqdm, disable=not use_tqdm)
-    return make(total=num_requests, desc="prompts", dynamic_ncols=True)
-
 
 def _takes_options_of_engine_args() -> None:
-    """Show what ``LLM`` takes to ``help`` and ``inspect``, from the one table of options."""
+    """Give ``LLM.__init__`` the signature of ``EngineArgs``, for ``help`` and ``inspect``."""
     own, options = inspect.signature(LLM.__init__), inspect.signature(EngineArgs)
     parameters = [own.parameters["self"], *options.parameters.values()]
     setattr(LLM.__init__, "__signature__", own.replace(parameters=parameters))  # noqa: B010  # mypy

@@ -1,4 +1,4 @@
-"""``ModelArgs``: which model, where its files come from, and how they are read."""
+"""``ModelArgs``: options for the model and its files."""
 
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
@@ -22,7 +22,7 @@ def _hf_token(name: str, value: object) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelArgs:
-    """The options of ``EngineArgs``, which checks them, that are about a model's files."""
+    """The options of ``EngineArgs`` for a model's files; ``EngineArgs`` checks them."""
 
     model: str = field(
         kw_only=False,
@@ -30,53 +30,65 @@ class ModelArgs:
             "option": Option(
                 check=_model,
                 text="smollm2, a local directory in Hugging Face format, a .gguf file or a hub id.",
+                concern="model",
             )
         },
     )
     runner: RunnerType = option(
         "auto",
         checks.choice(get_args(RunnerType)),
-        "generate makes tokens, pooling makes one vector of a prompt; auto is pooling for models "
-        "with the files of sentence-transformers, without a head or with one that names classes, "
+        "What the model computes: generate produces tokens, pooling one vector per prompt. auto is "
+        "pooling for sentence-transformers models, for models without a head and for classifiers, "
         "else generate.",
+        concern="model",
     )
     tokenizer: str | None = option(
         None,
         checks.optional(checks.text),
-        "A local directory or a hub id with another tokenizer for the same vocabulary.",
+        "Local directory or hub id of another tokenizer with the same vocabulary.",
+        concern="model",
         unset="the model's own",
     )
     revision: str | None = option(
         None,
         checks.optional(checks.text),
-        "Branch, tag or commit of a hub id.",
+        "Branch, tag or commit of the model's hub repository.",
+        concern="model",
         unset="the main branch",
     )
     tokenizer_revision: str | None = option(
         None,
         checks.optional(checks.text),
-        "The same of the tokenizer's.",
-        unset="revision where the model brings the tokenizer, else the main branch",
+        "Branch, tag or commit of the tokenizer's hub repository.",
+        concern="model",
+        unset="revision if tokenizer is not given, else the main branch",
     )
     hf_token: str | None = option(
         None,
         _hf_token,
-        "Token that hubs are shown; True is what None stands for.",
+        "Access token for hubs; True is the same as None.",
+        concern="model",
         unset="that of HF_TOKEN or hf auth login",
         is_secret=True,
     )
     download_dir: str | None = option(
         None,
         checks.optional(checks.text),
-        "Directory that hubs' files are kept in.",
+        "Directory for files downloaded from hubs.",
+        concern="model",
         unset="the hub's own cache directory",
     )
     use_tqdm_on_load: bool = option(
-        True, checks.flag, "Say on stderr, or to the log, what is being loaded, and how far it is."
+        True,
+        checks.flag,
+        "Report on stderr, or in the log, what is being loaded and how much of it is done.",
+        concern="model",
     )
     load_format: LoadFormat = option(
         "auto",
         checks.choice(get_args(LoadFormat)),
-        "auto reads the weights, safetensors only from files of that kind; dummy makes them up "
-        "from the seed, for measuring, and needs a directory with nothing but a config.json.",
+        "Source of the weights: auto reads any supported files, safetensors only files of that "
+        "format, dummy draws random weights from the seed, for benchmarks, and needs a directory "
+        "with a config.json alone.",
+        concern="model",
     )

@@ -1,8 +1,8 @@
 """An option, written once: from a dataclass field to its check, command line and documentation.
 
-A field made by ``option`` carries its check and its help.  ``checked`` runs the checks when the
-dataclass is made, ``add_arguments`` gives a parser one argument a field, ``describe`` and ``table``
-write the fields down for people.
+A field made by ``option`` carries its check, its help and its concern.  ``check_options`` runs the
+checks when the dataclass is made, ``add_arguments`` gives a parser one argument per field in one
+group per concern, ``describe`` and ``table`` format the fields for documentation.
 """
 
 import argparse
@@ -10,13 +10,32 @@ import dataclasses
 import json
 import math
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field
 from types import NoneType, UnionType
-from typing import Any, Final, Literal, get_args, get_origin
+from typing import Any, Final, Literal, TypeAlias, get_args, get_origin
 
 from pagedserve.checks import Check
 from pagedserve.errors import ConfigError, RequestError
+
+# What an option is about, in the order of help and documentation.
+Concern: TypeAlias = Literal[
+    "model",
+    "precision and kernels",
+    "memory and KV cache",
+    "scheduling",
+    "parallelism",
+    "speculative decoding",
+    "LoRA",
+    "multimodal input",
+    "sampling",
+    "server",
+    "chat and tool calls",
+    "limits",
+    "TLS and CORS",
+    "logging and tracing",
+    "replicas",
+]
 
 _UNITS: Final = {"": 1} | {
     prefix + kind: base**power
@@ -26,13 +45,13 @@ _UNITS: Final = {"": 1} | {
 
 # Columns of a docstring.
 _WIDTH: Final = 96
-# What a page says about itself, around the table that is made from the options.
+# Marks around the generated tables of a page.
 _BEGIN: Final = "<!-- made by `make options` from python/{} -->"
 _END: Final = "<!-- end of the table -->"
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes from "1073741824", "512MiB", "2G" or "1.5GiB".
+    """Parse a number of bytes: "1073741824", "512MiB", "2G" or "1.5GiB".
 
     Raises:
         argparse.ArgumentTypeError: Another form.
@@ -49,7 +68,7 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_mapping(text: str) -> dict[str, Any]:
-    """What a JSON object says.
+    """Parse a JSON object.
 
     Raises:
         argparse.ArgumentTypeError: Another form.
@@ -65,19 +84,21 @@ def parse_mapping(text: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """What a field knows about itself besides its type and default.
+    """Properties of an option besides its field's type and default.
 
     Attributes:
         check: Returns the value to keep, or raises ``RequestError``.
-        text: What it is, in sentences.
-        unset: What None stands for, where it is the default.
-        parse: What the command line makes of its text; None goes by the type.
-        part: The configuration of the core that takes it, "scheduler" or "cache".
+        text: Help, in sentences of which the first stands alone.
+        concern: Group of help and documentation that lists it.
+        unset: Meaning of None, where None is the default.
+        parse: Converts the text of a command line; None uses the field's type.
+        part: Configuration of the core that takes it, "scheduler" or "cache".
         core_name: Its name there, where it differs.
     """
 
     check: Check[object]
     text: str
+    concern: Concern
     unset: str | None = None
     parse: Callable[[str], object] | None = None
     part: Literal["scheduler", "cache"] | None = None
@@ -85,23 +106,30 @@ class Option:
 
 
 def option(
-    default: object, check: Check[object], text: str, *, is_secret: bool = False, **more: Any
+    default: object,
+    check: Check[object],
+    text: str,
+    *,
+    concern: Concern,
+    is_secret: bool = False,
+    **more: Any,
 ) -> Any:
     """A dataclass field that is an option.
 
     Args:
-        default: Where nobody says.
-        check: Of ``Option``, as ``text`` and ``more`` are.
-        text: See there.
-        is_secret: Whether it is left out where the dataclass is printed.
-        **more: See there.
+        default: Value of an option that is not given.
+        check: Attribute of ``Option``, as ``text``, ``concern`` and ``more`` are.
+        text: See ``Option``.
+        concern: See ``Option``.
+        is_secret: Whether the dataclass is printed without it.
+        **more: Further attributes of ``Option``.
     """
-    known = Option(check=check, text=text, **more)
+    known = Option(check=check, text=text, concern=concern, **more)
     return field(default=default, repr=not is_secret, metadata={"option": known})
 
 
 def options_of(arguments: type | Any) -> Iterator[tuple[dataclasses.Field[Any], Option]]:
-    """The fields of a dataclass, or of one of its instances, with what they know."""
+    """The fields of a dataclass, or of one of its instances, with their options."""
     for argument in dataclasses.fields(arguments):
         yield argument, argument.metadata["option"]
 
@@ -112,7 +140,7 @@ def check_options(arguments: Any) -> None:
     None leaves any field at its default.
 
     Raises:
-        ConfigError: A value that cannot be; the message says what is accepted.
+        ConfigError: An invalid value; the message says what is accepted.
     """
     for argument, known in options_of(arguments):
         value = getattr(arguments, argument.name)
@@ -126,7 +154,7 @@ def check_options(arguments: Any) -> None:
 
 
 def core_options(arguments: Any, part: Literal["scheduler", "cache"]) -> dict[str, Any]:
-    """What one configuration of the core is told; options left out have their default there."""
+    """Arguments of one configuration of the core, without those at the core's default."""
     values = {
         known.core_name or argument.name: getattr(arguments, argument.name)
         for argument, known in options_of(arguments)
@@ -135,34 +163,47 @@ def core_options(arguments: Any, part: Literal["scheduler", "cache"]) -> dict[st
     return {name: value for name, value in values.items() if value is not None}
 
 
+def by_concern(
+    arguments: type,
+) -> Iterator[tuple[Concern, list[tuple[dataclasses.Field[Any], Option]]]]:
+    """The options of each concern that has any, concerns in their order."""
+    for concern in get_args(Concern):
+        found = [pair for pair in options_of(arguments) if pair[1].concern == concern]
+        if found:
+            yield concern, found
+
+
 def add_arguments(
     parser: argparse.ArgumentParser,
     arguments: type,
-    group_name: str,
     defaults: Mapping[str, object] | None = None,
-) -> argparse._ArgumentGroup:
-    """Give a parser one argument for each field.
+) -> None:
+    """Give a parser one argument for each field, in one group for each concern.
 
     Args:
         parser: Finds None for what is not given, which leaves a field at its default.
         arguments: A dataclass of options.
-        group_name: What its options are called together.
-        defaults: Those that are others for this parser, by the names of fields.
-
-    Returns:
-        The group.
+        defaults: Defaults that differ for this parser, by the names of fields.
     """
-    group = parser.add_argument_group(group_name)
     own = defaults or {}
-    for argument, known in options_of(arguments):
-        shown = _default_text(own.get(argument.name, argument.default), known)
-        group.add_argument(
-            f"--{argument.name.replace('_', '-')}",
-            help=f"{known.text} ({shown})".replace("%", "%%"),
-            **_argument(argument.type, known),
-        )
+    for concern, found in by_concern(arguments):
+        group = _group(parser, concern)
+        for argument, known in found:
+            shown = _default_text(own.get(argument.name, argument.default), known)
+            group.add_argument(
+                f"--{argument.name.replace('_', '-')}",
+                help=f"{known.text} ({shown})".replace("%", "%%"),
+                **_argument(argument.type, known),
+            )
     parser.set_defaults(**own)
-    return group
+
+
+def _group(parser: argparse.ArgumentParser, title: str) -> argparse._ArgumentGroup:
+    """The group of a parser with this title, made if it is the first with it."""
+    for group in parser._action_groups:  # noqa: SLF001  # argparse has no other list of them
+        if group.title == title:
+            return group
+    return parser.add_argument_group(title)
 
 
 def _argument(kind: Any, known: Option) -> dict[str, Any]:
@@ -192,17 +233,25 @@ def describe(arguments: type) -> str:
 
 
 def table(arguments: type) -> str:
-    """The fields as a table in Markdown."""
+    """The fields as Markdown tables, one per concern, with headings where there are several."""
+    tables = list(by_concern(arguments))
+    return "\n\n".join(
+        _table(found) if len(tables) == 1 else f"### {_capital(concern)}\n\n{_table(found)}"
+        for concern, found in tables
+    )
+
+
+def _table(found: Iterable[tuple[dataclasses.Field[Any], Option]]) -> str:
     rows = [
         f"| `{argument.name}` | {_shown_type(argument.type)} "
         f"| {_default_text(argument.default, known, short=True)} | {known.text} |"
-        for argument, known in options_of(arguments)
+        for argument, known in found
     ]
     return "\n".join(["| option | type | default | what it is |", "|---|---|---|---|", *rows])
 
 
 def with_table(page: str, arguments: type) -> str:
-    """A page in Markdown with the table between its two marks brought up to date."""
+    """A page in Markdown whose tables between the two marks are up to date."""
     begin = _BEGIN.format(f"{arguments.__module__.replace('.', '/')}.py")
     before, _, rest = page.partition(begin)
     _, _, after = rest.partition(_END)

@@ -1,4 +1,4 @@
-"""What a caller gets back."""
+"""Outputs returned to the caller: completions, beams, embeddings, classes and scores."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal, Self, TypeAlias
 
 from pagedserve.lora.request import LoRARequest
 
-if TYPE_CHECKING:  # programs that talk to a server know outputs, and have no numpy
+if TYPE_CHECKING:  # HTTP clients import this module without numpy
     import numpy as np
     from numpy.typing import NDArray
 
@@ -15,14 +15,14 @@ FinishReason: TypeAlias = Literal["stop", "length", "abort", "ignored", "error"]
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """How likely the model found a token, before penalties, biases, temperature and filters.
+    """Log-probability of a token, before penalties, biases, temperature and filters.
 
-    Of beams: how likely it was to the search, after penalties and biases.
+    In beam search: the log-probability that the search uses, after penalties and biases.
 
     Attributes:
-        logprob: Natural logarithm of its probability.
-        rank: Its place among all tokens, 1 for the likeliest.
-        decoded_token: Its text alone; None where nothing is detokenised.
+        logprob: Natural logarithm of the token's probability.
+        rank: Rank among all tokens of the vocabulary; 1 is the most likely.
+        decoded_token: Text of the token alone; None without detokenization.
     """
 
     logprob: float
@@ -30,30 +30,30 @@ class Logprob:
     decoded_token: str | None
 
 
-# One entry a token: the likeliest tokens of its position and the token itself, by id.
+# Logprobs of one position, by token id: the most likely tokens and the sampled token.
 Logprobs: TypeAlias = Sequence[dict[int, Logprob]]
 
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One continuation of a prompt.
+    """One completion of a prompt.
 
     Attributes:
-        index: Its place among the continuations of the request.
-        text: What ``token_ids`` say, without the stop string or token that ended them; empty where
-            nothing is detokenised.
-        token_ids: Every new token, the one that ended it included.
-        cumulative_logprob: Sum of the log-probabilities of ``token_ids``; None unless
-            ``logprobs``, ``best_of`` above ``n`` or beams made them known.  Beams sum what they
-            search by: the log-probabilities after penalties and biases.
-        logprobs: One entry a token; None unless asked for.
-        finish_reason: None while it goes on; "stop" (end-of-sequence, a stop token or a stop
-            string), "length" (``max_tokens`` or ``max_model_len``), "abort" (by the caller),
-            "ignored" (the scheduler can never run it, or run it on) or "error" (the request's own
-            doing, such as a logits processor that raised).
-        stop_reason: The stop token's id or the stop string; None for the end-of-sequence token;
-            the reason in words where ``finish_reason`` is "ignored" or "error".
-        lora_request: The adapter that it was answered with.
+        index: Index of the completion within the request.
+        text: Detokenized text without the stop string or token that ended it; empty without
+            detokenization.
+        token_ids: Generated token ids, including the one that ended the completion.
+        cumulative_logprob: Sum of the log-probabilities of ``token_ids``; None unless ``logprobs``,
+            ``best_of`` above ``n`` or beam search computes them.  Beam search sums
+            log-probabilities after penalties and biases.
+        logprobs: One entry per token; None unless requested.
+        finish_reason: None while generation continues; "stop" (end-of-sequence, a stop token or a
+            stop string), "length" (``max_tokens`` or ``max_model_len``), "abort" (by the caller),
+            "ignored" (the request can never be scheduled, or not any longer) or "error" (caused by
+            the request, such as a logits processor that raised).
+        stop_reason: Id of the stop token, or the stop string; None for the end-of-sequence token; a
+            message where ``finish_reason`` is "ignored" or "error".
+        lora_request: Adapter that generated it.
     """
 
     index: int
@@ -66,11 +66,11 @@ class CompletionOutput:
     lora_request: LoRARequest | None = None
 
     def finished(self) -> bool:
-        """Whether it has ended."""
+        """Whether the completion has ended."""
         return self.finish_reason is not None
 
     def add(self, later: Self) -> None:
-        """Take in the delta that follows this one."""
+        """Append the delta that follows this one."""
         self.text += later.text
         self.token_ids = [*self.token_ids, *later.token_ids]
         if self.logprobs is not None and later.logprobs is not None:
@@ -82,24 +82,24 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestMetrics:
-    """When things happened to a request, in seconds of the wall clock.
+    """Timestamps and counters of a request; times in seconds of the wall clock.
 
-    Their differences are those of a clock that nobody sets.
+    Differences between them are those of a monotonic clock.
 
-    A request that is computed again after a preemption keeps its first times.
+    A request that is recomputed after a preemption keeps its first times.
 
     Attributes:
         arrival_time: When it was added.
-        first_scheduled_time: When a step first computed something of it.
-        first_token_time: When its first new token was there.
-        last_token_time: When its newest token was there.
+        first_scheduled_time: When a step first computed any of its tokens.
+        first_token_time: When its first new token was available.
+        last_token_time: When its newest token was available.
         finished_time: When it ended.
-        scheduler_time: Seconds that the scheduler took for the steps between arrival and end.
-        num_preemptions: How often it gave its place to others, by recompute or by swap.
-        num_recomputed_tokens: Tokens that had been computed and were given up, by preemption or a
-            step that failed, summed over its sequences.
-        num_draft_tokens: Guesses at its tokens that were checked.
-        num_accepted_tokens: Those of them that were right.
+        scheduler_time: Seconds spent in the scheduler for the steps between arrival and end.
+        num_preemptions: Number of preemptions, by recompute or by swap.
+        num_recomputed_tokens: Computed tokens that were dropped by preemption or a failed step,
+            summed over its sequences.
+        num_draft_tokens: Draft tokens that were verified.
+        num_accepted_tokens: Draft tokens that were accepted.
     """
 
     arrival_time: float
@@ -115,7 +115,7 @@ class RequestMetrics:
 
     @property
     def time_in_queue(self) -> float | None:
-        """Seconds from arrival to the first step that computed something of it."""
+        """Seconds from arrival to the first step that computed any of its tokens."""
         return seconds_between(self.arrival_time, self.first_scheduled_time)
 
     @property
@@ -125,7 +125,7 @@ class RequestMetrics:
 
     @property
     def prefill_time(self) -> float | None:
-        """Seconds from the first step that computed something of it to the first new token."""
+        """Seconds from the first step that computed any of its tokens to the first new token."""
         return seconds_between(self.first_scheduled_time, self.first_token_time)
 
     @property
@@ -135,14 +135,14 @@ class RequestMetrics:
 
     @property
     def inference_time(self) -> float | None:
-        """Seconds from the first step that computed something of it to the end."""
+        """Seconds from the first step that computed any of its tokens to the end."""
         return seconds_between(self.first_scheduled_time, self.finished_time)
 
     def time_per_output_token(self, num_tokens: int) -> float | None:
-        """Seconds from the first new token to the newest, for each further one.
+        """Mean seconds per output token after the first.
 
         Args:
-            num_tokens: New tokens of a sequence; with fewer than two the answer is None.
+            num_tokens: New tokens of a sequence; the result is None for fewer than two.
         """
         seconds = seconds_between(self.first_token_time, self.last_token_time)
         return None if seconds is None or num_tokens <= 1 else seconds / (num_tokens - 1)
@@ -150,25 +150,25 @@ class RequestMetrics:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """A request as it stands.
+    """Output of a request so far.
 
     Attributes:
-        request_id: As given to ``add_request``.
-        prompt: Its text, or None where token ids were given.
-        prompt_token_ids: The prompt's tokens, as computed (``truncate_prompt_tokens`` obeyed); one
-            list for all outputs of a request.
-        prompt_logprobs: One entry a prompt token, None for the first, which nothing foretells;
-            None unless asked for.
-        outputs: Its continuations: the best first with ``best_of`` above ``n`` and with beams,
-            otherwise in the order of their indices.
+        request_id: Request id, as given to ``add_request``.
+        prompt: Text of the prompt, or None if it was given as token ids.
+        prompt_token_ids: Token ids of the prompt as computed, after ``truncate_prompt_tokens``; one
+            list shared by all outputs of a request.
+        prompt_logprobs: One entry per prompt token, None for the first, which has no prediction;
+            None unless requested.
+        outputs: Completions: best first with ``best_of`` above ``n`` and with beam search, else in
+            the order of their indices.
         finished: Whether this is the last output of the request.
-        metrics: When what happened.
-        lora_request: The adapter that it was answered with.
-        encoder_prompt: What an encoder reads, as text; None where token ids were given, or the
-            model has none.
-        encoder_prompt_token_ids: Its token ids; None where the model has none.
-        num_cached_tokens: Prompt tokens that the prefix cache had when it first ran; None before.
-        pooled: What a model that pools made of the prompt, float32 ``[F]``, as the model gives it.
+        metrics: Timestamps and counters of the request.
+        lora_request: Adapter that the request used.
+        encoder_prompt: Text of the encoder's prompt; None if it was given as token ids, or if the
+            model has no encoder.
+        encoder_prompt_token_ids: Its token ids; None if the model has no encoder.
+        num_cached_tokens: Prompt tokens found in the prefix cache when it first ran; None before.
+        pooled: Vector of a pooling model, float32 ``[F]``.
     """
 
     request_id: str
@@ -185,7 +185,7 @@ class RequestOutput:
     pooled: "NDArray[np.float32] | None" = None
 
     def add(self, later: Self) -> None:
-        """Take in the delta that follows this one."""
+        """Append the delta that follows this one."""
         own = {completion.index: completion for completion in self.outputs}
         for completion in later.outputs:
             if completion.index in own:
@@ -200,15 +200,15 @@ class RequestOutput:
 
 @dataclass(slots=True)
 class BeamSearchSequence:
-    """One beam that a search found.
+    """One beam of a finished beam search.
 
     Attributes:
-        tokens: Prompt and new tokens.
-        text: What they say, the prompt included.
-        logprobs: One entry a new token.
+        tokens: Token ids of prompt and output.
+        text: Decoded text, including the prompt.
+        logprobs: One entry per new token.
         cum_logprob: Sum of the new tokens' log-probabilities.
         finish_reason: "stop" or "length".
-        stop_reason: As of a ``CompletionOutput``.
+        stop_reason: As in ``CompletionOutput``.
     """
 
     tokens: list[int]
@@ -221,13 +221,13 @@ class BeamSearchSequence:
 
 @dataclass(slots=True)
 class BeamSearchOutput:
-    """The beams of one prompt, the best first."""
+    """The beams of one prompt, best first."""
 
     sequences: list[BeamSearchSequence]
 
     @classmethod
     def of(cls, output: RequestOutput, decode: Callable[[list[int]], str]) -> Self:
-        """From the output of a request that searched; ``decode`` is the tokenizer's."""
+        """Convert the output of a beam search request; ``decode`` is the tokenizer's."""
         beams = []
         for completion in output.outputs:
             tokens = [*output.prompt_token_ids, *completion.token_ids]
@@ -246,11 +246,11 @@ class BeamSearchOutput:
 
 @dataclass(slots=True)
 class PoolingOutput:
-    """What a prompt became.
+    """Pooled vector of a prompt.
 
     Attributes:
-        data: A vector of a model that embeds, float64 ``[F]``; of one that names classes their
-            probabilities.
+        data: Embedding of the prompt, float64 ``[F]``; class probabilities for a classification
+            model.
     """
 
     data: "NDArray[np.float64]"
@@ -258,13 +258,13 @@ class PoolingOutput:
 
 @dataclass(slots=True)
 class PoolingRequestOutput:
-    """A prompt that was pooled.
+    """Output of a pooling request.
 
     Attributes:
-        request_id: Its name in the engine.
-        outputs: What it became.
-        prompt_token_ids: The prompt's tokens, as computed.
-        num_cached_tokens: Those that the prefix cache had.
+        request_id: Request id in the engine.
+        outputs: The pooled vector.
+        prompt_token_ids: Token ids of the prompt, as computed.
+        num_cached_tokens: Prompt tokens found in the prefix cache.
         finished: True.
     """
 
@@ -277,42 +277,42 @@ class PoolingRequestOutput:
 
 @dataclass(slots=True)
 class EmbeddingOutput:
-    """What a prompt became.
+    """Embedding of a prompt.
 
     Attributes:
-        embedding: The vector's numbers.
+        embedding: Components of the vector.
     """
 
     embedding: list[float]
 
     @property
     def hidden_size(self) -> int:
-        """How many numbers."""
+        """Number of components."""
         return len(self.embedding)
 
 
 @dataclass(slots=True)
 class ClassificationOutput:
-    """What a prompt is.
+    """Class probabilities of a prompt.
 
     Attributes:
-        probs: The probability of each class, in the order of the model's own labels.
+        probs: Probability of each class, in the order of the model's labels.
     """
 
     probs: list[float]
 
     @property
     def num_classes(self) -> int:
-        """How many classes."""
+        """Number of classes."""
         return len(self.probs)
 
 
 @dataclass(slots=True)
 class ScoringOutput:
-    """How near two texts are.
+    """Similarity score of two texts.
 
     Attributes:
-        score: The cosine of the angle between their embeddings, or what a cross-encoder says.
+        score: Cosine of the angle between their embeddings, or the output of a cross-encoder.
     """
 
     score: float
@@ -320,13 +320,13 @@ class ScoringOutput:
 
 @dataclass(slots=True)
 class EmbeddingRequestOutput:
-    """A prompt that was embedded.
+    """Output of an embedding request.
 
     Attributes:
-        request_id: Its name in the engine.
-        outputs: The vector.
-        prompt_token_ids: The prompt's tokens, as computed.
-        num_cached_tokens: Those that the prefix cache had.
+        request_id: Request id in the engine.
+        outputs: The embedding.
+        prompt_token_ids: Token ids of the prompt, as computed.
+        num_cached_tokens: Prompt tokens found in the prefix cache.
         finished: True.
     """
 
@@ -339,13 +339,13 @@ class EmbeddingRequestOutput:
 
 @dataclass(slots=True)
 class ClassificationRequestOutput:
-    """A prompt that was classified.
+    """Output of a classification request.
 
     Attributes:
-        request_id: Its name in the engine.
-        outputs: What it is.
-        prompt_token_ids: The prompt's tokens, as computed.
-        num_cached_tokens: Those that the prefix cache had.
+        request_id: Request id in the engine.
+        outputs: The class probabilities.
+        prompt_token_ids: Token ids of the prompt, as computed.
+        num_cached_tokens: Prompt tokens found in the prefix cache.
         finished: True.
     """
 
@@ -358,13 +358,13 @@ class ClassificationRequestOutput:
 
 @dataclass(slots=True)
 class ScoringRequestOutput:
-    """A pair of texts that was compared.
+    """Output of a scoring request.
 
     Attributes:
-        request_id: The names of both in the engine.
-        outputs: How near they are.
-        prompt_token_ids: The tokens of both.
-        num_cached_tokens: Those that the prefix cache had.
+        request_id: Request ids of both texts in the engine.
+        outputs: The score.
+        prompt_token_ids: Token ids of both texts.
+        num_cached_tokens: Prompt tokens found in the prefix cache.
         finished: True.
     """
 
@@ -376,5 +376,5 @@ class ScoringRequestOutput:
 
 
 def seconds_between(start: float | None, end: float | None) -> float | None:
-    """From one time to another; None where one of them did not come."""
+    """Seconds between two times; None if either is None."""
     return None if start is None or end is None else end - start

@@ -1,4 +1,4 @@
-"""``ParallelArgs``: how many processes share a model."""
+"""``ParallelArgs``: options of tensor parallelism."""
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
@@ -11,28 +11,31 @@ ExecutorBackend: TypeAlias = Literal["mp", "ray"]
 
 
 def _backend(name: str, value: object) -> object:
-    """Words of vLLM, of which those for no choice and for one process ask for nothing here."""
+    """Check a backend; vLLM's words for a default or a single process mean the default."""
     return checks.choice(get_args(ExecutorBackend))(name, "mp" if value in (None, "uni") else value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelArgs(ModelArgs):
-    """The options of ``EngineArgs``, which checks them, that are about several processes."""
+    """The options of ``EngineArgs`` for tensor parallelism; ``EngineArgs`` checks them."""
 
     tensor_parallel_size: int = option(
         1,
         checks.count(),
-        "Processes (ranks) that share the model, each with a device of its own, on the CPU with "
-        "its share of the cores: heads and inner features are split among them.",
+        "Number of processes (ranks) that split the model's heads and inner features. Each has a "
+        "separate device, or on the CPU an equal part of the cores.",
+        concern="parallelism",
     )
     distributed_executor_backend: ExecutorBackend = option(
         "mp",
         _backend,
-        "Who starts the ranks: mp, as processes of this machine; ray, over the machines of a Ray "
-        "cluster, which is that of RAY_ADDRESS or one of this machine.",
+        "How ranks are started: mp as processes on this machine, ray on the machines of the Ray "
+        "cluster at RAY_ADDRESS, or of a new one on this machine.",
+        concern="parallelism",
     )
     distributed_timeout_seconds: float = option(
         300.0,
         checks.real("a number of seconds above 0", low=0, open_low=True),
-        "After so long without the end of a step the ranks count as dead.",
+        "Seconds without a completed step after which the ranks count as dead.",
+        concern="parallelism",
     )

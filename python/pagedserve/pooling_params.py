@@ -1,4 +1,4 @@
-"""``PoolingParams``: what is made of a prompt's states."""
+"""``PoolingParams``: parameters of a pooling request."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -13,19 +13,19 @@ _TRUNCATION: Final = checks.optional(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingParams:
-    """How a prompt is embedded.
+    """Parameters of a pooling request.
 
     Attributes:
-        dimensions: Only so many numbers of the vector, of models whose config says that they were
-            trained for it; None is all of them.
-        use_activation: Whether the vector gets length 1; None is the model's own choice.
-        truncate_prompt_tokens: Leave out what lies behind so many tokens of a text, -1 for what
-            the model takes; None refuses a prompt that is too long.
-        prompt_name: Which of the model's own texts comes before a text; None is the one that the
-            model names, if any.
+        dimensions: Number of leading components of the vector to return, for Matryoshka models;
+            None is all of them.
+        use_activation: Whether the vector is normalized to length 1; None is the model's default.
+        truncate_prompt_tokens: Number of first tokens of a text to keep, -1 for the model's
+            maximum; None refuses a prompt that is too long.
+        prompt_name: Name of the model's prompt that is prepended to a text; None is the model's
+            default, if any.
 
     Raises:
-        RequestError: A value that cannot be.
+        RequestError: A value is invalid.
     """
 
     dimensions: int | None = None

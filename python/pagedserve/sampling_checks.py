@@ -1,4 +1,4 @@
-"""What each sampling parameter may be, and what some may not be together."""
+"""Checks of single sampling parameters and of their combinations."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
@@ -10,13 +10,13 @@ from pagedserve.structured_outputs import StructuredOutputsParams
 if TYPE_CHECKING:
     from pagedserve.sampling_params import EarlyStopping, SamplingParams
 
-# Values with which nothing is drawn at random, or nothing is left out of what is drawn.
+# Values that disable sampling or its filters.
 UNDRAWN: Final = {"temperature": (0,), "top_p": (1,), "top_k": (-1, 0), "min_p": (0,)}
 
-# Below this a temperature only makes logits overflow; the likeliest token has all the mass.
+# A lower temperature only makes logits overflow; the most likely token has all the mass.
 _GREEDY_BELOW: Final = 1e-5
 
-# Larger factors and summands, or factors below the inverse, could leave float32.
+# Larger factors and summands, or factors below the inverse, could overflow float32.
 _LARGE: Final = 1e30
 
 
@@ -26,7 +26,7 @@ def _temperature(name: str, value: object) -> float:
 
 
 def _seed(name: str, value: object) -> int | None:
-    """As vLLM has it, -1 is no seed."""
+    """Check a seed; -1 means no seed, as in vLLM."""
     seed = checks.optional(checks.integer("at least 0, or -1 or None for none", low=-1))(
         name, value
     )
@@ -63,7 +63,7 @@ def _allowed_token_ids(name: str, value: object) -> tuple[int, ...] | None:
 
 
 def _logit_bias(name: str, value: Any) -> tuple[tuple[int, float], ...]:
-    """Pairs are taken as well: ``dataclasses.replace`` gives back what is held."""
+    """Check biases; accepts pairs too, which ``dataclasses.replace`` passes."""
     try:
         biases = {} if value is None else dict(value)
     except (TypeError, ValueError):
@@ -124,7 +124,7 @@ CHECKS: Final[dict[str, checks.Check[object]]] = {
 
 
 def contradictions(params: "SamplingParams") -> Iterator[RequestError]:
-    """What is wrong between parameters each of which is fine alone."""
+    """Errors for parameters that contradict each other."""
     if params.max_num_running_seqs < params.n:
         yield RequestError(
             f"best_of is {params.best_of}; it must be at least n, {params.n}", param="best_of"

@@ -1,4 +1,4 @@
-"""How the tokens of one request are chosen, what its text shows, and when it ends."""
+"""Sampling parameters of a request: sampling, stop conditions and output format."""
 
 import inspect
 import re
@@ -35,17 +35,17 @@ EarlyStopping: TypeAlias = bool | Literal["never"]
 GuidedDecodingParams = StructuredOutputsParams
 
 _NUM_WITH_PROMPT: Final = 3
-# What stands for a token id in JSON; more digits have none.
+# Token ids as JSON keys; no id has more digits.
 _DIGITS: Final = re.compile("[0-9]{1,18}")
-# Its None means something of its own: no limit.
+# None is a value of its parameter: no limit.
 _LEN: Final = "max_tokens"
 
 
 class RequestOutputKind(Enum):
-    """Which outputs of a request its caller gets, where the engine is driven step by step.
+    """Which outputs of a request ``step`` returns.
 
-    CUMULATIVE: one a step with everything so far.  DELTA: one a step with what is new.  FINAL_ONLY:
-    the last alone.
+    CUMULATIVE: one per step with everything so far.  DELTA: one per step with what is new.
+    FINAL_ONLY: the last one only.
     """
 
     CUMULATIVE = 0
@@ -57,65 +57,64 @@ class RequestOutputKind(Enum):
 class SamplingParams:
     """The sampling parameters of one request.
 
-    Each value is checked when it is given, here or by assignment; whether the values go together
-    is checked here and again when a request is made with them.  Requests keep a copy.
+    Each value is checked when it is set, by the constructor or by assignment.  Combinations of
+    values are checked by the constructor and again when a request is created, which keeps a copy.
 
     Attributes:
-        n: Outputs to return, at least 1.
-        best_of: Sequences to sample, of which the ``n`` likeliest are returned; the width of a
-            beam search.  At least ``n``; None is ``n``.
-        presence_penalty: Subtracted from the logit of each token the output has, from -2 to 2.
-        frequency_penalty: The same times how often the output has it, from -2 to 2.
-        repetition_penalty: Divides the logit of a token that prompt or output has, multiplies it
-            where it is negative; from 1e-30 to 1e30.
-        temperature: 0 is greedy; otherwise the logits are divided by it.  Below 0.00001 it
-            becomes 0.
+        n: Number of outputs to return, at least 1.
+        best_of: Number of sequences to sample, of which the ``n`` most likely are returned; the
+            width of a beam search.  At least ``n``; None is ``n``.
+        presence_penalty: Subtracted from the logit of each token in the output, from -2 to 2.
+        frequency_penalty: The same, multiplied by the token's count in the output, from -2 to 2.
+        repetition_penalty: Divides the logit of each token in the prompt or output, or multiplies
+            it where it is negative; from 1e-30 to 1e30.
+        temperature: Divides the logits; 0 is greedy sampling.  Values below 0.00001 become 0.
         top_p: Keep the smallest set of tokens whose probability reaches this, in (0, 1].
-        top_k: Keep the k likeliest tokens; -1 or 0 keeps all.
-        min_p: Keep tokens at least this share as likely as the likeliest, in [0, 1].
-        seed: Makes the request's random numbers its own: the same tokens alone or among others.
-            None, or -1, derives them from the engine's seed and the request's ordinal.
-        use_beam_search: Search for the ``n`` likeliest outputs with ``best_of`` beams, at least
-            2; asks for temperature 0 and no top_p, top_k or min_p.
-        length_penalty: A beam's log-probability is divided by its length to this power, from
+        top_k: Keep the k most likely tokens; -1 or 0 keeps all.
+        min_p: Keep tokens with at least this fraction of the highest probability, in [0, 1].
+        seed: Seed of the request's random numbers, which gives the same tokens in any batch. None,
+            or -1, derives them from the engine's seed and the request's ordinal.
+        use_beam_search: Return the ``n`` most likely outputs of a beam search with ``best_of``
+            beams, at least 2; requires temperature 0 and no top_p, top_k or min_p.
+        length_penalty: The log-probability of a beam is divided by its length to this power, from
             -10 to 10.
-        early_stopping: When a beam search ends, once ``best_of`` beams have: True at once, False
-            where a better one is unlikely, "never" only where a better one is impossible.
-        stop: Strings that end the request; given as one or a list.
-        stop_token_ids: Further tokens that end the request; the token is part of ``token_ids``.
-            Its text is left out, as that of the end-of-sequence token is.
-        bad_words: Words that must not come, as the tokenizer writes them.
-        include_stop_str_in_output: Whether the text holds the stop string or token that ended it.
-        ignore_eos: Go on past the model's end-of-sequence token; not with ``structured_outputs``.
-        max_tokens: At most this many new tokens, at least 1; None sets no limit.  The engine's
+        early_stopping: When a beam search ends, once ``best_of`` beams have ended: True at once,
+            False when a better one is unlikely, "never" only when a better one is impossible.
+        stop: Strings that end the request; one or a list.
+        stop_token_ids: Further tokens that end the request; the token is part of ``token_ids``. Its
+            text is omitted, as for the end-of-sequence token.
+        bad_words: Words that must not be generated, as the tokenizer encodes them.
+        include_stop_str_in_output: Whether the text includes the stop string or token that ended
+            it.
+        ignore_eos: Continue after the end-of-sequence token; not with ``structured_outputs``.
+        max_tokens: Maximum number of new tokens, at least 1; None sets no limit.  The engine's
             ``max_model_len`` may end the request earlier.
-        min_tokens: No end-of-sequence or stop token before this many new tokens; not with
+        min_tokens: Minimum number of new tokens before an end-of-sequence or stop token; not with
             ``structured_outputs``.
-        logprobs: Return so many likeliest tokens with each new one's log-probability; -1 is
-            the whole vocabulary, None is nothing.
-        prompt_logprobs: The same for each token of the prompt.  With ``max_tokens`` 1 the prompt
-            may have ``max_model_len`` tokens: nothing is computed from the new one.
-        detokenize: Make text; without it ``stop`` cannot be found.
-        skip_special_tokens: Leave special tokens out of the text.
-        spaces_between_special_tokens: Taken for the field's sake: the tokenizers of transformers
-            5 put no spaces there, whatever it says.
-        logit_bias: What to add to the logits of which tokens: given as a mapping of token id to
-            number from -1e30 to 1e30, held as pairs in the order of the ids.
-        allowed_token_ids: The only tokens that may come, at least one; None allows all.
-        logits_processors: Called in turn with the output token ids and the logits, ``[V]``, those
-            with three arguments with the prompt's token ids before them; each returns the logits
-            to go on with.
-        truncate_prompt_tokens: Keep so many of the prompt's last tokens, at least 1; -1 keeps as
-            many as leave room for a new one, None all.
-        structured_outputs: What the text must be: ``StructuredOutputsParams``, or a mapping of
-            their names.  It ends there; ``max_tokens`` may end it before.
-        output_kind: Which outputs come before the last.  Beam searches, and requests for the best
-            of several, have the last alone in any case.
+        logprobs: Number of most likely tokens to return with the log-probability of each new token;
+            -1 is the whole vocabulary, None returns none.
+        prompt_logprobs: The same for each prompt token.  With ``max_tokens`` 1 the prompt may have
+            ``max_model_len`` tokens, since the new token is not computed further.
+        detokenize: Produce text; ``stop`` requires it.
+        skip_special_tokens: Omit special tokens from the text.
+        spaces_between_special_tokens: Accepted for compatibility without effect: the tokenizers of
+            transformers 5 add no such spaces.
+        logit_bias: Values added to the logits of tokens: a mapping of token id to a number from
+            -1e30 to 1e30, stored as pairs sorted by id.
+        allowed_token_ids: The only tokens that may be sampled, at least one; None allows all.
+        logits_processors: Called in turn with the output token ids and the logits, ``[V]``; one
+            with three arguments gets the prompt's token ids first.  Each returns the logits for the
+            next.
+        truncate_prompt_tokens: Number of last prompt tokens to keep, at least 1; -1 keeps as many
+            as leave space for a new one, None all.
+        structured_outputs: Format that the text must match: ``StructuredOutputsParams``, or a
+            mapping of its names.  Generation ends with the format, or earlier by ``max_tokens``.
+        output_kind: Which outputs are returned before the last.  Beam search and ``best_of`` above
+            ``n`` return only the last in any case.
 
     Raises:
-        RequestError: A value out of range (the message says what is accepted), two parameters
-            that contradict each other, or one that does not exist or is not supported yet, by
-            its name.
+        RequestError: A value out of range (the message lists what is accepted), two parameters that
+            contradict each other, or one that does not exist or is not supported yet, by name.
     """
 
     n: int
@@ -189,7 +188,7 @@ class SamplingParams:
         # The name until vLLM 0.9.
         if structured_outputs is None:
             structured_outputs = guided_decoding
-        # All arguments by name: _CHECKS has one entry for each.
+        # All arguments by name; _CHECKS has one entry for each.
         given = locals()
         _refuse_unless_neutral(later)
         for name, check in _CHECKS.items():
@@ -203,9 +202,9 @@ class SamplingParams:
 
     @classmethod
     def from_optional(cls, **given: Any) -> Self:
-        """As the constructor, where None leaves any parameter but ``max_tokens`` at its default.
+        """Construct from arguments where None is the default, except for ``max_tokens``.
 
-        Keys of ``logit_bias`` may be token ids in digits, as JSON has them.
+        Keys of ``logit_bias`` may be strings of digits, as in JSON.
         """
         given = {name: value for name, value in given.items() if value is not None or name == _LEN}
         if "logit_bias" in given:
@@ -214,28 +213,28 @@ class SamplingParams:
         return cls(**given)
 
     def clone(self) -> Self:
-        """A copy that shares nothing that could change."""
+        """Return a copy that shares no mutable state."""
         copied = object.__new__(type(self))
         for name in _CHECKS:
             object.__setattr__(copied, name, getattr(self, name))
         return copied
 
     def check(self) -> None:
-        """Check that the values go together.
+        """Check the combination of the values.
 
         Raises:
-            RequestError: Two that contradict each other.
+            RequestError: Two values contradict each other.
         """
         error = next(contradictions(self), None)
         if error is not None:
             raise error
 
     def resolved(self, *, max_model_len: int, vocab_size: int) -> Self:
-        """A checked copy for one engine, with numbers in place of -1.
+        """Return a checked copy for one engine, with -1 replaced by numbers.
 
         Args:
-            max_model_len: Tokens of a sequence.
-            vocab_size: Of the model.
+            max_model_len: Maximum tokens of a sequence.
+            vocab_size: Vocabulary size of the model.
 
         Raises:
             RequestError: As ``check``.
@@ -251,7 +250,7 @@ class SamplingParams:
         return params
 
     def with_prompt(self, token_ids: Sequence[int]) -> Self:
-        """Hand the prompt to the logits processors that take it."""
+        """Bind the prompt to the logits processors that take it."""
         if not any(map(_takes_prompt, self.logits_processors)):
             return self
         prompt, params = list(token_ids), self.clone()
@@ -263,12 +262,12 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether each token is the likeliest one, so that nothing is drawn at random."""
+        """Whether sampling is greedy: each token is the most likely one."""
         return not self.use_beam_search and (self.temperature == 0 or self.top_k == 1)
 
     @property
     def max_num_running_seqs(self) -> int:
-        """Sequences of the request that run at once, at most: ``best_of``, or ``n``."""
+        """Maximum number of sequences that run at once: ``best_of``, or ``n``."""
         return self.n if self.best_of is None else self.best_of
 
     @property
@@ -278,12 +277,12 @@ class SamplingParams:
 
     @property
     def keeps_logprobs(self) -> bool:
-        """Whether the log-probability of each drawn token is wanted: to show, or to choose by."""
+        """Whether the log-probability of each sampled token is needed, to return or to rank."""
         return not self.use_beam_search and (self.logprobs is not None or self.chooses_best)
 
 
 def _token_id(key: object) -> object:
-    """A key of ``logit_bias``, which may be a token id in digits."""
+    """Convert a key of ``logit_bias``, which may be a string of digits."""
     if not isinstance(key, str):
         return key
     if _DIGITS.fullmatch(key) is None:
@@ -320,7 +319,7 @@ def _takes_prompt(processor: LogitsProcessor) -> bool:
     """Whether a logits processor has three arguments, the first of which is the prompt."""
     try:
         return len(inspect.signature(processor).parameters) == _NUM_WITH_PROMPT
-    except (TypeError, ValueError):  # of some builtins nobody knows
+    except (TypeError, ValueError):  # some builtins have no signature
         return False
 
 
@@ -335,15 +334,15 @@ def _bound(processor: Any, prompt: list[int]) -> LogitsProcessor:
 
 @dataclass(kw_only=True, slots=True)
 class BeamSearchParams:
-    """A beam search, for ``LLM.beam_search``.
+    """Parameters of ``LLM.beam_search``.
 
     Attributes:
-        beam_width: Beams, and outputs a prompt; at least 1.
-        max_tokens: New tokens of a beam.
-        ignore_eos: Go on past the model's end-of-sequence token.
-        temperature: 0 alone: a search draws nothing.
-        length_penalty: A beam's log-probability is divided by its length to this power.
-        include_stop_str_in_output: Whether the text holds the token that ended it.
+        beam_width: Number of beams, and of outputs per prompt; at least 1.
+        max_tokens: Maximum new tokens of a beam.
+        ignore_eos: Continue after the model's end-of-sequence token.
+        temperature: Only 0 is accepted: beam search does not sample.
+        length_penalty: The log-probability of a beam is divided by its length to this power.
+        include_stop_str_in_output: Whether the text includes the token that ended it.
     """
 
     beam_width: int
@@ -354,10 +353,10 @@ class BeamSearchParams:
     include_stop_str_in_output: bool = False
 
     def sampling_params(self) -> SamplingParams:
-        """The same search as sampling parameters; a single beam is greedy sampling.
+        """Convert to sampling parameters; a single beam is greedy sampling.
 
         Raises:
-            RequestError: A value that cannot be.
+            RequestError: A value is invalid.
         """
         beams: dict[str, Any] = {}
         if self.beam_width != 1:

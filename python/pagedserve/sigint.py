@@ -1,4 +1,4 @@
-"""Ctrl-C that waits for the end of what must not be torn."""
+"""Deferral of Ctrl-C until a critical section ends."""
 
 import signal
 import threading
@@ -6,11 +6,11 @@ from types import FrameType, TracebackType
 from typing import Self
 
 
-class sigint_deferred:  # noqa: N801  # reads as what it does in a with statement
-    """A context in which SIGINT is noted; its handler runs when the context ends.
+class sigint_deferred:  # noqa: N801  # reads well in a with statement
+    """A context that defers SIGINT; its handler runs when the context ends.
 
-    Only the main thread of a program runs handlers, so in any other nothing is to be done; nor is
-    there where SIGINT has no handler of Python's.
+    Python runs signal handlers in the main thread only, so it does nothing in other threads, nor
+    where SIGINT has no Python handler.
     """
 
     __slots__ = ("_handler", "_is_noted")

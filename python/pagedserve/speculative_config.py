@@ -1,9 +1,9 @@
-"""Who guesses the next tokens of requests, and how many: vLLM's ``speculative_config``.
+"""Speculative decoding: the proposer of draft tokens, and how many; vLLM's ``speculative_config``.
 
-Guesses are checked by sampling behind each, so they change how long a text takes, never the text.
+Draft tokens are verified by sampling after each, so they change the time of an output, never the
+output.
 """
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final, Literal, Self, TypeAlias, get_args
@@ -14,7 +14,7 @@ from pagedserve.options import check_options, option
 
 DraftMethod: TypeAlias = Literal["ngram", "suffix", "draft_model"]
 
-# Of a row in one step: a sampler keeps the random numbers of so many tokens before the newest.
+# Draft tokens of a row per step: a sampler keeps the random numbers of as many earlier tokens.
 MAX_DRAFTS: Final = 32
 
 
@@ -27,45 +27,54 @@ def _num_drafts(name: str, value: object) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculativeConfig:
-    """How tokens are guessed; checked when made.
+    """How draft tokens are proposed; checked when made.
 
     Raises:
-        ConfigError: A value that cannot be, or options that contradict each other.
+        ConfigError: An invalid value, or options that contradict each other.
     """
 
     method: DraftMethod | None = option(
         None,
         checks.choice((*get_args(DraftMethod), None)),
-        "Who guesses: ngram looks up what followed the newest tokens when they came before in the "
-        "prompt or the output, suffix also in earlier outputs of the engine, draft_model asks a "
+        "Proposer of draft tokens: ngram looks up what followed the newest tokens earlier in the "
+        "prompt or the output, suffix also in earlier outputs of the engine, draft_model runs a "
         "smaller model.",
-        unset="draft_model where there is a model, else ngram",
+        concern="speculative decoding",
+        unset="draft_model if model is given, else ngram",
     )
     num_speculative_tokens: int = option(
-        8, _num_drafts, "Tokens that are guessed of a sequence in a step, at most."
+        8,
+        _num_drafts,
+        "Maximum number of draft tokens of a sequence per step.",
+        concern="speculative decoding",
     )
     prompt_lookup_min: int | None = option(
         None,
         checks.optional_count(),
-        "Tokens that must have come before, at least.",
-        unset="2, or prompt_lookup_max where that is less",
+        "Minimum number of matching tokens.",
+        concern="speculative decoding",
+        unset="2, or prompt_lookup_max if less",
     )
     prompt_lookup_max: int | None = option(
         None,
         checks.optional_count(),
-        "Tokens that are compared, at most; of several places the one where most agree is taken.",
-        unset="16, or prompt_lookup_min where that is more",
+        "Maximum number of tokens compared; the longest match is used.",
+        concern="speculative decoding",
+        unset="16, or prompt_lookup_min if more",
     )
     model: str | None = option(
         None,
         checks.optional(checks.text),
-        "The smaller model, with the tokens of the large one; by name or directory.",
+        "Name or directory of the draft model, which must have the same vocabulary.",
+        concern="speculative decoding",
+        unset="none",
     )
     kv_cache_memory: int | None = option(
         None,
         checks.optional_count(),
-        "Bytes of the smaller model's KV cache.",
-        unset="as of an engine",
+        "Size of the draft model's KV cache, in bytes.",
+        concern="speculative decoding",
+        unset="that of an engine",
     )
 
     def __post_init__(self) -> None:
@@ -87,16 +96,16 @@ class SpeculativeConfig:
 
     @property
     def match_lengths(self) -> tuple[int, int]:
-        """Tokens of a match at least, and those that are compared at most."""
+        """Minimum number of matching tokens, and maximum number compared."""
         assert self.prompt_lookup_min and self.prompt_lookup_max  # noqa: S101, PT018  # set when made
         return self.prompt_lookup_min, self.prompt_lookup_max
 
     @classmethod
     def of(cls, name: str, value: object) -> Self:
-        """What a caller gave: one of these, or a mapping as vLLM takes it; a check of an option.
+        """Check an option: a ``SpeculativeConfig``, or a mapping as vLLM accepts it.
 
         Raises:
-            RequestError: Another, an unknown key, or a value that cannot be.
+            RequestError: Another type, an unknown key, or an invalid value.
         """
         if isinstance(value, cls):
             return value
@@ -104,8 +113,7 @@ class SpeculativeConfig:
         known = [field.name for field in fields(cls)]
         for key in given:
             if key not in known:
-                close = difflib.get_close_matches(key, known, 1)
-                hint = f"; did you mean {close[0]}?" if close else ""
+                hint = checks.did_you_mean(key, known)
                 raise RequestError(
                     f"{name} has {key!r}; accepted are {', '.join(known)}{hint}", param=name
                 )
@@ -116,7 +124,7 @@ class SpeculativeConfig:
 
 
 def _without_brackets(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Options without vLLM's older way to say n-gram: a model of the name ``[ngram]``."""
+    """Options with vLLM's older spelling of n-gram, the model ``[ngram]``, as ``method``."""
     if given.get("model") not in ("[ngram]", "ngram"):
         return dict(given)
     return {key: value for key, value in given.items() if key != "model"} | {"method": "ngram"}

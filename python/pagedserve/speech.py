@@ -1,4 +1,4 @@
-"""How the decoder of a model that writes down speech is told what to do: by tokens of its own."""
+"""Speech models: the special tokens that select language, task and timestamps of the decoder."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,25 +6,25 @@ from typing import Any, Final, Literal, Self, TypeAlias, get_args
 
 from pagedserve.errors import RequestError
 
-# It is written in its own language, or in English.
+# Task: text in the spoken language, or in English.
 SpeechTask: TypeAlias = Literal["transcribe", "translate"]
 TASKS: Final[tuple[SpeechTask, ...]] = get_args(SpeechTask)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeechRules:
-    """What a model hears, and the tokens that its generation config names.
+    """Limits and special tokens of a speech model, from its generation config.
 
     Attributes:
-        max_seconds: The longest audio of a prompt.
-        start: Begins what the decoder writes.
-        languages: The token of each language by its code, such as "en"; none where the model knows
-            one.
-        tasks: Likewise of tasks.
-        no_timestamps: Says that no times are wanted; None where there is no such token.
-        previous: Begins what was said before; None where there is no such token.
-        suppressed: Never come.
-        suppressed_first: Do not come first.
+        max_seconds: Maximum duration of a prompt's audio, in seconds.
+        start: Token that starts the decoder's output.
+        languages: Token of each language by its code, such as "en"; empty for a model of one
+            language.
+        tasks: Token of each task by its name; empty for a model of one language.
+        no_timestamps: Token that disables timestamps; None if it does not exist.
+        previous: Token that starts the previous transcript; None if it does not exist.
+        suppressed: Tokens that are never generated.
+        suppressed_first: Tokens that are not generated first.
     """
 
     max_seconds: float
@@ -38,7 +38,7 @@ class SpeechRules:
 
     @classmethod
     def of(cls, start: int, config: Any, *, vocab_size: int, max_seconds: float) -> Self:
-        """Read the tokens from transformers' generation config; those of other models are not."""
+        """Read the tokens from transformers' generation config; None if it has no such tokens."""
 
         def known(name: str) -> tuple[int, ...]:
             return tuple(
@@ -62,18 +62,18 @@ class SpeechRules:
     def choices(
         self, language: str | None = None, task: SpeechTask = "transcribe"
     ) -> list[tuple[int, ...]]:
-        """What may come behind the start, one token after another, before the text.
+        """Allowed tokens for each position between the start token and the text.
 
         Args:
-            language: That is spoken; None leaves it to the model.
-            task: What is done with it.
+            language: Code of the spoken language; None lets the model detect it.
+            task: Task of the model, "transcribe" or "translate".
 
         Raises:
-            RequestError: A language or a task that the model does not know.
+            RequestError: A language or a task that the model does not support.
         """
         choices: list[tuple[int, ...]] = []
         if language is not None and language not in self.languages:
-            known = ", ".join(self.languages) or "none, for the model knows one language"
+            known = ", ".join(self.languages) or "none: the model supports one language"
             raise RequestError(f"language is {language!r}; accepted are {known}", param="language")
         if self.languages:
             names = self.languages if language is None else (language,)
@@ -81,16 +81,16 @@ class SpeechRules:
         if task in self.tasks:
             choices.append((self.tasks[task],))
         elif task != "transcribe":
-            raise RequestError(f"the model does not {task}: it knows one language")
+            raise RequestError(f"the model does not {task}: it supports one language")
         if self.no_timestamps is not None:
             choices.append((self.no_timestamps,))
         return choices
 
     def behind(self, said: Sequence[int]) -> list[int]:
-        """A decoder's prompt up to the start, behind tokens of what was said before.
+        """Return a decoder prompt that ends with the start token, after a previous transcript.
 
         Raises:
-            RequestError: Tokens that say more than a text, or a model that takes none.
+            RequestError: Special tokens in the transcript, or a model that takes none.
         """
         if not said:
             return [self.start]
@@ -98,13 +98,13 @@ class SpeechRules:
         telling |= {*self.languages.values(), *self.tasks.values()}
         if self.previous is None or telling.intersection(said):
             raise RequestError(
-                "prompt must be a text without special tokens, of a model that takes what was said "
-                "before",
+                "prompt must be text without special tokens, for a model that takes previous "
+                "transcripts",
                 param="prompt",
             )
         return [self.previous, *said, self.start]
 
     def language_of(self, token_ids: Sequence[int]) -> str:
-        """The code of the language that a decoder's tokens name; a model of one knows English."""
+        """Language code of a decoder's prompt; English for a model of one language."""
         names = {token: name for name, token in self.languages.items()}
         return next((names[token] for token in token_ids if token in names), "en")

@@ -1,12 +1,13 @@
-"""What the text of a request must be: a document of a JSON schema, one of some texts, ...
+"""Structured outputs: the format that the text of a request must match.
 
-The names are vLLM's.  What a grammar allows is found out by ``pagedserve.sampling.grammar``.
+Names are vLLM's.  ``pagedserve.sampling.grammar`` compiles the grammars.
 """
 
 import json as json_codec
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sized
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, Literal, TypeAlias
 
 import pagedserve.checks as checks
@@ -16,31 +17,36 @@ GrammarKind: TypeAlias = Literal["json", "regex", "lark"]
 
 _KINDS: Final = ("json", "regex", "choice", "grammar", "json_object")
 _PARAM: Final = "structured_outputs"
-# An object, whatever is in it.
+# Schema of any object.
 _ANY_OBJECT: Final = '{"type": "object"}'
-# What means something in a regular expression of Rust's.
+# Characters with a meaning in a regular expression of Rust's.
 _SPECIAL: Final = re.compile(r"[\\.+*?()|\[\]{}^$#&~-]")
-# What a schema, a regular expression or a grammar may be at most.
+# Limit for the characters of a schema, regular expression, grammar, or all choices.
 MAX_CHARS: Final = 1 << 18
+# Limit for the number of choices.
+MAX_CHOICES: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class StructuredOutputsParams:
-    """What the text of a request must be: exactly one of the first five is given.
+    r"""Format that the text of a request must match: exactly one of the first five is given.
 
     Attributes:
-        json: A JSON schema, as text; given as text, a mapping, or a pydantic model.
-        regex: A regular expression of the whole text, in the syntax of Rust's ``regex``.
-        choice: Texts, one of which it must be.
-        grammar: A context-free grammar in Lark's syntax, whose first rule is ``start``.
-        json_object: Whether it must be a JSON object.
-        disable_any_whitespace: Write JSON without whitespace between its parts.
-        disable_additional_properties: Objects have no properties but those that their schema
-            names, where it does not say otherwise.
-        given_as: The parameter, or the field of a request, that errors name.
+        json: JSON schema, stored as text; given as text, a mapping, or a pydantic model.
+        regex: Regular expression of the whole text, in the syntax of Rust's ``regex``; ``\d``,
+            ``\w`` and ``\s`` match ASCII only, unless it begins with ``(?u)``.
+        choice: Strings, one of which the text must be.
+        grammar: Context-free grammar: in Lark's syntax, with ``start`` as the first rule, or in
+            EBNF as llama.cpp and XGrammar accept it (``root ::= ...``), with ``root`` as the first
+            rule.
+        json_object: Whether the text must be a JSON object.
+        disable_any_whitespace: Generate JSON without whitespace between its tokens.
+        disable_additional_properties: Treat ``additionalProperties`` as false where the schema does
+            not set it.
+        given_as: Name of the parameter, or of the request field, in errors.
 
     Raises:
-        RequestError: None of the five or several, or a value that cannot be.
+        RequestError: None of the five or several are given, or a value is invalid.
     """
 
     json: str | None
@@ -66,40 +72,43 @@ class StructuredOutputsParams:
         given_as: str = _PARAM,
         **later: object,
     ) -> None:
-        del backend  # a hint to vLLM, which has several
+        del backend  # vLLM has several, this engine one
         object.__setattr__(self, "given_as", given_as)
         for name, value in later.items():
             if value is not None:
-                raise RequestError(f"{_PARAM} has {name}; it is not supported here", param=_PARAM)
+                raise RequestError(
+                    f"{given_as} has {name}; it is not supported here", param=given_as
+                )
+        named = partial(_named, given_as)
         values = {
-            "json": None if json is None else _schema(json),
-            "regex": _text("regex", regex),
-            "choice": checks.each(checks.text, "a list of texts")(f"{_PARAM}.choice", choice),
-            "grammar": _text("grammar", grammar),
-            "json_object": checks.flag(f"{_PARAM}.json_object", json_object or False),
+            "json": None if json is None else _schema(named("json"), json, given_as),
+            "regex": _text(named("regex"), regex, given_as),
+            "choice": _choices(named("choice"), choice, given_as),
+            "grammar": _text(named("grammar"), grammar, given_as),
+            "json_object": checks.flag(named("json_object"), json_object or False),
             "disable_any_whitespace": checks.flag(
-                f"{_PARAM}.disable_any_whitespace", disable_any_whitespace
+                named("disable_any_whitespace"), disable_any_whitespace
             ),
             "disable_additional_properties": checks.flag(
-                f"{_PARAM}.disable_additional_properties", disable_additional_properties
+                named("disable_additional_properties"), disable_additional_properties
             ),
         }
         given = [name for name in _KINDS if values[name]]
         if len(given) != 1:
             shown = " and ".join(given) or "none of them"
             raise RequestError(
-                f"{_PARAM} has {shown}; it must have exactly one of {', '.join(_KINDS)}",
-                param=_PARAM,
+                f"{given_as} has {shown}; it must have exactly one of {', '.join(_KINDS)}",
+                param=given_as,
             )
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
     @classmethod
     def of(cls, given: object) -> "StructuredOutputsParams":
-        """Parameters that are given as such, or as a mapping of their names.
+        """Return parameters given as such, or as a mapping of their names.
 
         Raises:
-            RequestError: Something else, or an unknown name.
+            RequestError: Any other value, or an unknown name.
         """
         if isinstance(given, cls):
             return given
@@ -109,57 +118,84 @@ class StructuredOutputsParams:
 
     @property
     def named(self) -> str:
-        """What an error calls the one of the five that was given."""
-        if self.given_as != _PARAM:
-            return self.given_as
-        return f"{_PARAM}.{next(name for name in _KINDS if getattr(self, name))}"
+        """Name of the given one of the five in errors."""
+        return _named(self.given_as, next(name for name in _KINDS if getattr(self, name)))
 
     @property
     def kind(self) -> GrammarKind:
-        """What ``definition`` is."""
+        """Kind of ``definition``."""
         if self.regex is not None or self.choice:
             return "regex"
         return "json" if self.grammar is None else "lark"
 
     @property
     def definition(self) -> str:
-        """The schema, the grammar, or the regular expression, which choices are too."""
+        """The schema, the grammar, or the regular expression, which also represents choices."""
         if self.choice:
             return "|".join(_SPECIAL.sub(r"\\\g<0>", text) for text in self.choice)
         return self.json or self.regex or self.grammar or _ANY_OBJECT
 
 
-def _text(name: str, value: object) -> str | None:
+def _named(given_as: str, name: str) -> str:
+    """Name of a value in errors; a request field is called by its name."""
+    return f"{_PARAM}.{name}" if given_as == _PARAM else given_as
+
+
+def _text(name: str, value: object, param: str) -> str | None:
     if value is None:
         return None
-    text = checks.text(f"{_PARAM}.{name}", value)
-    if len(text) > MAX_CHARS:
+    if isinstance(value, str):  # it would be iterated by character
+        _check_length(name, len(value), param)
+    return checks.text(name, value)
+
+
+def _check_length(name: str, num_chars: int, param: str) -> None:
+    if num_chars > MAX_CHARS:
         raise RequestError(
-            f"{_PARAM}.{name} has {len(text)} characters; at most {MAX_CHARS} are accepted",
-            param=_PARAM,
+            f"{name} has {num_chars} characters; at most {MAX_CHARS} are accepted", param=param
         )
-    return text
 
 
-def _schema(given: object) -> str:
-    """A JSON schema as text.
+def _choices(name: str, value: Any, param: str) -> tuple[str, ...]:
+    """Check the strings of a choice; None gives an empty tuple.
 
     Raises:
-        RequestError: No schema is in it.
+        RequestError: It is empty or too long, or has an element that is not a string.
+    """
+    if value is None:
+        return ()
+    if isinstance(value, Sized) and len(value) > MAX_CHOICES:
+        raise RequestError(
+            f"{name} has {len(value)} texts; at most {MAX_CHOICES} are accepted", param=param
+        )
+    texts = checks.each(checks.text, "a list of texts")(name, value)
+    if not texts:
+        raise RequestError(f"{name} has no texts; it must have at least one", param=param)
+    _check_length(name, sum(map(len, texts)), param)
+    return texts
+
+
+def _schema(name: str, given: object, param: str) -> str:
+    """Return a JSON schema as text.
+
+    Raises:
+        RequestError: It is not a schema.
     """
     if isinstance(given, type) and hasattr(given, "model_json_schema"):
         given = given.model_json_schema()
-    if isinstance(given, str):
-        try:
-            given = json_codec.loads(_text("json", given) or "")
-        except (ValueError, RecursionError) as error:
-            raise RequestError(f"{_PARAM}.json is no JSON: {error}", param=_PARAM) from error
-    if given is True:  # whatever is JSON
-        given = {}
-    if not isinstance(given, Mapping):
-        checks.refuse(f"{_PARAM}.json", given, "a JSON schema: a mapping, its text, or True")
     try:
-        text = json_codec.dumps(dict(given))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise RequestError(f"{_PARAM}.json is no JSON: {error}", param=_PARAM) from error
-    return _text("json", text) or ""
+        if isinstance(given, str):
+            given = json_codec.loads(_text(name, given, param) or "")
+        if given is True:  # any JSON value
+            given = {}
+        if not isinstance(given, Mapping):
+            checks.refuse(name, given, "a JSON schema: a mapping, its text, or True")
+        text = json_codec.dumps(dict(given), allow_nan=False)
+    except RecursionError as error:
+        raise RequestError(f"{name} is nested too deeply", param=param) from error
+    except RequestError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise RequestError(f"{name} is no JSON: {error}", param=param) from error
+    _check_length(name, len(text), param)
+    return text

@@ -1,18 +1,18 @@
-"""vLLM's names that this engine spells otherwise or does not have, in one place.
+"""vLLM's names that this engine spells differently or does not support, in one place.
 
-A script written for vLLM runs where it asks for nothing that is not here: an absent option is
-accepted with its neutral values, which ask for nothing, and refused by name with any other.
+A script written for vLLM runs if it needs nothing unsupported: an absent option is accepted with
+its neutral values, which change nothing, and refused by name with any other.
 Options that only steer vLLM's own machinery (``HINTS``) are accepted with any value.
 """
 
 import argparse
 import ast
-import difflib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
 from functools import wraps
 from typing import Any, Final, NamedTuple, TypeVar
 
+import pagedserve.checks as checks
 from pagedserve.errors import ConfigError, RequestError
 
 T = TypeVar("T")
@@ -24,12 +24,15 @@ ALIASES: Final = {
 }
 
 
+_WHERE_LISTED: Final = "; help(pagedserve.EngineArgs) lists them all"
+
+
 class Absent(NamedTuple):
-    """An option of vLLM that is not here.
+    """An option of vLLM that is not supported.
 
     Attributes:
-        neutral: Values that ask for nothing; the first is vLLM's default.
-        reason: What is said of any other.
+        neutral: Values that change nothing; the first is vLLM's default.
+        reason: Why any other is refused, or what to give instead; a fact of this engine.
     """
 
     neutral: tuple[object, ...]
@@ -40,17 +43,23 @@ def _absent(names: str, neutral: tuple[object, ...], reason: str) -> dict[str, A
     return dict.fromkeys(names.split(), Absent(neutral, reason))
 
 
+_NO_PREFILL_LIMIT: Final = "max_num_batched_tokens alone limits the prompts of a step"
+
 ABSENT_OPTIONS: Final[dict[str, Absent]] = {
     **_absent(
-        "pipeline_parallel_size data_parallel_size "
+        "pipeline_parallel_size", (1, None), "give tensor_parallel_size, which splits every layer"
+    ),
+    **_absent("data_parallel_size", (1, None), "pagedserve deploy runs several replicas"),
+    **_absent(
         "decode_context_parallel_size prefill_context_parallel_size",
         (1, None),
-        "one device computes a model",
+        "tensor_parallel_size splits the KV cache by heads alone",
     ),
+    **_absent("worker_use_ray", (False, None), "give distributed_executor_backend='ray'"),
     **_absent(
-        "worker_use_ray enable_expert_parallel enable_eplb",
+        "enable_expert_parallel enable_eplb",
         (False, None),
-        "one device computes a model",
+        "tensor_parallel_size splits each expert",
     ),
     **_absent("trust_remote_code", (False, None), "code of a model's repository is never run"),
     **_absent("code_revision", (None, "main"), "code of a model's repository is never run"),
@@ -62,27 +71,29 @@ ABSENT_OPTIONS: Final[dict[str, Absent]] = {
     **_absent("hf_config_path", (None,), "the config is the model's own"),
     **_absent("skip_tokenizer_init", (False, None), "detokenize=False leaves text out"),
     **_absent("config_format", ("auto", "hf"), "models are in Hugging Face format or GGUF"),
-    **_absent("model_impl", ("auto", "transformers"), "models are those of transformers"),
+    **_absent("model_impl", ("auto", "transformers"), "models are transformers' classes"),
     **_absent("task", ("auto", "generate", None), "give runner"),
     **_absent("convert", ("auto", "none", None), "models do what they were trained for"),
     **_absent("kv_cache_dtype", ("auto",), "keys and values are stored in the model's dtype"),
     **_absent("calculate_kv_scales", (False, None), "keys and values are not quantized"),
+    **_absent("cpu_offload_gb", (0, None), "weights stay on the device"),
     **_absent(
-        "cpu_offload_gb kv_offloading_size", (0, None), "weights and KV cache stay on the device"
+        "kv_offloading_size", (0, None), "give swap_space, for the KV blocks of preempted requests"
     ),
-    **_absent("quantization_param_path override_attention_dtype", (None,), "it is not there"),
-    **_absent("enable_sleep_mode", (False, None), "an engine gives its memory back when it ends"),
+    **_absent("quantization_param_path", (None,), "keys and values are not quantized"),
+    **_absent("override_attention_dtype", (None,), "attention has the dtype of the KV cache"),
+    **_absent("enable_sleep_mode", (False, None), "shutdown() frees an engine's memory"),
     **_absent(
         "enable_prompt_adapter fully_sharded_loras enable_lora_bias",
         (False, None),
-        "adapters are LoRA's, without biases, on one device",
+        "adapters are LoRA's, without biases, in one process",
     ),
     **_absent("max_prompt_adapters", (1, None), "adapters are LoRA's"),
     **_absent("max_prompt_adapter_token", (0, None), "adapters are LoRA's"),
     **_absent(
         "lora_extra_vocab_size", (256, 0, None), "an adapter has the vocabulary of its model"
     ),
-    **_absent("lora_dtype", ("auto", None), "adapters are applied in float32"),
+    **_absent("lora_dtype", ("auto", None), "adapters have the model's dtype"),
     **_absent(
         "long_lora_scaling_factors default_mm_loras qlora_adapter_name_or_path",
         (None,),
@@ -91,15 +102,19 @@ ABSENT_OPTIONS: Final[dict[str, Absent]] = {
     **_absent(
         "mm_processor_kwargs media_io_kwargs interleave_mm_strings",
         (None, {}, False),
-        "models take text alone",
+        "images and audio are processed as the model's files say",
     ),
-    **_absent("allowed_local_media_path", ("", None), "models take text alone"),
-    **_absent("enable_prompt_embeds", (False, None), "prompts are text or token ids"),
+    **_absent(
+        "allowed_local_media_path", ("", None), "images and audio of requests are sent with them"
+    ),
+    **_absent(
+        "enable_prompt_embeds",
+        (False, None),
+        "prompts are text or token ids, with images or audio",
+    ),
     **_absent("hf_overrides model_loader_extra_config", (None, {}), "change its config.json"),
     **_absent("rope_scaling rope_theta", (None, {}), "change the model's config.json"),
-    **_absent(
-        "ignore_patterns", (None, [], ()), "only the files that are needed are fetched anyway"
-    ),
+    **_absent("ignore_patterns", (None, [], ()), "only needed files are downloaded"),
     **_absent(
         "speculative_model num_speculative_tokens "
         "speculative_draft_tensor_parallel_size speculative_max_model_len "
@@ -108,27 +123,42 @@ ABSENT_OPTIONS: Final[dict[str, Absent]] = {
         "give speculative_config",
     ),
     **_absent("num_lookahead_slots", (0, None), "give speculative_config"),
-    **_absent("num_scheduler_steps", (1, None), "each step is scheduled"),
-    **_absent("disable_sliding_window", (False, None), "a model's window is always obeyed"),
+    **_absent("num_scheduler_steps", (1, None), "every step is scheduled"),
+    **_absent("disable_sliding_window", (False, None), "a model's sliding window always applies"),
     **_absent("compilation_config", (None, 0, {}), "models are not compiled"),
     **_absent("logits_processors", (None, [], ()), "give them to SamplingParams"),
     **_absent("logprobs_mode", ("raw_logprobs", None), "log-probabilities are the model's own"),
-    **_absent("max_num_partial_prefills max_long_partial_prefills", (1, None), "no such limit"),
-    **_absent("long_prefill_token_threshold", (0, None), "no such limit"),
+    **_absent("max_num_partial_prefills max_long_partial_prefills", (1, None), _NO_PREFILL_LIMIT),
+    **_absent("long_prefill_token_threshold", (0, None), _NO_PREFILL_LIMIT),
     **_absent("scheduler_cls", (None,), "the scheduler is the Rust core's"),
+    **_absent("structured_outputs_config", (None, "", {}), "llguidance compiles all grammars"),
     **_absent(
-        "structured_outputs_config pooler_config override_pooler_config "
-        "kv_transfer_config kv_events_config otlp_traces_endpoint collect_detailed_traces "
+        "pooler_config override_pooler_config",
+        (None, "", {}),
+        "pooling is that of the model's files",
+    ),
+    **_absent(
+        "kv_transfer_config kv_events_config", (None, "", {}), "each engine has its KV cache alone"
+    ),
+    **_absent(
+        "otlp_traces_endpoint collect_detailed_traces",
+        (None, "", {}),
+        "give otlp_traces_endpoint to a server, which traces requests",
+    ),
+    **_absent(
         "additional_config override_neuron_config attention_config profiler_config",
         (None, "", {}),
-        "it is not there",
+        "it configures parts of vLLM",
     ),
-    **_absent("stream_interval", (1, None), "an output comes with each token"),
-    # Of vLLM's server.
-    **_absent("tool_parser_plugin tool_server", (None, ""), "formats are a table"),
+    **_absent("stream_interval", (1, None), "give stream_interval in requests to a server"),
+    # Options of vLLM's server.
+    **_absent(
+        "tool_parser_plugin", (None, ""), "give tool_call_parser; parsers are not loaded from files"
+    ),
+    **_absent("tool_server", (None, ""), "tools are called by the client"),
 }
 
-# Sampling parameters of vLLM that are not here, with the values that ask for nothing.
+# Sampling parameters of vLLM that are not supported, with the values that change nothing.
 ABSENT_PARAMS: Final[dict[str, tuple[object, ...]]] = {
     "extra_args": (None,),
     "logprob_token_ids": (None,),
@@ -140,7 +170,7 @@ ABSENT_PARAMS: Final[dict[str, tuple[object, ...]]] = {
     "skip_reading_prefix_cache": (False, None),
 }
 
-# Arguments of methods that are not here; None asks for nothing.
+# Arguments of methods that are not supported; None changes nothing.
 ABSENT_ARGUMENTS: Final = frozenset(
     [
         "prompt_adapter_request",
@@ -153,23 +183,22 @@ ABSENT_ARGUMENTS: Final = frozenset(
     ]
 )
 
-# Methods of LLM that are not here, and why.
+# Methods of LLM that are not supported, and why.
 ABSENT_METHODS: Final = {
-    **dict.fromkeys(("reward",), "models generate, embed or name classes"),
+    "reward": "models generate, embed, classify or score",
     **dict.fromkeys(
         ("start_profile", "stop_profile"), "benches/python/engine.py --profile measures an engine"
     ),
     **dict.fromkeys(
-        ("sleep", "wake_up"), "an engine gives its memory back when it is no longer referred to"
+        ("sleep", "wake_up"), "shutdown() frees the memory, and a new LLM allocates it again"
     ),
     **dict.fromkeys(
-        ("collective_rpc", "apply_model"), "the model runs in this process, and is the executor's"
+        ("collective_rpc", "apply_model"), "the model belongs to the executor and its ranks"
     ),
-    "get_metrics": "llm_engine.stats and RequestOutput.metrics have the figures",
     "set_tokenizer": "give LLM(..., tokenizer=...)",
 }
 
-# What only steers vLLM's own machinery, or what nothing here depends on.
+# Options that affect vLLM's internals alone, or nothing that is visible to the caller.
 HINTS: Final = frozenset(
     [
         "max_seq_len_to_capture",
@@ -203,15 +232,15 @@ def is_neutral(value: object, neutral: Collection[object]) -> bool:
 
 
 def own_options(given: Mapping[str, Any], own: Collection[str]) -> dict[str, Any]:
-    """Options in our names, without vLLM's that ask for nothing.
+    """Options by our names, without vLLM's neutral ones.
 
     Args:
-        given: By our names or vLLM's.
+        given: Options by our names or vLLM's.
         own: Our names.
 
     Raises:
-        ConfigError: An unknown name, one that is given under two names, or an absent option with a
-            value that asks for something.
+        ConfigError: An unknown name, an option given under two names, or an absent option with a
+            value that is not neutral.
     """
     options: dict[str, Any] = {}
     for name, value in given.items():
@@ -230,7 +259,7 @@ def own_options(given: Mapping[str, Any], own: Collection[str]) -> dict[str, Any
 
 
 def refuse_arguments(given: Mapping[str, object]) -> None:
-    """Take the absent arguments of a method where they are None.
+    """Accept the absent arguments of a method if they are None.
 
     Raises:
         RequestError: Another value.
@@ -253,13 +282,12 @@ def _refuse_unless_neutral(name: str, value: object) -> None:
 
 
 def _unknown(name: str, value: object, own: Collection[str]) -> str:
-    close = difflib.get_close_matches(name, [*own, *ALIASES], n=1)
-    hint = f"did you mean {close[0]}?" if close else "help(pagedserve.EngineArgs) lists them all"
-    return f"unknown option: {name}={value!r}; {hint}"
+    hint = checks.did_you_mean(name, [*own, *ALIASES])
+    return f"unknown option: {name}={value!r}{hint or _WHERE_LISTED}"
 
 
 def takes_vllm_names(arguments: type[T]) -> type[T]:
-    """Let a dataclass of options be made with vLLM's names too."""
+    """Let a dataclass of options accept vLLM's names too."""
     make: Callable[..., None] = arguments.__init__
     own = [option.name for option in fields(arguments)]  # type: ignore[arg-type]  # a dataclass
 
@@ -271,15 +299,15 @@ def takes_vllm_names(arguments: type[T]) -> type[T]:
     return arguments
 
 
-def add_hidden_arguments(group: argparse._ArgumentGroup) -> None:
-    """Take vLLM's names on a command line, unseen; left out, they are not in the namespace."""
+def add_hidden_arguments(parser: argparse.ArgumentParser) -> None:
+    """Accept vLLM's names on a command line, hidden; not given, they are not in the namespace."""
     hidden: dict[str, Any] = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
     for name in sorted({*ALIASES, *ABSENT_OPTIONS, *HINTS}):
         is_flag = name in ABSENT_OPTIONS and ABSENT_OPTIONS[name].neutral[0] is False
         kind: dict[str, Any] = {"type": _literal, "nargs": "?", "const": True}
         if is_flag:
             kind = {"action": argparse.BooleanOptionalAction}
-        group.add_argument(f"--{name.replace('_', '-')}", **hidden, **kind)
+        parser.add_argument(f"--{name.replace('_', '-')}", **hidden, **kind)
 
 
 def _literal(text: str) -> object:

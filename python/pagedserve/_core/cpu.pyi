@@ -1,5 +1,4 @@
-# What a model computes on a CPU.  Its docstrings stand in rust/py/src/cpu and so in the built
-# module: `help(pagedserve._core.cpu)`.
+# CPU kernels.  Docstrings are written in rust/py/src/cpu, and `make stubs` copies them here.
 
 from collections.abc import Sequence
 from typing import Literal, TypeAlias, final
@@ -14,7 +13,6 @@ __all__ = [
     "advise_huge_pages",
     "bump",
     "copy_blocks",
-    "has_torch_threads",
     "instruction_sets",
     "instructions_in_use",
     "paged_attention",
@@ -33,6 +31,24 @@ _AdapterRows: TypeAlias = tuple[int, NDArray[np.int32], NDArray[np.int32], NDArr
 
 @final
 class PackedWeights:
+    """Weights of a linear layer of K to N features, packed for the kernels.
+
+    rust/cpu/src/linear.rs describes the layout.
+
+    Args:
+        panels: ``ceil(N / 64)`` panels of ``K * 64`` weights, as uint32 units; with ``scales`` int8
+            ``[ceil(N / 64) * K * 64]``.  Kept by reference and must not be written afterwards.
+        dtype: Type of the rows, and of weights that are not int8.
+        in_features: Number of input features K.
+        out_features: Number of output features N.
+        scales: Scales of int8 panels, float32 ``[N]``.
+        bias: Bias, float32 ``[N]``.
+        gate: Activation between the halves of a gated layer: "silu" or "gelu_tanh".
+
+    Raises:
+        ``StepError``: Arguments that do not fit each other.
+    """
+
     def __new__(
         cls,
         panels: NDArray[np.uint32 | np.int8],  # [ceil(N / 64) * units of K * 64]; int8: K of them
@@ -45,17 +61,31 @@ class PackedWeights:
         gate: _Gate | None = None,
     ) -> PackedWeights: ...
     @property
-    def in_features(self) -> int: ...
+    def in_features(self) -> int:
+        """Number of input features K."""
     @property
-    def out_features(self) -> int: ...
+    def out_features(self) -> int:
+        """Number of output features N, both halves of a gated layer."""
     @property
-    def nbytes(self) -> int: ...
+    def nbytes(self) -> int:
+        """Bytes of the packed weights, scales included."""
     def load_adapter(
         self,
         slot: int,
         # Of each slice: first feature, gates before ups; r; [r * K]; [features * r], scaled.
         slices: Sequence[tuple[int, int, NDArray[np.float32], NDArray[np.float32]]],
-    ) -> None: ...
+    ) -> None:
+        """Replace the adapter of a slot.
+
+        Args:
+            slot: Slot number.
+            slices: Slices of the adapter, in order of their features: first feature (in a gated
+                layer gates before ups), rank r, A as float32 ``[r * K]``, scaled B as float32
+                ``[features * r]``.  An empty list empties the slot.
+
+        Raises:
+            ``StepError``: Slices that do not fit the layer.
+        """
     def multiply(
         self,
         *,
@@ -69,16 +99,73 @@ class PackedWeights:
         adapters: _AdapterRows | None = None,
         num_threads: int = 1,
         instructions: _InstructionSet | None = None,
-    ) -> None: ...
+    ) -> None:
+        """Multiply rows with the weights and add the outputs of their adapters.
+
+        Args:
+            num_rows: Number of rows.
+            x: Address of ``[num_rows, K]``.
+            x_stride: Elements from a row to the next.
+            output: Address of ``[num_rows, N]``, or ``[num_rows, N / 2]`` of a gated layer.
+            output_stride: Elements from a row to the next.
+            output_dtype: Type of the output.
+            adds: Whether to add to the output instead of overwriting it.
+            adapters: Number of rows; int32 ``[G]`` slots in use; int32 ``[G + 1]`` starts of their
+                rows in the last array; int32 row indices, ascending within a slot.
+            num_threads: Number of threads, the caller's included.
+            instructions: Instruction set; None for the one in use.
+
+        Raises:
+            ``StepError``: Arguments that do not fit each other.
+        """
     def gather(
         self,
         features: NDArray[np.int32],  # [T], each below N
         output: int,  # address of [T, K]
         num_threads: int = 1,
-    ) -> None: ...
+    ) -> None:
+        """Copy the weights of some output features, converted to the dtype.
+
+        Args:
+            features: Output features, int32 ``[T]``, each below N.
+            output: Address of ``[T, K]``, contiguous.
+            num_threads: Number of threads, the caller's included.
+
+        Raises:
+            ``StepError``: A feature that does not exist.
+        """
 
 @final
 class DecoderLayer:
+    """Decoder layer of the Llama architecture with packed weights.
+
+    It computes norm, attention, norm and gated MLP, with residual connections.
+
+    F hidden features, H query heads and Hkv KV heads of size D.
+
+    Args:
+        dtype: Type of hidden states, weights, keys and values.
+        num_heads: Number of query heads H.
+        num_kv_heads: Number of KV heads Hkv.
+        head_size: Head size D.
+        epsilon: Epsilon of all norms.
+        scale: Factor of the scores.
+        attention_norm: Norm weight before attention, float32 ``[F]``.
+        mlp_norm: Norm weight before the MLP, float32 ``[F]``.
+        qkv: Query, key and value projection, F to ``(H + 2 * Hkv) * D`` features.
+        output: Output projection, ``H * D`` to F features.
+        gate_up: Gate and up projection, F to twice the inner features, made with a gate.
+        down: Down projection, inner features to F.
+        softcap: Scores become ``softcap * tanh(scores / softcap)``.
+        attention_output_norm: Norm weight after attention, float32 ``[F]``.
+        mlp_output_norm: Norm weight after the MLP, float32 ``[F]``.
+        query_norm: Norm weight of each query head, float32 ``[D]``.
+        key_norm: Norm weight of each key head, float32 ``[D]``.
+
+    Raises:
+        ``StepError``: Weights that do not fit each other.
+    """
+
     def __new__(
         cls,
         *,
@@ -119,7 +206,33 @@ class DecoderLayer:
         sums: int = 0,  # address of [T, F], written where there is a part
         num_threads: int = 1,
         instructions: _InstructionSet | None = None,
-    ) -> None: ...
+    ) -> None:
+        """Compute the layer for a step of R rows and T tokens.
+
+        Args:
+            hidden: Address of ``[T, F]``, contiguous, changed in place.
+            cosines: Rotary cosines; address of ``[T, rotary_size]``, contiguous.
+            sines: Rotary sines; address of ``[T, rotary_size]``, contiguous.
+            rotary_size: Elements of a head that are rotated.
+            pool: Address of the layer's KV blocks, in the layout of `paged_attention`.
+            num_blocks: Number of blocks of the pool.
+            block_size: Tokens per block.
+            block_tables: Block tables, int32 ``[R * B]``.
+            query_start: Row boundaries in T, int32 ``[R + 1]``.
+            seq_lens: Number of keys of each row, int32 ``[R]``.
+            slot_mapping: Slots of keys and values, int64 ``[T]``.
+            window: A query attends only to keys with position > query position - window.
+            adapters: Adapters of the tokens, as for `PackedWeights.multiply`.
+            part: None computes the layer; "attention" and "mlp" write the output of that module
+                before its norm to ``sums`` and leave ``hidden`` unchanged, for tensor parallelism:
+                a partial sum over this rank's heads or inner features.
+            sums: Address of ``[T, F]``, contiguous; used with ``part``.
+            num_threads: Number of threads, the caller's included.
+            instructions: Instruction set; None for the one in use.
+
+        Raises:
+            ``StepError``: Arguments that do not fit each other; nothing was read or written.
+        """
 
 def copy_blocks(
     *,
@@ -127,7 +240,19 @@ def copy_blocks(
     layers: Sequence[tuple[int, int, int, int, int]],
     pairs: NDArray[np.int64],  # [n, 2], source and destination
     num_threads: int = 1,
-) -> None: ...
+) -> None:
+    """Copy blocks in every layer; all sources are read before any destination is written.
+
+    Args:
+        layers: For each layer: address and number of blocks of the source pool, the same of the
+            destination pool, bytes per block.
+        pairs: Source and destination blocks, int64 ``[n, 2]``; destinations are distinct.
+        num_threads: Number of threads, the caller's included.
+
+    Raises:
+        ``StepError``: A block outside of its pool, or pairs that are not contiguous.
+    """
+
 def top_k(
     *,
     logits: int,  # address of float32 [rows, vocab_size]
@@ -139,7 +264,27 @@ def top_k(
     masks: NDArray[np.int32] | None = None,  # [rows * ceil(vocab_size / 32)], bits of tokens
     num_threads: int = 1,
     instructions: _InstructionSet | None = None,
-) -> None: ...
+) -> None:
+    """Find the largest logits of each row, largest first; equal ones by smaller id.
+
+    The first value of a row that holds NaN is NaN, and its other results are undefined.
+
+    Args:
+        logits: Address of float32 ``[rows, vocab_size]``, contiguous.
+        vocab_size: Number of logits of a row.
+        num: Number of results per row.
+        ids: Token ids, int64 ``[rows * num]``, written.
+        values: Logits, float32 ``[rows * num]``, written; minus infinity where a mask allows fewer.
+        rows: Row indices of the logits, as many as ``ids`` has rows; None for the first ones.
+        masks: Bit masks of allowed tokens, int32 ``[rows * ceil(vocab_size / 32)]``: token ``t`` of
+            a row is bit ``t % 32`` of its entry ``t // 32``.
+        num_threads: Number of threads, the caller's included.
+        instructions: Instruction set; None for the one in use.
+
+    Raises:
+        ``StepError``: Arguments that do not fit each other.
+    """
+
 def rms_norm(
     *,
     dtype: _DType,
@@ -150,10 +295,41 @@ def rms_norm(
     epsilon: float,
     num_threads: int = 1,
     instructions: _InstructionSet | None = None,
-) -> None: ...
+) -> None:
+    """Compute the RMS norm of rows: divide by the root mean square and multiply with a weight.
+
+    Args:
+        dtype: Type of both tensors.
+        num_rows: Number of rows.
+        x: Address of ``[num_rows, features]``, contiguous.
+        output: Address of ``[num_rows, features]``; may be ``x``.
+        weight: Norm weight, float32 ``[features]``.
+        epsilon: Added to the mean square.
+        num_threads: Number of threads, the caller's included.
+        instructions: Instruction set; None for the one in use.
+
+    Raises:
+        ``StepError``: Arguments that do not fit each other.
+    """
 
 @final
 class RankExchange:
+    """Collective operations of one rank over memory that all ranks of this machine map.
+
+    Ranks make the same calls in the same order.  A call that returns False timed out while it
+    waited for a rank, or was interrupted by a signal: repeat it with the same arguments.
+
+    Args:
+        memory: Address of ``num_bytes(num_ranks, piece_bytes)``, a multiple of 64, zeroed before
+            the first rank starts.
+        rank: Rank of this process.
+        num_ranks: Number of ranks.
+        piece_bytes: Bytes per exchange, a multiple of 64.
+
+    Raises:
+        ``StepError``: Arguments out of range.
+    """
+
     def __new__(
         cls,
         memory: int,  # address of num_bytes
@@ -163,7 +339,8 @@ class RankExchange:
         piece_bytes: int,
     ) -> RankExchange: ...
     @staticmethod
-    def num_bytes(*, num_ranks: int, piece_bytes: int) -> int: ...
+    def num_bytes(*, num_ranks: int, piece_bytes: int) -> int:
+        """Return the bytes of memory that the ranks need."""
     # False: to be called again.
     def sum(
         self,
@@ -172,7 +349,15 @@ class RankExchange:
         dtype: _DType,
         *,
         patience: float,
-    ) -> bool: ...
+    ) -> bool:
+        """Sum numbers over the ranks in place (all-reduce), in float32; all get the same sums.
+
+        Args:
+            values: Address of the numbers.
+            num: Number of numbers.
+            dtype: Type of the numbers.
+            patience: Timeout in seconds.
+        """
     def gather(
         self,
         values: int,  # address
@@ -180,15 +365,58 @@ class RankExchange:
         num_bytes: int,
         *,
         patience: float,
-    ) -> bool: ...
+    ) -> bool:
+        """Concatenate the bytes of all ranks (all-gather).
 
-def bump(word: int) -> None: ...  # address of a uint32
-def wait_for_bump(word: int, seen: int, timeout: float) -> int: ...
-def advise_huge_pages(address: int, num_bytes: int) -> None: ...
-def instruction_sets() -> list[_InstructionSet]: ...
-def instructions_in_use() -> _InstructionSet: ...
-def use_instructions(name: str | None) -> None: ...
-def has_torch_threads() -> bool: ...
+        Args:
+            values: Address of this rank's bytes.
+            output: Address of ``num_ranks * num_bytes`` bytes.
+            num_bytes: Number of bytes of each rank.
+            patience: Timeout in seconds.
+        """
+
+def bump(word: int) -> None:
+    """Increment a word of shared memory and wake every process that waits for it.
+
+    Earlier writes are visible to a process that sees the new value.
+
+    Args:
+        word: Address of a uint32, which processes change only by this function.
+    """
+
+def wait_for_bump(word: int, seen: int, timeout: float) -> int:
+    """Sleep without the GIL until a word of shared memory changes.
+
+    Args:
+        word: Address of a uint32.
+        seen: Last value that the caller saw.
+        timeout: Maximum wait in seconds.
+
+    Returns:
+        Current value; still ``seen`` after the timeout, a signal or an early wake-up.
+    """
+
+def advise_huge_pages(address: int, num_bytes: int) -> None:
+    """Request huge pages for a range of memory; a system without them ignores the request.
+
+    Args:
+        address: Address of its first byte.
+        num_bytes: Length in bytes.
+    """
+
+def instruction_sets() -> list[_InstructionSet]:
+    """Return the instruction sets that this CPU has and the kernels support, the fastest last."""
+
+def instructions_in_use() -> _InstructionSet:
+    """Return the instruction set that this process uses."""
+
+def use_instructions(name: str | None) -> None:
+    """Select the instruction set of this process; None selects the fastest of this CPU.
+
+    Raises:
+        ``ConfigError``: This CPU does not have them.
+    """
+
 def paged_attention(
     *,
     dtype: _DType,  # of queries, keys, values, pool and output
@@ -219,4 +447,52 @@ def paged_attention(
     causal: bool = True,
     num_threads: int = 1,
     instructions: _InstructionSet | None = None,
-) -> None: ...
+) -> None:
+    """Write the keys and values of a step into a pool and compute attention, for one layer.
+
+    The results are those of ``write_cache`` and ``paged_attention`` of
+    pagedserve.kernels.reference, but the pool has a different layout: a contiguous tensor of
+    ``num_blocks`` blocks, each of ``block_size * num_kv_heads * (key_size + value_size)`` elements,
+    that only this function reads and writes.  Whole blocks may be copied between pools.
+
+    R rows, T tokens, H query heads, Hkv KV heads; sizes D and Dv of keys and values.
+
+    Args:
+        dtype: Storage type: "float32", "bfloat16" or "float16"; computation is in float32.
+        query: Address of ``[T, H, D]``; the last dimension is contiguous here and below.
+        query_strides: Elements from a token to the next, and from a head to the next.
+        key: Address of ``[T, Hkv, D]``.
+        key_strides: Elements, as ``query_strides``.
+        value: Address of ``[T, Hkv, Dv]``.
+        value_strides: Elements, as ``query_strides``.
+        pool: Address of the pool; written in place.
+        output: Address of ``[T, H, Dv]``, contiguous; every element is written.
+        num_heads: Number of query heads H.
+        num_kv_heads: Number of KV heads Hkv.
+        key_size: Head size D of queries and keys.
+        value_size: Head size Dv of values.
+        num_blocks: Number of blocks of the pool.
+        block_size: Tokens per block; multiples of 16 are fast.
+        block_tables: Block tables ``[R, B]`` flattened, int32 ``[R * B]``; entries past a row's
+            last block, or before its window, are ignored.
+        query_start: Row boundaries in T, int32 ``[R + 1]``.
+        seq_lens: Number of keys of each row, those of its queries included, int32 ``[R]``.
+        slot_mapping: Slot of each token's key and value, int64 ``[T]``; -1 does not write them.
+        scale: Factor of the scores.
+        window: A query attends only to keys with position > query position - window.
+        softcap: Scores become ``softcap * tanh(scores / softcap)``, before the mask.
+        sinks: Attention sink of each head, float32 ``[H]``: a score that takes weight without a
+            value.
+        alibi: ALiBi slopes, float32 ``[H]``; a score gets its head's slope times (key position -
+            query position), after the cap.
+        position_bias: Relative position bias, float32 ``[H * N]``, added to the score of a key
+            ``n`` tokens before the query (the last entry beyond N), after the cap; not with
+            ``alibi``.
+        causal: Whether a query attends to no later key; if False, a window has two sides.
+        num_threads: Number of threads, the caller's included.
+        instructions: Instruction set; None for the one in use.
+
+    Raises:
+        ``StepError``: Arguments that do not fit each other or an id outside of the pool; nothing
+            was written.
+    """

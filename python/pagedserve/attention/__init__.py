@@ -1,1 +1,1 @@
-"""Paged attention for transformers' models: one step's view, and the function they call."""
+"""Paged attention for transformers' models: metadata of a step, and the attention function."""

@@ -1,7 +1,7 @@
-"""Which backends compute attention on a device, and the function behind each name.
+"""Attention backends: selection by device, and the function of each.
 
-A backend's module is imported when its function is first asked for, so that triton is loaded
-only where it computes.
+A backend's module is imported when its function is first requested, so that triton is loaded only
+where it computes.
 """
 
 import os
@@ -22,23 +22,23 @@ _MODULES: Final[dict[AttentionBackend, str]] = {
     "triton": "pagedserve.attention.triton",
     "torch": "pagedserve.attention.torch",
 }
-# A tile of keys is whole blocks, or a part of one that is a power of two.
+# A tile of keys is several whole blocks, or a power-of-two part of one.
 _MIN_TRITON_BLOCK: Final = 16
 
 
 @cache
 def write_and_attend(backend: AttentionBackend) -> WriteAndAttend:
-    """The function that answers the attention calls of a step."""
+    """The attention function of a backend."""
     return cast(WriteAndAttend, import_module(_MODULES[backend]).write_and_attend)
 
 
 def choose_backend(
     requested: AttentionBackend | None, device: torch.device, dtype: torch.dtype
 ) -> AttentionBackend:
-    """The backend requested, or the fastest that computes on such tensors.
+    """Return the requested backend, or the fastest that supports such tensors.
 
     Raises:
-        ConfigError: The one requested cannot; the message says why.
+        ConfigError: The requested one does not; the message gives the reason.
     """
     if requested is None:
         return next(name for name in _MODULES if _obstacle(name, device, dtype) is None)
@@ -51,10 +51,10 @@ def choose_backend(
 
 
 def check_block_size(backend: AttentionBackend, block_size: int) -> None:
-    """Refuse blocks that a backend cannot read.
+    """Refuse a block size that a backend does not support.
 
     Raises:
-        ConfigError: Triton's tiles take powers of two from 16.
+        ConfigError: Triton's tiles need powers of two from 16.
     """
     is_power = block_size & (block_size - 1) == 0
     if backend == "triton" and not (is_power and block_size >= _MIN_TRITON_BLOCK):
@@ -65,12 +65,12 @@ def check_block_size(backend: AttentionBackend, block_size: int) -> None:
 
 
 def min_block_size(backend: AttentionBackend) -> int:
-    """The smallest block that every backend of this kind reads, 4 where any size will do."""
+    """The smallest block size that the backend supports; 4 if it supports any."""
     return _MIN_TRITON_BLOCK if backend == "triton" else 4
 
 
 def describe(backend: AttentionBackend) -> str:
-    """The backend and what it uses of this machine, for people."""
+    """Describe the backend and the machine's features that it uses."""
     if backend == "rust":
         return f"rust ({describe_kernels()})"
     if backend == "triton" and _is_interpreted():
@@ -79,7 +79,7 @@ def describe(backend: AttentionBackend) -> str:
 
 
 def _obstacle(backend: AttentionBackend, device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why a backend cannot compute on such tensors, None if it can."""
+    """Why a backend does not support such tensors, None if it does."""
     if backend == "rust" and not has_kernels(device, dtype):
         return (
             f"takes float32, bfloat16 and float16 on the CPU; the model is in {dtype} on {device}"

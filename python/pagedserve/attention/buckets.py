@@ -1,19 +1,19 @@
-"""Rows of a step grouped so that one attention call serves many of them.
+"""Rows of a step grouped into buckets, each served by one attention call.
 
-Owns the plan: which rows go together, where their keys lie and what each query sees.  It is
-made once a step (per distinct sliding window) and reused by every layer.
+Owns the plan: the rows of each bucket, the slots of their keys and the mask.  It is computed once
+per step (per distinct sliding window) and reused by every layer.
 
 Invariants:
 
-1. A gathered slot always belongs to its row and has been written: positions past the row's
-   keys are read from the row's newest key instead, and masked.  So what other slots hold (stale
-   values, NaN) cannot reach a result, not even as ``0 * NaN``.
+1. A gathered slot always belongs to its row and has been written: positions past the row's keys
+   read the row's newest key instead, and are masked.  So the contents of other slots (stale values,
+   NaN) cannot affect a result, not even as ``0 * NaN``.
 2. Every query belongs to exactly one bucket.
 
-Costs, measured on two cores with SmolLM2-135M's shapes (3 KV heads of size 64): 64 decode
-rows with 15,000 keys take 1.75 ms a layer in 8 to 12 buckets, 6.5 ms in one bucket (2.3
-times the keys, padded) and 2.5 ms one by one.  Gathers of more than some 20 MB are slow in
-any number: each call then pays for fresh pages.
+Costs, measured on two cores with SmolLM2-135M's shapes (3 KV heads of size 64): 64 decode rows with
+15,000 keys take 1.75 ms per layer in 8 to 12 buckets, 6.5 ms in one bucket (2.3 times the keys,
+padded) and 2.5 ms one by one.  Gathers of more than some 20 MB are slow in any number: each call
+then pays for fresh pages.
 """
 
 from collections.abc import Iterator
@@ -26,29 +26,29 @@ from torch import Tensor
 
 from pagedserve.attention.metadata import BatchLayout
 
-# Padding that costs as much as one more call, in gathered keys.
+# Padding, in gathered keys, that costs as much as one more call.
 _PADDING_KEYS = 320
-# Most gathered keys of a bucket of several rows.
+# Maximum gathered keys of a bucket of several rows.
 _MAX_KEYS = 4096
-# A key costs its gather once, and its scores once a query; about this many queries weigh as
-# much as the gather.
+# A key is gathered once and scored once per query; about this many queries cost as much as the
+# gather.
 _QUERIES_PER_GATHER = 8
-# Longest run of queries of one masked call: bounds the mask to a few tens of MB.
+# Maximum queries of one masked call: limits the mask to a few tens of MB.
 _MAX_QUERIES = 256
-# Rows that bring all their keys with them skip the gather from this many queries on.
+# Rows without cached keys skip the gather from this many queries on.
 _MIN_FRESH_QUERIES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A run of queries of one row that goes into one bucket.
+    """A run of queries of one row in one bucket.
 
     Attributes:
         row: index of the row in the step.
         token: index of the first query in the step's tokens.
         position: position of the first query in its sequence.
         num_queries: length of the run.
-        first_key: first position that any of the queries sees.
+        first_key: first position that any of the queries attends to.
         end_key: one past the last.
     """
 
@@ -61,7 +61,7 @@ class Span:
 
     @property
     def num_keys(self) -> int:
-        """Keys from the first that is seen to the last."""
+        """Number of keys from the first to the last that are attended to."""
         return self.end_key - self.first_key
 
 
@@ -70,8 +70,8 @@ class FreshBucket:
     """Rows without cached keys: plain causal attention over the step's own keys.
 
     Attributes:
-        tokens: int64 ``[rows * queries]`` tokens of the step, short rows padded with their last;
-            a slice where the bucket is one row.
+        tokens: int64 ``[rows * queries]`` tokens of the step, short rows padded with their last; a
+            slice if the bucket is one row.
         num_rows: rows.
         kept: int64 indices into ``rows * queries`` that are not padding; None if all.
         written: tokens of the step that the kept results belong to.
@@ -85,10 +85,10 @@ class FreshBucket:
 
 @dataclass(slots=True)
 class PagedBucket:
-    """Rows whose keys are gathered from the pool; keeps the masks that layers ask for.
+    """Rows whose keys are gathered from the pool; caches masks for layers.
 
     Attributes:
-        tokens: int64 ``[rows * queries]``, padded like those of a FreshBucket.
+        tokens: int64 ``[rows * queries]``, padded as in FreshBucket.
         slots: int64 ``[rows * keys]``.
         query_positions: int64 ``[rows, queries]``.
         key_positions: int64 ``[rows, keys]``.
@@ -122,12 +122,12 @@ Bucket = FreshBucket | PagedBucket
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOptions:
-    """What a plan depends on beside the step.
+    """Parameters of a plan besides the step.
 
     Attributes:
-        window: sliding window of the layers it is for; None sees all keys.
-        causal: whether queries see no key behind their own.
-        allow_fresh: whether rows without cached keys may take the step's own keys.
+        window: sliding window of the layers it is for; None is full attention.
+        causal: whether queries do not attend to later keys.
+        allow_fresh: whether rows without cached keys may use the step's keys directly.
         dtype: of the masks.
         device: of the indices and masks.
     """
@@ -171,7 +171,7 @@ def _is_fresh(span: Span, options: PlanOptions) -> bool:
 
 
 def _split(span: Span, options: PlanOptions) -> Iterator[Span]:
-    """Cut a row's queries into runs that each have only the keys that they see."""
+    """Split a row's queries into runs, each with only the keys that they attend to."""
     window = options.window
     for offset in range(0, span.num_queries, _MAX_QUERIES):
         position = span.position + offset
@@ -188,7 +188,7 @@ def _weight(num_queries: int, num_keys: int) -> float:
 
 
 def _group(spans: list[Span]) -> Iterator[list[Span]]:
-    """Cut the spans, ordered by size, where padding would cost more than another call."""
+    """Split the spans, ordered by size, where padding would cost more than another call."""
     group: list[Span] = []
     most_keys, exact = 0, 0.0
     for span in sorted(spans, key=lambda s: (s.num_queries, s.num_keys), reverse=True):
@@ -225,7 +225,7 @@ class _Queries:
         )
 
     def kept(self, device: torch.device) -> tuple[Tensor | None, Tensor]:
-        """Indices that are not padding (None if none is), and the tokens they belong to."""
+        """Indices that are not padding (None if all are), and the tokens they belong to."""
         if bool(self.is_real.all()):
             return None, _to(self.tokens.reshape(-1), device)
         kept = np.flatnonzero(self.is_real)
@@ -271,7 +271,7 @@ def _paged_bucket(spans: list[Span], layout: BatchLayout, options: PlanOptions) 
 def _mask(
     query_positions: Tensor, key_positions: Tensor, ends: Tensor, options: PlanOptions
 ) -> Tensor:
-    """Of queries [rows, queries] and keys [rows, keys]; `ends` [rows, 1] is behind the last key."""
+    """Mask of queries [rows, queries] and keys [rows, keys]; `ends` [rows, 1] follow the last."""
     query_position = query_positions[:, None, :, None]
     key_position = key_positions[:, None, None, :]
     if options.causal:

@@ -1,7 +1,7 @@
-"""Attention in chunks: a query sees the keys of its own chunk of positions, and none before.
+"""Chunked attention: a query attends to the keys of its chunk of positions only.
 
-A row of a step is cut where its sequence's chunks begin.  Each piece is a row of its own, whose
-block table begins with the first block of its chunk, so every backend computes it as it is.
+Rows of a step are split at the chunk boundaries of their sequences.  Each part is a separate row,
+whose block table starts with the first block of its chunk, so every backend supports it unchanged.
 """
 
 from functools import partial
@@ -14,10 +14,10 @@ from pagedserve.errors import ConfigError
 
 
 def in_chunks(metadata: AttentionMetadata, chunk: int) -> AttentionMetadata:
-    """The same step with rows cut at multiples of ``chunk`` positions; made once a step.
+    """The same step with rows split at multiples of ``chunk`` positions; computed once per step.
 
     Raises:
-        ConfigError: if blocks lie across chunks.
+        ConfigError: a block would span two chunks.
     """
     return metadata.once(("chunks", chunk), partial(_cut, metadata, chunk))
 
@@ -29,7 +29,7 @@ def _cut(metadata: AttentionMetadata, chunk: int) -> AttentionMetadata:
             f"block_size is {block_size}, and the model attends in chunks of {chunk} tokens: "
             "accepted are sizes that divide it"
         )
-    # Rows of one query are not cut, and a recorded step must find theirs on the device.
+    # Rows of one query are not split, and a CUDA graph needs theirs on the device.
     rows = None
     if metadata.layout.max_query_len == 1:
         rows = _last_chunks(metadata.rows(), chunk, block_size)
@@ -37,7 +37,7 @@ def _cut(metadata: AttentionMetadata, chunk: int) -> AttentionMetadata:
 
 
 def cut_layout(layout: BatchLayout, chunk: int) -> BatchLayout:
-    """A layout with rows cut at multiples of ``chunk`` positions, itself one of the block size."""
+    """Split rows at multiples of ``chunk`` positions, itself a multiple of the block size."""
     ends = layout.seq_lens.astype(np.int64)
     firsts = ends - np.diff(layout.query_start)
     first_chunks = firsts // chunk
@@ -58,7 +58,7 @@ def cut_layout(layout: BatchLayout, chunk: int) -> BatchLayout:
 
 
 def _last_chunks(rows: DeviceRows, chunk: int, block_size: int) -> DeviceRows:
-    """Rows of one query or none, each with the keys of its query's chunk."""
+    """Rows of at most one query, each with the keys of its query's chunk."""
     chunks = (rows.seq_lens - 1).clamp(min=0) // chunk
     num_blocks, num_columns = chunk // block_size, rows.block_tables.shape[1]
     columns = torch.arange(min(num_blocks, num_columns), device=chunks.device)

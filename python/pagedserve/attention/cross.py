@@ -1,12 +1,12 @@
-"""Attention of decoders that see what an encoder made of another text.
+"""Cross-attention of decoders to the states of an encoder.
 
-A layer of such a decoder attends twice: to its own tokens, as any does, and across, to the keys of
-the encoder's states.  Both lie in one pool, in blocks of different tables: those across are written
-by the step that a prompt begins in and read by all that follow.
+A layer of such a decoder attends twice: self-attention to its tokens, and cross-attention to the
+keys of the encoder's states.  Both are in one pool, in blocks of different tables: those of the
+encoder are written by the step in which a prompt starts and read by all later ones.
 
-Every backend writes while it attends, and takes no fewer keys than queries in a row.  So a token is
-a row of its own here, over all keys of its encoder, and one of an encoder's is one over the first
-key of its block, whose answer is dropped.
+Every backend writes while it attends, and needs no fewer keys than queries in a row.  So each token
+is a separate row here, over all keys of its encoder, and each encoder state is one over the first
+key of its block, whose result is dropped.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,12 +26,12 @@ from pagedserve.errors import UnsupportedModelError
 
 @dataclass(frozen=True, slots=True)
 class CrossStep:
-    """What the tokens of a step see of encoders.
+    """Cross-attention inputs of a step.
 
     Attributes:
-        states: ``[S, F]``, of the encoders whose keys this step writes; some if it writes none.
+        states: ``[S, F]``, encoder states whose keys this step writes; a placeholder if none.
         reading: a row for each of the step's tokens.
-        writing: a row for each of S states; None where no keys are written.
+        writing: a row for each of S states; None if no keys are written.
     """
 
     states: Tensor
@@ -47,14 +47,14 @@ class CrossStep:
         encoded: Mapping[int, Tensor],
         nothing: Tensor,
     ) -> Self:
-        """Of the rows of a step.
+        """Create the inputs from the rows of a step.
 
         Args:
-            layout: its rows.
-            lens: ``[R]``, states of each row's encoder.
-            tables: ``[R, C]``, the blocks of their keys.
-            encoded: ``[S, F]`` each, by row, the states whose keys are to be written.
-            nothing: ``[1, F]``, stands for states where there are none.
+            layout: rows of the step.
+            lens: ``[R]``, number of states of each row's encoder.
+            tables: ``[R, C]``, block tables of their keys.
+            encoded: ``[S, F]`` each, by row, states whose keys are to be written.
+            nothing: ``[1, F]``, placeholder if there are no states.
         """
         device, block_size = nothing.device, layout.block_size
         num_queries = np.diff(layout.query_start)
@@ -85,7 +85,7 @@ def _rows_of_one(
 
 
 class EncoderDecoderAttention(PagedAttention):
-    """Answers the calls of a step of a decoder, those across from the tables of encoders."""
+    """Attention of a decoder's step, with cross-attention over the tables of encoders."""
 
     def __init__(
         self,
@@ -94,20 +94,20 @@ class EncoderDecoderAttention(PagedAttention):
         write_and_attend: WriteAndAttend,
         step: CrossStep,
     ) -> None:
-        """Take a step.
+        """Store a step.
 
         Args:
             metadata: the step.
-            pools: of each layer, for the keys of both of its calls; see `PagedAttention`.
-            write_and_attend: the backend's.
-            step: what its tokens see of encoders.
+            pools: pool of each layer, for the keys of both of its calls; see `PagedAttention`.
+            write_and_attend: function of the backend.
+            step: cross-attention inputs of its tokens.
         """
         of_calls = [pool for pool in pools for _ in range(2)]
         super().__init__(metadata, of_calls, [None] * len(of_calls), write_and_attend)
         self._step = step
 
     def answer(self, call: AttentionCall) -> Tensor:
-        """See `PagedAttention`; a call across writes the encoders' keys, if there are new ones."""
+        """Write and attend; cross-attention first writes the encoders' new keys, if any."""
         is_cross = self.num_calls % 2 == 1
         if not is_cross or call.mask is not None:
             return super().answer(call)
@@ -129,13 +129,13 @@ class EncoderDecoderAttention(PagedAttention):
 
 
 class WholeAttention:
-    """Answers the calls of an encoder that has one text to itself: a token sees all of it."""
+    """Full attention of an encoder over a single text."""
 
     def answer(self, call: AttentionCall) -> Tensor:
-        """Attend to the call's own keys.
+        """Attend to the call's keys.
 
         Raises:
-            UnsupportedModelError: if some of them are hidden, or scores are edited.
+            UnsupportedModelError: some keys are masked, or scores are modified.
         """
         if call.mask is not None or call.options.window is not None or not call.options.is_plain:
             raise UnsupportedModelError(

@@ -1,9 +1,9 @@
-"""The attention function that transformers' models call, and the handler that answers the calls.
+"""The attention function that transformers' models call, and the handlers of the calls.
 
-One function is registered under the name ``"pagedserve"``, and no mask function, so the models make
-no masks.  The handler of a forward is a context variable, because not every model passes keyword
-arguments on to the function.  A layer is known by the ordinal of its call, because some models
-number their layers twice or not at all.
+One function is registered under the name ``"pagedserve"``, and no mask function, so the models
+create no masks.  The handler of a forward pass is a context variable, because not every model
+passes keyword arguments on to the function.  A layer is identified by the ordinal of its call,
+because some models number their layers twice or not at all.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,25 +21,25 @@ from pagedserve.errors import StepError, UnsupportedModelError
 
 ATTENTION_NAME = "pagedserve"
 
-# Arguments that change what a model attends to, and that paged attention does not know: biases are
-# slopes here, models have tensors of them.
+# Arguments that change attention and that paged attention does not support: biases are slopes here,
+# models have tensors of them.
 _UNKNOWN_ARGUMENTS = ("indices", "block_indices", "head_mask", "alibi")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionCall:
-    """What one layer hands to the attention function.
+    """Arguments of one layer's call of the attention function.
 
     Attributes:
         query: ``[1, H, T, D]``.
         key: ``[1, Hkv, T, D]``.
         value: ``[1, Hkv, T, Dv]``.
         options: scale, window, cap, sinks and slopes.
-        has_window: whether the layer named a window, be it None.
-        chunk: positions of a chunk, where a query sees its own chunk only; else None.
+        has_window: whether the layer passed a window, even None.
+        chunk: positions per chunk, for chunked attention; else None.
         mask: the mask object, None unless a mask function was registered.
-        position_bias: ``[1, H, T, T]``, what is added to the scores; None where nothing is, or it
-            is listed by distance in ``options``.
+        position_bias: ``[1, H, T, T]``, added to the scores; None without bias, or if it is given
+            by distance in ``options``.
     """
 
     query: Tensor
@@ -53,7 +53,7 @@ class AttentionCall:
 
 
 class AttentionHandler(Protocol):
-    """Answers the attention calls of one forward."""
+    """Handles the attention calls of one forward pass."""
 
     def answer(self, call: AttentionCall) -> Tensor:
         """Returns ``[T, H, Dv]``."""
@@ -64,7 +64,7 @@ _handler: ContextVar[AttentionHandler] = ContextVar("pagedserve_attention_handle
 
 @contextmanager
 def answering(handler: AttentionHandler) -> Iterator[None]:
-    """Let the handler answer every attention call in this context."""
+    """Let the handler serve every attention call in this context."""
     token = _handler.set(handler)
     try:
         yield
@@ -73,7 +73,7 @@ def answering(handler: AttentionHandler) -> Iterator[None]:
 
 
 class LayerStep(NamedTuple):
-    """What one layer reads in a step: its pool, its window, and the rows over its blocks."""
+    """Inputs of one layer in a step: its pool, its window, and the rows over its blocks."""
 
     pool: Tensor
     window: int | None
@@ -81,7 +81,7 @@ class LayerStep(NamedTuple):
 
 
 class PagedAttention:
-    """Answers the calls of one step from the KV pools, the n-th call from the n-th pool."""
+    """Serves the calls of one step from the KV pools, the n-th call from the n-th pool."""
 
     def __init__(
         self,
@@ -93,16 +93,16 @@ class PagedAttention:
         causal: bool = True,
         by_window: Mapping[int, AttentionMetadata] | None = None,
     ) -> None:
-        """Take a step.
+        """Store a step.
 
         Args:
             metadata: the step.
-            pools: of each layer, ``[num_blocks, block_size, Hkv, D + Dv]``; the layout of a block
-                is the backend's own.
-            windows: of each layer, as the probe found them.
-            write_and_attend: the backend's; the same for all steps over one set of pools.
-            causal: whether a token sees no key behind its own.
-            by_window: the step over blocks of their own, for layers with such a window.
+            pools: pool of each layer, ``[num_blocks, block_size, Hkv, D + Dv]``; the backend
+                defines the layout of a block.
+            windows: window of each layer, as the probe found them.
+            write_and_attend: function of the backend; the same for all steps over one set of pools.
+            causal: whether a token does not attend to later keys.
+            by_window: the step over separate blocks, for layers with such a window.
         """
         self._metadata = metadata
         self._by_window = by_window or {}
@@ -113,10 +113,10 @@ class PagedAttention:
         self.num_calls = 0
 
     def next_layer(self) -> LayerStep:
-        """What the layer reads that attends next.
+        """Inputs of the next layer that attends.
 
         Raises:
-            StepError: if all layers have attended.
+            StepError: all layers have attended.
         """
         layer = self.num_calls
         if layer == len(self._pools):
@@ -130,16 +130,16 @@ class PagedAttention:
         """Write the call's keys and values, then attend.
 
         Raises:
-            UnsupportedModelError: if the model made a mask of its own.
+            UnsupportedModelError: the model passed a mask.
         """
         if call.mask is not None:
             raise UnsupportedModelError(
-                "the model hands a mask of its own to attention: paged attention is causal, with "
+                "the model passes a custom mask to attention: paged attention is causal, with "
                 "a sliding window at most"
             )
         if call.position_bias is not None:
             raise UnsupportedModelError(
-                "the model adds a bias of its own to each score: paged attention knows slopes, and "
+                "the model adds a custom bias to each score: paged attention supports slopes, and "
                 "biases that are listed by distance"
             )
         pool, window, metadata = self.next_layer()
@@ -157,10 +157,10 @@ class PagedAttention:
 
 
 def current_step() -> PagedAttention:
-    """The step in progress, for layers that write and attend by themselves.
+    """The step in progress, for layers that call attention directly.
 
     Raises:
-        StepError: outside of `answering`, or where no pools are.
+        StepError: outside of `answering`, or without pools.
     """
     handler = _handler.get(None)
     if not isinstance(handler, PagedAttention):
@@ -178,24 +178,24 @@ def paged_attention_forward(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """The function that transformers calls once a layer.
+    """Compute attention; transformers calls it once per layer.
 
     Args:
         module: the attention module.
         query: ``[1, H, T, D]``.
         key: ``[1, Hkv, T, D]``.
         value: ``[1, Hkv, T, Dv]``.
-        attention_mask: handed on to the handler.
+        attention_mask: passed on to the handler.
         scaling: factor of the scores; None is ``D ** -0.5``.
-        **kwargs: ``sliding_window``, ``attention_chunk_size``, ``softcap``, ``s_aux``,
-            ``alibi_slopes`` and ``position_bias`` are understood; the last is ``[1, H, T, T]``, or
-            ``[H, N]`` listed by distance.
+        **kwargs: supported are ``sliding_window``, ``attention_chunk_size``, ``softcap``,
+            ``s_aux``, ``alibi_slopes`` and ``position_bias``; the last is ``[1, H, T, T]``, or
+            ``[H, N]`` by distance.
 
     Returns:
         ``([1, T, H, Dv], None)``.
 
     Raises:
-        UnsupportedModelError: for an argument that paged attention does not know.
+        UnsupportedModelError: an argument is not supported.
         StepError: outside of `answering`.
     """
     for name in _UNKNOWN_ARGUMENTS:
@@ -231,5 +231,5 @@ def paged_attention_forward(
 
 
 def register() -> None:
-    """Make the function known to transformers; calling it again changes nothing."""
+    """Register the function with transformers; idempotent."""
     AttentionInterface.register(ATTENTION_NAME, paged_attention_forward)

@@ -1,4 +1,4 @@
-"""What every attention call of a step reads, and the types that all backends share."""
+"""Inputs of all attention calls of a step, and the types shared by all backends."""
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -14,17 +14,17 @@ Derived = TypeVar("Derived")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionOptions:
-    """How a layer attends; the words of ``pagedserve.kernels.reference.paged_attention``.
+    """Parameters of a layer's attention, as in ``pagedserve.kernels.reference.paged_attention``.
 
     Attributes:
         scale: factor of the scores.
         window: sliding window, or None.
         softcap: cap of the scores, or None.
-        sinks: ``[H]`` scores that take weight and have no value, or None.
-        alibi: ``[H]`` slopes of biases that grow with a key's position, or None.
-        position_bias: ``[H, N]``, what a key n before a query, or as the last if further, adds to
-            its score, or None.
-        causal: whether a query sees no key behind its own.
+        sinks: ``[H]`` attention sinks: scores without a value, or None.
+        alibi: ``[H]`` ALiBi slopes, or None.
+        position_bias: ``[H, N]``, bias of a key n positions before the query, the last for larger
+            distances, or None.
+        causal: whether a query does not attend to later keys.
     """
 
     scale: float
@@ -37,21 +37,21 @@ class AttentionOptions:
 
     @property
     def is_plain(self) -> bool:
-        """Whether torch's attention call computes it."""
+        """Whether torch's attention function supports it."""
         added = (self.softcap, self.sinks, self.alibi, self.position_bias)
         return all(option is None for option in added)
 
 
 @dataclass(frozen=True, slots=True)
 class BatchLayout:
-    """Where the rows of a step lie, as numpy arrays in host memory.
+    """Layout of a step's rows, as numpy arrays in host memory.
 
     Attributes:
         query_start: int ``[R + 1]``.
         seq_lens: int ``[R]``.
         block_tables: int ``[R, B]``.
-        block_size: tokens of a block.
-        state_slots: int ``[R]``, where layers keep states of sequences; None where they do not.
+        block_size: tokens per block.
+        state_slots: int ``[R]``, slots of recurrent states; None without states.
     """
 
     query_start: NDArray[np.int32]
@@ -73,17 +73,17 @@ class BatchLayout:
 
 @dataclass(frozen=True, slots=True)
 class DeviceRows:
-    """The rows of a step where kernels read them.
+    """Rows of a step on the device, for kernels.
 
-    The two bounds are host integers: kernels choose their launch by them and need not ask the
-    device.  They may be larger than what the tensors hold.
+    The two bounds are host integers: kernels choose their launch parameters by them without device
+    synchronization.  They may be larger than the tensors' contents.
 
     Attributes:
         query_start: int32 ``[R + 1]`` on the model's device.
         seq_lens: int32 ``[R]``, likewise; 0 for a padding row.
         block_tables: int32 ``[R, B]``, likewise.
-        max_query_len: no row has more queries.
-        max_seq_len: no row has more keys.
+        max_query_len: upper bound of queries per row.
+        max_seq_len: upper bound of keys per row.
     """
 
     query_start: Tensor
@@ -94,7 +94,7 @@ class DeviceRows:
 
     @classmethod
     def of(cls, layout: BatchLayout, device: torch.device) -> "DeviceRows":
-        """Copies on a device; on the CPU views."""
+        """Copy a layout to a device; on the CPU these are views."""
         return cls(
             query_start=torch.from_numpy(layout.query_start).to(device),
             seq_lens=torch.from_numpy(layout.seq_lens).to(device),
@@ -105,15 +105,15 @@ class DeviceRows:
 
 
 class AttentionMetadata:
-    """One step: T tokens of R rows, and what its layers derive from them.
+    """One step: T tokens of R rows, and values that its layers derive from them.
 
-    Invariant: the arrays are not changed while the step runs; they may be views of buffers that
-    the next step fills.  What is derived from them is made by the first layer that asks and kept
+    Invariant: the arrays are not modified while the step runs; they may be views of buffers that
+    the next step fills.  Derived values are computed by the first layer that needs them and cached
     for the others.
 
     Attributes:
         layout: rows and block tables in host memory.
-        slot_mapping: int64 ``[T]`` on the model's device; -1 means do not write.
+        slot_mapping: int64 ``[T]`` on the model's device; -1 writes nothing.
     """
 
     __slots__ = ("_derived", "_rows", "layout", "slot_mapping")
@@ -121,7 +121,7 @@ class AttentionMetadata:
     def __init__(
         self, layout: BatchLayout, slot_mapping: Tensor, rows: DeviceRows | None = None
     ) -> None:
-        """Take a step; ``rows`` are its rows on the device, where they are there already."""
+        """Store a step; ``rows`` are its rows on the device, if already copied."""
         self.layout = layout
         self.slot_mapping = slot_mapping
         self._rows = rows
@@ -134,11 +134,11 @@ class AttentionMetadata:
         return self._rows
 
     def once(self, key: Hashable, make: Callable[[], Derived]) -> Derived:
-        """What ``make`` returns, called for the first layer of the step that asks for ``key``.
+        """Return the result of ``make``, computed once per step and ``key``.
 
         Args:
-            key: names what is made, with all that it depends on beside the step.
-            make: makes it.
+            key: identifies the result, with all parameters besides the step.
+            make: computes the result.
         """
         if key not in self._derived:
             self._derived[key] = make()
@@ -146,7 +146,7 @@ class AttentionMetadata:
 
 
 class WriteAndAttend(Protocol):
-    """What a backend's module has under the name ``write_and_attend``."""
+    """Type of the function ``write_and_attend`` of a backend's module."""
 
     def __call__(
         self,

@@ -1,7 +1,7 @@
-"""Paged attention on the CPU in Rust: one call a layer writes and attends.
+"""Paged attention on the CPU in Rust: one call per layer writes and attends.
 
-The layout of the pool is the kernel's own (``rust/cpu``); whole blocks may be copied and
-swapped, nothing else may read it.
+The kernel defines the layout of the pool (``rust/cpu``); other code may copy and swap whole blocks
+only.
 """
 
 import numpy as np
@@ -74,15 +74,15 @@ def write_and_attend(
 
 
 def _numbers(vector: Tensor | None) -> NDArray[np.float32] | None:
-    """Flat float32 numbers."""
+    """Flatten to float32."""
     return None if vector is None else vector.detach().float().flatten().numpy()
 
 
 def _dense(tensor: Tensor) -> Tensor:
-    """With the elements of a head side by side."""
+    """Make the elements of a head contiguous."""
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 def _strides(tensor: Tensor) -> tuple[int, int]:
-    """Elements from a token to the next and from a head to the next, of ``[1, H, T, D]``."""
+    """Element strides of tokens and heads, of ``[1, H, T, D]``."""
     return tensor.stride(2), tensor.stride(1)

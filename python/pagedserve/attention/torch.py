@@ -1,8 +1,8 @@
 """Paged attention on torch's own operations, over the buckets of a step.
 
 A bucket is one gather and one call of scaled dot product attention.  The query heads of a KV head
-are folded into the queries, so that each key and value is read once a group.  Keys and values of a
-token lie together in the pool, so one gather brings both; compared with separate pools this saves
+are folded into the queries, so that each key and value is read once per group.  Keys and values of
+a token are adjacent in the pool, so one gather reads both; compared with separate pools this saves
 5 to 15 % of a decode layer.
 """
 
@@ -30,7 +30,7 @@ def write_and_attend(
     metadata: AttentionMetadata,
     options: AttentionOptions,
 ) -> Tensor:
-    """Write the step's keys and values into the pool, then ``attend``, which has the arguments."""
+    """Write the step's keys and values into the pool, then ``attend`` with the same arguments."""
     key_size = key.shape[-1]
     write_cache(
         key[0].transpose(0, 1),
@@ -85,11 +85,11 @@ def attend(
 def step_buckets(
     metadata: AttentionMetadata, options: AttentionOptions, dtype: torch.dtype
 ) -> list[Bucket]:
-    """The rows of a step grouped for attention calls; layers that attend alike share a plan.
+    """The rows of a step in buckets; layers with equal parameters share a plan.
 
     Args:
         metadata: the step.
-        options: of the layer.
+        options: parameters of the layer.
         dtype: of the masks.
     """
     layout, window = metadata.layout, options.window
@@ -121,7 +121,7 @@ def _attend_fresh(
 
 
 def _rows(tensor: Tensor, bucket: FreshBucket) -> Tensor:
-    """[1, heads, T, size] to the bucket's [rows, heads, queries, size]."""
+    """Reshape [1, heads, T, size] to the bucket's [rows, heads, queries, size]."""
     if isinstance(bucket.tokens, slice):
         return tensor[:, :, bucket.tokens]
     picked = tensor[0].index_select(1, bucket.tokens)
@@ -167,7 +167,7 @@ def _alibi_bias(slopes: Tensor, bucket: PagedBucket, num_kv_heads: int) -> Tenso
 
 
 def _position_bias(biases: Tensor, bucket: PagedBucket, num_kv_heads: int) -> Tensor:
-    """The same of biases that are listed by distance."""
+    """The same for biases by distance."""
     distances = bucket.query_positions[:, :, None] - bucket.key_positions[:, None, :]
     listed = biases.float()[:, distances.clamp(0, biases.shape[1] - 1)]  # [H, rows, queries, keys]
     folded: Tensor = listed.unflatten(0, (num_kv_heads, -1)).permute(2, 0, 1, 3, 4).flatten(2, 3)
@@ -177,7 +177,7 @@ def _position_bias(biases: Tensor, bucket: PagedBucket, num_kv_heads: int) -> Te
 def _attend_explicit(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, options: AttentionOptions
 ) -> Tensor:
-    """The same with a softmax of our own, for options that torch's call does not have."""
+    """The same with an explicit softmax, for options that torch's function does not support."""
     scores = torch.matmul(query, key.transpose(-1, -2)).float() * options.scale
     if options.softcap is not None:
         scores = options.softcap * torch.tanh(scores / options.softcap)

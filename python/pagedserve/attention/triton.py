@@ -1,7 +1,7 @@
-"""Paged attention in Triton: a layer is one write and one attention over the pool in place.
+"""Paged attention in Triton: per layer one write and one attention over the pool in place.
 
-Importing this module imports triton.  Sizes come from host integers of the step, so a layer makes
-no synchronisation and can be captured into a CUDA graph.
+Importing this module imports triton.  Sizes come from host integers of the step, so a layer needs
+no synchronization and can be captured in a CUDA graph.
 """
 
 from torch import Tensor
@@ -32,7 +32,7 @@ def write_and_attend(
         options: scale, window, cap, sinks, slopes, whether it is causal.
 
     Returns:
-        ``[T, H, Dv]``; what it holds for tokens of no row means nothing.
+        ``[T, H, Dv]``; undefined for tokens of no row.
     """
     key_size = key.shape[-1]
     write_cache(
@@ -48,7 +48,7 @@ def write_and_attend(
 def attend(
     query: Tensor, pool: Tensor, *, metadata: AttentionMetadata, options: AttentionOptions
 ) -> Tensor:
-    """Attend over the pool, in which the step's keys and values are.
+    """Attend over the pool, which already has the step's keys and values.
 
     Args:
         query: ``[T, H, D]``.
@@ -57,7 +57,7 @@ def attend(
         options: scale, window, cap, sinks, slopes, whether it is causal.
 
     Returns:
-        ``[T, H, Dv]``; what it holds for tokens of no row means nothing.
+        ``[T, H, Dv]``; undefined for tokens of no row.
     """
     if options.position_bias is not None:
         raise UnsupportedModelError(

@@ -1,4 +1,4 @@
-"""Load on any OpenAI-compatible server, and what it answered: ``pagedserve bench serve``.
+"""``pagedserve bench serve``: load generator for any OpenAI-compatible server.
 
-Nothing here knows the engine: what is measured is what a client sees over HTTP.
+Nothing here imports the engine: the measurements are those of an HTTP client.
 """

@@ -1,4 +1,4 @@
-"""The two endpoints of OpenAI's interface that generate text: what is sent, what a chunk means."""
+"""OpenAI's two endpoints that generate text: request bodies, and the contents of chunks."""
 
 import json
 import os
@@ -16,16 +16,16 @@ Prompt: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What one event of a stream says.
+    """Contents of one event of a stream.
 
     Attributes:
-        has_choice: Whether it belongs to the answer; what comes behind, like the usage, does not.
-        is_output: Whether it is a piece of the answer: one token, or several.  Not the announcement
-            of a role, nor an end without text.  A token whose text is held back is one.
-        finish_reason: Of the answer's last chunk.
-        num_prompt_tokens: By the server's count; None where it does not say.
-        num_completion_tokens: Likewise.
-        error: What went wrong, where the event is an error.
+        has_choice: Whether it belongs to the response; later ones, such as the usage, do not.
+        is_output: Whether it has output: one token, or several.  Excludes the announcement of a
+            role, and an end without text.  A token whose text is held back counts.
+        finish_reason: Finish reason of the response's last chunk.
+        num_prompt_tokens: Prompt tokens as counted by the server; None if not reported.
+        num_completion_tokens: Completion tokens, likewise.
+        error: Message, if the event is an error.
     """
 
     has_choice: bool = False
@@ -40,9 +40,9 @@ class Api(Protocol):
     """One of the endpoints.
 
     Attributes:
-        endpoint: Its usual path.
-        takes_token_ids: Whether a prompt can be a list of token ids.
-        takes_messages: Whether a prompt can be the messages of a conversation.
+        endpoint: Default path.
+        takes_token_ids: Whether it accepts a list of token ids as a prompt.
+        takes_messages: Whether it accepts the messages of a conversation as a prompt.
     """
 
     endpoint: str
@@ -50,11 +50,11 @@ class Api(Protocol):
     takes_messages: bool
 
     def prompt_fields(self, prompt: Prompt) -> Json:
-        """The fields of a request's body that hold the prompt."""
+        """Fields of a request's body with the prompt."""
         ...
 
     def is_output(self, choice: Json) -> bool:
-        """Whether a choice of a chunk is a piece of the answer."""
+        """Whether a choice of a chunk has output."""
         ...
 
 
@@ -66,7 +66,7 @@ class Completions:
     takes_messages = False
 
     def prompt_fields(self, prompt: Prompt) -> Json:
-        """The prompt as it is."""
+        """The prompt unchanged."""
         return {"prompt": prompt if isinstance(prompt, str) else list(prompt)}
 
     def is_output(self, choice: Json) -> bool:
@@ -82,13 +82,13 @@ class Chat:
     takes_messages = True
 
     def prompt_fields(self, prompt: Prompt) -> Json:
-        """The messages; a text is one of the user's."""
+        """The messages; a text becomes a user message."""
         if isinstance(prompt, str):
             return {"messages": [{"role": "user", "content": prompt}]}
         return {"messages": prompt}
 
     def is_output(self, choice: Json) -> bool:
-        """Whether its delta says more than a role; see ``Completions`` for one without text."""
+        """Whether its delta has more than a role; see ``Completions`` for one without text."""
         delta = choice.get("delta") or {}
         if any(value for key, value in delta.items() if key != "role"):
             return True
@@ -102,17 +102,17 @@ APIS: dict[str, Api] = {"openai": Completions(), "openai-chat": Chat(), "vllm": 
 def request_body(
     api: Api, prompt: Prompt, *, model: str, max_tokens: int, ignore_eos: bool, extra: Json
 ) -> bytes:
-    """The body of a request for a stream with usage.
+    """Build the body of a streaming request with usage.
 
     Args:
-        api: The endpoint's.
-        prompt: One that the endpoint takes.
-        model: Its name with the server.
-        max_tokens: Of the answer.  The name is that of both endpoints; chat has a newer one, which
-            older servers would pass over without a word.
-        ignore_eos: Go on past the end of sequence, up to ``max_tokens``; sent only if true, since
-            OpenAI itself has no such field.
-        extra: Further fields; they win over ours.
+        api: The endpoint.
+        prompt: A prompt that the endpoint accepts.
+        model: Name of the model on the server.
+        max_tokens: Maximum output tokens.  Both endpoints accept this name; chat has a newer one,
+            which older servers would silently ignore.
+        ignore_eos: Continue after the end of sequence, up to ``max_tokens``; sent only if true,
+            since OpenAI has no such field.
+        extra: Further fields; they override ours.
     """
     fields: Json = {
         "model": model,
@@ -127,10 +127,10 @@ def request_body(
 
 
 def read_chunk(api: Api, data: bytes) -> Chunk:
-    """What the data of an event says.
+    """Parse the data of an event.
 
     Raises:
-        ValueError: It is no JSON object of the endpoint's kind.
+        ValueError: It is not a JSON object of the endpoint's kind.
     """
     event = json.loads(data)
     try:
@@ -150,14 +150,14 @@ def read_chunk(api: Api, data: bytes) -> Chunk:
 
 
 def error_message(answer: Json) -> str | None:
-    """The message of an error object: under ``error``, as OpenAI has it, or flat; None without."""
+    """Message of an error object: under ``error``, as at OpenAI, or flat; None without one."""
     error = answer.get("error")
     message = error.get("message") if isinstance(error, dict) else error or answer.get("message")
     return None if message is None else str(message)
 
 
 def refusal_message(body: str) -> str:
-    """What the body of a refusal says: the message of its error object, else all of it."""
+    """Message of an error response: that of its error object, else the whole body."""
     try:
         answer = json.loads(body)
     except ValueError:
@@ -166,10 +166,10 @@ def refusal_message(body: str) -> str:
 
 
 def bearer(api_key: str | None) -> dict[str, str]:
-    """The header that shows a key; without one that of the environment, if there is any.
+    """Authorization header for a key, or for that of the environment, if any.
 
     Raises:
-        ConfigError: It has characters that no header has.
+        ConfigError: It has characters that are invalid in a header.
     """
     key = api_key or os.environ.get("OPENAI_API_KEY")
     if not key:

@@ -1,7 +1,7 @@
-"""One streamed request over HTTP, and when each piece of its answer came.
+"""One streaming HTTP request, with the arrival times of its output.
 
-A request that fails is an ``Outcome`` with a ``Failure``, never an exception: nothing that a server
-does ends a run.  Nothing is sent twice.
+A failed request is an ``Outcome`` with a ``Failure``, never an exception: no server can end a run.
+No request is retried.
 """
 
 import time
@@ -26,11 +26,12 @@ _OK = 200
 _REFUSALS = (429, 503)
 _MESSAGE_LENGTH = 200
 
-# Servers close what was idle for a while, uvicorn after 5 seconds.  A request that is sent at that
-# very moment fails, so no connection is used again that has been idle for longer than this.
+# Servers close idle connections, uvicorn after 5 seconds.  A request sent at that moment fails, so
+# a
+# connection that has been idle for longer than this is not reused.
 _IDLE_SECONDS = 3.0
 
-# To say which models there are takes a server no time.
+# Timeout for listing the models.
 _PROBE_SECONDS = 30.0
 
 
@@ -39,9 +40,9 @@ class Job:
     """A request that is ready to be sent.
 
     Attributes:
-        body: JSON, made beforehand: making it takes time that belongs to no request.
-        due_s: When to send it, in seconds from the start of the run.
-        num_input_tokens: Of its prompt, as planned.
+        body: JSON, serialized beforehand so that its time is not measured.
+        due_s: Planned send time, in seconds from the start of the run.
+        num_input_tokens: Planned tokens of its prompt.
     """
 
     body: bytes
@@ -50,11 +51,11 @@ class Job:
 
 
 def open_session(*, headers: Mapping[str, str], timeout_s: float) -> aiohttp.ClientSession:
-    """Connections for any number of requests at a time; to be closed by the caller.
+    """Open connections for any number of concurrent requests; to be closed by the caller.
 
     Args:
-        headers: Sent with each request.
-        timeout_s: For a whole request, its answer included.
+        headers: Headers of each request.
+        timeout_s: Timeout of a request with its response.
     """
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_SECONDS),
@@ -64,10 +65,10 @@ def open_session(*, headers: Mapping[str, str], timeout_s: float) -> aiohttp.Cli
 
 
 async def first_model(session: aiohttp.ClientSession, base_url: str) -> str | None:
-    """The first model that a server offers; None where it does not say.
+    """The first model that a server lists; None if it lists none.
 
     Raises:
-        ConfigError: No server answers there.
+        ConfigError: No server responds at the address.
     """
     url = f"{base_url}/v1/models"
     try:
@@ -91,14 +92,14 @@ class Client:
         self._api = api
 
     async def send(self, job: Job, *, due: float) -> Outcome:
-        """Send a job now and follow its answer to the end.
+        """Send a job now and read its response to the end.
 
         Args:
-            job: What to send.
-            due: When it should have been sent, by ``time.perf_counter``.
+            job: Job to send.
+            due: Planned send time, by ``time.perf_counter``.
 
         Returns:
-            What came of it, a failure included.
+            The outcome, which may be a failure.
         """
         outcome = Outcome(
             due=due, started=time.perf_counter(), num_input_tokens=job.num_input_tokens
@@ -122,7 +123,7 @@ class Client:
         return outcome
 
     async def _follow(self, stream: aiohttp.StreamReader, outcome: Outcome) -> Failure | None:
-        """Read a stream to its end; events that were read together came at one moment."""
+        """Read a stream to its end; events that were read together have the same time."""
         events = EventReader()
         answer = AnswerReader(self._api, outcome)
         async for piece in stream.iter_any():
@@ -135,7 +136,7 @@ class Client:
 
 
 async def _refusal(response: aiohttp.ClientResponse) -> Failure:
-    """What a status other than 200 means."""
+    """Convert a response with a status other than 200 to a failure."""
     said = refusal_message(await response.text(errors="replace"))
     message = " ".join((said or response.reason or "no message").split())[:_MESSAGE_LENGTH]
     if response.status in _REFUSALS:
@@ -147,5 +148,5 @@ async def _refusal(response: aiohttp.ClientResponse) -> Failure:
 
 def _said(error: Exception) -> str:
     if isinstance(error, aiohttp.ClientConnectorError):
-        error = error.os_error  # without what aiohttp says of encryption
+        error = error.os_error  # without aiohttp's text about TLS
     return " ".join(str(error).split())[:_MESSAGE_LENGTH] or type(error).__name__

@@ -1,4 +1,4 @@
-"""``bench serve`` in the command line; what it runs is loaded when it is run."""
+"""Command line of ``bench serve``; its implementation is imported when it runs."""
 
 import argparse
 from typing import Any

@@ -1,4 +1,4 @@
-"""Sending requests at their times, and waiting for their ends."""
+"""Sends requests at their times, and waits for their responses."""
 
 import asyncio
 import contextlib
@@ -12,13 +12,13 @@ from pagedserve.bench.outcome import Outcome
 
 @dataclass(slots=True)
 class Run:
-    """What was measured, from the start on.
+    """Measurements of a run.
 
     Attributes:
-        start: By ``time.perf_counter``, as ``end`` is.
-        end: When the last request came to its end, or Ctrl-C.
-        outcomes: Of the requests that came to their end, in that order.
-        is_interrupted: Whether Ctrl-C came first.
+        start: Start time, by ``time.perf_counter``, as ``end``.
+        end: End of the last request, or Ctrl-C.
+        outcomes: Outcomes of the requests that ended, in that order.
+        is_interrupted: Whether Ctrl-C interrupted the run.
     """
 
     start: float
@@ -36,16 +36,16 @@ async def drive(
 ) -> Run:
     """Send all jobs, each at its time.
 
-    A job is late only where ``max_concurrency`` requests are on their way, or this process has not
-    the time: what the server does to one holds no other back.
+    A job is late only if ``max_concurrency`` requests are running, or this process lacks CPU time:
+    requests do not wait for others.
 
-    Cancelling this task, as Ctrl-C does, ends the requests on their way and the run, which is
-    returned as it is then.
+    Cancelling this task, as Ctrl-C does, ends running requests and the run, which is returned in
+    its state.
 
     Args:
-        client: Who sends.
-        jobs: In the order of their times.
-        max_concurrency: How many may be on their way at a time; None is any number.
+        client: Client that sends.
+        jobs: Jobs in the order of their times.
+        max_concurrency: Maximum number of concurrent requests; None is unlimited.
         when_done: Called with each outcome.
     """
     run = Run(start=time.perf_counter(), end=0.0)
@@ -60,7 +60,7 @@ async def drive(
     try:
         async with asyncio.TaskGroup() as tasks:
             for job in jobs:
-                # Also where nothing is left to wait for: those that were started need a turn.
+                # Also with nothing left to wait for: started tasks need one iteration of the loop.
                 await asyncio.sleep(max(0.0, run.start + job.due_s - time.perf_counter()))
                 tasks.create_task(send(job))
     except asyncio.CancelledError:

@@ -1,7 +1,7 @@
-"""The figures of a run, made of what came of its requests.
+"""Statistics of a run, from the outcomes of its requests.
 
-Rates are divided by the whole duration of the run, its slow end included.  Times are those of the
-requests that were answered in full; the tokens of all others count nowhere.
+Rates are divided by the whole duration of the run.  Times are those of completed requests; the
+tokens of other requests count nowhere.
 """
 
 from collections import Counter
@@ -18,13 +18,13 @@ _MS = 1000.0
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Samples of one kind of time in milliseconds, summed up.
+    """Statistics of one metric, in milliseconds.
 
     Attributes:
-        mean: Their mean, as all others None where there are no samples.
-        median: The middle one.
-        std: The standard deviation of these very samples.
-        percentiles: By percent, linear between two samples.
+        mean: Mean; None without samples, as all others.
+        median: Median.
+        std: Standard deviation of the samples.
+        percentiles: Percentiles by percent, with linear interpolation.
     """
 
     mean: float | None
@@ -34,7 +34,7 @@ class Distribution:
 
     @classmethod
     def of(cls, seconds: Sequence[float], percents: Sequence[float]) -> "Distribution":
-        """Sum up samples in seconds."""
+        """Compute the statistics of samples in seconds."""
         if not seconds:
             return cls(None, None, None, dict.fromkeys(percents))
         samples = np.asarray(seconds) * _MS
@@ -49,21 +49,21 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a run found.
+    """Results of a run.
 
     Attributes:
-        duration_s: From the start of the run to its last answer, or to Ctrl-C.
-        completed: Requests that were answered in full.
-        failures: Requests that failed, by kind.
-        unfinished: Requests that Ctrl-C came before.
-        num_input_tokens: Of the completed ones.
-        num_output_tokens: Likewise.
+        duration_s: Seconds from the start of the run to its last response, or to Ctrl-C.
+        completed: Number of completed requests.
+        failures: Number of failed requests, by kind.
+        unfinished: Number of requests interrupted by Ctrl-C.
+        num_input_tokens: Input tokens of the completed ones.
+        num_output_tokens: Output tokens of the completed ones.
         num_counted_by_chunks: Completed requests whose server did not count output tokens, so that
-            pieces of output were counted.
-        good: Completed requests within all limits; None where there are no limits.
-        peak_output_throughput: Output tokens of the fullest second.
-        peak_concurrency: Requests, of the completed ones, that were on their way at one moment.
-        times: By the key of the metric.
+            chunks of output were counted.
+        good: Completed requests within all limits; None without limits.
+        peak_output_throughput: Output tokens of the second with the most.
+        peak_concurrency: Maximum number of concurrent requests, among completed ones.
+        times: Statistics by the key of the metric.
     """
 
     duration_s: float
@@ -80,7 +80,7 @@ class Figures:
 
     @property
     def failed(self) -> int:
-        """How many requests failed."""
+        """Number of failed requests."""
         return sum(self.failures.values())
 
     def per_second(self, count: float) -> float:
@@ -97,15 +97,15 @@ def figures_of(
     metrics: Sequence[str],
     percents: Sequence[float],
 ) -> Figures:
-    """The figures of a run.
+    """Compute the results of a run.
 
     Args:
-        outcomes: Of every request that came to its end.
-        duration_s: Of the run.
-        unfinished: How many did not.
-        limits: On times of a request, in milliseconds by the key of the metric; {} for none.
-        metrics: Keys of the times to report.
-        percents: Which percentiles of them.
+        outcomes: Outcomes of all requests that ended.
+        duration_s: Duration of the run.
+        unfinished: Number of requests that did not end.
+        limits: Limits of a request's times, in milliseconds by the key of the metric; {} for none.
+        metrics: Keys of the metrics to report.
+        percents: Percentiles to report.
     """
     done = [outcome for outcome in outcomes if outcome.failure is None]
     kinds = Counter(outcome.failure.kind for outcome in outcomes if outcome.failure is not None)
@@ -134,7 +134,7 @@ def _is_good(outcome: Outcome, limits: Mapping[str, float]) -> bool:
 
 
 def _peak_output_throughput(done: Sequence[Outcome]) -> float:
-    """Tokens of the fullest second, where the pieces of one answer weigh the same."""
+    """Tokens of the second with the most; the chunks of one response have equal weight."""
     moments = np.array([moment for outcome in done for moment in outcome.output_times])
     if not len(moments):
         return 0.0
@@ -150,7 +150,7 @@ def _peak_output_throughput(done: Sequence[Outcome]) -> float:
 
 
 def _peak_concurrency(done: Sequence[Outcome]) -> int:
-    """How many intervals from sending to the end have a moment in common, at most."""
+    """Maximum number of intervals from sending to the end that overlap at one time."""
     changes = [(outcome.started, 1) for outcome in done]
     changes += [(outcome.end(), -1) for outcome in done]
     running = np.cumsum([change for _, change in sorted(changes)])

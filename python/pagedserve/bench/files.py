@@ -1,4 +1,4 @@
-"""Files of requests: CSV with a header or one JSON object a line, either of them also gzipped."""
+"""Files of requests: CSV with a header or one JSON object per line, optionally gzipped."""
 
 import csv
 import gzip
@@ -13,13 +13,13 @@ Record = dict[str, Any]
 
 
 def read_records(path: Path) -> Iterator[Record]:
-    """The records of a file, one after the other.
+    """Read the records of a file, one by one.
 
     Args:
         path: A file whose name ends in .csv, .jsonl, .csv.gz or .jsonl.gz.
 
     Raises:
-        RequestError: The file has another name, cannot be read, or holds something else.
+        RequestError: The file has another suffix, cannot be read, or has invalid contents.
     """
     name = path.name.removesuffix(".gz")
     if not name.endswith((".csv", ".jsonl")):

@@ -1,4 +1,4 @@
-"""What a run sends: prompts, the lengths of their answers, and when each is due."""
+"""Load of a run: prompts, output lengths, and the send time of each request."""
 
 from array import array
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from pagedserve.bench.prompts import TokenIds, block_token_ids, random_token_ids
 from pagedserve.bench.trace import TraceRow, read_trace
 from pagedserve.errors import RequestError
 
-# Streams of random numbers of one seed: who draws from one shifts no other.
+# Separate random streams of one seed: each is independent of how much others draw.
 _LENGTHS, _PROMPTS, _BLOCKS, _ARRIVALS, _WARMUPS = range(5)
 
 
@@ -25,9 +25,9 @@ class BenchRequest:
     """One request of a run.
 
     Attributes:
-        prompt: What the endpoint is given.
-        num_input_tokens: Of the prompt; of a text its words, since nobody here has a tokenizer.
-        num_output_tokens: Of the answer, at most.
+        prompt: Prompt for the endpoint.
+        num_input_tokens: Tokens of the prompt; for a text its words, since there is no tokenizer.
+        num_output_tokens: Maximum tokens of the output.
     """
 
     prompt: Prompt
@@ -37,12 +37,12 @@ class BenchRequest:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """All that a run sends.
+    """All requests of a run.
 
     Attributes:
-        requests: In the order of sending.
-        due_s: When each is due, in seconds from the start.
-        is_timed: Whether they are due at times of their own; else all are at the start.
+        requests: Requests in the order of sending.
+        due_s: Send time of each, in seconds from the start.
+        is_timed: Whether they have different send times; else all are sent at the start.
     """
 
     requests: list[BenchRequest]
@@ -51,10 +51,10 @@ class Load:
 
 
 def make_load(options: BenchOptions) -> Load:
-    """The requests that the options ask for, fewer where a file has fewer.
+    """Create the requests for the options, fewer if a file has fewer.
 
     Raises:
-        RequestError: A file that cannot be used.
+        RequestError: A file is invalid.
     """
     if options.dataset_name == "trace":
         return _trace_load(options)
@@ -63,7 +63,7 @@ def make_load(options: BenchOptions) -> Load:
 
 
 def warmup_requests(options: BenchOptions, load: Load) -> list[BenchRequest]:
-    """Requests of the sizes of the first ones, with other prompts: no prefix cache is filled."""
+    """Requests of the sizes of the first ones, with other prompts, to leave prefix caches cold."""
     rng = _rng(options, _WARMUPS)
     return [
         _made_up(options, _random_ids(options, like.num_input_tokens, rng), like.num_output_tokens)
@@ -80,14 +80,14 @@ def _random_ids(options: BenchOptions, num_tokens: int, rng: np.random.Generator
 
 
 def _made_up(options: BenchOptions, token_ids: TokenIds, num_output_tokens: int) -> BenchRequest:
-    """A request with random token ids, or with as many words where the endpoint takes text."""
+    """A request with random token ids, or with as many words if the endpoint takes text."""
     takes_ids = APIS[options.backend].takes_token_ids
     prompt = array("q", token_ids.tolist()) if takes_ids else words(token_ids)
     return BenchRequest(prompt, len(token_ids), num_output_tokens)
 
 
 def _with_rate(options: BenchOptions, requests: list[BenchRequest]) -> Load:
-    """The requests at the rate of the options, or all at once."""
+    """Schedule the requests at the rate of the options, or all at once."""
     rate = options.finite_rate()
     if rate is None:
         return Load(requests, [0.0] * len(requests), is_timed=False)
@@ -109,7 +109,7 @@ def _random_requests(options: BenchOptions) -> Iterator[BenchRequest]:
 
 
 def _around(middle: int, ratio: float, rng: np.random.Generator) -> int:
-    """A length from ``middle * (1 - ratio)`` to ``middle * (1 + ratio)``, at least 1."""
+    """A random length from ``middle * (1 - ratio)`` to ``middle * (1 + ratio)``, at least 1."""
     low, high = int(middle * (1 - ratio)), int(np.ceil(middle * (1 + ratio)))
     return max(1, int(rng.integers(low, high, endpoint=True)))
 
@@ -127,10 +127,10 @@ def _custom_requests(options: BenchOptions) -> Iterator[BenchRequest]:
 
 
 def _custom_request(options: BenchOptions, record: Record) -> BenchRequest:
-    """A request of a record with a prompt or messages.
+    """Create a request from a record with a prompt or messages.
 
     Raises:
-        ValueError: It has neither, or the endpoint does not take it.
+        ValueError: It has neither, or the endpoint does not accept it.
     """
     api = APIS[options.backend]
     prompt: Any = record.get("prompt", record.get("messages"))
@@ -150,7 +150,7 @@ def _custom_request(options: BenchOptions, record: Record) -> BenchRequest:
 
 
 def _length(prompt: Any) -> int:
-    """Token ids as they are, of text the words."""
+    """Number of token ids, or of words of a text."""
     if isinstance(prompt, str):
         return len(prompt.split())
     texts = [message.get("content") for message in prompt if isinstance(message, dict)]

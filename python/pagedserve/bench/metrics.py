@@ -1,4 +1,4 @@
-"""The times that a run reports: one table, by the names of ``vllm bench serve``."""
+"""Metrics of a run: one table, with the names of ``vllm bench serve``."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -8,13 +8,13 @@ from pagedserve.bench.outcome import Outcome
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One kind of time.
+    """A metric of request times.
 
     Attributes:
-        key: Its name in options and results.
-        label: Its name in the table.
-        title: The heading of its part of the table.
-        samples: Its values of one answered request, in seconds.
+        key: Name in options and results.
+        label: Name in the table.
+        title: Heading of its section of the table.
+        samples: Returns its values for a completed request, in seconds.
     """
 
     key: str
@@ -50,8 +50,8 @@ METRICS = {
     )
 }
 
-# What a limit may be put on: the times that a request has one of.  A request without a second token
-# has no time a token, and so keeps any limit on it.
+# Metrics that may be limited: those with one value per request.  A request without a second token
+# has no time per output token, and so satisfies any limit on it.
 GOODPUT_METRICS: dict[str, Callable[[Outcome], float]] = {
     "ttft": Outcome.ttft,
     "tpot": lambda outcome: outcome.tpot() or 0.0,

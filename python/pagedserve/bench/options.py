@@ -1,6 +1,6 @@
 """The options of ``pagedserve bench serve``, by the names that ``vllm bench serve`` gives them.
 
-Reading them loads nothing but argparse: the command line stays quick to start.
+Parsing them imports only argparse, so that the command line starts quickly.
 """
 
 import argparse
@@ -23,7 +23,7 @@ _SIX_HOURS = 21600.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BenchOptions:
-    """What a run is asked for; each field is the option of the same name, None where not given."""
+    """The options of a run; each field is the option of the same name, None if not given."""
 
     base_url: str | None
     host: str
@@ -65,15 +65,15 @@ class BenchOptions:
 
     @classmethod
     def from_namespace(cls, namespace: argparse.Namespace) -> "BenchOptions":
-        """What a command line says.
+        """Convert the options of a parsed command line.
 
         Raises:
-            ConfigError: As below.
+            ConfigError: Invalid options.
         """
         return cls(**{field.name: getattr(namespace, field.name) for field in fields(cls)})
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be meant.
+        """Check the options.
 
         Raises:
             ConfigError: A value out of range, or options that contradict each other.
@@ -89,7 +89,7 @@ class BenchOptions:
             raise ConfigError("--dataset-name random takes no --dataset-path; custom and trace do")
 
     def dataset_file(self) -> Path:
-        """The file of a dataset that is one.
+        """The file of a custom dataset or a trace.
 
         Raises:
             ConfigError: None was given.
@@ -99,7 +99,7 @@ class BenchOptions:
         return self.dataset_path
 
     def finite_rate(self) -> float | None:
-        """Requests a second; None where no rate spreads them over time."""
+        """Requests per second; None if they are sent at once or at the times of a trace."""
         rate = self.request_rate
         return None if rate is None or math.isinf(rate) else rate
 
@@ -111,18 +111,18 @@ class BenchOptions:
         return f"http://{host}:{self.port}"
 
     def goes_past_eos(self) -> bool:
-        """Whether answers are as long as planned: unless told, where lengths were made up."""
+        """Whether outputs continue past EOS: by default with all datasets but custom."""
         return self.dataset_name != "custom" if self.ignore_eos is None else self.ignore_eos
 
     def metrics(self, *, is_timed: bool) -> Sequence[str]:
-        """The times to report; how late requests were sent among them where they had a time."""
+        """The times to report, with the client's queue time if requests are timed."""
         if self.percentile_metrics is not None:
             return self.percentile_metrics
         return (*_DEFAULT_METRICS, "client_queue_time") if is_timed else _DEFAULT_METRICS
 
 
 def _rate(name: str, value: float) -> float:
-    """A number above 0, infinity among them: everything at once."""
+    """A number above 0, or infinity, which sends all at once."""
     if value == math.inf:
         return value
     return real("above 0, or inf", low=0, open_low=True)(name, value)
@@ -158,13 +158,13 @@ _CHECKS: Mapping[str, Check[Any]] = {
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add all options of a run to a command line."""
     _add_server(parser.add_argument_group("server"))
-    _add_dataset(parser.add_argument_group("what is sent"))
-    _add_traffic(parser.add_argument_group("when it is sent"))
+    _add_dataset(parser.add_argument_group("dataset"))
+    _add_traffic(parser.add_argument_group("traffic"))
     _add_results(parser.add_argument_group("results"))
 
 
 def _adder(group: argparse._ArgumentGroup) -> Callable[..., None]:
-    """What adds an option to a group, its default shown where there is one to show."""
+    """A function that adds an option to a group, and shows its default if it has one."""
 
     def add(name: str, text: str, *, default: object = None, **given: Any) -> None:
         shown = text if default in (None, (), {}) else f"{text} (%(default)s)"
@@ -179,24 +179,31 @@ def _switch(group: argparse._ArgumentGroup, name: str, text: str) -> None:
 
 def _add_server(group: argparse._ArgumentGroup) -> None:
     add = _adder(group)
-    add("base-url", "address of the server, in the place of --host and --port")
-    add("host", "name or address of the server", default="127.0.0.1")
-    add("port", "its port", type=int, default=8000)
-    add("backend", f"its interface: {', '.join(APIS)}", default="openai")
-    add("endpoint", "path of the endpoint; unless given, that of --backend")
-    add("model", "name of the model; unless given, the first of /v1/models")
-    add("api-key", "sent as a bearer token; unless given, OPENAI_API_KEY")
-    add("header", "for every request", type=_header, nargs="+", default=(), metavar="KEY=VALUE")
+    add("base-url", "URL of the server, instead of --host and --port")
+    add("host", "host of the server", default="127.0.0.1")
+    add("port", "port of the server", type=int, default=8000)
+    add("backend", f"API of the server: {', '.join(APIS)}", default="openai")
+    add("endpoint", "path of the endpoint (that of --backend)")
+    add("model", "name of the model (the first of /v1/models)")
+    add("api-key", "bearer token of requests (OPENAI_API_KEY)")
+    add(
+        "header",
+        "header of every request",
+        type=_header,
+        nargs="+",
+        default=(),
+        metavar="KEY=VALUE",
+    )
     add(
         "extra-body",
-        'fields for every request, as in {"temperature": 0}',
+        'fields of every request, as in {"temperature": 0}',
         type=_json_object,
         default={},
         metavar="JSON",
     )
     add(
         "request-timeout",
-        "give a request up after so long",
+        "time limit of a request",
         type=float,
         default=_SIX_HOURS,
         metavar="SECONDS",
@@ -205,64 +212,69 @@ def _add_server(group: argparse._ArgumentGroup) -> None:
 
 def _add_dataset(group: argparse._ArgumentGroup) -> None:
     add = _adder(group)
-    add("dataset-name", f"where prompts come from: {', '.join(_DATASETS)}", default="random")
+    add("dataset-name", f"source of prompts: {', '.join(_DATASETS)}", default="random")
     add(
         "dataset-path",
-        "for custom, JSON lines with a prompt or messages; for trace, the lengths and times of "
-        "Azure, Mooncake or Vidur; .csv or .jsonl, also .gz",
+        "file of the dataset: for custom, JSON lines with a prompt or messages; for trace, lengths "
+        "and times from Azure, Mooncake or Vidur, .csv or .jsonl, also .gz",
         type=Path,
     )
-    add("num-prompts", "requests to send", type=int, default=1000)
-    add("num-warmups", "requests before these, not measured", type=int, default=0)
-    add("seed", "for prompts, lengths and times", type=int, default=0)
+    add("num-prompts", "number of requests", type=int, default=1000)
+    add("num-warmups", "number of earlier requests that are not measured", type=int, default=0)
+    add("seed", "seed of prompts, lengths and times", type=int, default=0)
     add(
         "ignore-eos",
-        "let answers go on to their full length; unless said, not with custom",
+        "continue outputs past EOS to their full length (yes, but not with custom)",
         action=argparse.BooleanOptionalAction,
     )
-    add("random-input-len", "tokens of a prompt", type=int, default=1024)
-    add("random-output-len", "tokens of an answer", type=int, default=128)
+    add("random-input-len", "tokens per prompt", type=int, default=1024)
+    add("random-output-len", "tokens per output", type=int, default=128)
     add(
         "random-range-ratio",
-        "both lengths vary by this part of themselves, up and down",
+        "fraction by which both lengths vary, up and down",
         type=float,
         default=0.0,
     )
     add(
         "random-prefix-len",
-        "tokens in front of every prompt, the same for all",
+        "tokens of a prefix that all prompts share",
         type=int,
         default=0,
     )
     add(
         "vocab-size",
-        "made up prompts have token ids below this; at most that of the model",
+        "upper bound of the token ids of random prompts, at most the model's vocabulary",
         type=int,
         default=32000,
     )
-    add("custom-output-len", "tokens of an answer, if the file is silent", type=int, default=256)
-    add("trace-length-scale", "all lengths of a trace times this", type=float, default=1.0)
-    add("trace-block-size", "tokens of a prefix block of a trace", type=int, default=512)
+    add(
+        "custom-output-len",
+        "tokens per output for which the file has no number",
+        type=int,
+        default=256,
+    )
+    add("trace-length-scale", "factor of all lengths of a trace", type=float, default=1.0)
+    add("trace-block-size", "tokens per prefix block of a trace", type=int, default=512)
 
 
 def _add_traffic(group: argparse._ArgumentGroup) -> None:
     add = _adder(group)
     add(
         "request-rate",
-        "requests a second, whatever the server does; unless given, the times of a trace, or all "
-        "at once (inf)",
+        "requests per second, independent of the server's speed (the times of a trace, else inf, "
+        "which is all at once)",
         type=float,
     )
     add(
         "burstiness",
-        "of a rate: 1 is a Poisson process, less comes in bursts, more is evener",
+        "burstiness of a rate: 1 is a Poisson process, lower is burstier, higher more even",
         type=float,
         default=1.0,
     )
-    add("max-concurrency", "requests on their way at a time, at most", type=int)
+    add("max-concurrency", "maximum number of concurrent requests", type=int)
     add(
         "trace-time-scale",
-        "the times of a trace times this: 0.5 is twice as fast",
+        "factor of all times of a trace: 0.5 is twice as fast",
         type=float,
         default=1.0,
     )
@@ -272,7 +284,7 @@ def _add_results(group: argparse._ArgumentGroup) -> None:
     add = _adder(group)
     add(
         "goodput",
-        "count the requests within all these limits, in milliseconds, on "
+        "count the requests that keep all these limits, in milliseconds, on "
         f"{', '.join(GOODPUT_METRICS)}",
         type=_limit,
         nargs="+",
@@ -281,24 +293,24 @@ def _add_results(group: argparse._ArgumentGroup) -> None:
     )
     add(
         "percentile-metrics",
-        f"times to report, with commas: {', '.join(METRICS)}; unless given, the first four, and "
-        "the fifth where requests are timed",
+        f"times to report, with commas: {', '.join(METRICS)} (the first four, and the fifth if "
+        "requests are timed)",
         type=_metric_names,
         metavar="KEYS",
     )
     add(
         "metric-percentiles",
-        "percentiles of each, with commas",
+        "percentiles of each time, with commas",
         type=_percentiles,
         default="50,90,99",
         metavar="PERCENTS",
     )
-    _switch(group, "json", "print the result as JSON, not as a table")
+    _switch(group, "json", "print the result as JSON instead of a table")
     _switch(group, "save-result", "write the result to a file, as JSON")
-    _switch(group, "save-detailed", "with the times of each request")
-    add("result-dir", "folder of that file", type=Path, default=Path())
-    add("result-filename", "its name; unless given, made of rate, model and date")
-    _switch(group, "disable-tqdm", "show no progress")
+    _switch(group, "save-detailed", "write the times of each request too")
+    add("result-dir", "directory of that file", type=Path, default=Path())
+    add("result-filename", "name of that file (from rate, model and date)")
+    _switch(group, "disable-tqdm", "show no progress bar")
 
 
 def _header(text: str) -> tuple[str, str]:

@@ -1,7 +1,7 @@
-"""What came of one request, as its client saw it.
+"""Outcome of one request, as seen by its client.
 
-Moments are readings of ``time.perf_counter``; what is derived from them is in seconds, and asked
-for only of a request that was answered in full.
+Times are readings of ``time.perf_counter``; values derived from them are in seconds, and defined
+only for completed requests.
 """
 
 from dataclasses import dataclass, field
@@ -15,13 +15,13 @@ BROKEN_STREAM = "broken_stream"
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a request was not answered in full.
+    """Why a request was not completed.
 
     Attributes:
-        kind: ``refused`` (status 429 or 503: come back later), ``status_`` and the number for any
-            other status, ``connection`` (none was made, or it ended before a status came),
-            ``timeout``, or ``broken_stream`` (an answer that began and did not end as it should).
-        message: What is known of it, in one line.
+        kind: ``refused`` (status 429 or 503: retry later), ``status_`` and the number for any other
+            status, ``connection`` (none was established, or it ended before a status arrived),
+            ``timeout``, or ``broken_stream`` (a response that started and ended incorrectly).
+        message: Description, in one line.
     """
 
     kind: str
@@ -30,16 +30,16 @@ class Failure:
 
 @dataclass(slots=True)
 class Outcome:
-    """One request on its way, and then its end.
+    """One running or ended request.
 
     Attributes:
-        due: When it should have been sent.
-        started: When it was sent.
-        num_input_tokens: Of the prompt: as planned, until the server says better.
-        num_output_tokens: As the server says; None where it does not say.
-        output_times: When each piece of output came.
-        ended: When the last piece that belongs to the answer came; None before there was one.
-        failure: Why it failed; None while it has not.
+        due: Planned send time.
+        started: Send time.
+        num_input_tokens: Planned tokens of the prompt, replaced by the server's count.
+        num_output_tokens: Output tokens as counted by the server; None if not reported.
+        output_times: Arrival times of output chunks.
+        ended: Arrival time of the last chunk of the response; None before the first.
+        failure: Failure; None if it has not failed.
     """
 
     due: float
@@ -51,37 +51,37 @@ class Outcome:
     failure: Failure | None = None
 
     def first_output(self) -> float:
-        """When the answer began; only for one that has ended."""
+        """Time of the first output; only for a request that has ended."""
         return self.output_times[0] if self.output_times else self.end()
 
     def end(self) -> float:
-        """When the answer ended; only for one that has."""
+        """Time of the end; only for a request that has ended."""
         if self.ended is None:
             raise ValueError("the answer has not ended")
         return self.ended
 
     def output_tokens(self) -> int:
-        """Tokens of the answer; pieces of it where the server does not count for us."""
+        """Output tokens; output chunks if the server does not count tokens."""
         counted = self.num_output_tokens
         return len(self.output_times) if counted is None else counted
 
     def ttft(self) -> float:
-        """Seconds from sending to the first piece of output."""
+        """Time to first token: seconds from sending to the first output."""
         return self.first_output() - self.started
 
     def tpot(self) -> float | None:
-        """Seconds an output token after the first; None where there is no second."""
+        """Seconds per output token after the first; None if there is no second."""
         num_gaps = self.output_tokens() - 1
         return (self.end() - self.first_output()) / num_gaps if num_gaps > 0 else None
 
     def itls(self) -> list[float]:
-        """Seconds between one piece of output and the next."""
+        """Inter-token latencies: seconds between consecutive outputs."""
         return [later - earlier for earlier, later in pairwise(self.output_times)]
 
     def e2el(self) -> float:
-        """Seconds from sending to the end of the answer."""
+        """End-to-end latency: seconds from sending to the end of the response."""
         return self.end() - self.started
 
     def client_queue_time(self) -> float:
-        """Seconds by which it was sent later than it should have been."""
+        """Seconds between the planned and the actual send time."""
         return self.started - self.due

@@ -1,7 +1,7 @@
-"""Prompts that nobody has to write: random token ids, and the same as words.
+"""Synthetic prompts: random token ids, and the same as words.
 
-A prompt made here is reproducible (its seed decides it) and, but for a prefix that is asked for,
-has no beginning in common with another, so that no prefix cache helps with it.
+A prompt created here is reproducible (by its seed) and, except for a requested prefix, shares no
+prefix with others, so that no prefix cache helps.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ TokenIds = NDArray[np.int64]
 
 
 def random_token_ids(num_tokens: int, *, vocab_size: int, rng: np.random.Generator) -> TokenIds:
-    """Token ids that are all equally likely.
+    """Generate uniformly distributed token ids.
 
     Returns:
         int64 ``[num_tokens]``, each at least 0 and below ``vocab_size``.
@@ -42,17 +42,17 @@ def block_token_ids(
     vocab_size: int,
     seed: Sequence[int],
 ) -> TokenIds:
-    """The tokens that stand for the named blocks of a prompt: equal names mean equal tokens.
+    """Generate the tokens of named blocks of a prompt: equal names give equal tokens.
 
     Args:
-        block_ids: The blocks' names, from the start of the prompt.
-        block_size: Tokens of a block.
-        num_tokens: Of the prompt: the last block is cut there.
-        vocab_size: Above every token id.
-        seed: Numbers; with others the same names have other tokens.
+        block_ids: Names of the blocks, from the start of the prompt.
+        block_size: Tokens per block.
+        num_tokens: Tokens of the prompt: the last block is truncated.
+        vocab_size: Upper bound of token ids, exclusive.
+        seed: Integers; another seed gives other tokens for the same names.
 
     Returns:
-        int64, ``num_tokens`` of them or, where the blocks hold fewer, all that they hold.
+        int64, ``num_tokens`` of them or, if the blocks have fewer, all of theirs.
     """
     blocks = [
         random_token_ids(
@@ -64,5 +64,5 @@ def block_token_ids(
 
 
 def words(token_ids: TokenIds) -> str:
-    """A text of as many words as there are token ids; equal ids give equal words."""
+    """Convert token ids to as many words; equal ids give equal words."""
     return " ".join(_WORDS[token_id % len(_WORDS)] for token_id in token_ids.tolist())

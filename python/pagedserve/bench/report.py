@@ -1,4 +1,4 @@
-"""A run for people, as a table, and for programs, as JSON by the names of ``vllm bench serve``."""
+"""Report of a run: a table, or JSON with the names of ``vllm bench serve``."""
 
 import json
 import re
@@ -18,11 +18,11 @@ _MEDIAN = 50
 
 
 def table(figures: Figures, options: BenchOptions, examples: dict[str, str]) -> str:
-    """The result in lines of text.
+    """Format the results as lines of text.
 
     Args:
-        figures: Of the run.
-        options: Of the run.
+        figures: Results of the run.
+        options: Options of the run.
         examples: A message for each kind of failure.
     """
     lines = [f"{' Serving Benchmark Result ':=^{_WIDTH}}", *_counts(figures, options)]
@@ -71,7 +71,7 @@ def _times(key: str, distribution: Distribution) -> Iterator[str]:
 
 
 def _line(label: str, value: float | None) -> str:
-    """A label and its figure: a count as it is, all else with two digits."""
+    """A label and its value: an integer count, or a number with two decimals."""
     shown = "-" if value is None else str(value) if isinstance(value, int) else f"{value:.2f}"
     return f"{label:<{_LABEL_WIDTH}} {shown:<10}".rstrip()
 
@@ -79,14 +79,14 @@ def _line(label: str, value: float | None) -> str:
 def result(
     figures: Figures, options: BenchOptions, *, model: str, is_timed: bool, now: datetime
 ) -> dict[str, Any]:
-    """The result as JSON takes it.
+    """Convert the results to JSON values.
 
     Args:
-        figures: Of the run.
-        options: Of the run.
-        model: Its name with the server.
-        is_timed: Whether requests were sent at times of their own.
-        now: When the run ended.
+        figures: Results of the run.
+        options: Options of the run.
+        model: Name of the model on the server.
+        is_timed: Whether requests had different send times.
+        now: End of the run.
     """
     rate = options.finite_rate() or ("trace" if is_timed else "inf")
     output, both = figures.num_output_tokens, figures.num_output_tokens + figures.num_input_tokens
@@ -130,11 +130,11 @@ def _time_fields(figures: Figures) -> dict[str, float | None]:
 
 
 def detailed_fields(outcomes: Sequence[Outcome], *, start: float) -> dict[str, list[Any]]:
-    """What is known of each request that came to its end, a list a field; times in seconds.
+    """Details of each request that ended, a list per field; times in seconds.
 
     Args:
-        outcomes: In the order in which they ended.
-        start: Of the run: ``start_times`` count from it.
+        outcomes: Outcomes in the order in which they ended.
+        start: Start of the run, relative to which ``start_times`` are.
     """
     answered = [outcome.failure is None for outcome in outcomes]
     return {
@@ -160,10 +160,10 @@ def detailed_fields(outcomes: Sequence[Outcome], *, start: float) -> dict[str, l
 
 
 def save(result_fields: dict[str, Any], options: BenchOptions) -> None:
-    """Write a result to the file that the options name.
+    """Write results to the file of the options.
 
     Raises:
-        ConfigError: It cannot be written.
+        ConfigError: The file cannot be written.
     """
     path = options.result_dir / (options.result_filename or _file_name(result_fields))
     try:

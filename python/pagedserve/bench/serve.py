@@ -26,9 +26,9 @@ def bench_serve(options: BenchOptions) -> None:
     """Measure a server and report.
 
     Raises:
-        ConfigError: No server answers, no model is known, or the result cannot be written.
-        RequestError: A dataset that cannot be used, or no request was answered.
-        KeyboardInterrupt: Ctrl-C came; what was measured until then has been reported.
+        ConfigError: No server responds, no model is known, or the result cannot be written.
+        RequestError: A dataset is invalid, or no request was completed.
+        KeyboardInterrupt: Ctrl-C; the results so far have been reported.
     """
     load = make_load(options)
     if len(load.requests) < options.num_prompts:
@@ -50,7 +50,7 @@ def bench_serve(options: BenchOptions) -> None:
 
 
 async def _measure(options: BenchOptions, load: Load) -> tuple[str, Run]:
-    """The name of the model, and the run."""
+    """Run the load; return the name of the model, and the run."""
     url = options.server_url()
     timeout_s = options.request_timeout
     async with open_session(headers=_headers(options), timeout_s=timeout_s) as session:
@@ -80,7 +80,7 @@ async def _warm_up(options: BenchOptions, load: Load, client: Client, model: str
 
 @contextlib.contextmanager
 def _collector_spared() -> Iterator[None]:
-    """What is there now stays: the collector need not walk over it in the midst of an answer."""
+    """Freeze existing objects, so that garbage collection does not visit them during a run."""
     gc.collect()
     gc.freeze()
     try:
@@ -90,7 +90,7 @@ def _collector_spared() -> Iterator[None]:
 
 
 async def _drive_with_progress(options: BenchOptions, client: Client, jobs: Sequence[Job]) -> Run:
-    # tqdm takes None for: only where somebody looks.
+    # None lets tqdm show the bar only on a terminal.
     quiet = True if options.disable_tqdm else None
     with tqdm(total=len(jobs), unit="req", disable=quiet, dynamic_ncols=True) as bar:
         failed = 0
@@ -130,7 +130,7 @@ def _headers(options: BenchOptions) -> dict[str, str]:
 
 
 def _allow_many_connections() -> None:
-    """Let this process have as many files open as it may: a request on its way is one."""
+    """Raise the limit of open files to the maximum: each running request needs one."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
@@ -147,7 +147,7 @@ def _figures(options: BenchOptions, load: Load, run: Run) -> Figures:
 
 
 def _examples(outcomes: Sequence[Outcome]) -> dict[str, str]:
-    """The message of the first failure of each kind."""
+    """Message of the first failure of each kind."""
     found: dict[str, str] = {}
     for outcome in outcomes:
         if outcome.failure is not None:

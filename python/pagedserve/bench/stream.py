@@ -1,4 +1,4 @@
-"""A stream of server-sent events, taken for the answer that it is."""
+"""Parser of a response's stream of server-sent events."""
 
 from pagedserve.bench.api import Api, Chunk, read_chunk
 from pagedserve.bench.outcome import BROKEN_STREAM, Failure, Outcome
@@ -9,19 +9,19 @@ _MESSAGE_LENGTH = 200
 
 
 class EventReader:
-    """Cuts bytes into the data of events; comments and other fields are passed over."""
+    """Splits bytes into the data of events; comments and other fields are ignored."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, piece: bytes) -> list[bytes]:
-        """The data of the events whose line ends in this piece."""
+        """Return the data of the events whose line ends in this chunk."""
         *lines, self._rest = (self._rest + piece).split(b"\n")
         return [line[5:].strip() for line in lines if line.startswith(b"data:")]
 
 
 class AnswerReader:
-    """Takes down in an outcome what came when."""
+    """Records the events of a response in an outcome."""
 
     def __init__(self, api: Api, outcome: Outcome) -> None:
         self._api = api
@@ -29,17 +29,17 @@ class AnswerReader:
         self._has_finished = False
 
     def take(self, data: bytes, moment: float) -> Failure | None:
-        """Take an event.
+        """Record an event.
 
         Args:
-            data: Of the event.
-            moment: When it was read.
+            data: Data of the event.
+            moment: Time when it was read.
 
         Returns:
-            The failure of which the event speaks.
+            The failure, if the event is an error.
 
         Raises:
-            ValueError: It is nothing that the endpoint sends.
+            ValueError: It is not an event of the endpoint.
         """
         if data == DONE:
             self._has_finished = True
@@ -53,7 +53,7 @@ class AnswerReader:
         return None
 
     def end(self) -> Failure | None:
-        """The failure of a stream that ended too early."""
+        """The failure of a stream that ended too early; else None."""
         if not self._has_finished:
             return Failure(BROKEN_STREAM, "the stream ended before the answer did")
         if self._outcome.ended is None:

@@ -1,6 +1,6 @@
-"""Recorded traffic: how long prompts and answers were, and when they came.
+"""Traces of recorded traffic: lengths of prompts and outputs, and arrival times.
 
-Whose format a file has, its columns say.
+The format of a file is detected by its columns.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,10 +20,10 @@ class TraceRow:
 
     Attributes:
         num_input_tokens: Tokens of its prompt.
-        num_output_tokens: Tokens of its answer.
-        time_s: When it came, in seconds since any moment; None where the trace has no times.
-        block_ids: Names of the blocks of its prompt, equal where prefixes are; () where the trace
-            has none.
+        num_output_tokens: Tokens of its output.
+        time_s: Arrival time, in seconds since any epoch; None if the trace has no times.
+        block_ids: Names of the blocks of its prompt, equal for equal prefixes; () if the trace has
+            none.
     """
 
     num_input_tokens: int
@@ -34,7 +34,7 @@ class TraceRow:
 
 @dataclass(frozen=True, slots=True)
 class _Format:
-    """The columns of a publisher, and how its times are written."""
+    """Columns of a publisher's format, and how its times are parsed."""
 
     inputs: str
     outputs: str
@@ -55,7 +55,7 @@ class _Format:
 
 
 def _seconds_of_date(text: str) -> float:
-    # Whichever the zone is: differences alone matter, and UTC has no hour that comes twice.
+    # Any time zone: only differences matter, and UTC has no repeated hours.
     return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
 
 
@@ -82,14 +82,14 @@ _FORMATS = {
 
 
 def read_trace(path: Path, *, max_rows: int) -> list[TraceRow]:
-    """The first rows of a trace, ordered by their times.
+    """Read the first rows of a trace, sorted by their times.
 
     Args:
         path: A file in one of the known formats (see ``read_records`` for its name).
-        max_rows: How many rows at most.
+        max_rows: Maximum number of rows.
 
     Raises:
-        RequestError: The file cannot be read, is of no known format, or has no rows.
+        RequestError: The file cannot be read, has an unknown format, or has no rows.
     """
     records = list(islice(read_records(path), max_rows))
     if not records:

@@ -1,1 +1,1 @@
-"""The memory that keys and values live in."""
+"""KV cache: memory of keys, values and recurrent states."""

@@ -1,12 +1,12 @@
-"""KV pools of each layer on each tier, and the moves of blocks between them.
+"""KV pools of each layer on device and host, and the moves of blocks between them.
 
-Owns the pools.  A block id means the same block in every layer, but for layers with a window where
-others see more: those may have blocks of their own.  Each tier numbers its own blocks.
-A pool is ``[num_blocks, block_size, Hkv, D + Dv]``: keys and values of a token lie side by side, so
-that attention gathers both at once and a block moves in one piece.
+Owns the pools.  A block id means the same block in every layer, except for sliding-window layers
+among others, which may have separate blocks.  Device and host number their blocks separately.
+A pool is ``[num_blocks, block_size, Hkv, D + Dv]``: keys and values of a token are adjacent, so
+that attention gathers both at once and a block is moved as one range.
 
-On a GPU `pagedserve.kernels` swaps and copies blocks; swaps run on a stream of their own, which
-events order against the steps.  On a CPU Rust does both, and without triton torch's operations.
+On a GPU `pagedserve.kernels` swaps and copies blocks; swaps run on a separate stream, which events
+order against the steps.  On a CPU Rust does both, and without triton torch's operations.
 
 Invariant: a block's contents before its first write are undefined.
 """
@@ -33,14 +33,14 @@ from pagedserve.kernels.reference import copy_blocks, swap_blocks
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerShape:
-    """What one attention layer stores, as seen in a forward.
+    """Shape of one attention layer's keys and values, as seen in a forward pass.
 
     Attributes:
         num_kv_heads: heads of keys and values.
         key_size: elements of a key of one head.
         value_size: elements of a value of one head.
         window: sliding window in tokens, or None.
-        is_cross: whether it reads keys of an encoder, which lie in the pool of the layer before.
+        is_cross: whether it reads keys of an encoder, which are in the pool of the previous layer.
     """
 
     num_kv_heads: int
@@ -51,12 +51,12 @@ class LayerShape:
 
     @property
     def elements_per_token(self) -> int:
-        """Elements that a token takes in this layer's pool."""
+        """Elements per token in this layer's pool."""
         return self.num_kv_heads * (self.key_size + self.value_size)
 
 
 class BlockMoves(StateMoves, Protocol):
-    """The moves of a step, of ``pagedserve._core.SchedulerOutputs``: int64 ``[n, 2]`` each."""
+    """Block moves of a step, of ``pagedserve._core.SchedulerOutputs``: int64 ``[n, 2]`` each."""
 
     @property
     def has_moves(self) -> bool:
@@ -76,25 +76,25 @@ class BlockMoves(StateMoves, Protocol):
 
     @property
     def window_blocks_to_swap_out(self) -> NDArray[np.int64]:
-        """Likewise of the layers with a window."""
+        """(device block, host block) of sliding-window layers."""
 
     @property
     def window_blocks_to_swap_in(self) -> NDArray[np.int64]:
-        """Likewise of the layers with a window."""
+        """(host block, device block) of sliding-window layers."""
 
     @property
     def window_blocks_to_copy(self) -> NDArray[np.int64]:
-        """Likewise of the layers with a window."""
+        """(source, destination) of sliding-window layers, both on the device."""
 
 
 def common_window(layers: Sequence[LayerShape]) -> int | None:
-    """The window that all layers have; None where one sees everything, or they differ."""
+    """The window of all layers; None if one has full attention, or they differ."""
     windows = {layer.window for layer in layers}
     return windows.pop() if len(windows) == 1 else None
 
 
 def group_window(layers: Sequence[LayerShape]) -> int | None:
-    """The widest window of the layers that see less than others do; None where all see alike."""
+    """Widest window of the layers with smaller windows than others; None if all are equal."""
     seen = {math.inf if layer.window is None else layer.window for layer in layers}
     return max((int(window) for window in seen if window < max(seen)), default=None)
 
@@ -102,7 +102,7 @@ def group_window(layers: Sequence[LayerShape]) -> int | None:
 def split_layers(
     layers: Sequence[LayerShape], window: int | None
 ) -> tuple[list[LayerShape], list[LayerShape]]:
-    """The layers that keep all keys, and those that keep a window of at most so many tokens."""
+    """Layers that keep all keys, and layers with a window of at most this many tokens."""
     split: tuple[list[LayerShape], list[LayerShape]] = [], []
     for layer in layers:
         is_narrow = window is not None and layer.window is not None and layer.window <= window
@@ -116,7 +116,7 @@ def kv_bytes_per_block(layers: Sequence[LayerShape], *, block_size: int, dtype: 
 
 
 class Swapper(Protocol):
-    """Swaps blocks of all layers between the tiers; work that is queued later sees them moved."""
+    """Swaps blocks of all layers between device and host; work queued later sees the result."""
 
     def swap_out(self, pairs: Tensor) -> None:
         """Int64 ``[n, 2]`` in host memory, rows of (device block, host block)."""
@@ -126,10 +126,10 @@ class Swapper(Protocol):
 
 
 class LayerSwapper:
-    """Swaps without kernels for a device: in Rust in host memory, else with torch's operations."""
+    """Swaps without GPU kernels: in Rust in host memory, else with torch's operations."""
 
     def __init__(self, gpu_pools: Sequence[Tensor], cpu_pools: Sequence[Tensor]) -> None:
-        """Take the pools of both tiers."""
+        """Store the pools of device and host."""
         self._gpu_pools = gpu_pools
         self._cpu_pools = cpu_pools
 
@@ -151,7 +151,7 @@ def _swap(sources: Sequence[Tensor], destinations: Sequence[Tensor], pairs: Tens
 
 
 class BlockPools:
-    """The pools of layers whose blocks are mapped by one table a sequence, on both tiers."""
+    """Pools of layers whose blocks share one table per sequence, on device and host."""
 
     def __init__(
         self,
@@ -188,7 +188,7 @@ class BlockPools:
         swap_in: NDArray[np.int64],
         copies: NDArray[np.int64],
     ) -> None:
-        """Carry out moves, int64 ``[n, 2]`` each, in this order."""
+        """Execute moves, int64 ``[n, 2]`` each, in this order."""
         if not self.gpu:
             return
         if swap_out.size:
@@ -230,21 +230,21 @@ class CacheEngine:
         num_state_slots: int = 0,
         num_cpu_state_slots: int = 0,
     ) -> None:
-        """Allocate the pools; nothing is written, so unused blocks may cost no memory yet.
+        """Allocate the pools; they are not written, so unused blocks may use no memory yet.
 
         Args:
-            layers: in the order of their attention calls.
-            num_gpu_blocks: blocks on the model's device, whatever it is.
+            layers: shapes in the order of their attention calls.
+            num_gpu_blocks: blocks on the model's device, of any type.
             num_cpu_blocks: blocks for swapped sequences; 0 for none.
-            block_size: tokens of a block.
-            dtype: of keys and values.
-            device: the model's.
-            cuda: the same device where blocks are moved on it by kernels, if there is triton; None
-                moves them by torch's operations.
-            window_group: blocks of their own for layers with a window; None where all share.
-            states: what layers keep of a sequence beside keys and values.
-            num_state_slots: sequences that have states on the model's device.
-            num_cpu_state_slots: sequences that have states on the host.
+            block_size: tokens per block.
+            dtype: dtype of keys and values.
+            device: device of the model.
+            cuda: the same device if kernels move its blocks, which needs triton; None moves them
+                with torch's operations.
+            window_group: separate blocks of sliding-window layers; None if all layers share blocks.
+            states: shapes of recurrent states.
+            num_state_slots: slots of states on the model's device.
+            num_cpu_state_slots: slots of states on the host.
         """
         self.block_size = block_size
         self.states = StatePools(
@@ -271,7 +271,7 @@ class CacheEngine:
         self.gpu_pools = [next(of_group[layer.window in self.windows]) for layer in layers]
 
     def move(self, moves: BlockMoves) -> None:
-        """Carry out a step's moves: swap out, swap in, copy, in this order."""
+        """Execute a step's moves: swap out, swap in, copy, in this order."""
         if not moves.has_moves:
             return
         if self.states.device:
@@ -286,7 +286,7 @@ class CacheEngine:
 
     @property
     def cpu_pools(self) -> list[Tensor]:
-        """Of the layers that see everything, those in host memory."""
+        """Pools in host memory of the layers with full attention."""
         return self._pools.cpu
 
 

@@ -1,10 +1,10 @@
-"""State pools: what layers keep of a sequence beside keys and values, a slot for each sequence.
+"""State pools: recurrent states of sequences, one slot per sequence.
 
-A layer with a recurrence keeps some tensors of fixed size, whatever the length of a sequence.  Each
-has a pool ``[num_slots, *shape]`` on each tier; a slot means the same slot in all of them.
+A recurrent layer keeps some tensors of fixed size, whatever the length of a sequence.  Each has a
+pool ``[num_slots, *shape]`` on device and host; a slot means the same slot in all of them.
 
-Invariant: a slot's contents before its first write are undefined, and so is what a sequence that
-begins finds in its slot.
+Invariant: a slot's contents before its first write are undefined, also for a sequence that starts
+in it.
 """
 
 from collections.abc import Sequence
@@ -22,13 +22,13 @@ StateKind: TypeAlias = Literal["conv", "recurrent"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateShape:
-    """One tensor that a layer keeps of a sequence.
+    """One tensor of a layer's state of a sequence.
 
     Attributes:
-        kind: what transformers' cache calls it.
-        index: of those of a kind in a layer.
-        shape: of one sequence.
-        dtype: name of torch's, which need not be the model's.
+        kind: name in transformers' cache.
+        index: index among those of the same kind in a layer.
+        shape: shape for one sequence.
+        dtype: name of a torch dtype, which may differ from the model's.
     """
 
     kind: StateKind
@@ -38,22 +38,22 @@ class StateShape:
 
     @property
     def num_bytes(self) -> int:
-        """Of one sequence."""
+        """Bytes for one sequence."""
         return prod(self.shape) * self.torch_dtype.itemsize
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """The dtype itself."""
+        """The torch dtype."""
         dtype: torch.dtype = getattr(torch, self.dtype)
         return dtype
 
 
-# What each layer that keeps states keeps, in the order of the layers.
+# State shapes of each layer with states, in the order of the layers.
 LayerStates: TypeAlias = tuple[tuple[StateShape, ...], ...]
 
 
 class StateMoves(Protocol):
-    """The moves of a step, of ``pagedserve._core.SchedulerOutputs``: int64 ``[n, 2]`` each."""
+    """State moves of a step, of ``pagedserve._core.SchedulerOutputs``: int64 ``[n, 2]`` each."""
 
     @property
     def states_to_swap_out(self) -> NDArray[np.int64]:
@@ -69,27 +69,27 @@ class StateMoves(Protocol):
 
 
 def state_bytes_per_slot(layers: LayerStates) -> int:
-    """Bytes that one sequence's states take."""
+    """Bytes of one sequence's states."""
     return sum(state.num_bytes for states in layers for state in states)
 
 
 class StatePools:
-    """The states of one device, and of the host for swapped sequences.
+    """The states on one device, and on the host for swapped sequences.
 
     Attributes:
-        device: of each layer, and of each of its states, ``[num_slots, *shape]``.
+        device: for each layer and each of its states, ``[num_slots, *shape]``.
         host: likewise, ``[num_cpu_slots, *shape]``.
     """
 
     def __init__(
         self, layers: LayerStates, *, num_slots: int, num_cpu_slots: int, device: torch.device
     ) -> None:
-        """Allocate; nothing is written, so unused slots may cost no memory yet."""
+        """Allocate the pools; they are not written, so unused slots may use no memory yet."""
         self.device = _pools(layers, num_slots, device)
         self.host = _pools(layers, num_cpu_slots, torch.device("cpu"))
 
     def move(self, moves: StateMoves) -> None:
-        """Carry out a step's moves: swap out, swap in, copy, in this order."""
+        """Execute a step's moves: swap out, swap in, copy, in this order."""
         _move(self.device, self.host, moves.states_to_swap_out)
         _move(self.host, self.device, moves.states_to_swap_in)
         _move(self.device, self.device, moves.states_to_copy)

@@ -1,6 +1,6 @@
-"""The command line: a file a command, what they share beside them.
+"""The command line: one file per command, and what they share.
 
-torch is loaded only when a model is: ``--help``, ``--version`` and refusals come at once.
+torch is imported only to load a model, after everything that can be refused without it.
 """
 
 from pagedserve.cli.main import main as main

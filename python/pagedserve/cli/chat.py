@@ -14,20 +14,20 @@ def add_chat_parser(commands: "argparse._SubParsersAction[Any]") -> None:
     """Add ``chat`` to a command line."""
     chat = commands.add_parser(
         "chat",
-        help="talk with the model of a running server",
+        help="chat with the model of a running server",
         description=(
-            "Talk with the model of a running server. In a terminal Ctrl-C ends an answer and "
+            "Chat with the model of a running server. On a terminal Ctrl-C ends a response and "
             "Ctrl-D the conversation; from a pipe each line is a message."
         ),
     )
-    chat.add_argument("-q", "--quick", metavar="MESSAGE", help="send this alone, and end")
-    chat.add_argument("--system-prompt", metavar="TEXT", help="what the model is told first")
+    chat.add_argument("-q", "--quick", metavar="MESSAGE", help="send this message and exit")
+    chat.add_argument("--system-prompt", metavar="TEXT", help="system message of the conversation")
     add_server_options(chat)
     chat.set_defaults(run=_chat)
 
 
 class Conversation:
-    """What was said so far, by both sides."""
+    """The messages of a conversation, by the user and the model."""
 
     def __init__(self, server: Remote, fields: dict[str, Any], system_prompt: str | None) -> None:
         self._server = server
@@ -37,7 +37,7 @@ class Conversation:
             self._messages.append(_message("system", system_prompt))
 
     def answer(self, prompt: str) -> None:
-        """Print the answer to a message; both are remembered if there was any."""
+        """Print the response to a message; both are kept if it has any text."""
         messages = [*self._messages, _message("user", prompt)]
         body = {**self._fields, "messages": messages}
         said: list[str] = []
@@ -50,7 +50,7 @@ class Conversation:
 
 
 def _noted(pieces: Iterator[str], said: list[str]) -> Iterator[str]:
-    """The pieces; each is in ``said`` before anybody sees it, so Ctrl-C takes none away."""
+    """Yield the chunks; each is added to ``said`` before it is printed, so Ctrl-C loses none."""
     for piece in pieces:
         said.append(piece)
         yield piece
@@ -70,6 +70,6 @@ def _chat(options: argparse.Namespace) -> int:
     fields = {"model": model, **sampling_fields(options)}
     conversation = Conversation(server, fields, options.system_prompt)
     answer_each(
-        conversation.answer, quick=options.quick, greeting=f"{model} at {server.url} listens."
+        conversation.answer, quick=options.quick, greeting=f"Chatting with {model} at {server.url}."
     )
     return 0

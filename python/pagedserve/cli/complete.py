@@ -14,11 +14,11 @@ def add_complete_parser(commands: "argparse._SubParsersAction[Any]") -> None:
         "complete",
         help="continue prompts with the model of a running server",
         description=(
-            "Continue prompts with the model of a running server. In a terminal Ctrl-C ends a "
-            "text and Ctrl-D the program; from a pipe each line is a prompt."
+            "Continue prompts with the model of a running server. On a terminal Ctrl-C ends a "
+            "completion and Ctrl-D the program; from a pipe each line is a prompt."
         ),
     )
-    complete.add_argument("-q", "--quick", metavar="PROMPT", help="continue this alone, and end")
+    complete.add_argument("-q", "--quick", metavar="PROMPT", help="continue this prompt and exit")
     add_server_options(complete)
     complete.set_defaults(run=_complete)
 
@@ -37,5 +37,5 @@ def _complete(options: argparse.Namespace) -> int:
         with closing(server.stream("/completions", body, _text)) as pieces:
             show(pieces)
 
-    answer_each(answer, quick=options.quick, greeting=f"{model} at {server.url} continues.")
+    answer_each(answer, quick=options.quick, greeting=f"Completing with {model} at {server.url}.")
     return 0

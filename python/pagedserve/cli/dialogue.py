@@ -1,4 +1,4 @@
-"""Prompts from a user, one after the other: of the command line, of a terminal, or of a pipe."""
+"""Prompts from a user, one by one: from the command line, a terminal or a pipe."""
 
 import argparse
 import contextlib
@@ -14,27 +14,27 @@ _DEFAULT_URL = "http://localhost:8000/v1"
 
 
 def add_server_options(parser: argparse.ArgumentParser) -> None:
-    """Add what every command has that speaks to a running server."""
+    """Add the options of every command that uses a running server."""
     server = parser.add_argument_group("server")
     server.add_argument("--url", help=f"address of the server ({_DEFAULT_URL})")
     server.add_argument("--model-name", help="name of the model (the first of /v1/models)")
-    server.add_argument("--api-key", help="sent as a bearer token (OPENAI_API_KEY)")
-    add_sampling(parser.add_argument_group("sampling (what is not given is as the server has it)"))
+    server.add_argument("--api-key", help="bearer token of requests (OPENAI_API_KEY)")
+    add_sampling(parser.add_argument_group("sampling (defaults: the server's)"))
 
 
 def server_of(options: argparse.Namespace) -> tuple[Remote, str]:
     """The server that the options name, and the name of its model.
 
     Raises:
-        ConfigError: A key that cannot be one.
-        RequestError: Another kind of address, or the model is asked for and nobody answers.
+        ConfigError: An invalid key.
+        RequestError: An invalid address, or a server that does not respond with its model.
     """
     server = Remote(options.url or _DEFAULT_URL, options.api_key)
     return server, options.model_name or server.first_model()
 
 
 def show(pieces: Iterator[str]) -> None:
-    """Print an answer while it comes."""
+    """Print a response as its chunks arrive."""
     has_begun = False
     try:
         for piece in pieces:
@@ -46,15 +46,15 @@ def show(pieces: Iterator[str]) -> None:
 
 
 def answer_each(answer: Callable[[str], None], *, quick: str | None, greeting: str) -> None:
-    """Answer the prompts of a user until there are no more.
+    """Answer the prompts of a user until the input ends.
 
     Args:
-        answer: Prints the answer to a prompt.
-        quick: The only prompt; None asks for them.
-        greeting: What is said first in a terminal.
+        answer: Prints the response to a prompt.
+        quick: The only prompt; None reads prompts from stdin.
+        greeting: First line on a terminal.
 
     Raises:
-        RequestError: Outside a terminal, a prompt that cannot be answered.
+        RequestError: Outside a terminal, a request that failed.
         KeyboardInterrupt: Outside a terminal, Ctrl-C.
     """
     if quick is not None:
@@ -73,13 +73,13 @@ def _lines() -> Iterator[str]:
             if line.strip():
                 yield line.rstrip("\r\n")
     except UnicodeDecodeError as error:
-        raise RequestError(f"what comes from stdin is no text: {error}") from error
+        raise RequestError(f"stdin is not UTF-8 text: {error}") from error
 
 
 def _talk(answer: Callable[[str], None]) -> None:
-    """Ask for prompts in a terminal; Ctrl-C ends an answer, Ctrl-D all."""
+    """Ask for prompts on a terminal; Ctrl-C ends a response, Ctrl-D the loop."""
     with contextlib.suppress(ImportError):
-        import readline  # noqa: F401  # lines can be edited, and earlier ones found again
+        import readline  # noqa: F401  # line editing and history
     while True:
         try:
             prompt = input("> ")

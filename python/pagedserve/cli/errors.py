@@ -1,8 +1,8 @@
-"""How the command line says what is wrong."""
+"""Error reports of the command line."""
 
 import sys
 
 
 def complain(error: Exception) -> None:
-    """Say an error in one line."""
+    """Print an error on stderr, in one line."""
     print(f"pagedserve: error: {' '.join(str(error).split())}", file=sys.stderr)

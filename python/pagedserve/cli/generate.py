@@ -1,14 +1,15 @@
-"""``pagedserve generate``: continue prompts with a model of this process."""
+"""``pagedserve generate``: continue prompts with a model in this process."""
 
 import argparse
 import dataclasses
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pagedserve.cli.early import check_early
 from pagedserve.cli.sampling import add_generation, sampling_params
 from pagedserve.config import EngineArgs
 from pagedserve.engine.stats import hit_rate
@@ -23,15 +24,16 @@ def add_generate_parser(commands: "argparse._SubParsersAction[Any]") -> None:
     """Add ``generate`` to a command line."""
     generate = commands.add_parser(
         "generate",
+        usage="pagedserve generate --model MODEL [options]",
         help="continue prompts with a model",
-        description="Continue prompts with a model, all of them together.",
+        description="Continue prompts with a model, all in one batch.",
     )
     prompts = generate.add_argument_group("prompts")
-    prompts.add_argument("--prompt", action="append", help="a prompt; may be given again")
-    prompts.add_argument("--prompts-file", type=Path, help="a file with one prompt a line")
-    prompts.add_argument("--chat", action="store_true", help="put it in the model's chat template")
+    prompts.add_argument("--prompt", action="append", help="prompt; may be repeated")
+    prompts.add_argument("--prompts-file", type=Path, help="file with one prompt per line")
+    prompts.add_argument("--chat", action="store_true", help="apply the model's chat template")
     add_generation(generate.add_argument_group("sampling"))
-    generate.add_argument("--json", action="store_true", help="write one JSON object a prompt")
+    generate.add_argument("--json", action="store_true", help="print one JSON object per prompt")
     EngineArgs.add_cli_args(generate)
     generate.set_defaults(run=_generate)
 
@@ -42,6 +44,7 @@ def _generate(options: argparse.Namespace) -> int:
     args = EngineArgs.from_cli_args(options)
     params = sampling_params(options)
     texts = _prompt_texts(options.prompt, options.prompts_file)
+    check_early(args, "pagedserve generate", "engine")
     with extra_needed("pagedserve generate", "engine"):
         from pagedserve.models.progress import loading
 
@@ -57,7 +60,7 @@ def _generate(options: argparse.Namespace) -> int:
     seconds = time.perf_counter() - started
     for text, output in zip(texts, outputs, strict=True):
         print(_json_line(text, output) if options.json else _readable(text, output))
-    closing = _closing_line(llm.llm_engine, seconds)
+    closing = _closing_line(llm.llm_engine, outputs, seconds)
     print(closing, file=sys.stderr if options.json else sys.stdout)
     return 0
 
@@ -82,7 +85,7 @@ def _prompt_texts(prompts: list[str] | None, path: Path | None) -> list[str]:
         raise RequestError(f"--prompts-file {path} is not UTF-8 text: {error}") from error
     lines = [line for line in text.split("\n") if line.strip()]
     if not lines:
-        raise RequestError(f"--prompts-file {path} has no prompt: it wants one a line")
+        raise RequestError(f"--prompts-file {path} has no prompt: it must have one per line")
     return [line.removesuffix("\r") for line in lines]
 
 
@@ -122,7 +125,7 @@ def _readable(prompt: str, output: RequestOutput) -> str:
 
 
 def _readable_logprobs(completion: CompletionOutput) -> Iterator[str]:
-    """A line a token: its log-probability and text, then the likeliest of its position."""
+    """A line per token: its log-probability and text, then the most likely ones of its position."""
     for token_id, entry in zip(completion.token_ids, completion.logprobs or (), strict=True):
         chosen = entry[token_id]
         others = "  ".join(
@@ -131,10 +134,13 @@ def _readable_logprobs(completion: CompletionOutput) -> Iterator[str]:
         yield f"  {chosen.logprob:8.3f}  {chosen.decoded_token!r:<16} | {others}"
 
 
-def _closing_line(engine: "LLMEngine", seconds: float) -> str:
+def _closing_line(engine: "LLMEngine", outputs: Sequence[RequestOutput], seconds: float) -> str:
+    """The speed of a run: of prompts until the last first token, of generation overall."""
     stats, scheduler = engine.stats, engine.scheduler
+    first_tokens = [output.metrics.time_to_first_token for output in outputs]
+    prefill_seconds = max((time for time in first_tokens if time is not None), default=seconds)
     return (
-        f"prompt {stats.num_prompt_tokens / seconds:.1f} tokens/s, "
+        f"prompt {stats.num_prompt_tokens / prefill_seconds:.1f} tokens/s, "
         f"generation {stats.num_generation_tokens / seconds:.1f} tokens/s, "
         f"{stats.peak_used_blocks} of {engine.memory.num_gpu_blocks} KV blocks at the peak, "
         f"{scheduler.num_preemptions} preemptions{hit_rate(scheduler)}"

@@ -1,4 +1,4 @@
-"""All commands together, and how each of them may end."""
+"""The command line's commands, and their exit statuses."""
 
 import argparse
 import os
@@ -14,6 +14,7 @@ from pagedserve.cli.errors import complain
 from pagedserve.cli.generate import add_generate_parser
 from pagedserve.cli.parser import Parser
 from pagedserve.cli.serve import add_serve_parser
+from pagedserve.cli.streams import settle_standard_streams
 from pagedserve.errors import ConfigError, ModelLoadError, RequestError
 
 _BAD_INPUT = 2
@@ -29,9 +30,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Arguments after the program's name; None takes those of the process.
 
     Returns:
-        The exit status: 0, 1 for a missing extra, 2 for bad input, 130 for Ctrl-C, 141 where the
-        reader of a pipe has gone.
+        The exit status: 0, 1 for missing packages, 2 for bad input, 130 for Ctrl-C, 141 if the
+        reader of a pipe has exited.
     """
+    settle_standard_streams()
     try:
         options = make_parser().parse_args(argv)
         status: int = options.run(options)
@@ -46,14 +48,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("pagedserve: interrupted", file=sys.stderr)
         return _INTERRUPTED
     except BrokenPipeError:
-        # Who reads has enough, like head; what is left would be written, and fail, at the exit.
+        # The reader, such as head, has exited; the rest would be written, and fail, at the exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _PIPE_CLOSED
     return status
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The whole command line; ``run`` of what it parses is the command."""
+    """The parser of all commands; ``run`` of a parsed namespace is its command."""
     parser = Parser(prog="pagedserve", description="A paged-attention serving engine.")
     parser.add_argument("--version", action="version", version=f"pagedserve {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)

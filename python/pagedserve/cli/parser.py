@@ -1,26 +1,51 @@
-"""A parser that takes an option once, and says what is wrong as all other refusals are said.
+"""The parser of command lines: options given twice, unknown ones, and refusals.
 
-argparse lets the last of several win.  In a line put together by a script or a template that is one
-setting without effect, and nobody says so.  Options that collect (``--prompt``, ``--stop``) may be
-given again.
+argparse lets the last of several equal options win, so in a line composed by a script or a template
+one setting would have no effect.  Options that collect (``--prompt``, ``--stop``) may be repeated.
 """
 
 import argparse
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from pagedserve.argument_parser import FlexibleArgumentParser
+from pagedserve.checks import did_you_mean
 from pagedserve.errors import ConfigError
 
 
-class Parser(argparse.ArgumentParser):
-    """Raises what ``main`` says in one line."""
+class Parser(FlexibleArgumentParser):
+    """Raises ``ConfigError``, which ``main`` reports in one line, instead of exiting."""
 
     def __init__(self, **settings: Any) -> None:
-        """As ``argparse.ArgumentParser``."""
+        """Create a parser as ``argparse.ArgumentParser`` does."""
         super().__init__(**settings)
         self.register("action", None, _Store)
         self.register("action", "store", _Store)
         self.register("action", "store_const", _StoreConst)
         self.register("action", argparse.BooleanOptionalAction, _Flag)
+
+    def parse_known_args(  # type: ignore[override]  # as above
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
+        """Parse arguments, all of which must be known.
+
+        Raises:
+            ConfigError: Unknown arguments, with the nearest option.
+        """
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{self._nearest(unknown)}")
+        return found, unknown
+
+    def _nearest(self, unknown: Sequence[str]) -> str:
+        """Suggestion of the option that the first misspelled one may mean."""
+        word = next((word for word in unknown if word.startswith("-")), "")
+        shown = [
+            name
+            for name, action in self._option_string_actions.items()
+            if action.help != argparse.SUPPRESS
+        ]
+        return did_you_mean(word.partition("=")[0], shown)
 
     def error(self, message: str) -> NoReturn:
         """Refuse a command line.
@@ -32,12 +57,12 @@ class Parser(argparse.ArgumentParser):
 
 
 def _take_once(action: argparse.Action, namespace: argparse.Namespace, option: str | None) -> None:
-    """Note in a namespace which option gave what.
+    """Record in a namespace which option gave a value.
 
     Raises:
-        argparse.ArgumentError: One gave the same before.
+        argparse.ArgumentError: An earlier option gave the same.
     """
-    if option is None:  # an argument that has its place, and so comes once
+    if option is None:  # a positional argument, which occurs once
         return
     given: dict[str, str] = namespace.__dict__.setdefault("given", {})
     before = given.get(action.dest)
@@ -51,7 +76,7 @@ def _take_once(action: argparse.Action, namespace: argparse.Namespace, option: s
 
 
 class _Store(argparse.Action):
-    """Keeps what is given."""
+    """Stores the value given."""
 
     def __call__(
         self,
@@ -66,7 +91,7 @@ class _Store(argparse.Action):
 
 
 class _StoreConst(argparse.Action):
-    """Keeps what the option stands for."""
+    """Stores the constant of the option."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(nargs=0, **settings)
@@ -84,7 +109,7 @@ class _StoreConst(argparse.Action):
 
 
 class _Flag(argparse.BooleanOptionalAction):
-    """Keeps True, or False where ``--no-`` is in front."""
+    """Stores True, or False with ``--no-``."""
 
     def __call__(
         self,

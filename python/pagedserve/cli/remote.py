@@ -1,7 +1,7 @@
-"""A running server, as ``chat`` and ``complete`` speak to it.
+"""HTTP client of ``chat`` and ``complete`` for a running server.
 
-The standard library is enough for one answer at a time, so these commands need no extra.  Closing a
-stream closes its connection, which ends the request.
+The standard library suffices for one request at a time, so these commands need no extra.  Closing a
+stream closes its connection, which aborts the request.
 """
 
 import http.client
@@ -20,31 +20,31 @@ from pagedserve.errors import RequestError
 Json: TypeAlias = dict[str, Any]
 
 _MAX_CHARS = 500
-_CUT_OFF = "the answer was cut off by the server"
+_CUT_OFF = "the response was cut off by the server"
 
 
 class Remote:
     """An OpenAI-compatible server."""
 
     def __init__(self, url: str, api_key: str | None) -> None:
-        """Speak to nobody yet.
+        """Prepare requests; none is sent yet.
 
         Args:
-            url: Its address, ``/v1`` included.
-            api_key: None takes that of the environment.
+            url: Address of the server, ``/v1`` included.
+            api_key: Bearer token; None uses that of the environment.
 
         Raises:
-            RequestError: Another kind of address.
-            ConfigError: A key that cannot be one.
+            RequestError: An address without http:// or https://.
+            ConfigError: An invalid key.
         """
         self.url = checks.url("--url", url).rstrip("/")
         self._headers = {"Content-Type": "application/json", **bearer(api_key)}
 
     def first_model(self) -> str:
-        """The first model that it offers.
+        """The first model that the server lists.
 
         Raises:
-            RequestError: It names none, does not answer, or refuses.
+            RequestError: It lists none, does not respond, or refuses.
         """
         with self._asked("/models") as response:
             answer = response.read()
@@ -57,18 +57,18 @@ class Remote:
     def stream(
         self, path: str, body: Json, text_of: Callable[[Json], str | None]
     ) -> Generator[str, None, None]:
-        """Ask for an answer and follow it.
+        """Send a request and read its stream.
 
         Args:
-            path: Of the endpoint, after the server's address.
-            body: What is asked.
-            text_of: Finds the text in a choice of an event.
+            path: Path of the endpoint, after the server's address.
+            body: Fields of the request.
+            text_of: Returns the text of a choice of an event.
 
         Yields:
-            The pieces of its text, as they come.
+            Chunks of the text, as they arrive.
 
         Raises:
-            RequestError: The server does not answer, refuses, fails, or sends something else.
+            RequestError: The server does not respond, refuses, fails, or sends no stream.
         """
         reason = None
         with self._asked(path, {**body, "stream": True}) as response:
@@ -83,10 +83,10 @@ class Remote:
     def _asked(
         self, path: str, body: Mapping[str, Any] | None = None
     ) -> Iterator[http.client.HTTPResponse]:
-        """The answer to a request; what goes wrong with it is an error of one line."""
+        """The response to a request; every failure is an error of one line."""
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data)  # noqa: S310  # http
-        for name, value in self._headers.items():  # the key is not for whom a redirect names
+        for name, value in self._headers.items():  # a redirect must not receive the key
             request.add_unredirected_header(name, value)
         try:
             with urllib.request.urlopen(request) as response:  # noqa: S310  # as above
@@ -97,18 +97,18 @@ class Remote:
             after = error.headers.get("Retry-After")
             hint = "" if after is None else f" (Retry-After: {after})"
             raise RequestError(
-                f"{request.full_url} says {error.code}: {said or error.reason}{hint}"
+                f"{request.full_url} responded with {error.code}: {said or error.reason}{hint}"
             ) from None
         except http.client.IncompleteRead:
             raise RequestError(_CUT_OFF) from None
         except URLError as error:
-            raise RequestError(f"no server answers at {self.url}: {error.reason}") from None
+            raise RequestError(f"no server responds at {self.url}: {error.reason}") from None
         except (OSError, http.client.HTTPException) as error:
             raise RequestError(f"{request.full_url}: {error}") from None
 
 
 def _events(response: http.client.HTTPResponse) -> Iterator[Any]:
-    """What the events of a stream say, as they come."""
+    """The contents of a stream's events, as they arrive."""
     reader = EventReader()
     while piece := response.read1():
         for data in reader.feed(piece):
@@ -124,7 +124,7 @@ def _choices(event: Any) -> list[Json]:
     """The choices of an event.
 
     Raises:
-        RequestError: It is an error, or none of OpenAI's events.
+        RequestError: The event is an error, or none of OpenAI's.
     """
     choices = event.get("choices") if isinstance(event, dict) else None
     if isinstance(choices, list) and all(isinstance(choice, dict) for choice in choices):
@@ -135,4 +135,4 @@ def _choices(event: Any) -> list[Json]:
 
 
 def _no_event(data: bytes) -> RequestError:
-    return RequestError(f"the server sent no event of OpenAI's: {data[:200]!r}")
+    return RequestError(f"the server sent an event that is none of OpenAI's: {data[:200]!r}")

@@ -1,6 +1,6 @@
-"""Sampling options: those of every command that generates, and those of ``generate`` alone.
+"""Sampling options: those of every command that generates, and those of ``generate`` only.
 
-None stands for an option that was not given: who runs the model has the defaults.
+None is an option that was not given; its default is that of ``generate`` or of the server.
 """
 
 import argparse
@@ -11,37 +11,47 @@ from pagedserve.errors import RequestError
 from pagedserve.sampling_checks import UNDRAWN
 from pagedserve.sampling_params import SamplingParams
 
-# Name, type, what it is, and what ``generate`` does without it.
+# Name, type, help, and the default of ``generate``.
 _COMMON: Final = (
-    ("max-tokens", int, "new tokens", "128"),
-    ("temperature", float, "0 is greedy", "0; 1 with top-p, top-k, min-p or several outputs"),
-    ("top-p", float, "above 0, to 1", "1.0"),
-    ("top-k", int, "-1 is all", "-1"),
-    ("min-p", float, "0 to 1", "0.0"),
-    ("presence-penalty", float, "-2 to 2", "0.0"),
-    ("frequency-penalty", float, "-2 to 2", "0.0"),
-    ("repetition-penalty", float, "above 1 against repetition, below 1 for it", "1.0"),
+    ("max-tokens", int, "maximum number of new tokens", "128"),
+    (
+        "temperature",
+        float,
+        "randomness of sampling; 0 is greedy",
+        "0; 1 with top-p, top-k, min-p or several outputs",
+    ),
+    ("top-p", float, "cumulative probability of the sampled tokens, above 0, at most 1", "1.0"),
+    ("top-k", int, "number of most likely tokens to sample from; -1 is all", "-1"),
+    ("min-p", float, "minimum probability relative to the most likely token, 0 to 1", "0.0"),
+    ("presence-penalty", float, "penalty on tokens that have occurred, -2 to 2", "0.0"),
+    ("frequency-penalty", float, "penalty per occurrence of a token, -2 to 2", "0.0"),
+    (
+        "repetition-penalty",
+        float,
+        "above 1 discourages repetition, below 1 encourages it",
+        "1.0",
+    ),
 )
 _OFFLINE: Final = (
-    ("n", int, "outputs a prompt", "1"),
-    ("best-of", int, "sampled sequences, of which the likeliest --n are kept", "--n"),
-    ("beam-width", int, "search with so many beams, of which the best --n are kept", None),
-    ("length-penalty", float, "a beam's score is its log-probability / length ** this", "1.0"),
-    ("logprobs", int, "show so many likeliest tokens of each position", None),
+    ("n", int, "number of outputs per prompt", "1"),
+    ("best-of", int, "number of sampled sequences; the most likely --n are returned", "--n"),
+    ("beam-width", int, "number of beams of a search; the best --n are returned", None),
+    ("length-penalty", float, "exponent of the length that a beam's score is divided by", "1.0"),
+    ("logprobs", int, "number of most likely tokens to print for each position", None),
 )
 _MAX_TOKENS: Final = 128
 
 
 def add_sampling(group: argparse._ArgumentGroup) -> None:
-    """Add the options that a server is told of."""
+    """Add the options that are fields of requests to a server."""
     for name, kind, text, _ in _COMMON:
         group.add_argument(f"--{name}", type=kind, help=text)
-    group.add_argument("--seed", type=int, help="for the same random numbers again")
+    group.add_argument("--seed", type=int, help="seed of the random numbers")
     _add_stop(group)
 
 
 def sampling_fields(options: argparse.Namespace) -> dict[str, Any]:
-    """The fields of a request that the options of ``add_sampling`` ask for."""
+    """The fields of a request for the options of ``add_sampling``."""
     names = [name.replace("-", "_") for name, *_ in _COMMON] + ["seed", "stop"]
     given = {name: getattr(options, name) for name in names}
     return {name: value for name, value in given.items() if value is not None}
@@ -56,11 +66,11 @@ def add_generation(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_stop(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--stop", action="append", help="a text that ends it; may be given again")
+    group.add_argument("--stop", action="append", help="stop string; may be repeated")
 
 
 def sampling_params(options: argparse.Namespace) -> SamplingParams:
-    """What the options of ``add_generation`` say.
+    """The sampling parameters for the options of ``add_generation``.
 
     Raises:
         RequestError: Options that contradict each other, or a value out of range.
@@ -98,16 +108,16 @@ def _is_drawn(options: argparse.Namespace, name: str) -> bool:
 
 
 def _contradictions(options: argparse.Namespace) -> Iterator[str]:
-    """What is wrong between options, in their own names."""
+    """Why options contradict each other, by their own names."""
     width, n = options.beam_width, options.n or 1
     if width is None:
         if _num_sampled(options) > 1 and (options.temperature == 0 or options.top_k == 1):
             yield (
-                "several outputs are wanted, and with --temperature 0 or --top-k 1 they would all "
-                "be equal: give others, or --beam-width"
+                "several outputs are requested, and with --temperature 0 or --top-k 1 they would "
+                "all be equal: give other values, or --beam-width"
             )
         if options.length_penalty not in (None, 1):
-            yield "--length-penalty is given without --beam-width; it is for beams alone"
+            yield "--length-penalty is given without --beam-width; it applies to beams alone"
         return
     if options.best_of is not None:
         yield "--beam-width and --best-of are both given; give one of them"
@@ -116,4 +126,4 @@ def _contradictions(options: argparse.Namespace) -> Iterator[str]:
     for name in UNDRAWN:
         if _is_drawn(options, name):
             option = f"--{name.replace('_', '-')}"
-            yield f"{option} and --beam-width are both given, and a search draws nothing: give one"
+            yield f"{option} and --beam-width are both given; beam search does not sample: give one"

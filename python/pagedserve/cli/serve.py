@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pagedserve.cli.early import check_early
 from pagedserve.config import EngineArgs
 from pagedserve.errors import ConfigError, extra_needed
 from pagedserve.server.log import set_up_logging
@@ -22,8 +23,8 @@ def add_serve_parser(commands: "argparse._SubParsersAction[Any]") -> None:
     parser = add_model_parser(
         commands,
         "serve",
-        help="serve a model over HTTP, as OpenAI's clients speak it",
-        description="Serve a model over HTTP, as OpenAI's clients speak it.",
+        help="serve a model over HTTP, compatible with OpenAI's API",
+        description="Serve a model over HTTP, compatible with OpenAI's API.",
     )
     parser.set_defaults(run=_serve)
 
@@ -31,23 +32,24 @@ def add_serve_parser(commands: "argparse._SubParsersAction[Any]") -> None:
 def add_model_parser(
     commands: "argparse._SubParsersAction[Any]", name: str, **texts: Any
 ) -> argparse.ArgumentParser:
-    """A command that serves a model: the options of engine and server."""
+    """Add a command that serves a model, with the options of engine and server."""
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
-        conflict_handler="resolve",  # of vLLM's names some mean something to a server
+        usage=f"pagedserve {name} MODEL [options]",
+        conflict_handler="resolve",  # some of vLLM's names are options of a server
         **texts,
     )
     parser.add_argument("model_tag", nargs="?", metavar="MODEL", help="the same as --model")
     EngineArgs.add_cli_args(
         parser,
-        # An answer with all log-probabilities of a long text would hold up everybody.
+        # A response with the log-probabilities of the whole vocabulary would delay all others.
         max_logprobs=20,
-        # As vLLM's server: a long prompt holds up nobody, a conversation's next turn is short.
+        # As vLLM's server: a long prompt delays no others, a conversation's prefix is cached.
         enable_chunked_prefill=True,
         enable_prefix_caching=True,
     )
     ServerArgs.add_cli_args(parser)
-    # Whether the model can is not known yet: `pagedserve.engine.defaults.server_defaults`.
+    # Whether the model supports them is known later: `pagedserve.engine.defaults.server_defaults`.
     parser.set_defaults(enable_chunked_prefill=None, enable_prefix_caching=None)
     return parser
 
@@ -55,14 +57,14 @@ def add_model_parser(
 def read_args(
     options: argparse.Namespace, *others: "type[DataclassInstance]"
 ) -> tuple[EngineArgs, ServerArgs]:
-    """What a command line says of engine and server.
+    """The arguments of engine and server that a command line gives.
 
     Args:
-        options: Of a parser that ``add_model_parser`` made.
-        *others: Classes of other options that the command has.
+        options: Namespace from a parser of ``add_model_parser``.
+        *others: Classes of the command's other options.
 
     Raises:
-        ConfigError: Values that cannot be.
+        ConfigError: Invalid values.
     """
     if options.model is not None and options.model_tag is not None:
         raise ConfigError("MODEL and --model are both given; give one of them")
@@ -72,7 +74,7 @@ def read_args(
     server_args = ServerArgs.from_cli_args(options)
     classes: list[type[DataclassInstance]] = [ServerArgs, *others]
     for arguments in classes:
-        for argument in dataclasses.fields(arguments):  # an engine may know it as not there
+        for argument in dataclasses.fields(arguments):  # an engine may refuse it by the same name
             delattr(options, argument.name)
     return EngineArgs.from_cli_args(options), server_args
 
@@ -85,15 +87,23 @@ def _make_directory(name: str, path: str) -> None:
         raise ConfigError(f"{name} is {path}; it must be a directory: {error.strerror}") from error
 
 
+def _extras(server_args: ServerArgs) -> str:
+    """The extras that a server needs."""
+    return "engine,serve" if server_args.otlp_traces_endpoint is None else "engine,serve,otel"
+
+
 def _serve(options: argparse.Namespace) -> int:
+    from pagedserve.server.prepare import prepare  # which imports numpy
+
     engine_args, server_args = read_args(options)
+    check_early(engine_args, "pagedserve serve", _extras(server_args))
+    prepared = prepare(engine_args, server_args)
     if engine_args.decision_log is not None:
         _make_directory("decision_log", engine_args.decision_log)
     set_up_logging(server_args.log_format)
-    # What comes now, importing torch first of all, takes seconds.
+    # The import of torch alone takes seconds.
     logger.info("starting with %s", engine_args.model)
-
     with extra_needed("pagedserve serve", "engine,serve"):
         from pagedserve.server.run import serve
 
-    return serve(engine_args, server_args)
+    return serve(engine_args, server_args, prepared)

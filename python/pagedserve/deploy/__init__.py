@@ -1,5 +1,5 @@
-"""Replicas of an engine on Ray Serve: placement, routing by prefix, streams that outlive a replica.
+"""Replicas of an engine on Ray Serve: placement, prefix-aware routing, resumed streams.
 
-Ray starts, places, watches and ends the replicas; the server in front knows them as one engine
-(``ReplicatedEngine``), so all that is served by one engine is served by many.
+Ray starts, places, monitors and stops the replicas; the server uses them as one engine
+(``ReplicatedEngine``), so every feature of one engine works with several.
 """

@@ -1,13 +1,13 @@
-"""Which replica has the beginning of a prompt in its prefix cache, as far as was sent there.
+"""Prefix affinity: which replica probably has a prompt's prefix in its cache.
 
 Invariants:
 
-1. What a replica was sent is kept as the hashes of its blocks, each of which stands for all before
-   it too, as in the core's prefix cache.
-2. Of equal prefixes the less busy replica comes first, and affinity yields to load: a share of the
-   prompt is worth as much as the same share of load above the mean.
+1. The prompts sent to a replica are stored as hashes of their blocks, each of which includes all
+   blocks before it, as in the core's prefix cache.
+2. Of equal prefixes the less busy replica comes first, and affinity yields to load: a fraction of
+   the prompt counts as much as the same fraction of load above the mean.
 
-Costs: a look in a dictionary for each block of a prompt and each replica; no call to anybody.
+Costs: a dictionary lookup per block of a prompt and replica; no remote call.
 """
 
 from collections import OrderedDict
@@ -16,19 +16,19 @@ from typing import Final
 
 from pagedserve.inputs import Prompt
 
-# Tokens, or characters where a prompt is text, of a block.
+# Tokens per block, or characters if a prompt is text.
 _BLOCK_TOKENS: Final = 16
 _BLOCK_CHARS: Final = 64
-# Differences of load are seen against a mean of at least that.
+# Minimum mean to which differences of load are related.
 _FEW_REQUESTS: Final = 4.0
 
 
 def prefix_keys(prompt: Prompt, adapter: str | None = None) -> tuple[int, ...]:
-    """A hash of each beginning of a prompt, in steps of a block; within this process alone.
+    """Hash each prefix of a prompt, in steps of a block; valid within this process only.
 
     Args:
-        prompt: Text or token ids; of a mapping those that it has.
-        adapter: What it is answered with: other adapters share nothing.
+        prompt: Text or token ids; or a mapping with either.
+        adapter: Name of the adapter: prompts with different adapters share nothing.
     """
     salt: object = None
     content: object = prompt
@@ -47,15 +47,14 @@ def prefix_keys(prompt: Prompt, adapter: str | None = None) -> tuple[int, ...]:
 
 
 class PrefixAffinity:
-    """What replicas were sent, and how many requests each is at work on."""
+    """Prompts sent to each replica, and its number of running requests."""
 
     def __init__(self, *, load_weight: float = 1.0, max_keys: int = 1_000_000) -> None:
-        """Begin with nothing.
+        """Start empty.
 
         Args:
-            load_weight: What a load that is the mean above another's weighs against a prompt that
-                is known whole.
-            max_keys: Beginnings of prompts that are remembered, those used last.
+            load_weight: Weight of a load of twice the mean, relative to a completely known prompt.
+            max_keys: Maximum number of stored prefixes; the least recently used are evicted.
         """
         self._load_weight = load_weight
         self._max_keys = max_keys
@@ -64,10 +63,10 @@ class PrefixAffinity:
         self._num_new: dict[str, int] = {}
 
     def ranked(self, keys: Sequence[int], replicas: Sequence[str]) -> list[str]:
-        """The replicas, the best for a prompt first.
+        """Sort the replicas, the best for a prompt first.
 
-        Among those that know nothing of it the least busy is best, then the one that was given the
-        fewest new prompts: requests of one moment see the same loads.
+        Among those without a known prefix the least busy is best, then the one that was sent the
+        fewest new prompts, since simultaneous requests see the same loads.
         """
         loads = {replica: self._loads.get(replica, 0) for replica in replicas}
         mean = max(_FEW_REQUESTS, sum(loads.values()) / max(1, len(loads)))
@@ -80,7 +79,7 @@ class PrefixAffinity:
         return sorted(replicas, key=place)
 
     def begin(self, keys: Sequence[int], replica: str) -> None:
-        """A replica was sent a prompt."""
+        """Record that a prompt was sent to a replica."""
         self._loads[replica] = self._loads.get(replica, 0) + 1
         if not self._num_known(keys, replica):
             self._num_new[replica] = self._num_new.get(replica, 0) + 1
@@ -91,11 +90,11 @@ class PrefixAffinity:
             self._sent.popitem(last=False)
 
     def end(self, replica: str) -> None:
-        """A request of a replica has ended."""
+        """Record that a request of a replica has ended."""
         self._loads[replica] = max(0, self._loads.get(replica, 0) - 1)
 
     def keep(self, replicas: Sequence[str]) -> None:
-        """Forget all but these."""
+        """Remove all but these replicas."""
         gone = {*self._loads, *self._num_new} - {*replicas}
         for replica in gone:
             self._loads.pop(replica, None)

@@ -1,4 +1,4 @@
-"""The Serve application: what is deployed, and how it begins and ends."""
+"""The Serve application: deployment, update and shutdown of replicas."""
 
 import logging
 import os
@@ -11,7 +11,7 @@ from pagedserve.errors import ConfigError, ModelLoadError, extra_needed
 from pagedserve.models.tokenizer import load_tokenizer
 
 with extra_needed("pagedserve.deploy", "ray-serve"):
-    # Else Ray writes a trace of the stack at every SIGTERM.
+    # Otherwise Ray logs a stack trace at every SIGTERM.
     os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
     import ray
     from ray import serve
@@ -27,39 +27,39 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Seconds between two questions to a replica whether it gets on.
+# Seconds between two health checks of a replica.
 _HEALTH_PERIOD = 2.0
-# Of a replica, where nobody says.
+# Default cores of a replica.
 _MAX_NUM_SEQS = 256
 
 
 def replicas(
     engine_args: EngineArgs, deploy_args: DeployArgs, *, stall_timeout: float = 60.0
 ) -> "Application":
-    """Replicas of an engine, as an application that ``serve.run`` takes.
+    """Build an application with replicas of an engine, for ``serve.run``.
 
     Args:
-        engine_args: Of each.
-        deploy_args: How many, and what each has.
-        stall_timeout: Seconds without the end of a step after which a replica is replaced.
+        engine_args: Options of each engine.
+        deploy_args: Options of the deployment.
+        stall_timeout: Seconds without a completed step after which a replica is replaced.
 
     Raises:
-        ConfigError: Ray is to place ranks that take nothing.
+        ConfigError: Ranks are to be started by Ray without reserving resources.
     """
     router: Any = f"{PrefixRouter.__module__}.{PrefixRouter.__qualname__}"
     cpus, gpus = deploy_args.replica_num_cpus, deploy_args.replica_num_gpus
     placed: dict[str, Any] = {}
     if engine_args.distributed_executor_backend == "ray":
-        # Each rank is in a bundle, in the first the replica's own process.
+        # Each rank has a bundle; the first is for the replica's process.
         bundle = {name: amount for name, amount in (("CPU", cpus), ("GPU", gpus)) if amount}
         if not bundle:
             raise ConfigError(
                 "replica_num_cpus and replica_num_gpus are 0; one must be above 0 where "
-                "distributed_executor_backend is 'ray', which finds room for each rank by them"
+                "distributed_executor_backend is 'ray', which reserves them for each rank"
             )
         placed["placement_group_bundles"] = [bundle] * engine_args.tensor_parallel_size
     deployment: Any = serve.deployment(
-        # What waits in a replica can go nowhere else; what waits here can, once there are more.
+        # Requests queue in the router, from where they can be sent to new replicas.
         max_ongoing_requests=2 * (engine_args.max_num_seqs or _MAX_NUM_SEQS),
         ray_actor_options={"num_cpus": cpus, "num_gpus": gpus},
         **placed,
@@ -81,10 +81,10 @@ def replicas(
 def deploy(
     engine_args: EngineArgs, deploy_args: DeployArgs, *, stall_timeout: float = 60.0
 ) -> ReplicatedEngine:
-    """Start replicas on a Ray cluster, of this machine where none is named.
+    """Start replicas on a Ray cluster, by default a new one on this machine.
 
     Returns:
-        The engine that they are; it is loading.
+        The engine of the replicas; it is still loading.
     """
     return ReplicatedEngine(
         partial(_start, engine_args, deploy_args, stall_timeout),
@@ -95,13 +95,13 @@ def deploy(
 def update(
     engine_args: EngineArgs, deploy_args: DeployArgs, *, stall_timeout: float = 60.0
 ) -> None:
-    """Exchange the replicas of an application that runs, one after the other.
+    """Replace the replicas of a running application one by one.
 
-    Streams of a replica that is ended go on behind their tokens on another.
+    Streams of a stopped replica resume after their tokens on another.
 
     Raises:
-        ConfigError: No such application runs.
-        ModelLoadError: The new ones do not start; old ones are left.
+        ConfigError: The application does not run.
+        ModelLoadError: The new replicas do not start; old ones are kept.
     """
     load_tokenizer(engine_args)
     application = replicas(engine_args, deploy_args, stall_timeout=stall_timeout)
@@ -114,10 +114,10 @@ def update(
 
 
 def _start(engine_args: EngineArgs, deploy_args: DeployArgs, stall_timeout: float) -> Deployed:
-    tokenizer = load_tokenizer(engine_args)  # a model that is not there is refused at once
+    tokenizer = load_tokenizer(engine_args)  # refuses a missing model at once
     application = replicas(engine_args, deploy_args, stall_timeout=stall_timeout)
     _connect(deploy_args.ray_address)
-    logger.info("Ray is there: %s", _resources())
+    logger.info("Ray cluster: %s", _resources())
     serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
     handle = _run(application, deploy_args.app_name)
     facts = handle.facts.remote().result()
@@ -125,10 +125,10 @@ def _start(engine_args: EngineArgs, deploy_args: DeployArgs, stall_timeout: floa
 
 
 def _connect(address: str | None) -> None:
-    """Join a cluster, or start one here.
+    """Connect to a cluster, or start one on this machine.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: There is no cluster at the address.
     """
     try:
         ray.init(
@@ -142,7 +142,7 @@ def _connect(address: str | None) -> None:
 
 
 def _run(application: "Application", name: str) -> "DeploymentHandle[Replica]":
-    """Have the replicas run; returns when they do."""
+    """Run the replicas; returns when they are ready."""
     try:
         return serve.run(application, name=name, route_prefix=None)
     except RuntimeError as error:
@@ -151,7 +151,7 @@ def _run(application: "Application", name: str) -> "DeploymentHandle[Replica]":
 
 
 def _reason(app_name: str) -> str:
-    """What the last replica that did not start has raised; "" where nobody knows."""
+    """Error of the last replica that failed to start; "" if unknown."""
     found = serve.status().applications.get(app_name)
     messages = [status.message for status in found.deployments.values()] if found else []
     lines = [line for message in messages for line in message.splitlines() if "Error: " in line]

@@ -1,17 +1,19 @@
-"""``ReplicatedEngine``: many replicas behind the face of one engine.
+"""``ReplicatedEngine``: several replicas with the interface of one engine.
 
-A request goes to one replica.  When that dies, another goes on behind the tokens that have come: so
-its stream is whole, and greedy and seeded ones say what they would have said.
+A request is sent to one replica.  If that dies, another continues after the tokens received so far:
+the stream stays complete, with the same tokens if it is greedy or seeded.
 
 Invariants:
 
-1. A stream ends once: with its last output, an error, or because its reader left, and then nothing
-   of it runs on any replica.
-2. A request that kills whoever runs it is given up after a few deaths without a new token.
+1. A stream ends once: with its last output, an error, or because its reader left; after that no
+   replica runs a part of it.
+2. A request that kills its replicas fails after a few deaths without a new token.
 """
 
 import asyncio
+import math
 import threading
+import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
@@ -36,25 +38,25 @@ from pagedserve.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# Replicas that may die of a request without a token of it.
+# Replicas that may die during a request without a new token.
 _MAX_DEATHS: Final = 3
-# Seconds between two looks at all replicas.
+# Seconds between two state requests to all replicas.
 _LOOK: Final = 1.0
-# Seconds for an answer to anything but a request, and for the end of all.
+# Timeout in seconds of calls other than requests, and of the shutdown.
 _PATIENCE: Final = 60.0
-# Seconds for one that says that a replica is there.
-_HEALTH_PATIENCE: Final = 5.0
+# Seconds without an answer of any replica after which the deployment is unhealthy.
+_HEALTH_PATIENCE: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Deployed:
-    """What there is once the first replica is.
+    """The deployment, once the first replica is running.
 
     Attributes:
-        handle: Of the replicas.
-        tokenizer: The model's.
-        facts: Of a replica; all are alike.
-        most: Replicas at most.
+        handle: Handle of the replicas.
+        tokenizer: Tokenizer of the model.
+        facts: Facts about each replica.
+        most: Maximum number of replicas.
     """
 
     handle: DeploymentHandle[Replica]
@@ -65,7 +67,7 @@ class Deployed:
 
 @dataclass(slots=True, eq=False)
 class _Stream:
-    """A request that has not ended."""
+    """An unfinished request."""
 
     has_begun: bool = False
     aborted: asyncio.Event = field(default_factory=asyncio.Event)
@@ -77,11 +79,11 @@ class ReplicatedEngine:
     closing_seconds = _PATIENCE
 
     def __init__(self, deploy: Callable[[], Deployed], end: Callable[[], None]) -> None:
-        """Begin to deploy.
+        """Start to deploy.
 
         Args:
-            deploy: Starts the replicas, in a thread of its own.
-            end: Ends them.
+            deploy: Starts the replicas; runs in a separate thread.
+            end: Stops them.
         """
         self._end = end
         self._deployed: Deployed | None = None
@@ -89,9 +91,11 @@ class ReplicatedEngine:
         self._is_ready = threading.Event()
         self._is_stopped = False
         self._streams: dict[str, _Stream] = {}
+        # Replicas that answered the last state request, and the time of it.
         self._replicas: dict[str, EngineSnapshot] = {}
-        # What those that are gone had done: sums of all do not fall.
-        self._gone: list[EngineSnapshot] = []
+        self._answered = -math.inf
+        # Last states of the others: totals must not decrease.
+        self._gone: dict[str, EngineSnapshot] = {}
         self._watch: asyncio.Task[None] | None = None
         self._is_over = threading.Event()
         threading.Thread(target=self._run, args=(deploy,), daemon=True).start()
@@ -99,19 +103,19 @@ class ReplicatedEngine:
     def _run(self, deploy: Callable[[], Deployed]) -> None:
         try:
             self._deployed = deploy()
-        except BaseException as error:  # noqa: BLE001  # told by wait_until_ready
+        except BaseException as error:  # noqa: BLE001  # raised by wait_until_ready
             self._failure = error
         self._is_ready.set()
-        # A cluster that was started here ends with the thread that started it (PR_SET_PDEATHSIG).
+        # A cluster started here ends with the thread that started it (PR_SET_PDEATHSIG).
         self._is_over.wait()
 
     @property
     def is_loading(self) -> bool:
-        """Whether the first replica is still being made."""
+        """Whether the first replica is still starting."""
         return not self._is_ready.is_set()
 
     def wait_until_ready(self) -> None:
-        """Wait until requests are taken.
+        """Wait until requests are accepted.
 
         Raises:
             BaseException: What kept the replicas from being made.
@@ -122,7 +126,7 @@ class ReplicatedEngine:
 
     @property
     def is_running(self) -> bool:
-        """Whether requests are taken."""
+        """Whether requests are accepted."""
         return self._deployed is not None and not self._is_stopped
 
     @property
@@ -132,12 +136,12 @@ class ReplicatedEngine:
 
     @property
     def dead_error(self) -> BaseException:
-        """Why no requests are taken."""
+        """Why requests are not accepted."""
         return EngineDeadError("the replicas are shut down" if self._is_stopped else "they run")
 
     @property
     def max_num_seqs(self) -> int:
-        """Sequences of the steps of all replicas that there may be."""
+        """Maximum number of sequences in the steps of all replicas."""
         return self._here.facts.max_num_seqs * self._here.most
 
     async def generate(
@@ -177,7 +181,7 @@ class ReplicatedEngine:
     async def _whole(
         self, request: ReplicaRequest, stream: _Stream
     ) -> AsyncGenerator[RequestOutput, None]:
-        """The outputs of a request, from as many replicas as it takes."""
+        """Yield the outputs of a request; continues on another replica if one dies."""
         progress = Progress(request)
         num_deaths = 0
         while True:
@@ -209,7 +213,7 @@ class ReplicatedEngine:
     async def _part(
         self, request: ReplicaRequest, stream: _Stream
     ) -> AsyncGenerator[RequestOutput, None]:
-        """What one replica says; what it raises is raised as it raised it."""
+        """Yield the outputs of one replica; raises the exceptions of the replica."""
         said: Any = self._here.handle.options(stream=True).generate.remote(request)
         wants_abort = asyncio.ensure_future(stream.aborted.wait())
         coming: asyncio.Future[RequestOutput | None] | None = None
@@ -244,33 +248,29 @@ class ReplicatedEngine:
                 self._streams[name].aborted.set()
 
     def has_begun(self, request_id: str) -> bool:
-        """Whether a step has taken an unfinished request up."""
+        """Whether a step has processed a part of an unfinished request."""
         stream = self._streams.get(request_id)
         return stream is not None and stream.has_begun
 
     async def check_health(self) -> None:
-        """Whether a replica answers.
+        """Check that a replica has answered lately; sends a request only before the first answer.
 
         Raises:
-            EngineDeadError: None does.
+            EngineDeadError: No replica has.
         """
-        for _ in range(_MAX_DEATHS):
-            try:
-                await asyncio.wait_for(self._here.handle.state.remote(), _HEALTH_PATIENCE)
-            except (RayActorError, RayServeException):
-                continue
-            except TimeoutError:
-                break
-            return
-        raise EngineDeadError("no replica answers")
+        if self._answered == -math.inf:
+            await self._look()
+        self._start_watch()
+        if time.monotonic() > self._answered + _HEALTH_PATIENCE:
+            raise EngineDeadError("no replica answers")
 
     async def add_lora(self, lora_request: LoRARequest) -> bool:
-        """Have every replica read an adapter; True."""
+        """Load an adapter on every replica; returns True."""
         await self._ask_all("add_lora", lora_request)
         return True
 
     async def remove_lora(self, lora_id: int) -> bool:
-        """Have every replica forget an adapter; whether one knew it."""
+        """Unload an adapter on every replica; returns whether one had it."""
         return any(await self._ask_all("remove_lora", lora_id))
 
     async def get_tokenizer(self) -> "PreTrainedTokenizerBase":
@@ -278,22 +278,21 @@ class ReplicatedEngine:
         return self._here.tokenizer
 
     async def get_model_config(self) -> ModelInfo:
-        """What the model is."""
+        """Information about the model."""
         return self._here.facts.model_info
 
     async def reset_prefix_cache(self) -> bool:
-        """Have every replica forget every prefix; whether all did."""
+        """Reset the prefix cache of every replica; returns whether all did."""
         return all(await self._ask_all("reset_prefix_cache"))
 
     def snapshot(self) -> EngineSnapshot:
-        """The sums of all replicas, as of a second ago."""
-        if self._watch is None:
-            with suppress(RuntimeError):  # outside the event loop
-                self._watch = asyncio.get_running_loop().create_task(self._keep_looking())
-        return EngineSnapshot.total(self._replicas, self._gone)
+        """Totals of all replicas, at most a second old."""
+        with suppress(RuntimeError):  # outside the event loop
+            self._start_watch()
+        return EngineSnapshot.total(self._replicas, list(self._gone.values()))
 
     def shutdown(self) -> None:
-        """End the replicas; streams that have not ended get a last output."""
+        """Stop the replicas; unfinished streams get a last output."""
         self._is_stopped = True
         if self._watch is not None:
             self._watch.cancel()
@@ -315,19 +314,33 @@ class ReplicatedEngine:
                 raise error.cause from None
             raise
 
+    def _start_watch(self) -> None:
+        if self._watch is None:
+            self._watch = asyncio.get_running_loop().create_task(self._keep_looking())
+
     async def _keep_looking(self) -> None:
         while True:
-            with suppress(RayError, RayServeException, TimeoutError):  # one has just died
-                found: list[ReplicaState] = await self._ask_all("state")
-                replicas = {state.name: state.snapshot for state in found}
-                gone = self._replicas.keys() - replicas.keys()
-                self._gone += [self._replicas[name] for name in gone]
-                self._replicas = replicas
+            await self._look()
             await asyncio.sleep(_LOOK)
+
+    async def _look(self) -> None:
+        """Request the state of all replicas; dead or stalled ones do not answer."""
+        answers: list[Any] = []
+        asked = self._here.handle.broadcast("state")
+        with suppress(RayError, RayServeException, TimeoutError):
+            answers = await asyncio.to_thread(
+                asked.results, timeout_s=_HEALTH_PATIENCE / 2, return_exceptions=True
+            )
+        found = {state.name: state.snapshot for state in answers if isinstance(state, ReplicaState)}
+        known = self._gone | self._replicas
+        self._gone = {name: known[name] for name in known.keys() - found.keys()}
+        self._replicas = found
+        if found:
+            self._answered = time.monotonic()
 
 
 def _check_end(output: RequestOutput, stream: _Stream) -> None:
-    """Whether a replica ended a request for its own sake: it is being shut down.
+    """Check that a replica did not abort a request because it is shutting down.
 
     Raises:
         EngineDeadError: It did.
@@ -338,7 +351,7 @@ def _check_end(output: RequestOutput, stream: _Stream) -> None:
 
 
 def _aborted(request: ReplicaRequest) -> RequestOutput:
-    """The last output of a request that was ended from here."""
+    """Last output of a request that was aborted here."""
     prompt = request.prompt
     return RequestOutput(
         request_id=request.request_id,

@@ -1,4 +1,4 @@
-"""``DeployArgs``: how many replicas there are, and what each may have of the cluster."""
+"""``DeployArgs``: the number of replicas, and the resources that each reserves."""
 
 import argparse
 import inspect
@@ -14,46 +14,65 @@ _AMOUNT = checks.real("a number, at least 0", low=0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeployArgs:
-    """Everything that decides how replicas are deployed; checked when made.
+    """Every option of a deployment, checked on construction.
 
     Raises:
-        ConfigError: A value that cannot be; the message says what is accepted.
+        ConfigError: An invalid value; the message says what is accepted.
     """
 
-    min_replicas: int = option(1, checks.count(), "Replicas that are always there.")
+    min_replicas: int = option(1, checks.count(), "Minimum number of replicas.", concern="replicas")
     max_replicas: int | None = option(
         None,
         checks.optional_count(),
-        "Replicas at most: so many while there are requests for them.",
+        "Maximum number of replicas, reached under load.",
+        concern="replicas",
         unset="min_replicas",
     )
     target_ongoing_requests: float = option(
         32.0,
         checks.real("a number, above 0", low=0, open_low=True),
-        "Requests of a replica, on average, beyond which there is one more.",
+        "Average number of requests per replica above which a replica is added.",
+        concern="replicas",
     )
     upscale_delay_s: float = option(
-        30.0, _AMOUNT, "Seconds that there must be too many requests before a replica is added."
+        30.0,
+        _AMOUNT,
+        "Seconds that the load must stay too high before a replica is added.",
+        concern="replicas",
     )
     downscale_delay_s: float = option(
-        600.0, _AMOUNT, "Seconds that there must be too few before one is ended."
+        600.0,
+        _AMOUNT,
+        "Seconds that the load must stay too low before a replica is removed.",
+        concern="replicas",
     )
     replica_num_cpus: float = option(
-        1.0, _AMOUNT, "Cores of the cluster that a replica reserves, or each of its ranks of Ray."
+        1.0,
+        _AMOUNT,
+        "Cores of the cluster that each replica reserves, or each of its ranks started by Ray.",
+        concern="replicas",
     )
-    replica_num_gpus: float = option(0.0, _AMOUNT, "GPUs, alike.")
+    replica_num_gpus: float = option(
+        0.0,
+        _AMOUNT,
+        "GPUs of the cluster that each replica reserves, or each of its ranks started by Ray.",
+        concern="replicas",
+    )
     ray_address: str | None = option(
         None,
         checks.optional(checks.text),
-        'Ray cluster to deploy to, as "auto" or "ray-head:6379"; none starts one here.',
-        unset="none",
+        'Address of the Ray cluster, as "auto" or "ray-head:6379".',
+        concern="replicas",
+        unset="a new cluster on this machine",
     )
-    app_name: str = option("pagedserve", checks.text, "Name of the application in the cluster.")
+    app_name: str = option(
+        "pagedserve", checks.text, "Name of the application in the cluster.", concern="replicas"
+    )
     update: bool = option(
         False,
         checks.flag,
-        "Exchange the replicas of the application that runs for these, one after the other, and "
-        "end; the server that runs goes on.",
+        "Replace the replicas of a running application one by one, and exit; its server continues.",
+        concern="replicas",
     )
 
     def __post_init__(self) -> None:
@@ -66,17 +85,17 @@ class DeployArgs:
 
     @property
     def most(self) -> int:
-        """Replicas at most."""
+        """Maximum number of replicas."""
         return self.max_replicas or self.min_replicas
 
     @classmethod
     def add_cli_args(cls, parser: argparse.ArgumentParser) -> None:
-        """Add an argument a field to a command line."""
-        add_arguments(parser, cls, "replicas")
+        """Give a parser one option for each field."""
+        add_arguments(parser, cls)
 
     @classmethod
     def from_cli_args(cls, options: argparse.Namespace) -> Self:
-        """What a command line says.
+        """The arguments that a parser with ``add_cli_args`` found.
 
         Raises:
             ConfigError: See the class.

@@ -1,7 +1,7 @@
-"""What has come of a request, and what is to be asked of another replica behind it.
+"""Progress of a request, and the requests that resume it on another replica.
 
-A request for several texts goes on as a request for each of those that have not ended: they differ
-in their tokens, and so have nothing in common any more but the prompt.
+A request for several completions resumes as one request for each unfinished completion, since their
+tokens differ.
 """
 
 import asyncio
@@ -15,17 +15,17 @@ from pagedserve.sampling_params import RequestOutputKind, SamplingParams
 
 
 class Progress:
-    """The texts of one request, as far as they have come.
+    """Completions of one request, as far as generated.
 
     Attributes:
-        requests: What another replica is to be asked for: the request, behind what has come of it;
-            or one for each of several texts, by its index, without those that have ended.
-        has_several: Whether it is for several texts.
-        is_known: Whether all that is so; otherwise what has come cannot be gone on behind.
+        requests: Requests for another replica: the request after its output so far; or one per
+            unfinished completion, by its index.
+        has_several: Whether it is for several completions.
+        is_known: Whether all output is known, so that the request can be resumed.
     """
 
     def __init__(self, request: ReplicaRequest) -> None:
-        """Nothing has come."""
+        """Start without output."""
         params = request.params
         self.requests = {0: request}
         self.is_known = True
@@ -39,7 +39,7 @@ class Progress:
             self.requests = {index: _text(request, params, index) for index in range(params.n)}
 
     def add(self, output: RequestOutput) -> None:
-        """Take in what has come."""
+        """Add an output."""
         if output.finished or not self.is_known:
             return
         for completion in output.outputs:
@@ -52,13 +52,13 @@ class Progress:
 
 
 def _comes_whole(params: SamplingParams) -> bool:
-    """Whether nothing comes before the end: the answer is not known, or not wanted, before."""
+    """Whether there are no outputs before the end."""
     is_wanted = params.output_kind is not RequestOutputKind.FINAL_ONLY
     return not is_wanted or params.use_beam_search or params.chooses_best
 
 
 def _text(request: ReplicaRequest, params: SamplingParams, index: int) -> ReplicaRequest:
-    """A request for one text of several."""
+    """A request for one of several completions."""
     params = params.clone()
     params.n, params.best_of = 1, None
     request_id = f"{request.request_id}-{index}"
@@ -68,7 +68,7 @@ def _text(request: ReplicaRequest, params: SamplingParams, index: int) -> Replic
 async def merged(
     request_id: str, texts: Mapping[int, AsyncGenerator[RequestOutput, None]]
 ) -> AsyncGenerator[RequestOutput, None]:
-    """The outputs of requests for one text each, by its index, as those of one for all."""
+    """Merge the outputs of one request per completion, by index, into those of one request."""
     async with AsyncExitStack() as stack:
         for outputs in texts.values():
             await stack.enter_async_context(aclosing(outputs))

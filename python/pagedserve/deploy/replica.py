@@ -1,4 +1,4 @@
-"""A replica: an engine in an actor of Ray Serve, and what is said between it and the front."""
+"""A replica: an engine in a Ray Serve actor, and the messages between it and the server."""
 
 import asyncio
 import logging
@@ -25,17 +25,17 @@ from pagedserve.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
 
-# Seconds between two looks whether a request has begun.
+# Seconds between two checks whether a request has started.
 _LOOK = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaRequest:
-    """A request on its way to a replica.
+    """A request to a replica.
 
     Attributes:
-        keys: Of the beginnings of its prompt (`pagedserve.deploy.affinity.prefix_keys`).
-        prompt: As of ``AsyncLLMEngine.generate``, and so are the others.
+        keys: Hashes of its prompt's prefixes (`pagedserve.deploy.affinity.prefix_keys`).
+        prompt: As in ``AsyncLLMEngine.generate``, like the other fields.
     """
 
     keys: tuple[int, ...]
@@ -50,11 +50,11 @@ class ReplicaRequest:
 
 
 class ReplicaFacts(NamedTuple):
-    """What the front needs to know of a replica.
+    """Properties of a replica for the server.
 
     Attributes:
-        model_info: What the model is.
-        max_num_seqs: Sequences of a step.
+        model_info: Properties of the model.
+        max_num_seqs: Maximum sequences per step.
     """
 
     model_info: ModelInfo
@@ -62,11 +62,11 @@ class ReplicaFacts(NamedTuple):
 
 
 class ReplicaState(NamedTuple):
-    """How a replica is.
+    """State of a replica.
 
     Attributes:
-        name: Ray Serve's, no two alike.
-        snapshot: Of its engine.
+        name: Ray Serve's unique name.
+        snapshot: Snapshot of its engine.
     """
 
     name: str
@@ -74,14 +74,14 @@ class ReplicaState(NamedTuple):
 
 
 class Replica:
-    """What Ray Serve runs so many times; every method may be called while others run."""
+    """The deployment class of Ray Serve; every method may run concurrently."""
 
     def __init__(self, args: EngineArgs, stall_timeout: float) -> None:
         """Load the model.
 
         Args:
-            args: Of the engine.
-            stall_timeout: As of ``AsyncLLMEngine``.
+            args: Options of the engine.
+            stall_timeout: As in ``AsyncLLMEngine``.
         """
         self._engine = AsyncLLMEngine(
             lambda: LLMEngine(args, choose=server_defaults), stall_timeout=stall_timeout
@@ -93,7 +93,7 @@ class Replica:
         """Run a request; see ``EngineClient.generate``.
 
         Yields:
-            None once a step has taken it up, and its outputs.
+            None once a step has started it, then its outputs.
         """
         outputs = self._outputs(request)
         async with aclosing(outputs):
@@ -109,7 +109,7 @@ class Replica:
                 yield output
 
     async def _outputs(self, request: ReplicaRequest) -> AsyncGenerator[RequestOutput, None]:
-        """The engine's, but for those that say that it has died."""
+        """Outputs of the engine, except those that report its death."""
         outputs = self._engine.generate(
             request.prompt,
             request.params,
@@ -131,19 +131,19 @@ class Replica:
                 raise
 
     async def facts(self) -> ReplicaFacts:
-        """What the front needs to know."""
+        """Return the properties."""
         return ReplicaFacts(await self._engine.get_model_config(), self._engine.max_num_seqs)
 
     async def state(self) -> ReplicaState:
-        """How it is."""
+        """Return the state."""
         name = serve.get_replica_context().replica_id.unique_id
         return ReplicaState(name, self._engine.snapshot())
 
     async def check_health(self) -> None:
-        """Asked by Ray Serve, which ends a replica that raises and starts another.
+        """Check the engine for Ray Serve, which replaces a replica that raises.
 
-        One whose engine has died ends by itself: Serve asks again and again, and sends requests
-        to it meanwhile.
+        A replica whose engine has died exits at once: Serve would repeat the check, and send
+        requests to it meanwhile.
         """
         try:
             await self._engine.check_health()
@@ -166,6 +166,6 @@ class Replica:
         return await self._engine.reset_prefix_cache()
 
     def __del__(self) -> None:
-        """Called by Ray Serve once the last request has ended."""
+        """Shut down; called by Ray Serve once the last request has ended."""
         self._is_ending = True
         self._engine.shutdown()

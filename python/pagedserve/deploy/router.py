@@ -1,4 +1,4 @@
-"""Ray Serve's requests by ``PrefixAffinity``; a router lives where the requests come from."""
+"""Request router for Ray Serve with ``PrefixAffinity``; it runs in the process of the server."""
 
 import asyncio
 from functools import partial
@@ -10,10 +10,10 @@ from pagedserve.deploy.replica import ReplicaRequest
 
 
 class PrefixRouter(RequestRouter):
-    """Asks the affinity of each prompt; other calls go to the least busy."""
+    """Routes prompts by affinity, and other calls to the least busy replica."""
 
     def initialize_state(self, **kwargs: object) -> None:
-        """Begin with nothing; called by Ray Serve."""
+        """Start empty; called by Ray Serve."""
         del kwargs
         self._affinity = PrefixAffinity()
         self._replica_of: dict[str, str] = {}
@@ -23,13 +23,13 @@ class PrefixRouter(RequestRouter):
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
-        """The candidates, the best first, each a rank of its own."""
+        """Candidates, best first, each as a separate rank."""
         by_name = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
         if pending_request is not None:
-            self._drop(pending_request.metadata.internal_request_id)  # asked again: it was full
+            self._drop(pending_request.metadata.internal_request_id)  # retried: it was full
         ranked = self._affinity.ranked(_keys(pending_request), list(by_name))
         if pending_request is not None and ranked:
-            # Counted now: of many that come at once all are placed before the first is sent.
+            # Counted now, so that simultaneous requests see each other.
             self._place(pending_request, ranked[0])
             pending_request.future.add_done_callback(
                 partial(self._drop_cancelled, pending_request.metadata.internal_request_id)
@@ -39,7 +39,7 @@ class PrefixRouter(RequestRouter):
     def on_request_routed(
         self, pending_request: PendingRequest, replica_id: ReplicaID, result: object
     ) -> None:
-        """Remember what a replica was sent, if it is another than the best."""
+        """Record the chosen replica, if it is not the best candidate."""
         del result
         name, request_id = replica_id.unique_id, pending_request.metadata.internal_request_id
         if self._replica_of.get(request_id) != name:
@@ -47,12 +47,12 @@ class PrefixRouter(RequestRouter):
             self._place(pending_request, name)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
-        """Count it no more."""
+        """Stop counting the request."""
         del replica_id
         self._drop(internal_request_id)
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """Forget those that are gone."""
+        """Remove replicas that no longer exist."""
         super().update_replicas(replicas)
         self._affinity.keep([replica.replica_id.unique_id for replica in replicas])
 
@@ -65,7 +65,7 @@ class PrefixRouter(RequestRouter):
             self._affinity.end(name)
 
     def _drop_cancelled(self, request_id: str, sent: "asyncio.Future[RunningReplica]") -> None:
-        """Of a request that was sent its completion tells."""
+        """Stop counting a cancelled request; one that was sent is reported on completion."""
         if sent.cancelled():
             self._drop(request_id)
 

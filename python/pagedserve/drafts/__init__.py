@@ -1,1 +1,1 @@
-"""Guesses at the next tokens of sequences, and how many of them are worth their time."""
+"""Proposers of draft tokens, and how many draft tokens are worth their time."""

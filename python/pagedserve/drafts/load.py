@@ -1,11 +1,11 @@
-"""How many guesses are worth their time, from what steps took lately.
+"""Number of draft tokens that is worth its time, from recent step durations.
 
 A step of more tokens takes longer, and how much longer depends on the machine and on the load:
-where few rows read all weights a guess costs next to nothing, where many rows compute it costs as
-much as a token.  So the number is the one with the most expected tokens a second:
-(rows + guesses that will be right) / seconds(tokens).
+where a few rows read all weights a draft token costs next to nothing, where many rows are
+compute-bound it costs as much as a token.  So the number is the one with the most expected tokens
+per second: (rows + draft tokens expected to be accepted) / seconds(tokens).
 
-Costs: some microseconds a step, and none that grows with the rows where nothing can be gained.
+Costs: some microseconds per step, independent of the rows if nothing can be gained.
 """
 
 from bisect import bisect_left
@@ -14,33 +14,33 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Final
 
-# Measurements of a size that count.
+# Number of recent measurements of a size that count.
 _NUM_KEPT: Final = 5
-# Steps after which the seconds of a step without guesses are taken anew.
+# Steps after which the duration of a step without draft tokens is measured again.
 _MAX_AGE: Final = 256
-# How likely the best guesses are right.
+# Highest acceptance probability that is assumed.
 CERTAIN: Final = 0.95
-# Gains below this share are not worth the trouble.
+# Minimum relative gain.
 _LEAST_GAIN: Final = 1.02
 
 
 def _bucket(num_tokens: int) -> int:
-    """Sizes measured together, by the least of them: each alone to 16, then eight to a doubling."""
+    """Smallest size of the bucket of a size: exact to 16, then eight buckets per octave."""
     shift = max(0, num_tokens.bit_length() - 4)
     return num_tokens >> shift << shift
 
 
 def _bucket_end(num_tokens: int) -> int:
-    """The last size that is measured with this one."""
+    """Last size of the bucket."""
     shift = max(0, num_tokens.bit_length() - 4)
     return ((num_tokens >> shift) + 1 << shift) - 1
 
 
 class StepTimes:
-    """Seconds of steps by their number of tokens, as measured lately."""
+    """Recent durations of steps in seconds, by their number of tokens."""
 
     def __init__(self) -> None:
-        """Begin with nothing."""
+        """Start without measurements."""
         self._kept: dict[int, deque[float]] = {}
         self._seen_at: dict[int, int] = {}
         self._sizes: list[int] = []
@@ -48,7 +48,7 @@ class StepTimes:
         self._num_steps = 0
 
     def observe(self, num_tokens: int, seconds: float) -> None:
-        """Count a measurement."""
+        """Record a measurement."""
         size = _bucket(num_tokens)
         self._num_steps += 1
         self._seen_at[size] = self._num_steps
@@ -58,18 +58,18 @@ class StepTimes:
         if len(kept) == 1:
             self._sizes.insert(place, size)
             self._seconds.insert(place, seconds)
-        # What disturbs a step makes it longer.
+        # Disturbances only make a step longer.
         self._seconds[place] = sorted(kept)[(len(kept) - 1) // 2]
 
     def is_known(self, num_tokens: int) -> bool:
-        """Whether steps of this size were measured, and not long ago."""
+        """Whether steps of this size were measured recently."""
         seen = self._seen_at.get(_bucket(num_tokens))
         return seen is not None and self._num_steps - seen < _MAX_AGE
 
     def seconds(self, num_tokens: int) -> float:
-        """Of a step; between measured sizes by a line, beyond them as the nearest.
+        """Duration of a step: interpolated between measured sizes, beyond them as the nearest.
 
-        So a size above all that was measured seems cheap, and is tried.  One is measured.
+        So a size above all measured ones seems cheap, is tried, and then is measured.
         """
         sizes, size = self._sizes, _bucket(num_tokens)
         place = bisect_left(sizes, size)
@@ -83,12 +83,12 @@ class StepTimes:
 
 
 def can_gain(times: StepTimes, num_rows: int, most: int) -> bool:
-    """Whether guesses that are all but certain would make steps of so many rows faster.
+    """Whether nearly certain draft tokens would make steps of this many rows faster.
 
     Args:
-        times: What steps took.
+        times: Durations of steps.
         num_rows: Rows of one token.
-        most: Guesses of all rows together.
+        most: Maximum draft tokens of all rows together.
     """
     return _best_number(times, num_rows, most, lambda number: CERTAIN * number) > 0
 
@@ -96,17 +96,18 @@ def can_gain(times: StepTimes, num_rows: int, most: int) -> bool:
 def share_out(
     times: StepTimes, acceptances: Sequence[float], most: Sequence[int], budget: int
 ) -> list[int]:
-    """Guesses of each row.
+    """Distribute draft tokens over rows.
 
     Args:
-        times: What steps took.
-        acceptances: How likely the first guess of each row is right; the i-th is by the i-th power.
-        most: Guesses of each row at most.
-        budget: Guesses of all rows together at most.
+        times: Durations of steps.
+        acceptances: Acceptance probability of each row's first draft token; the i-th has its i-th
+            power.
+        most: Maximum draft tokens of each row.
+        budget: Maximum draft tokens of all rows together.
     """
     likeliest = max(acceptances)
     if not _best_number(times, len(acceptances), budget, lambda number: likeliest * number):
-        return [0] * len(acceptances)  # so it mostly ends where many rows compute
+        return [0] * len(acceptances)  # the usual case for many compute-bound rows
     gains = sorted(
         (
             (acceptance**place, row)
@@ -124,16 +125,16 @@ def share_out(
 
 
 def _best_number(times: StepTimes, num_rows: int, most: int, gain: Callable[[int], float]) -> int:
-    """How many guesses, the likeliest first, give the most tokens a second.
+    """Number of draft tokens, most likely first, with the most expected tokens per second.
 
-    None where a step without guesses has to be measured first.
+    None if a step without draft tokens has to be measured first.
     """
     if most <= 0 or not times.is_known(num_rows):
         return 0
     best, number = 0, 0
     best_rate = _LEAST_GAIN * num_rows / times.seconds(num_rows)
     while number < most:
-        # Of sizes that take as long, the largest.
+        # Of sizes that take equally long, the largest.
         number = min(most, max(number + 1, _bucket_end(num_rows + number + 1) - num_rows))
         rate = (num_rows + gain(number)) / times.seconds(num_rows + number)
         if rate > best_rate:

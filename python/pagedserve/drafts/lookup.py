@@ -1,4 +1,4 @@
-"""Guesses by lookup: what followed the newest tokens when they came before."""
+"""Draft tokens by n-gram lookup: the tokens that followed an earlier match of the newest ones."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -7,28 +7,28 @@ from typing import Final
 from pagedserve._core import TokenLookup
 from pagedserve.drafts.proposer import DraftedText
 
-# Of earlier outputs: tokens of a salt, and salts; the ones longest unused are forgotten.
+# Limits for earlier outputs: tokens per salt, and salts; the least recently used are evicted.
 _MAX_TOKENS: Final = 1 << 20
 _MAX_SALTS: Final = 64
 
 
 class TextLookup:
-    """Looks in the text itself: its prompt and what came of it.
+    """Looks up n-grams in the sequence itself: its prompt and its output.
 
-    Costs: some microseconds a text, whatever its length.
+    Costs: some microseconds per sequence, whatever its length.
     """
 
     def __init__(self, min_match: int, max_match: int) -> None:
-        """Set what a match is; see `TokenLookup`."""
+        """Set the lengths of a match; see `TokenLookup`."""
         self._min_match = min_match
         self._max_match = max_match
 
     def propose(self, texts: Sequence[DraftedText], most: Sequence[int]) -> list[list[int]]:
-        """See `Proposer`."""
+        """Propose draft tokens; see `Proposer`."""
         return [self._propose(text, number) for text, number in zip(texts, most, strict=True)]
 
     def end(self, text: DraftedText) -> None:
-        """See `Proposer`; nothing is kept of a text but with it."""
+        """Do nothing: the state of a sequence is stored with it; see `Proposer`."""
 
     def _propose(self, text: DraftedText, most: int) -> list[int]:
         if text.lookup is None:
@@ -39,20 +39,20 @@ class TextLookup:
 
 
 class OutputLookup:
-    """Looks in the text itself, and then in earlier outputs under the same salt.
+    """Looks up n-grams in the sequence itself, and then in earlier outputs of the same salt.
 
     (The longest match among earlier outputs, as in Oliaro et al., "SuffixDecoding", NeurIPS 2025.)
     """
 
     def __init__(self, min_match: int, max_match: int) -> None:
-        """Set what a match is; see `TokenLookup`."""
+        """Set the lengths of a match; see `TokenLookup`."""
         self._min_match = min_match
         self._max_match = max_match
         self._own = TextLookup(min_match, max_match)
         self._outputs: OrderedDict[int, TokenLookup] = OrderedDict()
 
     def propose(self, texts: Sequence[DraftedText], most: Sequence[int]) -> list[list[int]]:
-        """See `Proposer`."""
+        """Propose draft tokens; see `Proposer`."""
         found = self._own.propose(texts, most)
         for index, (text, number) in enumerate(zip(texts, most, strict=True)):
             outputs = self._outputs.get(text.salt)
@@ -61,7 +61,7 @@ class OutputLookup:
         return found
 
     def end(self, text: DraftedText) -> None:
-        """See `Proposer`."""
+        """Store a finished output; see `Proposer`."""
         outputs = self._outputs.pop(text.salt, None)
         if outputs is None:
             outputs = TokenLookup(

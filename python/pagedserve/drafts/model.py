@@ -1,4 +1,4 @@
-"""Guesses of a smaller model with the same tokens."""
+"""Draft tokens of a smaller model with the same vocabulary."""
 
 import itertools
 import logging
@@ -17,41 +17,41 @@ logger = logging.getLogger(__name__)
 
 
 class DraftEngine(Protocol):
-    """An engine of its own for the smaller model."""
+    """A separate engine for the draft model."""
 
     @property
     def max_model_len(self) -> int:
-        """Tokens of a sequence."""
+        """Maximum tokens of a sequence."""
 
     def get_tokenizer(self) -> "PreTrainedTokenizerBase":
-        """The smaller model's."""
+        """Return the draft model's tokenizer."""
 
     def add_request(self, request_id: str, prompt: TokensPrompt, params: SamplingParams) -> None:
-        """Take up a request."""
+        """Add a request."""
 
     def step(self) -> list[RequestOutput]:
-        """Run a step; requests that ended."""
+        """Run a step; return requests that ended."""
 
     def has_unfinished_requests(self) -> bool:
-        """Whether another step is wanted."""
+        """Whether another step is needed."""
 
 
 class DraftModel:
-    """Asks a smaller model for what it takes for likeliest.
+    """Proposes the most likely tokens of a draft model.
 
-    Its engine knows nothing of the large one's: a text is a prompt there, of which its prefix cache
-    has all but the newest tokens.  So nothing is kept in step, whatever becomes of a request.
+    Its engine is independent of the large one's: a sequence is a prompt there, of which its prefix
+    cache has all but the newest tokens.  So no state is kept in sync with requests.
 
-    Costs: for each guess a step of the smaller model, with the rows of all texts.
+    Costs: for each draft token a step of the draft model, with the rows of all sequences.
     """
 
     def __init__(self, engine: DraftEngine) -> None:
-        """Take an engine that caches prefixes."""
+        """Store an engine that caches prefixes."""
         self._engine = engine
         self._numbers = itertools.count()
 
     def propose(self, texts: Sequence[DraftedText], most: Sequence[int]) -> list[list[int]]:
-        """See `Proposer`."""
+        """Propose draft tokens; see `Proposer`."""
         names = {}
         for place, (text, number) in enumerate(zip(texts, most, strict=True)):
             room = min(number, self._engine.max_model_len - len(text))
@@ -65,11 +65,11 @@ class DraftModel:
                 if completion.finish_reason == "length":
                     found[names[output.request_id]] = list(completion.token_ids)
                 else:
-                    logger.warning("no guesses: %s", completion.stop_reason)
+                    logger.warning("no draft tokens: %s", completion.stop_reason)
         return found
 
     def end(self, text: DraftedText) -> None:
-        """See `Proposer`; the prefix cache forgets what is not asked for."""
+        """Do nothing: the prefix cache evicts unused blocks; see `Proposer`."""
 
 
 def _prompt(text: DraftedText) -> TokensPrompt:

@@ -1,4 +1,4 @@
-"""What proposers know of a sequence, and what they are asked."""
+"""Interface of proposers of draft tokens, and the sequences that they get."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,15 +9,15 @@ from pagedserve._core import TokenLookup
 
 @dataclass(slots=True, eq=False)
 class DraftedText:
-    """A sequence as far as its next tokens are guessed.
+    """A sequence whose next tokens are proposed.
 
     Attributes:
-        prompt_token_ids: Its prompt; not changed.
-        token_ids: Its new tokens, which grow.
-        salt: Texts of different salts must not meet.
-        acceptance: How likely a guess at its next token is right, as lately seen.
-        lookup: Its own tokens, once somebody looked something up there.
-        num_looked_up: How many of its tokens that has.
+        prompt_token_ids: Prompt; not modified.
+        token_ids: New tokens, which grow.
+        salt: Sequences of different salts share no lookups.
+        acceptance: Recent acceptance rate of its draft tokens.
+        lookup: Index of its tokens, once a lookup was needed.
+        num_looked_up: Number of its tokens in the index.
     """
 
     prompt_token_ids: Sequence[int]
@@ -28,7 +28,7 @@ class DraftedText:
     num_looked_up: int = field(default=0)
 
     def __len__(self) -> int:
-        """Its tokens, prompt and new ones."""
+        """Number of its tokens, prompt and new ones."""
         return len(self.prompt_token_ids) + len(self.token_ids)
 
     def tail(self, start: int) -> list[int]:
@@ -41,10 +41,10 @@ class DraftedText:
 
 
 class Proposer(Protocol):
-    """Guesses next tokens."""
+    """Proposes draft tokens."""
 
     def propose(self, texts: Sequence[DraftedText], most: Sequence[int]) -> list[list[int]]:
-        """What may follow each text, at most so many tokens; none where nothing comes to mind."""
+        """Draft tokens of each sequence, at most as many as ``most``; may be empty."""
 
     def end(self, text: DraftedText) -> None:
-        """A text is complete."""
+        """Note that a sequence is complete."""

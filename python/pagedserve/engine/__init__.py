@@ -1,1 +1,1 @@
-"""The engine: requests in, steps, outputs out."""
+"""The engine: takes requests, runs steps and returns outputs."""

@@ -1,4 +1,4 @@
-"""The adapters that requests name: which directory each number stands for."""
+"""LoRA adapters of requests, loaded by their ids."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from pagedserve.models.registry import resolve_adapter
 
 
 class KnownAdapter(NamedTuple):
-    """What a number stands for: a directory or hub id, and what was in it when last asked for."""
+    """Directory or hub id of an adapter id, with the adapter that was last loaded from it."""
 
     path: str
     ordinal: int
@@ -23,12 +23,12 @@ class KnownAdapter(NamedTuple):
 
 @dataclass(slots=True)
 class AdapterTable:
-    """Finds adapters by their numbers; any thread may ask, beside a step.
+    """Loads adapters by id; thread-safe, and callable during a step.
 
     Attributes:
-        executor: Has their weights.
-        max_loras: Adapters of a step; 0 where the engine takes none.
-        hub: How hubs' repositories are fetched.
+        executor: Holds the weights.
+        max_loras: Maximum adapters per step; 0 if the engine does not accept adapters.
+        hub: Options for downloads from hubs.
     """
 
     executor: Executor
@@ -39,15 +39,15 @@ class AdapterTable:
 
     @property
     def ids(self) -> set[int]:
-        """The numbers that stand for something."""
+        """Ids of the known adapters."""
         return set(self._known)
 
     def load(self, lora_request: LoRARequest) -> Adapter:
-        """An adapter as its files are now; they are fetched and read here if need be.
+        """Load an adapter from its files, downloading and reading them if they changed.
 
         Raises:
-            RequestError: The engine takes none, the number stands for another adapter, what is
-                wrong with the files, or with the hub.
+            RequestError: Adapters are disabled, the id belongs to another adapter, or the files or
+                the download are faulty.
         """
         check_lora_request("lora_request", lora_request)
         if not self.max_loras:
@@ -57,13 +57,13 @@ class AdapterTable:
                 param="lora_request",
             )
         number, path = lora_request.lora_int_id, lora_request.lora_path
-        directory = self._directory(path)  # who waits for a hub holds nobody up
+        directory = self._directory(path)  # outside the lock: a download blocks no other request
         with self._lock:
             known = self._known.get(number)
             if known is not None and known.path != path and not lora_request.load_inplace:
                 raise RequestError(
                     f"lora_int_id is {number} of {path!r}; it stands for {known.path!r}: give "
-                    "each adapter a number of its own",
+                    "each adapter a different number",
                     param="lora_request",
                 )
             adapter = self.executor.load_adapter(lora_request.lora_name, directory)
@@ -77,10 +77,10 @@ class AdapterTable:
             raise RequestError(str(error), param="lora_request") from error
 
     def remove(self, lora_int_id: int) -> bool:
-        """Forget an adapter; requests that have it end with it.
+        """Remove an adapter; running requests keep it until they end.
 
         Returns:
-            Whether there was one of that number.
+            Whether the id was known.
         """
         with self._lock:
             known = self._known.pop(lora_int_id, None)
@@ -89,11 +89,11 @@ class AdapterTable:
         return known is not None
 
     def usage(self, requests: Iterable[Request]) -> LoraUsage | None:
-        """Which adapters unfinished requests have; None where the engine takes none."""
+        """Adapters of unfinished requests; None if the engine does not accept adapters."""
         if not self.max_loras:
             return None
         names: dict[bool, set[str]] = {True: set(), False: set()}
-        for request in list(requests):  # in one go: a step may be changing them
+        for request in list(requests):  # copied at once: a step may be changing them
             if request.lora_request is not None:
                 is_running = request.metrics.first_scheduled_time is not None
                 names[is_running].add(request.lora_request.lora_name)

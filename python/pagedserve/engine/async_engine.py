@@ -1,16 +1,15 @@
 """``AsyncLLMEngine``: an engine for event loops.
 
-Owns the streams of requests.  Requests are checked and tokenised in a worker thread, then the
-engine's thread takes them up between two steps.  Each step wakes an event loop once, whatever the
+Owns the streams of requests.  Requests are checked and tokenized in worker threads, then the
+engine's thread adds them between two steps.  Each step wakes an event loop once, whatever the
 number of its streams.  Invariants:
 
-1. A stream whose reader leaves before the last output aborts its request: closed, cancelled, or
-   collected as garbage.
-2. A reader that does not read holds at most one output, into which later ones are merged.
-3. When the engine ends, every stream learns why.
+1. A stream whose reader stops before the last output aborts its request: closed, cancelled,
+   collected as garbage, or left in an event loop that was closed.
+2. A slow reader holds at most one output, into which later ones are merged.
+3. When the engine ends, every stream raises the reason.
 
-Costs: a step that brings outputs is one callback in each event loop, and about a microsecond a
-stream.
+Costs: a step with outputs is one callback in each event loop, and about a microsecond per stream.
 """
 
 import asyncio
@@ -21,10 +20,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from pagedserve.config import EngineArgs
+from pagedserve.engine.grammars import GrammarLanes
+from pagedserve.engine.guard import ModelOwner
+from pagedserve.engine.lanes import Lanes, input_cost
 from pagedserve.engine.llm_engine import LLMEngine
 from pagedserve.engine.request import Request
 from pagedserve.engine.stats import EngineSnapshot
-from pagedserve.engine.stream import Stream, call_in, deliver, set_answer
+from pagedserve.engine.stream import Reader, Stream, Streams, call_in, set_answer
 from pagedserve.engine.thread import EngineThread
 from pagedserve.errors import EngineDeadError, EngineStalledError, RequestError
 from pagedserve.executor.protocol import Adapter, ModelInfo
@@ -41,34 +43,36 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Seconds without the end of a step after which an engine with requests counts as stalled.
+# Seconds without a completed step after which an engine with requests counts as stalled.
 STALL_TIMEOUT: Final = 60.0
 
 
-class AsyncLLMEngine:
-    """An ``LLMEngine`` in a thread of its own, for any event loops (``EngineClient``)."""
+class AsyncLLMEngine(ModelOwner):
+    """An ``LLMEngine`` in a separate thread, for any number of event loops (``EngineClient``)."""
 
     closing_seconds = 2.0
 
     def __init__(
         self, make_engine: Callable[[], LLMEngine], *, stall_timeout: float = STALL_TIMEOUT
     ) -> None:
-        """Begin to make an engine; ``wait_until_ready`` says when it is there.
+        """Start to create an engine; ``wait_until_ready`` waits for it.
 
         Args:
-            make_engine: Makes it, in the engine's thread.
-            stall_timeout: Seconds without the end of a step after which an engine with requests
+            make_engine: Creates the engine, in the engine's thread.
+            stall_timeout: Seconds without a completed step after which an engine with requests
                 counts as stalled.
         """
         self._stall_timeout = stall_timeout
         self._dead_error: BaseException | None = None
-        self._streams: dict[str, Stream] = {}
-        # One worker: tokenizers are not made to be changed by several threads.
-        self._input_worker = ThreadPoolExecutor(1, thread_name_prefix="pagedserve-input")
-        # Its own: who names no adapter waits for no file.
+        self._streams = Streams(lambda name: self._thread.post(partial(_without_outputs, name)))
+        self._input_lanes, self._grammars = Lanes("pagedserve-input"), GrammarLanes()
+        # A separate thread: requests without adapters do not wait for files.
         self._adapter_worker = ThreadPoolExecutor(1, thread_name_prefix="pagedserve-adapter")
         self._thread = EngineThread(
-            make_engine, on_outputs=self._hand_out, on_end=self._end_all_streams
+            make_engine,
+            on_outputs=self._streams.hand_out,
+            on_look=self._streams.leave_closed,
+            on_end=self._end_all_streams,
         )
 
     @classmethod
@@ -77,20 +81,20 @@ class AsyncLLMEngine:
         engine_args: EngineArgs,
         engine_config: None = None,
         start_engine_loop: bool = True,
-        usage_context: object = None,  # noqa: ARG003  # nothing is reported to anybody
+        usage_context: object = None,  # noqa: ARG003  # no usage is reported
         **absent: None,
     ) -> Self:
-        """Load a model and begin to run steps.
+        """Load a model and start to run steps.
 
         Args:
-            engine_args: Everything that decides how the engine is built.
-            engine_config: None, as of vLLM.
-            start_engine_loop: True: the engine has a thread of its own.
-            usage_context: Of vLLM; says nothing here.
-            **absent: ``stat_loggers=None`` and its like, for the sake of vLLM's scripts.
+            engine_args: Options of the engine.
+            engine_config: None, as in vLLM.
+            start_engine_loop: True: the engine always has a separate thread.
+            usage_context: Accepted from vLLM's scripts, without effect.
+            **absent: Arguments of vLLM without effect here, such as ``stat_loggers=None``.
 
         Raises:
-            ConfigError: Arguments that contradict each other, the model or the memory.
+            ConfigError: Arguments that contradict each other, the model or the available memory.
             ModelLoadError: The model cannot be found, read or run.
         """
         if not start_engine_loop:
@@ -101,39 +105,40 @@ class AsyncLLMEngine:
         return engine
 
     def wait_until_ready(self) -> None:
-        """Wait until requests are taken.
+        """Wait until requests are accepted.
 
         Raises:
-            BaseException: What kept the engine from being made.
+            BaseException: Creating the engine failed.
         """
+        self._thread.guard.check()
         self._thread.is_ready.wait()
         if self._dead_error is not None and self._thread.engine is None:
             raise self._dead_error
 
     @property
     def is_loading(self) -> bool:
-        """Whether the engine is still being made."""
+        """Whether the engine is still being created."""
         return not self._thread.is_ready.is_set()
 
     @property
     def is_running(self) -> bool:
-        """Whether requests are taken: loaded, not dead, not shut down."""
+        """Whether requests are accepted: loaded, not dead, not shut down."""
         return self._thread.engine is not None and self._dead_error is None
 
     @property
     def is_stopped(self) -> bool:
-        """Whether the engine takes no requests any more."""
+        """Whether the engine no longer accepts requests."""
         return self._dead_error is not None
 
     @property
     def errored(self) -> bool:
         """Whether the engine has died."""
-        error = self._dead_error  # of this very type where it was shut down
+        error = self._dead_error  # exactly this type after a shutdown
         return error is not None and type(error) is not EngineDeadError
 
     @property
     def dead_error(self) -> BaseException:
-        """Why the engine has died, or that it runs no more."""
+        """Why the engine has died, or that it was shut down."""
         error = self._dead_error or EngineDeadError("the engine runs")
         if isinstance(error, EngineDeadError):
             return error
@@ -159,36 +164,37 @@ class AsyncLLMEngine:
 
         Args:
             prompt: Text or token ids.
-            sampling_params: How to continue it, where ``output_kind`` says what comes; or how to
-                pool it.
-            request_id: Of no other unfinished request.
-            lora_request: The adapter to answer with; its files are read beside the steps.
+            sampling_params: Sampling parameters, where ``output_kind`` selects the outputs; or
+                pooling parameters.
+            request_id: Request id, unique among unfinished requests.
+            lora_request: Adapter to use; its files are read while steps run.
             trace_headers: None.
             prompt_adapter_request: None.
-            priority: Smaller goes first, where the scheduler's policy asks for it.
+            priority: Priority; the lowest is served first, with ``scheduling_policy="priority"``.
             arrival_time: Seconds of the wall clock; None is now.
-            output_token_ids: Tokens that another engine made of it, behind which it goes on.
-            choice: Which of its ``n`` texts they are of there; here ``n`` is 1.
+            output_token_ids: Tokens generated by another engine, after which generation resumes.
+            choice: Index that the completion had there among ``n``; here ``n`` is 1.
 
         Yields:
-            Outputs up to the last.  Who leaves before it aborts the request.
+            Outputs up to the last.  Stopping the iteration before it aborts the request.
 
         Raises:
-            RequestError: A request that cannot be run; from the first ``anext``.
+            RequestError: The request cannot be run; raised by the first ``anext``.
             EngineDeadError: The engine has died or is shut down.
         """
         refuse_arguments(
             {"trace_headers": trace_headers, "prompt_adapter_request": prompt_adapter_request}
         )
-        if self._dead_error is not None:
-            raise self.dead_error
+        self._check()
         loop = asyncio.get_running_loop()
         if request_id in self._streams:
             raise RequestError(f"request_id is {request_id!r}, that of an unfinished request")
         stream = self._streams[request_id] = Stream(loop)
-        is_finished, is_sent = False, False
+        reader = Reader(partial(self._streams.leave, request_id, stream))
         try:
             adapter = None if lora_request is None else await self._load(lora_request)
+            turn = arrival_time or request_id  # shared by the prompts of one request
+            await self._grammars.wait(sampling_params, self._engine.input_processor.grammars, turn)
             check = partial(
                 self._checked,
                 request_id,
@@ -201,19 +207,18 @@ class AsyncLLMEngine:
                 output_token_ids=output_token_ids,
                 choice=choice,
             )
-            request = stream.request = await loop.run_in_executor(self._input_worker, check)
-            if self._dead_error is not None:
-                raise self.dead_error
+            cost = input_cost(prompt, sampling_params)
+            checked = self._input_lanes.submit(check, cost=cost, group=turn)
+            request = stream.request = await asyncio.wrap_future(checked)
+            self._check()
             self._thread.send(partial(self._take_up, request, stream))
-            is_sent = True
-            while not is_finished:
+            stream.is_sent = True
+            while not stream.is_finished:
                 output = await stream.get()
-                is_finished = output.finished
+                stream.is_finished = output.finished
                 yield output
         finally:
-            del self._streams[request_id]
-            if is_sent and not is_finished:
-                self._thread.send(lambda engine: _without_outputs(engine, request_id))
+            reader.leave()
 
     async def encode(
         self,
@@ -225,21 +230,21 @@ class AsyncLLMEngine:
         priority: int = 0,
         **absent: None,
     ) -> AsyncGenerator[PoolingRequestOutput, None]:
-        """Make one vector of a prompt, with a model that pools.
+        """Run a pooling request.
 
         Args:
-            prompt: As of ``generate``.
-            pooling_params: How to pool it.
-            request_id: As of ``generate``.
-            lora_request: None: adapters are for models that generate.
-            priority: As of ``generate``.
-            **absent: ``trace_headers=None`` and its like, for the sake of vLLM's scripts.
+            prompt: As in ``generate``.
+            pooling_params: Pooling parameters.
+            request_id: As in ``generate``.
+            lora_request: None: adapters are for generative models.
+            priority: As in ``generate``.
+            **absent: Arguments of vLLM without effect here, such as ``trace_headers=None``.
 
         Yields:
-            The vector.
+            The output with the vector.
 
         Raises:
-            RequestError: A request that cannot be run, or that was ended; from the ``anext``.
+            RequestError: The request cannot be run, or was ended; raised by ``anext``.
             EngineDeadError: The engine has died or is shut down.
         """
         refuse_arguments(absent)
@@ -249,27 +254,26 @@ class AsyncLLMEngine:
                 yield pooling_output(output, self._engine.model_info.pooling, pooling_params)
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
-        """End requests; their streams get a last output with the finish reason "abort"."""
+        """Abort requests; their streams get a last output with the finish reason "abort"."""
         names = [request_id] if isinstance(request_id, str) else list(request_id)
         for name in names:
-            if name in self._streams:  # it may not have been taken up yet
+            if name in self._streams:  # it may not have been added to the engine yet
                 self._streams[name].is_aborted = True
         self._thread.send(lambda engine: engine.abort_request(names))
 
     def has_begun(self, request_id: str) -> bool:
-        """Whether a step has taken an unfinished request up."""
+        """Whether a step has started an unfinished request."""
         stream = self._streams.get(request_id)
         return stream is not None and stream.has_begun
 
     async def check_health(self) -> None:
-        """Look whether the engine gets on; see ``EngineClient.check_health``.
+        """Check that the engine makes progress; see ``EngineClient.check_health``.
 
         Raises:
             EngineDeadError: It has died or is shut down.
-            EngineStalledError: Requests wait, and no step has ended for too long.
+            EngineStalledError: Requests wait, and no step has completed for too long.
         """
-        if self._dead_error is not None:
-            raise self.dead_error
+        self._check()
         self._engine.model_executor.check()
         seconds = self._thread.seconds_without_progress()
         if seconds > self._stall_timeout:
@@ -277,39 +281,39 @@ class AsyncLLMEngine:
 
     @property
     def max_num_seqs(self) -> int:
-        """Sequences of a step."""
+        """Maximum sequences per step."""
         return self._engine.input_processor.max_num_seqs
 
     async def add_lora(self, lora_request: LoRARequest) -> bool:
-        """Read an adapter into host memory before a request needs it; True.
+        """Load an adapter into host memory before a request needs it; return True.
 
         Raises:
-            RequestError: What is wrong with it, and what is accepted.
+            RequestError: The adapter is invalid; the message lists what is accepted.
         """
         await self._load(lora_request)
         return True
 
     async def remove_lora(self, lora_id: int) -> bool:
-        """Forget an adapter, with which running requests end; whether there was one."""
+        """Remove an adapter; running requests keep it.  Return whether the id was known."""
         return self._engine.adapters.remove(lora_id)
 
     async def list_loras(self) -> set[int]:
-        """The numbers that stand for an adapter."""
+        """Ids of the known adapters."""
         return self._engine.adapters.ids
 
     async def get_tokenizer(
         self,
-        lora_request: LoRARequest | None = None,  # noqa: ARG002  # adapters have the model's
+        lora_request: LoRARequest | None = None,  # noqa: ARG002  # adapters share the model's
     ) -> "PreTrainedTokenizerBase":
-        """The model's tokenizer."""
+        """Return the model's tokenizer."""
         return self._engine.tokenizer
 
     async def get_model_config(self) -> ModelInfo:
-        """What the model is."""
+        """Return properties of the model."""
         return self._engine.model_info
 
     async def reset_prefix_cache(self) -> bool:
-        """Forget every cached prefix; False, and nothing is forgotten, while a request runs."""
+        """Drop every cached prefix; while a request runs, do nothing and return False."""
         return await self._ask(lambda engine: engine.reset_prefix_cache())
 
     async def do_log_stats(self) -> None:
@@ -317,14 +321,17 @@ class AsyncLLMEngine:
         await self._ask(lambda engine: engine.do_log_stats())
 
     def snapshot(self) -> EngineSnapshot:
-        """Counts and gauges of the engine as they stand."""
+        """Return the current counters and gauges of the engine."""
         return self._engine.snapshot(self._thread.seconds_without_progress())
 
     def shutdown(self) -> None:
-        """Stop after the step under way; streams that have not ended end with "abort"."""
+        """Stop after the current step; streams end with "abort".  No effect in a forked child."""
+        if self._thread.guard.is_inherited:
+            return
         self._thread.send(lambda engine: engine.abort_request(list(self._streams)))
         self._thread.stop()
-        self._input_worker.shutdown(cancel_futures=True)
+        self._input_lanes.shutdown()
+        self._grammars.shutdown()
         self._adapter_worker.shutdown(cancel_futures=True)
 
     @property
@@ -342,57 +349,51 @@ class AsyncLLMEngine:
         **more: Any,
     ) -> Request:
         params = given if isinstance(given, PoolingParams) else match_params(given, 1)[0]
-        return self._engine.input_processor.process(
-            request_id, parse_prompt(prompt, "the prompt"), params, **more
-        )
+        parsed = parse_prompt(prompt, "the prompt")
+        return self._engine.input_processor.process(request_id, parsed, params, **more)
+
+    def _check(self) -> None:
+        """Raise an error if the engine no longer accepts requests."""
+        self._thread.guard.check()
+        if self._dead_error is not None:
+            raise self.dead_error
 
     async def _load(self, lora_request: LoRARequest) -> Adapter:
+        self._thread.guard.check()
         load = partial(self._engine.adapters.load, lora_request)
         return await asyncio.get_running_loop().run_in_executor(self._adapter_worker, load)
 
     async def _ask(self, question: Callable[[LLMEngine], T]) -> T:
-        """Have something asked of the engine between two steps."""
+        """Call a function with the engine between two steps."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
 
         def ask(engine: LLMEngine) -> list[RequestOutput]:
-            value = question(engine)
-            call_in(loop, partial(set_answer, answer, value))
+            call_in(loop, partial(set_answer, answer, question(engine)))
             return []
 
         self._thread.send(ask)
-        while not answer.done():  # who asks while the engine ends is never answered
-            if self._dead_error is not None:
-                raise self.dead_error
+        while not answer.done():  # a call is never answered once the engine has ended
+            self._check()
             await asyncio.wait([answer], timeout=1)
         return answer.result()
 
     def _take_up(self, request: Request, stream: Stream, engine: LLMEngine) -> list[RequestOutput]:
-        if self._streams.get(request.request_id) is stream:  # else its reader has left
+        if self._streams.get(request.request_id) is stream:  # else its reader has stopped
             try:
                 engine.add(request)
-            except Exception as error:  # noqa: BLE001  # of this request alone
+            except Exception as error:  # noqa: BLE001  # it concerns this request only
                 call_in(stream.loop, partial(stream.fail, error))
             if stream.is_aborted:
                 return engine.abort_request(request.request_id)
         return []
 
-    def _hand_out(self, outputs: list[RequestOutput]) -> None:
-        """Wake each event loop once for all its streams, in the engine's thread."""
-        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Stream, RequestOutput]]] = {}
-        for output in outputs:
-            if (stream := self._streams.get(output.request_id)) is not None:
-                by_loop.setdefault(stream.loop, []).append((stream, output))
-        for loop, delivery in by_loop.items():
-            call_in(loop, partial(deliver, delivery))
-
     def _end_all_streams(self, error: BaseException) -> None:
         self._dead_error = error
-        for stream in list(self._streams.values()):
-            call_in(stream.loop, partial(stream.fail, self.dead_error))
+        self._streams.fail(self.dead_error)
 
 
-def _without_outputs(engine: LLMEngine, request_id: str) -> list[RequestOutput]:
-    """End a request that nobody reads any more."""
+def _without_outputs(request_id: str, engine: LLMEngine) -> list[RequestOutput]:
+    """Abort a request without returning its outputs."""
     engine.abort_request(request_id)
     return []

@@ -1,4 +1,4 @@
-"""From arguments and a loaded model to a scheduler and the KV cache that it decides on."""
+"""Construction of the scheduler and the KV cache from arguments and a loaded model."""
 
 import logging
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """What decides, and what over.
+    """Scheduler of an engine, with its configuration and memory plan.
 
     Attributes:
-        scheduler: Decides.
-        config: Of the scheduler.
-        cache: Of its blocks.
-        memory: Where the memory went.
+        scheduler: The scheduler.
+        config: Configuration of the scheduler.
+        cache: Configuration of the KV cache.
+        memory: Memory plan: how the memory is used.
     """
 
     scheduler: Scheduler
@@ -30,10 +30,10 @@ class Built:
 
 
 def build(args: EngineArgs, executor: Executor) -> Built:
-    """Find how many blocks there are, make the scheduler, and have the executor make the cache.
+    """Determine the number of blocks, create the scheduler, and allocate the KV cache.
 
     Raises:
-        ConfigError: Arguments that contradict each other, the model or the memory.
+        ConfigError: Arguments that contradict each other, the model or the available memory.
     """
     model = executor.model_info
     config = scheduler_config(args, model.max_model_len)

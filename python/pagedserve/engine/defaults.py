@@ -1,18 +1,20 @@
-"""What stands where nothing was said: parameters of a model's makers, options of a server."""
+"""Defaults that depend on the model: sampling parameters of its files, options of a server."""
 
 import dataclasses
-import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pagedserve.config import EngineArgs
 from pagedserve.errors import ConfigError, RequestError
-from pagedserve.executor.protocol import ModelInfo
-from pagedserve.models.files import find_model_files
+from pagedserve.regular_files import read_json
 from pagedserve.sampling_params import SamplingParams
 
-# Keys of generation_config.json and what they are called here.
+if TYPE_CHECKING:
+    from pagedserve.executor.protocol import ModelInfo
+
+# Keys of generation_config.json with the names of the sampling parameters.
 _NAMES: Final = {
     "repetition_penalty": "repetition_penalty",
     "temperature": "temperature",
@@ -22,16 +24,16 @@ _NAMES: Final = {
     "max_new_tokens": "max_tokens",
 }
 
-# Tokens of a step with chunks: among many conversations that begin at once the last one's first
-# token comes sooner than with the engine's 512 (benches/results/2026-11-22-serving.md).
+# Tokens per step with chunked prefill: with many simultaneous conversations the last first token
+# comes sooner than with the engine's 512 (benches/results/2026-11-22-serving.md).
 _STEP_TOKENS: Final = 768
 
 
 def default_sampling_params(args: EngineArgs) -> SamplingParams:
-    """What ``generation_config`` and ``override_generation_config`` say.
+    """Default sampling parameters from ``generation_config`` and ``override_generation_config``.
 
     Raises:
-        ConfigError: A file that cannot be read, or a value that cannot be.
+        ConfigError: A file cannot be read, or a value is invalid.
     """
     recommended: dict[str, Any] = {}
     if args.generation_config != "vllm":
@@ -48,24 +50,26 @@ def default_sampling_params(args: EngineArgs) -> SamplingParams:
 
 def _directory(args: EngineArgs) -> Path:
     if args.generation_config == "auto":
+        from pagedserve.models.files import find_model_files
+
         return find_model_files(args).directory
     return Path(args.generation_config)
 
 
 def _read(path: Path, named: str) -> dict[str, Any]:
-    if named == "auto" and not path.exists():
+    if named == "auto" and not os.path.lexists(path):
         return {}
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        config = read_json(path)
+    except ValueError as error:
         raise ConfigError(f"generation_config: cannot read {path}: {error}") from error
     if not isinstance(config, Mapping):
         raise ConfigError(f"generation_config: {path} holds no JSON object")
     return dict(config)
 
 
-def server_defaults(args: EngineArgs, model: ModelInfo) -> EngineArgs:
-    """The engine's options with the defaults of a server, as far as the model can obey them."""
+def server_defaults(args: EngineArgs, model: "ModelInfo") -> EngineArgs:
+    """The engine's options with a server's defaults, where the model supports them."""
     chunks, prefixes = args.enable_chunked_prefill, args.enable_prefix_caching
     chunks = not model.sees_whole_prompts if chunks is None else chunks
     if prefixes is None:

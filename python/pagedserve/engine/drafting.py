@@ -1,8 +1,8 @@
-"""Drafts of a step: whose next tokens are guessed, how many, and what became of them.
+"""Draft tokens of a step: proposed, budgeted, and counted after verification.
 
-A step without prompts gets drafts if that makes it faster (`pagedserve.drafts.load`): what a
-grammar asks for, else what the proposer makes of the text.  Whose next token is not one draw from a
-function of the tokens before gets none: beam searches, and callers' own logits processors, which
+A step without prompts gets draft tokens if that makes it faster (`pagedserve.drafts.load`): those
+that a grammar forces, else those of the proposer.  Sequences whose next token is not one sample
+from a function of the tokens before get none: beam searches, and custom logits processors, which
 may count their calls.
 """
 
@@ -28,21 +28,21 @@ from pagedserve.errors import ConfigError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# Of a draft that was right or wrong in what is expected of the next.
+# Weight of one verified draft in the expected acceptance of the next.
 _WEIGHT: Final = 0.1
-# Of a step without drafts in the same, towards what is not known: they may be worth a try again.
+# Weight of a step without drafts, towards the unknown: drafts may be worth trying again.
 _FORGETTING: Final = 0.01
 _UNKNOWN: Final = 0.5
 
 
 class StepDrafts(NamedTuple):
-    """Drafts of a step, as the scheduler takes them, and by sample.
+    """Draft tokens of a step, in the scheduler's layout and by sample.
 
     Attributes:
-        rows: int32 ``[K]``.
-        token_start: int32 ``[K + 1]``.
-        tokens: int32.
-        by_sample: Of the first sample of each of these rows.
+        rows: Rows with drafts, int32 ``[K]``.
+        token_start: Start of each row's draft tokens, int32 ``[K + 1]``.
+        tokens: Draft tokens, int32.
+        by_sample: Drafts by the first sample of their row.
     """
 
     rows: NDArray[np.int32]
@@ -58,7 +58,7 @@ class StepDrafts(NamedTuple):
             np.array(rows, np.int32),
             np.array(starts, np.int32),
             np.array([token for tokens in drafts for token in tokens], np.int32),
-            # Those of the rows before come before them.
+            # Offset by the drafts of earlier rows.
             {
                 sample + start: tokens
                 for sample, start, tokens in zip(samples, starts, drafts, strict=False)
@@ -67,19 +67,19 @@ class StepDrafts(NamedTuple):
 
 
 class Drafter:
-    """Asks a proposer for drafts, as many as are worth it."""
+    """Requests as many draft tokens from a proposer as are worth their cost."""
 
     def __init__(
         self, proposer: Proposer, stats: EngineStats, *, most: int, max_tokens: int, max_len: int
     ) -> None:
-        """Put the parts together.
+        """Store the components.
 
         Args:
-            proposer: Guesses.
-            stats: To count in.
-            most: Drafts of a row.
-            max_tokens: Of a step.
-            max_len: Tokens of a sequence.
+            proposer: Proposer of draft tokens.
+            stats: Counters to update.
+            most: Maximum draft tokens per row.
+            max_tokens: Maximum tokens per step.
+            max_len: Maximum tokens of a sequence.
         """
         self._proposer = proposer
         self._stats = stats
@@ -89,7 +89,7 @@ class Drafter:
         self._times = StepTimes()
 
     def may_draft(self, scheduled: SchedulerOutputs) -> bool:
-        """Whether a step after this one could be made faster by drafts, as far as is known."""
+        """Whether drafts are expected to make a step after this one faster."""
         is_known = self._times.is_known(scheduled.num_rows)
         return not is_known or self._budget(scheduled) > 0
 
@@ -99,15 +99,15 @@ class Drafter:
         sequences: list[Sequence],
         rows: NDArray[np.int32],
     ) -> StepDrafts | None:
-        """Drafts for a step.
+        """Propose draft tokens for a step.
 
         Args:
-            scheduled: Its decisions.
-            sequences: Of its samples.
-            rows: Of its samples, ``[S]``.
+            scheduled: Decisions of the step.
+            sequences: Sequence of each sample.
+            rows: Row of each sample, ``[S]``.
 
         Returns:
-            None where there are none.
+            The drafts; None if there are none.
         """
         budget = self._budget(scheduled)
         if budget <= 0:
@@ -139,7 +139,7 @@ class Drafter:
         return StepDrafts.of(rows[samples].tolist(), [tokens for _, tokens in drafted], samples)
 
     def record(self, step: Step, update: StepUpdate) -> None:
-        """Count what became of the drafts of a step."""
+        """Count proposed and accepted draft tokens of a step."""
         for output, sample in enumerate(update.parents):
             tokens = step.drafts.get(sample)
             if tokens is None:
@@ -154,18 +154,18 @@ class Drafter:
             self._stats.record_drafts(len(tokens), count)
 
     def observe(self, scheduled: SchedulerOutputs, seconds: float) -> None:
-        """Learn how long a step took."""
+        """Record the duration of a step."""
         if scheduled.num_prefill_groups == 0 and not scheduled.has_moves:
             self._times.observe(scheduled.num_batched_tokens, seconds)
 
     def end(self, request: Request) -> None:
-        """A request has ended; one whose prompt is scored has a salt that no other will have."""
+        """Record the end of a request; one with prompt_logprobs has a unique salt."""
         if request.prompt_logprobs is None:
             for sequence in request.sequences:
                 self._proposer.end(_text(sequence))
 
     def _budget(self, scheduled: SchedulerOutputs) -> int:
-        """Drafts that a step like this may have, 0 where none can make it faster."""
+        """Maximum drafts of a step like this; 0 if drafts cannot make it faster."""
         num_rows = scheduled.num_rows
         if num_rows == 0 or scheduled.num_prefill_groups:
             return 0
@@ -173,7 +173,7 @@ class Drafter:
         return budget if can_gain(self._times, num_rows, budget) else 0
 
     def _room(self, sequence: Sequence) -> int:
-        """Drafts that a sequence can have: one token more comes with them."""
+        """Maximum drafts of a sequence, which leave space for one more token."""
         request, num_tokens = sequence.request, len(sequence.token_ids)
         if request.search is not None or request.params.logits_processors:
             return 0
@@ -188,17 +188,17 @@ def drafter_of(
     tokenizer: "PreTrainedTokenizerBase",
     make_engine: Callable[[EngineArgs], DraftEngine],
 ) -> Drafter | None:
-    """Who guesses next tokens for an engine; None where nobody does.
+    """Create the proposer of draft tokens; None without speculative decoding.
 
     Args:
-        args: The user's.
-        config: Of the scheduler.
-        stats: To count in.
-        tokenizer: Of the model.
-        make_engine: Makes that of a smaller model.
+        args: Options of the engine.
+        config: Configuration of the scheduler.
+        stats: Counters to update.
+        tokenizer: Tokenizer of the model.
+        make_engine: Creates the engine of a draft model.
 
     Raises:
-        ConfigError: The smaller model has other tokens.
+        ConfigError: The draft model has a different vocabulary.
         ModelLoadError: It cannot be found, read or run.
     """
     drafts = args.speculative_config

@@ -1,4 +1,4 @@
-"""Prompts of encoder-decoders: what the encoder reads, and what the decoder goes on from."""
+"""Prompts of encoder-decoders, split into encoder and decoder prompts."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,12 +17,12 @@ from pagedserve.models.encoder_prompts import EncoderDecoder, EncoderInput
 
 
 class SplitPrompt(NamedTuple):
-    """The two prompts in one.
+    """Decoder and encoder prompts.
 
     Attributes:
-        decoder: What new tokens follow.
-        encoder: What the encoder reads; None where there is none.
-        rules: Of the model, for new tokens; None where it has none.
+        decoder: Decoder prompt, which new tokens follow.
+        encoder: Encoder prompt; None if there is none.
+        rules: Token rules of the model; None if it has none.
     """
 
     decoder: ParsedPrompt
@@ -39,18 +39,18 @@ def split_prompt(
     encode_bare: Callable[[str], list[int]],
     audio: HearsAudio | None,
 ) -> SplitPrompt:
-    """Tell the decoder's prompt and the encoder's apart.
+    """Split a prompt into the decoder's and the encoder's.
 
     Args:
-        prompt: As it was given.
-        model: Whose it is.
-        name: What an error calls it.
-        encode: The tokenizer, special tokens included.
-        encode_bare: The tokenizer, nothing added.
-        audio: Makes features of audio; None where the model hears none.
+        prompt: Prompt as given.
+        model: Properties of the model.
+        name: Name of the prompt in errors.
+        encode: Function of the tokenizer that encodes with special tokens.
+        encode_bare: Function of the tokenizer that adds no special tokens.
+        audio: Audio processor; None if the model does not accept audio.
 
     Raises:
-        RequestError: A prompt for an encoder that the model does not have, or one too long.
+        RequestError: An encoder prompt for a model without an encoder, or one that is too long.
     """
     known = model.encoder_decoder
     given = [prompt] if prompt.encoder is None else [prompt, prompt.encoder]
@@ -95,16 +95,16 @@ def _split_text(
 
 
 def _started(token_ids: list[int], known: EncoderDecoder) -> list[int]:
-    """A decoder's prompt, behind the token that all of them start with."""
+    """Return a decoder prompt with the decoder's start token before it."""
     start = known.decoder_prompt[0]
     return token_ids if token_ids[0] == start else [start, *token_ids]
 
 
 def encode_prompts(executor: Executor, requests: RequestTable, scheduled: SchedulerOutputs) -> None:
-    """Have the encoder's states for the requests that begin in a step, which is in the buffers.
+    """Run the encoder for the requests that start in a step, whose inputs are in the buffers.
 
-    A request begins where the first token of a row of it is computed: once, and again after a
-    preemption by recompute.  Its rows have one encoder, so the first of them stands for all.
+    A request starts where the first token of any of its rows is computed: once, and again after a
+    preemption by recompute.  Its rows share one encoder output, so the first represents all.
     """
     buffers = executor.buffers
     starts = buffers.query_start[: scheduled.num_rows]

@@ -1,4 +1,4 @@
-"""The images of requests, from Pillow's to what the executor is given."""
+"""Images of requests, converted from Pillow images to inputs of the executor."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,41 +15,42 @@ from pagedserve.models.image_processor import ImageProcessor, load_image_process
 from pagedserve.models.prompt_images import PromptImages
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
     from transformers import PreTrainedTokenizerBase
+
+    from pagedserve.images import GivenImage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImagePlacer:
-    """Puts the images of prompts in their places; any thread may ask, beside a step.
+    """Inserts the tokens of images into prompts; thread-safe, and callable during a step.
 
     Attributes:
-        executor: Knows the positions of tokens.
-        processor: Prepares images.
-        rules: How prompts have images.
+        executor: Computes the positions of tokens.
+        processor: Image processor.
+        rules: Rules for images in prompts.
     """
 
     executor: Executor
     processor: ImageProcessor
     rules: ImageRules
 
-    def has_any(self, prompt: TokenizedPrompt, images: "Sequence[Image]") -> bool:
-        """Whether a prompt has images, or a place for one."""
+    def has_any(self, prompt: TokenizedPrompt, images: "Sequence[GivenImage]") -> bool:
+        """Whether a prompt has images or image tokens."""
         return bool(images) or self.processor.token_id in prompt.token_ids
 
     def place(
-        self, prompt: TokenizedPrompt, images: "Sequence[Image]", name: str
+        self, prompt: TokenizedPrompt, images: "Sequence[GivenImage]", name: str
     ) -> tuple[TokenizedPrompt, PromptImages]:
-        """The prompt with all tokens of its images, under a salt of theirs, and what they are.
+        """Expand the image tokens of a prompt, add a salt of the images, and preprocess them.
 
         Raises:
-            RequestError: Too many images, or what the processor does not take.
+            RequestError: Too many images, or images that the processor does not accept.
         """
         self.rules.check(len(images), name)
         token_ids, placed = self.processor.place(prompt.token_ids, images, name)
         try:
             positions = self.executor.image_positions(token_ids, placed)
-        except Exception as error:  # whatever a model makes of them
+        except Exception as error:  # models raise many types
             raise RequestError(f"the images of {name} have no positions: {error}") from error
         contents = b"".join(image.digest for image in placed)
         salt = salt_of(prompt.salt.to_bytes(8, "big") + contents)
@@ -59,10 +60,10 @@ class ImagePlacer:
 def image_placer(
     args: EngineArgs, tokenizer: "PreTrainedTokenizerBase", executor: Executor
 ) -> ImagePlacer | None:
-    """What places images of prompts; None where the model takes none.
+    """Create the image placer; None if the model does not accept images.
 
     Raises:
-        ModelLoadError: The model's processor of images cannot be loaded.
+        ModelLoadError: The model's image processor cannot be loaded.
     """
     rules = executor.model_info.images
     if isinstance(rules, str):
@@ -71,12 +72,12 @@ def image_placer(
     return ImagePlacer(executor=executor, processor=processor, rules=rules)
 
 
-class ImagesFailed(PagedServeError):  # noqa: N818  # of one request, and no error of the engine
-    """The features of a request's images could not be made.
+class ImagesFailed(PagedServeError):  # noqa: N818  # it concerns one request, not the engine
+    """The image encoder failed for a request.
 
     Attributes:
-        request: Whose they are.
-        scheduled: The step that was to have them.
+        request: Request with the images.
+        scheduled: Decisions of the step that needs them.
     """
 
     def __init__(self, request: Request, scheduled: SchedulerOutputs, error: Exception) -> None:
@@ -88,7 +89,7 @@ class ImagesFailed(PagedServeError):  # noqa: N818  # of one request, and no err
 def rows_with_images(
     requests: RequestTable, buffers: HostBuffers, num_rows: int
 ) -> dict[int, Request]:
-    """The requests whose prompts have images, by their rows of a step."""
+    """Requests whose prompts have images, by their rows of a step."""
     sequences = requests.by_handles(buffers.row_handles[:num_rows].tolist())
     return {
         row: sequence.request
@@ -100,22 +101,22 @@ def rows_with_images(
 def encode_images(
     executor: Executor, scheduled: SchedulerOutputs, requests: Mapping[int, Request]
 ) -> dict[int, PromptImages]:
-    """Have the features of all images with tokens in a step, which is in the buffers.
+    """Run the image encoder for all images with tokens in a step, whose inputs are in the buffers.
 
     Args:
-        executor: Makes them.
-        scheduled: The step.
-        requests: By row, as ``rows_with_images`` found them.
+        executor: Runs the encoder.
+        scheduled: Decisions of the step.
+        requests: Requests by row, from ``rows_with_images``.
 
     Returns:
         The images of each row's prompt, by row.
 
     Raises:
-        ImagesFailed: Whose could not be made.
+        ImagesFailed: The encoder failed for a request.
     """
     buffers, found = executor.buffers, {}
     for row, request in requests.items():
-        assert request.images is not None  # noqa: S101  # by rows_with_images
+        assert request.images is not None  # noqa: S101  # ensured by rows_with_images
         start, end = buffers.query_start[row : row + 2].tolist()
         first = int(buffers.positions[start])
         needed = request.images.within(first, first + end - start)

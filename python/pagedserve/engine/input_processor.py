@@ -1,12 +1,11 @@
-"""From a prompt and sampling parameters to a request that can be run.
+"""Conversion of a prompt and parameters to a request that can be run.
 
-Everything that can be known before the first step is checked here.  A request that passes can be
-run alone; what the scheduler may still end it for ("ignored") is a KV pool that its output
-outgrows.  Nothing here touches the scheduler's state, so any thread may do it beside a step.
+Checks everything that is known before the first step.  A request that passes can run alone; the
+scheduler may still end it ("ignored") if its output outgrows the KV pool.  Nothing here accesses
+the scheduler's state, so any thread may call it during a step.
 """
 
 import itertools
-import time
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,8 +15,10 @@ from transformers import PreTrainedTokenizerBase
 
 from pagedserve._core import Scheduler, SchedulerConfig
 from pagedserve.config import EngineArgs
+from pagedserve.engine.clock import request_time
 from pagedserve.engine.continuation import continue_behind
 from pagedserve.engine.encoder_prompts import split_prompt
+from pagedserve.engine.grammars import grammar_of
 from pagedserve.engine.images import ImagePlacer, image_placer
 from pagedserve.engine.request import Request, start_search
 from pagedserve.engine.row_sampler import RowSampler
@@ -36,9 +37,9 @@ from pagedserve.sampling.bad_words import BadWords
 from pagedserve.sampling.grammar import GrammarCompiler
 from pagedserve.sampling_params import RequestOutputKind, SamplingParams
 
-# Added to a request's number: the salt of a prompt that must not be found in the prefix cache.
+# Added to a request's number: the salt of a prompt that must miss the prefix cache.
 _PRIVATE_SALT: Final = 1 << 63
-# What a request that pools asks of its tokens: one, that nobody sees.
+# Sampling parameters of a pooling request: one token, which is not returned.
 _ONE_TOKEN: Final = SamplingParams(temperature=0, max_tokens=1, detokenize=False)
 
 
@@ -47,15 +48,15 @@ class InputProcessor:
     """Checks requests against the limits of one engine.
 
     Attributes:
-        tokenizer: The model's.
-        model: What the model is.
+        tokenizer: Tokenizer of the model.
+        model: Properties of the model.
         scheduler: Knows which prompts can never run.
-        max_num_seqs: Sequences of a step.
-        max_model_len: Tokens of a sequence.
-        args: What the user said about requests.
-        images: Places those of prompts; None where the model takes none.
-        audio: Makes features of it; None where the model hears none.
-        grammars: Compiles what texts must be.
+        max_num_seqs: Maximum sequences per step.
+        max_model_len: Maximum tokens of a sequence.
+        args: Options of the engine.
+        images: Image placer; None if the model does not accept images.
+        audio: Audio processor; None if the model does not accept audio.
+        grammars: Grammar compiler.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -83,10 +84,10 @@ class InputProcessor:
         scheduler: Scheduler,
         config: SchedulerConfig,
     ) -> Self:
-        """That of an engine with these parts.
+        """Create the input processor of an engine.
 
         Raises:
-            ModelLoadError: The model's processor of images or of audio cannot be loaded.
+            ModelLoadError: The model's image or audio processor cannot be loaded.
         """
         known = executor.model_info.encoder_decoder
         return cls(
@@ -115,23 +116,23 @@ class InputProcessor:
         choice: int = 0,
         name: str = "the prompt",
     ) -> Request:
-        """Tokenise a prompt, check that the request can be run, and make it.
+        """Tokenize a prompt, check that the request can be run, and create it.
 
         Args:
-            request_id: The caller's name for it.
-            prompt: As ``pagedserve.inputs`` parsed it.
-            params: How to continue it, or to pool it.
+            request_id: Request id.
+            prompt: Prompt parsed by ``pagedserve.inputs``.
+            params: Sampling parameters, or pooling parameters.
             arrival_time: Seconds of the wall clock; None is now.
-            priority: Smaller goes first, where the scheduler's policy asks for it.
-            lora_request: The adapter to answer with.
-            adapter: What that one names.
-            output_kind: Instead of the parameters' own.
-            output_token_ids: Tokens that another engine made of it, behind which it goes on.
-            choice: Which of several texts they are of there.
-            name: What an error calls the prompt.
+            priority: Priority; the lowest is served first, with ``scheduling_policy="priority"``.
+            lora_request: Adapter to use.
+            adapter: The loaded adapter.
+            output_kind: Overrides that of the parameters.
+            output_token_ids: Tokens generated by another engine, after which generation resumes.
+            choice: Index that the completion had there.
+            name: Name of the prompt in errors.
 
         Raises:
-            RequestError: What is wrong with the prompt or the parameters, and what is accepted.
+            RequestError: The prompt or a parameter is invalid; the message lists what is accepted.
         """
         prompt, encoder, rules = split_prompt(
             prompt,
@@ -146,7 +147,7 @@ class InputProcessor:
                 request_id,
                 prompt,
                 params,
-                metrics=RequestMetrics(time.time() if arrival_time is None else arrival_time),
+                metrics=RequestMetrics(request_time() if arrival_time is None else arrival_time),
                 priority=priority,
                 name=name,
             )
@@ -168,23 +169,22 @@ class InputProcessor:
         self._check_params(params)
         if rules is not None:
             rules.check(params, name)
-        must_be = params.structured_outputs
-        grammar = None if must_be is None else self.grammars.compile(must_be)
+        grammar = grammar_of(params, self.grammars)
         params = params.with_prompt(token_ids)
+        detokenizer = self._detokenizer(params) if params.detokenize else None
         rule = StopRule.from_params(
             params,
             eos_token_ids=self.model.eos_token_ids,
             max_new_tokens=max(1, self.max_model_len - len(token_ids)),
+            hidden_tokens=None if detokenizer is None else detokenizer.hidden_tokens,
         )
-        bad_words = None
-        if params.bad_words:
-            bad_words = BadWords.from_words(params.bad_words, self._encode_word)
+        words = params.bad_words
+        bad_words = BadWords.from_words(words, self._encode_word) if words else None
         number = next(self._numbers)
-        detokenizer = self._detokenizer(params) if params.detokenize else None
         search = start_search(params, rule, detokenizer) if params.use_beam_search else None
-        # What the cache has is not computed, and so nothing is learnt about it.
+        # Cached tokens are not computed, so they get no log-probabilities.
         salt = tokenized.salt if params.prompt_logprobs is None else _PRIVATE_SALT + number
-        if params.use_beam_search or params.chooses_best:  # the answer is not known before the end
+        if params.use_beam_search or params.chooses_best:  # the best is not known before the end
             output_kind = RequestOutputKind.FINAL_ONLY
         request = Request(
             request_id=request_id,
@@ -201,13 +201,13 @@ class InputProcessor:
                 grammar=grammar,
                 num_drafts=self.args.num_drafts,
                 num_candidates=max(search.num_candidates, params.logprobs or 0) if search else 0,
-                # The first number keeps the two kinds of keys apart.
+                # The first number separates the two kinds of keys.
                 key=(1, self.args.seed, number) if params.seed is None else (0, params.seed),
                 choice=choice,
             ),
             detokenizer=detokenizer,
             output_kind=params.output_kind if output_kind is None else output_kind,
-            metrics=RequestMetrics(time.time() if arrival_time is None else arrival_time),
+            metrics=RequestMetrics(request_time() if arrival_time is None else arrival_time),
             salt=salt,
             priority=priority,
             search=search,
@@ -233,10 +233,10 @@ class InputProcessor:
         priority: int,
         name: str,
     ) -> Request:
-        """A request whose prompt is pooled; it ends with its prefill.
+        """Create a pooling request; it ends with its prefill.
 
         Raises:
-            RequestError: What is wrong with the prompt or the parameters, and what is accepted.
+            RequestError: The prompt or a parameter is invalid; the message lists what is accepted.
         """
         if self.model.pooling is None:
             raise RequestError(
@@ -272,9 +272,9 @@ class InputProcessor:
         )
 
     def _tokens_to_pool(self, prompt: ParsedPrompt, most: int | None, name: str) -> TokenizedPrompt:
-        """The tokens of a prompt that is pooled, ``most`` of them where that is not None."""
+        """Tokenize a prompt to be pooled, truncated to ``most`` tokens if that is not None."""
         if prompt.images:
-            raise RequestError(f"{name} has images, and models that pool take text alone")
+            raise RequestError(f"{name} has images, and pooling models take text alone")
         most = self.max_model_len if most == -1 else most
         pair_start = None
         if prompt.text_pair is not None:
@@ -287,7 +287,7 @@ class InputProcessor:
                 f"{name} has {len(token_ids)} tokens; it must have at most {self.max_model_len}, "
                 "or truncate_prompt_tokens=-1 shortens it"
             )
-        # No token comes after it, so it may fill the model.
+        # No token follows it, so it may have max_model_len tokens.
         refusal = self.scheduler.prompt_refusal(max(1, len(token_ids) - 1))
         if refusal is not None:
             raise RequestError(f"{name} {refusal}")
@@ -296,14 +296,14 @@ class InputProcessor:
     def _encoded_pair(
         self, prompt: ParsedPrompt, most: int | None, name: str
     ) -> tuple[ParsedPrompt, int | None]:
-        """A pair of texts as token ids, and where the second begins if the model is told that.
+        """Tokenize a pair of texts; return also the start of the second if the model needs it.
 
         Raises:
-            RequestError: A model that takes each text by itself.
+            RequestError: The model encodes each text separately.
         """
         classes = None if self.model.pooling is None else self.model.pooling.classes
         if classes is None:
-            raise RequestError(f"{name} has text_pair, and the model embeds each text by itself")
+            raise RequestError(f"{name} has text_pair, and the model embeds each text separately")
         first, second = prompt.text or "", prompt.text_pair or ""
         check_unicode(first + second, name)
         encoded = self.tokenizer(
@@ -314,10 +314,10 @@ class InputProcessor:
         return replace(prompt, token_ids=encoded.input_ids), start
 
     def _check_generates(self, prompt: ParsedPrompt, name: str) -> None:
-        """Refuse a prompt that is to be continued by a model that pools, or is for such a one.
+        """Refuse a prompt that a pooling model cannot continue, or that is for a pooling model.
 
         Raises:
-            RequestError: Why.
+            RequestError: The model and the prompt do not match.
         """
         if self.model.pooling is not None:
             raise RequestError(
@@ -334,7 +334,7 @@ class InputProcessor:
         """Refuse a prompt with images where it cannot have them.
 
         Raises:
-            RequestError: Why not.
+            RequestError: Images are not supported with the other arguments.
         """
         reason = self.model.images if isinstance(self.model.images, str) else None
         if reason is None and lora_request is not None:
@@ -345,7 +345,7 @@ class InputProcessor:
             raise RequestError(f"{name} has images, and {reason}")
 
     def _is_scored(self, token_ids: list[int], params: SamplingParams) -> bool:
-        """Whether a prompt fills the model and may: nothing is computed from its one new token."""
+        """Whether a prompt may have ``max_model_len`` tokens: its one new token is not computed."""
         fills = len(token_ids) == self.max_model_len
         return fills and params.max_tokens == 1 and params.prompt_logprobs is not None
 

@@ -1,12 +1,11 @@
-"""``LLMEngine``: requests in, one step at a time, outputs out.
+"""``LLMEngine``: takes requests, runs one step at a time and returns outputs.
 
-Owns the scheduler, the executor and the requests; the steps are those of the ``EngineLoop``.
-Invariants:
+Owns the scheduler, the executor and the requests; ``EngineLoop`` runs the steps.  Invariants:
 
-1. The scheduler's groups and ``_requests`` name the same requests whenever no method runs, also
-   after an exception or an interrupt in the middle of one; but a request that has ended may have a
-   group for as long as a step that was launched before anybody knew is under way.
-2. An output is returned once, by the step that made it or, if that one failed, by the next.
+1. The scheduler's groups and ``_requests`` contain the same requests whenever no method runs, also
+   after an exception or an interrupt in one; but a request that has ended may keep its group while
+   a step that was launched before its end runs.
+2. An output is returned once, by the step that produced it or, if that one failed, by the next.
 """
 
 import logging
@@ -21,7 +20,9 @@ from pagedserve._core import Scheduler
 from pagedserve.config import EngineArgs
 from pagedserve.engine.adapters import AdapterTable
 from pagedserve.engine.build import build
+from pagedserve.engine.decision_log import DecisionLog
 from pagedserve.engine.drafting import drafter_of
+from pagedserve.engine.guard import EngineGuard, ModelOwner, exclusive
 from pagedserve.engine.input_processor import InputProcessor
 from pagedserve.engine.loop import EngineLoop
 from pagedserve.engine.request import Request, RequestTable
@@ -33,7 +34,6 @@ from pagedserve.lora.request import LoRARequest
 from pagedserve.models.hub import HubOptions
 from pagedserve.models.progress import loading
 from pagedserve.models.tokenizer import load_tokenizer
-from pagedserve.output.stop import Finish
 from pagedserve.outputs import RequestOutput
 from pagedserve.pooling_params import PoolingParams
 from pagedserve.sampling_params import SamplingParams
@@ -45,24 +45,25 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_ABORTED: Final = Finish("abort")
-# Seconds between two lines of statistics in the log.
+# Seconds between two statistics lines in the log.
 _STATS_INTERVAL: Final = 10.0
 
 
-class LLMEngine:
+class LLMEngine(ModelOwner):
     """A model, its KV cache and a scheduler, driven by the caller step by step.
 
-    Not thread-safe: all calls come from one thread.
+    Methods run one at a time: a call during another, nested or by another thread, raises
+    ``ConcurrentCallError``; after ``shutdown`` and in a forked child ``EngineDeadError``.
 
     Attributes:
-        tokenizer: The model's.
-        input_processor: Makes requests, checked and not yet taken up.
-        adapters: Finds those that requests name.
+        guard: Refuses such calls.
+        tokenizer: Tokenizer of the model.
+        input_processor: Checks and creates requests, without adding them.
+        adapters: Adapters by id.
         model_executor: Runs the model.
-        model_info: What the model is.
-        stats: Sums over the engine's life.
-        memory: Where the memory went.
+        model_info: Properties of the model.
+        stats: Counters over the engine's lifetime.
+        memory: Memory plan: how the memory is used.
     """
 
     def __init__(
@@ -73,20 +74,22 @@ class LLMEngine:
         tokenizer: "PreTrainedTokenizerBase | None" = None,
         choose: Callable[[EngineArgs, ModelInfo], EngineArgs] | None = None,
     ) -> None:
-        """Load the model and make the KV cache.
+        """Load the model and allocate the KV cache.
 
         Args:
-            args: The user's.
+            args: Options of the engine.
             executor: Runs the model; None loads it into this process.
-            tokenizer: Instead of the model's own.
-            choose: Gives options that were left open a value, once the model is known.
+            tokenizer: Overrides the model's tokenizer.
+            choose: Sets options that were not given, once the model is known.
 
         Raises:
-            ConfigError: Arguments that contradict each other, the model or the memory.
+            ConfigError: Arguments that contradict each other, the model or the available memory.
             ModelLoadError: The model cannot be found, read or run.
+            EngineDeadError: This process was forked from one that has created an engine.
         """
+        self.guard = EngineGuard()
         with loading(args.model, is_shown=args.use_tqdm_on_load):
-            # Before the weights: a model without a tokenizer is refused at once.
+            # Before the weights, so that a model without a tokenizer is refused at once.
             self.tokenizer = tokenizer or load_tokenizer(args)
             if executor is None:
                 from pagedserve.executor.choose import make_executor
@@ -110,7 +113,6 @@ class LLMEngine:
         built = build(args, executor)
         self.memory, self._scheduler, config = built.memory, built.scheduler, built.config
         self._cache_config = cache_config(args, built.cache, self.memory, self.model_info)
-        self._has_decision_log = args.decision_log is not None
         self.input_processor = InputProcessor.of(
             args, self.tokenizer, executor, self._scheduler, config
         )
@@ -118,6 +120,7 @@ class LLMEngine:
             executor, args.max_loras if args.enable_lora else 0, HubOptions.of_adapters(args)
         )
         self._requests = RequestTable()
+        self._decision_log = DecisionLog(args, self._scheduler, self._requests)
         self.stats = EngineStats()
         self._log_line = StatsLine()
         self._logs_stats = not args.disable_log_stats
@@ -137,50 +140,50 @@ class LLMEngine:
     def from_engine_args(
         cls,
         engine_args: EngineArgs,
-        usage_context: object = None,  # noqa: ARG003  # nothing is reported to anybody
+        usage_context: object = None,  # noqa: ARG003  # no usage is reported
     ) -> "LLMEngine":
-        """The engine that ``engine_args`` describe; the same as calling the class."""
+        """Create an engine from ``engine_args``; the same as calling the class."""
         return cls(engine_args)
 
     @property
     def scheduler(self) -> Scheduler:
-        """The scheduler, to look at: queues, free blocks, preemptions."""
+        """The scheduler, read-only: queues, free blocks, preemptions."""
         return self._scheduler
 
     @property
     def max_model_len(self) -> int:
-        """Tokens of a sequence, prompt and output together."""
+        """Maximum tokens of a sequence, prompt and output together."""
         return self.input_processor.max_model_len
 
     def get_tokenizer(self) -> "PreTrainedTokenizerBase":
-        """The model's tokenizer."""
+        """Return the model's tokenizer."""
         return self.tokenizer
 
     def get_model_config(self) -> ModelInfo:
-        """What the model is."""
+        """Return properties of the model."""
         return self.model_info
 
     def get_num_unfinished_requests(self) -> int:
-        """Requests that have not ended."""
+        """Number of unfinished requests."""
         return len(self._requests)
 
     def has_unfinished_requests(self) -> bool:
-        """Whether another ``step`` is wanted."""
+        """Whether any request is unfinished, so that ``step`` must be called."""
         return len(self._requests) > 0 or len(self._loop.outputs) > 0
 
     def stats_line(self, line: StatsLine) -> str:
-        """One line for people: queues, KV cache, prefix hits, tokens/s.
+        """Format a statistics line: queues, KV cache, prefix hits, tokens/s.
 
         Args:
-            line: Of whoever asks: its rates are those since that one asked before.
+            line: State of the caller's line; its rates are since its last line.
         """
         return line.write(self.stats, self._scheduler, self.memory.num_gpu_blocks)
 
     def snapshot(self, seconds_without_progress: float = 0.0) -> EngineSnapshot:
-        """Gauges and sums as they stand; any thread may ask.
+        """Return the current gauges and counters; thread-safe.
 
         Args:
-            seconds_without_progress: What the caller knows of it, to be put in.
+            seconds_without_progress: Value of that field, measured by the caller.
         """
         return EngineSnapshot.of(
             self._scheduler,
@@ -196,12 +199,13 @@ class LLMEngine:
         """Write a line of statistics to the log."""
         logger.info("%s", self.stats_line(self._log_line))
 
+    @exclusive
     def reset_prefix_cache(self) -> bool:
-        """Forget every cached prefix.
+        """Drop every cached prefix.
 
         Returns:
-            Whether it was done; False, and nothing is forgotten, while a request holds blocks.
-            Without prefix caching there is nothing to forget, and it always is.
+            Whether the cache was reset; False, without any change, while a request holds blocks.
+            Without prefix caching it always is.
         """
         return self._scheduler.reset_prefix_cache()
 
@@ -217,24 +221,25 @@ class LLMEngine:
         output_token_ids: Sequence[int] = (),
         **absent: None,
     ) -> None:
-        """Take up a request; its first tokens come with later steps.
+        """Add a request; later steps generate its tokens.
 
         Args:
-            request_id: The caller's name for it, of no other unfinished request.
+            request_id: Request id, unique among unfinished requests.
             prompt: Text or token ids.
-            params: How to continue it, or to pool it; None is ``SamplingParams()``.  Beam searches,
-                and requests for the best of several, give their last output alone.
+            params: Sampling parameters, or pooling parameters; None is ``SamplingParams()``.  Beam
+                search and ``best_of`` above ``n`` return only their last output.
             arrival_time: Seconds of the wall clock; None is now.
-            lora_request: The adapter to answer with; its files are read here if need be.
-            priority: Smaller goes first, with ``scheduling_policy="priority"``.
-            output_token_ids: Tokens that another engine made of it: it goes on behind them as that
-                one would have.
-            **absent: ``trace_headers=None`` and its like, for the sake of vLLM's scripts.
+            lora_request: Adapter to use; its files are read now if necessary.
+            priority: Priority; the lowest is served first, with ``scheduling_policy="priority"``.
+            output_token_ids: Tokens generated by another engine; generation resumes after them with
+                the tokens that would have followed there.
+            **absent: Arguments of vLLM without effect here, such as ``trace_headers=None``.
 
         Raises:
-            RequestError: A request that cannot be run; nothing was taken up.
+            RequestError: The request cannot be run, and was not added.
         """
         refuse_arguments(absent)
+        self.guard.check()
         self._requests.check_new(request_id)
         self.add(
             self.input_processor.process(
@@ -250,34 +255,35 @@ class LLMEngine:
         )
 
     def add_lora(self, lora_request: LoRARequest) -> bool:
-        """Read an adapter into host memory before a request needs it.
+        """Load an adapter into host memory before a request needs it.
 
         Returns:
             True.
 
         Raises:
-            RequestError: What is wrong with it, and what is accepted.
+            RequestError: The adapter is invalid; the message lists what is accepted.
         """
         self.adapters.load(lora_request)
         return True
 
     def remove_lora(self, lora_id: int) -> bool:
-        """Forget an adapter; requests that have it end with it.
+        """Remove an adapter; running requests keep it until they end.
 
         Returns:
-            Whether there was one of that number.
+            Whether the id was known.
         """
         return self.adapters.remove(lora_id)
 
     def list_loras(self) -> set[int]:
-        """The numbers that stand for an adapter."""
+        """Ids of the known adapters."""
         return self.adapters.ids
 
+    @exclusive
     def add(self, request: Request) -> None:
-        """Take up a request that ``input_processor`` made.
+        """Add a request created by ``input_processor``.
 
         Raises:
-            RequestError: Its id is that of another unfinished request; nothing was taken up.
+            RequestError: Another unfinished request has its id; it was not added.
         """
         self._requests.check_new(request.request_id)
         known = request.prompt_token_ids + request.sequences[0].token_ids
@@ -298,101 +304,94 @@ class LLMEngine:
             self._requests.add(request, group, handle)
             self.stats.num_prompt_tokens += len(token_ids)
 
+    @exclusive
     def abort_request(self, request_id: str | Iterable[str]) -> list[RequestOutput]:
-        """End requests now; their blocks are free when this returns.
+        """Abort requests; their blocks are free when this returns.
 
         Args:
-            request_id: One id or several; ids of requests that have ended are passed over.
+            request_id: One id or several; ids of finished requests are ignored.
 
         Returns:
-            The last output of each that was unfinished, with what it had so far and the finish
-            reason "abort"; its own reason where it ends in a step that is under way.
+            The last output of each unfinished request, with its tokens so far and the finish reason
+            "abort", or another reason if it ends in the current step.
 
         Raises:
-            RequestError: Something that is no id and no series of ids.
+            RequestError: The value is neither an id nor an iterable of ids.
         """
         if not isinstance(request_id, Iterable):
             checks.refuse("request_id", request_id, "a string or a list of strings")
         names = [request_id] if isinstance(request_id, str) else list(request_id)
-        unfinished = {name for name in names if name in self._requests}
-        # A step under way may be at work on their blocks, or bring their end.
-        self._loop.drain()
-        with sigint_deferred():
-            for name in names:
-                request = self._requests.by_id(name)
-                if request is not None:
-                    self._loop.end(request, _ABORTED, self._scheduler.abort(request.group))
-            ended = [
-                output
-                for output in self._loop.outputs
-                if output.finished and output.request_id in unfinished
-            ]
-            self._loop.outputs = [
-                output for output in self._loop.outputs if output.request_id not in names
-            ]
-        self._flush_decision_log()
+        ended = self._loop.abort(names)
+        self._decision_log.flush()
         return ended
 
+    @exclusive
     def end_failed(self, error: Exception, *, all_requests: bool = False) -> list[RequestOutput]:
-        """Give up the requests of the step that failed last, or all where it held none.
+        """End the requests of the last failed step, or all if it had none.
 
         Args:
-            error: Why it failed.
-            all_requests: All, whatever it held.
+            error: Reason of the failure.
+            all_requests: End all requests.
 
         Returns:
-            Their last outputs, with the finish reason "error", and what else nobody has fetched.
+            Their last outputs, with the finish reason "error", and all other pending outputs.
         """
-        finish = Finish("error", f"its steps failed: {type(error).__name__}: {error}")
-        with sigint_deferred():
-            failed = [] if all_requests else self._loop.failed
-            for request in failed or list(self._requests):
-                if self._requests.by_id(request.request_id) is request:
-                    self._loop.end(request, finish, self._scheduler.abort(request.group))
-        outputs, self._loop.outputs = self._loop.outputs, []
-        return outputs
+        return self._loop.end_failed(error, all_requests=all_requests)
 
     def step(self) -> list[RequestOutput]:
         """Schedule and run one step.
 
         Returns:
-            Requests that ended, and those that got a token and whose callers follow them.
+            Outputs of requests that ended, and of streamed requests that got a token.
 
         Raises:
-            InvariantError: The scheduler has nothing to do though requests wait: a bug.
+            InvariantError: The scheduler returns no work though requests wait: a bug.
         """
+        guard = self.guard
+        caller = guard.begin()
+        if guard.thread is not None:
+            guard.refuse("step")
+        guard.thread = caller
+        try:  # no call follows the one below: an interrupt in one would lose the outputs
+            self._step()
+            outputs, self._loop.outputs = self._loop.outputs, []
+            return outputs
+        finally:
+            guard.thread = None
+
+    def _step(self) -> None:
         decisions = self._loop.step()
         did_nothing = decisions.is_empty and not decisions.preempted
         if len(self._requests) and not self._loop.outputs and did_nothing:
             waiting = len(self._requests)
             raise InvariantError(f"the scheduler has nothing to do though {waiting} requests wait")
-        self._flush_decision_log()
+        self._decision_log.flush()
         if self._logs_stats and self._log_line.age() >= _STATS_INTERVAL:
             self.do_log_stats()
-        outputs, self._loop.outputs = self._loop.outputs, []
-        return outputs
 
+    @exclusive
     def restart(self) -> list[RequestOutput]:
-        """Load anew what died (``ExecutorDeadError``); requests that had not ended end with errors.
+        """Reload dead ranks (``ExecutorDeadError``); unfinished requests end with errors.
 
         Returns:
-            Their last outputs, and what else nobody has fetched.
+            Their last outputs, and all other pending outputs.
         """
-        outputs = self.end_failed(EngineDeadError("the engine was restarted"), all_requests=True)
+        why = EngineDeadError("the engine was restarted")
+        outputs = self._loop.end_failed(why, all_requests=True)
         self.model_executor.restart()
         self._scheduler.reset_prefix_cache()
         return outputs
 
     def shutdown(self) -> None:
-        """End the processes that compute with this one, if there are any."""
-        self.model_executor.shutdown()
+        """Shut down; see ``LLM.shutdown``.  Unfinished requests end without an output."""
+        if not (self.guard.is_inherited or self.guard.is_shut_down):
+            self._shut_down()
 
-    def _flush_decision_log(self) -> None:
-        """Bring the log to its file if no request is left, and say once that it ended."""
-        if not self._has_decision_log:
-            return
-        if not len(self._requests):
-            self._scheduler.flush_log()
-        if (error := self._scheduler.log_error) is not None:
-            self._has_decision_log = False
-            logger.error("the decision log ends here, and requests go on: %s", error)
+    @exclusive
+    def _shut_down(self) -> None:
+        self.guard.is_shut_down = True
+        try:
+            self._loop.close()
+        finally:
+            self.input_processor.grammars.end()
+            self.model_executor.shutdown()

@@ -1,18 +1,18 @@
-"""The step loop: schedule the next step and launch it, process the last, roll back on failure.
+"""The step loop: schedule and launch the next step, process the last, roll back on failure.
 
-Owns the steps between their decisions and their end, oldest first.  There is one, or there are two:
-with asynchronous scheduling, where every token of a step is known on the device alone, the next
-step is scheduled and launched before the host knows them, so that the device has work while the
-host processes.  (The order of mini-sglang's overlap loop.)  The scheduler then takes every sequence
-for one that goes on; one that turns out to have ended runs once more for nothing.  Invariants:
+Owns the launched steps, oldest first.  There are one or two: with asynchronous scheduling, where
+every token of a step stays on the device, the next step is scheduled and launched before the host
+knows them, so that the device has work while the host processes.  (The order of mini-sglang's
+overlap loop.)  The scheduler then assumes that every sequence continues; one that turns out to
+have ended takes part in one more step, whose token is discarded.  Invariants:
 
 1. Between two calls at most one step is open, and none if no request is left.
-2. A step that failed leaves every request as it was; the next step does the same work again.
-3. Requests see the same tokens, whether steps are launched ahead or not.
-4. Ctrl-C ends a step between its parts or within the model, never within the bookkeeping.
+2. A step that failed leaves every request unchanged; the next step repeats the same work.
+3. Requests get the same tokens, whether steps are launched ahead or not.
+4. Ctrl-C interrupts a step between its phases or within the model, never within the bookkeeping.
 
 Costs: outside the executor a step is three border calls, four where the next is launched ahead, and
-about a microsecond a plain row.
+about a microsecond per plain row.
 """
 
 import logging
@@ -23,6 +23,7 @@ from typing import Final
 import numpy as np
 
 from pagedserve._core import GroupStats, Scheduler, SchedulerOutputs
+from pagedserve.engine.clock import request_time
 from pagedserve.engine.drafting import Drafter
 from pagedserve.engine.encoder_prompts import encode_prompts
 from pagedserve.engine.images import ImagesFailed, encode_images, rows_with_images
@@ -39,18 +40,18 @@ from pagedserve.sigint import sigint_deferred
 
 logger = logging.getLogger(__name__)
 
-# The scheduler's clock.
+ABORTED: Final = Finish("abort")
+
+# Clock of the scheduler.
 now: Final = time.monotonic
-# Added to it: the wall clock of request metrics, whose differences stay those of a steady clock.
-_WALL_CLOCK: Final = time.time() - time.monotonic()
 
 
 class EngineLoop:
     """Runs the steps of an engine.
 
     Attributes:
-        outputs: What nobody has fetched yet, in the order in which it came.
-        failed: The requests of the steps that were rolled back last.
+        outputs: Outputs not yet returned by `step`, oldest first.
+        failed: Requests of the steps that were rolled back last.
     """
 
     def __init__(
@@ -65,18 +66,18 @@ class EngineLoop:
         async_scheduling: bool,
         drafter: Drafter | None = None,
     ) -> None:
-        """Put the parts together.
+        """Store the components.
 
         Args:
-            scheduler: Decides.
-            executor: Computes.
-            requests: Those that the scheduler knows.
-            stats: To count in.
+            scheduler: The scheduler.
+            executor: Runs the model.
+            requests: Requests known to the scheduler.
+            stats: Counters to update.
             num_gpu_blocks: KV blocks of the scheduler.
-            max_num_seqs: Sequences of a step.
+            max_num_seqs: Maximum sequences per step.
             async_scheduling: Whether a step may be launched before the tokens of the last are
                 known.
-            drafter: Guesses next tokens; None where nobody does.
+            drafter: Proposer of draft tokens; None without speculative decoding.
         """
         self.outputs: list[RequestOutput] = []
         self.failed: list[Request] = []
@@ -95,7 +96,7 @@ class EngineLoop:
         """Launch the next step if it can be launched ahead, and process the last.
 
         Returns:
-            The decisions of the step that ended.
+            Decisions of the step that ended.
         """
         started, executor_seconds = now(), self._stats.executor_seconds
         self._begin()
@@ -106,7 +107,7 @@ class EngineLoop:
                 self._stats.num_async_steps += self._steps[-1].handle is not None
             self._process(last)
             if not self._requests:
-                self._process_all()  # nobody would call again
+                self._process_all()  # no further call would process it
         except ImagesFailed as failure:
             self._roll_back()
             with sigint_deferred():
@@ -125,7 +126,7 @@ class EngineLoop:
         return last.scheduled
 
     def drain(self) -> None:
-        """Process the step that is launched, if one is, and launch no other."""
+        """Process the launched step, if any, and launch no other."""
         self._begin()
         try:
             self._process_all()
@@ -134,13 +135,52 @@ class EngineLoop:
             raise
         self._is_torn = False
 
+    def abort(self, request_ids: list[str]) -> list[RequestOutput]:
+        """Abort unfinished requests; see ``LLMEngine.abort_request``."""
+        unfinished = {name for name in request_ids if name in self._requests}
+        # A running step may use their blocks, or end them.
+        self.drain()
+        with sigint_deferred():
+            for name in request_ids:
+                if (request := self._requests.by_id(name)) is not None:
+                    self.end(request, ABORTED, self._scheduler.abort(request.group))
+            ended = [
+                output
+                for output in self.outputs
+                if output.finished and output.request_id in unfinished
+            ]
+            self.outputs = [
+                output for output in self.outputs if output.request_id not in request_ids
+            ]
+        return ended
+
+    def end_failed(self, error: Exception, *, all_requests: bool) -> list[RequestOutput]:
+        """End the requests of failed steps, or all; see ``LLMEngine.end_failed``."""
+        finish = Finish("error", f"its steps failed: {type(error).__name__}: {error}")
+        with sigint_deferred():
+            failed = [] if all_requests else self.failed
+            for request in failed or list(self._requests):
+                if self._requests.by_id(request.request_id) is request:
+                    self.end(request, finish, self._scheduler.abort(request.group))
+        outputs, self.outputs = self.outputs, []
+        return outputs
+
+    def close(self) -> None:
+        """End all requests without outputs, and release the draft model."""
+        self._roll_back()
+        with sigint_deferred():
+            for request in list(self._requests):
+                self.end(request, ABORTED, self._scheduler.abort(request.group))
+            self.outputs = []
+        self._drafter = None
+
     def end(self, request: Request, finish: Finish | None, group_stats: GroupStats | None) -> None:
-        """Take a request out, and make its last output.
+        """Remove a request, and create its last output.
 
         Args:
-            request: It has not been taken out yet.
-            finish: Why it ended, for sequences that did not end by themselves.
-            group_stats: What its sequence group had been through.
+            request: Request that was not removed yet.
+            finish: Finish reason of sequences that have none yet.
+            group_stats: Statistics of its sequence group.
         """
         request.is_finished = True
         request.finish = finish or request.finish
@@ -148,19 +188,19 @@ class EngineLoop:
         if self._drafter is not None:
             self._drafter.end(request)
         metrics = request.metrics
-        metrics.finished_time = now() + _WALL_CLOCK
+        metrics.finished_time = request_time()
         metrics.scheduler_time = self._stats.scheduler_seconds - request.start_seconds
         if group_stats is not None:
             self._record_group(request, group_stats)
         try:
             output = make_output(request)
-        except Exception as error:  # noqa: BLE001  # whatever a tokenizer raises of these tokens
+        except Exception as error:  # noqa: BLE001  # tokenizers may raise any exception
             request.fail(error)
             output = make_output(request)
         self.outputs.append(output)
 
     def _begin(self) -> None:
-        if self._is_torn:  # a second interrupt kept the first from rolling back
+        if self._is_torn:  # a second interrupt stopped the rollback of the first
             self._roll_back()
         self._is_torn = True
 
@@ -169,7 +209,7 @@ class EngineLoop:
             self._process(self._steps[0])
 
     def _launch_next(self, after: Step | None) -> Step:
-        """Schedule a step and launch it; ``after`` is the one whose tokens are not known yet."""
+        """Schedule and launch a step; ``after`` is the step whose tokens are not known yet."""
         with sigint_deferred():
             started = now()
             step = Step(self._scheduler.schedule(started), started if after is None else None)
@@ -193,7 +233,7 @@ class EngineLoop:
         return step
 
     def _prepare_samples(self, step: Step) -> None:
-        """Have the core write the inputs, and look up whose samples they have."""
+        """Have the core write the inputs, and look up the sequences of the samples."""
         buffers = self._executor.buffers
         self._scheduler.prepare_inputs(buffers.writable())
         step.parent_rows = buffers.sample_rows[: step.scheduled.num_samples].copy()
@@ -201,7 +241,7 @@ class EngineLoop:
         step.sequences = self._requests.by_handles(handles)
 
     def _draft(self, step: Step, drafter: Drafter) -> None:
-        """Put guesses behind rows of a step, where that is worth it."""
+        """Append draft tokens to rows of a step, if that makes it faster."""
         drafts = drafter.propose(step.scheduled, step.sequences, step.parent_rows)
         if drafts is not None:
             arrays = drafts.rows, drafts.token_start, drafts.tokens
@@ -210,9 +250,9 @@ class EngineLoop:
             self._prepare_samples(step)
 
     def _prepare(self, step: Step, after: Step | None) -> None:
-        """Have the core write the inputs, and look up whose they are."""
+        """Have the core write the inputs, and look up the sequences of the rows."""
         self._prepare_samples(step)
-        if self._drafter is not None and after is None:  # whose tokens are all known
+        if self._drafter is not None and after is None:  # all tokens are known
             self._draft(step, self._drafter)
         scheduled, buffers = step.scheduled, self._executor.buffers
         prefills = buffers.row_handles[: scheduled.num_prefill_rows].tolist()
@@ -234,7 +274,7 @@ class EngineLoop:
         return step.is_async
 
     def _process(self, step: Step) -> None:
-        """Take what a step gave; it is the oldest."""
+        """Process the result of the oldest step."""
         if step.handle is None:
             with sigint_deferred():
                 self._steps.popleft()
@@ -257,7 +297,7 @@ class EngineLoop:
             if output.pooled is not None:
                 for sequence, vector in zip(step.sequences, output.pooled, strict=True):
                     sequence.request.pooled = vector
-            touched = record_step(update, handles, self._requests, now() + _WALL_CLOCK)
+            touched = record_step(update, handles, self._requests, request_time())
             self._stats.num_generation_tokens += update.num_tokens
             for request in touched:
                 self._give_out(request, ended)
@@ -265,11 +305,11 @@ class EngineLoop:
     def _update(
         self, step: Step, update: StepUpdate, output: ModelOutput
     ) -> tuple[list[int], dict[int, GroupStats]]:
-        """Tell the scheduler what came out of a step.
+        """Report the result of a step to the scheduler.
 
         Returns:
-            The handle of each output's sequence, none where it knew the sequences already, and
-            what the groups that ended had been through.
+            The handle of each output's sequence, empty if the scheduler knew the sequences already,
+            and the statistics of the groups that ended.
         """
         step_id = step.scheduled.step_id
         if step.is_async:
@@ -288,9 +328,9 @@ class EngineLoop:
         return handles.tolist(), dict(ended)
 
     def _give_out(self, request: Request, ended: dict[int, GroupStats]) -> None:
-        """Make the output of a request that got something, if its caller wants it now."""
+        """Create the output of a request that got tokens, if its caller needs it now."""
         if request.is_finished:
-            # The scheduler does not know yet where the next step was launched ahead.
+            # The scheduler does not know yet if the next step was launched ahead.
             group_stats = ended.get(request.group) or self._scheduler.abort(request.group)
             self.end(request, None, group_stats)
         elif request.is_streamed:
@@ -303,7 +343,7 @@ class EngineLoop:
                 self.end(request, None, self._scheduler.abort(request.group))
 
     def _roll_back(self) -> None:
-        """Give up the open steps: requests and scheduler are where they were before."""
+        """Discard the open steps: requests and scheduler return to their state before them."""
         with sigint_deferred():
             for step in self._steps:
                 self._end_ignored(step.scheduled)
@@ -339,13 +379,13 @@ class EngineLoop:
         request.metrics.num_recomputed_tokens = group_stats.num_recomputed_tokens
 
     def _record_scheduled(self, scheduled: SchedulerOutputs, prefilling: list[Sequence]) -> None:
-        """Times and counts of a step about to run."""
+        """Update times and counters of a step that is about to run."""
         used = self._num_gpu_blocks - self._scheduler.num_free_gpu_blocks
         self._stats.record_step(scheduled, used)
         for sequence in prefilling:
             metrics = sequence.request.metrics
             if metrics.first_scheduled_time is None:
-                metrics.first_scheduled_time = now() + _WALL_CLOCK
+                metrics.first_scheduled_time = request_time()
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("%s, %d waiting", step_line(scheduled, used), self._scheduler.num_waiting)
 

@@ -1,11 +1,10 @@
-"""The outputs of requests, made when their callers are to get them.
+"""Outputs of requests, created when they are returned to the caller.
 
-Owns what the caller of a request sees: tokens, text, log-probabilities, reasons, times.  An output
-covers all that came since the last one, so nothing is lost where a step fails before it is given
-out.
+Owns the contents of outputs: tokens, text, log-probabilities, finish reasons and times.  An output
+covers everything since the last one, so nothing is lost if a step fails before it is returned.
 
-Costs: text is made only for outputs that somebody gets.  A delta costs the same wherever in the
-sequence it stands; a cumulative output copies tokens and text.
+Costs: text is detokenized only for outputs that are returned.  A delta costs the same at any
+position of the sequence; a cumulative output copies tokens and text.
 """
 
 from collections.abc import Callable
@@ -23,7 +22,7 @@ from pagedserve.sampling_params import RequestOutputKind
 
 
 def make_output(request: Request) -> RequestOutput:
-    """The next output of a request: its last where it has ended."""
+    """Create the next output of a request: its last if it has ended."""
     if request.search is not None:
         completions = _beam_completions(request)
     else:
@@ -51,7 +50,7 @@ def make_output(request: Request) -> RequestOutput:
 def _completions(request: Request) -> list[CompletionOutput]:
     sequences = request.sequences
     if request.params.chooses_best:
-        # Stable: of equals the one with the smaller index.
+        # Stable: on ties the smaller index is first.
         sequences = sorted(sequences, key=lambda sequence: -sequence.cumulative_logprob)
         sequences = sequences[: request.params.n]
     if request.output_kind is RequestOutputKind.DELTA:
@@ -67,7 +66,7 @@ def _completions(request: Request) -> list[CompletionOutput]:
 
 
 def _delta(request: Request, place: int, sequence: Sequence) -> CompletionOutput:
-    """What is new of a sequence since its last delta."""
+    """Create the output for what is new in a sequence since its last delta."""
     text, finish = _text_so_far(request, sequence)
     first = sequence.num_sent_tokens
     completion = _completion(
@@ -76,7 +75,7 @@ def _delta(request: Request, place: int, sequence: Sequence) -> CompletionOutput
     sequence.num_sent_tokens = len(sequence.token_ids)
     sequence.is_end_sent = finish is not None
     if sequence.text is not None and not sequence.is_end_sent:
-        # What was sent is kept only as far as a stop string may reach back.
+        # Sent text is kept only as far back as a stop string may reach.
         strings = request.rule.strings
         num_kept = 0 if strings is None else strings.max_length - 1
         num_old = max(0, min(len(text), len(sequence.text.text) - num_kept))
@@ -86,7 +85,7 @@ def _delta(request: Request, place: int, sequence: Sequence) -> CompletionOutput
 
 
 def _text_so_far(request: Request, sequence: Sequence) -> tuple[str, Finish | None]:
-    """The text of a sequence that nothing can take back, and why it ended if it has."""
+    """Final text of a sequence so far, and its finish reason if it has ended."""
     finish = sequence.finish or request.finish
     if finish is not None:
         return _ended(request, sequence.token_ids, sequence.text, sequence.stop_match, finish)
@@ -108,14 +107,14 @@ def _ended(
     match: StopMatch | None,
     finish: Finish,
 ) -> tuple[str, Finish]:
-    """The text of a sequence or beam that has ended, and why it ended.
+    """Text of a sequence or beam that has ended, and its finish reason.
 
     Args:
-        request: Its request.
+        request: Request of the sequence.
         token_ids: All its new tokens.
-        stream: Its text so far, without a token that ended it; None where nobody looked at it.
-        match: The stop string that ended it.
-        finish: Why it ended, as far as was known.
+        stream: Detokenized text without the token that ended it; None if it was not detokenized.
+        match: Stop string that ended it.
+        finish: Finish reason, if already known.
     """
     detokenizer, rule = request.detokenizer, request.rule
     if detokenizer is None:
@@ -136,7 +135,7 @@ def _ended(
 def _first_match(
     rule: StopRule, stream: TextStream, match: StopMatch | None, num_tokens: int
 ) -> tuple[str, StopMatch | None]:
-    """The whole text of a stream, and the stop string that it holds: also in what was held back."""
+    """Complete the text of a stream, and find a stop string also in what was held back."""
     text = stream.text + stream.rest()
     if match is None and rule.strings is not None and num_tokens > rule.min_tokens:
         match = rule.strings.find(text, len(stream.text))
@@ -152,7 +151,7 @@ def _completion(
     *,
     first: int = 0,
 ) -> CompletionOutput:
-    """What is shown of a sequence, from new token number ``first`` on."""
+    """Create the output of a sequence, from new token number ``first`` on."""
     token_ids = sequence.token_ids[first:]
     has_sum = sequence.logprobs is not None
     return CompletionOutput(
@@ -169,7 +168,7 @@ def _completion(
 
 def _beam_completions(request: Request) -> list[CompletionOutput]:
     search = request.search
-    assert search is not None  # noqa: S101  # asked by the caller
+    assert search is not None  # noqa: S101  # checked by the caller
     best = search.best(request.params.n, request.finish or Finish("length"))
     completions = []
     for place, (beam, _, finish) in enumerate(best):
@@ -200,7 +199,7 @@ def _shown_logprobs(
     if request.params.logprobs is None:
         return None
     view = LogprobsView(list(token_ids), list(entries), _token_text(request))
-    return cast("Logprobs", view)  # every entry is there, but of tokens that another engine made
+    return cast("Logprobs", view)  # entries are None only for tokens of another engine
 
 
 def _token_text(request: Request) -> Callable[[int], str] | None:

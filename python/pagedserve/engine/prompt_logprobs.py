@@ -1,8 +1,8 @@
-"""Log-probabilities of prompts: which positions of a step to ask about, and where answers go.
+"""Log-probabilities of prompts: positions of a step to compute, and their results.
 
-Entry i of a request's prompt log-probabilities is that of prompt token i + 1, foretold at
-position i.  A prompt computed in chunks gets its entries in order; what is computed again after
-a preemption is not asked again.
+Entry i of a request's prompt log-probabilities is that of prompt token i + 1, predicted at
+position i.  A prompt computed in chunks gets its entries in order; positions recomputed after a
+preemption are skipped.
 """
 
 from collections.abc import Sequence as SequenceOf
@@ -19,13 +19,13 @@ from pagedserve.sampling.rows import PromptTargets
 
 
 class ScoredRow(NamedTuple):
-    """Positions of one row to ask about.
+    """Positions of one row that need log-probabilities.
 
     Attributes:
-        request: Whose prompt it is.
-        first: The first position in the prompt.
-        place: Where that lies in the step's tokens.
-        num_positions: How many of them.
+        request: Request of the prompt.
+        first: First position in the prompt.
+        place: Index of that position in the step's tokens.
+        num_positions: Number of positions.
     """
 
     request: Request
@@ -35,7 +35,7 @@ class ScoredRow(NamedTuple):
 
     @property
     def num_top(self) -> int:
-        """Likeliest tokens wanted of each position."""
+        """Number of most likely tokens needed per position."""
         return self.request.params.prompt_logprobs or 0
 
 
@@ -44,12 +44,12 @@ def scored_rows(
     query_start: NDArray[np.int32],
     positions: NDArray[np.int64],
 ) -> list[ScoredRow]:
-    """The rows to ask about.
+    """Rows that need prompt log-probabilities.
 
     Args:
-        rows: What each prompt row of the step computes, in order.
-        query_start: Where each begins in the step's tokens, [R + 1].
-        positions: Place of each of the step's tokens in its sequence, [T].
+        rows: Computed part of each prompt row of the step, in order.
+        query_start: Start of each row in the step's tokens, [R + 1].
+        positions: Position of each of the step's tokens in its sequence, [T].
     """
     scored = []
     for row, sequence in enumerate(rows):
@@ -67,7 +67,7 @@ def scored_rows(
 
 
 def prompt_targets(scored: SequenceOf[ScoredRow]) -> PromptTargets:
-    """All positions to ask about, at least one, and the tokens that follow them."""
+    """All positions to compute, at least one, and the tokens that follow them."""
     index = [np.arange(row.place, row.place + row.num_positions, dtype=np.int32) for row in scored]
     following = [
         row.request.prompt_token_ids[row.first + 1 : row.first + row.num_positions + 1]
@@ -81,7 +81,7 @@ def prompt_targets(scored: SequenceOf[ScoredRow]) -> PromptTargets:
 
 
 def record_prompts(scored: SequenceOf[ScoredRow], answers: PositionLogprobs) -> None:
-    """Give each prompt what the answers say of it."""
+    """Append the computed log-probabilities to each prompt."""
     positions = zip(*answers, strict=True)
     for row in scored:
         own = islice(positions, row.num_positions)

@@ -1,7 +1,7 @@
-"""A request, its sequences, and the table of all requests of an engine: one type each.
+"""Requests, their sequences, and the table of all requests of an engine.
 
-Owns what the engine knows of a request beside the scheduler: parameters, text, log-probabilities,
-times.  Token ids of prompts, block tables and queues are the core's.
+Owns the state of a request outside the scheduler: parameters, text, log-probabilities, times.
+Token ids of prompts, block tables and queues belong to the core.
 """
 
 from collections.abc import Iterator
@@ -30,26 +30,25 @@ from pagedserve.sampling_params import RequestOutputKind, SamplingParams
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One continuation of a request, so far.
+    """One completion of a request, so far.
 
     Attributes:
-        request: Whose it is.
-        index: Its place among those of its request; 0 for beams, whose places change.
-        text: Its text as it comes; None where only the last text is wanted.  Text that was sent
-            as a delta is forgotten.
-        logprobs: Of each new token, None for those that another engine made; None where nobody
-            asked.
-        constant_row: What the sampler is told about every token, where that is always the same.
-        beam: What a beam search knows of it.
-        handle: The scheduler's.
+        request: Request of the sequence.
+        index: Index within the request; 0 for beams, whose order changes.
+        text: Incremental detokenizer; None if only the final text is needed.  Text that was sent as
+            a delta is dropped.
+        logprobs: Entry per new token, None for tokens of another engine; None if not requested.
+        constant_row: Sampler input of every token, if it is always the same.
+        beam: State in the beam search.
+        handle: Handle in the scheduler.
         token_ids: New tokens.
         cumulative_logprob: Sum of ``logprobs``.
-        finish: Why it ended, once it has.
-        stop_match: The stop string that ended it.
-        num_sent_tokens: Tokens that deltas have brought.
-        num_sent_chars: Characters at the beginning of ``text`` that deltas have brought.
-        is_end_sent: Whether a delta has told of its end.
-        drafted: What is known of guesses at its tokens, once there was one.
+        finish: Finish reason, once it has ended.
+        stop_match: Stop string that ended it.
+        num_sent_tokens: Tokens sent in deltas.
+        num_sent_chars: Characters at the start of ``text`` sent in deltas.
+        is_end_sent: Whether a delta has reported its end.
+        drafted: Acceptance statistics of its draft tokens, once it had any.
     """
 
     request: "Request"
@@ -69,11 +68,11 @@ class Sequence:
     drafted: DraftedText | None = None
 
     def row(self, *, num_unknown: int = 0, drafts: SequenceOf[int] = ()) -> RowSampling:
-        """What the sampler is told about its next token.
+        """Build the sampler input for its next token.
 
         Args:
-            num_unknown: Tokens of it that only the device knows so far, behind those known here.
-            drafts: Guesses behind those known here; what is asked for is the token after them.
+            num_unknown: Further tokens that so far only the device knows.
+            drafts: Draft tokens after the known ones; the row is for the token after them.
         """
         token_ids = [*self.token_ids, *drafts] if drafts else self.token_ids
         return self.request.row_sampler.row(token_ids, self.index, num_unknown=num_unknown)
@@ -84,33 +83,32 @@ class Request:
     """A request from its check to its last output.
 
     Attributes:
-        request_id: The caller's name for it.
-        prompt: Its text, or None where token ids were given.
-        prompt_token_ids: The prompt's tokens, which nobody outside the engine can change.
-        params: How to continue it.
-        rule: When its sequences end.
-        row_sampler: Makes what the sampler is told.
-        detokenizer: Makes its text; None for no text.
+        request_id: Request id.
+        prompt: Text of the prompt, or None if it was given as token ids.
+        prompt_token_ids: Token ids of the prompt, private to the engine.
+        params: Sampling parameters.
+        rule: Stop conditions of its sequences.
+        row_sampler: Builds the sampler inputs.
+        detokenizer: Creates its text; None without detokenization.
         output_kind: Which outputs its caller gets.
-        metrics: When what happened.
-        salt: Under which its prefix may be shared.
-        priority: Smaller goes first, where the scheduler's policy asks for it.
+        metrics: Timestamps and counters.
+        salt: Salt of its prefix in the prefix cache.
+        priority: Priority; the lowest is served first, with ``scheduling_policy="priority"``.
         search: The beam search, if it is one.
-        prompt_logprobs: Of the prompt's tokens but the first, so far; None where nobody asked.
-        lora_request: The adapter that was asked for.
-        adapter: Keeps its weights in host memory until the request ends.
-        images: Of its prompt; None where it has none.
-        encoder: What the encoder reads; None where the model has none.
-        pooled: What a model that pools made of the prompt, float32 ``[F]``.
-        sequences: Its continuations in the order of their indices; of a beam search those that
-            go on.
-        is_plain: Whether a token is all that a step brings it: one sequence, and nobody looks at
-            text or log-probabilities before the end.
+        prompt_logprobs: Entry per prompt token but the first, so far; None if not requested.
+        lora_request: Requested adapter.
+        adapter: Reference that keeps its weights in host memory until the request ends.
+        images: Images of its prompt; None if it has none.
+        encoder: Encoder input; None if the model has no encoder.
+        pooled: Vector of a pooling model, float32 ``[F]``.
+        sequences: Sequences in the order of their indices; for beam search, the unfinished beams.
+        is_plain: Whether a step adds only a token: one sequence, and text and log-probabilities are
+            not needed before the end.
         group: Handle of its sequence group.
-        finish: Why it ended, for sequences that did not end by themselves.
+        finish: Finish reason of sequences that have none yet.
         is_finished: Whether it has ended.
-        num_cached_tokens: Prompt tokens that the prefix cache had; None before the first token.
-        start_seconds: What the engine's scheduler had taken when the request came.
+        num_cached_tokens: Prompt tokens found in the prefix cache; None before the first token.
+        start_seconds: Scheduler seconds of the engine when the request arrived.
     """
 
     request_id: str
@@ -152,25 +150,25 @@ class Request:
 
     @property
     def is_streamed(self) -> bool:
-        """Whether its caller wants outputs before the last."""
+        """Whether its caller gets outputs before the last."""
         return self.output_kind is not RequestOutputKind.FINAL_ONLY
 
     @property
     def shown_prompt(self) -> list[int]:
-        """The prompt's tokens for its outputs: their caller may do with them as he likes."""
+        """Copy of the prompt's tokens for its outputs, which the caller may modify."""
         if self._shown_prompt is None:
             self._shown_prompt = self.prompt_token_ids.copy()
         return self._shown_prompt
 
     def fail(self, error: Exception) -> None:
-        """Give up its text, which cannot be made, and say so as the reason of its end."""
+        """End it with an error as the finish reason, without text."""
         self.detokenizer = None
         self.finish = text_failure(error)
         for sequence in self.sequences:
             sequence.finish, sequence.text = self.finish, None
 
     def new_sequence(self, index: int, beam: Beam | None = None) -> Sequence:
-        """A continuation: without tokens, or with those of a beam."""
+        """Create a sequence: without tokens, or with those of a beam."""
         row = self.row_sampler.constant
         if beam is not None:
             return Sequence(self, 0, None, None, row, beam, token_ids=list(beam.token_ids))
@@ -180,14 +178,14 @@ class Request:
 
 
 def text_failure(error: Exception) -> Finish:
-    """The end of a request whose tokens the tokenizer makes no text of."""
+    """Finish reason of a request whose tokens cannot be detokenized."""
     return Finish("error", f"no text can be made of its tokens: {type(error).__name__}: {error}")
 
 
 def start_search(
     params: SamplingParams, rule: StopRule, detokenizer: Detokenizer | None
 ) -> BeamSearch:
-    """The beam search of a request, before its first step."""
+    """Create the beam search of a request, before its first step."""
     return BeamSearch.start(
         width=params.max_num_running_seqs,
         length_penalty=params.length_penalty,
@@ -199,10 +197,10 @@ def start_search(
 
 
 class RequestTable:
-    """All requests that have not ended, by the caller's id and by the scheduler's handles.
+    """All unfinished requests, by request id and by the scheduler's handles.
 
     Attributes:
-        has_encoders: Whether an encoder reads prompts of theirs: of all, or of none.
+        has_encoders: Whether the prompts have encoder inputs: all of them, or none.
     """
 
     def __init__(self) -> None:
@@ -224,19 +222,19 @@ class RequestTable:
 
     @property
     def has_scored(self) -> bool:
-        """Whether some request wants log-probabilities of its prompt."""
+        """Whether any request needs log-probabilities of its prompt."""
         return bool(self._scored)
 
     @property
     def has_images(self) -> bool:
-        """Whether some request's prompt has images."""
+        """Whether any request's prompt has images."""
         return bool(self._with_images)
 
     def check_new(self, request_id: object) -> None:
-        """Refuse an id that a request cannot have.
+        """Refuse an invalid request id.
 
         Raises:
-            RequestError: It is no string, or another request has it.
+            RequestError: It is not a string, or another request has it.
         """
         if not isinstance(request_id, str) or request_id in self._by_id:
             raise RequestError(
@@ -245,7 +243,7 @@ class RequestTable:
             )
 
     def add(self, request: Request, group: int, handle: int) -> None:
-        """Take up a request whose only sequence has this handle; its id is new."""
+        """Add a request whose only sequence has this handle; its id is new."""
         request.group = group
         self._by_id[request.request_id] = request
         self._by_group[group] = request
@@ -259,7 +257,7 @@ class RequestTable:
     def replace_sequences(
         self, request: Request, sequences: list[Sequence], handles: list[int]
     ) -> None:
-        """Give a request sequences, which go on under these handles or have ended."""
+        """Replace the sequences of a request, which continue under these handles or have ended."""
         for sequence in request.sequences:
             self._by_seq.pop(sequence.handle, None)
         for sequence, handle in zip(sequences, handles, strict=True):
@@ -269,11 +267,11 @@ class RequestTable:
         request.sequences = sequences
 
     def drop_sequence(self, sequence: Sequence) -> None:
-        """Forget the handle of a sequence that has ended."""
+        """Remove the handle of a sequence that has ended."""
         self._by_seq.pop(sequence.handle, None)
 
     def discard(self, request: Request) -> None:
-        """Forget a request, and let its adapter go."""
+        """Remove a request, and release its adapter."""
         request.adapter = None
         for sequence in request.sequences:
             self._by_seq.pop(sequence.handle, None)
@@ -283,14 +281,14 @@ class RequestTable:
         self._by_id.pop(request.request_id, None)
 
     def by_id(self, request_id: str) -> Request | None:
-        """The request of that id, if it is still here."""
+        """The request of that id, if it is in the table."""
         return self._by_id.get(request_id)
 
     def by_group(self, group: int) -> Request | None:
-        """The request of that sequence group, if it is still here."""
+        """The request of that sequence group, if it is in the table."""
         return self._by_group.get(group)
 
     def by_handles(self, handles: list[int]) -> list[Sequence]:
-        """Those sequences, all of which are here."""
+        """The sequences of these handles, all of which are in the table."""
         by_seq = self._by_seq
         return [by_seq[handle] for handle in handles]

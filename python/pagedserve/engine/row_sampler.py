@@ -1,4 +1,4 @@
-"""What the sampler is told about each new token of one request."""
+"""Sampler inputs for the new tokens of a request."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -15,17 +15,17 @@ _DRAWN_AT_ONCE: Final = 64
 
 
 class UniformStream:
-    """The random numbers of one sequence: number i belongs to its i-th new token.
+    """Random numbers of one sequence: number i belongs to its i-th new token.
 
-    They depend on the key alone, not on what else runs, on preemptions, or on steps that failed
-    and were done again.  So a few numbers before the newest are kept.
+    They depend on the key alone, not on the batch, on preemptions, or on failed steps that are
+    repeated, so a few numbers before the newest are kept.
     """
 
     __slots__ = ("_block", "_generator", "_start")
 
     def __init__(self, *key: int) -> None:
-        """Start the stream that ``key``, non-negative integers, names; another key, another one."""
-        # As text: of integers, SeedSequence would take (2**32, 0) and (0, 1) for the same.
+        """Start the stream of ``key``, non-negative integers; different keys, different streams."""
+        # As text: for integers SeedSequence takes (2**32, 0) and (0, 1) for the same.
         seed = np.random.SeedSequence(list(repr(key).encode()))
         self._generator = np.random.Generator(np.random.Philox(seed))
         self._start = 0
@@ -42,11 +42,11 @@ class UniformStream:
 
 
 class RowSampler:
-    """Makes the rows of a request.
+    """Builds the sampler rows of a request.
 
     Attributes:
-        constant: The row of every token, where all are the same: greedy, and nothing edited.
-        grammar: Where its sequences are in the grammar of their text; None where it may be any.
+        constant: Row of every token, if all are the same: greedy, without edits.
+        grammar: Grammar states of its sequences; None without structured outputs.
     """
 
     __slots__ = (
@@ -84,19 +84,19 @@ class RowSampler:
         """Prepare the rows of a request.
 
         Args:
-            params: Its sampling parameters.
-            prompt_token_ids: What the repetition penalty counts besides new tokens.
-            bad_words: Token sequences that must not come.
+            params: Sampling parameters.
+            prompt_token_ids: Tokens that the repetition penalty counts besides new ones.
+            bad_words: Token sequences that must not be generated.
             banned_at_first: Tokens not to be sampled before ``params.min_tokens`` new ones.
-            num_candidates: Of each beam; 0 where there is no beam search.
-            key: Names its random numbers; each sequence adds its index.
-            pair_start: Where a second text begins in its prompt.
-            rules: Of the model, for new tokens; None where it has none.
-            grammar: Of the text; None where it may be any.
-            num_drafts: Guesses behind a token in a step, at most.
-            choice: Index by which the first of its sequences draws.
+            num_candidates: Candidates per beam; 0 without beam search.
+            key: Key of its random numbers; each sequence adds its index.
+            pair_start: Start of the second text in its prompt.
+            rules: Token rules of the model; None if it has none.
+            grammar: Grammar of the text; None without structured outputs.
+            num_drafts: Maximum draft tokens per step.
+            choice: Index of its first sequence for the random numbers.
         """
-        # Of each sequence the newest, and where something forks from it, those behind and before.
+        # Streams of the newest sequences, and of those after and before a fork.
         num_seqs = params.max_num_running_seqs
         num_states = 1 if num_seqs == 1 and not num_drafts else num_seqs * (2 + num_drafts)
         self.grammar = None if grammar is None else grammar.states(num_states)
@@ -107,23 +107,24 @@ class RowSampler:
         self._bad_words = bad_words
         self._banned = banned_at_first
         self._num_candidates = num_candidates
-        # Beams have theirs from the candidates.
+        # Beams take theirs from the candidates.
         self._num_logprobs = (params.logprobs or 0) if params.keeps_logprobs else None
         self._has_edits = bad_words is not None or _edits_logits(params)
         self._plain = self._make((0.0,), None)
         # Beams are greedy.
         draws = range(choice, choice + (0 if self._plain.is_greedy else num_seqs))
         self._uniforms = [UniformStream(*key, index) for index in draws]
-        # Another key than that of any sequence.
+        # A key that differs from those of all sequences.
         self._seconds = [UniformStream(*key, index, 1) for index in draws if grammar]
         is_constant = not (self._uniforms or self._has_edits or self._banned or grammar)
         self.constant = self._plain if is_constant and rules is None else None
 
     def row(self, token_ids: Sequence[int], index: int, *, num_unknown: int = 0) -> RowSampling:
-        """The row for what follows ``token_ids``, the new tokens of sequence ``index``.
+        """Row for the token after ``token_ids``, the new tokens of sequence ``index``.
 
-        The first row of a request draws a token for each of its sequences.  Behind ``token_ids``
-        may be ``num_unknown`` tokens more, where nothing depends on what they are.
+        The first row of a request samples a token for each of its sequences.  ``num_unknown``
+        further
+        tokens may follow ``token_ids`` if the row does not depend on them.
         """
         count = len(token_ids) + num_unknown
         rules = self._rules
@@ -145,11 +146,11 @@ class RowSampler:
         return self._make(uniforms, edits)
 
     def forced(self, token_ids: Sequence[int]) -> list[int]:
-        """Tokens that most likely follow ``token_ids`` because its grammar asks for their text."""
+        """Tokens that most likely follow ``token_ids`` because its grammar forces their text."""
         return [] if self.grammar is None else self.grammar.forced(token_ids)
 
     def possible(self, token_ids: Sequence[int], drafts: list[int]) -> list[int]:
-        """Guesses behind ``token_ids``, up to the first that its grammar rules out."""
+        """Draft tokens after ``token_ids``, up to the first that its grammar rules out."""
         if self.grammar is None:
             return drafts
         return drafts[: self.grammar.num_possible(token_ids, drafts)]

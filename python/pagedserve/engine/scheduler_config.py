@@ -1,4 +1,4 @@
-"""What the core's scheduler is told, of the arguments, the model and its memory."""
+"""Configuration of the core's scheduler from the arguments, the model and its memory."""
 
 from pagedserve._core import SchedulerConfig
 from pagedserve.config import EngineArgs
@@ -10,28 +10,28 @@ from pagedserve.executor.protocol import ModelInfo, StepLimits
 def scheduler_config(
     args: EngineArgs, max_model_len: int, memory: MemoryPlan | None = None
 ) -> SchedulerConfig:
-    """The limits and options of the scheduler.
+    """Create the configuration of the scheduler.
 
     Args:
-        args: The user's.
-        max_model_len: Tokens of a sequence of the model.
-        memory: Where the memory goes; None while that is not known, and only limits are wanted.
+        args: Options of the engine.
+        max_model_len: Maximum tokens of a sequence of the model.
+        memory: Memory plan; None while it is not known, and only the limits are needed.
 
     Raises:
-        ConfigError: Prefixes are to be cached of a model that keeps states.
+        ConfigError: Prefix caching or draft tokens with a model that has recurrent states.
     """
     options = args.scheduler_options
     if memory is not None and memory.num_state_slots:
         if args.num_drafts:
             raise ConfigError(
                 f"speculative_config is {args.speculative_config}, and layers of this model keep a "
-                "state of the whole sequence, which cannot go back behind a wrong guess: leave it "
-                "out"
+                "state of the whole sequence, which cannot be rolled back after a rejected draft "
+                "token: leave it out"
             )
         if args.enable_prefix_caching:
             raise ConfigError(
                 "enable_prefix_caching is True, and layers of this model keep a state of the whole "
-                "sequence, which no block of a prefix has: leave it out"
+                "sequence, which the blocks of a prefix do not contain: leave it out"
             )
         options |= {
             "num_state_slots": memory.num_state_slots,
@@ -41,11 +41,11 @@ def scheduler_config(
 
 
 def step_limits(config: SchedulerConfig, model: ModelInfo, args: EngineArgs) -> StepLimits:
-    """The most that a step of such a scheduler may hold.
+    """Maximum contents of a step of such a scheduler.
 
-    A window's keys are kept for as long as a query of a step may see them, which writes its own
-    first; all keys where prefixes are shared, or no sequence gets so long.  Where some layers see
-    less than others, those have blocks of their own.
+    Keys of a sliding window are kept while a query of a step may attend to them, after it has
+    written its keys; all keys are kept if prefixes are shared, or if no sequence is longer.  Layers
+    with smaller windows than others have separate blocks.
     """
     window = None
     if model.sliding_window is not None and not args.enable_prefix_caching:

@@ -1,4 +1,4 @@
-"""Prompts of models that write down speech: audio for the encoder, a beginning for the decoder."""
+"""Prompts of speech models: audio for the encoder, a prefix for the decoder."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,19 +17,19 @@ from pagedserve.speech import SpeechRules
 
 
 class HearsAudio(Protocol):
-    """Makes an encoder's features of audio."""
+    """Computes an encoder's features of audio."""
 
     def features(self, audio: Audio, name: str) -> NDArray[np.float32]:
-        """See ``pagedserve.models.audio_processor``."""
+        """Compute features; see ``pagedserve.models.audio_processor``."""
 
 
 def audio_for_encoder(
     prompt: ParsedPrompt, name: str, processor: HearsAudio, num_states: int
 ) -> EncoderInput:
-    """What the encoder hears of a prompt.
+    """Encoder features of a prompt's audio.
 
     Raises:
-        RequestError: No audio, audio that the model does not take, or text beside it.
+        RequestError: No audio, audio that the model does not accept, or text beside it.
     """
     encoder = prompt if prompt.encoder is None else prompt.encoder
     if prompt.images or encoder.images:
@@ -54,20 +54,20 @@ def begin_speech(
     encode: Callable[[str], list[int]],
     vocab_size: int,
 ) -> tuple[ParsedPrompt, TokenRules]:
-    """The decoder's prompt and the rules for what follows it.
+    """The decoder's prompt and the token rules for what follows it.
 
-    One without the token that all text begins behind gets it.  Where nothing follows that, the
-    audio's language is found: the first new tokens say it, and what is done.
+    Adds the start token if it is missing.  If nothing follows it, the model detects the language:
+    the first new tokens are language and task.
 
     Args:
-        prompt: The decoder's, which may be empty.
-        speech: Of the model.
-        name: What an error calls it.
-        encode: The tokenizer, nothing added.
-        vocab_size: Ids must be below it.
+        prompt: Decoder prompt, which may be empty.
+        speech: Speech tokens of the model.
+        name: Name of the prompt in errors.
+        encode: Function of the tokenizer that adds no special tokens.
+        vocab_size: Vocabulary size; ids must be below it.
 
     Raises:
-        RequestError: A task beside a prompt that says what is done, or one that the model lacks.
+        RequestError: A task beside a prompt that has one, or one that the model lacks.
     """
     begun = [speech.start]
     if prompt.text or prompt.token_ids is not None:
@@ -78,9 +78,9 @@ def begin_speech(
         first = tuple(speech.choices(task=prompt.speech_task or "transcribe"))
     elif prompt.speech_task is not None:
         raise RequestError(
-            f"{name} has speech_task, and its decoder's prompt says it: leave it out"
+            f"{name} has speech_task, and its decoder_prompt sets the task: leave it out"
         )
-    if all(len(choices) == 1 for choices in first):  # nothing is to be found
+    if all(len(choices) == 1 for choices in first):  # nothing is to be detected
         begun, first = [*begun, *(token for (token,) in first)], ()
     rules = TokenRules(
         first=first, suppressed=speech.suppressed, suppressed_first=speech.suppressed_first

@@ -1,10 +1,10 @@
-"""Counts of an engine, and the line that tells people how it is doing."""
+"""Counters of an engine, and its statistics line."""
 
 import time
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, zip_longest
+from itertools import accumulate, chain, zip_longest
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
@@ -12,18 +12,18 @@ from pagedserve._core import CacheConfig, Scheduler, SchedulerOutputs
 from pagedserve.config import EngineArgs
 from pagedserve.executor.memory import MemoryPlan
 
-if TYPE_CHECKING:  # `hit_rate` is for programs without numpy too
+if TYPE_CHECKING:  # `hit_rate` is also for programs without numpy
     from pagedserve.executor.protocol import ModelInfo
 
 
 @dataclass(slots=True)
 class Histogram:
-    """Counts by size.
+    """Distribution of values in buckets.
 
     Attributes:
-        bounds: The largest value of each count but the last, increasing.
-        counts: How many values there were up to each bound and above the one before; the last is
-            of those above all.
+        bounds: Largest value of each bucket but the last, increasing.
+        counts: Number of values up to each bound and above the previous one; the last is for values
+            above all bounds.
         total: Sum of the values.
     """
 
@@ -32,7 +32,7 @@ class Histogram:
     total: float = 0.0
 
     def __post_init__(self) -> None:
-        """Begin with nothing."""
+        """Initialize the counts to zero."""
         self.counts = [0] * (len(self.bounds) + 1)
 
     def observe(self, value: float) -> None:
@@ -40,13 +40,18 @@ class Histogram:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
+    def buckets(self) -> list[tuple[str, int]]:
+        """Number of values at most each bound, as Prometheus writes it; the last is all."""
+        bounds = [*map(str, map(float, self.bounds)), "+Inf"]
+        return list(zip(bounds, accumulate(self.counts), strict=True))
+
     def add(self, other: Self) -> None:
-        """Count what another with these bounds has counted."""
+        """Add the counts of another with the same bounds."""
         self.counts = [mine + more for mine, more in zip(self.counts, other.counts, strict=True)]
         self.total += other.total
 
 
-# Tokens of a step, as vLLM counts them.
+# Tokens of a step, with vLLM's bounds.
 _STEP_TOKENS: Final = (1, *(2**power for power in range(3, 15)))
 # 1, 2, 5, 10, 20, ... from 10 microseconds to 50 seconds.
 _STEP_SECONDS: Final = tuple(digit / 10**power for power in range(5, -2, -1) for digit in (1, 2, 5))
@@ -54,26 +59,26 @@ _STEP_SECONDS: Final = tuple(digit / 10**power for power in range(5, -2, -1) for
 
 @dataclass(slots=True)
 class EngineStats:
-    """Sums over the life of an engine.
+    """Counters over the lifetime of an engine.
 
     Attributes:
         num_steps: Steps that ran the model.
-        num_async_steps: Those of them that were launched before the tokens of the one before were
-            known to the host.
-        num_prompt_tokens: Prompt tokens of the requests taken up.
+        num_async_steps: Steps launched before the host knew the tokens of the previous step.
+        num_prompt_tokens: Prompt tokens of the requests added.
         num_generation_tokens: New tokens.
-        num_computed_prompt_tokens: Prompt tokens that the model ran on, again ones included.
+        num_computed_prompt_tokens: Prompt tokens that the model computed, including recomputed
+            ones.
         num_swapped_blocks: Blocks moved between the device and the host, both ways.
-        num_copied_blocks: Blocks copied because sequences that shared them went apart.
-        peak_used_blocks: KV blocks in use at the fullest moment.
-        scheduler_seconds: What the scheduler took to decide.
-        executor_seconds: What the executor took to launch steps and to give their results.
-        num_drafts: Rows of steps that had drafts.
-        num_draft_tokens: Drafts that were checked.
-        num_accepted_by_place: Those that were right, by their place in their row.
+        num_copied_blocks: Blocks copied on write when sequences that shared them diverged.
+        peak_used_blocks: Maximum KV blocks in use.
+        scheduler_seconds: Seconds spent in the scheduler.
+        executor_seconds: Seconds that the executor took to launch steps and return their results.
+        num_drafts: Rows of steps with draft tokens.
+        num_draft_tokens: Draft tokens that were verified.
+        num_accepted_by_place: Draft tokens that were accepted, by their position in the row.
         step_tokens: Tokens of each step that ran the model, drafts included.
-        step_seconds: How long each call that ended such a step took.
-        host_step_seconds: The part of it outside the executor.
+        step_seconds: Duration of each call that ended such a step.
+        host_step_seconds: Part of it outside the executor.
     """
 
     num_steps: int = 0
@@ -94,7 +99,7 @@ class EngineStats:
     host_step_seconds: Histogram = field(default_factory=lambda: Histogram(_STEP_SECONDS))
 
     def record_step(self, scheduled: SchedulerOutputs, num_used_blocks: int) -> None:
-        """Count a step about to run.
+        """Count a step that is about to run.
 
         Args:
             scheduled: Its decisions.
@@ -110,7 +115,7 @@ class EngineStats:
             self.num_copied_blocks += len(scheduled.blocks_to_copy)
 
     def record_drafts(self, num_drafts: int, num_accepted: int) -> None:
-        """Count the drafts of a row, and how many of them were right."""
+        """Count the draft tokens of a row, and how many of them were accepted."""
         self.num_drafts += 1
         self.num_draft_tokens += num_drafts
         counts = self.num_accepted_by_place
@@ -120,12 +125,12 @@ class EngineStats:
 
     @property
     def num_accepted_tokens(self) -> int:
-        """Drafts that were right."""
+        """Draft tokens that were accepted."""
         return sum(self.num_accepted_by_place)
 
     @classmethod
     def total(cls, several: Sequence["EngineStats"]) -> "EngineStats":
-        """The sums of several engines."""
+        """Sum over several engines."""
         total = cls()
         for stats in several:
             for name in cls.__slots__:
@@ -141,12 +146,12 @@ class EngineStats:
 
 
 class LoraUsage(NamedTuple):
-    """Which adapters unfinished requests have.
+    """Adapters of unfinished requests.
 
     Attributes:
-        max_loras: Adapters of a step.
-        running: Names of those that a step has computed something with.
-        waiting: Names of those of requests that wait for their first step.
+        max_loras: Maximum adapters per step.
+        running: Names of adapters of running requests.
+        waiting: Names of adapters of requests that wait for their first step.
     """
 
     max_loras: int
@@ -155,7 +160,7 @@ class LoraUsage(NamedTuple):
 
     @classmethod
     def total(cls, usages: Sequence["LoraUsage"]) -> "LoraUsage | None":
-        """Of several engines; None where none takes any."""
+        """Sum over several engines; None if none accepts adapters."""
         if not usages:
             return None
         running, waiting = (
@@ -167,25 +172,25 @@ class LoraUsage(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSnapshot:
-    """An engine at one moment: gauges, and sums over its life.
+    """State of an engine at one moment: gauges, and counters over its lifetime.
 
     Attributes:
-        num_running: Requests whose KV blocks are where the model computes.
+        num_running: Running requests, whose KV blocks are on the device.
         num_waiting: Requests without KV blocks.
         num_swapped: Requests whose KV blocks are in host memory.
-        gpu_cache_usage: Share of the KV blocks that are used, 0 to 1.
-        cpu_cache_usage: Share of the blocks in host memory, 0 where there are none.
-        num_preemptions: Requests that gave their place to others.
-        num_recomputed_tokens: Tokens that were computed and given up.
-        num_looked_up_tokens: Tokens that the prefix cache was asked for.
-        num_cached_tokens: Those of them that it had.
-        seconds_without_progress: How long requests have waited without the end of a step; 0 while
-            there are none.
-        cache_config: How the KV cache was made, by vLLM's names.
-        lora_usage: Of adapters; None where the engine takes none.
-        has_drafts: Whether next tokens are guessed.
-        stats: The engine's other sums, which go on.
-        replicas: The engines that it is the sum of, by name; none where it is one.
+        gpu_cache_usage: Fraction of the KV blocks in use, 0 to 1.
+        cpu_cache_usage: Fraction of the host blocks in use, 0 if there are none.
+        num_preemptions: Preemptions of requests.
+        num_recomputed_tokens: Computed tokens that were dropped.
+        num_looked_up_tokens: Tokens looked up in the prefix cache.
+        num_cached_tokens: Tokens found in the prefix cache.
+        seconds_without_progress: Seconds that requests have waited without a completed step; 0
+            without requests.
+        cache_config: Configuration of the KV cache, with vLLM's names.
+        lora_usage: Adapters in use; None if the engine does not accept adapters.
+        has_drafts: Whether speculative decoding is enabled.
+        stats: Further counters of the engine, which keep changing.
+        replicas: Snapshots of the replicas by name, if it is their sum; empty for one engine.
     """
 
     num_running: int
@@ -206,7 +211,7 @@ class EngineSnapshot:
 
     @classmethod
     def of(cls, scheduler: Scheduler, memory: MemoryPlan, **more: Any) -> Self:
-        """What a scheduler says of itself; ``more`` are the fields that it does not know."""
+        """Create from a scheduler; ``more`` are the fields that it does not have."""
         num_cpu_blocks = memory.num_cpu_blocks
         return cls(
             num_running=scheduler.num_running,
@@ -227,11 +232,11 @@ class EngineSnapshot:
     def total(
         cls, replicas: Mapping[str, "EngineSnapshot"], gone: Sequence["EngineSnapshot"] = ()
     ) -> "EngineSnapshot":
-        """Several engines as one: sums, means of shares, the longest wait.
+        """Aggregate several engines: sums, means of fractions, the longest wait.
 
         Args:
-            replicas: Engines that were made alike, by name; none is one that does nothing.
-            gone: The last ones of engines that are no more, of which sums are left.
+            replicas: Snapshots of equal engines by name; may be empty.
+            gone: Last snapshots of engines that ended, of which only the counters are added.
         """
         snapshots = list(replicas.values()) or [_NOTHING]
         gone = [replace(last, num_running=0, num_waiting=0, num_swapped=0) for last in gone]
@@ -274,19 +279,19 @@ _NOTHING: Final = EngineSnapshot(
 
 
 class Throughput:
-    """Tokens a second, between one look and the next."""
+    """Tokens per second since the previous measurement."""
 
     def __init__(self) -> None:
-        """Begin to measure."""
+        """Start to measure."""
         self._then = time.monotonic()
         self._counts = (0, 0)
 
     def age(self) -> float:
-        """Seconds since the last look."""
+        """Seconds since the last measurement."""
         return time.monotonic() - self._then
 
     def look(self, stats: EngineStats) -> tuple[float, float]:
-        """Prompt tokens that the model ran on, and new tokens, a second since the last look."""
+        """Computed prompt tokens, and new tokens, per second since the last measurement."""
         seconds = max(self.age(), 1e-9)
         counts = (stats.num_computed_prompt_tokens, stats.num_generation_tokens)
         prompt, generation = (
@@ -297,10 +302,10 @@ class Throughput:
 
 
 class StatsLine:
-    """One readable line about an engine; its rates are those since the line before."""
+    """Statistics line of an engine; its rates are since the previous line."""
 
     def __init__(self) -> None:
-        """Begin to measure."""
+        """Start to measure."""
         self._throughput = Throughput()
 
     def age(self) -> float:
@@ -308,12 +313,12 @@ class StatsLine:
         return self._throughput.age()
 
     def write(self, stats: EngineStats, scheduler: Scheduler, num_gpu_blocks: int) -> str:
-        """The line.
+        """Format the line.
 
         Args:
-            stats: The engine's counts.
-            scheduler: Its scheduler.
-            num_gpu_blocks: Its KV blocks.
+            stats: Counters of the engine.
+            scheduler: Scheduler of the engine.
+            num_gpu_blocks: Number of KV blocks.
         """
         prompt, generation = self._throughput.look(stats)
         used = 1 - scheduler.num_free_gpu_blocks / num_gpu_blocks
@@ -325,19 +330,19 @@ class StatsLine:
 
 
 def hit_rate(scheduler: Scheduler) -> str:
-    """The share of looked up tokens that the prefix cache had; "" where nothing was looked up."""
+    """Fraction of looked up tokens found in the prefix cache; "" if none were looked up."""
     looked_up = scheduler.num_looked_up_tokens
     return f", prefix hits {scheduler.num_cached_tokens / looked_up:.1%}" if looked_up else ""
 
 
 def acceptance(stats: EngineStats) -> str:
-    """The share of drafts that were right; "" where there were none."""
+    """Fraction of accepted draft tokens; "" if there were none."""
     drafted = stats.num_draft_tokens
     return f", drafts accepted {stats.num_accepted_tokens / drafted:.1%}" if drafted else ""
 
 
 def step_line(scheduled: SchedulerOutputs, num_used_blocks: int) -> str:
-    """One step in one line."""
+    """Format a step in one line."""
     return (
         f"step {scheduled.step_id}: {scheduled.num_prefill_groups} prompts, "
         f"{scheduled.num_rows} rows, {scheduled.num_batched_tokens} tokens, "
@@ -348,10 +353,10 @@ def step_line(scheduled: SchedulerOutputs, num_used_blocks: int) -> str:
 def cache_config(
     args: EngineArgs, cache: CacheConfig, memory: MemoryPlan, model: "ModelInfo"
 ) -> dict[str, object]:
-    """How the KV cache was made, by the names that vLLM's versions have for it."""
+    """Configuration of the KV cache, with the names of vLLM's versions."""
     return {
         "block_size": cache.block_size,
-        "cache_dtype": "auto",  # the model's
+        "cache_dtype": "auto",  # that of the model
         "enable_prefix_caching": cache.enable_prefix_caching,
         "gpu_memory_utilization": args.gpu_memory_utilization,
         "kv_cache_memory_bytes": memory.pool_bytes,

@@ -1,4 +1,4 @@
-"""A step of the engine, between its decisions and its end."""
+"""A step of the engine, from scheduling to its end."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -15,19 +15,18 @@ from pagedserve.sampling.rows import RowSampling
 
 @dataclass(slots=True, eq=False)
 class Step:
-    """A step between its decisions and its end; S is the number of its samples.
+    """A scheduled step; S is the number of its samples.
 
     Attributes:
-        scheduled: The scheduler's decisions.
-        started: When they were asked for, by the scheduler's clock; None where another step was
+        started: Time of scheduling, by the scheduler's clock; None if another step was running.
             under way.
-        parent_rows: int32 ``[S]``, the row of each sample.
+        parent_rows: Row of each sample, int32 ``[S]``.
         sequences: The sequence of each sample.
-        scored: Rows of prompts whose log-probabilities somebody wants.
+        scored: Rows of prompts whose log-probabilities are requested.
         with_images: Requests whose prompts have images, by row.
-        handle: What the executor launched; None where there is nothing to run, or not yet.
+        handle: Handle of the launched work; None if there is no work, or it is not launched yet.
         is_async: Whether it has ended for the scheduler though its tokens are not known.
-        drafts: Of rows that have some, by the first of their samples; each has a sample more.
+        drafts: Draft tokens of rows by the first of their samples; each adds a sample.
     """
 
     scheduled: SchedulerOutputs
@@ -41,7 +40,7 @@ class Step:
     drafts: dict[int, list[int]] = field(default_factory=dict)
 
     def rows(self, after: "Step | None") -> list[RowSampling]:
-        """What the sampler is told; ``after`` is the step whose tokens are not known yet."""
+        """Build the sampler inputs; ``after`` is the step whose tokens are not known yet."""
         if self.drafts:
             return self._drafted_rows()
         unknown = {id(sequence) for sequence in after.sequences} if after else ()
@@ -57,7 +56,7 @@ class Step:
         ]
 
     def _samples(self) -> Iterator[tuple[Sequence, list[int]]]:
-        """The sequence of each sample, and the drafts behind which it is."""
+        """The sequence of each sample, and the draft tokens before it."""
         first, drafts = 0, self.drafts.get(0, [])
         for sample, sequence in enumerate(self.sequences):
             if sample > first + len(drafts):
@@ -66,11 +65,11 @@ class Step:
 
     @property
     def may_go_on(self) -> bool:
-        """Whether some sequence is not sure to end with its next token."""
+        """Whether any sequence may continue after its next token."""
         return any(map(_may_go_on, self.sequences))
 
 
 def _may_go_on(sequence: Sequence) -> bool:
-    """Whether a sequence is not sure to end with its next token."""
+    """Whether a sequence may continue after its next token."""
     request = sequence.request
     return not request.is_finished and len(sequence.token_ids) + 1 < request.rule.max_tokens

@@ -1,10 +1,10 @@
-"""What the tokens of a step mean: which sequences go on, fork or end.
+"""Processing of a step's tokens: which sequences continue, fork or end.
 
-``process_step`` only looks, so a step whose update the scheduler refuses leaves no trace;
-``record_step`` takes it down once the scheduler has.
+``process_step`` changes nothing, so a step whose update the scheduler refuses leaves no trace;
+``record_step`` applies the update once the scheduler has.
 
-Costs: under a microsecond a plain token (one sequence, no text or log-probabilities before the
-end); some three for others, a text search more where there are stop strings.
+Costs: under a microsecond per plain token (one sequence, no text or log-probabilities before the
+end); some three for others, plus a text search if there are stop strings.
 """
 
 from collections.abc import Mapping
@@ -29,12 +29,12 @@ _NO_DRAFTS: Final[Mapping[int, SequenceOf[int]]] = MappingProxyType({})
 
 
 class TokenDetail(NamedTuple):
-    """What is known of the new tokens of an output where somebody looks closer.
+    """Details of the new tokens of an output, if they are needed.
 
     Attributes:
-        text: The sequence's text with them, where somebody looks at every text.
-        stop_match: The stop string that the last completes.
-        logprobs: How likely each was, where somebody asked.
+        text: Detokenized text after them, if every token is detokenized.
+        stop_match: Stop string that the last one completes.
+        logprobs: Log-probability of each, if requested.
     """
 
     text: TextStream | None
@@ -43,14 +43,14 @@ class TokenDetail(NamedTuple):
 
 
 class RequestUpdate(NamedTuple):
-    """What a step means to a request that is not plain.
+    """Update of a request that is not plain.
 
     Attributes:
         request: The request.
-        outputs: Its places among the outputs of the step.
-        search: Its beam search after the step.
-        failure: Why it ends here, whatever its tokens say.
-        is_done: Whether nothing of it goes on.
+        outputs: Indices of its outputs among those of the step.
+        search: Beam search after the step.
+        failure: Finish reason of a failure, which overrides its tokens.
+        is_done: Whether all its sequences have ended.
     """
 
     request: Request
@@ -62,16 +62,16 @@ class RequestUpdate(NamedTuple):
 
 @dataclass(slots=True)
 class StepUpdate:
-    """What a step means to all; entry i of the first four lists is output i of the step.
+    """Update of all requests; entry i of the first four lists is output i of the step.
 
     Attributes:
-        sequences: Whose token it is; of beams, those that go on.
-        tokens: The new tokens; the last of each, where drafts were accepted before it.
-        finishes: Why the sequence ends with it, or None.
-        parents: The sampled row that it continues, not decreasing.
-        accepted: Drafts before the token of an output, where there are some.
-        details: Of outputs where somebody looks closer.
-        requests: Of requests that are not plain.
+        sequences: Sequence of the token; for beam search, the beams that continue.
+        tokens: New tokens; only the last of each output, if draft tokens were accepted before it.
+        finishes: Finish reason of the sequence, or None.
+        parents: Sampled row that it continues, not decreasing.
+        accepted: Accepted draft tokens before the token of an output, if any.
+        details: Details of outputs, if they are needed.
+        requests: Updates of requests that are not plain.
     """
 
     sequences: list[Sequence] = field(default_factory=list)
@@ -99,11 +99,11 @@ class StepUpdate:
 
     @property
     def num_tokens(self) -> int:
-        """New tokens, accepted drafts included."""
+        """Number of new tokens, accepted draft tokens included."""
         return len(self.tokens) + sum(map(len, self.accepted.values()))
 
     def packed(self) -> tuple[NDArray[np.int32], list[int]]:
-        """Where the tokens of each output begin, int32 ``[K + 1]``, and all of them."""
+        """Start of each output's tokens, int32 ``[K + 1]``, and all tokens."""
         tokens, starts = [], [0]
         for output, token in enumerate(self.tokens):
             tokens += [*self.accepted.get(output, ()), token]
@@ -120,13 +120,13 @@ def process_step(
     sampled: SampledRows,
     drafts: Mapping[int, SequenceOf[int]] = _NO_DRAFTS,
 ) -> StepUpdate:
-    """Find out what a step's tokens mean.
+    """Apply stop conditions to the tokens of a step.
 
     Args:
-        sequences: What each sampled row continues, S of them; those of a request lie together.
-            Those of requests that have ended meanwhile are passed over.
-        sampled: What the sampler made of the rows.
-        drafts: Of rows that have some, each of which has one of the rows behind it.
+        sequences: Sequence of each of the S sampled rows; those of a request are adjacent.
+            Sequences of requests that have ended meanwhile are skipped.
+        sampled: Sampled tokens of the rows.
+        drafts: Draft tokens of rows that have some, each with a further row after it.
     """
     update = StepUpdate()
     tokens: list[int] = sampled.tokens.tolist()
@@ -171,7 +171,7 @@ def _process_request(
         row += 1 + len(drafts.get(row, ()))
     try:
         _process_outputs(update, parents, sampled, drafts)
-    except Exception as error:  # noqa: BLE001  # whatever a tokenizer raises of these tokens
+    except Exception as error:  # noqa: BLE001  # tokenizers may raise any exception
         update.forget(first_output)
         failure = text_failure(error)
         update.requests.append(RequestUpdate(request, range(0), None, failure, is_done=True))
@@ -183,7 +183,7 @@ def _process_outputs(
     sampled: SampledRows,
     drafts: Mapping[int, SequenceOf[int]],
 ) -> None:
-    """Process the outputs of one request; ``parents`` are what its rows continue."""
+    """Process the outputs of one request; ``parents`` are the rows that they continue."""
     first_output = len(update.tokens)
     request = next(iter(parents.values())).request
     if request.search is not None:
@@ -210,7 +210,7 @@ def _process_tokens(
     *,
     drafts: SequenceOf[int],
 ) -> None:
-    """Process a draw of a row, and those behind drafts for as long as these were right."""
+    """Process the sample of a row, and those after draft tokens while these are accepted."""
     request = sequence.request
     rule, text, match, finish = request.rule, sequence.text, None, None
     watches_text = rule.strings is not None and text is not None
@@ -227,7 +227,7 @@ def _process_tokens(
                 finish = Finish("stop", match.string)
         if sequence.logprobs is not None:
             logprobs.append(_token_logprob(request, row + place, draw + place, sampled))
-        # A row behind a right draft that cannot be sampled fails when it is asked again.
+        # If a row after an accepted draft cannot be sampled, it fails in the next step.
         is_last = place == len(drafts) or row + place + 1 in sampled.errors
         if is_last or finish is not None or token != drafts[place]:
             break
@@ -242,7 +242,7 @@ def _process_tokens(
 
 def _token_logprob(request: Request, row: int, draw: int, sampled: SampledRows) -> TokenLogprob:
     found = sampled.logprobs
-    assert found is not None  # noqa: S101  # asked for
+    assert found is not None  # noqa: S101  # requested
     return TokenLogprob.of(
         found.token_logprobs[draw],
         found.token_ranks[draw],
@@ -260,7 +260,7 @@ def _process_beams(
 ) -> None:
     sequences, candidates = list(parents.values()), sampled.candidates
     request, first_row = sequences[0].request, min(parents)
-    assert candidates is not None  # noqa: S101  # asked for
+    assert candidates is not None  # noqa: S101  # requested
     rows = []
     for row in parents:
         ids, logprobs = candidates.token_ids[row], candidates.logprobs[row]
@@ -269,7 +269,7 @@ def _process_beams(
             top = TopLogprobs(ids[:num_top], logprobs[:num_top])
         rows.append(BeamRow(ids, logprobs, top))
     beams = tuple(sequence.beam for sequence in sequences if sequence.beam is not None)
-    # The scheduler's order of the beams; what the search decides does not depend on it.
+    # The scheduler's order of the beams; the decisions of the search do not depend on it.
     result = replace(search, beams=beams).step(rows, partial(Beam.finish_by, rule=request.rule))
     first_output = len(update.tokens)
     for beam, parent in zip(result.search.beams, result.parents, strict=True):
@@ -282,17 +282,17 @@ def _process_beams(
 def record_step(
     update: StepUpdate, handles: SequenceOf[int], table: RequestTable, now: float
 ) -> list[Request]:
-    """Take down a step that the scheduler has taken.
+    """Apply an update that the scheduler has accepted.
 
     Args:
-        update: What the step means.
-        handles: The scheduler's handle of each output; empty where it knew none of them yet, and
-            then every sequence keeps its own.
-        table: Where sequences that go on are found again.
+        update: Update of the step.
+        handles: The scheduler's handle of each output; empty if it created none, and then every
+            sequence keeps its handle.
+        table: Table of the sequences that continue.
         now: Seconds of the wall clock.
 
     Returns:
-        The requests that got something, those that end among them (``is_finished``).
+        The requests that got tokens, including those that end (``is_finished``).
     """
     plain = [sequence for sequence in update.sequences if sequence.request.is_plain]
     for output, drafts in update.accepted.items():

@@ -1,1 +1,1 @@
-"""Who runs the model: the contract that an engine knows, and who keeps it."""
+"""Executors: the interface between an engine and the model, and its implementations."""

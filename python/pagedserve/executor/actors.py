@@ -1,9 +1,9 @@
-"""Ranks as actors of Ray, over the machines of its cluster.
+"""Ranks as Ray actors, on the machines of a Ray cluster.
 
-Ray finds room for them, starts them, and knows of machines that are gone; a step never passes
-through it.  Each actor listens on a port of its own, behind a key that Ray alone carries there, and
-from then on is a rank like any other.  Ranks on rank 0's node map the memory of steps; others are
-sent the steps.
+Ray places and starts them, and detects lost machines; it is not involved in steps.  Each actor
+listens on a separate port, protected by a key that Ray delivers, and from then on is a rank like
+any other.  Ranks on rank 0's node map the shared memory of steps; others receive the steps as
+messages.
 """
 
 import contextlib
@@ -22,19 +22,20 @@ from pagedserve.errors import ConfigError, extra_needed
 from pagedserve.executor.subprocesses import StopWatch
 from pagedserve.models.device import choose_device
 
-# Seconds: that Ray is asked how an actor ended; after which one that does not answer counts as
-# dead, for what it does with Python's lock held, as when it compiles, takes some.
+# Seconds: to wait for Ray's reason why an actor ended; without a response after which an actor
+# counts
+# as dead, since work that holds the interpreter lock, such as compilation, takes some.
 _ENDING: Final = 0.5
 _SILENCE: Final = 30.0
 
 
 class Whereabouts(NamedTuple):
-    """Where an actor is.
+    """Location of an actor.
 
     Attributes:
-        node_id: Ray's.
-        pid: Of its process.
-        address: Host and port at which it listens.
+        node_id: Ray's node id.
+        pid: Process id.
+        address: Host and port on which it listens.
     """
 
     node_id: str
@@ -43,10 +44,10 @@ class Whereabouts(NamedTuple):
 
 
 class RankActor:
-    """What Ray runs: one rank."""
+    """The Ray actor of one rank."""
 
     def listen(self, key: bytes, directory: str) -> Whereabouts:
-        """Be ready to be connected to, and be in the directory of who connects, if it is here."""
+        """Listen for a connection, in the directory of the connecting process if on its machine."""
         import ray
 
         with contextlib.suppress(OSError):
@@ -56,7 +57,7 @@ class RankActor:
         return Whereabouts(place, os.getpid(), cast(tuple[str, int], self._listener.address))
 
     def serve(self) -> None:
-        """Be a rank of the engine that connects."""
+        """Run as a rank of the engine that connects."""
         from pagedserve.executor.rank import serve
 
         connection = self._listener.accept()
@@ -65,28 +66,28 @@ class RankActor:
         serve(connection)
 
     def ping(self) -> None:
-        """Answer, beside ``serve``."""
+        """Return, concurrently with ``serve``."""
 
     def gpu(self) -> int:
-        """The GPU that Ray has given it, by its number on the machine."""
+        """Index on the machine of the GPU that Ray has assigned."""
         import ray
 
         return int(ray.get_gpu_ids()[0])
 
 
 class RayProcess:
-    """An actor, and this side of its connection: a ``RankProcess``."""
+    """An actor with its connection: a ``RankProcess``."""
 
-    device_index: int = 0  # Ray lets it see its own GPU alone
+    device_index: int = 0  # Ray makes only its GPU visible
 
     def __init__(self, actor: Any, where: Whereabouts, key: bytes, memory: str | None) -> None:
-        """Connect to an actor that listens.
+        """Connect to a listening actor.
 
         Args:
             actor: Ray's handle.
-            where: It is.
-            key: That it was given.
-            memory: Path at which it maps the memory of steps; None where it cannot.
+            where: Location of the actor.
+            key: Key that the actor was given.
+            memory: Path under which it maps the shared memory of steps; None if it cannot.
         """
         self.memory = memory
         self.where = where
@@ -99,7 +100,7 @@ class RayProcess:
         self._asked_at = time.monotonic()
 
     def stuck(self) -> str | None:
-        """See ``RankProcess``; a machine that is gone leaves no word on its connections."""
+        """Why it hangs, or None; a lost machine does not close its connections."""
         import ray
 
         if self._stopped is not None and (why := self._stopped.stuck()) is not None:
@@ -113,40 +114,40 @@ class RayProcess:
         return None
 
     def ending(self) -> str:
-        """See ``RankProcess``."""
+        """How the process ended; called when it has ended, or is about to."""
         import ray
 
         try:
             ray.get(self._life, timeout=_ENDING)
         except ray.exceptions.GetTimeoutError:
             return f"its actor at {self.where.address[0]} left its connection"
-        except Exception as error:  # noqa: BLE001  # Ray's word for it
+        except Exception as error:  # noqa: BLE001  # contains Ray's reason
             words = " ".join(str(error).split())
             why = words.rpartition("The actor is dead because ")[2]
             return f"its actor at {self.where.address[0]} ended: {why}"
         return f"its actor at {self.where.address[0]} ended"
 
     def kill(self) -> None:
-        """See ``RankProcess``."""
+        """Kill it; it has ended when this returns."""
         import ray
 
-        with contextlib.suppress(Exception):  # the cluster may be gone as well
+        with contextlib.suppress(Exception):  # the cluster may be lost too
             ray.kill(self._actor)
 
 
 class RayBackend:
-    """Starts ranks in a placement group of Ray: a ``Backend``.
+    """Starts ranks in a Ray placement group: a ``Backend``.
 
-    The group is the one that this process is in, as the replicas of Ray Serve are, or is made, its
-    first bundle on this process's node.
+    Uses the placement group of this process, which replicas of Ray Serve have, or else creates one
+    with the first bundle on this process's node.
     """
 
     def __init__(self, args: EngineArgs) -> None:
-        """Find room for all ranks, and wait for it.
+        """Reserve resources for all ranks, waiting for them.
 
         Raises:
-            ConfigError: The cluster has none, or the group that this process is in has too little.
-            ImportError: Ray is missing.
+            ConfigError: The cluster, or the placement group of this process, has too few resources.
+            ImportError: Ray is not installed.
         """
         with extra_needed("distributed_executor_backend='ray'", "ray"):
             import ray
@@ -168,7 +169,7 @@ class RayBackend:
             raise
 
     def start(self, memory: int) -> Sequence[RayProcess]:
-        """See ``Backend``."""
+        """Start processes for ranks 1 and up, in their order; see ``Backend``."""
         import ray
 
         key = secrets.token_bytes(32)
@@ -181,10 +182,10 @@ class RayBackend:
         ]
 
     def end(self) -> None:
-        """See ``Backend``."""
+        """Release the resources; see ``Backend``."""
         import ray
 
-        with contextlib.suppress(Exception):  # the cluster may be gone as well
+        with contextlib.suppress(Exception):  # the cluster may be lost too
             for actor in self._actors:
                 ray.kill(actor)
             if self._made is not None:
@@ -208,7 +209,7 @@ class RayBackend:
         return self._made
 
     def _sorted_bundles(self) -> list[int]:
-        """Bundles for ranks 0 and up: this node's first, those of one node side by side."""
+        """Bundles for ranks 0 and up: this node's first, those of each node together."""
         import ray
 
         nodes: dict[int, str] = ray.util.placement_group_table(self._group)["bundles_to_node_id"]
@@ -238,12 +239,12 @@ class RayBackend:
         return actor
 
     def _own_gpu(self) -> int:
-        """Rank 0's, among those that this process sees."""
+        """Index of rank 0's GPU among those visible to this process."""
         import ray
 
         if self._made is None or self._resource != "GPU":
             return 0
-        # An actor of its own bundle keeps it from others.
+        # An actor in its bundle reserves it.
         gpu: int = ray.get(self._start_actor(self._bundles[0]).gpu.remote())
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         return visible.split(",").index(str(gpu)) if visible else gpu
@@ -261,6 +262,6 @@ def _amount(resources: Any, name: str) -> str:
 
 
 def send_at_once(connection: Connection) -> None:
-    """Have TCP keep nothing back to send it together with more."""
+    """Set TCP_NODELAY on a connection."""
     with socket.socket(fileno=os.dup(connection.fileno())) as there:
         there.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

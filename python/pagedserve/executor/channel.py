@@ -1,17 +1,17 @@
-"""``StepChannel``: a step's way from the engine's process to the ranks, in memory that all map.
+"""``StepChannel``: passes steps from the engine's process to the ranks, in shared memory.
 
-The core writes the arrays of a step into this memory, and every rank reads them there: what is sent
-is a header, the moves of blocks and a wake-up.  Nothing is pickled or copied, and who waits sleeps.
-Ranks of other machines are sent what the step uses of that memory, as one message, and put it into
-memory of their own that looks alike.  Invariants:
+The core writes the arrays of a step into this memory, and every rank reads them there: only a
+header, the block moves and a wake-up are added.  Nothing is pickled or copied, and waiting
+processes sleep.  Ranks on other machines receive the used part of that memory as one message, and
+copy it to separate memory of the same layout.  Invariants:
 
-1. One step is in it.  It is not written while a rank may still read the last one: each rank counts
-   the steps that it has done.
-2. A word is counted up by one process alone.
-3. The memory has no name: it goes with the last process that maps it, however that ends.
+1. It holds one step, which is not overwritten while a rank may still read it: each rank counts the
+   steps that it has completed.
+2. Each counter is written by one process only.
+3. The memory has no name: it is freed with the last process that maps it, however that ends.
 
-Costs: some 10 us from ``publish`` to a rank that sleeps, whatever the rows; a message is copied on
-both sides, 80 us there and back over loopback for one row, 140 for 256 (benches/python/ranks.py).
+Costs: some 10 us from ``publish`` to a sleeping rank, whatever the rows; a message is copied on
+both sides, 80 us round trip over loopback for one row, 140 for 256 (benches/python/ranks.py).
 """
 
 import itertools
@@ -32,9 +32,9 @@ from pagedserve.executor.launched import StepWork
 from pagedserve.executor.protocol import CacheShape
 from pagedserve.parallel.shared_memory import SharedMemory
 
-# A rank's count has a cache line of its own.
+# Each rank's counter has a separate cache line.
 _LINE: Final = 64
-# Seconds after which who waits looks whether the others still live.
+# Seconds after which a waiting process checks whether the others are alive.
 _PATIENCE: Final = 0.2
 _MOVES: Final = (
     "blocks_to_swap_out",
@@ -53,12 +53,12 @@ _SIZES: Final = ("num_rows", "num_batched_tokens", "num_samples", "max_num_block
 
 @dataclass(frozen=True, slots=True)
 class StepMessage:
-    """What a rank is told of a step: of ``SchedulerOutputs`` the sizes and the moves.
+    """Header of a step for the ranks: sizes and moves of ``SchedulerOutputs``.
 
     Attributes:
-        more_index: int32 ``[P]``, positions whose logits are wanted besides; None for none.
+        more_index: int32 ``[P]``, further positions that need logits; None for none.
         num_rows: Rows, R.
-        num_batched_tokens: Tokens, T.
+        num_batched_tokens: Number of tokens, T.
         num_samples: Samples, S.
         max_num_blocks: Entries of a row of the block tables, B.
         blocks_to_swap_out: int64 ``[n, 2]``, like all that follow.
@@ -89,15 +89,15 @@ class StepMessage:
 
     @property
     def has_moves(self) -> bool:
-        """Whether blocks move before the model runs."""
+        """Whether blocks are moved before the model runs."""
         return any(getattr(self, name).size for name in _MOVES)
 
 
 class StepChannel:
-    """The memory of a step, as one of the ranks sees it.
+    """Shared memory of a step, as seen by one rank.
 
     Attributes:
-        step: Steps that were published, by rank 0, or taken, by another.
+        step: Number of steps published, for rank 0, or taken, for another rank.
     """
 
     def __init__(
@@ -110,15 +110,15 @@ class StepChannel:
         readers: Sequence[int] = (),
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        """Get ready; the memory is mapped by ``allocate``.
+        """Prepare the channel; ``allocate`` maps the memory.
 
         Args:
-            file: Descriptor of the memory; what the ranks' sums need lies before this.
-            shape: Of the KV cache, which bounds moves and steps.
-            rank: Whose this is.
-            num_ranks: How many there are.
-            readers: Those that map the memory beside rank 0, which waits for them.
-            check: Raises where one of the others has died.
+            file: Descriptor of the memory, which starts with that of the all-reduce.
+            shape: Shape of the KV cache, which bounds moves and steps.
+            rank: Rank of this process.
+            num_ranks: Number of ranks.
+            readers: Ranks besides 0 that map the memory; rank 0 waits for them.
+            check: Raises if another rank has died.
         """
         self.step = 0
         self._file = file
@@ -135,7 +135,7 @@ class StepChannel:
         self._max_index = shape.limits.max_num_tokens
 
     def allocate(self, num_bytes: int) -> Tensor:
-        """Map the memory; the part that the arrays of a step lie in, uint8 ``[bytes]``, zero."""
+        """Map the memory; return the part for the arrays of a step, uint8 ``[bytes]``, zeroed."""
         lengths = [
             _LINE * self._num_ranks,
             8 * (len(_SIZES) + len(_MOVES) + 1),
@@ -161,10 +161,10 @@ class StepChannel:
         return torch.from_numpy(arrays)
 
     def wait_until_read(self) -> None:
-        """Return when every rank is done with the step before; then the next may be written.
+        """Wait until every rank has completed the previous step; then the next may be written.
 
         Raises:
-            ExecutorDeadError: One has died.
+            ExecutorDeadError: A rank has died.
         """
         for rank in self._readers:
             while (seen := int(self._counts[rank])) != self.step & 0xFFFFFFFF:
@@ -172,11 +172,11 @@ class StepChannel:
                 self._check()
 
     def publish(self, step: StepWork, index: NDArray[np.int32] | None) -> None:
-        """Have the ranks run the step whose arrays are written.
+        """Start the step in the arrays on all ranks.
 
         Args:
-            step: Its sizes and moves.
-            index: int32 ``[P]``, positions whose logits are wanted besides; None for none.
+            step: Sizes and moves of the step.
+            index: int32 ``[P]``, further positions that need logits; None for none.
         """
         self.wait_until_read()
         header = self._header
@@ -196,10 +196,10 @@ class StepChannel:
         bump(self._addresses[0])
 
     def message(self, pieces: Sequence[slice]) -> bytes:
-        """The step that was published last, for `RemoteChannel`.
+        """Serialize the step that was published last, for `RemoteChannel`.
 
         Args:
-            pieces: Bytes of the arrays that it uses.
+            pieces: Byte ranges of the arrays that it uses.
         """
         num_pairs = int(self._header[len(_SIZES) : -1].sum())
         index = self._index[: max(0, int(self._header[-1]))]
@@ -228,7 +228,7 @@ class StepChannel:
             self._arrays[start:stop] = take(np.uint8, stop - start)
 
     def take(self) -> StepMessage:
-        """Sleep until a step is published, and read it."""
+        """Wait until a step is published, and read it."""
         while int(self._counts[0]) == self.step & 0xFFFFFFFF:
             wait_for_bump(self._addresses[0], self.step & 0xFFFFFFFF, 3600.0)
         return self._read()
@@ -249,33 +249,33 @@ class StepChannel:
         ]
 
     def done(self) -> None:
-        """Say that this rank reads nothing of the step any more."""
+        """Mark the step as completed by this rank."""
         bump(self._addresses[self._rank])
 
 
 class RemoteChannel(StepChannel):
-    """The side of a rank on another machine."""
+    """Channel of a rank on another machine."""
 
     def __init__(
         self, connection: Connection, shape: CacheShape, *, rank: int, num_ranks: int
     ) -> None:
-        """Get ready, with memory of its own.
+        """Prepare the channel with separate memory.
 
         Args:
-            connection: Over which messages come.
-            shape: As of ``StepChannel``, and so are the others.
-            rank: Whose this is.
-            num_ranks: How many there are.
+            connection: Connection that delivers messages.
+            shape: As in ``StepChannel``.
+            rank: Rank of this process.
+            num_ranks: Number of ranks.
         """
         own = os.memfd_create("pagedserve-step")
         super().__init__(own, shape, rank=rank, num_ranks=num_ranks)
         self._connection = connection
 
     def take(self) -> StepMessage:
-        """See ``StepChannel``.
+        """Wait for a step, and read it; see ``StepChannel``.
 
         Raises:
-            EOFError: Rank 0 has gone.
+            EOFError: Rank 0 has ended.
         """
         self._put(self._connection.recv_bytes())
         return self._read()

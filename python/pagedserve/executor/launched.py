@@ -1,4 +1,4 @@
-"""A step on its way through the model of this process, and its results."""
+"""A launched step of this process, and its results."""
 
 from typing import Protocol
 
@@ -14,11 +14,11 @@ from pagedserve.sampling.sampler import LaunchedSamples
 
 
 class StepWork(BatchSizes, BlockMoves, Protocol):
-    """What is to be computed: of ``SchedulerOutputs``, or of what another process is told."""
+    """Sizes and moves of a step: of ``SchedulerOutputs``, or as received by another rank."""
 
 
 class LaunchedRun:
-    """A step that this process launched: a ``StepHandle``."""
+    """A step launched by this process: a ``StepHandle``."""
 
     def __init__(
         self,
@@ -27,13 +27,13 @@ class LaunchedRun:
         logits: Tensor | None = None,
         pooled: Tensor | None = None,
     ) -> None:
-        """Keep what is needed for the results.
+        """Store what the results need.
 
         Args:
-            samples: Of the step; None where it samples nothing.
-            prompts: What was asked about prompts.
-            logits: Float32 ``[P, V]``, of the positions of ``prompts``.
-            pooled: Float32 ``[S, F]``, in the place of all that, where the model pools.
+            samples: Samples of the step; None if it samples nothing.
+            prompts: Positions of prompts that need log-probabilities.
+            logits: Logits of the positions of ``prompts``, float32 ``[P, V]``.
+            pooled: Vectors of a pooling model, float32 ``[S, F]``, instead of all those.
         """
         self._pooled = pooled
         self._samples = samples
@@ -42,11 +42,11 @@ class LaunchedRun:
 
     @property
     def is_async_safe(self) -> bool:
-        """See ``StepHandle``."""
+        """Whether the step needs one token per row only, available on the device by now."""
         return self._samples is not None and self._prompts is None and self._samples.is_async_safe
 
     def tokens(self) -> Tensor | None:
-        """The tokens of a step that is async-safe, int32 ``[S]`` on its device."""
+        """Tokens of a step that is async-safe, int32 ``[S]`` on its device."""
         return None if self._samples is None else self._samples.tokens()
 
     def results(self) -> ModelOutput:

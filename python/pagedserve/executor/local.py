@@ -1,7 +1,8 @@
-"""The executor of one process: one device, its model, its KV pools, and the steps they run."""
+"""Executor in one process: one device with its model and KV pools."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Final
 
 import numpy as np
 import torch
@@ -19,7 +20,8 @@ from pagedserve.cache.engine import (
     split_layers,
 )
 from pagedserve.cache.states import state_bytes_per_slot
-from pagedserve.config import GPU_MEMORY_UTILIZATION, EngineArgs
+from pagedserve.config import EngineArgs, no_gpu_share
+from pagedserve.core_args import GPU_MEMORY_UTILIZATION
 from pagedserve.device import cuda_of
 from pagedserve.errors import ConfigError, StepError
 from pagedserve.executor.launched import LaunchedRun, StepWork
@@ -57,6 +59,12 @@ from pagedserve.runner.padded import ladder
 from pagedserve.sampling.rows import PromptTargets, RowSampling
 from pagedserve.sampling.sampler import Sampler
 
+# Attributes that hold weights and pools.
+_MEMORY: Final = (
+    *("loaded", "_adapters", "_tower", "_encoder", "_cache", "_runner"),
+    *("_group", "_channel"),
+)
+
 
 class LocalExecutor:
     """Loads a model into this process and runs steps on it; an ``Executor``."""
@@ -65,8 +73,8 @@ class LocalExecutor:
         """Load the model; see `pagedserve.models.loader.load_model` for the errors.
 
         Args:
-            args: The user's.
-            group: Of the processes that share it; None where this one has all of it.
+            args: Options of the engine.
+            group: Group of the ranks that share the model; None for a single process.
         """
         self._args = args
         self._group = group
@@ -74,7 +82,7 @@ class LocalExecutor:
         _check_options(args, self.loaded)
         self._cuda = cuda_of(self.loaded.device)
         is_recordable = self._cuda is not None and self.loaded.attention_backend == "triton"
-        # How rows with states are computed together depends on the step; what pools only prefills.
+        # How rows with states are batched depends on the step; pooling models only prefill.
         is_decoding = not self.loaded.states and self.loaded.pooling is None
         self._captures_graphs = is_recordable and is_decoding and not args.enforce_eager
         self._adapters: AdapterModules | None = None
@@ -96,7 +104,7 @@ class LocalExecutor:
 
     @property
     def model_info(self) -> ModelInfo:
-        """See ``Executor``."""
+        """Properties of the model; see ``Executor``."""
         loaded = self.loaded
         images: ImageRules | str = loaded.image_refusal
         if loaded.image_token is not None:
@@ -118,7 +126,7 @@ class LocalExecutor:
 
     @property
     def buffers(self) -> StepBuffers:
-        """See ``Executor``.
+        """Arrays that the core fills before ``launch``; available after ``init_cache``.
 
         Raises:
             StepError: Before ``init_cache``.
@@ -128,10 +136,10 @@ class LocalExecutor:
         return self._buffers
 
     def kv_bytes_per_block(self, block_size: int, group_window: int | None = None) -> int:
-        """Bytes that one KV block takes, all layers together but those of a window group.
+        """Bytes of one KV block over all layers except those of a window group.
 
         Raises:
-            ConfigError: Blocks that the attention backend cannot read.
+            ConfigError: The attention backend does not support the block size.
         """
         loaded = self.loaded
         check_block_size(loaded.attention_backend, block_size)
@@ -139,14 +147,11 @@ class LocalExecutor:
         return kv_bytes_per_block(layers, block_size=block_size, dtype=loaded.dtype)
 
     def determine_num_blocks(self, limits: StepLimits) -> MemoryPlan:
-        """See ``Executor``; on a GPU the largest steps are run to see what they leave."""
+        """Compute the number of KV blocks; on a GPU the largest steps are profiled."""
         args, cuda = self._args, self._cuda
         if cuda is None and args.gpu_memory_utilization != GPU_MEMORY_UTILIZATION:
-            raise ConfigError(
-                f"gpu_memory_utilization is {args.gpu_memory_utilization}, and the model is on the "
-                "CPU, whose memory others use too: give kv_cache_memory instead"
-            )
-        # Ranks on the CPU take theirs from the same memory.
+            raise ConfigError(no_gpu_share(args.gpu_memory_utilization))
+        # Ranks on the CPU share the same memory.
         num_parts = self._group.size if self._group is not None and cuda is None else 1
         block_bytes = num_parts * self.kv_bytes_per_block(args.block_size, limits.group_window)
         available = None
@@ -157,7 +162,7 @@ class LocalExecutor:
             )
         windows = self._window_need(limits, num_parts)
         num_gpu_blocks = args.num_gpu_blocks
-        if not block_bytes and num_gpu_blocks is None:  # blocks of nothing, for all who may run
+        if not block_bytes and num_gpu_blocks is None:  # empty blocks, for all sequences
             num_gpu_blocks = limits.max_num_rows * -(-limits.max_model_len // args.block_size)
         return plan_memory(
             block_bytes=block_bytes,
@@ -166,7 +171,7 @@ class LocalExecutor:
             block_size=args.block_size,
             weight_bytes=num_parts * self.loaded.weight_bytes,
             free_bytes=free_host_bytes() if cuda is None else cuda.memory().free,
-            # A GPU is there for the cache; host memory is shared with others.
+            # GPU memory is for the cache; host memory is shared with other programs.
             default_bytes=DEFAULT_KV_CACHE_BYTES if cuda is None else None,
             num_gpu_blocks=num_gpu_blocks,
             kv_cache_memory=args.kv_cache_memory,
@@ -179,7 +184,7 @@ class LocalExecutor:
         )
 
     def _window_need(self, limits: StepLimits, num_parts: int) -> WindowNeed | None:
-        """What layers with a window need, where they are to have blocks of their own."""
+        """Requirements of sliding-window layers, if they have separate blocks."""
         if limits.group_window is None:
             return None
         block_size, caches_prefixes = self._args.block_size, self._args.enable_prefix_caching
@@ -189,7 +194,7 @@ class LocalExecutor:
             max_num_batched_tokens=limits.max_num_tokens,
             max_model_len=limits.max_model_len,
             num_lookahead_slots=limits.num_lookahead_slots,
-            enable_chunked_prefill=True,  # only bounds are asked for
+            enable_chunked_prefill=True,  # only the limits are used
         )
         blocks_for = partial(
             WindowGroup.num_gpu_blocks_for,
@@ -202,12 +207,12 @@ class LocalExecutor:
             block_bytes=num_parts
             * kv_bytes_per_block(layers, block_size=block_size, dtype=self.loaded.dtype),
             least_blocks=blocks_for(num_seqs=1),
-            # As many again for the ends of prefixes that are cached.
+            # As many again for the ends of cached prefixes.
             most_blocks=blocks_for(num_seqs=limits.max_num_rows * (2 if caches_prefixes else 1)),
         )
 
     def init_cache(self, shape: CacheShape, memory: StepMemory | None = None) -> None:
-        """See ``Executor``; ``memory`` is where others read the steps, too."""
+        """Allocate pools and step buffers; ``memory`` is shared memory that other ranks read."""
         loaded, limits = self.loaded, shape.limits
         self._cache = CacheEngine(
             loaded.stored_layers,
@@ -249,35 +254,40 @@ class LocalExecutor:
         self._buffers = buffers
 
     def check(self) -> None:
-        """See ``Executor``; a process does not outlive itself."""
+        """Do nothing: a single process is alive."""
 
     def restart(self) -> None:
-        """See ``Executor``."""
+        """Reload everything that died; pools and their contents are lost."""
 
     def shutdown(self) -> None:
-        """See ``Executor``; there are no others."""
+        """Stop its processes and free weights and pools; no step may be running."""
+        for name in _MEMORY:
+            self.__dict__.pop(name, None)
+        self._buffers = None
+        if (cuda := getattr(self, "_cuda", None)) is not None:  # not after a failed restart
+            cuda.release_unused()
 
     def load_adapter(self, name: str, path: str) -> HostAdapter:
-        """See ``Executor``."""
+        """Load the adapter of a directory into host memory; thread-safe, callable during a step."""
         return self._host_adapters.load(name, path)
 
     def drop_adapter(self, ordinal: int) -> None:
-        """See ``Executor``."""
+        """Evict an adapter from host memory once it is no longer referenced; see ``Executor``."""
         self._host_adapters.drop(ordinal)
 
     def image_positions(
         self, token_ids: Sequence[int], images: Sequence[PlacedImage]
     ) -> NDArray[np.int64] | None:
-        """See ``Executor``."""
+        """Positions ``[3, P]`` of a prompt of P tokens, for models with 3D positions."""
         return image_positions(self.loaded.model, token_ids, images)
 
     def encode_images(self, images: Sequence[PlacedImage]) -> None:
-        """See ``Executor``."""
+        """Compute the features of images for the next launched step; see ``Executor``."""
         self._tower.encode(images)
 
     def encode_prompts(self, prompts: Mapping[int, EncoderInput]) -> None:
-        """See ``Executor``."""
-        assert self._encoder is not None  # noqa: S101  # only an encoder-decoder is asked
+        """Compute the encoder's states of prompts, by row, for the next launched step."""
+        assert self._encoder is not None  # noqa: S101  # called for encoder-decoders only
         self._encoder.encode(prompts)
 
     def launch(
@@ -288,7 +298,7 @@ class LocalExecutor:
         after: StepHandle | None = None,
         images: Mapping[int, PromptImages] | None = None,
     ) -> LaunchedRun:
-        """See ``Executor``: moves, adapters, forward, sampling."""
+        """Launch one step: moves, adapters, forward pass, sampling; see ``Executor``."""
         if scheduled.num_rows and len(rows) != scheduled.num_samples:
             raise StepError(f"{len(rows)} sampling parameters for {scheduled.num_samples} samples")
         if self._adapters is not None:
@@ -326,11 +336,11 @@ class LocalExecutor:
         """Move blocks, and run the model on a step.
 
         Args:
-            step: Its sizes and moves; without rows there is nothing but those.
-            more_index: See ``ModelRunner.execute``, like all that follow.
-            previous_tokens: See there.
-            images: See there.
-            cross: See there.
+            step: Sizes and moves of the step; without rows only the moves are done.
+            more_index: As in ``ModelRunner.execute``.
+            previous_tokens: As in ``ModelRunner.execute``.
+            images: As in ``ModelRunner.execute``.
+            cross: As in ``ModelRunner.execute``.
 
         Returns:
             Logits, float32 ``[S + P, V]``.
@@ -343,7 +353,7 @@ class LocalExecutor:
     def _pool(
         self, scheduled: SchedulerOutputs, rules: PoolingRules, rows: Sequence[RowSampling]
     ) -> Tensor:
-        """One vector for each prompt that ends in the step, float32 ``[S, F]``."""
+        """Pool each prompt that ends in the step, float32 ``[S, F]``."""
         if rules.pooling_type == "LAST":
             return self._runner.execute(scheduled)
         sampled = self.buffers.sample_rows[: scheduled.num_samples]
@@ -356,15 +366,15 @@ class LocalExecutor:
 
 
 def _check_options(args: EngineArgs, loaded: LoadedModel) -> None:
-    """Refuse options that a model which pools, or one with an encoder, cannot obey."""
+    """Refuse options that pooling models or encoder-decoders do not support."""
     refused = {}
     if loaded.encoder_decoder is not None:
         refused["enable_lora"] = "adapters are for decoder-only models"
         refused["enable_prefix_caching"] = "a decoder's keys depend on what its encoder read"
-        refused["speculative_config"] = "guesses are for decoder-only models"
+        refused["speculative_config"] = "draft tokens are for decoder-only models"
     if loaded.pooling is not None:
         refused["enable_lora"] = "adapters are for models that generate"
-        refused["speculative_config"] = "guesses are for models that generate"
+        refused["speculative_config"] = "draft tokens are for models that generate"
     if loaded.pooling is not None and _sees_whole_prompts(loaded):
         reason = f"the model pools ({loaded.pooling.pooling_type}) what one step computes"
         refused |= dict.fromkeys(("enable_prefix_caching", "enable_chunked_prefill"), reason)
@@ -374,6 +384,6 @@ def _check_options(args: EngineArgs, loaded: LoadedModel) -> None:
 
 
 def _sees_whole_prompts(loaded: LoadedModel) -> bool:
-    """See ``ModelInfo``."""
+    """See ``ModelInfo.sees_whole_prompts``."""
     pools_others = loaded.pooling is not None and loaded.pooling.pooling_type != "LAST"
     return loaded.is_encoder or pools_others

@@ -1,7 +1,7 @@
-"""How many KV blocks there are, and where the memory goes.
+"""Number of KV blocks, and the memory plan.
 
-The number is given, or follows from the bytes set aside, or on a GPU from what the largest step
-leaves; the KV pool never takes more than is free.
+The number of blocks is given, or follows from the size of the KV cache, or on a GPU from the memory
+that the largest step leaves; the KV pool never takes more than is free.
 """
 
 import os
@@ -16,10 +16,10 @@ GIB: Final = 1 << 30
 DEFAULT_KV_CACHE_BYTES: Final = GIB
 _DEFAULT_SWAP_BYTES: Final = 4 * GIB
 
-# Activations, the tokenizer and the interpreter live beside the pool.
+# Reserve for activations, the tokenizer and the interpreter.
 _FREE_SHARE: Final = 0.9
 
-# Limit and use of version 2 and of version 1.
+# Files with limit and usage of version 2 and of version 1.
 _CONTROL_GROUP_FILES: Final = (
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
     (
@@ -31,15 +31,15 @@ _CONTROL_GROUP_FILES: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AvailableMemory:
-    """What a device has for KV blocks, and the sum that says so; bytes.
+    """Memory of a device for KV blocks, and how it was computed; bytes.
 
     Attributes:
-        num_bytes: For them.
+        num_bytes: Memory for KV blocks.
         total_bytes: The device's memory.
-        budget_bytes: The share of it that may be taken.
-        used_bytes: Taken once the model is loaded, by this process and others.
-        activation_bytes: The most that a step takes on top.
-        graph_bytes: Kept for CUDA graphs.
+        budget_bytes: Fraction of it that may be used.
+        used_bytes: Used after the model is loaded, by this process and others.
+        activation_bytes: Peak memory of a step above that.
+        graph_bytes: Reserved for CUDA graphs.
     """
 
     num_bytes: int
@@ -52,13 +52,13 @@ class AvailableMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowNeed:
-    """What layers with a window need, where they have KV blocks of their own.
+    """Requirements of sliding-window layers with separate KV blocks.
 
     Attributes:
-        window: Tokens that a query sees in the layer that sees most of them.
-        block_bytes: One block over these layers.
-        least_blocks: For one sequence.
-        most_blocks: For as many sequences as may run, and as many prefixes where those are cached.
+        window: Widest window of these layers, in tokens.
+        block_bytes: Bytes of one block over these layers.
+        least_blocks: Blocks for one sequence.
+        most_blocks: Blocks for the maximum number of sequences, and as many prefixes if cached.
     """
 
     window: int
@@ -69,21 +69,21 @@ class WindowNeed:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Where the memory goes, in bytes unless named otherwise.
+    """Memory plan, in bytes unless named otherwise.
 
     Attributes:
         weight_bytes: Parameters and buffers of the model.
         block_bytes: One KV block over all layers, keys and values.
-        block_size: Tokens a block holds.
+        block_size: Tokens per block.
         num_gpu_blocks: Blocks of the pool.
         num_cpu_blocks: Blocks for preempted requests, in host memory.
-        free_bytes: Free once the model is loaded, before the pool is made.
-        available: What the profile run on a GPU found; None where none was made.
-        state_bytes: What layers keep of a sequence beside keys and values.
-        num_state_slots: Sequences that have it on the device.
-        num_cpu_state_slots: Preempted ones that have it in host memory.
-        window_group: Blocks of their own for layers with a window; None where all share.
-        window_block_bytes: One of them over those layers.
+        free_bytes: Free after the model is loaded, before the pool is allocated.
+        available: Result of the profile run on a GPU; None without one.
+        state_bytes: Recurrent states of one sequence.
+        num_state_slots: State slots on the device.
+        num_cpu_state_slots: State slots of preempted sequences in host memory.
+        window_group: Separate blocks of sliding-window layers; None if all layers share blocks.
+        window_block_bytes: One such block over those layers.
     """
 
     weight_bytes: int
@@ -101,33 +101,32 @@ class MemoryPlan:
 
     @property
     def window_pool_bytes(self) -> int:
-        """The blocks of layers with a window."""
+        """Bytes of the blocks of sliding-window layers."""
         group = self.window_group
         return 0 if group is None else group.num_gpu_blocks * self.window_block_bytes
 
     @property
     def state_pool_bytes(self) -> int:
-        """The states of all sequences that may run."""
+        """Bytes of the state slots of all sequences that may run."""
         return self.num_state_slots * self.state_bytes
 
     @property
     def pool_bytes(self) -> int:
-        """The whole KV pool."""
+        """Bytes of the whole KV pool."""
         return self.num_gpu_blocks * self.block_bytes
 
     @property
     def swap_bytes(self) -> int:
-        """The whole swap space; used memory only once something is swapped out."""
+        """Bytes of the whole swap space; used once something is swapped out."""
         states = self.num_cpu_state_slots * self.state_bytes
         group = self.window_group
         windows = 0 if group is None else group.num_cpu_blocks * self.window_block_bytes
         return self.num_cpu_blocks * self.block_bytes + states + windows
 
     def describe(self) -> str:
-        """The sum, for people: a line each for weights, pool and what is left.
+        """Format the plan: a line each for weights, pool and the rest.
 
-        After a profile run also what steps and CUDA graphs take, and what was taken besides the
-        weights.
+        After a profile run also activations, CUDA graphs, and memory used besides the weights.
         """
         pool = (
             f"{self.num_gpu_blocks} blocks x {shown_bytes(self.block_bytes)}, "
@@ -178,28 +177,26 @@ def plan_memory(
     max_num_seqs: int = 0,
     windows: WindowNeed | None = None,
 ) -> MemoryPlan:
-    """Decide how many KV blocks there are.
+    """Compute the number of KV blocks.
 
     Args:
-        block_bytes: One KV block over all layers, those of ``windows`` left out.
-        block_size: Tokens a block holds.
-        weight_bytes: What the loaded model takes.
-        free_bytes: What is free beside it.
-        default_bytes: Bytes where nothing is wished for; None is all that may be used.
-        num_gpu_blocks: The number wished for; it wins over the bytes.
-        kv_cache_memory: Bytes wished for; None is ``default_bytes``, less where less is free.
-        max_model_len: A sequence length that the caller asked for by name: one such sequence
-            must fit.
-        window: Its newest tokens whose keys are kept; None keeps all.
+        block_bytes: Bytes of one KV block over all layers, except those of ``windows``.
+        block_size: Tokens per block.
+        weight_bytes: Bytes of the loaded model.
+        free_bytes: Free memory after loading.
+        default_bytes: Default size of the KV cache; None is all that may be used.
+        num_gpu_blocks: Number of blocks given; it overrides the size.
+        kv_cache_memory: Size given; None is ``default_bytes``, less if less is free.
+        max_model_len: Sequence length that was given explicitly: one such sequence must fit.
+        window: Number of newest tokens whose keys are kept; None keeps all.
         swap_space: GiB for preempted requests; None is as much as the pool, at most 4 and at most
-            half of what is free on the host.
-        free_host_bytes: What is free on the host, the pool included where it is there too.
-        available: What the profile run found, beside the states; with it its bytes are all that
-            may be used.
-        state_bytes: What layers keep of a sequence beside keys and values.
-        max_num_seqs: Sequences that may run, each of which has a place for it.
-        windows: What layers with a window need; they get at most half of the KV cache, or as many
-            blocks as the others where those were counted.  Where that is too little for a step,
+            half of the free host memory.
+        free_host_bytes: Free host memory, including the pool if it is in host memory.
+        available: Result of the profile run, without states; its size is then the limit.
+        state_bytes: Recurrent states of one sequence.
+        max_num_seqs: Maximum number of running sequences, each with a state slot.
+        windows: Requirements of sliding-window layers; they get at most half of the KV cache, or as
+            many blocks as the others if their number was given.  If that is too little for a step,
             all layers share blocks.
 
     Raises:
@@ -222,13 +219,13 @@ def plan_memory(
     needed = -(-kept // block_size)
     if num_gpu_blocks is not None:
         wish, num_bytes = "num_gpu_blocks", num_gpu_blocks * block_bytes + window_pool_bytes
-        num_blocks, needed = num_gpu_blocks, 1  # who counts blocks may want few of them
+        num_blocks, needed = num_gpu_blocks, 1  # a given number may be small
     else:
         wish = "kv_cache_memory"
         num_blocks = (num_bytes - window_pool_bytes) // block_bytes
     if num_bytes > usable:
         raise ConfigError(
-            f"{wish} asks for a KV cache of {shown_bytes(num_bytes)}, but of "
+            f"{wish} requires a KV cache of {shown_bytes(num_bytes)}, but of "
             f"{shown_bytes(free_bytes)} free memory at most {shown_bytes(usable)} may be used"
         )
     if num_blocks < needed:
@@ -240,7 +237,7 @@ def plan_memory(
         )
     swap_bytes = _swap_bytes(swap_space, free_host_bytes)
     num_cpu_state_slots = min(max_num_seqs, swap_bytes // 2 // state_bytes) if state_bytes else 0
-    # Window blocks in the proportion that they have on the device.
+    # Window blocks in the same proportion as on the device.
     num_cpu_blocks = _num_swap_blocks(
         swap_bytes - num_cpu_state_slots * state_bytes,
         block_bytes + -(-window_pool_bytes // num_blocks),
@@ -270,7 +267,7 @@ def plan_memory(
 
 
 def _num_window_blocks(need: WindowNeed | None, num_bytes: int, num_gpu_blocks: int | None) -> int:
-    """What half of the bytes hold, or as many as the others; 0 where a step might take more."""
+    """Blocks in half of the bytes, or as many as the others; 0 if a step might need more."""
     if need is None:
         return 0
     most = num_bytes // 2 // need.block_bytes if num_gpu_blocks is None else num_gpu_blocks
@@ -278,10 +275,10 @@ def _num_window_blocks(need: WindowNeed | None, num_bytes: int, num_gpu_blocks: 
 
 
 def _check_states(state_bytes: int, max_num_seqs: int, usable: int, given: int | None) -> None:
-    """Refuse states that leave nothing to keys and values, of bytes that may be used or were given.
+    """Refuse states that leave no memory for keys and values.
 
     Raises:
-        ConfigError: With the sum.
+        ConfigError: The states are too large.
     """
     most = usable if given is None else min(usable, given)
     if state_bytes * max_num_seqs >= most:
@@ -294,7 +291,7 @@ def _check_states(state_bytes: int, max_num_seqs: int, usable: int, given: int |
 
 
 def _remedy(weight_bytes: int, available: AvailableMemory | None) -> str:
-    """What to do where the KV cache is too small, after the sum that made it so."""
+    """Options to change if the KV cache is too small, with the memory in use."""
     if available is None:
         return "raise kv_cache_memory or lower max_model_len"
     return (
@@ -318,14 +315,14 @@ def _swap_bytes(swap_space: float | None, free_bytes: int) -> int:
     num_bytes = int(swap_space * GIB)
     if num_bytes > free_bytes:
         raise ConfigError(
-            f"swap_space asks for {shown_bytes(num_bytes)} of host memory, of which "
+            f"swap_space requires {shown_bytes(num_bytes)} of host memory, of which "
             f"{shown_bytes(free_bytes)} are free"
         )
     return num_bytes
 
 
 def free_host_bytes() -> int:
-    """Memory this process may still take: the machine's, or its control group's if less."""
+    """Memory available to this process: the machine's, or its control group's if less."""
     free = _available_bytes()
     for limit, used in _CONTROL_GROUP_FILES:
         limit_bytes, used_bytes = _number_in(Path(limit)), _number_in(Path(used))
@@ -336,10 +333,10 @@ def free_host_bytes() -> int:
 
 
 def shown_bytes(num_bytes: int) -> str:
-    """Bytes for people: "1.00 GiB"."""
+    """Format a number of bytes, such as "1.00 GiB"."""
     size = float(num_bytes)
     for unit in ("B", "KiB", "MiB"):
-        if abs(size) < 1024:  # noqa: PLR2004  # what a unit holds of the one before
+        if abs(size) < 1024:  # noqa: PLR2004  # next unit
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.2f} {unit}"
         size /= 1024
     return f"{size:.2f} GiB"
@@ -348,7 +345,7 @@ def shown_bytes(num_bytes: int) -> str:
 def _available_bytes() -> int:
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:  # not Linux: all there is, for want of a better number
+    except OSError:  # not Linux: total memory, as an approximation
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     fields = dict(line.split(":", 1) for line in lines)
     return int(fields["MemAvailable"].split()[0]) * 1024
@@ -363,7 +360,7 @@ def _number_in(path: Path) -> int | None:
 
 
 def _file_cache_bytes(path: Path) -> int:
-    """File pages that the kernel drops when memory is asked for; they count as used."""
+    """Bytes of reclaimable page cache, which count as used."""
     try:
         fields = dict(line.split() for line in path.read_text().splitlines())
     except OSError:

@@ -1,20 +1,22 @@
-"""``RankProcesses``: the processes that share a model with the engine's.
+"""``RankProcesses``: the ranks besides rank 0, as processes.
 
-Owns them: it starts them, hears them, says which of them died and why, and ends them.  Who makes
-them, and where, is a `Backend`: this machine's processes, or Ray.  Each is reached by a connection.
-Over that it is told at the start what to load, and answers when it has; and at the end, however the
-other side ends, it hears that nobody is there any more.  Invariants:
+Starts, monitors and stops them, and reports which of them died and why.  A `Backend` creates them:
+local processes, or Ray actors.  Each has a connection.  It carries the rank's configuration and the
+response once the model is loaded, and closes when either side ends, for any reason.  Invariants:
 
-1. When this object is gone, so are they.
-2. Once one has died, none of the others lives on, so that nobody waits for them in an exchange.
+1. When this object is gone, the processes are too.
+2. Once one has died, all are stopped, so that none hangs in a collective operation.
 
-Costs: a thread that wakes up once a second, and for what they say.
+Costs: a thread that wakes up once a second, and for messages.
 """
 
 import atexit
 import contextlib
+import copy
+import os
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -24,23 +26,23 @@ from typing import Any, Final, Literal, Protocol, cast
 from pagedserve.config import EngineArgs
 from pagedserve.errors import ExecutorDeadError
 
-# Seconds: between two looks at the ranks; after the first bad news for the cause.
+# Seconds: between two checks of the ranks; after the first failure to wait for its cause.
 _INTERVAL: Final = 1.0
 _SETTLING: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class RankSpec:
-    """What a rank is told at its start.
+    """Configuration of a rank.
 
     Attributes:
-        args: The user's.
-        rank: Its number.
-        size: How many there are.
-        store: Where ranks find each other.
-        memory: Path of the memory of steps; None where steps are sent.
-        device_index: Of its GPU, among those that it sees.
-        num_threads: That torch may use.
+        args: Options of the engine.
+        rank: Rank number.
+        size: Number of ranks.
+        store: Rendezvous of the ranks.
+        memory: Path of the shared memory of steps; None if steps are sent.
+        device_index: Index of its GPU among the visible ones.
+        num_threads: Threads of torch.
     """
 
     args: EngineArgs
@@ -54,11 +56,11 @@ class RankSpec:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a rank says.
+    """Message of a rank.
 
     Attributes:
-        kind: "done" with what was asked; "failed", of itself; "lost" another in an exchange.
-        value: What came of it, or why.
+        kind: "done" with a result; "failed" with an error; "lost" another rank in a collective.
+        value: Result, or reason.
     """
 
     kind: Literal["done", "failed", "lost"]
@@ -66,58 +68,58 @@ class Answer:
 
 
 class RankProcess(Protocol):
-    """A process that a rank is to run in."""
+    """Process of a rank."""
 
     @property
     def connection(self) -> Connection:
-        """This side of what it is reached by."""
+        """Connection to it."""
 
     @property
     def memory(self) -> str | None:
-        """Path at which it maps the memory of steps; None where it cannot."""
+        """Path under which it maps the shared memory of steps; None if it cannot."""
 
     @property
     def device_index(self) -> int:
-        """Of its GPU, among those that it sees."""
+        """Index of its GPU among the visible ones."""
 
     def stuck(self) -> str | None:
-        """Why it does not get on; None where it does.  Asked once a second."""
+        """Why it hangs; None if it does not.  Called once a second."""
 
     def ending(self) -> str:
-        """How the process ended, which it has, or is about to."""
+        """How the process ended; called when it has ended, or is about to."""
 
     def kill(self) -> None:
-        """End it; afterwards it is gone."""
+        """Kill it; it has ended when this returns."""
 
 
 class Backend(Protocol):
-    """Who starts ranks, and where."""
+    """Starts ranks as processes."""
 
     @property
     def host(self) -> str | None:
-        """At which others reach this machine; None where all are on it."""
+        """Address of this machine for other ranks; None if all are on it."""
 
     @property
     def device_index(self) -> int:
-        """Of rank 0's GPU."""
+        """Index of rank 0's GPU."""
 
     def start(self, memory: int) -> Sequence[RankProcess]:
-        """Processes for ranks 1 and up, in their order.
+        """Start processes for ranks 1 and up, in their order.
 
         Args:
-            memory: Descriptor of the memory of steps, of this process.
+            memory: Descriptor of the shared memory of steps.
 
         Raises:
-            ConfigError: There is no room for them.
+            ConfigError: Resources are missing.
         """
 
     def end(self) -> None:
-        """Give back what was needed to start them."""
+        """Release the resources."""
 
 
 @dataclass(slots=True)
 class _Rank:
-    """A rank, and what it has answered."""
+    """A rank, and its responses."""
 
     process: RankProcess
     answers: deque[Any] = field(default_factory=deque)
@@ -127,22 +129,23 @@ class RankProcesses:
     """Ranks 1 and up.
 
     Attributes:
-        step: How many steps were published.
+        step: Number of published steps.
     """
 
     def __init__(
         self, args: EngineArgs, backend: Backend, store: str, memory: int, num_threads: int
     ) -> None:
-        """Start them; they load the model as soon as all have found each other.
+        """Start them; they load the model after rendezvous.
 
         Args:
-            args: The user's.
-            backend: Makes them.
-            store: Where they find each other.
-            memory: Descriptor of the memory of steps.
-            num_threads: That torch may use, of each.
+            args: Options of the engine.
+            backend: Starts them.
+            store: Rendezvous of the ranks.
+            memory: Descriptor of the shared memory of steps.
+            num_threads: Threads of torch per rank.
         """
         self.step = 0
+        self._pid = os.getpid()
         self._launched_at: float | None = None
         self._timeout = args.distributed_timeout_seconds
         self._condition = threading.Condition()
@@ -152,6 +155,7 @@ class RankProcesses:
         self._backend = backend
         self._watcher = threading.Thread(target=self._watch, name="pagedserve-ranks", daemon=True)
         atexit.register(self.end)
+        _all_ranks.add(self)
         size = args.tensor_parallel_size
         try:
             for rank, process in enumerate(backend.start(memory), 1):
@@ -165,35 +169,45 @@ class RankProcesses:
 
     @property
     def readers(self) -> list[int]:
-        """Those that map the memory of steps."""
+        """Ranks that map the shared memory of steps."""
         return [n for n, rank in self._ranks.items() if rank.process.memory is not None]
 
     @property
     def connections(self) -> list[Connection]:
-        """To those that do not."""
+        """Connections to ranks that do not."""
         ranks = self._ranks.values()
         return [rank.process.connection for rank in ranks if rank.process.memory is None]
 
     def check(self) -> None:
-        """Whether they live.
+        """Check that all are alive.
 
         Raises:
-            ExecutorDeadError: One has died: which, when and why.
+            ExecutorDeadError: A rank has died: which, when and why.
         """
         if self._dead is not None:
-            raise self._dead
+            raise copy.copy(self._dead)  # its traceback would keep the engine alive
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether a rank has died, and all were stopped."""
+        return self._dead is not None
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this process was forked from the one that started them."""
+        return os.getpid() != self._pid
 
     def ask(self, what: str, *arguments: object) -> None:
-        """Have each of them do something; ``answers`` waits for it."""
+        """Call a function on each of them; ``answers`` waits for the results."""
         for rank in self._ranks.values():
-            with contextlib.suppress(OSError):  # its end is noticed by who watches
+            with contextlib.suppress(OSError):  # the watcher notices its end
                 rank.process.connection.send((what, arguments))
 
     def answers(self) -> list[Any]:
-        """What came of what each was asked last, by rank.
+        """Wait for the results of the last call, by rank.
 
         Raises:
-            ExecutorDeadError: One has died.
+            ExecutorDeadError: A rank has died.
         """
         with self._condition:
             for rank in self._ranks.values():
@@ -203,51 +217,62 @@ class RankProcesses:
             return [rank.answers.popleft() for rank in self._ranks.values()]
 
     def launched(self) -> None:
-        """A step is published: from now on they are to get on with it."""
+        """Start the timeout of a published step."""
         self.step += 1
         self._launched_at = time.monotonic()
 
     def finished(self) -> None:
-        """The step has ended."""
+        """Stop the timeout of the step."""
         self._launched_at = None
 
     def failure(self, error: BaseException) -> ExecutorDeadError:
-        """Why a step could not be computed: who died, or what went wrong in this process.
+        """Why a step failed: which rank died, or the error of this process.
 
-        None of them lives afterwards.
+        Stops all of them.
         """
         with self._condition:
             self._condition.wait_for(lambda: self._dead is not None, 2 * _INTERVAL)
         if self._dead is None:
             self._bury(0, f"{type(error).__name__}: {error}")
-        assert self._dead is not None  # noqa: S101  # just said
-        return self._dead
+        assert self._dead is not None  # noqa: S101  # set above
+        return copy.copy(self._dead)
 
     def end(self) -> None:
-        """End them all; they keep nothing that would be lost."""
+        """Stop all of them; they have no state to lose.  Does nothing in a forked child."""
+        if self.is_inherited:
+            return
         self._is_ending = True
         atexit.unregister(self.end)
         if self._dead is None:
             self._dead = ExecutorDeadError("the ranks were ended", rank=0, step=self.step)
         for rank in self._ranks.values():
             rank.process.kill()
-        if self._watcher.is_alive():  # it hears of that
+        if self._watcher.is_alive():  # it is notified
             self._watcher.join()
         for rank in self._ranks.values():
             with contextlib.suppress(OSError):
                 rank.process.connection.close()
         self._backend.end()
 
+    def forget(self) -> None:
+        """Leave them to the parent of this forked process.
+
+        They end when their connections close, of which no child may keep a copy.
+        """
+        self._dead = ExecutorDeadError("the ranks are the parent's", rank=0, step=self.step)
+        for rank in self._ranks.values():
+            rank.process.connection.close()
+
     def _watch(self) -> None:
         sockets = {rank.process.connection: n for n, rank in self._ranks.items()}
         while not self._is_ending and self._dead is None:
             try:
                 self._look(sockets)
-            except Exception as error:  # noqa: BLE001  # who waits for answers would wait for ever
+            except Exception as error:  # noqa: BLE001  # a caller of answers would hang
                 self._bury(0, f"the ranks cannot be watched: {type(error).__name__}: {error}")
 
     def _look(self, sockets: dict[Connection, int]) -> None:
-        """Wait a while for news, and take what there is."""
+        """Wait for messages up to an interval, and process them."""
         ready = _with_news(sockets, _INTERVAL)
         news = {sockets[connection]: self._hear(sockets[connection]) for connection in ready}
         bad = {number: why for number, why in news.items() if why is not None}
@@ -257,7 +282,7 @@ class RankProcesses:
             self._bury(*stuck)
 
     def _hear(self, number: int) -> Answer | None:
-        """Take what a rank says; gives bad news, and None for what it was asked for."""
+        """Read a message of a rank; return it if it is a failure, None if it is a result."""
         rank = self._ranks[number]
         try:
             answer: Answer = rank.process.connection.recv()
@@ -271,7 +296,7 @@ class RankProcesses:
         return None
 
     def _settle(self, bad: dict[int, Answer]) -> None:
-        """Who lost another may be heard before the other's end: wait a little for that."""
+        """Wait briefly for the cause: a rank that lost another may report before the other ends."""
         deadline = time.monotonic() + _SETTLING
         sockets = {rank.process.connection: n for n, rank in self._ranks.items() if n not in bad}
         while all(answer.kind == "lost" for answer in bad.values()) and sockets:
@@ -287,7 +312,7 @@ class RankProcesses:
         self._bury(number, str(answer.value))
 
     def _stuck(self) -> tuple[int, str] | None:
-        """A rank that does not get on, and why."""
+        """A rank that hangs, and why."""
         for number, rank in self._ranks.items():
             if (why := rank.process.stuck()) is not None:
                 return number, why
@@ -309,6 +334,17 @@ class RankProcesses:
             rank.process.kill()
 
 
+_all_ranks: Final[weakref.WeakSet[RankProcesses]] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    for ranks in list(_all_ranks):
+        ranks.forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)
+
+
 def _with_news(sockets: Iterable[Connection], timeout: float) -> list[Connection]:
-    """Those over which something came, or that the other side has left."""
+    """Connections with a message, or closed by the other side."""
     return cast(list[Connection], wait(list(sockets), timeout))

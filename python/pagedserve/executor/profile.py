@@ -1,4 +1,4 @@
-"""What the largest steps leave of a GPU's memory to the KV cache."""
+"""Profile run: GPU memory that the largest steps leave for the KV cache."""
 
 import traceback
 from functools import partial
@@ -20,14 +20,14 @@ from pagedserve.runner.profile import TrialRow, peak_bytes, run_trial
 def available_memory(
     loaded: LoadedModel, args: EngineArgs, limits: StepLimits, cuda: Cuda, *, captures_graphs: bool
 ) -> AvailableMemory:
-    """Run the largest steps on the GPU and find what they leave.
+    """Run the largest steps on the GPU and measure the memory that they leave.
 
     Args:
         loaded: The model.
-        args: The user's.
-        limits: Of a step.
+        args: Options of the engine.
+        limits: Limits of a step.
         cuda: The model's device.
-        captures_graphs: Whether decode steps are to be recorded as CUDA graphs.
+        captures_graphs: Whether decode steps will be captured as CUDA graphs.
 
     Raises:
         ConfigError: They do not fit beside the weights.
@@ -40,7 +40,7 @@ def available_memory(
         prefill = peak_bytes(cuda, partial(trial, largest_prefill(limits)))
         decode = peak_bytes(cuda, partial(trial, largest_decode(limits)))
     except torch.OutOfMemoryError as error:
-        # Its frames hold the tensors of the step, which whoever tries again needs.
+        # Its frames hold the tensors of the step, whose memory a retry needs.
         traceback.clear_frames(error.__traceback__)
         raise ConfigError(
             f"out of memory in the profile run on {cuda.device}: weights take "
@@ -72,7 +72,7 @@ def available_memory(
 
 
 def largest_prefill(limits: StepLimits) -> list[TrialRow]:
-    """All tokens of a step in prompts as long as they may be."""
+    """A step with the maximum tokens, in prompts of the maximum length."""
     longest = limits.max_model_len
     num_whole, rest = divmod(limits.max_num_tokens, longest)
     lengths = [longest] * num_whole + [rest] * (rest > 0)
@@ -80,5 +80,5 @@ def largest_prefill(limits: StepLimits) -> list[TrialRow]:
 
 
 def largest_decode(limits: StepLimits) -> list[TrialRow]:
-    """A token for each of the most sequences, all of them at their end."""
+    """A decode step with the maximum number of sequences, each of the maximum length."""
     return [TrialRow(1, limits.max_model_len)] * limits.max_num_rows

@@ -1,8 +1,8 @@
-"""What an engine asks of whatever runs the model: plain data in, handles and plain data out.
+"""``Executor``: the interface between an engine and the model; plain data in both directions.
 
-Whoever implements ``Executor`` owns the weights, the KV pools and every tensor: those that one step
-leaves for the next one too.  Nothing here knows torch, so the engine does not either; a test double
-implements the Protocol and is passed to the engine.
+An ``Executor`` owns the weights, the KV pools and every tensor, including those passed from one
+step to the next.  Nothing here uses torch, so the engine does not either; a test double implements
+the Protocol and is passed to the engine.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,23 +24,23 @@ from pagedserve.sampling.rows import PromptTargets, RowSampling
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
-    """What an engine needs to know of a model.
+    """Properties of a model that an engine needs.
 
     Attributes:
         vocab_size: Rows of the embedding; token ids are below it.
-        max_model_len: Most tokens of a sequence.
+        max_model_len: Maximum tokens of a sequence.
         eos_token_ids: Tokens that end a sequence.
         device_type: "cpu" or "cuda".
-        backends: One line for people: who computes attention and everything else.
-        pooling: How it makes one vector of a prompt; None for a model that generates.
-        sliding_window: Tokens that a query sees, itself included, where that is so in every layer.
-        group_window: The widest window of the layers that see less than others do; None where all
-            see alike.
-        images: How prompts have images, or why they may have none.
-        sees_whole_prompts: Whether a prompt must be computed in one step: by an encoder, whose
-            tokens see those behind them, or to pool the states of other tokens than the last.
-        keeps_states: Whether layers keep a state of the whole sequence, which no block has.
-        encoder_decoder: How prompts begin, where an encoder reads one and a decoder goes on.
+        backends: Readable line with the attention backend and the other kernels.
+        pooling: Pooling configuration; None for a generative model.
+        sliding_window: Tokens that a query attends to, itself included, if equal in every layer.
+        group_window: Widest window of the layers with smaller windows than others; None if all are
+            equal.
+        images: Rules for images in prompts, or the reason why they are refused.
+        sees_whole_prompts: Whether a prompt must be computed in one step: for bidirectional
+            attention, or to pool the states of other tokens than the last.
+        keeps_states: Whether layers keep a recurrent state of the sequence outside its blocks.
+        encoder_decoder: Prompt format of an encoder-decoder; None for other models.
     """
 
     vocab_size: int
@@ -59,16 +59,16 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLimits:
-    """The most that a step may hold.
+    """Maximum contents of a step.
 
     Attributes:
-        max_num_tokens: Tokens of a step.
-        max_num_rows: Rows of a step.
-        max_model_len: Tokens of a sequence.
-        window: The newest of them whose keys are kept; None keeps all.
-        group_window: Tokens that a query sees in layers that have KV blocks of their own; None
-            where all layers share.
-        num_lookahead_slots: Drafts of a row.
+        max_num_tokens: Tokens per step.
+        max_num_rows: Rows per step.
+        max_model_len: Tokens per sequence.
+        window: Number of newest tokens whose keys are kept; None keeps all.
+        group_window: Widest window of layers with separate KV blocks; None if all layers share
+            blocks.
+        num_lookahead_slots: Draft tokens per row.
     """
 
     max_num_tokens: int
@@ -80,22 +80,22 @@ class StepLimits:
 
     @property
     def max_num_samples(self) -> int:
-        """Sampled tokens of a step: one a row, and one a draft."""
+        """Maximum sampled tokens per step: one per row, and one per draft token."""
         return min(self.max_num_tokens, self.max_num_rows * (1 + self.num_lookahead_slots))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheShape:
-    """The KV cache, and the largest step that is to run over it.
+    """Shape of the KV cache, and the limits of a step.
 
     Attributes:
-        num_gpu_blocks: Blocks where the model computes.
+        num_gpu_blocks: Blocks on the model's device.
         num_cpu_blocks: Blocks for swapped sequences.
-        block_size: Tokens of a block.
-        limits: Of a step.
-        num_state_slots: Places for what layers keep of a sequence beside keys and values.
-        num_cpu_state_slots: Likewise for swapped sequences.
-        window_group: Blocks of their own for layers with a window; None where all share.
+        block_size: Tokens per block.
+        limits: Limits of a step.
+        num_state_slots: Slots for recurrent states of sequences.
+        num_cpu_state_slots: Slots for states of swapped sequences.
+        window_group: Separate blocks of sliding-window layers; None if all layers share blocks.
     """
 
     num_gpu_blocks: int
@@ -112,28 +112,28 @@ class HostBuffers(Protocol):
 
     @property
     def query_start(self) -> NDArray[np.int32]:
-        """Where each row begins in the step's tokens, ``[max_num_rows + 1]``."""
+        """Start of each row in the step's tokens, ``[max_num_rows + 1]``."""
 
     @property
     def positions(self) -> NDArray[np.int64]:
-        """Place of each token in its sequence, ``[max_num_tokens]``."""
+        """Position of each token in its sequence, ``[max_num_tokens]``."""
 
     @property
     def sample_rows(self) -> NDArray[np.int32]:
-        """The row of each sample, ``[max_num_rows]``."""
+        """Row of each sample, ``[max_num_rows]``."""
 
     @property
     def row_handles(self) -> NDArray[np.int64]:
         """The scheduler's handle of each row's sequence, ``[max_num_rows]``."""
 
     def writable(self) -> InputBuffers:
-        """What the core fills, once the device has its copy of the step before."""
+        """Buffers for the core to fill, once the device has copied the previous step."""
 
 
 class ModelOutput(NamedTuple):
-    """What a step gave: its samples, and what was asked about prompts.
+    """Results of a step: samples, and log-probabilities of prompts.
 
-    Where the model pools, ``pooled`` float32 ``[S, F]`` is what it gave, and tokens mean nothing.
+    For a pooling model, ``pooled`` float32 ``[S, F]`` is the result, and tokens are undefined.
     """
 
     sampled: SampledRows
@@ -142,88 +142,88 @@ class ModelOutput(NamedTuple):
 
 
 class StepHandle(Protocol):
-    """A step that was launched."""
+    """A launched step."""
 
     @property
     def is_async_safe(self) -> bool:
-        """Whether one token a row, known on the device by now, is all that is wanted of it.
+        """Whether the step needs one token per row only, available on the device by now.
 
         Only then may the next step be launched before ``results``.
         """
 
     def results(self) -> ModelOutput:
-        """Wait for the step."""
+        """Wait for the step, and return its results."""
 
 
 class Adapter(Protocol):
-    """An adapter whose weights are in host memory for as long as somebody holds this."""
+    """An adapter whose weights stay in host memory while this object is referenced."""
 
     @property
     def ordinal(self) -> int:
-        """Of its contents, from 1 on: equal contents have one, others never get it."""
+        """Number of its contents, from 1 on: equal contents share one, others never get it."""
 
 
 class Executor(Protocol):
-    """A loaded model and all that runs it."""
+    """A loaded model with everything that runs it."""
 
     @property
     def model_info(self) -> ModelInfo:
-        """What the model is."""
+        """Properties of the model."""
 
     def determine_num_blocks(self, limits: StepLimits) -> MemoryPlan:
-        """How many KV blocks there are to be, and where the memory goes.
+        """Compute the number of KV blocks and the memory plan.
 
         Raises:
-            ConfigError: More than is free, or too little to be of use.
+            ConfigError: More than is free, or too little to be useful.
         """
 
     def init_cache(self, shape: CacheShape) -> None:
         """Allocate KV pools and step buffers; called once, before the first step."""
 
     def load_adapter(self, name: str, path: str) -> Adapter:
-        """Have the adapter of a directory in host memory; any thread may ask, beside a step.
+        """Load the adapter of a directory into host memory; thread-safe, callable during a step.
 
         Raises:
-            RequestError: What is wrong with its files, and what is accepted.
+            RequestError: Its files are invalid; the message lists what is accepted.
         """
 
     def drop_adapter(self, ordinal: int) -> None:
-        """Keep an adapter in host memory no longer than somebody holds it."""
+        """Evict an adapter from host memory once it is no longer referenced."""
 
     def image_positions(
         self, token_ids: Sequence[int], images: Sequence[PlacedImage]
     ) -> NDArray[np.int64] | None:
-        """Positions ``[3, P]`` of a prompt of P tokens, where a model counts in three dimensions.
+        """Positions ``[3, P]`` of a prompt of P tokens, for models with 3D positions.
 
-        Any thread may ask, beside a step.
+        Thread-safe, and callable during a step.
         """
 
     def encode_images(self, images: Sequence[PlacedImage]) -> None:
-        """Have the features of images for the step that is launched next.
+        """Compute the features of images for the next launched step.
 
         Raises:
-            Exception: Whatever a model makes of them.
+            Exception: The model's encoder failed.
         """
 
     def encode_prompts(self, prompts: Mapping[int, EncoderInput]) -> None:
-        """Have the encoder's states of prompts, by row, for the step that is launched next."""
+        """Compute the encoder's states of prompts, by row, for the next launched step."""
 
     def check(self) -> None:
-        """Whether steps can be run; any thread may ask.
+        """Check that steps can be run; thread-safe.
 
         Raises:
-            ExecutorDeadError: A process that computes has died.
+            ExecutorDeadError: A rank has died.
         """
 
     def restart(self) -> None:
-        """Load all that died anew; pools and their contents are lost."""
+        """Reload everything that died; pools and their contents are lost."""
 
     def shutdown(self) -> None:
-        """End the processes that it has started; nothing can be run afterwards."""
+        """Stop its processes and free weights and pools; no step may be running."""
 
     @property
     def buffers(self) -> HostBuffers:
-        """The arrays that the core fills before ``launch``; there from ``init_cache`` on."""
+        """Arrays that the core fills before ``launch``; available after ``init_cache``."""
 
     def launch(
         self,
@@ -233,19 +233,19 @@ class Executor(Protocol):
         after: StepHandle | None = None,
         images: Mapping[int, PromptImages] | None = None,
     ) -> StepHandle:
-        """Begin one step, whose inputs the core has written to the buffers.
+        """Launch one step, whose inputs the core has written to the buffers.
 
         On a GPU this returns once everything is queued, on the CPU once the model has run.
 
         Args:
-            scheduled: The step's decisions; its block moves, and the adapters that it brings into
-                slots, come before the model.
-            rows: Parameters of its samples, S of them.
-            prompts: Positions whose log-probabilities are wanted besides.
-            after: The step before, where its tokens are not yet known to the core: an input of
-                ``-1 - i`` stands for token i of it.
-            images: Of the prompts of rows, by row; those with tokens in the step are encoded.
+            scheduled: Decisions of the step; its block moves, and the loading of its adapters into
+                slots, precede the model.
+            rows: Parameters of its S samples.
+            prompts: Positions that need log-probabilities.
+            after: Previous step, if the core does not know its tokens yet: an input of ``-1 - i``
+                represents its token i.
+            images: Images of the rows' prompts, by row; those with tokens in the step are encoded.
 
         Raises:
-            StepError: Rows are not as many as the step's samples.
+            StepError: The numbers of rows and samples differ.
         """

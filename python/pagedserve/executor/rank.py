@@ -1,8 +1,8 @@
-"""A rank: ``python -m pagedserve.executor.rank SOCKET``, or in an actor of Ray.
+"""A rank: ``python -m pagedserve.executor.rank SOCKET``, or in a Ray actor.
 
-It loads its part of the model together with the others, and then runs the steps that the channel
-brings, until it is killed or the engine's process is gone.  It keeps nothing but weights and KV
-pools, so it can be ended at any time.
+It loads its shard of the model together with the others, and then runs the steps of the channel,
+until it is killed or the engine's process ends.  Its only state is weights and KV pools, so it can
+be killed at any time.
 """
 
 import contextlib
@@ -23,9 +23,9 @@ def main() -> None:
 
 
 def serve(connection: Connection) -> None:
-    """Serve one engine; ends by ``SystemExit``."""
+    """Serve one engine; ends with ``SystemExit``."""
     spec: RankSpec = connection.recv()
-    os.environ["LOCAL_RANK"] = str(spec.device_index)  # transformers asks for it
+    os.environ["LOCAL_RANK"] = str(spec.device_index)  # read by transformers
     from pagedserve.parallel.group import ExchangeError
 
     try:
@@ -34,8 +34,8 @@ def serve(connection: Connection) -> None:
         _say(connection, Answer("lost", str(error)))
         sys.exit(1)
     except EOFError:
-        sys.exit(1)  # the engine's process is gone
-    except BaseException as error:  # noqa: BLE001  # it is told, and the process ends
+        sys.exit(1)  # the engine's process has ended
+    except BaseException as error:  # noqa: BLE001  # reported, and the process ends
         traceback.print_exc()
         _say(connection, Answer("failed", f"{type(error).__name__}: {error}"))
         sys.exit(1)
@@ -51,7 +51,7 @@ def _serve(spec: RankSpec, connection: Connection) -> None:
 
     torch.set_num_threads(spec.num_threads)
     connection.send(Answer("done"))
-    assert connection.recv()[0] == "join"  # noqa: S101  # all are there
+    assert connection.recv()[0] == "join"  # noqa: S101  # all ranks have connected
     device = torch.device(choose_device(spec.args.device).type, spec.device_index)
     memory = None if spec.memory is None else os.open(spec.memory, os.O_RDWR)
     group = RankGroup(
@@ -75,7 +75,7 @@ def _serve(spec: RankSpec, connection: Connection) -> None:
         channel = StepChannel(memory, argument, rank=rank, num_ranks=size)
     executor.init_cache(argument, channel)
     connection.send(Answer("done"))
-    if memory is not None:  # else the channel hears it
+    if memory is not None:  # else the channel notices the end
         threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
     while True:
         step = channel.take()
@@ -84,7 +84,7 @@ def _serve(spec: RankSpec, connection: Connection) -> None:
 
 
 def _check(connection: Connection) -> None:
-    """Raise ``EOFError`` where the engine's process has ended, whatever it has said before."""
+    """Raise ``EOFError`` if the engine's process has ended, even with unread messages."""
     poll = select.poll()
     poll.register(connection, select.POLLRDHUP)
     if poll.poll(0):
@@ -92,7 +92,7 @@ def _check(connection: Connection) -> None:
 
 
 def _end_with(connection: Connection) -> None:
-    """End this process when the engine's has ended: who sleeps on a word hears nothing of it."""
+    """End this process with the engine's: one that waits for a step would not notice."""
     try:
         connection.recv()
     except (EOFError, OSError):

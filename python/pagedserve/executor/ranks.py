@@ -1,15 +1,16 @@
-"""``RankedExecutor``: a model that several processes share, of which this one is rank 0.
+"""``RankedExecutor``: tensor parallelism; this process is rank 0.
 
-Each step is computed by all ranks together; this process alone samples, and only it knows requests.
-Invariants:
+All ranks compute each step together; only this process samples and knows requests.  Invariants:
 
-1. Once a step is published this process takes part in it to the end: Ctrl-C waits.
-2. Whatever goes wrong between the two ends all ranks, and is told as ``ExecutorDeadError``: they
-   would wait for each other.  What goes wrong before or after concerns nobody else.
+1. This process completes every step that it has published: Ctrl-C is deferred.
+2. An error during a published step stops all ranks, which would wait for each other, and raises
+   ``ExecutorDeadError``.  Errors before or after do not affect other ranks.
 """
 
 import os
 import weakref
+from collections.abc import Callable
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -34,28 +35,22 @@ from pagedserve.sigint import sigint_deferred
 
 
 class RankedExecutor(LocalExecutor):
-    """Rank 0 of several, which runs the others; an ``Executor``."""
+    """Rank 0, which runs the other ranks; an ``Executor``."""
 
     def __init__(self, args: EngineArgs) -> None:
-        """Start the others and load the model, each its part.
+        """Start the other ranks and load the model, a shard on each.
 
         Raises:
-            ConfigError: Options that ranks cannot obey.
-            UnsupportedModelError: A model that cannot be shared; nothing was started.
+            ConfigError: This process is already a rank of a running group.
+            UnsupportedModelError: The model cannot be sharded; nothing was started.
             ExecutorDeadError: A rank died.
         """
-        _check_options(args)
         check_split(args)
-        if RankGroup.is_joined():
-            raise ConfigError(
-                f"tensor_parallel_size is {args.tensor_parallel_size}, and this process is in a "
-                "group of ranks already, as torch.distributed allows one: shut the other engine "
-                "down first"
-            )
         self._shape: CacheShape | None = None
         self._start(args)
 
     def _start(self, args: EngineArgs) -> None:
+        _leave_dead_group(args)
         size = args.tensor_parallel_size
         num_threads = max(1, torch.get_num_threads() // size)
         backend = _backend(args)
@@ -68,8 +63,9 @@ class RankedExecutor(LocalExecutor):
             self._end = weakref.finalize(
                 self, _end, self._ranks, self._memory, torch.get_num_threads()
             )
+            _latest[:] = [(self._ranks, self._end)]
             try:
-                self._ranks.answers()  # they run
+                self._ranks.answers()  # wait until they run
                 torch.set_num_threads(num_threads)
                 self._ranks.ask("join")
                 device = torch.device(choose_device(args.device).type, backend.device_index)
@@ -85,19 +81,19 @@ class RankedExecutor(LocalExecutor):
                 self._ranks.answers()
                 _check_model(self.loaded)
             except BaseException as error:
-                self.shutdown()
+                self._end()
                 if isinstance(error, ExchangeError):
                     raise self._ranks.failure(error) from error
                 raise
 
     def determine_num_blocks(self, limits: StepLimits) -> MemoryPlan:
-        """See ``Executor``; as many as the rank has that has room for the fewest."""
+        """Compute the number of KV blocks, the minimum over all ranks."""
         self._ranks.ask("determine_num_blocks", limits)
         plans: list[MemoryPlan] = [super().determine_num_blocks(limits), *self._ranks.answers()]
         return min(plans, key=lambda plan: plan.num_gpu_blocks)
 
     def init_cache(self, shape: CacheShape) -> None:  # type: ignore[override]
-        """See ``Executor``."""
+        """Allocate KV pools and step buffers; called once, before the first step."""
         self._shape = shape
         self._channel = StepChannel(
             self._memory,
@@ -119,7 +115,7 @@ class RankedExecutor(LocalExecutor):
         images: StepImages | None = None,
         cross: CrossStep | None = None,
     ) -> Tensor:
-        """See ``LocalExecutor``."""
+        """Move blocks, and run the model on a step; see ``LocalExecutor``."""
         self._ranks.check()
         if previous_tokens is not None:
             self.buffers.complete(step, previous_tokens)
@@ -135,7 +131,7 @@ class RankedExecutor(LocalExecutor):
         return logits
 
     def _send(self, step: StepWork) -> None:
-        """Have the ranks of other machines run the step that is published."""
+        """Send the published step to the ranks on other machines."""
         if connections := self._ranks.connections:
             message = self._channel.message(self.buffers.used(step))
             for connection in connections:
@@ -143,7 +139,7 @@ class RankedExecutor(LocalExecutor):
 
     @property
     def buffers(self) -> StepBuffers:
-        """See ``Executor``.
+        """Arrays that the core fills before ``launch``; available after ``init_cache``.
 
         Raises:
             ExecutorDeadError: A rank has died.
@@ -152,14 +148,14 @@ class RankedExecutor(LocalExecutor):
         return super().buffers
 
     def check(self) -> None:
-        """See ``Executor``."""
+        """Check that steps can be run; thread-safe."""
         self._ranks.check()
 
     def restart(self) -> None:
-        """See ``Executor``."""
+        """Reload everything that died; pools and their contents are lost."""
         args, shape = self._args, self._shape
-        self.shutdown()
-        # Not the weights and pools of before; but what another attempt needs, if this one fails.
+        self._end()
+        # Drops the old weights and pools, but keeps what a retry needs if this one fails.
         kept = {"_args": args, "_shape": shape, "_ranks": self._ranks, "_end": self._end}
         self.__dict__.clear()
         self.__dict__.update(kept)
@@ -168,8 +164,9 @@ class RankedExecutor(LocalExecutor):
             self.init_cache(shape)
 
     def shutdown(self) -> None:
-        """See ``Executor``."""
+        """Stop its processes and free weights and pools; no step may be running."""
         self._end()
+        super().shutdown()
 
 
 def _backend(args: EngineArgs) -> Backend:
@@ -180,16 +177,6 @@ def _backend(args: EngineArgs) -> Backend:
     return RayBackend(args)
 
 
-def _check_options(args: EngineArgs) -> None:
-    """Refuse what only one process can do so far."""
-    for name, neutral in (("enable_lora", False), ("quantization", None)):
-        if (value := getattr(args, name)) != neutral:
-            raise ConfigError(
-                f"{name} is {value!r}, which one process alone does so far, and "
-                f"tensor_parallel_size is {args.tensor_parallel_size}: leave one of the two out"
-            )
-
-
 def _check_model(loaded: LoadedModel) -> None:
     if loaded.states:
         raise UnsupportedModelError(
@@ -198,8 +185,31 @@ def _check_model(loaded: LoadedModel) -> None:
         )
 
 
+# The ranks that were started last, and their finalizer: a process is in one group at a time.
+_latest: Final[list[tuple[RankProcesses, Callable[[], object]]]] = []
+
+
+def _leave_dead_group(args: EngineArgs) -> None:
+    """Leave the group of ranks that have died, though their engine still exists.
+
+    Raises:
+        ConfigError: This process is in a group whose ranks are alive, or of another library.
+    """
+    for ranks, end in _latest:
+        if ranks.is_dead:
+            end()
+    if RankGroup.is_joined():
+        raise ConfigError(
+            f"tensor_parallel_size is {args.tensor_parallel_size}, and this process is in a group "
+            "of ranks already, as torch.distributed allows one: shut the other engine down first"
+        )
+
+
 def _end(ranks: RankProcesses, memory: int, num_threads: int) -> None:
-    """End the ranks and leave their group, with the threads of before; called once."""
+    """Stop the ranks, leave their group and restore the number of threads; called once."""
+    if ranks.is_inherited:  # in a forked child, which does not own them
+        return
+    _latest[:] = [latest for latest in _latest if latest[0] is not ranks]
     ranks.end()
     os.close(memory)
     RankGroup.leave()

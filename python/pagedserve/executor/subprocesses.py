@@ -1,4 +1,4 @@
-"""Ranks as processes of this machine, which inherit the memory of steps."""
+"""Ranks as processes on this machine, which inherit the shared memory of steps."""
 
 import contextlib
 import os
@@ -11,14 +11,14 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Final
 
-# Seconds: that a process takes to end which has left its socket; that one is waited for which a
+# Seconds: to wait for the end of a process that closed its socket; to tolerate a process that a
 # signal has stopped.
 _ENDING: Final = 1.0
 _STOPPED: Final = 5.0
 
 
 class StopWatch:
-    """How long a signal has stopped a process of this machine."""
+    """Measures how long a signal has stopped a process of this machine."""
 
     def __init__(self, pid: int) -> None:
         """Watch a process."""
@@ -26,7 +26,7 @@ class StopWatch:
         self._since: float | None = None
 
     def stuck(self) -> str | None:
-        """What to say of it, where that is long."""
+        """Reason, if the process has been stopped for too long; else None."""
         now = time.monotonic()
         self._since = (self._since or now) if self._is_stopped() else None
         if self._since is not None and now - self._since > _STOPPED:
@@ -41,24 +41,24 @@ class StopWatch:
 
 
 class LocalProcess:
-    """A process of this machine: a ``RankProcess``."""
+    """A process on this machine: a ``RankProcess``."""
 
     def __init__(self, number: int, memory: int) -> None:
         """Start it.
 
         Args:
-            number: Of its rank.
-            memory: Descriptor of the memory of steps.
+            number: Rank number.
+            memory: Descriptor of the shared memory of steps.
         """
         ours, theirs = socket.socketpair()
         with theirs:
             path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
-            self._process = subprocess.Popen(  # noqa: S603  # this interpreter, and a module of ours
+            self._process = subprocess.Popen(  # noqa: S603  # this interpreter, and our module
                 [sys.executable, "-m", "pagedserve.executor.rank", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(), memory),
                 env=os.environ | {"PYTHONPATH": path},
-                # Ctrl-C of a terminal is for the engine alone.
+                # Ctrl-C in a terminal is for the engine only.
                 start_new_session=True,
             )
         self.connection = Connection(ours.detach())
@@ -67,7 +67,7 @@ class LocalProcess:
         self.stuck = StopWatch(self._process.pid).stuck
 
     def ending(self) -> str:
-        """See ``RankProcess``."""
+        """How the process ended; called when it has ended, or is about to."""
         try:
             code = self._process.wait(_ENDING)
         except subprocess.TimeoutExpired:
@@ -77,7 +77,7 @@ class LocalProcess:
         return f"its process ended with status {code}"
 
     def kill(self) -> None:
-        """See ``RankProcess``."""
+        """Kill it; it has ended when this returns."""
         self._process.kill()
         self._process.wait()
 
@@ -89,12 +89,12 @@ class LocalBackend:
     device_index: int = 0
 
     def __init__(self, size: int) -> None:
-        """Take how many there are to be, rank 0 among them."""
+        """Store the number of ranks, including rank 0."""
         self._size = size
 
     def start(self, memory: int) -> list[LocalProcess]:
-        """See ``Backend``."""
+        """Start processes for ranks 1 and up, in their order; see ``Backend``."""
         return [LocalProcess(rank, memory) for rank in range(1, self._size)]
 
     def end(self) -> None:
-        """See ``Backend``; nothing was needed."""
+        """Do nothing: there are no resources to release."""

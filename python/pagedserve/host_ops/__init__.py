@@ -1,1 +1,1 @@
-"""Host memory and the Rust kernels there: huge pages, block copies, dtypes and instructions."""
+"""Host memory and Rust kernels: huge pages, block copies, dtypes and instructions."""

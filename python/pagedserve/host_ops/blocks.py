@@ -16,12 +16,12 @@ def copy_blocks(
     """Copy blocks of each layer; all sources are read before a destination is written.
 
     Args:
-        sources: of each layer, ``[num_blocks, ...]``, contiguous, on the CPU.
+        sources: source pool of each layer, ``[num_blocks, ...]``, contiguous, on the CPU.
         destinations: likewise, with blocks of the same size; or the sources themselves.
         pairs: ``[n, 2]``, rows of (source, destination); destinations are distinct.
 
     Raises:
-        StepError: for a block that a pool does not have.
+        StepError: a pool does not have a block.
     """
     cpu.copy_blocks(
         layers=[

@@ -1,4 +1,4 @@
-"""What the Rust kernels compute with: dtypes, vector instructions and threads."""
+"""Capabilities of the Rust kernels: dtypes, vector instructions and threads."""
 
 from typing import Final, Literal
 
@@ -6,7 +6,7 @@ import torch
 
 from pagedserve._core import cpu
 
-# The kernels' names of the dtypes that they take.
+# The kernels' names of the supported dtypes.
 DTYPE_NAMES: Final[dict[torch.dtype, Literal["float32", "bfloat16", "float16"]]] = {
     torch.float32: "float32",
     torch.bfloat16: "bfloat16",
@@ -15,12 +15,12 @@ DTYPE_NAMES: Final[dict[torch.dtype, Literal["float32", "bfloat16", "float16"]]]
 
 
 def has_kernels(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the kernels compute on such tensors."""
+    """Whether the kernels support such tensors."""
     return device.type == "cpu" and dtype in DTYPE_NAMES
 
 
 def has_vectors() -> bool:
-    """Whether the kernels use vector instructions, and not portable code alone."""
+    """Whether the kernels use vector instructions instead of portable code."""
     return cpu.instructions_in_use() != "portable"
 
 
@@ -28,12 +28,11 @@ def use_instructions(name: str | None) -> None:
     """Use these vector instructions in this process; see `pagedserve.config.EngineArgs`.
 
     Raises:
-        ConfigError: if this CPU does not have them.
+        ConfigError: this CPU does not have them.
     """
     cpu.use_instructions(name)
 
 
 def describe_kernels() -> str:
-    """What the kernels use of this machine, for people."""
-    num_threads = torch.get_num_threads() if cpu.has_torch_threads() else 1
-    return f"{cpu.instructions_in_use()}, threads: {num_threads}"
+    """Describe the machine's features that the kernels use."""
+    return f"{cpu.instructions_in_use()}, threads: {torch.get_num_threads()}"

@@ -1,1 +1,1 @@
-"""LoRA adapters: small updates of a model's weights, many of them in one batch."""
+"""LoRA adapters: low-rank updates of a model's weights, several per batch."""

@@ -1,18 +1,17 @@
-"""An adapter's files, as peft writes them, and the weights that they hold.
+"""Adapter files in peft's format, and their weights.
 
-Owns peft's format; nothing else here knows it.  Files are read once and as a whole: what was hashed
-is what is used, whoever writes to them meanwhile.  What an adapter changes is what its file has
-weights of; ``target_modules`` and its like only said where training put them.
+Only this module knows peft's format.  Files are read once and completely: the hashed contents are
+those that are used, even if they are modified meanwhile.  The modules that an adapter changes are
+those with weights in its file; ``target_modules`` and similar fields only affected training.
 """
 
 import hashlib
-import json
 import math
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final, NoReturn, TypeAlias, TypeVar
+from typing import Any, Final, NoReturn, TypeAlias
 
 import torch
 from safetensors import SafetensorError
@@ -20,15 +19,23 @@ from safetensors.torch import load
 from torch import Tensor
 
 from pagedserve.errors import RequestError
+from pagedserve.lora.patterns import NamePatterns
 from pagedserve.lora.weights import LoraWeights
 from pagedserve.models.hub import ADAPTER_FILES
-
-T = TypeVar("T")
+from pagedserve.regular_files import (
+    MAX_JSON_BYTES,
+    expanded,
+    is_file,
+    parse_json,
+    read_bytes,
+)
 
 CONFIG, WEIGHTS = ADAPTER_FILES
 _PICKLED: Final = "adapter_model.bin"
+_DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_SHOWN_CHARACTERS: Final = 200
 
-# Fields of the config that are read here.
+# Fields of the config that are used here.
 _READ: Final = frozenset(
     [
         "peft_type",
@@ -41,7 +48,7 @@ _READ: Final = frozenset(
         "bias",
     ]
 )
-# Those that say where or how it was trained, which the weights show or do not depend on.
+# Fields about training, which the weights show or do not depend on.
 _OF_TRAINING: Final = frozenset(
     [
         "auto_mapping",
@@ -49,7 +56,7 @@ _OF_TRAINING: Final = frozenset(
         "corda_config",
         "eva_config",
         "exclude_modules",
-        "fan_in_fan_out",  # of the base weights, which nothing is merged into
+        "fan_in_fan_out",  # of the base weights, which are not merged
         "inference_mode",
         "layers_pattern",
         "layers_to_transform",
@@ -68,13 +75,13 @@ _OF_TRAINING: Final = frozenset(
 _REFUSED: Final = {
     "use_dora": "DoRA scales the sum of base and adapter",
     "lora_bias": "biases are the base model's",
-    "modules_to_save": "whole modules of its own are not taken, only low-rank changes",
+    "modules_to_save": "whole modules are not accepted, only low-rank changes",
     "alora_invocation_tokens": "an adapter changes every token of its requests",
     "layer_replication": "the layers are the base model's",
     "target_parameters": "parameters that are no module's weight are not changed",
     "trainable_token_indices": "the vocabulary is the base model's",
 }
-# Starts of training that leave the base model's weights as they are.
+# Initializations that leave the base model's weights unchanged.
 _INITS: Final = (True, False, None, "gaussian", "eva", "orthogonal")
 
 _KEY: Final = re.compile(
@@ -83,19 +90,19 @@ _KEY: Final = re.compile(
 _BASE_KEY: Final = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.base_layer\.weight")
 
 
-# What each module that can be changed takes and gives: (in, out) features, of an embedding
-# (tokens, features).
+# Sizes of each module that can have an adapter: (in, out) features, for an embedding (tokens,
+# features).
 Shapes: TypeAlias = Mapping[str, tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterFiles:
-    """The contents of an adapter's files.
+    """Contents of an adapter's files.
 
     Attributes:
-        name: What errors call it.
-        config: Of ``adapter_config.json``.
-        weights: Of ``adapter_model.safetensors``.
+        name: Name in errors.
+        config: Contents of ``adapter_config.json``.
+        weights: Contents of ``adapter_model.safetensors``.
     """
 
     name: str
@@ -103,55 +110,70 @@ class AdapterFiles:
     weights: bytes
 
     @classmethod
-    def read(cls, name: str, path: str) -> "AdapterFiles":
+    def read(cls, name: str, path: str, max_bytes: int = sys.maxsize) -> "AdapterFiles":
         """Read the files of a directory.
 
+        Args:
+            name: Name in errors.
+            path: The directory.
+            max_bytes: Maximum bytes of weights.
+
         Raises:
-            RequestError: There is no adapter, or not in safetensors.
+            RequestError: The directory has no adapter, or none in safetensors format.
         """
-        directory = Path(path).expanduser()
-        if not (directory / CONFIG).is_file():
+        try:
+            directory = expanded(path)
+        except ValueError as error:
+            _refuse(name, f"its path {error}")
+        if not is_file(directory / CONFIG):
             _refuse(name, f"{path!r} is no directory with an {CONFIG} and an {WEIGHTS}")
-        if not (directory / WEIGHTS).is_file():
-            if (directory / _PICKLED).is_file():
+        if not is_file(directory / WEIGHTS):
+            if is_file(directory / _PICKLED):
                 _refuse(name, f"{_PICKLED} is not read, only safetensors: save it as {WEIGHTS}")
             _refuse(name, f"{path!r} has no {WEIGHTS}")
         try:
-            return cls(name, (directory / CONFIG).read_bytes(), (directory / WEIGHTS).read_bytes())
-        except OSError as error:
-            _refuse(name, f"its files cannot be read: {error}")
+            config = read_bytes(directory / CONFIG, MAX_JSON_BYTES)
+            return cls(name, config, read_bytes(directory / WEIGHTS, max_bytes))
+        except ValueError as error:
+            _refuse(name, str(error))
 
     @property
     def digest(self) -> bytes:
-        """SHA-256 of the contents; the name is no part of it."""
+        """SHA-256 of the contents, without the name."""
         digest = hashlib.sha256(len(self.config).to_bytes(8))
         digest.update(self.config)
         digest.update(self.weights)
         return digest.digest()
 
     def parse(self, shapes: Shapes, max_rank: int) -> dict[str, LoraWeights]:
-        """The weights, float32, by the names of the model's modules.
+        """Parse the weights, float32, by the names of the model's modules.
 
         Args:
-            shapes: Of the model's modules.
-            max_rank: The largest rank that there is room for.
+            shapes: Sizes of the model's modules.
+            max_rank: Maximum rank.
 
         Raises:
-            RequestError: What cannot be, and what is accepted.
+            RequestError: The weights are invalid; the message lists what is accepted.
         """
         scaling = _Scaling.of(self.name, self.config)
         pairs = self._pairs(shapes)
         return {module: self._scaled(module, pairs[module], scaling, max_rank) for module in pairs}
 
     def _pairs(self, shapes: Shapes) -> dict[str, dict[str, Tensor]]:
-        """Both tensors of each module, by "A" and "B"; float32, of the right shape."""
+        """Both tensors of each module, by "A" and "B"; float32, with checked shapes."""
         try:
             tensors = load(self.weights)
-        except SafetensorError as error:
-            _refuse(self.name, f"{WEIGHTS} cannot be read: {error}")
+        except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
+            _refuse(self.name, f"{WEIGHTS} cannot be read: {_shown(str(error))}")
         pairs: dict[str, dict[str, Tensor]] = {}
         for key, tensor in tensors.items():
             match = _KEY.fullmatch(key)
+            if tensor.dtype not in _DTYPES:
+                _refuse(
+                    self.name,
+                    f"{_shown(key)} is of {tensor.dtype}; accepted are "
+                    f"{', '.join(map(str, _DTYPES))}",
+                )
             if match is not None:
                 pairs.setdefault(match["module"], {})[match["part"]] = tensor.float()
             else:
@@ -162,14 +184,16 @@ class AdapterFiles:
         return pairs
 
     def _check_base_weight(self, key: str, tensor: Tensor, shapes: Shapes) -> None:
-        """Pass over the base model's embeddings, which peft saves beside an adapter of them."""
+        """Ignore the base model's embeddings, which peft saves with an adapter of them."""
         match = _BASE_KEY.fullmatch(key)
         if match is None or match["module"] not in shapes:
-            _refuse(self.name, f"{WEIGHTS} has {key!r}, which is no low-rank change of a weight")
+            _refuse(
+                self.name, f"{WEIGHTS} has {_shown(key)}, which is no low-rank change of a weight"
+            )
         if sorted(tensor.shape) != sorted(shapes[match["module"]]):
             _refuse(
                 self.name,
-                f"{key!r} is {tuple(tensor.shape)}; the model has "
+                f"{_shown(key)} is {tuple(tensor.shape)}; the model has "
                 f"{shapes[match['module']]}: the vocabulary was changed",
             )
 
@@ -179,7 +203,7 @@ class AdapterFiles:
             known = ", ".join(sorted({module.rpartition(".")[2] for module in shapes}))
             _refuse(
                 self.name,
-                f"the model has no {unknown[0]!r} that an adapter can change, and "
+                f"the model has no {_shown(unknown[0])} that an adapter can change, and "
                 f"{len(unknown) - 1} more; it has {known}",
             )
         for module, pair in pairs.items():
@@ -199,43 +223,52 @@ class AdapterFiles:
     def _scaled(
         self, module: str, pair: Mapping[str, Tensor], scaling: "_Scaling", max_rank: int
     ) -> LoraWeights:
-        rank, configured = len(pair["A"]), scaling.rank(module)
+        try:
+            rank, configured, factor = len(pair["A"]), scaling.rank(module), scaling.factor(module)
+        except ValueError as error:
+            _refuse(self.name, f"rank_pattern or alpha_pattern {error}")
         if rank != configured:
             _refuse(self.name, f"{module!r} has rank {rank}; {CONFIG} says {configured}")
         if rank > max_rank:
             _refuse(self.name, f"{module!r} has rank {rank}; max_lora_rank is {max_rank}")
-        return LoraWeights(pair["A"], pair["B"] * scaling.factor(module))
+        b = pair["B"] * factor
+        if not torch.isfinite(b).all():
+            _refuse(
+                self.name,
+                f"the weights of {module!r} times lora_alpha / r = {factor:g} are infinite",
+            )
+        return LoraWeights(pair["A"], b)
 
 
 @dataclass(frozen=True, slots=True)
 class _Scaling:
-    """What a config says of ranks and factors.
+    """Ranks and scaling factors of a config.
 
     Attributes:
-        r: Rank of modules that no pattern names.
-        alpha: As ``r``, the factor's numerator.
-        ranks: By patterns of names.
-        alphas: By patterns of names.
-        is_rank_stabilized: Whether the factor is ``alpha / sqrt(r)`` and not ``alpha / r``.
+        r: Default rank of modules.
+        alpha: Default numerator of the factor.
+        ranks: Ranks by patterns of names.
+        alphas: Numerators by patterns of names.
+        is_rank_stabilized: Whether the factor is ``alpha / sqrt(r)`` instead of ``alpha / r``.
     """
 
     r: int
     alpha: float
-    ranks: Mapping[re.Pattern[str], int]
-    alphas: Mapping[re.Pattern[str], float]
+    ranks: NamePatterns[int]
+    alphas: NamePatterns[float]
     is_rank_stabilized: bool
 
     @classmethod
     def of(cls, name: str, config: bytes) -> "_Scaling":
-        """Read a config.
+        """Parse a config.
 
         Raises:
-            RequestError: It asks for what is not here, or is no config.
+            RequestError: It is invalid, or requires something unsupported.
         """
         try:
-            fields = json.loads(config)
+            fields = parse_json(CONFIG, config)
         except ValueError as error:
-            _refuse(name, f"{CONFIG} is no JSON: {error}")
+            _refuse(name, str(error))
         if not isinstance(fields, dict):
             _refuse(name, f"{CONFIG} is no JSON object")
         _check_config(name, fields)
@@ -248,60 +281,63 @@ class _Scaling:
         )
 
     def rank(self, module: str) -> int:
-        """The rank that a module has."""
-        return _matched(self.ranks, module, self.r)
+        """Rank of a module."""
+        return self.ranks.find(module, self.r)
 
     def factor(self, module: str) -> float:
-        """What ``b @ a`` of a module is multiplied by."""
+        """Scaling factor of ``b @ a`` of a module."""
         rank = self.rank(module)
-        return _matched(self.alphas, module, self.alpha) / (
+        return self.alphas.find(module, self.alpha) / (
             math.sqrt(rank) if self.is_rank_stabilized else rank
         )
 
 
 def _check_config(name: str, fields: Mapping[str, Any]) -> None:
     if fields.get("peft_type") != "LORA":
-        _refuse(name, f"peft_type is {fields.get('peft_type')!r}; it must be 'LORA'")
+        _refuse(name, f"peft_type is {_shown(fields.get('peft_type'))}; it must be 'LORA'")
     if fields.get("init_lora_weights") not in _INITS:
         _refuse(
             name,
-            f"init_lora_weights is {fields['init_lora_weights']!r}, which changes the base model's "
-            "weights too; accepted are True, False, 'gaussian', 'eva' and 'orthogonal', and what "
-            "save_pretrained(path_initial_model_for_weight_conversion=...) makes of others",
+            f"init_lora_weights is {_shown(fields['init_lora_weights'])}, which changes the base "
+            "model's weights too; accepted are True, False, 'gaussian', 'eva' and 'orthogonal', "
+            "and what save_pretrained makes of others by path_initial_model_for_weight_conversion",
         )
+    if fields.get("use_rslora") not in (True, False, None):
+        _refuse(name, f"use_rslora is {_shown(fields['use_rslora'])}; it must be true or false")
     if fields.get("bias", "none") != "none":
-        _refuse(name, f"bias is {fields['bias']!r}; it must be 'none'")
+        _refuse(name, f"bias is {_shown(fields['bias'])}; it must be 'none'")
     for field, value in fields.items():
         if field not in _READ | _OF_TRAINING and value:
             reason = _REFUSED.get(field, "it is not known here")
-            _refuse(name, f"{field} is {value!r}, which is not supported: {reason}")
+            _refuse(name, f"{field} is {_shown(value)}, which is not supported: {reason}")
 
 
 def _number(name: str, field: str, value: object) -> Any:
-    """A rank or a factor's numerator: a positive number."""
+    """Check a rank or a factor's numerator: a positive number in the range of float."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not (is_number and 0 < value < math.inf):  # type: ignore[operator]  # a number
-        _refuse(name, f"{field} is {value!r}; it must be a number above 0")
+    if not (is_number and 0 < value <= sys.float_info.max):  # type: ignore[operator]  # a number
+        _refuse(name, f"{field} is {_shown(value)}; it must be a number above 0")
     return value
 
 
-def _patterns(name: str, field: str, given: object) -> dict[re.Pattern[str], Any]:
-    """Numbers by patterns: a whole name or its end after a dot, as peft takes them."""
+def _patterns(name: str, field: str, given: object) -> NamePatterns[Any]:
+    """Parse numbers by patterns: a whole name or its end after a dot, as in peft."""
     if not isinstance(given, Mapping | None):
-        _refuse(name, f"{field} is {given!r}; it must be an object")
+        _refuse(name, f"{field} is {_shown(given)}; it must be an object")
+    numbers = {
+        pattern: _number(name, f"{field} of {_shown(pattern)}", value)
+        for pattern, value in (given or {}).items()
+    }
     try:
-        return {
-            re.compile(rf"(.*\.)?({pattern})"): _number(name, field, value)
-            for pattern, value in (given or {}).items()
-        }
-    except re.error as error:
-        _refuse(name, f"{field} has a pattern that is no regular expression: {error}")
+        return NamePatterns(numbers)
+    except ValueError as error:
+        _refuse(name, f"{field} {error}")
 
 
-def _matched(patterns: Mapping[re.Pattern[str], T], module: str, default: T) -> T:
-    """The number of the first pattern that a module's name matches."""
-    found = (number for pattern, number in patterns.items() if pattern.fullmatch(module))
-    return next(found, default)
+def _shown(value: object) -> str:
+    """Format a value for an error, at most one line long."""
+    shown = repr(value) if not isinstance(value, str) else repr(value[:_SHOWN_CHARACTERS])
+    return shown if len(shown) <= _SHOWN_CHARACTERS else f"{shown[:_SHOWN_CHARACTERS]}..."
 
 
 def _refuse(name: str, what: str) -> NoReturn:

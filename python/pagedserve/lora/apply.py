@@ -1,4 +1,4 @@
-"""Adapters of a loaded model: which of its modules can have them, in which slots they lie."""
+"""Adapters of a loaded model: the modules that can have them, and their slots."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,7 +25,7 @@ from pagedserve.models.fused.parts import FusedModule, FusedPart
 from pagedserve.models.loader import LoadedModel
 from pagedserve.models.states import mixing_modules
 
-# Hooks into a module, given what it computes by names in the model.
+# Hooks into a module, from its parts by their names in the model.
 Hook: TypeAlias = Callable[[nn.Module, Mapping[str, FusedPart]], AdaptedModules]
 
 
@@ -33,16 +33,16 @@ class AdapterModules:
     """The modules of a model that can have adapters.
 
     Attributes:
-        targets: features in and out of each, by its name in the model as transformers builds it.
+        targets: features in and out of each, by its name in transformers' model.
     """
 
     def __init__(self, loaded: LoadedModel, *, num_slots: int, max_rank: int) -> None:
         """Hook into a model, whose modules have been replaced already.
 
         Args:
-            loaded: its modules are changed in place.
-            num_slots: adapters that can lie ready at once.
-            max_rank: the largest rank of an adapter.
+            loaded: model; its modules are modified in place.
+            num_slots: number of adapters that are loaded at once.
+            max_rank: maximum rank of an adapter.
         """
         self._num_slots = num_slots
         self._places = list(_places(loaded.model, _hooks(loaded, num_slots, max_rank)))
@@ -51,15 +51,15 @@ class AdapterModules:
             self.targets |= place.targets
 
     def load(self, slot: int, weights: Mapping[str, LoraWeights]) -> None:
-        """Let a slot hold an adapter and nothing else.
+        """Load an adapter into a slot, replacing its contents.
 
         Args:
             slot: below ``num_slots``.
-            weights: by the names of ``targets``, of their features and of no larger rank than
-                there is room for; none empties the slot.
+            weights: weights by the names of ``targets``, with matching features and a rank of at
+                most ``max_rank``; an empty mapping clears the slot.
 
         Raises:
-            StepError: if there is no such slot.
+            StepError: there is no such slot.
         """
         if not 0 <= slot < self._num_slots:
             raise StepError(f"slot must be below {self._num_slots}; got {slot}")
@@ -68,11 +68,11 @@ class AdapterModules:
 
     @contextmanager
     def step(self, tokens: AdapterRows, samples: AdapterRows | None = None) -> Iterator[None]:
-        """Let one forward have adapters.
+        """A context in which one forward pass applies adapters.
 
         Args:
-            tokens: of the flat batch.
-            samples: those whose logits are wanted; None wants all.
+            tokens: adapters of the flat batch.
+            samples: adapters of the tokens that need logits; None is all.
         """
         if len(tokens.slots) == 0:
             yield
@@ -84,7 +84,7 @@ class AdapterModules:
 
 
 class _Hooks(NamedTuple):
-    """How modules of torch get adapters, by what they are."""
+    """Hooks for the types of torch modules."""
 
     linear: Hook
     head: Hook
@@ -92,7 +92,7 @@ class _Hooks(NamedTuple):
 
 
 def _hooks(loaded: LoadedModel, num_slots: int, max_rank: int) -> _Hooks:
-    """Kernels where attention has them, else torch's operations."""
+    """Kernels if attention has them, else torch's operations."""
     room: dict[str, Any] = {"num_slots": num_slots, "device": loaded.device}
     if loaded.attention_backend != "triton":
         kinds: tuple[Any, ...] = (AdaptedLinear, AdaptedHead, AdaptedEmbedding)
@@ -105,9 +105,9 @@ def _hooks(loaded: LoadedModel, num_slots: int, max_rank: int) -> _Hooks:
 
 
 def _places(model: PreTrainedModel, hooks: _Hooks) -> Iterator[AdaptedModules]:
-    """Where adapters go.
+    """The modules that can have adapters.
 
-    Experts and mixers are left out: they see some of the tokens, in another order.
+    Excludes experts and mixers: they process a subset of the tokens, in another order.
     """
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     inside: set[nn.Module] = {part for mixer in mixing_modules(model) for part in mixer.modules()}
@@ -131,14 +131,14 @@ def _places(model: PreTrainedModel, hooks: _Hooks) -> Iterator[AdaptedModules]:
 
 
 def _homes(name: str, module: FusedModule) -> Iterator[dict[str, FusedPart]]:
-    """The parts of a module by their names in the model, those of each home together."""
+    """The parts of a module by their names in the model, grouped by their packed weights."""
     named = [(f"{name}.{below}".rstrip("."), part) for below, part in module.parts.items()]
     for _, together in groupby(named, key=lambda pair: id(pair[1].home)):
         yield dict(together)
 
 
 def _part(module: Any) -> FusedPart | None:
-    """A linear layer as a part that is all of its home; None for other modules."""
+    """A linear layer as a part with separate weights; None for other modules."""
     if isinstance(module, nn.Linear | PackedLinear):
         return FusedPart(module, 0, module.in_features, module.out_features)
     if isinstance(module, Conv1D):

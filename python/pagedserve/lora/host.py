@@ -1,12 +1,12 @@
-"""The adapters in host memory: those that were used last, and those that somebody holds.
+"""Adapters in host memory: an LRU cache, and those in use.
 
 Invariants:
 
-1. An ordinal stands for the contents of files: equal contents have one, others never get it.
-2. Weights are here as long as somebody holds their ``HostAdapter``; besides, those of the
-   ``max_cpu_loras`` that were asked for last.
+1. An ordinal identifies the contents of files: equal contents share one, others never get it.
+2. Weights stay in memory while their ``HostAdapter`` is referenced; additionally those of the
+   ``max_cpu_loras`` most recently used.
 
-Any thread may ask; files are read by whoever asks, so nobody asks in a step.
+Thread-safe; the calling thread reads the files, so it must not be called in a step.
 """
 
 import time
@@ -21,11 +21,12 @@ from weakref import WeakValueDictionary
 from pagedserve.errors import StepError
 from pagedserve.lora.adapter import CONFIG, WEIGHTS, AdapterFiles, Shapes
 from pagedserve.lora.weights import LoraWeights
+from pagedserve.regular_files import MAX_SAFETENSORS_HEADER_BYTES
 
-# Two writes within so many seconds may leave the same time behind.
+# Two writes within this many seconds may leave the same timestamp.
 _SETTLING_SECONDS: Final = 2.0
 
-# Inode, size and time of each of the files.
+# Inode, size and timestamp of each of the files.
 _Stamp: TypeAlias = tuple[tuple[int, int, int], ...]
 
 
@@ -34,8 +35,8 @@ class HostAdapter:
     """An adapter whose weights are in host memory.
 
     Attributes:
-        ordinal: Of its contents, from 1 on.
-        weights: By the names of the model's modules.
+        ordinal: Number of its contents, from 1 on.
+        weights: Weights by the names of the model's modules.
     """
 
     ordinal: int
@@ -43,33 +44,36 @@ class HostAdapter:
 
 
 class HostAdapters:
-    """Reads adapters and keeps some."""
+    """Loads adapters and caches the most recently used."""
 
     def __init__(self, shapes: Shapes, *, max_rank: int, max_cpu_loras: int) -> None:
-        """Begin with none.
+        """Start empty.
 
         Args:
-            shapes: Of the model's modules.
-            max_rank: The largest rank that there is room for.
-            max_cpu_loras: Adapters that are kept though nobody holds them.
+            shapes: Sizes of the model's modules.
+            max_rank: Maximum rank.
+            max_cpu_loras: Maximum number of cached adapters that are not in use.
         """
         self._shapes = shapes
         self._max_rank = max_rank
         self._max_cpu_loras = max_cpu_loras
+        # A low-rank change has no more numbers than the weight, at most eight bytes each.
+        num_weights = sum(num_in * num_out for num_in, num_out in shapes.values())
+        self._max_bytes = MAX_SAFETENSORS_HEADER_BYTES + 8 * num_weights
         self._lock = Lock()
         self._ordinals: dict[bytes, int] = {}
-        # The contents of files that have not been touched since.
+        # Digests of files that have not been modified since.
         self._seen: dict[Path, tuple[_Stamp, bytes]] = {}
         self._held: WeakValueDictionary[int, HostAdapter] = WeakValueDictionary()
         self._kept: OrderedDict[int, HostAdapter] = OrderedDict()
 
     def load(self, name: str, path: str) -> HostAdapter:
-        """The adapter of a directory, read if it is not here as its files are now.
+        """Return the adapter of a directory, reading it if its files have changed.
 
         Raises:
-            RequestError: What is wrong with its files, and what is accepted.
+            RequestError: Its files are invalid; the message lists what is accepted.
         """
-        directory = Path(path).expanduser()
+        directory = Path(path)
         with self._lock:
             stamp = _stamp(directory)
             seen, digest = self._seen.get(directory, (None, b""))
@@ -82,10 +86,10 @@ class HostAdapters:
             return adapter
 
     def weights(self, ordinal: int) -> Mapping[str, LoraWeights]:
-        """The weights of an adapter that somebody holds.
+        """Weights of an adapter in use.
 
         Raises:
-            StepError: Nobody does.
+            StepError: It is not in use.
         """
         adapter = self._held.get(ordinal)
         if adapter is None:
@@ -93,13 +97,13 @@ class HostAdapters:
         return adapter.weights
 
     def drop(self, ordinal: int) -> None:
-        """Keep an adapter no longer than somebody holds it."""
+        """Remove an adapter from the cache; it stays in memory while in use."""
         with self._lock:
             self._kept.pop(ordinal, None)
 
     def _read(self, name: str, directory: Path, stamp: _Stamp | None) -> HostAdapter:
         began = time.time()
-        files = AdapterFiles.read(name, str(directory))
+        files = AdapterFiles.read(name, str(directory), self._max_bytes)
         digest = files.digest
         adapter = self._held.get(self._ordinals.get(digest, 0))
         if adapter is None:
@@ -119,14 +123,14 @@ class HostAdapters:
 
 
 def _stamp(directory: Path) -> _Stamp | None:
-    """What changes when the files do; None where there are none."""
+    """A value that changes when the files do; None if they do not exist."""
     try:
         found = [(directory / name).stat() for name in (CONFIG, WEIGHTS)]
-    except OSError:
+    except (OSError, ValueError):
         return None
     return tuple((status.st_ino, status.st_size, status.st_mtime_ns) for status in found)
 
 
 def _is_settled(stamp: _Stamp, now: float) -> bool:
-    """Whether a later write would show: not within the same tick of the file system's clock."""
+    """Whether a later write would be visible: not within the same tick of the file system."""
     return all(now - time_ns / 1e9 > _SETTLING_SECONDS for _, _, time_ns in stamp)

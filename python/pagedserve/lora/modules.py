@@ -1,7 +1,7 @@
-"""Modules that add what adapters give, of the rank that each has there.
+"""Modules that add the output of adapters, each with its rank.
 
-Those of torch do so by hooks: types, names and weights stay theirs.  Those with packed weights do
-so inside of their products.  Sums are float32, whatever the model's dtype, and rounded once.
+Torch modules use hooks: their types, names and weights stay unchanged.  Modules with packed weights
+add adapters within their products.  Sums are float32, whatever the model's dtype, and rounded once.
 """
 
 from abc import ABC, abstractmethod
@@ -21,14 +21,14 @@ from pagedserve.models.fused.parts import FusedPart
 
 
 class AdaptedModules(Protocol):
-    """Modules whose adapters are held in one place."""
+    """A group of modules whose adapters are loaded together."""
 
     @property
     def targets(self) -> Mapping[str, tuple[int, int]]:
         """Features in and out of each, by name."""
 
     def load(self, slot: int, weights: Mapping[str, LoraWeights]) -> None:
-        """Let a slot hold these, by name, and nothing else."""
+        """Load these weights, by name, into a slot, replacing its contents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +45,14 @@ class Rows:
 
 
 class Hooked(ABC):
-    """A module of torch that adds adapters to what it has computed."""
+    """A torch module that adds adapters to its output."""
 
     def __init__(self, module: nn.Module, parts: Mapping[str, FusedPart]) -> None:
         """Hook into a module.
 
         Args:
-            module: is called with one tensor.
-            parts: what it computes, by names in the model.
+            module: module that is called with one tensor.
+            parts: parts of its output, by names in the model.
         """
         self.targets = _targets(parts)
         self._parts = parts
@@ -60,11 +60,11 @@ class Hooked(ABC):
 
     @abstractmethod
     def load(self, slot: int, weights: Mapping[str, LoraWeights]) -> None:
-        """See `AdaptedModules`."""
+        """Load these weights, by name, into a slot, replacing its contents."""
 
     @abstractmethod
     def _add(self, step: StepAdapters, x: Tensor, output: Tensor) -> None:
-        """Add to what the module made of ``x``, in place."""
+        """Add adapters to the output for ``x``, in place."""
 
     def _check_rows(self, rows: AdapterRows, x: Tensor) -> None:
         if len(x) != rows.num_rows:
@@ -90,21 +90,21 @@ class _Looped(Hooked):
         num_slots: int,
         device: torch.device,
     ) -> None:
-        """See `Hooked`; slots of adapters, and the model's device."""
+        """Store the number of slots and the model's device; see `Hooked`."""
         super().__init__(module, parts)
-        # Of each slot: weights, each with the first of the features that they change.
+        # Per slot: weights, each with the first of the features that they change.
         self._slots: list[list[tuple[int, LoraWeights]]] = [[] for _ in range(num_slots)]
         self._device = device
 
     def load(self, slot: int, weights: Mapping[str, LoraWeights]) -> None:
-        """See `AdaptedModules`."""
+        """Load these weights, by name, into a slot, replacing its contents."""
         self._slots[slot] = [
             (self._parts[name].first_feature, _on(self._device, pair))
             for name, pair in weights.items()
         ]
 
     def _held(self, rows: AdapterRows, output: Tensor) -> Iterator[tuple[LoraWeights, Rows]]:
-        """What slots in use hold, each with the rows and features of the output that it changes."""
+        """Contents of the slots in use, each with the rows and features of the output to change."""
         flat = output.view(-1, output.shape[-1])
         for slot, index in rows.groups:
             for first, weights in self._slots[slot]:
@@ -112,7 +112,7 @@ class _Looped(Hooked):
 
 
 class AdaptedLinear(_Looped):
-    """A linear layer, rows ``[..., K]`` to ``[..., N]``, or several of them side by side."""
+    """A linear layer, rows ``[..., K]`` to ``[..., N]``, or several of them fused."""
 
     def _add(self, step: StepAdapters, x: Tensor, output: Tensor) -> None:
         self._add_products(step.tokens, x, output)
@@ -126,20 +126,20 @@ class AdaptedLinear(_Looped):
 
 
 class AdaptedHead(AdaptedLinear):
-    """A head, given the rows whose logits are wanted, or all."""
+    """An LM head, called with the rows that need logits, or with all."""
 
     def _add(self, step: StepAdapters, x: Tensor, output: Tensor) -> None:
         self._add_products(rows_of_head(step, x), x, output)
 
 
 def rows_of_head(step: StepAdapters, x: Tensor) -> AdapterRows:
-    """Those that a head was given as ``x [..., K]``."""
+    """The rows that a head was called with, as ``x [..., K]``."""
     is_of_samples = x.shape[:-1].numel() == step.samples.num_rows
     return step.samples if is_of_samples else step.tokens
 
 
 class AdaptedEmbedding(_Looped):
-    """An embedding, ids ``[..., T]`` to ``[..., T, N]``, which may multiply by a scale."""
+    """An embedding, ids ``[..., T]`` to ``[..., T, N]``, with an optional scale."""
 
     def __init__(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
         """See `AdaptedLinear`; features in are tokens."""
@@ -154,21 +154,21 @@ class AdaptedEmbedding(_Looped):
 
 
 def embedding_scale(module: nn.Module) -> float:
-    """What an embedding multiplies its numbers by."""
+    """Factor that an embedding multiplies its output by."""
     return float(getattr(module, "embed_scale", 1.0))
 
 
 class AdaptedPacked:
-    """Linear layers whose packed weights are in one place, which adds adapters itself."""
+    """Linear layers with shared packed weights, whose product adds adapters."""
 
     def __init__(self, parts: Mapping[str, FusedPart]) -> None:
-        """Take layers by their names in the model, in the order of their features."""
+        """Store layers by their names in the model, in the order of their features."""
         self.targets = _targets(parts)
         self._parts = parts
         (self._packed,) = {part.home for part in parts.values()}
 
     def load(self, slot: int, weights: Mapping[str, LoraWeights]) -> None:
-        """See `AdaptedModules`."""
+        """Load these weights, by name, into a slot, replacing its contents."""
         slices = [
             (part.first_feature, len(weights[name].a), *map(_numbers, weights[name]))
             for name, part in self._parts.items()

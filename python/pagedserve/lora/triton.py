@@ -1,7 +1,7 @@
-"""Modules of torch whose adapters Triton kernels add, from memory that stays where it is.
+"""Torch modules whose adapters Triton kernels add, from memory at fixed addresses.
 
-All slots of a module lie in one tensor, in the model's dtype: a launch serves all rows, and a CUDA
-graph finds what was loaded since it was recorded.
+All slots of a module are in one tensor, in the model's dtype: one launch serves all rows, and a
+CUDA graph uses adapters that were loaded after its capture.
 """
 
 from abc import abstractmethod
@@ -19,7 +19,7 @@ from pagedserve.models.fused.parts import FusedPart
 
 
 class _InSlots(Hooked):
-    """A module with room for the adapters of all slots; see `kernels.lora` for the shapes."""
+    """A module with memory for the adapters of all slots; see `kernels.lora` for the shapes."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class _InSlots(Hooked):
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        """See `Hooked`; how many adapters there are at once, how large, and where."""
+        """Allocate the slots for a number of adapters, a rank and a device; see `Hooked`."""
         super().__init__(module, parts)
         self._num_slots = num_slots
         firsts = [part.first_feature for part in parts.values()]
@@ -46,14 +46,14 @@ class _InSlots(Hooked):
     @staticmethod
     @abstractmethod
     def _shape(num_slots: int, num_slices: int, max_rank: int, num_in: int) -> tuple[int, ...]:
-        """Of all ``a``."""
+        """Shape of the tensor of all ``a``."""
 
     @abstractmethod
     def _place(self, slot: int, index: int, weights: LoraWeights) -> LoraWeights:
-        """Copy the ``a`` of a slice to its place; the weights whose ``b`` is to follow."""
+        """Copy the ``a`` of a slice to its slot; return the weights for ``b``."""
 
     def load(self, slot: int, weights: Mapping[str, LoraWeights]) -> None:
-        """See `AdaptedModules`."""
+        """Load these weights, by name, into a slot, replacing its contents."""
         ranks = torch.zeros(len(self._parts), dtype=torch.int32)
         self._a[slot].zero_()
         self._b[slot].zero_()
@@ -66,12 +66,12 @@ class _InSlots(Hooked):
         self._ranks[slot].copy_(ranks)
 
     def _rest(self, rows: AdapterRows) -> tuple[Tensor, ...]:
-        """What both kernels take last."""
+        """The last arguments of both kernels."""
         return self._b, self._ranks, self._features, *rows.on_device(self._num_slots)
 
 
 class TritonLinear(_InSlots):
-    """A linear layer, rows ``[..., K]`` to ``[..., N]``, or several of them side by side."""
+    """A linear layer, rows ``[..., K]`` to ``[..., N]``, or several of them fused."""
 
     @staticmethod
     def _shape(num_slots: int, num_slices: int, max_rank: int, num_in: int) -> tuple[int, ...]:
@@ -91,14 +91,14 @@ class TritonLinear(_InSlots):
 
 
 class TritonHead(TritonLinear):
-    """A head, given the rows whose logits are wanted, or all."""
+    """An LM head, called with the rows that need logits, or with all."""
 
     def _add(self, step: StepAdapters, x: Tensor, output: Tensor) -> None:
         self._add_products(rows_of_head(step, x), x, output)
 
 
 class TritonEmbedding(_InSlots):
-    """An embedding, ids ``[..., T]`` to ``[..., T, N]``, which may multiply by a scale."""
+    """An embedding, ids ``[..., T]`` to ``[..., T, N]``, with an optional scale."""
 
     def __init__(self, module: nn.Module, parts: Mapping[str, FusedPart], **options: Any) -> None:
         """See `_InSlots`; features in are tokens."""
@@ -107,7 +107,7 @@ class TritonEmbedding(_InSlots):
 
     @staticmethod
     def _shape(num_slots: int, num_slices: int, max_rank: int, num_in: int) -> tuple[int, ...]:
-        del num_slices  # there is one
+        del num_slices  # always one
         return num_slots, num_in, max_rank
 
     def _place(self, slot: int, index: int, weights: LoraWeights) -> LoraWeights:

@@ -1,4 +1,4 @@
-"""What an adapter adds to one module."""
+"""LoRA weights of one module."""
 
 from typing import NamedTuple
 
@@ -6,11 +6,11 @@ from torch import Tensor
 
 
 class LoraWeights(NamedTuple):
-    """A module with weights ``[N, K]`` gets ``b @ a`` added to them, of rank r.
+    """Low-rank update ``b @ a`` of rank r, added to weights ``[N, K]``.
 
     Attributes:
         a: ``[r, K]``.
-        b: ``[N, r]``, scaled already.
+        b: ``[N, r]``, already scaled.
     """
 
     a: Tensor

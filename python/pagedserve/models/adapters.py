@@ -1,7 +1,7 @@
-"""Which rows of the forward in progress have adapters, for the modules that add what those give.
+"""Adapter rows of the forward pass in progress, for the modules that apply adapters.
 
-Slots are known to the host.  A forward in which no row has an adapter is none in progress here, so
-that it costs no module more than a look.
+Slots are known to the host.  A forward pass without adapter rows sets no context, so that it costs
+each module only a check.
 """
 
 from collections.abc import Iterator
@@ -16,16 +16,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-# How many rows there are; slots, starts and order of `AdapterRows`.
+# Number of rows, then slots, starts and order of `AdapterRows`.
 AdapterArrays: TypeAlias = tuple[int, NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]
 
 
 class SortedRows(NamedTuple):
-    """Rows by the slots of their adapters, as kernels of a GPU read them.
+    """Rows sorted by the slots of their adapters, in the layout of GPU kernels.
 
     Attributes:
-        starts: int32 ``[num_slots + 1]``, where the rows of each slot begin in ``order``.
-        order: int32 ``[T]``; what lies past the last start means nothing.
+        starts: int32 ``[num_slots + 1]``, start of each slot's rows in ``order``.
+        order: int32 ``[T]``; undefined past the last start.
     """
 
     starts: Tensor
@@ -33,13 +33,13 @@ class SortedRows(NamedTuple):
 
 
 class AdapterRows:
-    """Rows sorted by the slots of their adapters; a row without one is in no group.
+    """Rows sorted by the slots of their adapters; rows without an adapter are in no group.
 
     Attributes:
-        num_rows: all of them, T.
-        slots: int32 ``[G]``, those in use, ascending.
-        starts: int32 ``[G + 1]``, where the rows of each begin in ``order``.
-        order: int32, the rows that have adapters, ascending within a slot.
+        num_rows: number of all rows, T.
+        slots: int32 ``[G]``, slots in use, ascending.
+        starts: int32 ``[G + 1]``, start of each slot's rows in ``order``.
+        order: int32, rows with adapters, ascending within a slot.
     """
 
     def __init__(
@@ -48,12 +48,12 @@ class AdapterRows:
         device: torch.device,
         on_device: SortedRows | None = None,
     ) -> None:
-        """Sort.
+        """Sort the rows.
 
         Args:
-            slots: of each row, ``[T]``; -1 is the base model alone.
-            device: of the model.
-            on_device: where the same rows are on the device, or will be before they are read.
+            slots: slot of each row, ``[T]``; -1 is the base model.
+            device: device of the model.
+            on_device: the same rows on the device, if they are or will be copied there before use.
         """
         self.num_rows = len(slots)
         order = np.argsort(slots, kind="stable").astype(np.int32)
@@ -65,15 +65,15 @@ class AdapterRows:
 
     @property
     def arrays(self) -> AdapterArrays:
-        """What kernels take."""
+        """Arrays for the Rust kernels."""
         return self.num_rows, self.slots, self.starts, self.order
 
     def starts_of(self, num_slots: int) -> NDArray[np.int32]:
-        """Where the rows of each slot begin, in use or not: int32 ``[num_slots + 1]``."""
+        """Start of each slot's rows, in use or not: int32 ``[num_slots + 1]``."""
         return self.starts[np.searchsorted(self.slots, np.arange(num_slots + 1))]
 
     def on_device(self, num_slots: int) -> SortedRows:
-        """The rows on the model's device; brought there if nobody else did."""
+        """The rows on the model's device; copied there if necessary."""
         if self._on_device is None:
             order = np.zeros(self.num_rows, dtype=np.int32)
             order[: len(self.order)] = self.order
@@ -91,11 +91,11 @@ class AdapterRows:
 
 @dataclass(frozen=True, slots=True)
 class StepAdapters:
-    """The rows of a forward.
+    """Adapter rows of a forward pass.
 
     Attributes:
-        tokens: of the flat batch.
-        samples: those that the head computes.
+        tokens: rows of the flat batch.
+        samples: rows that the LM head computes.
     """
 
     tokens: AdapterRows
@@ -107,7 +107,7 @@ _step: ContextVar[StepAdapters | None] = ContextVar("pagedserve_adapters", defau
 
 @contextmanager
 def adapting(step: StepAdapters) -> Iterator[None]:
-    """Let every module that has adapters add them in this context."""
+    """A context in which modules apply their adapters."""
     token = _step.set(step)
     try:
         yield
@@ -116,5 +116,5 @@ def adapting(step: StepAdapters) -> Iterator[None]:
 
 
 def current_adapters() -> StepAdapters | None:
-    """Those of the forward in progress; None where no row has one."""
+    """Adapter rows of the forward pass in progress; None without adapters."""
     return _step.get()

@@ -1,4 +1,4 @@
-"""From a prompt's audio to the features that an encoder hears."""
+"""Features for the encoder from a prompt's audio."""
 
 from typing import Any
 
@@ -13,33 +13,33 @@ from pagedserve.models.files import find_model_files, first_line, quiet_transfor
 
 
 class AudioProcessor:
-    """Makes features; any thread may ask.
+    """Computes features; thread-safe.
 
     Attributes:
-        sampling_rate: samples of a second that the model hears.
-        max_seconds: the longest audio of a prompt.
+        sampling_rate: samples per second of the model's input.
+        max_seconds: maximum duration of a prompt's audio.
     """
 
     def __init__(self, extractor: Any) -> None:
-        """Take a feature extractor of transformers."""
+        """Store a feature extractor of transformers."""
         self._extractor = extractor
         self.sampling_rate: int = extractor.sampling_rate
         self.max_seconds: float = extractor.n_samples / extractor.sampling_rate
 
     def features(self, audio: Audio, name: str) -> NDArray[np.float32]:
-        """Float32 ``[M, F]``, as many for any audio: silence follows it.
+        """Compute features, float32 ``[M, F]``, padded with silence to the same length.
 
         Args:
-            audio: of any sampling rate.
-            name: what an error calls its prompt.
+            audio: audio of any sampling rate.
+            name: name of its prompt in errors.
 
         Raises:
-            RequestError: if it is longer than the model hears, or too loud by far.
-            ImportError: if it must be resampled, and the package for it is missing.
+            RequestError: it is longer than the model accepts, or much too loud.
+            ImportError: it must be resampled, and the package is not installed.
         """
         if audio.seconds > self.max_seconds:
             raise RequestError(
-                f"the audio of {name} has {audio.seconds:.2f} seconds; the model hears at most "
+                f"the audio of {name} has {audio.seconds:.2f} seconds; the model accepts at most "
                 f"{self.max_seconds:g}"
             )
         samples = audio.samples
@@ -48,14 +48,12 @@ class AudioProcessor:
         made = self._extractor(samples, sampling_rate=self.sampling_rate, return_tensors="np")
         features: NDArray[np.float32] = made["input_features"][0]
         if not np.isfinite(features).all():
-            raise RequestError(
-                f"the audio of {name} is too loud to be heard; it must be floats from -1 to 1"
-            )
+            raise RequestError(f"the audio of {name} is too loud; it must be floats from -1 to 1")
         return features
 
 
 def _resampled(audio: Audio, sampling_rate: int) -> NDArray[np.float32]:
-    wanted = f"audio of {audio.sampling_rate} samples a second, where the model hears "
+    wanted = f"audio of {audio.sampling_rate} samples per second, where the model accepts "
     with extra_needed(f"{wanted}{sampling_rate},", "audio"):
         import soxr
     resampled: NDArray[np.float32] = soxr.resample(
@@ -65,10 +63,10 @@ def _resampled(audio: Audio, sampling_rate: int) -> NDArray[np.float32]:
 
 
 def load_audio_processor(args: EngineArgs) -> AudioProcessor:
-    """What makes features for a model that hears audio; reads no weights.
+    """Load the audio processor of a model that accepts audio; reads no weights.
 
     Raises:
-        ModelLoadError: if transformers cannot load it, or the model's encoder takes others.
+        ModelLoadError: transformers cannot load it, or its features do not match the encoder.
     """
     with quiet_transformers():
         files = find_model_files(args)
@@ -85,6 +83,6 @@ def load_audio_processor(args: EngineArgs) -> AudioProcessor:
     if made != heard:
         raise ModelLoadError(
             f"model {args.model!r}: its feature extractor makes features of shape {list(made)}, "
-            f"and its encoder hears {list(heard)}"
+            f"and its encoder takes {list(heard)}"
         )
     return AudioProcessor(extractor)

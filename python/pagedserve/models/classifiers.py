@@ -1,8 +1,8 @@
-"""Models that name classes: what their heads are, and how they are run on states that are there.
+"""Classification models: their heads, and how they run on given hidden states.
 
-A head of an encoder is run by the model's own code, in which the encoder is replaced by what
-answers with states.  A decoder's head is a linear layer over the last token's state, so it takes
-the place of the head that makes tokens, and passes the check of all decoders there.
+The head of an encoder is run by the model's code, in which the encoder is replaced by a module that
+returns given states.  A decoder's head is a linear layer over the last token's state, so it
+replaces the LM head, and passes the check of all decoders there.
 """
 
 from collections.abc import Mapping
@@ -25,9 +25,9 @@ from pagedserve.models.trials import TOLERANCE, compare, prompt_of, using_attent
 from pagedserve.pooling.pooler import pool_rows
 from pagedserve.pooling.rules import Activation, Classes, PoolingRules, PoolingType
 
-# What CrossEncoder of sentence-transformers writes into configs.
+# Fields that CrossEncoder of sentence-transformers adds to configs.
 _ACTIVATIONS: Final[dict[str, Activation]] = {"Sigmoid": "sigmoid", "Identity": "identity"}
-# Tokens of the prompts of a check.
+# Tokens of the prompts of the check.
 _LENGTHS: Final = (9, 23)
 _BY_PROBLEM: Final[dict[str, Activation]] = {
     "regression": "identity",
@@ -37,11 +37,11 @@ _BY_PROBLEM: Final[dict[str, Activation]] = {
 
 
 def class_rules(config: PreTrainedConfig, *, is_encoder: bool) -> PoolingRules:
-    """What the head of a model that names classes is given, and what is made of its logits.
+    """Pooling rules of a classification head: its input, and the activation of its logits.
 
     Raises:
-        UnsupportedModelError: classes of something else than whole texts, or an activation that is
-            not known.
+        UnsupportedModelError: classes of something other than whole texts, or an unknown
+            activation.
     """
     names = getattr(config, "architectures", None) or []
     if not any(name.endswith("ForSequenceClassification") for name in names):
@@ -63,21 +63,21 @@ def class_rules(config: PreTrainedConfig, *, is_encoder: bool) -> PoolingRules:
 
 
 class EncoderHead(nn.Module):
-    """From what was pooled of an encoder's states to its logits, by the model's own code.
+    """From an encoder's pooled states to class logits, by the model's code.
 
     Attributes:
-        encoder: What the head stands on, by itself.
+        encoder: Encoder below the head.
     """
 
     def __init__(self, model: PreTrainedModel, max_model_len: int) -> None:
-        """Take a model apart.
+        """Separate a model into encoder and head.
 
         Args:
-            model: The whole, with its own positions.
-            max_model_len: Most tokens of a prompt.
+            model: Whole model, with its original positions.
+            max_model_len: Maximum tokens of a prompt.
 
         Raises:
-            UnsupportedModelError: if it cannot be run as it is.
+            UnsupportedModelError: it cannot be run unchanged.
         """
         super().__init__()
         self._expected: dict[int, Tensor] = {}
@@ -104,15 +104,15 @@ class EncoderHead(nn.Module):
     def check(
         self, layers: tuple[LayerShape, ...], backend: AttentionBackend, pooling_type: PoolingType
     ) -> None:
-        """Check that encoder and head give the logits of the whole, of prompts side by side.
+        """Check that encoder and head give the logits of the whole model, for a batch of prompts.
 
         Args:
-            layers: What the encoder's attention calls read.
-            backend: Computes attention.
-            pooling_type: What the head is given.
+            layers: Shapes that the encoder's attention calls use.
+            backend: Attention backend.
+            pooling_type: Input of the head.
 
         Raises:
-            UnsupportedModelError: if they differ.
+            UnsupportedModelError: the logits differ.
         """
         with refusing_failures(self.encoder):
             prompts = [prompt_of(self.encoder, length) for length in self._expected]
@@ -125,7 +125,7 @@ class EncoderHead(nn.Module):
 
 
 class _GivenStates(nn.Module):
-    """Stands for an encoder: answers with states that are there."""
+    """Replaces an encoder: returns given states."""
 
     def __init__(self, pooler: nn.Module | None) -> None:
         super().__init__()
@@ -140,21 +140,21 @@ class _GivenStates(nn.Module):
 
 
 def with_class_head(model: PreTrainedModel) -> PreTrainedModel:
-    """A decoder that names classes as one that makes logits of every token: of its classes.
+    """Convert a decoder for classification to a model with class logits for every token.
 
     Raises:
-        UnsupportedModelError: if its head is not known to be a linear layer over the last state.
+        UnsupportedModelError: its head is not known to be a linear layer over the last state.
     """
     if not isinstance(model, GenericForSequenceClassification):
         raise UnsupportedModelError(
-            f"architecture {architecture_of(model.config)} cannot be run: its head is code of its "
-            "own; accepted are decoders whose classes are a linear layer over the last state"
+            f"architecture {architecture_of(model.config)} cannot be run: its head is custom code; "
+            "accepted are decoders whose classes are a linear layer over the last state"
         )
     with torch.device("meta"):
         whole: Any = AutoModelForCausalLM.from_config(
             model.config,
             dtype=model.dtype,
-            attn_implementation=model.config._attn_implementation,  # noqa: SLF001  # as it was made
+            attn_implementation=model.config._attn_implementation,  # noqa: SLF001  # as before
         )
     setattr(whole, whole.base_model_prefix, model.base_model)
     whole.set_output_embeddings(model.score)

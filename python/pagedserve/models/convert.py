@@ -2,9 +2,9 @@
 
 Invariants:
 
-1. A directory of the cache is complete: it is made under another name and renamed.
+1. A directory of the cache is complete: it is written under another name and renamed.
 2. Its name depends on the file's path, size and modification time, the version of transformers
-   and the format version below, so a copy never goes stale.
+   and the format version below, so a copy is never stale.
 """
 
 import gc
@@ -15,8 +15,11 @@ import tempfile
 from pathlib import Path
 
 from pagedserve.errors import ModelLoadError
-from pagedserve.host_ops.memory import return_freed_memory
-from pagedserve.models.progress import say
+from pagedserve.host_ops.heap import return_freed_memory
+from pagedserve.models.config_checks import check_config
+from pagedserve.models.gguf_header import check_header
+from pagedserve.models.progress import bars_of, quiet_logger, say
+from pagedserve.regular_files import read_start
 
 _FORMAT_VERSION = 1
 
@@ -31,7 +34,7 @@ def cache_directory() -> Path:
 
 
 def converted_directory(gguf: Path) -> Path:
-    """The Hugging Face directory of a GGUF file, converted now if it was not before.
+    """Return the Hugging Face directory of a GGUF file, converting the file if necessary.
 
     Args:
         gguf: the file.
@@ -40,7 +43,7 @@ def converted_directory(gguf: Path) -> Path:
         A directory with config, float32 weights and tokenizer.
 
     Raises:
-        ModelLoadError: if the file is not a whole GGUF file or cannot be converted.
+        ModelLoadError: the file is not a complete GGUF file or cannot be converted.
     """
     target = cache_directory() / "converted" / f"{gguf.stem}-{_key(gguf)}"
     if target.is_dir():
@@ -67,18 +70,20 @@ def check_gguf(gguf: Path) -> None:
     """Check that a file is GGUF and that all its tensors lie within it.
 
     Raises:
-        ModelLoadError: if not.
+        ModelLoadError: it is not.
     """
     from gguf import GGUFReader
 
-    size = gguf.stat().st_size
-    with gguf.open("rb") as file:
-        magic = file.read(4)
+    try:
+        magic, size = read_start(gguf, 4), gguf.stat().st_size
+    except ValueError as error:
+        raise ModelLoadError(str(error)) from error
     if magic != b"GGUF":
         raise ModelLoadError(
             f"{gguf} is not a GGUF file: it starts with {magic!r}, a GGUF file with b'GGUF'"
         )
     try:
+        check_header(gguf)
         tensors = GGUFReader(gguf).tensors
     except Exception as error:  # the reader slices beyond the end: many unrelated types
         raise ModelLoadError(
@@ -111,8 +116,8 @@ def _convert(gguf: Path, directory: Path) -> None:
 
     try:
         _convert_weights(gguf, directory)
-        # A model is part of cycles: without a collection it would still be there when the copy is
-        # loaded.
+        # A model is part of reference cycles: without a collection it would still be in memory when
+        # the copy is loaded.
         gc.collect()
         return_freed_memory()
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
@@ -123,28 +128,36 @@ def _convert(gguf: Path, directory: Path) -> None:
 
 def _convert_weights(gguf: Path, directory: Path) -> None:
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, GgufConfig
+    from transformers import (
+        AutoConfig,
+        AutoModelForCausalLM,
+        GgufConfig,
+        modeling_gguf_pytorch_utils,
+    )
 
     config = AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    check_config(config.to_dict())
     weights = directory / "weights.gguf"
-    _copy_without_vocabulary(gguf, weights)
-    model = AutoModelForCausalLM.from_pretrained(
-        directory,
-        config=config,
-        gguf_file=weights.name,
-        quantization_config=GgufConfig(dequantize=True),
-        dtype=torch.float32,
-    )
+    with quiet_logger("gguf.gguf_writer"):
+        _copy_without_vocabulary(gguf, weights)
+    with bars_of(modeling_gguf_pytorch_utils):
+        model = AutoModelForCausalLM.from_pretrained(
+            directory,
+            config=config,
+            gguf_file=weights.name,
+            quantization_config=GgufConfig(dequantize=True),
+            dtype=torch.float32,
+        )
     weights.unlink()
     model.save_pretrained(directory)
 
 
 def _copy_without_vocabulary(gguf: Path, target: Path) -> None:
-    """Copy what the weights need: a reader makes objects of every token and merge, and they stay.
+    """Copy the file without its vocabulary, of which the reader would create permanent objects.
 
     Args:
-        gguf: a whole file.
-        target: the copy; everything but ``tokenizer.*`` is in it.
+        gguf: complete file.
+        target: copy, without the fields ``tokenizer.*``.
     """
     from gguf import GGUFReader, GGUFValueType, GGUFWriter, Keys
 
@@ -172,6 +185,6 @@ def _publish(work: Path, target: Path) -> None:
     try:
         work.rename(target)
     except OSError:
-        # Another process converted the same file meanwhile; its copy is as good.
+        # Another process converted the same file meanwhile; its copy is equivalent.
         if not target.is_dir():
             raise

@@ -1,4 +1,4 @@
-"""Chooses the device that a model runs on."""
+"""Selection of the device that a model runs on."""
 
 import torch
 
@@ -6,14 +6,13 @@ from pagedserve.errors import ConfigError
 
 
 def choose_device(name: str) -> torch.device:
-    """The device of that name; a GPU becomes the current device, on which kernels launch.
+    """Return the device of that name; a GPU becomes the current device, on which kernels launch.
 
     Args:
-        name: "auto", "cpu", "cuda" or "cuda:N"; "auto" is the first GPU that torch sees, else the
-            CPU.
+        name: "auto", "cpu", "cuda" or "cuda:N"; "auto" is the first visible GPU, else the CPU.
 
     Raises:
-        ConfigError: there is no such GPU.
+        ConfigError: the GPU does not exist.
     """
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "cpu" or (name == "auto" and num_gpus == 0):

@@ -1,9 +1,10 @@
-"""Models with an encoder and a decoder: the one reads a prompt whole, the other is paged.
+"""Encoder-decoder models: the encoder reads a whole prompt, the decoder uses paged attention.
 
-The encoder runs once for a request, on its prompt alone, so it needs no pages and cannot be wrong
-about its neighbours.  Its states become keys and values in the blocks of the request's cross table
-(`pagedserve.attention.cross`).  A check compares logits with those of the model's own attention,
-prompts side by side, over memory full of NaN, in two steps of which the second writes no such keys.
+The encoder runs once per request, on its prompt alone, so it needs no pages and its result cannot
+depend on the batch.  Its states become keys and values in the blocks of the request's cross table
+(`pagedserve.attention.cross`).  A check compares logits with those of the model's original
+attention for a batch of prompts, over memory full of NaN, in two steps of which the second writes
+no such keys.
 """
 
 import math
@@ -41,11 +42,11 @@ _DECODED: Final = (7, 11)
 
 
 def encoder_decoder_of(model: PreTrainedModel, args: EngineArgs) -> EncoderDecoder:
-    """How its prompts begin and end.
+    """Prompt format of the model.
 
     Raises:
-        UnsupportedModelError: if its config names no token that a decoder starts with.
-        ModelLoadError: if it hears audio, and its feature extractor cannot be loaded.
+        UnsupportedModelError: its config has no decoder start token.
+        ModelLoadError: it accepts audio, and its feature extractor cannot be loaded.
     """
     start = _named(model, "decoder_start_token_id")
     if start is None:
@@ -69,19 +70,19 @@ def encoder_decoder_of(model: PreTrainedModel, args: EngineArgs) -> EncoderDecod
     forced = _named(model, "forced_bos_token_id")
     return EncoderDecoder(
         decoder_prompt=(start,) if forced is None else (start, forced),
-        # Who has biases by distance alone reads texts as long as those that it writes.
+        # Models with only relative biases read texts as long as those that they generate.
         max_encoder_len=num_positions(model.config) or args.max_model_len or 0,
     )
 
 
 def _named(model: PreTrainedModel, name: str) -> int | None:
-    """A token that the generation config names, or else the model's config."""
+    """A token of the generation config, or else of the model's config."""
     found = getattr(model.generation_config, name, None)
     return cast("int | None", getattr(model.config, name, None) if found is None else found)
 
 
 def class_of(config: PreTrainedConfig) -> Any:
-    """Transformers' class that makes such a model."""
+    """Class of transformers for such a model."""
     is_known = config.model_type in MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES
     return AutoModelForSpeechSeq2Seq if is_known else AutoModelForSeq2SeqLM
 
@@ -94,7 +95,7 @@ def _hears(model: PreTrainedModel) -> bool:
 
 @torch.inference_mode()
 def encoder_states(model: PreTrainedModel, inputs: Tensor) -> Tensor:
-    """The encoder's states ``[S, F]`` of a prompt ``[S]``, or of features ``[M, N]``."""
+    """Encoder states ``[S, F]`` of a prompt ``[S]``, or of features ``[M, N]``."""
     encoder: Any = model.get_encoder()
     dtype = model.dtype if inputs.is_floating_point() else inputs.dtype
     given = {encoder.main_input_name: inputs[None].to(model.device, dtype)}
@@ -103,7 +104,7 @@ def encoder_states(model: PreTrainedModel, inputs: Tensor) -> Tensor:
 
 
 def no_states(model: PreTrainedModel) -> Tensor:
-    """Zeros ``[1, F]``, where a decoder is called without new states of an encoder."""
+    """Zeros ``[1, F]``, for a decoder call without new encoder states."""
     config: PreTrainedConfig = model.config
     return torch.zeros(1, config.hidden_size, dtype=model.dtype, device=model.device)
 
@@ -111,15 +112,15 @@ def no_states(model: PreTrainedModel) -> Tensor:
 def check_encoder_decoder(
     model: PreTrainedModel, backend: AttentionBackend
 ) -> tuple[LayerShape, ...]:
-    """What each attention call of the decoder stores; checks that the logits are the model's.
+    """Find the shapes of the decoder's attention calls, and check that its logits are correct.
 
     Args:
         model: as transformers built it, with our attention function.
-        backend: computes attention.
+        backend: attention backend.
 
     Raises:
-        UnsupportedModelError: if its decoder attends otherwise than once to its own tokens and
-            once across in each layer, or the logits are others.
+        UnsupportedModelError: its layers do not each have one self-attention and one
+            cross-attention, or the logits differ.
     """
     with refusing_failures(model), torch.inference_mode():
         prompts = [prompt_of(model, length) for length in _DECODED]
@@ -136,7 +137,7 @@ def check_encoder_decoder(
 
 
 def _trial_states(model: PreTrainedModel) -> list[Tensor]:
-    """The encoder's states of two trial prompts; of audio, which has one length, the second cut."""
+    """Encoder states of two test prompts; for audio, which has one length, the second is cut."""
     if not _hears(model):
         return [encoder_states(model, prompt_of(model, length)) for length in _ENCODED]
     shape = model.config.num_mel_bins, 2 * model.config.max_source_positions
@@ -145,7 +146,7 @@ def _trial_states(model: PreTrainedModel) -> list[Tensor]:
 
 
 def _own_logits(model: PreTrainedModel, states: Tensor, prompt: Tensor) -> Tensor:
-    """Float32 ``[T, V]``, of a decoder's prompt behind an encoder's states."""
+    """Logits, float32 ``[T, V]``, of a decoder's prompt with given encoder states."""
     own: Any = model
     output = own(encoder_outputs=(states[None],), decoder_input_ids=prompt[None], use_cache=False)
     return cast(Tensor, output.logits)[0].float()
@@ -154,7 +155,7 @@ def _own_logits(model: PreTrainedModel, states: Tensor, prompt: Tensor) -> Tenso
 def _find_layers(model: PreTrainedModel) -> tuple[LayerShape, ...]:
     recorder, prompt = CallRecorder(), prompt_of(model, 2)
     with answering(recorder):
-        states = no_states(model).expand(3, -1)  # as many as tell the two kinds of calls apart
+        states = no_states(model).expand(3, -1)  # distinguishes the two kinds of calls
         decoder_logits(model, prompt[None], torch.arange(2, device=model.device)[None], states)
     layers = tuple(recorder.layers)
     config = model.config

@@ -1,4 +1,4 @@
-"""What is known of a model with an encoder and a decoder by those who make requests of it."""
+"""Prompt format of encoder-decoder models, for the engine."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,18 +9,18 @@ from numpy.typing import NDArray
 
 from pagedserve.speech import SpeechRules
 
-# Those that run, by model_type: their layers attend through the interface.
+# Supported model_types: their layers use the attention interface.
 FAMILIES: Final = ("bart", "marian", "mbart", "mt5", "pegasus", "t5", "whisper")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderDecoder:
-    """How prompts of such a model begin and end.
+    """Prompt format of such a model.
 
     Attributes:
-        decoder_prompt: token ids that a decoder starts with.
-        max_encoder_len: most tokens of an encoder's prompt; of audio, the states of every one.
-        speech: of a model whose encoder hears audio; None where it reads text.
+        decoder_prompt: token ids that a decoder's prompt starts with.
+        max_encoder_len: maximum tokens of an encoder's prompt; for audio, the states of every one.
+        speech: special tokens of a speech model; None for a text encoder.
     """
 
     decoder_prompt: tuple[int, ...]
@@ -30,12 +30,12 @@ class EncoderDecoder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderInput:
-    """What an encoder reads for a request.
+    """Encoder input of a request.
 
     Attributes:
-        inputs: token ids ``[S]``, or of audio features float32 ``[M, F]``.
-        num_states: S, that the encoder makes of it.
-        text: as it was given; None where it was not.
+        inputs: token ids ``[S]``, or features of audio, float32 ``[M, F]``.
+        num_states: S, number of the encoder's states.
+        text: text as given; None if token ids were.
     """
 
     inputs: Sequence[int] | NDArray[np.float32]
@@ -44,5 +44,5 @@ class EncoderInput:
 
     @property
     def token_ids(self) -> list[int] | None:
-        """Of a text; None of audio."""
+        """Token ids of a text; None for audio."""
         return None if isinstance(self.inputs, np.ndarray) else list(self.inputs)

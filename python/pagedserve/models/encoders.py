@@ -1,8 +1,8 @@
-"""Models that see all of a text at once and keep nothing of it: encoders.
+"""Encoder models: bidirectional attention to a whole text, without a KV cache across steps.
 
-Every layer attends to the step's own keys, so all of them write to one pool, each over what the one
-before left there.  A check compares their states with those of the model's own attention, prompts
-side by side and in another order, over memory full of NaN.
+Every layer attends only to the step's keys, so all of them share one pool, each overwriting the
+previous one's contents.  A check compares their states with those of the model's original attention
+for a batch of prompts in another order, over memory full of NaN.
 """
 
 from itertools import pairwise
@@ -21,16 +21,16 @@ from pagedserve.models.paged_logits import encoder_hidden_states
 from pagedserve.models.probe import CallRecorder, refusing_failures
 from pagedserve.models.trials import TOLERANCE, compare, prompt_of, using_attention
 
-# Tokens of the prompts of the check; the first goes beyond every window.
+# Tokens of the prompts of the check; the first exceeds every window.
 _LENGTHS: Final = (41, 9, 23)
 
 
 def is_encoder(config: PreTrainedConfig) -> bool:
-    """Whether the attention of a config's bare model sees what lies behind a token."""
+    """Whether the attention of a config's base model is bidirectional."""
     try:
         with torch.device("meta"):
             model: Any = AutoModel.from_config(config)
-    except Exception:  # noqa: BLE001  # loading it says what is wrong
+    except Exception:  # noqa: BLE001  # loading it reports the reason
         return False
     causal = [module.is_causal for module in model.modules() if hasattr(module, "is_causal")]
     return bool(causal) and not any(causal)
@@ -39,16 +39,15 @@ def is_encoder(config: PreTrainedConfig) -> bool:
 def check_encoder(
     model: PreTrainedModel, *, max_model_len: int, backend: AttentionBackend
 ) -> tuple[LayerShape, ...]:
-    """What each layer's attention reads; checks that ours computes the model's states.
+    """Find the shapes of each layer's attention, and check that ours computes the model's states.
 
     Args:
         model: as transformers built it, with our attention function.
-        max_model_len: most tokens of a prompt.
-        backend: computes attention.
+        max_model_len: maximum tokens of a prompt.
+        backend: attention backend.
 
     Raises:
-        UnsupportedModelError: if its attention does not pass through our function in every layer,
-            or gives other states.
+        UnsupportedModelError: a layer does not use our attention function, or its states differ.
     """
     with refusing_failures(model), torch.inference_mode():
         layers = _find_layers(model)
@@ -63,7 +62,7 @@ def check_encoder(
             found = encoder_hidden_states(
                 model, layers, [prompts[place] for place in order], backend
             )
-            differ = "its states differ from those of its own attention"
+            differ = "its states differ from those of its original attention"
             in_order = [expected[place] for place in order]
             compare(model, found, in_order, TOLERANCE[model.dtype], differ)
     return layers

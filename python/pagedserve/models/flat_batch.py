@@ -1,4 +1,4 @@
-"""One call of a model on a flat batch: what a step of the engine and what a check runs."""
+"""One call of a model on a flat batch, for a step of the engine or a check."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from transformers import PreTrainedModel
 
 @dataclass(frozen=True, slots=True)
 class StepImages:
-    """What images mean to a flat batch.
+    """Image inputs of a flat batch.
 
     Attributes:
-        places: int64 ``[N]``, the tokens in T whose embeddings are features of images.
+        places: int64 ``[N]``, tokens in T whose embeddings are image features.
         features: ``[n, F]`` each, N in all.
-        positions: int64 ``[3, 1, T]``, in the place of those of the batch; None leaves them.
+        positions: int64 ``[3, 1, T]``, replacing those of the batch; None leaves them.
     """
 
     places: Tensor
@@ -32,16 +32,16 @@ def flat_batch_logits(
     selects_logits: bool = True,
     images: StepImages | None = None,
 ) -> Tensor:
-    """Run a model on the tokens of all rows of a step, one after another.
+    """Run a model on the tokens of all rows of a step, one row after another.
 
     Args:
-        model: answers its attention calls by whatever handler is in place.
+        model: model; the current handler serves its attention calls.
         token_ids: ``[1, T]``.
-        positions: ``[1, T]``; None lets the model count.
-        index: int ``[N]``, positions in T whose logits are wanted; None wants all.
-        selects_logits: whether the model computes those logits alone when it is told which; one
-            that does not computes all of them.
-        images: of the rows; None for text alone.
+        positions: ``[1, T]``; None lets the model compute them.
+        index: int ``[N]``, positions in T that need logits; None is all.
+        selects_logits: whether the model can compute only the requested logits; else all are
+            computed.
+        images: image inputs of the rows; None for text only.
 
     Returns:
         Logits ``[N, V]``, in the model's dtype.
@@ -67,13 +67,13 @@ def flat_batch_hidden_states(
     positions: Tensor | None = None,
     token_types: Tensor | None = None,
 ) -> Tensor:
-    """The last states ``[T, F]`` of an encoder.
+    """Run an encoder; return its last hidden states ``[T, F]``.
 
     Args:
-        model: answers its attention calls by whatever handler is in place.
+        model: model; the current handler serves its attention calls.
         token_ids: ``[1, T]``.
-        positions: ``[1, T]``; None lets the model count.
-        token_types: ``[T]``, which of two texts each token is of; None where there is one.
+        positions: ``[1, T]``; None lets the model compute them.
+        token_types: ``[T]``, segment of each token of a text pair; None for single texts.
     """
     arguments = {} if positions is None else {"position_ids": positions}
     if token_types is not None:
@@ -85,13 +85,13 @@ def flat_batch_hidden_states(
 def decoder_logits(
     model: PreTrainedModel, token_ids: Tensor, positions: Tensor, states: Tensor
 ) -> Tensor:
-    """Logits ``[T, V]`` of a decoder behind an encoder.
+    """Run a decoder with encoder states; return its logits ``[T, V]``.
 
     Args:
-        model: answers its attention calls by whatever handler is in place.
+        model: model; the current handler serves its attention calls.
         token_ids: ``[1, T]``.
         positions: ``[1, T]``.
-        states: ``[S, F]``, of the encoder.
+        states: ``[S, F]``, states of the encoder.
     """
     output = model(
         encoder_outputs=(states[None],),
@@ -103,7 +103,7 @@ def decoder_logits(
 
 
 def _embedded(model: PreTrainedModel, token_ids: Tensor, images: StepImages) -> Tensor:
-    """Embeddings ``[1, T, F]`` of tokens, those of images being their features."""
+    """Embeddings ``[1, T, F]`` of tokens, with image features in place of image tokens."""
     embedding: Any = model.get_input_embeddings()
     embeddings: Tensor = embedding(token_ids)
     start = 0

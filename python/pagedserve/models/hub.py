@@ -1,8 +1,8 @@
-"""Repositories of models on the Hugging Face Hub or on ModelScope, and what is fetched of them.
+"""Model repositories on the Hugging Face Hub or on ModelScope, and their download.
 
-What is on this machine already is used without asking a hub.  Hubs are spoken to by their own
-libraries, which keep the files and read the variables of their environment (``HF_HOME``,
-``HF_ENDPOINT``, ``HF_HUB_OFFLINE``, ``MODELSCOPE_CACHE``, ``MODELSCOPE_ENDPOINT`` and so on).
+Cached files are used without a request.  Hubs are accessed through their libraries, which cache the
+files and read the variables of their environment (``HF_HOME``, ``HF_ENDPOINT``,
+``HF_HUB_OFFLINE``, ``MODELSCOPE_CACHE``, ``MODELSCOPE_ENDPOINT`` and so on).
 """
 
 import os
@@ -13,14 +13,14 @@ from typing import Final, Literal, Protocol
 
 from pagedserve.config import EngineArgs
 from pagedserve.errors import ModelLoadError, extra_needed
-from pagedserve.models.progress import QuietBar, is_progress_shown, say
+from pagedserve.models.progress import DownloadBar, say
 
-# What is wanted of a repository.
+# Required part of a repository.
 Part = Literal["model", "config", "tokenizer", "adapter"]
 
 USE_MODELSCOPE: Final = "PAGEDSERVE_USE_MODELSCOPE"
 _MODELSCOPE_MAIN: Final = "master"
-# Of the first request to a hub, so that a machine without network is told quickly.
+# Timeout of the first request to a hub, so that a machine without network fails quickly.
 _TIMEOUT_SECONDS: Final = 10.0
 
 _TEXTS: Final = (".json", ".model", ".txt", ".jinja")
@@ -30,12 +30,12 @@ ADAPTER_FILES: Final = ("adapter_config.json", "adapter_model.safetensors")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubOptions:
-    """Which state of a repository is meant, and how it is fetched.
+    """Revision of a repository, and options of its download.
 
     Attributes:
         revision: branch, tag or commit; None is the main branch.
-        token: shown to the hub; None is the one that its library knows.
-        download_dir: where files are kept; None is where its library keeps them.
+        token: access token; None is the one of the hub's library.
+        download_dir: directory for files; None is the library's cache.
     """
 
     revision: str | None = None
@@ -44,62 +44,62 @@ class HubOptions:
 
     @classmethod
     def of_model(cls, args: EngineArgs) -> "HubOptions":
-        """Those of the model."""
+        """Options for the model."""
         return cls(revision=args.revision, token=args.hf_token, download_dir=args.download_dir)
 
     @classmethod
     def of_adapters(cls, args: EngineArgs) -> "HubOptions":
-        """Those of adapters, which are taken from the main branch."""
+        """Options for adapters, which use the main branch."""
         return cls(token=args.hf_token, download_dir=args.download_dir)
 
     @classmethod
     def of_tokenizer(cls, args: EngineArgs) -> "HubOptions":
-        """Those of the tokenizer."""
+        """Options for the tokenizer."""
         own = args.revision if args.tokenizer is None else None
         revision = args.tokenizer_revision or own
         return cls(revision=revision, token=args.hf_token, download_dir=args.download_dir)
 
 
 class Hub(Protocol):
-    """Where repositories are.
+    """A host of repositories.
 
     Attributes:
-        name: for people.
+        name: readable name.
     """
 
     name: str
 
     def cached(self, repo_id: str, file_name: str) -> Path:
-        """The directory of what was fetched before; raises anything if there is none.
+        """Return the directory of cached files; raises any exception if there is none.
 
         Args:
             repo_id: as owner/name.
-            file_name: one that is there in any case.
+            file_name: a file that every such repository has.
         """
 
     def file_names(self, repo_id: str) -> Sequence[str]:
-        """All files of a repository, by their paths in it; raises anything if there is none."""
+        """Paths of all files of a repository; raises any exception if there are none."""
 
     def fetch(self, repo_id: str, file_names: Sequence[str]) -> Path:
-        """The directory with these files of a repository."""
+        """Download these files of a repository; return the directory."""
 
 
 class HuggingFace:
-    """The Hugging Face Hub, or what ``HF_ENDPOINT`` names in its place."""
+    """The Hugging Face Hub, or the one at ``HF_ENDPOINT``."""
 
     name = "the Hugging Face Hub"
 
     def __init__(self, options: HubOptions) -> None:
-        """Ask nothing yet."""
+        """Store the options; makes no request."""
         self._options = options
 
     def cached(self, repo_id: str, file_name: str) -> Path:
-        """See ``Hub``."""
-        # Whether more of it is here is not for the library to say, which wants the whole listing.
+        """Return the directory of cached files; raises any exception if there is none."""
+        # Without the whole listing the library does not know whether all files are cached.
         return self._snapshot(repo_id, file_names=[file_name], local_files_only=True)
 
     def file_names(self, repo_id: str) -> Sequence[str]:
-        """See ``Hub``."""
+        """Paths of all files of a repository; raises any exception if there are none."""
         from huggingface_hub import HfApi
 
         info = HfApi(token=self._options.token).model_info(
@@ -108,7 +108,7 @@ class HuggingFace:
         return [file.rfilename for file in info.siblings or ()]
 
     def fetch(self, repo_id: str, file_names: Sequence[str]) -> Path:
-        """See ``Hub``."""
+        """Download these files of a repository; return the directory."""
         return self._snapshot(repo_id, file_names=file_names)
 
     def _snapshot(
@@ -123,40 +123,40 @@ class HuggingFace:
             cache_dir=self._options.download_dir,
             allow_patterns=list(file_names),
             local_files_only=local_files_only,
-            tqdm_class=None if is_progress_shown() else QuietBar,
+            tqdm_class=DownloadBar,
         )
         return Path(directory)
 
 
 class ModelScope:
-    """ModelScope, or what ``MODELSCOPE_ENDPOINT`` names in its place."""
+    """ModelScope, or the one at ``MODELSCOPE_ENDPOINT``."""
 
     name = "ModelScope"
 
     def __init__(self, options: HubOptions) -> None:
-        """Ask nothing yet.
+        """Store the options; makes no request.
 
         Raises:
-            ImportError: its library is not there.
+            ImportError: its library is not installed.
         """
         with extra_needed(USE_MODELSCOPE, "modelscope"):
             from modelscope_hub import HubApi
         self._options = options
-        # Named in any case: of a repository without that branch any other would be taken.
+        # Always set: for a repository without that branch the library would take any other.
         self._revision = options.revision or _MODELSCOPE_MAIN
         self._api = HubApi(token=options.token)
 
-    def cached(self, repo_id: str, file_name: str) -> Path:  # noqa: ARG002  # it needs none
-        """See ``Hub``."""
+    def cached(self, repo_id: str, file_name: str) -> Path:  # noqa: ARG002  # unused here
+        """Return the directory of cached files; raises any exception if there is none."""
         return self._download(repo_id, local_files_only=True)
 
     def file_names(self, repo_id: str) -> Sequence[str]:
-        """See ``Hub``."""
+        """Paths of all files of a repository; raises any exception if there are none."""
         files = self._api.list_repo_files(repo_id, "model", revision=self._revision)
         return [file.path for file in files if not file.is_dir]
 
     def fetch(self, repo_id: str, file_names: Sequence[str]) -> Path:
-        """See ``Hub``."""
+        """Download these files of a repository; return the directory."""
         return self._download(repo_id, file_names=file_names)
 
     def _download(
@@ -180,18 +180,18 @@ class ModelScope:
 def snapshot(
     name: str, repo_id: str, part: Part, options: HubOptions, check: Callable[[Path], None]
 ) -> Path:
-    """The directory of a repository's files, fetched unless they are here already.
+    """Return the directory of a repository's files, downloading them unless cached.
 
     Args:
-        name: what the user gave.
+        name: name that the user gave.
         repo_id: as owner/name.
-        part: what is needed of it.
-        options: which state of it.
-        check: raises ``ModelLoadError`` if the part is not whole.
+        part: required part of it.
+        options: revision and download options.
+        check: raises ``ModelLoadError`` if the part is incomplete.
 
     Raises:
-        ModelLoadError: if it cannot be fetched, or lacks what is needed.
-        ImportError: if ModelScope is asked for and its library is not there.
+        ModelLoadError: it cannot be downloaded, or lacks required files.
+        ImportError: ModelScope is selected and its library is not installed.
     """
     hub: Hub = ModelScope(options) if uses_modelscope() else HuggingFace(options)
     file_name = ADAPTER_FILES[0] if part == "adapter" else "config.json"
@@ -204,11 +204,11 @@ def snapshot(
 
 
 def _cached(hub: Hub, repo_id: str, file_name: str, check: Callable[[Path], None]) -> Path | None:
-    """What was fetched before; None if that is nothing, or not all."""
+    """Directory of cached files; None if they are missing or incomplete."""
     try:
         directory = hub.cached(repo_id, file_name)
         check(directory)
-    except Exception:  # noqa: BLE001  # each library has its own
+    except Exception:  # noqa: BLE001  # each library has different types
         return None
     return directory
 
@@ -219,7 +219,7 @@ def _fetch(hub: Hub, name: str, repo_id: str, part: Part, options: HubOptions) -
         revision = options.revision or "the main branch"
         say(f"fetching {len(needed)} files of {repo_id} ({revision}) from {hub.name}")
         return hub.fetch(repo_id, needed)
-    except Exception as error:  # network, authorisation, offline mode: many unrelated types
+    except Exception as error:  # network, authorization, offline mode: many unrelated types
         reason = " ".join(str(error).split()) or type(error).__name__
         what = "adapter" if part == "adapter" else "model"
         raise ModelLoadError(
@@ -233,7 +233,7 @@ def uses_modelscope() -> bool:
     """Whether hub ids are those of ModelScope.
 
     Raises:
-        ModelLoadError: if the variable that says it says neither yes nor no.
+        ModelLoadError: the environment variable has an invalid value.
     """
     value = os.environ.get(USE_MODELSCOPE, "")
     if value.lower() not in ("", "0", "1", "false", "true"):
@@ -242,10 +242,10 @@ def uses_modelscope() -> bool:
 
 
 def needed_files(names: Sequence[str], part: Part) -> list[str]:
-    """Those of a repository's files that are read.
+    """Files of a repository that are read.
 
-    Left out are weights in the formats of other programs, weights that are there twice, and
-    everything in folders (``original/``, ``onnx/``) but chat templates and the config of a pooling.
+    Excludes weights in the formats of other programs, duplicate weights, and everything in folders
+    (``original/``, ``onnx/``) except chat templates and the config of pooling.
     """
     top = [name for name in names if "/" not in name and not name.startswith("consolidated")]
     if part == "adapter":

@@ -1,4 +1,4 @@
-"""From a prompt's images to rows of a step: features of the model's tower, and positions."""
+"""Image inputs of a step: features of the vision encoder, and positions."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,10 +16,10 @@ from pagedserve.models.prompt_images import PlacedImage, PromptImages
 
 @torch.inference_mode()
 def image_features(model: PreTrainedModel, image: PlacedImage) -> Tensor:
-    """What a model's tower makes of an image, ``[N, F]`` in host memory.
+    """Run a model's vision encoder on an image: ``[N, F]`` in host memory.
 
     Raises:
-        StepError: if that are not as many features as the prompt has tokens for.
+        StepError: the number of features differs from that of the prompt's image tokens.
     """
     tower: Any = model
     arguments = {name: _on_device(model, array) for name, array in image.arrays.items()}
@@ -37,12 +37,12 @@ def image_features(model: PreTrainedModel, image: PlacedImage) -> Tensor:
 def image_positions(
     model: PreTrainedModel, token_ids: Sequence[int], images: Sequence[PlacedImage]
 ) -> NDArray[np.int64] | None:
-    """Positions ``[3, P]`` of a prompt, where the model counts time, height and width; else None.
+    """Positions ``[3, P]`` of a prompt, if the model counts time, height and width; else None.
 
     Args:
-        model: says how.
-        token_ids: of the prompt, P of them.
-        images: of the prompt.
+        model: defines the positions.
+        token_ids: token ids of the prompt, P of them.
+        images: images of the prompt.
     """
     base: Any = model.base_model
     if not hasattr(base, "get_rope_index"):
@@ -65,15 +65,15 @@ def step_images(
     features: Mapping[bytes, Tensor],
     device: torch.device,
 ) -> StepImages | None:
-    """What images mean to a step; None where that is nothing that is not in ``positions``.
+    """Image inputs of a step; None if it has no image tokens or 3D positions.
 
     Args:
-        rows: of the step, whose prompts have images.
-        query_start: int32 ``[R + 1]`` where rows begin in the step's tokens.
-        positions: int64 ``[T]``, the places of tokens in their sequences; those behind a prompt
-            whose positions are others become such.
-        features: by the digests of images: of all that have tokens in the step.
-        device: of the model.
+        rows: rows of the step whose prompts have images.
+        query_start: int32 ``[R + 1]``, start of each row in the step's tokens.
+        positions: int64 ``[T]``, indices of tokens in their sequences; modified for tokens after a
+            prompt with other positions.
+        features: features of all images with tokens in the step, by their digests.
+        device: device of the model.
     """
     spans = {row: (int(query_start[row]), int(positions[query_start[row]])) for row in rows}
     places, found, counted = [], [], []
@@ -105,7 +105,7 @@ def _in_three(
     counted: Sequence[tuple[slice, NDArray[np.int64]]],
     device: torch.device,
 ) -> Tensor:
-    """Positions ``[3, 1, T]``: thrice the same, but where they were counted."""
+    """Positions ``[3, 1, T]``: three equal ones, except where the model counts in 3D."""
     three = np.broadcast_to(positions, (3, len(positions))).copy()
     for span, own in counted:
         three[:, span] = own

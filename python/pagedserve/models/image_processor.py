@@ -1,7 +1,7 @@
-"""What a model's processor of transformers makes of images.
+"""Preprocessing of images with a model's processor of transformers.
 
-Each image is prepared by itself, so that equal ones are known wherever they come: a prompt has one
-image token for each, and the processor says which tokens take its place.
+Each image is preprocessed separately, so that equal ones are recognized anywhere: a prompt has one
+image token for each, and the processor defines the tokens that replace it.
 """
 
 import hashlib
@@ -17,20 +17,21 @@ from transformers.models.auto import processing_auto
 
 from pagedserve.config import EngineArgs
 from pagedserve.errors import ModelLoadError, RequestError, extra_needed
+from pagedserve.images import decoded
 from pagedserve.models.files import find_model_files, first_line, quiet_transformers
 from pagedserve.models.prompt_images import PlacedImage
 
-# What a processor makes of the text.
+# Keys of a processor's output for text.
 _OF_TEXT: Final = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Prepared:
-    """An image before it has a place.
+    """A preprocessed image without a position.
 
     Attributes:
         arrays: see `PlacedImage`.
-        token_ids: which take the place of its image token.
+        token_ids: tokens that replace its image token.
     """
 
     arrays: dict[str, NDArray[np.generic]]
@@ -38,15 +39,15 @@ class _Prepared:
 
 
 class ImageProcessor:
-    """Prepares the images of prompts; any thread may ask.
+    """Preprocesses the images of prompts; thread-safe.
 
     Attributes:
-        token: stands for an image in a text.
-        token_id: its id, which stands for each feature of an image in a prompt's tokens, too.
+        token: placeholder of an image in a text.
+        token_id: its id, which also represents each feature of an image in a prompt's tokens.
     """
 
     def __init__(self, processor: Any) -> None:
-        """Take a processor of transformers."""
+        """Store a processor of transformers."""
         self.processor = processor
         self.token: str = processor.image_token
         self.token_id: int = processor.image_token_id
@@ -54,18 +55,18 @@ class ImageProcessor:
     def place(
         self, token_ids: Sequence[int], images: Sequence[Any], name: str
     ) -> tuple[list[int], tuple[PlacedImage, ...]]:
-        """Prepare the images of a prompt, and give each the tokens that it takes.
+        """Preprocess the images of a prompt, and expand their image tokens.
 
         Args:
-            token_ids: of the prompt, with one image token for each image.
-            images: of Pillow.
-            name: what an error calls the prompt.
+            token_ids: token ids of the prompt, with one image token for each image.
+            images: Pillow images, or encoded files.
+            name: name of the prompt in errors.
 
         Returns:
             The prompt's tokens, and its images.
 
         Raises:
-            RequestError: not as many images as image tokens, or an image that cannot be prepared.
+            RequestError: the numbers of images and image tokens differ, or an image is invalid.
         """
         num_tokens = sum(token == self.token_id for token in token_ids)
         if num_tokens != len(images):
@@ -73,7 +74,7 @@ class ImageProcessor:
                 f"{name} has {len(images)} images and {num_tokens} times the image token "
                 f"{self.token!r}; it must have one for each"
             )
-        coming = iter(images)
+        coming = map(decoded, images)  # one at a time
         placed: list[PlacedImage] = []
         expanded: list[int] = []
         for token in token_ids:
@@ -91,7 +92,7 @@ class ImageProcessor:
             made = self.processor(
                 images=[image], text=[self.token], add_special_tokens=False, return_tensors="np"
             )
-        except Exception as error:  # whatever a processor does not take
+        except Exception as error:  # processors raise many types
             raise RequestError(
                 f"{name} cannot be processed: {type(error).__name__}: {first_line(error)}"
             ) from error
@@ -100,16 +101,16 @@ class ImageProcessor:
 
 
 def load_image_processor(args: EngineArgs, tokenizer: PreTrainedTokenizerBase) -> ImageProcessor:
-    """The processor of a model that takes images; reads no weights.
+    """Load the processor of a model that accepts images; reads no weights.
 
     Raises:
-        ModelLoadError: if transformers cannot load it.
-        ImportError: if a package is missing.
+        ModelLoadError: transformers cannot load it.
+        ImportError: a package is missing.
     """
     with quiet_transformers():
         files = find_model_files(args)
         with extra_needed(f"model {args.model!r} for its images", "images"):
-            import num2words  # noqa: F401  # which some processors want
+            import num2words  # noqa: F401  # some processors need it
             import PIL  # noqa: F401
         try:
             return ImageProcessor(_from_files(files.directory, files.hf_config, tokenizer))
@@ -123,7 +124,7 @@ def load_image_processor(args: EngineArgs, tokenizer: PreTrainedTokenizerBase) -
 def _from_files(
     directory: Path, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase
 ) -> Any:
-    """A processor of images and text alone: that of videos would want torchvision."""
+    """A processor of images and text only: that of videos would need torchvision."""
     known: Any = processing_auto
     kind = known.processor_class_from_name(known.PROCESSOR_MAPPING_NAMES[config.model_type])
     without_videos = type(kind.__name__, (kind,), {"check_argument_for_proper_class": _take_any})

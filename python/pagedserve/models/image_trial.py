@@ -1,7 +1,7 @@
-"""A prompt with an image over paged KV, held to the logits of the model's own forward.
+"""Numerics check of a prompt with an image over paged KV, against the model's forward pass.
 
-The image is prepared as those of requests are; the model is given what its processor makes of the
-whole prompt.  The prompt comes in two chunks, cut within the image, beside a text.
+The image is preprocessed as in requests; the reference gets the processor's output for the whole
+prompt.  The prompt is computed in two chunks, split within the image, together with a text.
 """
 
 from dataclasses import dataclass, replace
@@ -21,25 +21,25 @@ from pagedserve.models.probe import QUANTIZED_TOLERANCE, Probe, ProbeResult
 from pagedserve.models.prompt_images import PromptImages
 from pagedserve.models.tokenizer import load_tokenizer
 from pagedserve.models.towers import why_no_images
-from pagedserve.models.trials import difference, prompt_of, using_attention
+from pagedserve.models.trials import prompt_of, using_attention
 
-# Of the image: so flat that a processor which cuts images up makes few pieces of it.
+# Size of the image: so flat that processors which tile images produce few tiles.
 _SIZE: Final = (192, 48)
-# Tokens before and behind the image.
+# Tokens before and after the image.
 _NUM_TOKENS: Final = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageTrial:
-    """What the model's own forward gives of a prompt with an image.
+    """Reference results of a prompt with an image.
 
     Attributes:
-        token: stands for an image in a text.
-        prompt: its token ids.
-        images: of it.
+        token: placeholder of an image in a text.
+        prompt: token ids of the prompt.
+        images: images of the prompt.
         rows: positions whose logits are compared.
         expected: their logits float32 ``[rows, V]``.
-        probe: of the same model with text; the second prompt of its trial goes beside.
+        probe: probe of the same model with text; its second prompt is in the batch.
     """
 
     token: str
@@ -50,10 +50,10 @@ class ImageTrial:
     probe: Probe
 
     def check(self, model: PreTrainedModel, bound: float | None) -> None:
-        """Compare the logits over paged KV; ``bound`` None takes that of the text.
+        """Compare the logits over paged KV; ``bound`` None uses that of the text.
 
         Raises:
-            UnsupportedModelError: if they differ by more.
+            UnsupportedModelError: they differ by more.
         """
         text, (image,) = self.probe.trial, self.images.images
         cut = (int(image.places[0]) + int(image.places[-1]) + 1) // 2
@@ -69,11 +69,13 @@ class ImageTrial:
             images={0: self.images},
             features={image.digest: image_features(model, image)},
         )
-        error = difference(found, self.expected)
-        if not error <= (text.bound if bound is None else bound):
+        # Both are rounded, and each may differ by the bound for text.
+        accepted = text.bound * (1 + text.is_exact) if bound is None else bound
+        error = text.measure(found, self.expected)
+        if not error <= accepted:
             raise UnsupportedModelError(
-                f"with an image its logits differ from those of its own forward by {error:.1e} of "
-                "the largest"
+                f"with an image its logits differ from those of its original forward pass by "
+                f"{error:.1e} (accepted: {accepted:.1e})"
             )
 
 
@@ -81,17 +83,17 @@ class ImageTrial:
 def make_image_trial(
     model: PreTrainedModel, processor: ImageProcessor, probe: Probe, max_model_len: int
 ) -> ImageTrial:
-    """Ask a model for the logits of its own forward.
+    """Compute the reference with the model's forward pass.
 
     Args:
         model: as transformers built it.
-        processor: of the model.
-        probe: of the model with text.
-        max_model_len: most tokens of a sequence.
+        processor: image processor of the model.
+        probe: probe of the model with text.
+        max_model_len: maximum tokens of a sequence.
 
     Raises:
-        UnsupportedModelError: if the processor makes other tokens of the prompt than ours are, or
-            too many.
+        UnsupportedModelError: the processor's tokens of the prompt differ from ours, or are too
+            many.
     """
     image = _stripes()
     tokenizer = processor.processor.tokenizer
@@ -124,13 +126,13 @@ def make_image_trial(
 def try_images(
     model: PreTrainedModel, args: EngineArgs, probe: Probe, max_model_len: int
 ) -> ImageTrial | str:
-    """The trial of a model that may take images, or why its prompts may have none.
+    """Create the reference for a model that may accept images, or the reason for refusing them.
 
     Args:
         model: as transformers built it.
-        args: which model.
-        probe: of the model with text.
-        max_model_len: most tokens of a sequence.
+        args: options that name the model.
+        probe: probe of the model with text.
+        max_model_len: maximum tokens of a sequence.
     """
     reason = why_no_images(model.config)
     if reason is not None:
@@ -140,7 +142,7 @@ def try_images(
         return make_image_trial(model, processor, probe, max_model_len)
     except ImportError:
         raise
-    except Exception as error:  # noqa: BLE001  # whatever a foreign model or processor raises
+    except Exception as error:  # noqa: BLE001  # models and processors raise many types
         return _refusal(model, error)
 
 
@@ -150,13 +152,13 @@ def judge_images(
     probe: Probe,
     quantization: Quantization | None,
 ) -> ProbeResult:
-    """What the probe found, and whether prompts may have images.
+    """Add to a probe's result whether prompts may have images.
 
     Args:
-        model: whose modules may have been replaced.
-        images: the trial, or why there is none.
-        probe: of the model with text.
-        quantization: of the weights of replaced modules.
+        model: model, whose modules may have been replaced.
+        images: the reference, or the reason why there is none.
+        probe: probe of the model with text.
+        quantization: quantization of the replaced modules.
     """
     if isinstance(images, str):
         return replace(probe.result, image_refusal=images)

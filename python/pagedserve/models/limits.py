@@ -1,5 +1,6 @@
-"""How long a sequence of a model may be, and which tokens end it: read from its configs."""
+"""Maximum sequence length and end-of-sequence tokens of a model, from its configs."""
 
+import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -9,25 +10,29 @@ from pagedserve.errors import ConfigError, ModelLoadError
 from pagedserve.models.architectures.positions import first_position
 from pagedserve.models.architectures.rope import has_long_set, original_positions
 
-# What configs call the number of positions; a later name counts where the earlier ones are absent.
+logger = logging.getLogger(__name__)
+
+# Config names of the number of positions; the first that exists is used.
 _LENGTH_NAMES = ("max_position_embeddings", "max_target_positions", "max_seq_len", "seq_length")
 
-# These change the frequencies of every row by the largest position of the whole batch, so in a
-# batch of several sequences they are right only below the length where that begins, unless
+# These change the frequencies of every row by the largest position of the whole batch, so batches
+# of
+# several sequences are correct only below the length where that begins, unless
 # `pagedserve.models.architectures.rope` fixes them.
 _BATCH_DEPENDENT_ROPE = ("dynamic", "longrope")
 
 
 def derive_max_model_len(config: PreTrainedConfig, requested: int | None) -> int:
-    """The longest sequence, in tokens.
+    """Compute the maximum sequence length, in tokens.
 
     Args:
-        config: of the text model.
-        requested: what the user asks for, or None, which for longrope is the original length.
+        config: config of the text model.
+        requested: length that the user requested; None is the maximum, for longrope the original
+            one.
 
     Raises:
-        ConfigError: if the user asks for more than the model can do.
-        ModelLoadError: if the config does not say and nor does the user.
+        ConfigError: the requested length exceeds that of the model.
+        ModelLoadError: neither the config nor the user sets it.
     """
     limit, reason = _num_positions(config)
     for parameters in _rope_parameters(config):
@@ -46,27 +51,27 @@ def derive_max_model_len(config: PreTrainedConfig, requested: int | None) -> int
 
 
 def num_positions(config: PreTrainedConfig) -> int | None:
-    """Positions that the model has; None if its config does not say."""
+    """Number of positions of the model; None if its config does not set it."""
     return _num_positions(config)[0]
 
 
 def _num_positions(config: PreTrainedConfig) -> tuple[int | None, str]:
-    """Positions that the model has, and the reason in words; None if its config does not say."""
+    """Number of positions of the model, and the reason as text; None if its config has none."""
     for name in _LENGTH_NAMES:
         number = getattr(config, name, None)
-        if number is not None and number > 0:  # XLNet says -1
-            first = first_position(config)
+        if isinstance(number, int | float) and number > 0:  # XLNet has -1
+            number, first = int(number), first_position(config)
             reason = f"its {name} is {number}"
             return number - first, reason + (f", of which it uses those from {first}" * bool(first))
     return None, "its config does not say how long"
 
 
 def check_max_model_len(requested: int | None, limit: int | None, reason: str) -> int:
-    """The length requested, or else the limit.
+    """Return the requested length, or else the limit.
 
     Raises:
-        ConfigError: if more is requested than the limit.
-        ModelLoadError: if neither is known.
+        ConfigError: the requested length exceeds the limit.
+        ModelLoadError: neither is known.
     """
     if limit is None:
         if requested is None:
@@ -80,20 +85,49 @@ def check_max_model_len(requested: int | None, limit: int | None, reason: str) -
 
 
 def eos_token_ids(
-    generation_config: GenerationConfig | None, config: PreTrainedConfig
+    generation_config: GenerationConfig | None, config: PreTrainedConfig, vocab_size: int
 ) -> tuple[int, ...]:
-    """Tokens that end a sequence: the generation config's, else the model config's."""
-    for source in (generation_config, config):
-        ids = getattr(source, "eos_token_id", None)
-        if isinstance(ids, int):
-            return (ids,)
-        if ids:
-            return tuple(int(token) for token in ids)
+    """Tokens that end a sequence: the generation config's, else the model config's.
+
+    Args:
+        generation_config: generation config of the model, if it has one.
+        config: config of the text model.
+        vocab_size: rows of the embedding.  Some of several tokens may be beyond: those of another
+            tokenizer are never generated.
+
+    Raises:
+        ModelLoadError: a value is not a token, or all are beyond the vocabulary.
+    """
+    for source, file in ((generation_config, "generation_config.json"), (config, "config.json")):
+        given = getattr(source, "eos_token_id", None)
+        if given is None or given == []:
+            continue
+        tokens = given if isinstance(given, list | tuple) else [given]
+        if not all(type(token) is int for token in tokens):
+            raise ModelLoadError(
+                f"eos_token_id of {file} is {str(given)[:80]!r}; it must be a token, or a list of "
+                "tokens"
+            )
+        known = tuple(token for token in tokens if 0 <= token < vocab_size)
+        if not known:
+            raise ModelLoadError(
+                f"eos_token_id of {file} is {str(given)[:80]}; the model's tokens are 0 to "
+                f"{vocab_size - 1}, so nothing would end a sequence: give one of those, or null"
+            )
+        if len(known) < len(tokens):
+            beyond = [token for token in tokens if token not in known]
+            logger.warning(
+                "eos_token_id of %s has %s, beyond the model's %d tokens: never generated",
+                file,
+                beyond[:8],
+                vocab_size,
+            )
+        return known
     return ()
 
 
 def _rope_parameters(config: PreTrainedConfig) -> Iterator[Mapping[str, Any]]:
-    """The rotary parameters, which are one mapping or one for each type of layer."""
+    """Rotary parameters, which are one mapping or one for each type of layer."""
     parameters = getattr(config, "rope_parameters", None)
     if not isinstance(parameters, Mapping):
         return

@@ -1,8 +1,9 @@
-"""From the engine's arguments to a model that is known to run on paged attention."""
+"""Model loader: from the engine's arguments to a model that passed the check of paged attention."""
 
+import logging
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import torch
 from torch import nn
@@ -33,6 +34,7 @@ from pagedserve.models.encoders import check_encoder
 from pagedserve.models.files import (
     ModelFiles,
     find_model_files,
+    foreign_errors_named,
     quiet_transformers,
 )
 from pagedserve.models.fused.choose import kernels_wanted, replace_modules_of, with_fewer
@@ -49,31 +51,39 @@ from pagedserve.models.weights import weights_read
 from pagedserve.parallel.group import RankGroup
 from pagedserve.pooling.rules import PoolingRules
 
+logger = logging.getLogger(__name__)
+
+# Warning if a model runs without the kernels of its family.
+_FEWER_KERNELS: Final = (
+    "the %r kernels of %s in %s failed the numerics check at load, so %r ones run it, which may be "
+    "several times slower: try another dtype, and please report it"
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """A model that is ready to run, and what is known of it.
+    """A model that is ready to run, with its properties.
 
     Attributes:
-        model: runs on a flat ``[1, T]`` batch with our attention function.
-        layers: what each attention call stores, in the order of the calls.
+        model: model that runs on a flat ``[1, T]`` batch with our attention function.
+        layers: KV shape of each attention call, in the order of the calls.
         vocab_size: rows of the embedding; token ids are below it.
-        max_model_len: most tokens of a sequence.
+        max_model_len: maximum tokens of a sequence.
         eos_token_ids: tokens that end a sequence.
-        dtype: of the weights, and of keys and values.
-        device: of the model.
-        attention_backend: computes attention.
+        dtype: dtype of the weights, and of keys and values.
+        device: device of the model.
+        attention_backend: attention backend.
         weight_bytes: bytes of the weights; shared ones count once, unless one of them is packed.
-        replaced_modules: how many modules of which kind were replaced by faster ones, for people.
+        replaced_modules: numbers of replaced modules by type, as text.
         selects_logits: see `pagedserve.models.flat_batch.flat_batch_logits`.
-        states: what layers keep of a sequence beside keys and values.
-        pooling: how it makes one vector of a prompt's states, which it gives in the place of
-            logits; None for a model that generates.
-        is_encoder: whether its tokens see those behind them, and no layer keeps anything.
-        image_token: stands for an image in a text; None where prompts may have none.
-        image_refusal: why they may not.
-        head: of an encoder that names classes: their logits, of what was pooled.
-        encoder_decoder: how prompts begin, where an encoder reads one and a decoder goes on.
+        states: shapes of recurrent states.
+        pooling: pooling configuration, where the model returns states instead of logits; None for a
+            generative model.
+        is_encoder: whether attention is bidirectional, without a KV cache.
+        image_token: placeholder of an image in a text; None if prompts may not have images.
+        image_refusal: reason why they may not.
+        head: classification head of an encoder: from pooled states to class logits.
+        encoder_decoder: prompt format of an encoder-decoder; None for other models.
     """
 
     model: PreTrainedModel
@@ -97,18 +107,18 @@ class LoadedModel:
 
     @property
     def stored_layers(self) -> tuple[LayerShape, ...]:
-        """Those that have a pool of their own: of an encoder one, in which all take turns."""
+        """Layers with a separate pool: for an encoder one, shared by all."""
         if self.is_encoder:
             return self.layers[:1]
         return tuple(layer for layer in self.layers if not layer.is_cross)
 
     @property
     def num_layers(self) -> int:
-        """Attention layers."""
+        """Number of attention layers."""
         return len(self.layers)
 
     def describe_backends(self) -> str:
-        """One line for people: who computes attention and everything else."""
+        """Describe the attention backend and the replaced modules in one line."""
         backend = describe(self.attention_backend)
         return f"attention: {backend}; replaced modules: {self.replaced_modules}"
 
@@ -119,15 +129,15 @@ def load_model(
     """Load a model and check that paged attention runs it.
 
     Args:
-        config: which model, and how.
-        device: where to; None is what the config names.
-        group: of ranks that share it; None has all of it here.
+        config: options of the engine.
+        device: device of the model; None is that of the options.
+        group: ranks that share it; None loads the whole model.
 
     Raises:
-        ModelLoadError: if there is no such model, or its files are not whole.
-        UnsupportedModelError: if its architecture cannot be run.
-        ConfigError: if max_model_len exceeds what the model can do, the CPU lacks the
-            instructions, the weights cannot be quantized, or there is no such device.
+        ModelLoadError: the model does not exist, or its files are incomplete.
+        UnsupportedModelError: its architecture is not supported.
+        ConfigError: max_model_len exceeds that of the model, the CPU lacks the instructions, the
+            weights cannot be quantized, or the device does not exist.
     """
     device = device or choose_device(config.device)
     if group is not None and device.type == "cuda":
@@ -139,7 +149,7 @@ def load_model(
         )
     use_instructions(config.cpu_instructions)
     register()
-    with collector_paused(), quiet_transformers():
+    with collector_paused(), quiet_transformers(), foreign_errors_named(config.model):
         files = find_model_files(config)
         text_config = files.hf_config.get_text_config()
         pooling = find_pooling(config, files)
@@ -171,7 +181,7 @@ def load_model(
             model = loading.load()
             replaced_modules = loading.replace(model, probed.kernels)
         if probed.kernels != wanted:
-            replaced_modules += f" ({wanted!r} ones failed a trial)"
+            logger.warning(_FEWER_KERNELS, wanted, config.model, str(dtype)[6:], probed.kernels)
         if rules is not None:
             head = model.get_output_embeddings() if names_classes else nn.Identity()
             use_head(model, probed, backend, head)
@@ -184,7 +194,7 @@ def load_model(
             min(max_model_len, probed.max_exact_len),
             "the length of the chunks that its attention is cut into",
         ),
-        eos_token_ids=eos_token_ids(model.generation_config, text_config),
+        eos_token_ids=eos_token_ids(model.generation_config, text_config, probed.vocab_size),
         dtype=dtype,
         device=device,
         attention_backend=backend,
@@ -200,7 +210,7 @@ def load_model(
 
 @dataclass(frozen=True, slots=True)
 class _Loading:
-    """How a model is loaded, as often as it takes."""
+    """Parameters for loading a model, possibly several times."""
 
     files: ModelFiles
     config: EngineArgs
@@ -212,7 +222,7 @@ class _Loading:
     group: RankGroup | None = None
 
     def load(self, auto_class: Any = None) -> PreTrainedModel:
-        """The model with its own modules, attending through our function."""
+        """Load the model with its original modules and our attention function."""
         if auto_class is None and self.names_classes:
             model = with_class_head(self.read(AutoModelForSequenceClassification))
         else:
@@ -221,7 +231,7 @@ class _Loading:
         return model
 
     def read(self, auto_class: Any = None) -> PreTrainedModel:
-        """The model as its files say, with nothing exchanged."""
+        """Load the model from its files, unchanged."""
         if auto_class is None:
             is_seeing = has_tower(self.files.hf_config)
             auto_class = AutoModelForImageTextToText if is_seeing else AutoModelForCausalLM
@@ -238,11 +248,11 @@ class _Loading:
         return model
 
     def load_encoder(self, rules: PoolingRules) -> LoadedModel:
-        """An encoder with its own modules, checked.
+        """Load and check an encoder with its original modules.
 
         Raises:
-            UnsupportedModelError: if ours are not the states of its own attention.
-            ConfigError: if modules are to be replaced.
+            UnsupportedModelError: its states differ from those of its original attention.
+            ConfigError: modules are to be replaced.
         """
         self._keep_modules("an encoder")
         whole = self.read(AutoModelForSequenceClassification if self.names_classes else AutoModel)
@@ -270,12 +280,12 @@ class _Loading:
         )
 
     def load_encoder_decoder(self) -> LoadedModel:
-        """An encoder-decoder with its own modules, checked.
+        """Load and check an encoder-decoder with its original modules.
 
         Raises:
-            UnsupportedModelError: if ours are not the logits of its own attention, or it is one
-                that pools.
-            ConfigError: if modules are to be replaced, or it is to run elsewhere than on the CPU.
+            UnsupportedModelError: its logits differ from those of its original attention, or it is
+                a pooling model.
+            ConfigError: modules are to be replaced, or the device is not the CPU.
         """
         self._keep_modules("an encoder-decoder")
         if self.device.type != "cpu":
@@ -289,7 +299,7 @@ class _Loading:
             layers=check_encoder_decoder(model, self.backend),
             vocab_size=vocab_size(model),
             max_model_len=self.max_model_len,
-            eos_token_ids=eos_token_ids(model.generation_config, model.config),
+            eos_token_ids=eos_token_ids(model.generation_config, model.config, vocab_size(model)),
             dtype=self.dtype,
             device=self.device,
             attention_backend=self.backend,
@@ -306,17 +316,17 @@ class _Loading:
                 raise ConfigError(f"{name} is {value!r}, and {what} keeps its own modules")
 
     def replace(self, model: PreTrainedModel, kernels: CpuKernels) -> str:
-        """Replace modules; says which."""
+        """Replace modules; returns a description."""
         return replace_modules_of(model, self.config, self.backend, kernels, self.group)
 
     def try_modules(self, kernels: CpuKernels) -> tuple[PreTrainedModel, ProbeResult, str]:
-        """Probe the model, replace modules, and let it pass the probe's trial again.
+        """Probe the model, replace modules, and check it again.
 
-        What is replaced does not come back, so a model that fails is loaded anew for less.
+        Replacement is irreversible, so a model that fails is loaded again with fewer replacements.
 
         Raises:
-            UnsupportedModelError: if the model fails with its own modules, or with every choice of
-                quantized ones.
+            UnsupportedModelError: the model fails with its original modules, or with every choice
+                of quantized ones.
         """
         model = self.load()
         probe = probe_model(model, max_model_len=self.max_model_len, backend=self.backend)
@@ -342,12 +352,12 @@ class _Loading:
         return model, replace(result, kernels=kernels), replaced
 
     def _compare_with_whole(self, probe: Probe) -> None:
-        """Hold the logits of a model that ranks share to those of the model that has all of it.
+        """Compare the logits of a sharded model with those of the whole model.
 
-        Shares that are wrong agree with each other: of them nothing else could tell.
+        Incorrect shards agree with each other, so no other check would detect them.
 
         Raises:
-            UnsupportedModelError: if they differ.
+            UnsupportedModelError: they differ.
         """
         whole = replace(self, group=None, device=torch.device("cpu")).load()
         differ = f"shared by {self.config.tensor_parallel_size} ranks its logits differ"
@@ -357,6 +367,6 @@ class _Loading:
 def _dtype(config: EngineArgs, hf_config: PreTrainedConfig, device: torch.device) -> torch.dtype:
     if config.dtype != "auto":
         return cast(torch.dtype, getattr(torch, config.dtype))
-    # On the CPU, torch's half precision is slower than float32 and less exact.
+    # On the CPU, torch's half precision is slower and less exact than float32.
     saved = getattr(hf_config, "dtype", None)
     return saved if device.type != "cpu" and isinstance(saved, torch.dtype) else torch.float32

@@ -1,4 +1,4 @@
-"""What a model attends to, read from the rules of its masks."""
+"""Attention patterns of a model, read from the rules of its masks."""
 
 from typing import Any
 
@@ -9,9 +9,9 @@ from pagedserve.errors import UnsupportedModelError
 
 
 class MaskReader:
-    """A mask function for transformers that reads the rule of a mask instead of making the mask.
+    """A mask function for transformers that reads the rule of a mask instead of creating the mask.
 
-    Invariant: masks are told apart by identity, so a mask that a model slices or copies cannot be
+    Invariant: masks are identified by identity, so a mask that a model slices or copies cannot be
     read, but it is never misread.
     """
 
@@ -25,7 +25,7 @@ class MaskReader:
 
     @property
     def max_exact_len(self) -> int:
-        """Up to so many tokens the windows, and the chunks that calls name, say it all."""
+        """Maximum length up to which windows, and chunks of calls, describe attention exactly."""
         named = self._named - self._unnamed
         lens = (length for mask, length in self._exact_lens.items() if mask not in named)
         return min(lens, default=self._num_positions)
@@ -33,7 +33,7 @@ class MaskReader:
     def __call__(
         self, batch_size: int, q_length: int, kv_length: int, *_: Any, **kwargs: Any
     ) -> Tensor:
-        """Make a stand-in mask, and remember the window it stands for."""
+        """Create a placeholder mask, and store its window."""
         mask = torch.zeros(batch_size, 1, q_length, kv_length)
         window, exact_len = self._read(kwargs["mask_function"])
         self._windows[id(mask)] = (mask, window)
@@ -41,21 +41,21 @@ class MaskReader:
         return mask
 
     def window_of(self, mask: object, *, names_chunk: bool = False) -> int | None:
-        """The sliding window of a mask made here; None for none, or an unreadable mask.
+        """The sliding window of a mask created here; None for none, or an unreadable mask.
 
         Args:
-            mask: that a call of attention would have had.
-            names_chunk: whether the call named a chunk, which then is what its mask stands for.
+            mask: mask of an attention call.
+            names_chunk: whether the call passes a chunk, which the mask then describes.
         """
         (self._named if names_chunk else self._unnamed).add(id(mask))
         return self._windows.get(id(mask), (None, None))[1]
 
     def _read(self, rule: Any) -> tuple[int | None, int]:
-        """The window that a rule stands for, and how long a sequence may be for it to hold."""
+        """The window of a rule, and the maximum length of a sequence for which it is exact."""
         last = self._num_positions - 1
         try:
             seen = self._num_visible(rule, last)
-        except IndexError as error:  # it looks up what a batch holds, and a batch may be shorter
+        except IndexError as error:  # it indexes the batch, which may be shorter
             raise UnsupportedModelError(
                 "the rule of a mask reads the tokens of a batch, as those of images do; accepted "
                 "are causal masks, windows and chunks"
@@ -65,13 +65,14 @@ class MaskReader:
         earlier = {last - 1, last - seen}  # in chunks, at least one of them sees another number
         if all(self._num_visible(rule, query) == min(seen, query + 1) for query in earlier):
             return seen, self._num_positions
-        # Neither full nor a window (chunks, say): it equals full attention for as long as
-        # every query still sees the first key.
+        # Neither full nor a window (chunks, for example): it equals full attention while every
+        # query
+        # sees the first key.
         first = self._visible(rule, torch.arange(last + 1), torch.tensor(0))
         return None, int(first.long().cumprod(0).sum())
 
     def _num_visible(self, rule: Any, query: int) -> int:
-        """Keys that a query sees."""
+        """Number of keys that a query attends to."""
         keys = torch.arange(self._num_positions)
         return int(self._visible(rule, torch.tensor(query), keys).sum())
 

@@ -1,4 +1,4 @@
-"""A model over paged KV for a few tokens: what an engine runs, without one."""
+"""Logits of a model over paged KV for a few tokens, without an engine."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -41,20 +41,20 @@ def paged_logits(
     images: Mapping[int, PromptImages] | None = None,
     features: Mapping[bytes, Tensor] | None = None,
 ) -> list[Tensor]:
-    """Each prompt's logits float32 ``[rows, V]`` over paged KV that starts full of NaN.
+    """Each prompt's logits float32 ``[rows, V]`` over paged KV that is initialized with NaN.
 
     Args:
         model: loaded with our attention function.
-        layers: what its attention calls store.
+        layers: KV shapes of its attention calls.
         prompts: token ids.
         first: tokens of each prompt in the first of two steps; the rest is the second step.
-        backend: computes attention.
-        rows: positions of each prompt whose logits are wanted, in any order; None wants all.
-        dtype: of keys and values; None takes the model's.
+        backend: attention backend.
+        rows: positions of each prompt that need logits, in any order; None is all.
+        dtype: dtype of keys and values; None is the model's.
         selects_logits: see `flat_batch_logits`.
-        states: what its layers keep beside keys and values.
-        images: of those prompts that have some.
-        features: of these, by their digests.
+        states: shapes of its recurrent states.
+        images: images of the prompts that have some.
+        features: features of these, by their digests.
     """
     rows = [torch.arange(len(prompt)) for prompt in prompts] if rows is None else rows
     cache = _cache_of_nan(
@@ -94,13 +94,13 @@ def encoder_hidden_states(
     prompts: list[Tensor],
     backend: AttentionBackend,
 ) -> list[Tensor]:
-    """Each prompt's states ``[tokens, F]``, in one step over one pool that starts full of NaN.
+    """Each prompt's states ``[tokens, F]``, in one step over one pool initialized with NaN.
 
     Args:
         model: an encoder, loaded with our attention function.
-        layers: what its attention calls read.
+        layers: KV shapes of its attention calls.
         prompts: token ids.
-        backend: computes attention.
+        backend: attention backend.
     """
     cache = _cache_of_nan(model, layers[:1], prompts, backend, states=(), dtype=model.dtype)
     batch = _FlatBatch.of(prompts, [(0, len(prompt)) for prompt in prompts], cache)
@@ -125,19 +125,19 @@ def encoder_decoder_logits(
     states: list[Tensor],
     backend: AttentionBackend,
 ) -> list[Tensor]:
-    """Each prompt's logits float32 ``[tokens, V]``, over paged KV that starts full of NaN.
+    """Each prompt's logits float32 ``[tokens, V]``, over paged KV that is initialized with NaN.
 
     The first step has all tokens but the last of each prompt, and writes the encoders' keys.
 
     Args:
         model: an encoder-decoder, loaded with our attention function.
-        layers: what its decoder's attention calls store.
-        prompts: of the decoder.
-        states: ``[S, F]``, of each prompt's encoder.
-        backend: computes attention.
+        layers: KV shapes of its decoder's attention calls.
+        prompts: prompts of the decoder.
+        states: ``[S, F]``, states of each prompt's encoder.
+        backend: attention backend.
     """
     stored = tuple(layer for layer in layers if not layer.is_cross)
-    # A slot for each token or state: the encoders' blocks come behind those of the prompts.
+    # A slot for each token or state: the encoders' blocks come after those of the prompts.
     cache = _cache_of_nan(model, stored, [*prompts, *states], backend, states=(), dtype=model.dtype)
     width = len(cache.gpu_pools[0]) // (2 * len(prompts))
     tables = np.arange(width * len(prompts), dtype=np.int32) + width * len(prompts)
@@ -198,7 +198,7 @@ def _cache_of_nan(
     states: LayerStates,
     dtype: torch.dtype,
 ) -> CacheEngine:
-    """As many blocks for each prompt as the longest needs, and a slot for its states."""
+    """A cache with as many blocks for each prompt as the longest needs, and a state slot."""
     block_size = min_block_size(backend)
     cache = CacheEngine(
         layers,
@@ -235,12 +235,12 @@ class _FlatBatch:
     """A step of some of the prompts' tokens.
 
     Attributes:
-        layout: its rows.
+        layout: rows of the step.
         tokens: ``[T]``.
         positions: ``[T]``.
         slot_mapping: ``[T]``.
-        places: where in T a position of a prompt is.
-        rows: the prompt of each of its rows.
+        places: index in T of a position of a prompt.
+        rows: prompt of each of its rows.
     """
 
     layout: BatchLayout
@@ -256,7 +256,7 @@ class _FlatBatch:
         features: Mapping[bytes, Tensor],
         device: torch.device,
     ) -> StepImages | None:
-        """What images of prompts mean to the step; see `step_images`."""
+        """Image inputs of the step; see `step_images`."""
         of_rows = {row: images[prompt] for row, prompt in enumerate(self.rows) if prompt in images}
         positions = self.positions.numpy()
         return step_images(of_rows, self.layout.query_start, positions, features, device)
@@ -268,7 +268,7 @@ class _FlatBatch:
         spans: list[tuple[int, int]],
         cache: CacheEngine,
     ) -> "_FlatBatch":
-        """Of each prompt the tokens of its span; the last prompt's blocks come first."""
+        """Create from the tokens of each prompt's span; the last prompt's blocks come first."""
         block_size = cache.block_size
         blocks_per_row = -(-max(map(len, prompts)) // block_size)
         tables = np.arange(len(prompts) * blocks_per_row, dtype=np.int32)[::-1]

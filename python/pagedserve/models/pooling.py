@@ -1,4 +1,4 @@
-"""Which models pool, by what rules, and decoders whose states are wanted in the place of logits."""
+"""Pooling models: detection, pooling rules, and decoders that return states instead of logits."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,18 +18,18 @@ from pagedserve.models.probe import ProbeResult
 from pagedserve.models.trials import prompt_of
 from pagedserve.pooling.rules import PoolingRules, has_rules, read_rules
 
-# How the names of bare models end, whose files have no head that would make tokens.
+# Suffixes of the names of base models, whose files have no LM head.
 _BARE: Final = ("Model", "ForTextEncoding", "ForMaskedLM")
 _WITH_HEAD: Final = ("LMHeadModel", "DoubleHeadsModel")
 
 
 @dataclass(frozen=True, slots=True)
 class Pooling:
-    """How a model that pools is run.
+    """How a pooling model is run.
 
     Attributes:
-        rules: from its states to one vector.
-        is_encoder: whether its tokens see those behind them.
+        rules: pooling rules, from states to one vector.
+        is_encoder: whether attention is bidirectional.
     """
 
     rules: PoolingRules
@@ -37,11 +37,11 @@ class Pooling:
 
 
 def find_pooling(args: EngineArgs, files: ModelFiles) -> Pooling | None:
-    """How a model pools; None for one that generates.
+    """Pooling of a model; None for a generative model.
 
     Raises:
-        UnsupportedModelError: rules that are not known, or classes of something else than texts.
-        ModelLoadError: files that cannot be read.
+        UnsupportedModelError: unknown rules, or classes of something other than texts.
+        ModelLoadError: files cannot be read.
     """
     names = getattr(files.hf_config, "architectures", None) or []
     names_classes = any("Classification" in name for name in names)
@@ -67,7 +67,7 @@ def find_pooling(args: EngineArgs, files: ModelFiles) -> Pooling | None:
 
 
 def _dimensions(config: PreTrainedConfig) -> Sequence[int]:
-    """How few numbers of a model's vectors mean something, by the names that vLLM reads."""
+    """Numbers of components to which vectors may be truncated, by the names that vLLM reads."""
     if getattr(config, "is_matryoshka", False):
         return range(1, config.get_text_config().hidden_size + 1)
     return tuple(getattr(config, "matryoshka_dimensions", None) or ())
@@ -76,16 +76,16 @@ def _dimensions(config: PreTrainedConfig) -> Sequence[int]:
 def use_head(
     model: PreTrainedModel, probed: ProbeResult, backend: AttentionBackend, head: nn.Module
 ) -> None:
-    """Let a decoder that passed its check give what a head makes of its last hidden states.
+    """Make a checked decoder return a head's output for its last hidden states.
 
     Args:
-        model: attends by our function.
-        probed: what the check found.
-        backend: computes attention.
-        head: from states ``[..., F]``.
+        model: model with our attention function.
+        probed: result of the check.
+        backend: attention backend.
+        head: module on states ``[..., F]``.
 
     Raises:
-        UnsupportedModelError: if something else than the head stands behind those states.
+        UnsupportedModelError: something besides the LM head follows those states.
     """
     states: list[Any] = []
     model.set_output_embeddings(head)

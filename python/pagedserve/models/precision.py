@@ -1,8 +1,8 @@
-"""A model of half precision that computes in float32 for a while.
+"""Temporary float32 arithmetic in a model of half precision.
 
-Half precision hides what a check looks for: its roundings are larger than the error of a lost
-state.  Each module's own weights are float32 only while it computes, so this takes the memory of
-one module and not of a second model, unless the model has mixers.
+Half precision hides errors that a check must find: its rounding errors are larger than that of a
+lost state.  The weights of each module are float32 only while it computes, so this takes the memory
+of one module instead of a second model, unless the model has mixers.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from pagedserve.models.states import mixing_modules
 
 @contextmanager
 def computing_in_float32(model: nn.Module) -> Iterator[None]:
-    """The model with every module's weights in float32 while it computes."""
+    """A context in which every module's weights are float32 while it computes."""
     handles = []
     # Models with mixers read weights, and their dtypes, of modules that they do not call.
     is_one = bool(mixing_modules(model))
@@ -29,7 +29,7 @@ def computing_in_float32(model: nn.Module) -> Iterator[None]:
             if parameter.is_floating_point() and parameter.dtype != torch.float32
         ]
         if narrow:
-            stack: list[list[Tensor]] = []  # a module may be called within its own call
+            stack: list[list[Tensor]] = []  # a module may be called recursively
             handles += [
                 module.register_forward_pre_hook(partial(_widen, narrow, stack)),
                 module.register_forward_hook(partial(_restore, narrow, stack), always_call=True),

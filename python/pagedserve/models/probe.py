@@ -1,13 +1,13 @@
-"""Finds what a model's attention does by running the model on a few tokens when it is loaded.
+"""Probe: finds the attention of a model by running it on a few tokens when it is loaded.
 
-A model that computes part of its attention outside of our function would silently give wrong
+A model that computes part of its attention outside of our function would silently generate wrong
 tokens.  So a model is refused unless
 
-1. all that its layers keep of a sequence is keys and values, or states that a module keeps which
-   takes a flat batch (`pagedserve.models.states`);
-2. every layer that attends makes attention calls, all of them as many;
-3. its logits over paged KV are those of its own attention, as it is, and with its windows, chunks
-   and other thresholds lowered until a few dozen tokens cross them (`pagedserve.models.trials`).
+1. its layers keep only keys and values of a sequence, or states that are kept by a module that
+   supports flat batches (`pagedserve.models.states`);
+2. every layer that attends makes attention calls, all of them equally many;
+3. its logits over paged KV equal those of its original attention, both unchanged and with windows,
+   chunks and other thresholds lowered until a few dozen tokens exceed them (`models.trials`).
 """
 
 from collections import Counter
@@ -43,15 +43,15 @@ from pagedserve.models.thresholds import lowered_thresholds
 from pagedserve.models.trials import Trial, make_trial, prompt_of, using_attention, vocab_size
 
 _PROBE_NAME = "pagedserve_probe"
-# Kinds of transformers' cache that hold keys and values alone; one for the keys of another layer.
+# Types of transformers' cache with only keys and values; one for the keys of another layer.
 _KEYS_AND_VALUES: Final = ("DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer")
-# What others hold besides, by a part of their class's name.
+# Contents of other types, by a part of their class name.
 _STATES: Final = {
     "LinearAttention": "a recurrent or convolution state",
     "Indexed": "an index for sparse attention",
     "DeepseekV4": "compressed keys and values",
 }
-# Kinds that hold states which mixers write, alone and beside keys and values.
+# Types with states that mixers write, alone and beside keys and values.
 _OF_MIXERS: Final = ("LinearAttentionLayer",)
 _OF_BOTH: Final = (
     "LinearAttentionAndFullAttentionLayer",
@@ -59,17 +59,17 @@ _OF_BOTH: Final = (
 )
 # Types of layers that keep nothing.
 _NOTHING: Final = ("moe", "mlp")
-# Models of half precision up to this size are tried in float32, too.
+# Maximum size of models of half precision that are checked in float32, too.
 _MOST_BYTES_IN_FLOAT32: Final = 2 * 10**9
-# Largest difference of the logits of int8 weights, as a share of the largest logit.
+# Maximum difference of the logits of int8 weights, as a fraction of the largest logit.
 QUANTIZED_TOLERANCE: Final = 0.25
 
 
 class CallRecorder:
-    """Answers attention calls with zeros and keeps what was asked, without the tensors."""
+    """Serves attention calls with zeros and records them, without the tensors."""
 
     def __init__(self, masks: MaskReader | None = None) -> None:
-        """Start empty; `masks` knows the masks of a probe forward."""
+        """Start empty; `masks` has the masks of a probe forward pass."""
         self._masks = masks
         self.layers: list[LayerShape] = []
         self.mask_windows: list[int | None] = []
@@ -96,17 +96,17 @@ class CallRecorder:
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """What the probe found.
+    """Result of the probe.
 
     Attributes:
-        layers: what each attention call stores, in the order of the calls.
-        max_exact_len: up to so many tokens these layers describe the model's attention.
+        layers: KV shape of each attention call, in the order of the calls.
+        max_exact_len: maximum length for which these layers describe the model's attention.
         selects_logits: see `pagedserve.models.flat_batch.flat_batch_logits`.
         vocab_size: rows of the embedding.
-        kernels: the fastest kinds of module that were tried in the model and found right.
-        states: what each module that keeps states keeps, in the model's order.
-        image_token: stands for an image in a text; None where prompts may have none.
-        image_refusal: why they may not.
+        kernels: the fastest kernels that passed the numerics check in the model.
+        states: state shapes of each module with states, in the model's order.
+        image_token: placeholder of an image in a text; None if prompts may not have images.
+        image_refusal: reason why they may not.
     """
 
     layers: tuple[LayerShape, ...]
@@ -124,8 +124,8 @@ class Probe:
     """A model that passed.
 
     Attributes:
-        result: what was found.
-        trial: to be passed again by whatever takes the place of its modules.
+        result: result of the probe.
+        trial: check to repeat after its modules are replaced.
     """
 
     result: ProbeResult
@@ -133,16 +133,16 @@ class Probe:
 
 
 def probe_model(model: PreTrainedModel, *, max_model_len: int, backend: AttentionBackend) -> Probe:
-    """Find what the attention layers of a model do, and check that paged attention computes it.
+    """Find the attention of a model's layers, and check that paged attention computes it.
 
     Args:
         model: as transformers built it, with our attention function.
-        max_model_len: positions that the masks are read over.
-        backend: computes paged attention.
+        max_model_len: number of positions over which the masks are read.
+        backend: attention backend.
 
     Raises:
-        UnsupportedModelError: if a layer keeps more than keys and values, its attention does not
-            pass through our function in every layer, or paged attention gives other logits.
+        UnsupportedModelError: a layer keeps more than keys and values, a layer does not use our
+            attention function, or paged attention gives other logits.
     """
     with refusing_failures(model):
         result = find_layers(model, max_model_len=max_model_len)
@@ -159,16 +159,16 @@ def probe_model(model: PreTrainedModel, *, max_model_len: int, backend: Attentio
 
 
 def check_replaced(model: PreTrainedModel, probe: Probe, quantization: Quantization | None) -> None:
-    """Let a model whose modules were replaced pass the trial that asks most of it again.
+    """Repeat the most demanding check for a model whose modules were replaced.
 
     Args:
-        model: with other modules.
-        probe: of the model with its own.
-        quantization: of the weights of those modules; what it moves was compared module by module,
-            so here only what does not work at all is found.
+        model: model with replaced modules.
+        probe: probe of the model with its original modules.
+        quantization: quantization of those modules; its error was checked module by module, so only
+            gross errors are detected here.
 
     Raises:
-        UnsupportedModelError: if it does not pass.
+        UnsupportedModelError: it does not pass.
     """
     bound = None if quantization is None else QUANTIZED_TOLERANCE
     with refusing_failures(model):
@@ -177,7 +177,7 @@ def check_replaced(model: PreTrainedModel, probe: Probe, quantization: Quantizat
 
 @contextmanager
 def refusing_failures(model: PreTrainedModel) -> Iterator[None]:
-    """Whatever a foreign model raises over a flat batch becomes a refusal of it."""
+    """Convert any exception of a model on a flat batch to a refusal of the model."""
     try:
         yield
     except PagedServeError:
@@ -185,7 +185,7 @@ def refusing_failures(model: PreTrainedModel) -> Iterator[None]:
     except Exception as error:
         own = _own_failure(model)
         reason = (
-            f"a trial forward over paged attention failed with {type(error).__name__}: {error}"
+            f"a forward pass over paged attention failed with {type(error).__name__}: {error}"
             if own is None
             else f"with its own attention it fails, too, in {str(model.dtype)[6:]} on "
             f"{model.device.type}: {type(own).__name__}: {first_line(own)}"
@@ -199,21 +199,21 @@ def refusing_failures(model: PreTrainedModel) -> Iterator[None]:
 
 @torch.inference_mode()
 def _own_failure(model: PreTrainedModel) -> Exception | None:
-    """What a model raises over two tokens with its own attention."""
+    """Exception of a model on two tokens with its original attention, if any."""
     try:
         with using_attention(model, "eager"):
             model(input_ids=prompt_of(model, 2)[None], use_cache=False)
-    except Exception as error:  # noqa: BLE001  # whatever a foreign model raises
+    except Exception as error:  # noqa: BLE001  # models raise many types
         return error
     return None
 
 
 def find_layers(model: PreTrainedModel, *, max_model_len: int) -> ProbeResult:
-    """Run the model on a few tokens and find what its layers do.
+    """Run the model on a few tokens and find its layers.
 
     Raises:
-        UnsupportedModelError: if a layer keeps what nobody here does, or its attention does not
-            pass through our function in every layer.
+        UnsupportedModelError: a layer keeps unsupported contents, or does not use our attention
+            function.
     """
     num_attending = _count_attending(model)
     recorder, states = CallRecorder(), StateRecorder(len(mixing_modules(model)), model.device)
@@ -226,7 +226,7 @@ def find_layers(model: PreTrainedModel, *, max_model_len: int) -> ProbeResult:
         raise UnsupportedModelError(
             f"architecture {architecture_of(model.config)} cannot be run: {who} its "
             f"{num_attending} layers attend through transformers' attention interface, the others "
-            "in code of their own, whose keys and values cannot be paged; accepted are "
+            "in custom code, whose keys and values cannot be paged; accepted are "
             "decoder-only models whose every layer that attends does so through the interface"
         )
     masks = MaskReader(max_model_len)
@@ -245,13 +245,13 @@ def find_layers(model: PreTrainedModel, *, max_model_len: int) -> ProbeResult:
 
 
 def _count_attending(model: PreTrainedModel) -> int:
-    """The layers that attend, of a model whose layers keep nothing that is not kept here.
+    """Count the layers that attend, in a model whose layers keep only supported contents.
 
-    Numbers alone would not tell: a state that is lost after a few tokens can hide in roundings.
+    Logits alone would not show: a state that is lost after a few tokens may be hidden by rounding.
 
     Raises:
-        UnsupportedModelError: if a layer keeps more than keys and values, and no module is known
-            that keeps it.
+        UnsupportedModelError: a layer keeps more than keys and values, and no known module keeps
+            it.
     """
     text_config = model.config.get_text_config()
     if not hasattr(text_config, "num_hidden_layers"):
@@ -300,12 +300,12 @@ def _make_trials(
     backend: AttentionBackend,
     dtype: torch.dtype,
 ) -> tuple[Trial, ...]:
-    """Of the model as it is, and with its thresholds lowered if it has any."""
+    """Checks of the unchanged model, and with its thresholds lowered if it has any."""
     make = partial(
         make_trial, model, backend=backend, dtype=dtype, selects_logits=result.selects_logits
     )
     states = result.states
-    if states and dtype != model.dtype:  # a state's may follow from that of the weights
+    if states and dtype != model.dtype:  # a state's dtype may follow the weights'
         states = find_layers(model, max_model_len=max_model_len).states
     trial = make(result.layers, min(max_model_len, result.max_exact_len), states=states)
     with lowered_thresholds(model, backend) as has_any:
@@ -317,17 +317,17 @@ def _make_trials(
 
 
 def _is_small_and_coarse(model: PreTrainedModel) -> bool:
-    """Whether roundings of half precision might hide an error, and float32 is soon asked."""
+    """Whether rounding in half precision may hide an error, and float32 is cheap."""
     num_bytes = sum(parameter.nbytes for parameter in model.parameters())
     is_coarse = model.dtype != torch.float32
     return is_coarse and not is_quantized(model) and num_bytes <= _MOST_BYTES_IN_FLOAT32
 
 
 def _selects_logits(model: PreTrainedModel) -> bool:
-    """Whether a model that is asked for one token's logits gives those alone, or all.
+    """Whether a model called for one token's logits computes only those, or all.
 
     Raises:
-        UnsupportedModelError: if it gives others.
+        UnsupportedModelError: it gives another number.
     """
     tokens = prompt_of(model, 2)
     wanted = torch.zeros(1, dtype=torch.long, device=model.device)
@@ -338,7 +338,7 @@ def _selects_logits(model: PreTrainedModel) -> bool:
         raise UnsupportedModelError(
             f"architecture {architecture_of(model.config)} cannot be run: of two tokens it gives "
             f"{num_rows} rows of logits; accepted are models that give one for each token, or for "
-            "each that is asked for"
+            "each that is requested"
         )
     return bool(num_rows == 1)
 

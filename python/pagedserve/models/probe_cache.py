@@ -1,13 +1,13 @@
-"""Results of the probe, kept for the next start: this saves half a second of it.
+"""Cached results of the probe: this saves half a second of each start.
 
-A file in the cache directory holds the last result of `pagedserve.models.probe` for one model, and
-all that the result depends on: the files of the model and of this package, by size and time of
-change, the versions of torch and transformers, and how the model runs.
+A file in the cache directory stores the last result of `pagedserve.models.probe` for one model,
+with everything that it depends on: the files of the model and of this package, by size and time of
+modification, the versions of torch and transformers, and how the model runs.
 
 Invariants:
 
-1. Only models that passed are kept: one that was refused is probed again.
-2. A file that is about something else, or cannot be read or written, counts as no file.
+1. Only models that passed are cached: a refused one is probed again.
+2. A file for something else, or one that cannot be read or written, counts as missing.
 """
 
 import hashlib
@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -28,17 +29,17 @@ from pagedserve.models.convert import cache_directory
 from pagedserve.models.probe import ProbeResult
 
 _PACKAGE = Path(__file__).parents[1]
-# In a checkout kernels is a link, which the first pattern does not follow.
+# In a checkout kernels is a symlink, which the first pattern does not follow.
 _PACKAGE_PATTERNS = ("**/*.py", "kernels/*.py", "_core.*")
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeCacheEntry:
-    """The place of one model's result.
+    """Cache entry of one model's result.
 
     Attributes:
-        file: holds the result.
-        depends_on: all that the result depends on, readable and to be compared.
+        file: file with the result.
+        depends_on: everything that the result depends on, as readable text to be compared.
     """
 
     file: Path
@@ -46,24 +47,24 @@ class ProbeCacheEntry:
 
     @classmethod
     def of(cls, model: Path, *how: object) -> "ProbeCacheEntry":
-        """The entry of a model.
+        """Create the entry of a model.
 
         Args:
-            model: its directory.
-            *how: what else the result depends on: dtype, device, kernel and so on.
+            model: directory of the model.
+            *how: further dependencies of the result: dtype, device, kernel and so on.
         """
         name = hashlib.sha256(str(model.resolve()).encode()).hexdigest()[:32]
         depends_on = [
             f"transformers {transformers.__version__}",
             f"torch {torch.__version__}",
             *_stamps(path for path in model.iterdir() if path.is_file()),
-            *_stamps(file for pattern in _PACKAGE_PATTERNS for file in _PACKAGE.glob(pattern)),
+            *_package_stamps(_PACKAGE),
             *map(str, how),
         ]
         return cls(cache_directory() / "probed" / f"{name}.json", depends_on)
 
     def load(self) -> ProbeResult | None:
-        """The result; None if there is none, or it is of something else."""
+        """Load the result; None if there is none, or it is for something else."""
         try:
             content = json.loads(self.file.read_text(encoding="utf-8"))
             if content["depends_on"] != self.depends_on:
@@ -79,7 +80,7 @@ class ProbeCacheEntry:
             return None
 
     def save(self, result: ProbeResult) -> None:
-        """Keep a result; the file is complete or not there."""
+        """Save a result atomically."""
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             handle, work = tempfile.mkstemp(prefix=".writing-", dir=self.file.parent)
@@ -90,8 +91,14 @@ class ProbeCacheEntry:
             return
 
 
+@cache
+def _package_stamps(package: Path) -> list[str]:
+    """Those of the package: its code stays what it was when it was imported."""
+    return _stamps(file for pattern in _PACKAGE_PATTERNS for file in package.glob(pattern))
+
+
 def _stamps(files: Iterable[Path]) -> list[str]:
-    """Files by path, size and time of change; one that has gone since it was found is no file."""
+    """Files by path, size and time of modification; one that was deleted since is skipped."""
     stamps = []
     for path in sorted(set(files)):
         with suppress(FileNotFoundError):

@@ -1,10 +1,11 @@
-"""What is being loaded, said while it is: a line to the log or to stderr, and bars on stderr."""
+"""Progress of a load: lines in the log or on stderr, and bars on a terminal, one at a time."""
 
 import logging
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from types import ModuleType
 from typing import Any, Final, TypeVar, cast
 
 from tqdm import tqdm
@@ -19,43 +20,89 @@ _model: Final = ContextVar[str | None]("_model", default=None)
 
 @contextmanager
 def loading(model: str, *, is_shown: bool) -> Iterator[None]:
-    """Say which model this thread loads, unless whoever began with it has said so.
+    """Report that this thread loads a model, unless an outer context has reported it.
 
     Args:
-        model: as the user names it.
-        is_shown: whether it and what follows is shown; else only the log has it.
+        model: name that the user gave.
+        is_shown: whether lines are written to stderr, and bars are shown; else only to the log.
     """
-    shown, named = _is_shown.set(is_shown), _model.set(model)
+    named = _model.set(model)
     try:
-        if named.old_value != model:
-            say(f"loading {model}")
-        yield
+        with progress_shown(is_shown=is_shown):
+            if named.old_value != model:
+                say(f"loading {model}")
+            yield
     finally:
-        _is_shown.reset(shown)
         _model.reset(named)
 
 
-def is_progress_shown() -> bool:
-    """Whether bars are wanted."""
-    return _is_shown.get()
+@contextmanager
+def progress_shown(*, is_shown: bool) -> Iterator[None]:
+    """A context in which this thread shows progress, or does not."""
+    token = _is_shown.set(is_shown)
+    try:
+        yield
+    finally:
+        _is_shown.reset(token)
+
+
+def are_bars_shown() -> bool:
+    """Whether this thread shows bars: only on a terminal, or in a notebook."""
+    return _is_shown.get() and (sys.stderr.isatty() or "ipykernel" in sys.modules)
 
 
 def say(text: str) -> None:
-    """Write a line to the log; to stderr where the log leaves it out and progress is shown."""
-    if is_progress_shown() and not (logger.isEnabledFor(logging.INFO) and logger.hasHandlers()):
+    """Write a line to the log; to stderr if the log does not show it and progress is shown."""
+    if _is_shown.get() and not (logger.isEnabledFor(logging.INFO) and logger.hasHandlers()):
         print(text, file=sys.stderr)  # noqa: T201  # for the user
     logger.info("%s", text)
 
 
-def progress(items: Sequence[T], what: str) -> Iterator[T]:
-    """The items, and how many of them are done."""
-    bar: Any = tqdm(items, desc=what, disable=not is_progress_shown(), dynamic_ncols=True)
-    return cast(Iterator[T], iter(bar))
+class Bar(tqdm):  # type: ignore[misc]  # tqdm has no types
+    """A progress bar as wide as the terminal, if bars are shown."""
+
+    def __init__(self, *positional: Any, is_shown: bool = True, **named: Any) -> None:
+        """Create a bar as ``tqdm`` does; ``is_shown`` may hide it where others are shown."""
+        settings = {"dynamic_ncols": True, "disable": not (is_shown and are_bars_shown())}
+        super().__init__(*positional, **(named | settings))
 
 
-class QuietBar(tqdm):  # type: ignore[misc]  # tqdm has no types
-    """A bar that is not shown, for who asks for a class of bars."""
+class DownloadBar(Bar):
+    """The bar of a download's bytes, one of three that huggingface_hub shows at a time."""
 
     def __init__(self, *positional: Any, **named: Any) -> None:
-        """As ``tqdm``, whatever it says of being shown."""
-        super().__init__(*positional, **{**named, "disable": True})
+        """Create a bar as ``tqdm`` does; only bytes written are shown."""
+        is_shown = named.get("unit") == "B" and named.get("desc") != "Downloading bytes"
+        settings = {"desc": "downloading", "bar_format": None, "is_shown": is_shown}
+        super().__init__(*positional, **(named | settings))
+
+    def set_description(self, desc: str | None = None, *, refresh: bool | None = True) -> None:
+        """Keep the description."""
+
+
+@contextmanager
+def bars_of(module: ModuleType) -> Iterator[None]:
+    """A context in which a library's module uses our bars."""
+    before = module.tqdm
+    module.tqdm = Bar  # type: ignore[attr-defined]  # the library has no option for it
+    try:
+        yield
+    finally:
+        module.tqdm = before  # type: ignore[attr-defined]
+
+
+@contextmanager
+def quiet_logger(name: str) -> Iterator[None]:
+    """A context without the log lines of a library below level WARNING."""
+    noisy = logging.getLogger(name)
+    level = noisy.level
+    noisy.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        noisy.setLevel(level)
+
+
+def progress(items: Iterable[T], what: str) -> Iterator[T]:
+    """Iterate over items, with a bar that shows how many of them are done."""
+    return cast(Iterator[T], iter(Bar(items, desc=what)))

@@ -1,4 +1,4 @@
-"""The images of a prompt as plain data: what a model is given of them, and where they stand."""
+"""Images of a prompt as plain data: inputs of the vision encoder, and image tokens."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlacedImage:
-    """An image as a model's processor prepared it, in a prompt.
+    """An image preprocessed by a model's processor, in a prompt.
 
     Attributes:
-        arrays: what the model makes features of, by the names of its arguments.
-        digest: of them; equal ones have equal features.
-        places: int64 ``[N]``, ascending: the tokens of the prompt in whose place its N features
-            stand.
+        arrays: inputs of the vision encoder, by the names of its arguments.
+        digest: digest of the arrays; equal ones have equal features.
+        places: int64 ``[N]``, ascending: indices of the prompt's tokens that its N features
+            replace.
     """
 
     arrays: Mapping[str, NDArray[np.generic]]
@@ -28,9 +28,9 @@ class PromptImages:
     """All images of a prompt.
 
     Attributes:
-        images: in the order of the prompt.
-        positions: int64 ``[3, P]`` of the prompt's P tokens, where the model counts time, height
-            and width; None where a token's position is its place.
+        images: images in the order of the prompt.
+        positions: int64 ``[3, P]`` of the prompt's P tokens, if the model counts time, height and
+            width; None if a token's position is its index.
     """
 
     images: tuple[PlacedImage, ...]
@@ -38,14 +38,14 @@ class PromptImages:
 
     @property
     def delta(self) -> int:
-        """What positions behind the prompt are more than places."""
+        """Difference of positions and indices after the prompt."""
         if self.positions is None:
             return 0
         num_tokens: int = self.positions.shape[1]
         return int(self.positions.max()) + 1 - num_tokens
 
     def within(self, first: int, last: int) -> list[PlacedImage]:
-        """Those with a token from place ``first`` up to ``last``, that one excluded."""
+        """Images with a token from index ``first`` up to ``last``, excluded."""
         return [
             image
             for image in self.images
@@ -53,7 +53,7 @@ class PromptImages:
         ]
 
     def positions_within(self, first: int, last: int) -> NDArray[np.int64]:
-        """Positions ``[3, last - first]`` of the tokens from place ``first`` up to ``last``."""
+        """Positions ``[3, last - first]`` of the tokens from index ``first`` up to ``last``."""
         places = np.arange(first, last, dtype=np.int64)
         positions = np.broadcast_to(places + self.delta, (3, last - first)).copy()
         if self.positions is not None:

@@ -1,17 +1,18 @@
-"""Checkpoints whose weights are quantized: what transformers leaves to whoever loads them.
+"""Checkpoints with quantized weights: checks and conversions that transformers does not do.
 
-A library of each format's own computes with its weights, or makes them dense while loading.  What
-no library quantized is a matter of the model's dtype, like any other model's.
+The library of each format computes with its weights, or dequantizes them while loading.  Weights
+that are not quantized get the model's dtype, as in any other model.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
 _DENSE: Final = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -21,27 +22,48 @@ def has_quantized_files(config: PreTrainedConfig) -> bool:
     return getattr(config, "quantization_config", None) is not None
 
 
+def check_quant_method(config: PreTrainedConfig) -> None:
+    """Check that transformers supports the quantization method, which it would otherwise ignore.
+
+    Raises:
+        ValueError: The method is unknown; lists the known ones.
+    """
+    given: Any = getattr(config, "quantization_config", None)
+    if given is None:
+        return
+    fields = given if isinstance(given, Mapping) else given.to_dict()
+    method = fields.get("quant_method")
+    if fields.get("load_in_4bit") or fields.get("load_in_8bit"):
+        return
+    method = getattr(method, "value", method)
+    if not isinstance(method, str) or method not in AUTO_QUANTIZATION_CONFIG_MAPPING:
+        known = sorted(map(str, AUTO_QUANTIZATION_CONFIG_MAPPING))
+        raise ValueError(
+            f"quantization_config.quant_method is {method!r}; it must be one of {', '.join(known)}"
+        )
+
+
 def is_quantized(model: PreTrainedModel) -> bool:
-    """Whether a model computes with quantized weights: they were not made dense while loading."""
+    """Whether a model computes with quantized weights, not dequantized while loading."""
     return getattr(model, "hf_quantizer", None) is not None
 
 
 def use_dtype(model: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Give the weights of a quantized checkpoint that are dense a dtype, not that of its files.
+    """Convert the unquantized weights of a quantized checkpoint to a dtype.
 
     Args:
         model: as transformers loaded it.
-        dtype: that it computes in.
+        dtype: dtype of the computation.
     """
     compressor = getattr(getattr(model, "hf_quantizer", None), "compressor", None)
-    if compressor is not None:  # which else leaves it to the first forward
+    if compressor is not None:  # otherwise it would run in the first forward pass
         compressor.decompress_model(model)
-    kept = [re.compile(name) for name in model._get_dtype_plan(dtype)]  # noqa: SLF001  # in float32
+    kept = [re.compile(name) for name in model._get_dtype_plan(dtype)]  # noqa: SLF001  # float32
     for module_name, module in model.named_modules():
         parameters = dict(module.named_parameters(recurse=False))
         is_dense = all(_is_dense(parameter) for parameter in parameters.values())
         for name, parameter in parameters.items():
-            # A scale loses nothing when it gets wider, and must not get narrower.
+            # A scale may get a wider dtype, but not a narrower one.
             is_wider = _is_dense(parameter) and dtype.itemsize > parameter.itemsize
             is_kept = any(pattern.search(f"{module_name}.{name}") for pattern in kept)
             if (is_dense or is_wider) and not is_kept:
@@ -54,10 +76,10 @@ def _is_dense(parameter: nn.Parameter) -> bool:
 
 @contextmanager
 def nudged(model: PreTrainedModel, share: float) -> Iterator[None]:
-    """The model with its embeddings changed by a share of themselves, every other one downwards.
+    """A context in which embeddings are changed by a fraction, every other one downwards.
 
-    Where activations are quantized a rounding can move a number by a whole step, and that moves
-    the logits: by how much, a model that is nudged by a rounding tells.
+    If activations are quantized, rounding can move a number by a whole step, which moves the
+    logits: a model whose input is changed by a rounding error shows by how much.
     """
 
     def nudge(_module: nn.Module, _arguments: Any, embedded: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""From a model's files to a model of transformers, with nothing exchanged."""
+"""Loads a model of transformers from a model's files, unchanged."""
 
 from typing import Any, cast
 
@@ -9,8 +9,14 @@ from pagedserve.attention.interface import ATTENTION_NAME
 from pagedserve.errors import ModelLoadError, UnsupportedModelError
 from pagedserve.model_args import LoadFormat
 from pagedserve.models.architectures import attention_to_build_with
+from pagedserve.models.checkpoint_checks import (
+    check_dtypes,
+    check_finite,
+    check_present,
+    checked_loading,
+)
 from pagedserve.models.dummy import dummy_model
-from pagedserve.models.files import ModelFiles, architecture_of, first_line
+from pagedserve.models.files import ModelFiles, architecture_of, first_line, one_line
 from pagedserve.models.quantized import has_quantized_files, use_dtype
 from pagedserve.models.towers import attention_by_part
 from pagedserve.parallel.group import RankGroup
@@ -24,19 +30,19 @@ def load_weights(
     load_format: LoadFormat,
     group: RankGroup | None = None,
 ) -> PreTrainedModel:
-    """A model with the weights of its files.
+    """Load a model with the weights of its files.
 
     Args:
-        auto_class: of transformers.
-        files: of the model.
-        dtype: of the weights.
+        auto_class: class of transformers.
+        files: files of the model.
+        dtype: dtype of the weights.
         load_format: which files.
-        group: of ranks that share it: each has a part; None reads all.
+        group: ranks that share it: each loads a shard; None loads everything.
 
     Raises:
-        ModelLoadError: if transformers cannot read them, or some are missing.
-        UnsupportedModelError: if it is no model that attends through our function, or it cannot be
-            shared.
+        ModelLoadError: transformers cannot read them, weights are missing, have another shape, or
+            have numbers that are not finite or not of a floating-point type.
+        UnsupportedModelError: it does not use our attention function, or cannot be sharded.
     """
     split: dict[str, Any] = {}
     if group is not None:
@@ -44,40 +50,41 @@ def load_weights(
 
         plan = read_plan(auto_class, files.hf_config, group.size)
         split = split_options(plan)
+    # Modules after an encoder's last states are not needed.
+    unused = ("pooler.",) if auto_class is AutoModel else ()
     try:
-        loaded: Any = auto_class.from_pretrained(
-            files.directory,
-            dtype=dtype,
-            attn_implementation=attention_by_part(
-                files.hf_config, attention_to_build_with(files.hf_config)
-            ),
-            output_loading_info=True,
-            use_safetensors=True if load_format == "safetensors" else None,
-            trust_remote_code=False,
-            **split,
-        )
+        with checked_loading(files.name, unused):
+            loaded: Any = auto_class.from_pretrained(
+                files.directory,
+                dtype=dtype,
+                attn_implementation=attention_by_part(
+                    files.hf_config, attention_to_build_with(files.hf_config)
+                ),
+                output_loading_info=True,
+                use_safetensors=True if load_format == "safetensors" else None,
+                trust_remote_code=False,
+                **split,
+            )
+    except ModelLoadError:
+        raise
     except Exception as error:  # transformers raises many unrelated types here
         raise _load_error(files, error) from error
     model, info = loaded
-    # What an encoder has behind its last states is not asked for.
-    unused = "pooler." if auto_class is AutoModel else ()
-    missing = sorted(name for name in info["missing_keys"] if not name.startswith(unused))
-    if missing:
-        raise ModelLoadError(
-            f"model {files.name!r}: its files lack {len(missing)} of the model's weights, the "
-            f"first is {missing[0]!r}"
-        )
+    check_present(files.name, info["missing_keys"], unused)
     if has_quantized_files(files.hf_config):
         use_dtype(model, dtype)
+    else:
+        check_dtypes(files.name, files.directory, model)
     if group is not None:
         localise(model, plan, group)
+    check_finite(files.name, model)
     return cast(PreTrainedModel, model)
 
 
 def make_up_weights(
     auto_class: Any, files: ModelFiles, dtype: torch.dtype, device: torch.device, *, seed: int
 ) -> PreTrainedModel:
-    """A model with random weights; raises as ``load_weights``."""
+    """Create a model with random weights; raises as ``load_weights``."""
     try:
         attention = attention_by_part(files.hf_config, attention_to_build_with(files.hf_config))
         return dummy_model(
@@ -88,6 +95,8 @@ def make_up_weights(
             seed=seed,
             auto_class=auto_class,
         )
+    except ModelLoadError:
+        raise
     except Exception as error:  # transformers raises many unrelated types here
         raise _load_error(files, error) from error
 
@@ -99,6 +108,4 @@ def _load_error(files: ModelFiles, error: Exception) -> ModelLoadError:
             "language model that attends through transformers' attention interface "
             f"({first_line(error)})"
         )
-    return ModelLoadError(
-        f"model {files.name!r}: its weights cannot be loaded: {first_line(error)}"
-    )
+    return ModelLoadError(f"model {files.name!r}: its weights cannot be loaded: {one_line(error)}")

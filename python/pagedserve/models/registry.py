@@ -1,15 +1,24 @@
-"""Finds the files of a model, or of an adapter, by the name that a user gives."""
+"""Finds the files of a model or an adapter by the name that the user gives.
 
+Importing this module imports neither torch nor transformers, so a command line can check a name
+first.
+"""
+
+import difflib
 import importlib.util
-import json
+import os
 import re
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
+from typing import Any, Final
 
+from pagedserve.checks import did_you_mean
 from pagedserve.errors import ConfigError, ModelLoadError
-from pagedserve.models.convert import converted_directory
+from pagedserve.models.config_checks import check_config
 from pagedserve.models.hub import ADAPTER_FILES, HubOptions, Part, snapshot
+from pagedserve.regular_files import MAX_JSON_BYTES, expanded, is_file, read_json
 
 ACCEPTED = (
     "accepted are 'smollm2', a directory in Hugging Face format, a .gguf file, "
@@ -23,14 +32,20 @@ _SMOLLM2_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _HERE = HubOptions()
+# Minimum similarity of a misspelt name and the suggested one; difflib's ratio.
+_TYPING_ERROR: Final = 0.8
+# Entries of a directory that are compared with a misspelt name.
+_MAX_ENTRIES: Final = 10_000
+# Of the largest models, with a line for each matrix of each expert, some 20 MB.
+_MAX_INDEX_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """Where a model's files are.
+    """Location of a model's files.
 
     Attributes:
-        name: what the user gave.
+        name: as the user gave it.
         path: a directory in Hugging Face format, or a GGUF file.
     """
 
@@ -43,16 +58,20 @@ class ModelSource:
         return self.path.suffix == ".gguf"
 
     def directory(self) -> Path:
-        """The files in Hugging Face format; a GGUF file is converted if it was not before.
+        """Return the files in Hugging Face format; converts a GGUF file the first time.
 
         Raises:
-            ModelLoadError: if it is not whole, or cannot be converted.
+            ModelLoadError: if it is incomplete, or cannot be converted.
         """
-        return converted_directory(self.path) if self.is_gguf else self.path
+        if not self.is_gguf:
+            return self.path
+        from pagedserve.models.convert import converted_directory
+
+        return converted_directory(self.path)
 
 
 def resolve_model(name: str, *, part: Part = "model", hub: HubOptions = _HERE) -> ModelSource:
-    """Find the files of a model, downloading them from the hub if that is what it takes.
+    """Find the files of a model; download them from the hub if necessary.
 
     Args:
         name: see `pagedserve.config.EngineArgs`.
@@ -61,11 +80,30 @@ def resolve_model(name: str, *, part: Part = "model", hub: HubOptions = _HERE) -
 
     Raises:
         ModelLoadError: if there is no such model, or it lacks what is needed.
-        ConfigError: if a state is asked for of what has only one.
+        ConfigError: if a revision is given for files of this machine.
     """
-    path = Path(name).expanduser()
+    local = find_local(name, part=part, hub=hub)
+    if local is not None:
+        return local
+    hub_id = _SMOLLM2_HUB_ID if name == "smollm2" else name
+    return ModelSource(name, _from_hub(name, hub_id, part, hub))
+
+
+def find_local(name: str, *, part: Part = "model", hub: HubOptions = _HERE) -> ModelSource | None:
+    """Find the files of a model on this machine, outside the hub caches; None for a hub id.
+
+    Args:
+        name: see `pagedserve.config.EngineArgs`.
+        part: what is needed of it.
+        hub: which state of a hub's repository.
+
+    Raises:
+        ModelLoadError: if it is neither on this machine nor a hub id, or lacks what is needed.
+        ConfigError: if a revision is given for files of this machine.
+    """
+    path = _path_of("model", name)
     has_revision = hub.revision not in (None, "main")
-    if path.exists():
+    if _exists(path):
         if has_revision:
             raise ConfigError(
                 f"revision is {hub.revision!r}, and {name!r} is on this machine, where there is "
@@ -74,33 +112,69 @@ def resolve_model(name: str, *, part: Part = "model", hub: HubOptions = _HERE) -
         return _local(name, path, part)
     if name == "smollm2":
         packaged = None if has_revision else _packaged_smollm2()
-        return ModelSource(name, packaged or _from_hub(name, _SMOLLM2_HUB_ID, part, hub))
-    if name.startswith(("/", ".", "~")) or path.suffix == ".gguf":
-        raise ModelLoadError(f"model {name!r}: no such file or directory; {ACCEPTED}")
+        return None if packaged is None else ModelSource(name, packaged)
+    is_path = name.startswith(("/", ".", "~")) or path.suffix == ".gguf"
+    if is_path or _misspelt(name):
+        hint = _nearest(name)
+        raise ModelLoadError(f"model {name!r}: no such file or directory{hint}; {ACCEPTED}")
     if not _HUB_ID.fullmatch(name):
         raise ModelLoadError(f"model {name!r}: neither a path nor a hub id; {ACCEPTED}")
-    return ModelSource(name, _from_hub(name, name, part, hub))
+    return None
+
+
+def _nearest(name: str) -> str:
+    """Suggest smollm2 or an existing path for a misspelt name; the end of an error message."""
+    if hint := _misspelt(name):
+        return hint
+    path = expanded(name)
+    for part, parent in zip((path, *path.parents), path.parents, strict=False):
+        if _exists(parent):
+            with os.scandir(parent) as entries:
+                beside = [entry.name for entry in islice(entries, _MAX_ENTRIES)]
+            near = difflib.get_close_matches(part.name, beside, 1)
+            return f"; did you mean {parent / near[0]}?" if near else ""
+    return ""
+
+
+def _misspelt(name: str) -> str:
+    """Suggest smollm2, the only model with a short name."""
+    return did_you_mean(name.lower(), ["smollm2"], cutoff=_TYPING_ERROR)
 
 
 def resolve_adapter(name: str, hub: HubOptions) -> Path:
-    """The directory of an adapter, downloaded from the hub if that is what it takes.
+    """Find the directory of an adapter; download it from the hub if necessary.
 
     Args:
-        name: a directory, whether it is there or not, or else a hub id as owner/name.
+        name: a directory, existing or not, or a hub id as owner/name.
         hub: how a hub's repository is fetched.
 
     Raises:
         ModelLoadError: if the hub has no such adapter.
     """
-    path = Path(name).expanduser()
-    if path.exists() or "/" not in name or not _HUB_ID.fullmatch(name):
+    path = _path_of("adapter", name)
+    if _exists(path) or "/" not in name or not _HUB_ID.fullmatch(name):
         return path
     return snapshot(name, name, "adapter", hub, partial(_check_adapter, name))
 
 
+def _path_of(what: str, name: str) -> Path:
+    try:
+        return expanded(name)
+    except ValueError as error:
+        raise ModelLoadError(f"{what} {name[:200]!r}: the path {error}") from error
+
+
+def _exists(path: Path) -> bool:
+    """Whether a path exists; a name that is too long for a path does not."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
 def has_tokenizer(directory: Path) -> bool:
-    """Whether a directory holds a tokenizer's files."""
-    return any((directory / name).is_file() for name in TOKENIZER_FILES)
+    """Whether a directory has the files of a tokenizer."""
+    return any(is_file(directory / name) for name in TOKENIZER_FILES)
 
 
 def _local(name: str, path: Path, part: Part) -> ModelSource:
@@ -114,11 +188,14 @@ def _local(name: str, path: Path, part: Part) -> ModelSource:
 
 
 def _from_hub(name: str, hub_id: str, part: Part, hub: HubOptions) -> Path:
-    return snapshot(name, hub_id, part, hub, partial(_check, name, part))
+    try:
+        return snapshot(name, hub_id, part, hub, partial(_check, name, part))
+    except ModelLoadError as error:
+        raise ModelLoadError(f"{error}{_nearest(name)}") from error.__cause__
 
 
 def _check(name: str, part: Part, directory: Path) -> None:
-    """Check that a directory holds what is needed of a model.
+    """Check that a directory has the required files of a model.
 
     Raises:
         ModelLoadError: if not.
@@ -145,12 +222,12 @@ def _check_adapter(name: str, directory: Path) -> None:
 
 def _check_config(name: str, directory: Path) -> None:
     config, adapter = directory / "config.json", directory / "adapter_config.json"
-    if adapter.is_file():  # transformers would apply it without a word
+    if is_file(adapter):  # transformers would apply it silently
         raise ModelLoadError(
             f"model {name!r}: the directory has the adapter_config.json of an adapter; give the "
-            "model in a directory of its own, and the adapter with the requests (lora_request)"
+            "model in a separate directory, and the adapter with the requests (lora_request)"
         )
-    if not config.is_file():
+    if not is_file(config):
         raise ModelLoadError(
             f"model {name!r}: the directory has no config.json; a directory in Hugging Face format "
             "has config.json, *.safetensors and a tokenizer"
@@ -160,6 +237,13 @@ def _check_config(name: str, directory: Path) -> None:
         raise ModelLoadError(
             f"model {name!r}: config.json names no model_type, so the architecture is unknown"
         )
+    try:
+        check_config(content)
+    except ValueError as error:
+        raise ModelLoadError(f"model {name!r}: config.json: {error}") from error
+    generation = directory / "generation_config.json"
+    if os.path.lexists(generation) and not isinstance(_json(name, generation), dict):
+        raise ModelLoadError(f"model {name!r}: {generation.name} is no JSON object")
 
 
 def _check_weights(name: str, directory: Path) -> None:
@@ -170,28 +254,35 @@ def _check_weights(name: str, directory: Path) -> None:
             "or pytorch_model*.bin beside config.json"
         )
     index = directory / "model.safetensors.index.json"
-    if not index.is_file() or (directory / "model.safetensors").is_file():
+    if not is_file(index) or is_file(directory / "model.safetensors"):
         return
-    content = _json(name, index)
-    shards = set(content.get("weight_map", {}).values()) if isinstance(content, dict) else set()
-    missing = sorted(shard for shard in shards if not (directory / shard).is_file())
+    content = _json(name, index, _MAX_INDEX_BYTES)
+    weight_map = content.get("weight_map") if isinstance(content, dict) else None
+    given: list[Any] = list(weight_map.values()) if isinstance(weight_map, dict) else [weight_map]
+    odd = [shard for shard in given if not isinstance(shard, str) or Path(shard).name != shard]
+    if odd:
+        raise ModelLoadError(
+            f"model {name!r}: {index.name} has {str(odd[0])[:200]!r} in weight_map; it must give "
+            "each weight the name of a file in the same directory"
+        )
+    shards: set[str] = set(given)
+    missing = sorted(shard for shard in shards if not is_file(directory / shard))
     if missing:
         raise ModelLoadError(
-            f"model {name!r}: {len(missing)} of the {len(shards)} files with its weights are not "
-            f"there, the first is {missing[0]}"
+            f"model {name!r}: {len(missing)} of the {len(shards)} files with its weights are "
+            f"missing, the first is {missing[0]}"
         )
 
 
-def _json(name: str, path: Path) -> object:
+def _json(name: str, path: Path, max_bytes: int = MAX_JSON_BYTES) -> object:
     try:
-        content: object = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelLoadError(f"model {name!r}: {path.name} cannot be read: {error}") from error
-    return content
+        return read_json(path, max_bytes)
+    except ValueError as error:
+        raise ModelLoadError(f"model {name!r}: {error}") from error
 
 
 def _packaged_smollm2() -> Path | None:
-    """The file in the installed package, found without importing it."""
+    """Find the file in the installed package without importing it."""
     spec = importlib.util.find_spec(_SMOLLM2_PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         return None

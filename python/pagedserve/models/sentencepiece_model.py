@@ -1,9 +1,9 @@
-"""Tokenizers that are nothing but a SentencePiece model, as transformers converts them.
+"""Tokenizers with only a SentencePiece model, as transformers converts them.
 
-transformers merges pieces in the order of their ids, SentencePiece by their scores, which is
-another order in Llama's and Mistral's models; and it leaves a space out that SentencePiece puts in
-front of a text with one.  So a converted tokenizer gets both from its model, and is held against
-SentencePiece itself on texts with what conversions get wrong.
+transformers merges by the order of ids, SentencePiece by scores, which is another order in Llama's
+and Mistral's models; and it omits a space that SentencePiece prepends to a text that starts with
+one.  So a converted tokenizer gets both from its model, and is compared with SentencePiece itself
+on text for which conversions are often wrong.
 """
 
 from pathlib import Path
@@ -29,12 +29,12 @@ def match_sentencepiece(tokenizer: PreTrainedTokenizerBase, model_file: Path) ->
     """Make a tokenizer split text as the SentencePiece model that it was converted from.
 
     Args:
-        tokenizer: changed in place.
-        model_file: the model.
+        tokenizer: tokenizer, modified in place.
+        model_file: SentencePiece model.
 
     Raises:
-        ModelLoadError: if it still splits text in another way.
-        ImportError: if SentencePiece is not there.
+        ModelLoadError: it still splits text differently.
+        ImportError: SentencePiece is not installed.
     """
     with extra_needed(f"{model_file.name} without tokenizer.json", "tokenizers"):
         from sentencepiece import SentencePieceProcessor

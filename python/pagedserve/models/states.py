@@ -1,12 +1,12 @@
-"""Mixers: modules that keep a state of each sequence, over a flat batch of many sequences.
+"""Mixers: modules with a recurrent state per sequence, over a flat batch of many sequences.
 
-A mixer of transformers takes a cache object, whose layer holds the states of a batch.  Over a flat
-batch its forward is replaced by one that cuts the batch by rows: those that go on together as one
-batch, and those that begin, where they have as many tokens.  Each batch gets a cache object of
-transformers' own, with the states of its rows out of their slots, and what the mixer leaves there
-goes back.  So what is computed is the mixer's own code.
+A mixer of transformers takes a cache object, whose layer has the states of a batch.  For a flat
+batch its forward is replaced by one that splits the batch by rows: those that continue form one
+batch, and those that start form batches of equal length.  Each batch gets a cache object of
+transformers with the states from its rows' slots, and the states that the mixer leaves there are
+copied back.  So the mixer's original code computes everything.
 
-The states of a forward are a context variable; without any a mixer is as transformers made it.
+The states of a forward pass are a context variable; without it a mixer is unchanged.
 """
 
 from abc import ABC, abstractmethod
@@ -27,7 +27,7 @@ from pagedserve.attention.metadata import BatchLayout
 from pagedserve.cache.states import LayerStates, StateKind, StateShape
 from pagedserve.errors import StepError
 
-# What mixers call the cache that they take.
+# Names of a mixer's cache argument.
 CACHE_NAMES: Final = ("cache_params", "past_key_values")
 _REST: Final = Parameter.VAR_KEYWORD
 _KINDS: Final[tuple[StateKind, ...]] = ("conv", "recurrent")
@@ -38,11 +38,10 @@ class RowBatch:
     """Rows of a step that a mixer computes together.
 
     Attributes:
-        num_rows: of them.
-        tokens: int64, their tokens in the flat batch, row by row; None where these are all, in
-            order.
-        slots: int64 ``[num_rows]``, of their states.
-        begins: whether they are at their first token; else they go on from their states.
+        num_rows: number of rows.
+        tokens: int64, their tokens in the flat batch, row by row; None if these are all, in order.
+        slots: int64 ``[num_rows]``, slots of their states.
+        begins: whether they are at their first token; else they continue from their states.
     """
 
     num_rows: int
@@ -51,7 +50,7 @@ class RowBatch:
     begins: bool
 
     def cut(self, argument: Any, num_tokens: int) -> Any:
-        """Of what is ``[1, T, ...]`` these rows, ``[num_rows, tokens, ...]``; the rest as it is."""
+        """Select these rows of ``[1, T, ...]``: ``[num_rows, tokens, ...]``; keep the rest."""
         if isinstance(argument, tuple | list):
             return type(argument)(self.cut(part, num_tokens) for part in argument)
         if not isinstance(argument, Tensor) or argument.shape[:2] != (1, num_tokens):
@@ -60,7 +59,7 @@ class RowBatch:
         return flat.unflatten(0, (self.num_rows, -1))
 
     def one_by_one(self, num_tokens: int) -> "list[RowBatch]":
-        """The same, but where rows go on: then the first token of each, then the next."""
+        """The same, but for rows that continue: the first token of each, then the next."""
         tokens = self.tokens
         if self.begins or (num_tokens if tokens is None else len(tokens)) == self.num_rows:
             return [self]
@@ -70,19 +69,19 @@ class RowBatch:
 
 
 class StateHandler(ABC):
-    """Answers what mixers ask for in one forward."""
+    """Loads and stores states for mixers in one forward pass."""
 
     def __init__(self, batches: Sequence[RowBatch]) -> None:
-        """Take the rows of a step."""
+        """Store the rows of a step."""
         self.batches = batches
 
     @abstractmethod
     def load(self, mixer: int, layer: LinearAttentionLayer, rows: RowBatch) -> None:
-        """Put the states of rows that go on into a layer of a cache."""
+        """Load the states of rows that continue into a layer of a cache."""
 
     @abstractmethod
     def store(self, mixer: int, layer: LinearAttentionLayer, rows: RowBatch) -> None:
-        """Take the states that a mixer left."""
+        """Store the states that a mixer left."""
 
 
 class PooledStates(StateHandler):
@@ -95,20 +94,20 @@ class PooledStates(StateHandler):
         layout: BatchLayout,
         device: torch.device,
     ) -> None:
-        """Take a step.
+        """Store a step.
 
         Args:
-            layers: what each mixer keeps.
-            pools: of each mixer and state, ``[num_slots, *shape]``.
-            layout: the rows, with the slots of their states.
-            device: of the pools.
+            layers: state shapes of each mixer.
+            pools: pool of each mixer and state, ``[num_slots, *shape]``.
+            layout: rows, with the slots of their states.
+            device: device of the pools.
         """
         super().__init__(_batches(layout, device))
         self._layers = layers
         self._pools = pools
 
     def load(self, mixer: int, layer: LinearAttentionLayer, rows: RowBatch) -> None:
-        """Out of the slots."""
+        """Copy from the slots."""
         for state, pool in zip(self._layers[mixer], self._pools[mixer], strict=True):
             _held(layer, state.kind)[state.index] = pool.index_select(0, rows.slots)
             if state.kind == "conv":
@@ -119,10 +118,10 @@ class PooledStates(StateHandler):
             layer.has_previous_state[state.index] = True
 
     def store(self, mixer: int, layer: LinearAttentionLayer, rows: RowBatch) -> None:
-        """Into the slots.
+        """Copy to the slots.
 
         Raises:
-            StepError: if the mixer left less than it keeps.
+            StepError: the mixer left fewer states than expected.
         """
         for state, pool in zip(self._layers[mixer], self._pools[mixer], strict=True):
             left = _held(layer, state.kind)[state.index]
@@ -132,7 +131,7 @@ class PooledStates(StateHandler):
 
 
 class StateRecorder(StateHandler):
-    """Finds what mixers keep, in a forward of one sequence that begins."""
+    """Records the states of mixers, in a forward pass of one sequence that starts."""
 
     def __init__(self, num_mixers: int, device: torch.device) -> None:
         """Start empty."""
@@ -142,14 +141,14 @@ class StateRecorder(StateHandler):
 
     @property
     def layers(self) -> LayerStates:
-        """What each keeps."""
+        """State shapes of each mixer."""
         return tuple(self._found)
 
     def load(self, mixer: int, layer: LinearAttentionLayer, rows: RowBatch) -> None:
-        """Nothing is kept here."""
+        """Do nothing: there are no stored states."""
 
     def store(self, mixer: int, layer: LinearAttentionLayer, rows: RowBatch) -> None:
-        """Note the tensors."""
+        """Record the shapes of the states."""
         del rows
         self._found[mixer] = tuple(
             StateShape(
@@ -169,7 +168,7 @@ _handler: ContextVar[StateHandler | None] = ContextVar("pagedserve_states", defa
 
 @contextmanager
 def keeping(handler: StateHandler) -> Iterator[None]:
-    """Let the handler keep the states of every mixer in this context."""
+    """A context in which the handler keeps the states of every mixer."""
     token = _handler.set(handler)
     try:
         yield
@@ -178,16 +177,17 @@ def keeping(handler: StateHandler) -> Iterator[None]:
 
 
 class Mixer:
-    """The forward of a mixer, over a flat batch where states are kept."""
+    """Forward of a mixer, over a flat batch if states are kept."""
 
     def __init__(self, module: Any, number: int, num_states: int, *, goes_one_by_one: bool) -> None:
-        """Take the place of a module's forward.
+        """Replace a module's forward.
 
         Args:
-            module: of transformers, with a ``layer_idx``.
-            number: of the model's mixers.
-            num_states: that its layer of a cache holds of a kind.
-            goes_one_by_one: whether it goes on from states with one token of a row at a time only.
+            module: module of transformers, with a ``layer_idx``.
+            number: index among the model's mixers.
+            num_states: number of states of each kind in its cache layer.
+            goes_one_by_one: whether it continues from states with only one token of a row at a
+                time.
         """
         self._forward: Callable[..., Any] = module.forward
         self._signature = signature(module.forward)
@@ -201,7 +201,7 @@ class Mixer:
         self._goes_one_by_one = goes_one_by_one
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the module's own forward, once for each batch of rows."""
+        """Call the module's original forward, once for each batch of rows."""
         handler = _handler.get()
         if handler is None:
             return self._forward(*args, **kwargs)
@@ -224,25 +224,25 @@ class Mixer:
 
 
 class _MixerCache(Cache):
-    """A cache for one mixer, whatever it calls a state."""
+    """A cache for one mixer, under any name that it uses for a state."""
 
     def get_linear_cache(self, layer_idx: int) -> Tensor | None:
-        """MiniMax's name for a recurrent state."""
+        """Return the recurrent state, by MiniMax's name."""
         return self.get_recurrent_state(layer_idx)
 
     def set_linear_cache(self, layer_idx: int, state: Tensor) -> None:
-        """Likewise."""
+        """Store the recurrent state, by MiniMax's name."""
         self.update_recurrent_state(state, layer_idx)
 
 
 def mixing_modules(model: nn.Module) -> list[Any]:
-    """The modules of a model whose forward is a `Mixer`, in order."""
+    """Modules of a model whose forward is a `Mixer`, in order."""
     modules = model.modules()
     return [module for module in modules if isinstance(vars(module).get("forward"), Mixer)]
 
 
 def _joined(outputs: list[Any], batches: Sequence[RowBatch], num_tokens: int) -> Any:
-    """What a mixer gave of each batch as that of the flat batch; None for what is of no tokens."""
+    """Join a mixer's outputs of batches to that of the flat batch; None if without tokens."""
     if not isinstance(outputs[0], tuple):
         return _flat(outputs, batches, num_tokens)
     rows_and_tokens = outputs[0][0].shape[:2]
@@ -255,7 +255,7 @@ def _joined(outputs: list[Any], batches: Sequence[RowBatch], num_tokens: int) ->
 
 
 def _flat(outputs: Sequence[Any], batches: Sequence[RowBatch], num_tokens: int) -> Any:
-    """``[1, T, ...]`` of what each batch gave, ``[rows, tokens, ...]``."""
+    """``[1, T, ...]`` from the outputs of batches, ``[rows, tokens, ...]``."""
     if batches[0].tokens is None:
         return outputs[0].flatten(0, 1)[None]
     whole = outputs[0].new_empty((num_tokens, *outputs[0].shape[2:]))
@@ -269,7 +269,7 @@ def _held(layer: LinearAttentionLayer, kind: StateKind) -> dict[int, Tensor | No
 
 
 def _batches(layout: BatchLayout, device: torch.device) -> list[RowBatch]:
-    """Rows with as many tokens, that begin or go on alike, together."""
+    """Group rows of equal length that all start or all continue."""
     if layout.state_slots is None:
         raise StepError("the model keeps states, and the step has no slots for them")
     lengths = np.diff(layout.query_start)

@@ -1,7 +1,7 @@
-"""Lengths from which on a model computes something else, lowered so that a short check sees it.
+"""Lowered length thresholds of a model, so that a short check covers the code beyond them.
 
-A sliding window of 4,096 tokens, a chunk, a temperature that sets in at 8,192: a check of a few
-dozen tokens would never get there.  With the number lowered, the same code of the model and the
+A sliding window of 4,096 tokens, a chunk, a temperature that starts at 8,192: a check of a few
+dozen tokens would never reach them.  With the number lowered, the same code of the model and the
 same weights compute all of it.
 """
 
@@ -14,10 +14,10 @@ from transformers import PreTrainedModel
 from pagedserve.attention.backends import min_block_size
 from pagedserve.config import AttentionBackend
 
-# So low that there are several windows and chunks in a check; blocks may not be larger.
+# So low that a check has several windows and chunks; blocks may not be larger.
 _LOWERED: Final = 8
 
-# What modules and configs call them.
+# Names in modules and configs.
 _NAMES: Final = (
     "sliding_window",
     "sliding_window_size",
@@ -29,7 +29,7 @@ _NAMES: Final = (
 
 @contextmanager
 def lowered_thresholds(model: PreTrainedModel, backend: AttentionBackend) -> Iterator[bool]:
-    """The model with its thresholds lowered for a while; gives whether it has any."""
+    """A context in which the model's thresholds are lowered; yields whether it has any."""
     lowered = max(_LOWERED, min_block_size(backend))
     places = [
         (holder, name)
@@ -48,7 +48,7 @@ def lowered_thresholds(model: PreTrainedModel, backend: AttentionBackend) -> Ite
 
 
 def _holders(model: PreTrainedModel) -> Iterator[tuple[dict[str, Any], tuple[str, ...]]]:
-    """The attributes of modules and configs, each once, and the names to look for among them."""
+    """Attributes of modules and configs, each once, and the names to look for among them."""
     configs: list[Any] = [model.config, model.config.get_text_config()]
     configs += [module.config for module in model.modules() if hasattr(module, "config")]
     for config in {id(config): config for config in configs}.values():

@@ -1,7 +1,7 @@
 """A model's tokenizer, loaded without the model."""
 
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -16,20 +16,22 @@ from pagedserve.models.hub import HubOptions
 from pagedserve.models.registry import has_tokenizer, resolve_model
 from pagedserve.models.sentencepiece_model import match_sentencepiece
 
+# Grammars and drafts build a table with a row for each token.
+MAX_TOKEN_ID: Final = 1 << 24
+
 
 def load_tokenizer(args: EngineArgs) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model; reads no weights.
+    """Load the tokenizer of a model; reads no weights.
 
     Args:
-        args: which model, or which tokenizer in the place of its own.  With
-            ``load_format="dummy"``, a directory without a tokenizer gets one whose words are token
-            ids: "5 17" is [5, 17].
+        args: options that name the model, or another tokenizer.  With ``load_format="dummy"``, a
+            directory without a tokenizer gets one whose words are token ids: "5 17" is [5, 17].
 
     Raises:
-        ModelLoadError: if there is no such model, or transformers cannot load its tokenizer.
-        UnsupportedModelError: if transformers does not know the architecture, or it is an
+        ModelLoadError: the model does not exist, or transformers cannot load its tokenizer.
+        UnsupportedModelError: transformers does not know the architecture, or it is an unsupported
             encoder-decoder.
-        ConfigError: if a revision is asked for of what has none.
+        ConfigError: a revision is given for a model without revisions.
     """
     with collector_paused(), quiet_transformers():
         name, hub = args.tokenizer or args.model, HubOptions.of_tokenizer(args)
@@ -44,7 +46,7 @@ def load_tokenizer(args: EngineArgs) -> PreTrainedTokenizerBase:
 
 def _load(name: str, directory: Path) -> PreTrainedTokenizerBase:
     try:
-        return _from_files(directory)
+        return _checked(_from_files(directory))
     except ModelLoadError as error:
         raise ModelLoadError(f"model {name!r}: {error}") from error
     except Exception as error:  # transformers raises many unrelated types here
@@ -54,16 +56,34 @@ def _load(name: str, directory: Path) -> PreTrainedTokenizerBase:
         ) from error
 
 
+def _checked(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """Check the token ids and chat templates of a tokenizer, and return it.
+
+    Raises:
+        ModelLoadError: a token id is too large, or a chat template is not text.
+    """
+    last = max(tokenizer.get_vocab().values(), default=0)
+    if last > MAX_TOKEN_ID:
+        raise ModelLoadError(
+            f"its tokenizer has the token {last}; accepted are up to {MAX_TOKEN_ID}"
+        )
+    given: object = tokenizer.chat_template
+    texts = list(given.values()) if isinstance(given, dict) else [given]
+    if given is not None and not all(isinstance(text, str) for text in texts):
+        raise ModelLoadError(f"chat_template is {str(given)[:80]!r}; it must be a text")
+    return tokenizer
+
+
 def _from_files(directory: Path) -> PreTrainedTokenizerBase:
     tekken_file, has_json = directory / "tekken.json", (directory / "tokenizer.json").is_file()
     if tekken_file.is_file() and not has_json:
         return _from_tekken(tekken_file)
     try:
-        # Not through mistral-common itself, which streams no text and takes no template.
+        # Not with mistral-common itself, which supports neither streaming nor templates.
         loaded: Any = AutoTokenizer.from_pretrained(
             directory, trust_remote_code=False, mistral_format=False
         )
-    except ModuleNotFoundError:  # mistral-common without what it needs
+    except ModuleNotFoundError:  # mistral-common without its dependencies
         loaded = PreTrainedTokenizerFast.from_pretrained(directory)
     model_file = directory / "tokenizer.model"
     if model_file.is_file() and not has_json:
@@ -72,14 +92,14 @@ def _from_files(directory: Path) -> PreTrainedTokenizerBase:
 
 
 def _from_tekken(file: Path) -> PreTrainedTokenizerBase:
-    """mistral-common's own format; it makes the chat template, too."""
+    """Load mistral-common's format, including its chat template."""
     with extra_needed(f"{file.name} without tokenizer.json", "tokenizers"):
-        import mistral_common.tokens.tokenizers.tekken  # noqa: F401  # for transformers
+        import mistral_common.tokens.tokenizers.tekken  # noqa: F401  # used by transformers
     import transformers.integrations.mistral
 
     module: Any = transformers.integrations.mistral
     tokenizer = module.convert_tekken_tokenizer(str(file))
-    tokenizer.add_bos_token = True  # which mistral-common puts before every text
+    tokenizer.add_bos_token = True  # mistral-common adds it to every text
     return cast(PreTrainedTokenizerBase, tokenizer)
 
 

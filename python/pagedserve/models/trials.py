@@ -1,13 +1,18 @@
-"""Runs of a model on a few tokens over paged KV, held to the logits of its own attention.
+"""Numerics checks of a model on a few tokens over paged KV, against its original attention.
 
-A trial is made with the model as transformers built it, and can be asked again of the same model
-when modules of it have been replaced.
+The reference is computed with the model as transformers built it, and the check can be repeated
+after modules of the model have been replaced.
+
+In half precision a model's original logits are no reference: their rounding errors are as large as
+ours.  There both are compared with float32 arithmetic on the same weights, and our error may be
+`_ROUNDING_FACTOR` times the model's.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor
@@ -21,35 +26,46 @@ from pagedserve.config import AttentionBackend
 from pagedserve.errors import UnsupportedModelError
 from pagedserve.models.files import architecture_of
 from pagedserve.models.paged_logits import flat_logits, paged_logits
+from pagedserve.models.precision import computing_in_float32
 from pagedserve.models.quantized import is_quantized, nudged
 from pagedserve.models.thresholds import lowered_thresholds
 from pagedserve.models.towers import attending_part
 from pagedserve.parallel.modules import VocabEmbedding
 
-# Largest difference of the logits, as a share of the largest logit.
+Measure: TypeAlias = Callable[[Tensor, Tensor], float]
+
+# Maximum difference of the logits, as a fraction of the largest logit.
 TOLERANCE: Final = {torch.float32: 5e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-# Where roundings are coarse, by dtype or by quantized weights, a model's own logits move with what
-# is beside a row.  Ours may move by so many times as much, and by no more than this in all.
+# Error of our logits relative to that of the model's, both against float32 arithmetic as root mean
+# squares; the minimum and maximum that is accepted, as fractions.  Equally good arithmetic differs
+# by up to 1.7 (SmolLM2, with torch's two attention functions).
+_ROUNDING_FACTOR: Final = 2.0
+_LEAST_ROUNDING: Final = {torch.float16: 2e-3, torch.bfloat16: 1e-2}
+_MOST_ROUNDING: Final = 0.25
+# If weights are quantized, a model's original logits depend on the batch.  Our difference may be
+# this
+# multiple of theirs, up to this maximum.
 _NOISE_FACTOR: Final = 4
 _MOST_NOISE: Final = 0.1
-# What roundings of sums are taken to move the input of a layer by, as a share.
+# Assumed change of a layer's input by rounding of sums, as a fraction.
 _NUDGES: Final = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """Two sequences of several blocks: one comes in two chunks, one decodes a token.
+    """Two sequences of several blocks: one is computed in two chunks, one decodes a token.
 
     Attributes:
-        layers: what each attention call stores.
-        states: what layers keep beside it.
+        layers: KV shape of each attention call.
+        states: shapes of recurrent states.
         prompts: token ids of the sequences.
-        rows: positions of each prompt whose logits are compared, not in order and not all, so that
-            a model that mixes them up is found out.
-        expected: their logits float32 ``[rows, V]`` with the model's own attention.
-        bound: largest difference, as a share of the largest logit.
-        dtype: of keys and values.
-        backend: computes attention.
+        rows: positions of each prompt whose logits are compared, unordered and incomplete, so that
+            a model that mixes them up is detected.
+        expected: their logits float32 ``[rows, V]`` with the model's original attention.
+        is_exact: whether ``expected`` was computed in float32 though the model is not.
+        bound: accepted difference, as `rms_difference` of exact logits and `difference` of others.
+        dtype: dtype of keys and values.
+        backend: attention backend.
         selects_logits: see `pagedserve.models.flat_batch.flat_batch_logits`.
         is_lowered: whether the model's thresholds are lowered (`pagedserve.models.thresholds`).
     """
@@ -59,21 +75,27 @@ class Trial:
     prompts: list[Tensor]
     rows: list[Tensor]
     expected: list[Tensor]
+    is_exact: bool
     bound: float
     dtype: torch.dtype
     backend: AttentionBackend
     selects_logits: bool
     is_lowered: bool = False
 
+    @property
+    def measure(self) -> Measure:
+        """The measure of differences from ``expected``."""
+        return rms_difference if self.is_exact else difference
+
     def check(self, model: PreTrainedModel, bound: float | None = None) -> None:
         """Compare the logits over paged KV.
 
         Args:
-            model: answers with our attention.
-            bound: None takes the trial's own.
+            model: model with our attention.
+            bound: accepted difference; None is ``self.bound``.
 
         Raises:
-            UnsupportedModelError: if they differ by more than the bound.
+            UnsupportedModelError: they differ by more than the bound.
         """
         bound = self.bound if bound is None else bound
         first = [max(1, len(self.prompts[0]) - 3), max(1, len(self.prompts[1]) - 1)]
@@ -91,29 +113,44 @@ class Trial:
                 states=self.states,
             )
         differ = "over paged attention its logits differ from its own"
-        compare(model, found, self.expected, bound, differ)
+        if self.is_exact:
+            differ += " in float32 arithmetic"
+        compare(model, found, self.expected, bound, differ, measure=self.measure)
 
     def compare_with(self, other: PreTrainedModel, differ: str) -> None:
-        """Hold what the model's own attention gave to what another's gives.
+        """Compare the reference with another model's original attention.
 
         Args:
-            other: of the same weights.
-            differ: what a refusal says, before the figures.
+            other: model with the same weights.
+            differ: start of the error's message, before the figures.
 
         Raises:
-            UnsupportedModelError: if they differ by more than the trial's bound.
+            UnsupportedModelError: they differ by more than ``self.bound``.
         """
         lowered = lowered_thresholds(other, self.backend) if self.is_lowered else nullcontext()
         with lowered:
-            wanted = _own_logits(other, self.prompts, self.rows, selects_logits=self.selects_logits)
-        compare(other, (logits.cpu() for logits in self.expected), wanted, self.bound, differ)
+            wanted = _own_logits(
+                other,
+                self.prompts,
+                self.rows,
+                selects_logits=self.selects_logits,
+                in_float32=self.is_exact,
+            )
+        bound = TOLERANCE[torch.float32] if self.is_exact else self.bound
+        compare(other, (logits.cpu() for logits in self.expected), wanted, bound, differ)
 
 
 def _own_logits(
-    model: PreTrainedModel, prompts: list[Tensor], rows: list[Tensor], *, selects_logits: bool
+    model: PreTrainedModel,
+    prompts: list[Tensor],
+    rows: list[Tensor],
+    *,
+    selects_logits: bool,
+    in_float32: bool = False,
 ) -> list[Tensor]:
-    """What a model gives with its own attention."""
-    with using_attention(model, "eager"):
+    """Logits of a model with its original attention."""
+    arithmetic = computing_in_float32(model) if in_float32 else nullcontext()
+    with using_attention(model, "eager"), arithmetic:
         return [
             flat_logits(model, prompt.to(model.device), index=row, selects_logits=selects_logits)
             for prompt, row in zip(prompts, rows, strict=True)
@@ -131,41 +168,55 @@ def make_trial(
     selects_logits: bool,
     is_lowered: bool = False,
 ) -> Trial:
-    """Ask a model for the logits of its own attention.
+    """Compute the reference logits with a model's original attention.
 
     Args:
         model: as transformers built it.
-        layers: what its attention calls store.
-        max_len: most tokens of a sequence.
+        layers: KV shapes of its attention calls.
+        max_len: maximum tokens of a sequence.
         states: see `Trial`.
-        backend: computes attention.
-        dtype: that the model computes in.
+        backend: attention backend.
+        dtype: dtype of the computation.
         selects_logits: see `Trial`.
-        is_lowered: see `Trial`; the caller lowers them.
+        is_lowered: see `Trial`; the caller lowers the thresholds.
     """
     block_size = min_block_size(backend)
     lengths = [min(4 * block_size - 2, max_len), min(2 * block_size - 2, max_len)]
     prompts = [prompt_of(model, length) for length in lengths]
     rows = [torch.tensor(sorted({*range(0, length, 3), length - 1})[::-1]) for length in lengths]
-    expected = _own_logits(model, prompts, rows, selects_logits=selects_logits)
-    with using_attention(model, "eager"):
-        noise = _noise(model, prompts, expected[1], rows[1]) if _is_coarse(model, dtype) else 0.0
-        if is_quantized(model):
-            with nudged(model, _NUDGES[dtype]):
-                moved = flat_logits(model, prompts[0], index=rows[0], selects_logits=selects_logits)
-            noise = max(noise, difference(moved, expected[0]))
+    own_logits = partial(_own_logits, model, prompts, rows, selects_logits=selects_logits)
+    own = expected = own_logits()
+    is_exact = _rounds_coarsely(model, dtype)
+    if is_exact:
+        expected = own_logits(in_float32=True)
+        bound = _rounding_bound(own, expected, dtype)
+    else:
+        noise = _noise(model, prompts, own, rows, dtype) if is_quantized(model) else 0.0
+        bound = max(TOLERANCE[dtype], min(_NOISE_FACTOR * noise, _MOST_NOISE))
     return Trial(
         layers=layers,
         states=states,
         prompts=prompts,
         rows=rows,
         expected=expected,
-        bound=max(TOLERANCE[dtype], min(_NOISE_FACTOR * noise, _MOST_NOISE)),
+        is_exact=is_exact,
+        bound=bound,
         dtype=dtype,
         backend=backend,
         selects_logits=selects_logits,
         is_lowered=is_lowered,
     )
+
+
+def _rounds_coarsely(model: PreTrainedModel, dtype: torch.dtype) -> bool:
+    """Whether a model computes in half precision with weights that support float32 arithmetic."""
+    return dtype != torch.float32 and not is_quantized(model)
+
+
+def _rounding_bound(own: list[Tensor], exact: list[Tensor], dtype: torch.dtype) -> float:
+    """Accepted rms error of ours, given that of a model's original logits."""
+    error = max(map(rms_difference, own, exact))
+    return min(max(_ROUNDING_FACTOR * error, _LEAST_ROUNDING[dtype]), _MOST_ROUNDING)
 
 
 def compare(
@@ -174,35 +225,45 @@ def compare(
     expected: Iterable[Tensor],
     bound: float,
     differ: str,
+    *,
+    measure: Measure | None = None,
 ) -> None:
-    """Hold tensors to those of a model's own attention, each to the one in its place.
+    """Compare tensors with those of a model's original attention, pair by pair.
 
     Args:
-        model: made both.
-        found: by our attention.
-        expected: in the same order.
-        bound: largest difference, as a share of the largest element.
-        differ: what a refusal says, before the figures.
+        model: model that computed both.
+        found: tensors with our attention.
+        expected: tensors in the same order.
+        bound: maximum accepted difference.
+        differ: start of the error's message, before the figures.
+        measure: measure of differences; None is `difference`.
 
     Raises:
-        UnsupportedModelError: if some differ by more.
+        UnsupportedModelError: some differ by more.
     """
+    measure = measure or difference
     for ours, theirs in zip(found, expected, strict=True):
-        error = difference(ours.float(), theirs.float())
+        error = measure(ours.float(), theirs.float())
         if not error <= bound:
+            shares = "of the largest" if measure is difference else "as root mean squares"
             raise UnsupportedModelError(
                 f"architecture {architecture_of(model.config)} cannot be run: {differ} by "
-                f"{error:.1e} of the largest (accepted: {bound:.0e})"
+                f"{error:.1e} {shares} (accepted: {bound:.0e})"
             )
 
 
 def difference(found: Tensor, expected: Tensor) -> float:
-    """The largest difference of logits, as a share of the largest logit."""
+    """Largest difference of logits, as a fraction of the largest logit."""
     return float((found - expected).abs().max() / expected.abs().max())
 
 
+def rms_difference(found: Tensor, expected: Tensor) -> float:
+    """Root mean square of the difference of logits, as a fraction of that of the logits."""
+    return float((found - expected).square().mean().sqrt() / expected.square().mean().sqrt())
+
+
 def prompt_of(model: PreTrainedModel, num_tokens: int) -> Tensor:
-    """Token ids [num_tokens] spread over the vocabulary, but no padding: it has no position."""
+    """Token ids [num_tokens] spread over the vocabulary, except padding, which has no position."""
     size, padding = vocab_size(model), getattr(model.config, "pad_token_id", None)
     tokens = (torch.arange(num_tokens) * 7919 + 11) % size
     if padding is not None:
@@ -220,7 +281,7 @@ def vocab_size(model: PreTrainedModel) -> int:
 
 @contextmanager
 def using_attention(model: PreTrainedModel, name: str) -> Iterator[None]:
-    """The model with another attention function for a while, but for its tower of images."""
+    """A context in which the model uses another attention function, except its vision encoder."""
     part = attending_part(model)
     part.set_attn_implementation(name)
     try:
@@ -229,23 +290,32 @@ def using_attention(model: PreTrainedModel, name: str) -> Iterator[None]:
         part.set_attn_implementation(ATTENTION_NAME)
 
 
-def _is_coarse(model: PreTrainedModel, dtype: torch.dtype) -> bool:
-    """Whether roundings of a model's own show in its logits."""
-    return dtype != torch.float32 or is_quantized(model)
-
-
 @torch.inference_mode()
-def _noise(model: PreTrainedModel, prompts: list[Tensor], expected: Tensor, rows: Tensor) -> float:
-    """How far a model's own logits move with what is beside a row, and with the rows of a call.
+def _noise(
+    model: PreTrainedModel,
+    prompts: list[Tensor],
+    own: list[Tensor],
+    rows: list[Tensor],
+    dtype: torch.dtype,
+) -> float:
+    """Largest change of a quantized model's original logits by irrelevant changes of the input.
+
+    These are the other rows of a batch, their number, and rounding of the embeddings.
 
     Args:
-        model: with its own attention.
+        model: model with its original attention.
         prompts: the second is the shorter.
-        expected: logits ``[rows, V]`` of the second prompt alone.
-        rows: positions of ``expected``, the last of them is 0.
+        own: logits ``[rows, V]`` of each prompt alone.
+        rows: positions of ``own``, the last of which is 0.
+        dtype: dtype of the computation.
     """
     length = len(prompts[1])
     pair = torch.stack((prompts[0][:length], prompts[1]))
-    beside = model(input_ids=pair, use_cache=False).logits[1, rows.to(model.device)].float()
-    alone = model(input_ids=pair[1:, :1], use_cache=False).logits[0, -1].float()
-    return max(difference(beside, expected), difference(alone, expected[-1]))
+    with using_attention(model, "eager"):
+        beside = model(input_ids=pair, use_cache=False).logits[1, rows[1].to(model.device)].float()
+        alone = model(input_ids=pair[1:, :1], use_cache=False).logits[0, -1].float()
+        with nudged(model, _NUDGES[dtype]):
+            moved = model(input_ids=prompts[0][None], use_cache=False).logits[0].float()
+    moved = moved[rows[0].to(model.device)]
+    pairs = ((beside, own[1]), (alone, own[1][-1]), (moved, own[0]))
+    return max(difference(ours, theirs) for ours, theirs in pairs)

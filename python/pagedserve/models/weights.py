@@ -1,9 +1,9 @@
-"""How transformers gets at a checkpoint's tensors.
+"""Memory-efficient reading of a checkpoint's tensors by transformers.
 
-It maps whole files.  A mapped page that was touched stays this process's memory until the last
-tensor of its file is gone, so a model whose modules are replaced, or whose weights become another
-dtype, would for a while be there twice.  Read, each tensor is memory of its own, which goes with
-its module.
+It maps whole files.  A touched page stays in this process's memory until the last tensor of its
+file is freed, so a model whose modules are replaced, or whose weights are converted, would
+temporarily use twice its memory.  Tensors that are read instead have separate memory, which is
+freed with their module.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from safetensors import safe_open
 
 @contextmanager
 def weights_read() -> Iterator[None]:
-    """Transformers reads tensors of safetensors files here, in the place of mapping the files."""
+    """A context in which transformers reads tensors of safetensors files without mapping."""
     module: Any = transformers.modeling_utils
     module.safe_open = _open
     try:

@@ -1,1 +1,1 @@
-"""From sampled tokens to what the caller sees: ends, text, request outputs."""
+"""From sampled tokens to outputs: stop conditions, text, request outputs."""

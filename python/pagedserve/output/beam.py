@@ -1,38 +1,38 @@
-"""Beam search of one request: which continuations live on, which have ended, when it is over.
+"""Beam search of one request: which beams continue, which have ended, when it is over.
 
 The search is that of transformers' ``generate(num_beams=W, do_sample=False)``, version 5.23: equal
-log-probabilities give equal sequences and scores.  In its terms, with W beams and n the tokens
-that a beam has after the step, its last one included:
+log-probabilities give equal sequences and scores.  With W beams and n tokens of a beam after the
+step, including its last one:
 
 1. Candidates are the K = W * max(2, 1 + number of ending tokens) best continuations of all beams
-   together, by the sum of their log-probabilities: enough to find W that go on, since each beam
-   can give at most one candidate for each ending token.  The first step knows one beam only.
-2. The best W candidates that do not end are the next beams, wherever they stand among the K.
-3. A candidate that ends becomes a hypothesis only from among the first W of the K.  One that ends
-   further down is lost: it neither goes on nor counts.
-4. A hypothesis' score is its sum / n ** length_penalty.  n counts new tokens, the ending token
-   included and the prompt not.  The best W are kept; of equal scores the older.
+   together, by the sum of their log-probabilities: enough to find W that continue, since each beam
+   has at most one candidate per ending token.  The first step has one beam only.
+2. The best W candidates that do not end are the next beams, at any rank among the K.
+3. A candidate that ends becomes a hypothesis only if it is among the first W of the K.  Another is
+   discarded: it neither continues nor counts.
+4. A hypothesis' score is its sum / n ** length_penalty.  n counts new tokens, including the ending
+   token.  The best W are kept; of equal scores the older.
 5. At ``max_tokens`` every candidate ends, so the best W of that step become hypotheses and are
-   measured with the others.  Beams that still go on are never part of the answer.
-6. The search is over when no candidate goes on, or when there are W hypotheses and
+   ranked with the others.  Beams that could continue are never part of the result.
+6. The search is over when no candidate continues, or when there are W hypotheses and
    ``early_stopping`` is
    - True: at once;
    - False: if the best beam, scored at its present length, is not above the worst hypothesis: a
-     guess where the penalty is positive, since a longer sequence may score higher;
-   - "never": if it is not above it even at the length that flatters it most: ``max_tokens``
-     where the penalty is positive, its present length elsewhere.
+     heuristic if the penalty is positive, since a longer sequence may score higher;
+   - "never": if it is not above it even at the most favorable length: ``max_tokens`` if the
+     penalty is positive, else its present length.
 7. Sums are rounded to float32 after each token, as there.  Scores are divided in float64.
 
-It differs in one point.  There, fixed shapes are filled up with beams and hypotheses of about
--1e9, which can come out as answers where a vocabulary, bans or stop strings leave fewer than W
-continuations.  Here a candidate of -inf or nan does not exist: a search may have fewer than W
-beams, and one with no candidate left is over with the hypotheses it has, perhaps none.
+It differs in one point.  There, fixed shapes are padded with beams and hypotheses of about -1e9,
+which can be returned if a vocabulary, bans or stop strings leave fewer than W continuations.  Here
+a candidate of -inf or nan does not exist: a search may have fewer than W beams, and one with no
+candidate left is over with the hypotheses it has, perhaps none.
 
-Everything is immutable: a step gives a new search and may be judged any number of times.
+Everything is immutable: a step returns a new search and may be computed any number of times.
 
-Costs: a sort of [B * M] numbers and copies of at most K token lists a step.  ``finish_of`` is
-asked from the best candidate on, no further than needed: W times where none ends.  With stop
-strings each of these takes its text along, a copy as long as the text.
+Costs: a sort of [B * M] numbers and copies of at most K token lists per step.  ``finish_of`` is
+called from the best candidate on, no further than needed: W times if none ends.  With stop strings
+each of these copies its text.
 """
 
 import math
@@ -53,12 +53,12 @@ _LENGTH = Finish("length")
 
 
 class BeamRow(NamedTuple):
-    """What the model says of the token after one beam.
+    """Log-probabilities of the token after one beam.
 
     Attributes:
-        token_ids: [M] int32, the likeliest tokens, likeliest first.
+        token_ids: [M] int32, the most likely tokens, most likely first.
         logprobs: [M] float32, their log-softmax values; -inf where a token is banned.
-        top: The likeliest tokens to report; None where nobody asked.
+        top: Most likely tokens to return; None if not requested.
     """
 
     token_ids: NDArray[np.int32]
@@ -71,11 +71,11 @@ class Beam:
     """A sequence of new tokens.
 
     Attributes:
-        token_ids: All of them; the ending token too, once there is one.
+        token_ids: All new tokens, including the ending token, once there is one.
         cumulative_logprob: Sum of their log-probabilities, a float32 value.
-        logprobs: One for each token; None where nobody asked, and before the first token.
-        text: What the tokens say; None where nobody looks at it.
-        text_before: What all but the last say, alike.
+        logprobs: One per token; None if not requested, and before the first token.
+        text: Detokenized text; None if it is not needed.
+        text_before: Text without the last token, likewise.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -85,7 +85,7 @@ class Beam:
     text_before: TextStream | None = None
 
     def extended(self, row: BeamRow, column: int, cumulative_logprob: float) -> "Beam":
-        """This beam and the token in ``column`` of ``row``, whose sum is ``cumulative_logprob``."""
+        """Extend this beam by the token in ``column`` of ``row``, with its sum."""
         logprobs = None
         if row.top is not None:
             token = TokenLogprob(float(row.logprobs[column]), column + 1, row.top)
@@ -101,14 +101,14 @@ class Beam:
         return finish if match is None else Finish("stop", match.string)
 
     def stop_match(self, rule: StopRule, finish: Finish | None) -> StopMatch | None:
-        """The stop string that the last token completes, where the token alone is no ``finish``."""
+        """Stop string that the last token completes, if the token itself does not ``finish``."""
         if self.text is None or self.text_before is None or is_by_token(finish):
             return None
         return find_stop(rule, self.text_before, self.text, len(self.token_ids))
 
 
 class Hypothesis(NamedTuple):
-    """A beam that has ended, what it scores and why it ended."""
+    """A beam that has ended, with its score and finish reason."""
 
     beam: Beam
     score: float
@@ -116,11 +116,11 @@ class Hypothesis(NamedTuple):
 
 
 class BeamResult(NamedTuple):
-    """What a step made of a search.
+    """Result of a step of the search.
 
     Attributes:
-        search: The next state; without beams where the search is over.
-        parents: The row that each beam of ``search.beams`` continues, not decreasing.
+        search: The next state; without beams if the search is over.
+        parents: Row that each beam of ``search.beams`` continues, not decreasing.
         is_done: Whether the search is over.
     """
 
@@ -136,17 +136,18 @@ class _Candidate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BeamSearch:
-    """The state of one request's search between two steps; made by ``start``.
+    """State of one request's search between two steps; created by ``start``.
 
     Attributes:
         width: W, the number of beams.
-        length_penalty: Above 0 favours longer sequences, below 0 shorter ones; ``max_tokens`` to
+        length_penalty: Above 0 favors longer sequences, below 0 shorter ones; ``max_tokens`` to
             this power must be a positive float.
-        early_stopping: When W hypotheses are enough, see the module's point 6.
-        max_tokens: New tokens at most, at least 1.
-        num_candidates: K, how many candidates to pass of each beam: fewer only where the
-            vocabulary is smaller.  More do no harm.
-        beams: Those that go on, ordered by the row of their parent; of one parent the best first.
+        early_stopping: When W hypotheses suffice, see the module's point 6.
+        max_tokens: Maximum new tokens, at least 1.
+        num_candidates: K, the number of candidates to pass per beam: fewer only if the vocabulary
+            is smaller.  More are harmless.
+        beams: Beams that continue, ordered by the row of their parent; of one parent the best
+            first.
         hypotheses: At most W that have ended, best score first.
     """
 
@@ -169,16 +170,16 @@ class BeamSearch:
         num_ending_tokens: int,
         text: TextStream | None = None,
     ) -> "BeamSearch":
-        """Make a search of one beam with no token, to be followed by a step of one row.
+        """Create a search of one beam without tokens, to be followed by a step of one row.
 
         Args:
-            width: See the class, as for the next three.
-            length_penalty: See there.
-            early_stopping: See there.
-            max_tokens: See there.
-            num_ending_tokens: How many different tokens end a sequence: end-of-sequence and stop
-                tokens, 0 where they are ignored.
-            text: The stream of a sequence without tokens, where ``finish_of`` looks at text.
+            width: See the class.
+            length_penalty: See the class.
+            early_stopping: See the class.
+            max_tokens: See the class.
+            num_ending_tokens: Number of tokens that end a sequence: end-of-sequence and stop
+                tokens, 0 if they are ignored.
+            text: Empty text stream, if ``finish_of`` needs text.
         """
         num_candidates = width * max(2, 1 + num_ending_tokens)
         beams = (Beam(text=text),)
@@ -186,7 +187,7 @@ class BeamSearch:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing goes on, or what goes on is taken to be no better than what ended."""
+        """Whether nothing continues, or what continues is considered no better than what ended."""
         if not self.beams:
             return True
         if len(self.hypotheses) < self.width:
@@ -201,16 +202,16 @@ class BeamSearch:
     def step(
         self, rows: Sequence[BeamRow], finish_of: Callable[[Beam], Finish | None]
     ) -> BeamResult:
-        """Continue each beam by one token; changes nothing, this search included.
+        """Continue each beam by one token; returns a new search.
 
         Args:
-            rows: One for each of ``beams``, in their order, all of one length M.
-            finish_of: Why a beam ends with its last token, or None.  ``max_tokens`` is none of
-                its concern.
+            rows: One per beam, in their order, all of the same length M.
+            finish_of: Returns why a beam ends with its last token, or None.  It need not check
+                ``max_tokens``.
 
         Raises:
-            ValueError: Another number of rows than of beams, rows of several lengths, or a search
-                that is over.
+            ValueError: The numbers of rows and beams differ, rows differ in length, or the search
+                is over.
         """
         going, ended = self._divide(self._ranked(rows), finish_of)
         hypotheses = sorted([*self.hypotheses, *ended], key=_score_of, reverse=True)
@@ -222,12 +223,12 @@ class BeamSearch:
         return BeamResult(search, [candidate.parent for candidate in going], is_done=False)
 
     def best(self, n: int, unfinished: Finish | None = None) -> list[Hypothesis]:
-        """The answer: at most ``n`` hypotheses, best score first.
+        """The best hypotheses, at most ``n``, best score first.
 
         Args:
-            n: At most ``width``.  Fewer come where the search ran out of candidates.
-            unfinished: Where a search is cut short, the finish of beams that go on: they then
-                count as they stand.  None leaves them out.
+            n: At most ``width``.  Fewer are returned if the search ran out of candidates.
+            unfinished: Finish reason of beams that continue, if a search is cut short: they then
+                count with their present score.  None omits them.
         """
         answer = list(self.hypotheses)
         if unfinished is not None:
@@ -235,7 +236,7 @@ class BeamSearch:
         return sorted(answer, key=_score_of, reverse=True)[:n]
 
     def _ranked(self, rows: Sequence[BeamRow]) -> Iterator[_Candidate]:
-        """The candidates of a step, best first; of equal ones the first row's, as it ranks them."""
+        """Candidates of a step, best first; of equals the first row's, in its order."""
         pairs = list(zip(self.beams, rows, strict=True))
         before = np.array([[beam.cumulative_logprob] for beam in self.beams], dtype=np.float32)
         sums = before + np.stack([row.logprobs for row in rows])
@@ -251,7 +252,7 @@ class BeamSearch:
     def _divide(
         self, ranked: Iterator[_Candidate], finish_of: Callable[[Beam], Finish | None]
     ) -> tuple[list[_Candidate], list[Hypothesis]]:
-        """The candidates that go on, at most W, and those of the first W that end."""
+        """Candidates that continue, at most W, and those of the first W that end."""
         going: list[_Candidate] = []
         ended: list[Hypothesis] = []
         for rank, candidate in enumerate(ranked):

@@ -1,31 +1,31 @@
-"""Text from token ids, at once or as the tokens come.
+"""Detokenization, at once or incremental.
 
 Invariants:
 
 1. The text of a ``TextStream`` and its rest, joined, equal ``Detokenizer.decode`` of all its
    tokens, however they were split over calls.
-2. What a stream gives as text stays: no later token changes it, and it ends within no character.
-3. A stream is a value: taking tokens makes a new one, so a forked sequence shares its parent's
-   stream and a step can be looked at before it is recorded.
+2. Text of a stream is final: no later token changes it, and it ends at a character boundary.
+3. A stream is a value: taking tokens creates a new one, so a forked sequence shares its parent's
+   stream and a step can be processed before it is recorded.
 
-Two streams, chosen by the tokenizer's decoder:
+Two streams, selected by the tokenizer's decoder:
 
 - Byte-level BPE (GPT-2, Llama 3, Qwen, SmolLM, ...): a token is a string of bytes, so text comes
-  from UTF-8 decoding the bytes, at most three of them held back.  Constant cost a token, but for
-  the copy of the text so far: a microsecond for ten thousand characters.
-- Any other: decode the tokens not yet settled behind those settled last, and take what is new.
-  Byte-fallback tokens (``<0xE2>``) settle only when their run ends, for one invalid byte turns the
-  *whole* run into replacement characters.
+  from UTF-8 decoding the bytes, at most three of them held back.  Constant cost per token, except
+  for the copy of the text so far: a microsecond for ten thousand characters.
+- Any other: decode the pending tokens after the last settled ones, and take what is new.
+  Byte-fallback tokens (``<0xE2>``) settle only when their run ends, since one invalid byte turns
+  the *whole* run into replacement characters.
 
 ``tokenizers.decoders.DecodeStream`` does neither: on byte-fallback vocabularies it raises "Invalid
-prefix" or gives text that the whole decode does not have, and tokens that never complete a
+prefix" or returns text that differs from the whole decode, and tokens that never complete a
 character cost it quadratic time.
 """
 
 import codecs
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol, Self
 
@@ -37,26 +37,26 @@ _BYTE_TOKEN: Final = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
 class TextTokenizer(Protocol):
-    """What is asked of a transformers tokenizer."""
+    """Interface of a transformers tokenizer that is used here."""
 
     @property
     def added_tokens_decoder(self) -> Mapping[int, Any]:
         """Tokens added to the vocabulary, each with a flag ``special``."""
 
     def decode(self, token_ids: list[int], **options: Any) -> Any:
-        """The text of all ids."""
+        """Decode ids to text."""
 
     def convert_ids_to_tokens(self, ids: list[int]) -> Any:
-        """The vocabulary's string of each id."""
+        """Look up the vocabulary's string of each id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextStream(ABC):
-    """The text of one sequence as its tokens come; immutable.
+    """Text of one sequence as its tokens arrive; immutable.
 
     Attributes:
-        text: What is certain so far and not forgotten.
-        num_tokens: Tokens taken.
+        text: Final text so far that was not dropped.
+        num_tokens: Number of tokens taken.
     """
 
     text: str = ""
@@ -64,21 +64,21 @@ class TextStream(ABC):
 
     @abstractmethod
     def advanced(self, token_ids: Sequence[int]) -> Self:
-        """The stream after the next tokens, those from number ``num_tokens`` on."""
+        """Return the stream after the next tokens, those from number ``num_tokens`` on."""
 
     def without(self, num_chars: int) -> Self:
-        """The stream with so many characters at the beginning of its text forgotten."""
+        """Return the stream with the first ``num_chars`` characters of its text dropped."""
         return replace(self, text=self.text[num_chars:]) if num_chars else self
 
     @abstractmethod
     def rest(self) -> str:
-        """What is held back, incomplete characters as U+FFFD: the end of a finished text."""
+        """Return what is held back, incomplete characters as U+FFFD: the end of a finished text."""
 
 
 class Detokenizer:
-    """Text from token ids; one for each tokenizer and choice of options.
+    """Detokenizer for one tokenizer and one set of options.
 
-    ``spaces_between_special_tokens`` is no option here: transformers 5 ignores it.
+    ``spaces_between_special_tokens`` is not an option: transformers 5 ignores it.
     """
 
     def __init__(self, tokenizer: TextTokenizer, *, skip_special_tokens: bool = True) -> None:
@@ -91,13 +91,13 @@ class Detokenizer:
             self._empty = _ByteStream(token_bytes=_TokenBytes(backend, self._vocabulary.silent))
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of a whole sequence."""
+        """Decode a whole sequence."""
         return self._vocabulary.decode(token_ids)
 
     def token_text(self, token_id: int) -> str:
-        """The text of one token alone, for reports; looked up once a token.
+        """Text of one token alone, for logprobs; cached per token.
 
-        A special token is shown by its name whatever the options say, incomplete bytes as U+FFFD.
+        A special token is shown by name whatever the options are, incomplete bytes as U+FFFD.
         """
         text = self._token_texts.get(token_id)
         if text is None:
@@ -105,49 +105,59 @@ class Detokenizer:
         return text
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes of one token alone, for reports; they may be a part of a character."""
+        """Bytes of one token alone, for logprobs; they may be a part of a character."""
         if isinstance(self._empty, _ByteStream):
             found = self._empty.token_bytes.of([token_id])
-            return found or self.token_text(token_id).encode()  # a special token has a name alone
+            return found or self.token_text(token_id).encode()  # a special token has only a name
         name = self._names.name(token_id)
         is_byte = _BYTE_TOKEN.fullmatch(name)
         return bytes.fromhex(name[3:5]) if is_byte else self.token_text(token_id).encode()
 
     def stream(self) -> TextStream:
-        """The stream of a sequence without tokens."""
+        """Create the stream of a sequence without tokens."""
         return self._empty
+
+    def hides(self, texts: Iterable[str]) -> bool:
+        """Whether any of these strings contains a special token that is skipped."""
+        return any(name in text for text in texts for name in self.hidden_tokens)
+
+    @property
+    def hidden_tokens(self) -> Mapping[str, int]:
+        """Special tokens that are skipped, by their names."""
+        return self._vocabulary.hidden
 
 
 class _Vocabulary:
-    """What tokens mean to the tokenizer; those in ``silent`` have no text."""
+    """Tokens of the tokenizer; those in ``silent`` have no text."""
 
     def __init__(self, tokenizer: TextTokenizer, *, skip_special_tokens: bool) -> None:
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
         added = tokenizer.added_tokens_decoder.items() if skip_special_tokens else ()
-        self.silent = frozenset(token_id for token_id, token in added if token.special)
+        self.hidden = {str(token): token_id for token_id, token in added if token.special}
+        self.silent = frozenset(self.hidden.values())
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of all ids.
+        """Decode ids to text.
 
-        ``clean_up_tokenization_spaces`` is off whatever the tokenizer's configuration says: it
-        would take back spaces already given out.
+        ``clean_up_tokenization_spaces`` is off whatever the tokenizer's configuration is: it would
+        remove spaces that were already returned.
         """
         text = self._tokenizer.decode(
             list(token_ids),
             skip_special_tokens=self._skip_special_tokens,
             clean_up_tokenization_spaces=False,
         )
-        assert isinstance(text, str)  # noqa: S101  # a list of ids gives one string
+        assert isinstance(text, str)  # noqa: S101  # a list of ids decodes to one string
         return text
 
     def name(self, token_id: int) -> str:
-        """The vocabulary's string of a token; "" where there is no token."""
+        """The vocabulary's string of a token; "" if there is no token."""
         (name,) = self._tokenizer.convert_ids_to_tokens([token_id])
         return name or ""
 
     def audible(self, token_ids: Sequence[int]) -> list[int]:
-        """The ids that have text: models pad their vocabulary with ids that have no token."""
+        """Ids that have text: models pad their vocabulary with ids that have no token."""
         names = self._tokenizer.convert_ids_to_tokens(list(token_ids))
         pairs = zip(token_ids, names, strict=True)
         return [
@@ -155,13 +165,13 @@ class _Vocabulary:
         ]
 
     def is_byte(self, token_id: int) -> bool:
-        """Whether an audible id stands for one byte of a character."""
+        """Whether an id with text represents one byte of a character."""
         name = self._tokenizer.convert_ids_to_tokens([token_id])[0]
         return _BYTE_TOKEN.fullmatch(name) is not None
 
 
 class _TokenBytes:
-    """The bytes of each token of a byte-level vocabulary, looked up once a token."""
+    """Bytes of each token of a byte-level vocabulary, cached per token."""
 
     def __init__(self, backend: Tokenizer, silent: frozenset[int]) -> None:
         self._backend = backend
@@ -181,7 +191,7 @@ class _TokenBytes:
         token = self._backend.id_to_token(token_id) or ""
         try:
             found = bytes([_BYTE_OF_CHARACTER[character] for character in token])
-        except KeyError:  # an added token, written as it is
+        except KeyError:  # an added token, whose string is its text
             found = token.encode()
         self._known[token_id] = found
         return found
@@ -210,11 +220,11 @@ class _ByteStream(TextStream):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _WindowStream(TextStream):
-    """Decodes ``settled + pending`` and takes what lies behind the text of ``settled``.
+    """Decodes ``settled + pending`` and takes the text after that of ``settled``.
 
-    ``settled`` ends in a token that later ones cannot change, and made a visible piece: visible,
-    because decoders strip the space that opens a text.  Neither holds a token without text: such
-    a one ends no run of bytes, and any number of them costs nothing.
+    ``settled`` ends in a token that later ones cannot change, and whose text is visible, because
+    decoders strip the space at the start of a text.  Neither holds a token without text: such a
+    token ends no run of bytes, and any number of them costs nothing.
     """
 
     vocabulary: _Vocabulary
@@ -237,12 +247,12 @@ class _WindowStream(TextStream):
         return self.vocabulary.decode(self.settled + self.pending)[start:]
 
     def ends_in_byte(self) -> bool:
-        """Whether the run of bytes that is pending may go on."""
+        """Whether the pending run of bytes may continue."""
         return bool(self.pending) and self.vocabulary.is_byte(self.pending[-1])
 
 
 def _byte_of_character() -> dict[str, int]:
-    """The alphabet of byte-level BPE: a printable Latin-1 character stands for itself.
+    """The alphabet of byte-level BPE: a printable Latin-1 character represents its byte.
 
     The other bytes are, in order, the characters from U+0100 on.
     """

@@ -1,4 +1,4 @@
-"""Log-probabilities as the sampler gives them, and as a caller reads them."""
+"""Log-probabilities as returned by the sampler, and as returned to callers."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, overload
@@ -10,19 +10,19 @@ from pagedserve.outputs import Logprob
 
 
 class TopLogprobs(NamedTuple):
-    """The likeliest tokens of a position, likeliest first: int32 and float32, [k] each."""
+    """Most likely tokens of a position, most likely first: int32 and float32, [k] each."""
 
     token_ids: NDArray[np.int32]
     logprobs: NDArray[np.float32]
 
 
 class TokenLogprob(NamedTuple):
-    """How likely one token was after the tokens before it.
+    """Log-probability of one token after the tokens before it.
 
     Attributes:
         logprob: Natural logarithm of its probability.
-        rank: Its place among the vocabulary; 1 is the likeliest.
-        top: The likeliest tokens of its position.
+        rank: Rank in the vocabulary; 1 is the most likely.
+        top: Most likely tokens of its position.
     """
 
     logprob: float
@@ -38,13 +38,13 @@ class TokenLogprob(NamedTuple):
         top_logprobs: NDArray[np.float32],
         num_top: int,
     ) -> "TokenLogprob":
-        """Keep the first ``num_top`` of a position's likeliest tokens."""
+        """Keep the first ``num_top`` most likely tokens of a position."""
         top = TopLogprobs(top_token_ids[:num_top], top_logprobs[:num_top])
         return cls(float(logprob), int(rank), top)
 
 
 class LogprobsView(Sequence[dict[int, Logprob] | None]):
-    """Entries for callers; each is made when it is read, and most never are."""
+    """Entries for callers; each is created when it is read, which most never are."""
 
     __slots__ = ("_entries", "_token_ids", "_token_text")
 
@@ -54,12 +54,12 @@ class LogprobsView(Sequence[dict[int, Logprob] | None]):
         entries: Sequence[TokenLogprob | None],
         token_text: Callable[[int], str] | None,
     ) -> None:
-        """Show ``entries``.
+        """Create a view of ``entries``.
 
         Args:
-            token_ids: A token for each entry, perhaps more.
-            entries: What is known of each; None where nothing is.
-            token_text: The text of a token alone; None where nothing is detokenised.
+            token_ids: A token for each entry; may be longer.
+            entries: Log-probability of each token; None if unknown.
+            token_text: Returns the text of a token alone; None without detokenization.
         """
         self._token_ids = token_ids
         self._entries = entries
@@ -75,7 +75,7 @@ class LogprobsView(Sequence[dict[int, Logprob] | None]):
     def __getitem__(
         self, index: int | slice
     ) -> dict[int, Logprob] | list[dict[int, Logprob] | None] | None:
-        """The entry of a token: the likeliest first, and the token itself."""
+        """The entry of a token: the most likely ones, and the token itself."""
         if isinstance(index, slice):
             return [self[place] for place in range(*index.indices(len(self)))]
         entry = self._entries[index]
@@ -90,13 +90,13 @@ class LogprobsView(Sequence[dict[int, Logprob] | None]):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and list(self) == list(other)
 
-    __hash__ = None  # type: ignore[assignment]  # as of a list
+    __hash__ = None  # type: ignore[assignment]  # as for a list
 
     def __repr__(self) -> str:
         return repr(list(self))
 
     def __reduce__(self) -> tuple[type[list[Any]], tuple[list[dict[int, Logprob] | None]]]:
-        """A pickle, or a deep copy, is the list: it takes no tokenizer along."""
+        """Pickle, or deep copy, as a list, without the tokenizer."""
         return list, (list(self),)
 
     def _logprob(self, token: int, value: float, rank: int) -> Logprob:

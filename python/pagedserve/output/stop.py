@@ -1,6 +1,6 @@
-"""When a sequence ends: end-of-sequence and stop tokens, stop strings, and lengths."""
+"""Stop conditions: end-of-sequence and stop tokens, stop strings, and lengths."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ _LENGTH = Finish("length")
 
 
 def is_by_token(finish: Finish | None) -> bool:
-    """Whether an ending token ended a sequence, not a text or a length."""
+    """Whether an ending token ended a sequence, not a string or a length."""
     return (
         finish is not None and finish.reason == "stop" and not isinstance(finish.stop_reason, str)
     )
@@ -29,16 +29,17 @@ def is_by_token(finish: Finish | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class StopRule:
-    """The rule of one request; without stop strings one lookup and one comparison a token.
+    """Stop conditions of one request; without stop strings one lookup and one comparison per token.
 
     Attributes:
-        endings: What each ending token means.
-        min_tokens: Ending tokens before this many new tokens are not to be sampled at all, and
-            stop strings that end among them do not count.
-        max_tokens: New tokens at most, the model's length counted in.
-        strings: Texts that end a sequence; None for none.
-        shows_ending: Whether the text holds the token that ended it; ``strings`` says the same of
-            a string.
+        endings: Finish of each ending token; includes stop strings that are the name of a special
+            token that the detokenizer skips.
+        min_tokens: Minimum new tokens before an ending token may be sampled, or a stop string
+            counts.
+        max_tokens: Maximum new tokens, limited by ``max_model_len``.
+        strings: Stop strings; None for none.
+        shows_ending: Whether the text includes the token that ended it; for strings see
+            ``strings.include``.
     """
 
     endings: dict[int, Finish]
@@ -49,17 +50,25 @@ class StopRule:
 
     @classmethod
     def from_params(
-        cls, params: SamplingParams, *, eos_token_ids: Iterable[int], max_new_tokens: int
+        cls,
+        params: SamplingParams,
+        *,
+        eos_token_ids: Iterable[int],
+        max_new_tokens: int,
+        hidden_tokens: Mapping[str, int] | None = None,
     ) -> "StopRule":
-        """Make the rule of a request.
+        """Create the stop conditions of a request.
 
         Args:
-            params: Its sampling parameters.
+            params: Sampling parameters.
             eos_token_ids: The model's end-of-sequence tokens.
-            max_new_tokens: What ``max_model_len`` leaves after the prompt.
+            max_new_tokens: New tokens that ``max_model_len`` leaves after the prompt.
+            hidden_tokens: Special tokens that the detokenizer skips, by their names.
         """
-        endings = {token: Finish("stop", token) for token in params.stop_token_ids}
-        # What the text must be ends where it does.
+        hidden = hidden_tokens or {}
+        endings = {hidden[text]: Finish("stop", text) for text in params.stop if text in hidden}
+        endings |= {token: Finish("stop", token) for token in params.stop_token_ids}
+        # Structured output ends where its grammar does.
         is_bound = params.structured_outputs is not None
         if is_bound or not params.ignore_eos:
             endings |= dict.fromkeys(eos_token_ids, Finish("stop"))
@@ -74,13 +83,19 @@ class StopRule:
 
     @property
     def banned_at_first(self) -> tuple[int, ...]:
-        """Tokens that must not be sampled while fewer than ``min_tokens`` are there."""
-        return tuple(self.endings) if self.min_tokens else ()
+        """Tokens that must not be sampled before ``min_tokens`` new ones.
+
+        Excludes those of stop strings: strings among the first tokens do not count.
+        """
+        if not self.min_tokens:
+            return ()
+        endings = self.endings.items()
+        return tuple(token for token, end in endings if not isinstance(end.stop_reason, str))
 
     def check(self, token: int, num_tokens: int) -> Finish | None:
         """Whether ``token``, the ``num_tokens``-th new one, ends the sequence.
 
-        A token that ends it is a "stop" even where the length is reached too.
+        A token that ends it is a "stop" even if the length is reached too.
         """
         if token in self.endings and num_tokens > self.min_tokens:
             return self.endings[token]
@@ -90,10 +105,10 @@ class StopRule:
 def find_stop(
     rule: StopRule, before: TextStream, text: TextStream, num_tokens: int
 ) -> StopMatch | None:
-    """The stop string that a text of ``num_tokens`` came to hold with the last of them.
+    """Find the stop string that the last of ``num_tokens`` tokens completes.
 
     Args:
-        rule: Of the request.
+        rule: Stop conditions of the request.
         before: The text without the last token.
         text: The text with it.
         num_tokens: New tokens, the last one included.

@@ -1,10 +1,10 @@
-"""Where a text ends because it came to hold a stop string.
+"""Search for stop strings in text.
 
-Text comes in pieces of any length, and a piece may hold the end of one stop string and the start
-of another.  Whatever the pieces, the answer is that of text that comes character by character.
+Text arrives in chunks of any length, and a chunk may contain the end of one stop string and the
+start of another.  The result is the same as for text that arrives character by character.
 
-Invariant: what ``visible`` shows of a text without a match is a prefix of what it shows of any
-longer one, and of that text cut at its first match.
+Invariant: ``visible`` of a text without a match is a prefix of that of any longer text, and of that
+text cut at its first match.
 """
 
 from dataclasses import dataclass
@@ -21,11 +21,11 @@ class StopMatch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StopStrings:
-    """The stop strings of one request; without any, nothing matches and nothing is held.
+    """Stop strings of one request; without any, nothing matches and nothing is held back.
 
     Attributes:
-        strings: None of them empty.
-        include: Whether the output keeps the string that ended it.
+        strings: Strings, not empty.
+        include: Whether the output includes the string that ended it.
     """
 
     strings: tuple[str, ...]
@@ -33,17 +33,17 @@ class StopStrings:
 
     @property
     def max_length(self) -> int:
-        """Characters of the longest string."""
+        """Length of the longest string, in characters."""
         return max(map(len, self.strings))
 
     def find(self, text: str, num_old: int) -> StopMatch | None:
-        """The match that ends first; of several that end together the longest.
+        """Find the match that ends first; of several that end together the longest.
 
-        Each string costs a search through the new characters and its own length.
+        Each string costs a search through the new characters and its length.
 
         Args:
             text: All text so far.
-            num_old: How many of its characters are passed over: a match must end behind them.
+            num_old: Number of characters that were searched before: a match must end after them.
         """
         found = (_first_ending_behind(num_old, text, string) for string in self.strings)
         matches = (match for match in found if match is not None)
@@ -54,13 +54,13 @@ class StopStrings:
         return text[: match.end if self.include else match.start]
 
     def visible(self, text: str) -> str:
-        """What can be shown of a text without a match, whatever follows."""
+        """The final part of a text without a match, whatever follows."""
         return text[: len(text) - self.num_held(text)]
 
     def num_held(self, text: str) -> int:
-        """How many characters at the end of ``text`` may be the start of a stop string.
+        """Number of characters at the end of ``text`` that may be the start of a stop string.
 
-        None with ``include``: they stay in the output either way.
+        0 with ``include``: they stay in the output either way.
         """
         if self.include:
             return 0
@@ -73,9 +73,9 @@ def _first_ending_behind(num_old: int, text: str, string: str) -> StopMatch | No
 
 
 def _num_begun(text: str, string: str) -> int:
-    """The length of the longest end of ``text`` that begins ``string`` without completing it.
+    """Length of the longest suffix of ``text`` that is a proper prefix of ``string``.
 
-    Tries only the places where its first character stands: most often there is none.
+    Tries only the positions of its first character: most often there is none.
     """
     start = max(0, len(text) + 1 - len(string))
     while (start := text.find(string[0], start)) >= 0:

@@ -1,1 +1,1 @@
-"""A model shared by several processes: their group, the model's plan, and its shards as modules."""
+"""Tensor parallelism: the group of ranks, the sharding plan, and shards as modules."""

@@ -1,12 +1,12 @@
-"""``RankGroup``: the processes that share a model, and what they exchange.
+"""``RankGroup``: the ranks that share a model, and their collective operations.
 
-The only module that knows torch.distributed.  Invariants:
+Only this module uses torch.distributed.  Invariants:
 
-1. Every exchange is made by all ranks, in one order: what decides whether one is made is the same
-   on all of them, or agreed upon (``agree``).
-2. Sums are the same to the last bit on all ranks.
+1. All ranks make every collective call, in the same order: the conditions for a call are equal on
+   all of them, or agreed upon (``agree``).
+2. Sums are bitwise equal on all ranks.
 
-Costs: see ``SharedMemory``, where all ranks map one; with gloo 200 us to 1.5 ms a sum of a few KiB.
+Costs: see ``SharedMemory`` for ranks that map it; with gloo 200 us to 1.5 ms per sum of a few KiB.
 """
 
 import sys
@@ -26,14 +26,14 @@ from pagedserve.parallel.shared_memory import SharedMemory
 
 T = TypeVar("T")
 
-# Of the meeting; and of an exchange: whoever waits for a rank that died or hangs is ended by who
-# watches the ranks, and reading a large model's shards takes them minutes, and not all as many.
+# Timeouts: of the rendezvous; and of a collective: a rank that waits for one that died or hangs is
+# killed by the watcher, and reading a large model's shards takes minutes, unequal among ranks.
 _MEETING_TIMEOUT: Final = timedelta(seconds=60)
 _TIMEOUT: Final = timedelta(hours=2)
 
 
 class ExchangeError(RuntimeError):
-    """An exchange that came to nothing, for another rank left it."""
+    """A collective operation that failed because another rank left it."""
 
 
 @contextmanager
@@ -45,17 +45,17 @@ def _exchanging() -> Iterator[None]:
 
 
 class MeetingPlace:
-    """Where ranks find each other; rank 0 leaves it when all have, and keeps it while they run.
+    """Rendezvous of the ranks; rank 0 leaves it when all have connected, and keeps it open.
 
     Attributes:
-        address: A path of this machine, or ``tcp://host:port`` of any.
+        address: A path on this machine, or ``tcp://host:port`` for any.
     """
 
     def __init__(self, host: str | None = None) -> None:
-        """Open one.
+        """Open the rendezvous.
 
         Args:
-            host: This machine's name or address for others; None where all are on it.
+            host: This machine's name or address for others; None if all ranks are on it.
         """
         self._directory = tempfile.TemporaryDirectory()
         self.address = str(Path(self._directory.name) / "store")
@@ -64,11 +64,11 @@ class MeetingPlace:
             self.address = f"tcp://{host}:{self._server.port}"
 
     def __enter__(self) -> Self:
-        """Meet."""
+        """Enter the rendezvous."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """All have met."""
+        """Leave the rendezvous after all ranks have connected."""
         self._directory.cleanup()
 
 
@@ -80,11 +80,11 @@ def _store(address: str, size: int) -> Store:
 
 
 class RankGroup:
-    """This process among those that share a model.
+    """This process among the ranks that share a model.
 
     Attributes:
-        rank: Its number; 0 is the engine's process.
-        size: How many there are.
+        rank: Rank number; 0 is the engine's process.
+        size: Number of ranks.
     """
 
     def __init__(
@@ -97,22 +97,22 @@ class RankGroup:
         memory: int | None = None,
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        """Join the others; returns when all have.
+        """Join the group; returns when all ranks have.
 
         Args:
-            rank: Of this process.
-            size: Of the group.
-            store: Where they find each other, as of `MeetingPlace`.
-            device: Of this process, where what is exchanged lies.
-            memory: Descriptor of memory that begins with what `SharedMemory` needs; None where
-                this process does not map that of rank 0.
-            check: Raises where one of the others has died.
+            rank: Rank of this process.
+            size: Size of the group.
+            store: Rendezvous of the ranks, see `MeetingPlace`.
+            device: Device of this process's tensors.
+            memory: Descriptor of memory that starts with that of `SharedMemory`; None if this
+                process does not map that of rank 0.
+            check: Raises if another rank has died.
         """
         self.rank = rank
         self.size = size
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        hook = sys.excepthook  # torch's would put the rank before each line of a traceback
+        hook = sys.excepthook  # torch's prepends the rank to each line of a traceback
         with _exchanging():
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
@@ -129,7 +129,7 @@ class RankGroup:
             self._memory = SharedMemory(cast(int, memory), rank, size, check)
 
     def all_reduce(self, values: Tensor) -> None:
-        """Add up a contiguous tensor over the ranks, in place."""
+        """Sum a contiguous tensor over the ranks, in place."""
         if self._memory is not None and self._memory.takes(values.dtype):
             self._memory.all_reduce(values)
             return
@@ -137,7 +137,7 @@ class RankGroup:
             dist.all_reduce(values)
 
     def all_gather(self, values: Tensor) -> list[Tensor]:
-        """The contiguous tensors of all ranks, which have one shape, by rank."""
+        """The contiguous tensors of all ranks, of the same shape, by rank."""
         if self._memory is not None:
             return self._memory.all_gather(values)
         parts = [torch.empty_like(values) for _ in range(self.size)]
@@ -146,26 +146,26 @@ class RankGroup:
         return parts
 
     def gather(self, value: T) -> list[T]:
-        """The values of all ranks, by rank; of any kind, and slowly."""
+        """The values of all ranks, by rank; of any type, and slow."""
         values: list[Any] = [None] * self.size
         with _exchanging():
             dist.all_gather_object(values, value)
         return values
 
-    def agree(self, is_true: bool) -> bool:  # reads as what it says
-        """Whether something is true on every rank."""
+    def agree(self, is_true: bool) -> bool:  # a plain name
+        """Whether a condition is true on every rank."""
         verdict = torch.tensor([int(is_true)])
         with _exchanging():
             dist.all_reduce(verdict, op=dist.ReduceOp.MIN)
         return bool(verdict)
 
     def from_first(self, make: Callable[[], T]) -> T:
-        """What rank 0 makes, on every rank; what it raises there is raised on every rank."""
+        """The result of a function on rank 0, returned, or its error raised, on every rank."""
         made: list[Any] = [None, None]
         if self.rank == 0:
             try:
                 made[0] = make()
-            except Exception as error:  # noqa: BLE001  # the others wait for it
+            except Exception as error:  # noqa: BLE001  # sent to the other ranks
                 made[1] = error
         with _exchanging():
             dist.broadcast_object_list(made, src=0)
@@ -175,7 +175,7 @@ class RankGroup:
         return value
 
     def drop_others(self) -> None:
-        """Leave the groups of some of the ranks that others made; each has threads that wake up."""
+        """Leave subgroups that other code created; each has threads that wake up."""
         for group in list(dist.distributed_c10d._world.pg_map):  # noqa: SLF001  # no public list
             if group != dist.group.WORLD:
                 dist.destroy_process_group(group)
@@ -187,12 +187,12 @@ class RankGroup:
 
     @staticmethod
     def leave() -> None:
-        """Leave the group that this process is in, if it is in one."""
+        """Leave the group of this process, if it is in one."""
         if dist.is_initialized():
             dist.destroy_process_group()
 
 
 def _set_timeout(timeout: timedelta) -> None:
-    """Of exchanges from now on; torch has a public function for it since 2.14."""
+    """Set the timeout of collectives; torch has a public function for it since 2.14."""
     public: Callable[[timedelta], None] | None = getattr(dist, "set_timeout", None)
     (public or dist.distributed_c10d._set_pg_timeout)(timeout)  # noqa: SLF001

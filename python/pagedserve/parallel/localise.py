@@ -1,10 +1,10 @@
-"""A rank's shards as plain modules, with exchanges of our own where the ranks' results meet.
+"""A rank's shards as plain modules, with explicit collectives.
 
-transformers reads each rank its part of the weights and puts hooks around modules, whose
-parameters are DTensors.  What this module knows of a plan's styles it undoes: a shard becomes a
-module of torch like any other, which may be packed or replaced by a faster one, within a module
-that exchanges (`pagedserve.parallel.modules`).  Whatever has another style keeps its hook, and is
-computed by transformers' code.
+transformers loads each rank's shard of the weights and adds hooks to modules, whose parameters are
+DTensors.  This reverts the styles of a plan that it supports: a shard becomes a plain torch module,
+which may be packed or replaced by a faster one, within a module with the collective
+(`pagedserve.parallel.modules`).  Modules of other styles keep their hooks and are computed by
+transformers' code.
 """
 
 from typing import Any, Final
@@ -18,21 +18,21 @@ from pagedserve.parallel.group import RankGroup
 from pagedserve.parallel.modules import Gathered, Reduced, VocabEmbedding
 from pagedserve.parallel.plan import ShardPlan, starred
 
-# Styles whose modules need no exchange once their parameters are plain.
+# Styles whose modules need no collective once their parameters are plain.
 _LOCAL: Final = ("colwise", "replicated_with_grad_allreduce", "local_params", "replicate")
 _SUMMED: Final = ("rowwise", "rowwise_rep", "rowwise_split_input", "moe_tp_experts")
 _GATHERED: Final = ("colwise_gather_output", "colwise_rep")
 
 
 def split_options(plan: ShardPlan) -> dict[str, Any]:
-    """What ``from_pretrained`` is told, so that each rank reads its part."""
+    """Arguments of ``from_pretrained`` with which each rank loads its shard."""
     return {
         "distributed_config": DistributedConfig(tp_size=plan.size, tp_plan=plan.overrides or None)
     }
 
 
 def localise(model: PreTrainedModel, plan: ShardPlan, group: RankGroup) -> None:
-    """Make plain modules of a rank's shards, in place."""
+    """Convert a rank's shards to plain modules, in place."""
     modules: dict[str, Any] = dict(model.named_modules())
     local = _LocalParameters()
     for name, module in modules.items():
@@ -49,24 +49,24 @@ def localise(model: PreTrainedModel, plan: ShardPlan, group: RankGroup) -> None:
             parent, _, leaf = name.rpartition(".")
             setattr(modules[parent] if parent else model, leaf, replacement)
     for module in modules.values():
-        # transformers' own attention repeats keys by it; ours looks at the shapes.
+        # transformers' attention repeats keys by it; ours uses the shapes.
         if hasattr(module, "num_key_value_groups") and hasattr(module, "k_proj"):
             module.num_key_value_groups = module.q_proj.out_features // module.k_proj.out_features
     has_hooks = any("forward" in vars(module) for module in model.modules())
     if not has_hooks:
-        # They hold the groups of a mesh that nothing needs any more.
+        # They keep the groups of an unused mesh alive.
         model._device_mesh = model._mesh_manager = None  # noqa: SLF001
         group.drop_others()
 
 
 class _LocalParameters:
-    """Plain parameters in the place of DTensors; one that is tied to another stays so."""
+    """Plain parameters that replace DTensors; tied parameters stay tied."""
 
     def __init__(self) -> None:
         self._made: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
 
     def put_into(self, module: nn.Module) -> None:
-        """Take a module's hook away, and make its own parameters plain."""
+        """Remove a module's hook, and convert its direct parameters."""
         module.__dict__.pop("forward", None)
         for key, parameter in list(module.named_parameters(recurse=False)):
             if isinstance(parameter, DTensor):
@@ -78,7 +78,7 @@ class _LocalParameters:
         known = self._made.get(id(parameter))
         if known is None:
             made = nn.Parameter(parameter.to_local().contiguous(), requires_grad=False)
-            # The DTensor is kept: another could get its address.
+            # The DTensor is kept: its address must not be reused.
             known = self._made[id(parameter)] = made, parameter
         return known[0]
 
@@ -89,14 +89,14 @@ def _embedding(
     if not isinstance(module.weight, DTensor):
         return None
     local.put_into(module)
-    module.padding_idx = None  # only gradients ask for it, and it may be another rank's
+    module.padding_idx = None  # only gradients use it, and it may be on another rank
     return VocabEmbedding(module, group)
 
 
 def _replacement(
     module: Any, style: str, local: _LocalParameters, group: RankGroup
 ) -> nn.Module | None:
-    """What takes the place of a module whose shards are made plain; None leaves it there."""
+    """Module that replaces one with plain shards; None leaves it."""
     num_inputs = getattr(module, "in_features", 0)
     local.put_into(module)
     if style in _GATHERED:
@@ -111,7 +111,7 @@ def _replacement(
 
 
 def _keep_own_head(module: Any, plan: ShardPlan, group: RankGroup) -> None:
-    """Of a projection that every rank has whole, the KV head that this rank's queries see."""
+    """Select from a replicated projection the KV head that this rank's queries attend to."""
     size = module.out_features // plan.kv_heads
     first = group.rank * plan.kv_heads // plan.size * size
     for key, parameter in list(module.named_parameters(recurse=False)):

@@ -1,6 +1,6 @@
-"""Modules in which the results of ranks meet.
+"""Modules with a collective operation over the ranks.
 
-Invariant: each gives every rank the same numbers, to the last bit.
+Invariant: the result is bitwise equal on all ranks.
 """
 
 from typing import Any
@@ -12,19 +12,19 @@ from pagedserve.parallel.group import RankGroup
 
 
 class Reduced(nn.Module):
-    """The sum over the ranks of what a module gives, which only rank 0 adds a bias to.
+    """Sum of a module's output over the ranks; only rank 0 adds a bias.
 
     Attributes:
-        inner: Computes this rank's part.
+        inner: Module with this rank's shard.
     """
 
     def __init__(self, inner: nn.Module, group: RankGroup, part: slice | None = None) -> None:
         """Wrap a module.
 
         Args:
-            inner: Of this rank.
-            group: Of all.
-            part: Of the input's features those that it takes; None where the input has no others.
+            inner: Module of this rank.
+            group: Group of all ranks.
+            part: Slice of the input's features that it takes; None if the input has no others.
         """
         super().__init__()
         if group.rank and getattr(inner, "bias", None) is not None:
@@ -39,7 +39,7 @@ class Reduced(nn.Module):
         return self._part is not None
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """What the inner module takes, to what the model's own gives."""
+        """Run the inner module, and sum its output over the ranks."""
         x = x if self._part is None else x[..., self._part]
         output: Tensor = self.inner(x, *args, **kwargs).contiguous()
         self.group.all_reduce(output)
@@ -47,21 +47,21 @@ class Reduced(nn.Module):
 
 
 class Gathered(nn.Module):
-    """The features that the ranks' linear layers give, side by side.
+    """Concatenation of the output features of the ranks' linear layers.
 
     Attributes:
-        inner: Computes this rank's, which are fewer on the last one where they do not divide.
+        inner: Layer with this rank's features, fewer on the last rank if not divisible.
     """
 
     def __init__(self, inner: nn.Linear, group: RankGroup) -> None:
-        """Wrap a layer; asks the others how many features they have."""
+        """Wrap a layer; gathers the numbers of features of the other ranks."""
         super().__init__()
         self.inner = inner
         self._group = group
         self._sizes = group.gather(inner.out_features)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[..., F]`` to ``[..., all features]``."""
+        """Map ``[..., F]`` to ``[..., all features]``."""
         output = self.inner(x)
         missing = max(self._sizes) - output.shape[-1]
         parts = self._group.all_gather(nn.functional.pad(output, (0, missing)).contiguous())
@@ -70,15 +70,15 @@ class Gathered(nn.Module):
 
 
 class VocabEmbedding(nn.Module):
-    """An embedding whose tokens are split among the ranks.
+    """Embedding whose tokens are split among the ranks.
 
     Attributes:
-        inner: Has this rank's tokens, and scales them where the model does.
-        num_embeddings: Of all ranks.
+        inner: Embedding with this rank's tokens, scaled if the model does.
+        num_embeddings: Number of tokens of all ranks.
     """
 
     def __init__(self, inner: nn.Embedding, group: RankGroup) -> None:
-        """Wrap an embedding; asks the others how many tokens they have."""
+        """Wrap an embedding; gathers the numbers of tokens of the other ranks."""
         super().__init__()
         self.inner = inner
         self._group = group
@@ -87,7 +87,7 @@ class VocabEmbedding(nn.Module):
         self.num_embeddings = sum(sizes)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Token ids ``[...]`` to ``[..., F]``."""
+        """Map token ids ``[...]`` to ``[..., F]``."""
         local = ids - self._first
         is_elsewhere = (local < 0) | (local >= len(self.inner.weight))
         output: Tensor = self.inner(local.masked_fill(is_elsewhere, 0))
@@ -97,10 +97,10 @@ class VocabEmbedding(nn.Module):
 
 
 def own_linear(module: Any) -> Any:
-    """This rank's linear layer where several have parts of one; else the module itself."""
+    """This rank's linear layer if it is sharded; else the module itself."""
     return module.inner if isinstance(module, Reduced) and not module.takes_part else module
 
 
 def group_of(module: Any) -> RankGroup | None:
-    """The ranks that add up what a module gives; None where it gives all."""
+    """The ranks that sum a module's output; None if it is not summed."""
     return module.group if isinstance(module, Reduced) else None

@@ -1,8 +1,8 @@
-"""How a model is split among ranks: transformers' plan for its architecture, read as data.
+"""Sharding plan of a model: transformers' plan for its architecture, read as data.
 
-A plan names modules and parameters, with a star for the number of a layer, and a style for each.
-Models are refused before their weights are read where there is no plan, where heads cannot be
-split, and where a plan leaves most of the layers whole on every rank.
+A plan maps names of modules and parameters, with a star for the number of a layer, to styles.
+Models are refused before their weights are read if there is no plan, if heads cannot be split, or
+if a plan replicates most of the layers.
 """
 
 import re
@@ -14,7 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from pagedserve.errors import UnsupportedModelError
 
-# Styles whose parameters are split; of others every rank has all.
+# Styles whose parameters are split; others are replicated.
 _SPLITTING: Final = frozenset(
     {
         "colwise",
@@ -29,20 +29,21 @@ _SPLITTING: Final = frozenset(
         "embedding_colwise",
     }
 )
-# Of the bytes of layers; norms, routers and KV heads fewer than ranks are whole on each.
+# Minimum split fraction of layers' bytes; norms, routers and few KV heads are replicated.
 _LEAST_SPLIT: Final = 0.75
 _NUMBER: Final = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
 @dataclass(frozen=True, slots=True)
 class ShardPlan:
-    """How a model is split.
+    """Sharding plan of a model.
 
     Attributes:
-        size: Ranks.
-        styles: By the names of modules and parameters, stars for numbers.
-        overrides: Those that are not transformers' own.
-        kv_heads: Of the model, where they are fewer than ranks: some ranks have the same; else 0.
+        size: Number of ranks.
+        styles: Styles by the names of modules and parameters, stars for numbers.
+        overrides: Styles that differ from transformers'.
+        kv_heads: Number of KV heads if lower than that of ranks, so that some are replicated; else
+            0.
     """
 
     size: int
@@ -51,30 +52,30 @@ class ShardPlan:
     kv_heads: int = 0
 
     def style_of(self, name: str) -> str | None:
-        """Of a module or parameter by its name; None where nothing is said of it."""
+        """Style of a module or parameter by its name; None if the plan has none."""
         return self.styles.get(starred(name))
 
     @property
     def key_value_names(self) -> frozenset[str]:
-        """Modules whose heads are the same on some ranks, stars for numbers."""
+        """Modules whose heads are equal on some ranks, stars for numbers."""
         return frozenset(self.overrides)
 
 
 def starred(name: str) -> str:
-    """A name with a star for each number."""
+    """Replace each number in a name by a star."""
     return _NUMBER.sub("*", name)
 
 
 def read_plan(auto_class: Any, config: PreTrainedConfig, size: int) -> ShardPlan:
-    """The plan of an architecture for so many ranks.
+    """Read the plan of an architecture for a number of ranks.
 
     Args:
-        auto_class: Makes the model.
-        config: Of the model.
-        size: Ranks, at least 2.
+        auto_class: Class that creates the model.
+        config: Config of the model.
+        size: Number of ranks, at least 2.
 
     Raises:
-        UnsupportedModelError: It cannot be split among so many ranks, and why.
+        UnsupportedModelError: It cannot be split among that many ranks; gives the reason.
     """
     with torch.device("meta"):
         model: PreTrainedModel = auto_class.from_config(config)
@@ -119,7 +120,7 @@ def _heads(config: PreTrainedConfig) -> tuple[int, int]:
 
 
 def _split_share(model: PreTrainedModel, plan: ShardPlan) -> float:
-    """The share of the bytes of numbered modules that is split, or repeated as it must be."""
+    """Fraction of the bytes of numbered modules that is split, or replicated by necessity."""
     split = total = 0
     for name, parameter in model.named_parameters():
         if _NUMBER.search(name) is None:

@@ -1,8 +1,8 @@
-"""``SharedMemory``: sums over ranks of one machine, through memory that all map (Rust).
+"""``SharedMemory``: collectives over ranks on one machine, through shared memory (Rust).
 
-Invariant: who waits for a rank that died does not wait for ever, but looks after it.
+Invariant: a rank that waits for one that died checks for it instead of hanging.
 
-Costs: some 10 us a piece, two copies of each byte, and an addition for each rank.
+Costs: some 10 us per chunk, two copies of each byte, and an addition per rank.
 """
 
 import mmap
@@ -20,21 +20,21 @@ from pagedserve.host_ops.capabilities import DTYPE_NAMES
 
 # Fits in a core's cache beside those of others.
 _PIECE_BYTES: Final = 1 << 18
-# Seconds after which who waits looks whether the others still live.
+# Seconds after which a waiting rank checks whether the others are alive.
 _PATIENCE: Final = 0.1
 
 
 class SharedMemory:
-    """This rank's side of it."""
+    """This rank's mapping of the memory."""
 
     def __init__(self, file: int, rank: int, size: int, check: Callable[[], None]) -> None:
-        """Map it.
+        """Map the memory.
 
         Args:
-            file: Descriptor of the memory, which begins with what this needs.
-            rank: Whose this is.
-            size: Of the group.
-            check: Raises where one of the others has died.
+            file: Descriptor of the memory, which starts with this data.
+            rank: Rank of this process.
+            size: Size of the group.
+            check: Raises if another rank has died.
         """
         num_bytes = self.num_bytes(size)
         if os.fstat(file).st_size < num_bytes:
@@ -49,22 +49,22 @@ class SharedMemory:
 
     @staticmethod
     def num_bytes(size: int) -> int:
-        """That it takes, for so many ranks, in whole pages."""
+        """Bytes of the memory for that many ranks, in whole pages."""
         num_bytes = RankExchange.num_bytes(num_ranks=size, piece_bytes=_PIECE_BYTES)
         return -(-num_bytes // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
 
     @staticmethod
     def takes(dtype: torch.dtype) -> bool:
-        """Whether it adds up such numbers."""
+        """Whether it supports sums of a dtype."""
         return dtype in DTYPE_NAMES
 
     def all_reduce(self, values: Tensor) -> None:
-        """See ``RankGroup``."""
+        """Sum a contiguous tensor over the ranks, in place; see ``RankGroup``."""
         dtype = DTYPE_NAMES[values.dtype]
         self._complete(partial(self._exchange.sum, values.data_ptr(), values.numel(), dtype))
 
     def all_gather(self, values: Tensor) -> list[Tensor]:
-        """See ``RankGroup``."""
+        """The contiguous tensors of all ranks, of the same shape, by rank; see ``RankGroup``."""
         parts = values.new_empty(self._size, *values.shape)
         places = values.data_ptr(), parts.data_ptr()
         self._complete(partial(self._exchange.gather, *places, values.nbytes))

@@ -1,1 +1,1 @@
-"""From a model's states of a prompt to one vector: which rules a model has, and their sums."""
+"""Pooling: from a prompt's hidden states to one vector, by the model's rules."""

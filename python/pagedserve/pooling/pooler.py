@@ -1,4 +1,4 @@
-"""States of tokens to one vector a row."""
+"""Pooling of hidden states to one vector per row."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ _FIRST, _LAST = 0, -1
 
 
 def pool_rows(states: Tensor, query_start: NDArray[np.int32], pooling_type: PoolingType) -> Tensor:
-    """One vector a row, float32 ``[R, F]``.
+    """Pool each row to one vector, float32 ``[R, F]``.
 
     Args:
         states: ``[T, F]``.
@@ -30,12 +30,12 @@ def pool_rows(states: Tensor, query_start: NDArray[np.int32], pooling_type: Pool
 def token_types(
     query_start: NDArray[np.int32], rows: NDArray[np.int32], pair_starts: Sequence[int | None]
 ) -> Tensor | None:
-    """0 for tokens of a first text and 1 for those of a second, int64 ``[T]``; None if all are 0.
+    """Segments of tokens: 0 for a first text and 1 for a second, int64 ``[T]``; None if all are 0.
 
     Args:
         query_start: int32 ``[R + 1]``; each row is a whole prompt.
-        rows: int32 ``[S]``, the row of each prompt.
-        pair_starts: of each prompt, where a second text begins.
+        rows: int32 ``[S]``, row of each prompt.
+        pair_starts: start of the second text of each prompt.
     """
     if all(start is None for start in pair_starts):
         return None

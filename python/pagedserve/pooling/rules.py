@@ -1,21 +1,21 @@
-"""How a model's states of a prompt become one vector, as sentence-transformers writes it down.
+"""Pooling rules of a model, in the format of sentence-transformers.
 
-A model of theirs has a ``modules.json`` beside its weights, which names its parts: the transformer,
-the pooling, whose config lies in a folder of its own, and perhaps a normalisation.
+Such a model has a ``modules.json`` beside its weights, which lists its modules: the transformer,
+the pooling, whose config is in a separate folder, and optionally a normalization.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal, TypeAlias, cast
+from typing import Final, Literal, TypeAlias
 
 from pagedserve.errors import ModelLoadError, RequestError, UnsupportedModelError
 from pagedserve.pooling_params import PoolingParams
+from pagedserve.regular_files import is_file, read_json
 
 PoolingType: TypeAlias = Literal["CLS", "MEAN", "LAST"]
 Activation: TypeAlias = Literal["identity", "sigmoid", "softmax"]
-# What may be asked of a model that pools.
+# Tasks of pooling models.
 PoolingTask: TypeAlias = Literal["encode", "embed", "classify", "score"]
 
 MODULES_FILE: Final = "modules.json"
@@ -31,12 +31,12 @@ _MODE: Final = "pooling_mode"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Classes:
-    """The classes that a model tells apart.
+    """Classes of a classification model.
 
     Attributes:
-        labels: their names.
-        activation: what makes probabilities, or scores, of its logits.
-        has_token_types: whether it is told where the second of two texts begins.
+        labels: names of the classes.
+        activation: function from logits to probabilities or scores.
+        has_token_types: whether its input marks the second of two texts.
     """
 
     labels: tuple[str, ...]
@@ -46,17 +46,17 @@ class Classes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingRules:
-    """How a model pools.
+    """Pooling configuration of a model.
 
     Attributes:
         pooling_type: CLS is the state of the first token, LAST that of the last, MEAN the mean of
             all.
-        normalize: whether the vector gets length 1.
-        max_seq_length: most tokens of a prompt; None leaves it to the model.
-        prompts: texts that come before prompts, by their names.
-        default_prompt_name: the one that is taken where none is named.
-        dimensions: how few numbers of its vectors mean something, where it was trained for that.
-        classes: of a model that names classes; its vectors are their logits.
+        normalize: whether the vector is normalized to length 1.
+        max_seq_length: maximum tokens of a prompt; None leaves it to the model.
+        prompts: prefixes of prompts, by their names.
+        default_prompt_name: name of the default prefix.
+        dimensions: accepted numbers of leading components, for Matryoshka models.
+        classes: classes of a classification model, whose vectors are logits.
     """
 
     pooling_type: PoolingType
@@ -69,14 +69,14 @@ class PoolingRules:
 
     @property
     def takes_pairs(self) -> bool:
-        """Whether it scores two texts at once, and not each by itself."""
+        """Whether it scores a pair of texts in one prompt."""
         return self.classes is not None
 
     def check_task(self, task: PoolingTask) -> None:
-        """Check that the model does what is asked.
+        """Check that the model supports a task.
 
         Raises:
-            RequestError: it embeds and is to name classes, or the other way round.
+            RequestError: an embedding model for classification, or the other way round.
         """
         if task == "encode":
             return
@@ -92,10 +92,10 @@ class PoolingRules:
             )
 
     def check(self, params: PoolingParams) -> None:
-        """Check that the model can do what is asked of a prompt.
+        """Check that the model supports the parameters of a prompt.
 
         Raises:
-            RequestError: dimensions that it was not trained for, or a text that it has not.
+            RequestError: unsupported dimensions, or an unknown prompt name.
         """
         name = params.prompt_name
         if name is not None and name not in self.prompts:
@@ -118,21 +118,17 @@ class PoolingRules:
 
 def has_rules(directory: Path) -> bool:
     """Whether a model's directory has rules of sentence-transformers."""
-    return (directory / MODULES_FILE).is_file()
+    return is_file(directory / MODULES_FILE)
 
 
 def read_rules(directory: Path) -> PoolingRules:
-    """The rules in a model's directory.
+    """Read the rules in a model's directory.
 
     Raises:
-        ModelLoadError: files that cannot be read.
-        UnsupportedModelError: parts or poolings that are not known.
+        ModelLoadError: files cannot be read.
+        UnsupportedModelError: unknown modules or pooling methods.
     """
-    listed = _read(directory / MODULES_FILE)
-    modules = {
-        str(part["type"]).rpartition(".")[2]: str(part["path"])
-        for part in cast(list[dict[str, object]], listed)
-    }
+    modules = _modules(_read(directory / MODULES_FILE))
     unknown = modules.keys() - {"Transformer", "Pooling", "Normalize"}
     if unknown or "Pooling" not in modules:
         raise UnsupportedModelError(
@@ -142,17 +138,44 @@ def read_rules(directory: Path) -> PoolingRules:
     prompts = _read_if_any(directory / "config_sentence_transformers.json")
     limits = _read_if_any(directory / modules.get("Transformer", "") / "sentence_bert_config.json")
     length = limits.get("max_seq_length")
+    if length is not None and not (type(length) is int and length > 0):
+        raise ModelLoadError(f"max_seq_length is {str(length)[:80]!r}; it must be a number above 0")
+    texts, default = prompts.get("prompts") or {}, prompts.get("default_prompt_name")
+    if not isinstance(texts, Mapping) or not all(isinstance(text, str) for text in texts.values()):
+        raise ModelLoadError(f"prompts is {str(texts)[:80]}; it must give texts by names")
+    if default is not None and not isinstance(default, str):
+        raise ModelLoadError(f"default_prompt_name is {str(default)[:80]}; it must be a name")
     return PoolingRules(
         pooling_type=_pooling_type(_read_if_any(directory / modules["Pooling"] / "config.json")),
         normalize="Normalize" in modules,
-        max_seq_length=length if isinstance(length, int) else None,
-        prompts=cast("Mapping[str, str]", prompts.get("prompts") or {}),
-        default_prompt_name=cast("str | None", prompts.get("default_prompt_name")),
+        max_seq_length=length,
+        prompts=texts,
+        default_prompt_name=default,
     )
 
 
+def _modules(listed: object) -> dict[str, str]:
+    """Folders of a model's modules, by the names of their classes."""
+    modules = {}
+    for part in listed if isinstance(listed, list) else [listed]:
+        kind, path = (
+            (part.get("type"), part.get("path")) if isinstance(part, dict) else (None, None)
+        )
+        if not isinstance(kind, str) or not isinstance(path, str) or _leads_out(path):
+            raise ModelLoadError(
+                f"{MODULES_FILE} has {str(part)[:200]}; it must be a list of parts, each with a "
+                "type and the path of a folder within the model's directory"
+            )
+        modules[kind.rpartition(".")[2]] = path
+    return modules
+
+
+def _leads_out(path: str) -> bool:
+    return path.startswith("/") or ".." in Path(path).parts
+
+
 def _pooling_type(config: Mapping[str, object]) -> PoolingType:
-    """The one method that a pooling's config asks for."""
+    """The single method of a pooling config."""
     asked = [str(config[_MODE])] if _MODE in config else []
     asked += [
         name.removeprefix(_MODE + "_") for name in config if name != _MODE and config[name] is True
@@ -167,12 +190,14 @@ def _pooling_type(config: Mapping[str, object]) -> PoolingType:
 
 
 def _read_if_any(path: Path) -> Mapping[str, object]:
-    return cast("Mapping[str, object]", _read(path)) if path.is_file() else {}
+    content = _read(path) if is_file(path) else {}
+    if not isinstance(content, dict):
+        raise ModelLoadError(f"{path.name} is no JSON object")
+    return content
 
 
 def _read(path: Path) -> object:
     try:
-        content: object = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelLoadError(f"{path.name} cannot be read: {error}") from error
-    return content
+        return read_json(path)
+    except ValueError as error:
+        raise ModelLoadError(str(error)) from error

@@ -1,4 +1,4 @@
-"""What a caller gets of a prompt that was pooled, and what comes before the prompt."""
+"""Outputs of pooling requests, and prefixes of their prompts."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,12 +22,12 @@ from pagedserve.outputs import (
 from pagedserve.pooling.rules import Activation, PoolingRules
 from pagedserve.pooling_params import PoolingParams
 
-# Of a vector of zeros, as torch has it.
+# Minimum norm, as in torch.
 _LEAST_LENGTH = 1e-12
 
 
 def with_prompt(prompt: ParsedPrompt, rules: PoolingRules, prompt_name: str | None) -> ParsedPrompt:
-    """A text with the text of the model's own before it; token ids stay as they are."""
+    """Prepend a named prefix of the model to a text; token ids stay unchanged."""
     name = prompt_name or rules.default_prompt_name
     if name is None or prompt.text is None or prompt.token_ids is not None:
         return prompt
@@ -37,10 +37,10 @@ def with_prompt(prompt: ParsedPrompt, rules: PoolingRules, prompt_name: str | No
 def pooling_output(
     output: RequestOutput, rules: PoolingRules | None, params: PoolingParams
 ) -> PoolingRequestOutput:
-    """What was pooled: an embedding, of length 1 where that is wanted, or probabilities of classes.
+    """Build the output: an embedding, normalized if requested, or class probabilities.
 
     Raises:
-        RequestError: The request was ended before it was pooled.
+        RequestError: The request ended before it was pooled.
     """
     vector = output.pooled
     if vector is None or rules is None:
@@ -56,7 +56,7 @@ def pooling_output(
 def finished_vector(
     vector: NDArray[np.float32], rules: PoolingRules, params: PoolingParams
 ) -> NDArray[np.float64]:
-    """What a caller gets of what a model gave; see ``pooling_output``."""
+    """Convert a model's vector for the caller; see ``pooling_output``."""
     exact = vector[: params.dimensions].astype(np.float64)
     if rules.classes is not None:
         is_wanted = params.use_activation is not False
@@ -73,12 +73,12 @@ def _activated(logits: NDArray[np.float64], activation: Activation) -> NDArray[n
     if activation == "softmax":
         powers = np.exp(logits - logits.max())
         return np.asarray(powers / powers.sum())
-    powers = np.exp(-np.abs(logits))  # of numbers below 0, which none is too large for
+    powers = np.exp(-np.abs(logits))  # negative exponents cannot overflow
     return np.asarray(np.where(logits < 0, powers, 1.0) / (1.0 + powers))
 
 
 def embedding_output(pooled: PoolingRequestOutput) -> EmbeddingRequestOutput:
-    """A vector as the embedding that it is."""
+    """Convert a vector to an embedding output."""
     return EmbeddingRequestOutput(
         request_id=pooled.request_id,
         outputs=EmbeddingOutput(pooled.outputs.data.tolist()),
@@ -88,7 +88,7 @@ def embedding_output(pooled: PoolingRequestOutput) -> EmbeddingRequestOutput:
 
 
 def classification_output(pooled: PoolingRequestOutput) -> ClassificationRequestOutput:
-    """A vector as the probabilities that it is."""
+    """Convert a vector to a classification output."""
     return ClassificationRequestOutput(
         request_id=pooled.request_id,
         outputs=ClassificationOutput(pooled.outputs.data.tolist()),
@@ -98,7 +98,7 @@ def classification_output(pooled: PoolingRequestOutput) -> ClassificationRequest
 
 
 def pair_output(pooled: PoolingRequestOutput) -> ScoringRequestOutput:
-    """A vector as the score of a pair that it is."""
+    """Convert a vector to the score of a pair."""
     return ScoringRequestOutput(
         request_id=pooled.request_id,
         outputs=ScoringOutput(float(pooled.outputs.data[0])),
@@ -108,7 +108,7 @@ def pair_output(pooled: PoolingRequestOutput) -> ScoringRequestOutput:
 
 
 def cosine(left: NDArray[np.float64], right: NDArray[np.float64]) -> float:
-    """Of the angle between two vectors."""
+    """Cosine of the angle between two vectors."""
     lengths = max(float(np.linalg.norm(left) * np.linalg.norm(right)), _LEAST_LENGTH)
     return float(left @ right) / lengths
 
@@ -116,7 +116,7 @@ def cosine(left: NDArray[np.float64], right: NDArray[np.float64]) -> float:
 def scoring_output(
     first: PoolingRequestOutput, second: PoolingRequestOutput
 ) -> ScoringRequestOutput:
-    """The cosine of the angle between two embeddings."""
+    """Score two embeddings by the cosine of the angle between them."""
     return ScoringRequestOutput(
         request_id=f"{first.request_id}_{second.request_id}",
         outputs=ScoringOutput(cosine(first.outputs.data, second.outputs.data)),
@@ -128,15 +128,15 @@ def scoring_output(
 def match_pairs(
     name: str, first: str | Sequence[str], second: str | Sequence[str]
 ) -> list[tuple[str, str]]:
-    """Pairs of texts: one first text for all of the second, or as many as those.
+    """Pair texts: one first text with each of the second, or as many as those.
 
     Args:
-        name: What an error calls the first texts.
+        name: Name of the first texts in errors.
         first: One text or several.
         second: One text or several.
 
     Raises:
-        RequestError: Texts that are no pairs.
+        RequestError: The numbers of texts do not match.
     """
     firsts, seconds = (
         [texts] if isinstance(texts, str) else list(texts) for texts in (first, second)

@@ -1,4 +1,4 @@
-"""``python -m pagedserve.replay``: run a scenario or a decision log again."""
+"""``python -m pagedserve.replay``: replay a scenario or a decision log."""
 
 import argparse
 import json
@@ -15,7 +15,7 @@ from pagedserve.replay.request_steps import request_steps
 from pagedserve.replay.scenario import load_scenario
 
 _DESCRIPTION = (
-    "Run a decision log again, or a scenario, and say where the decisions differ; or say what the "
+    "Replay a decision log, or a scenario, and show where the decisions differ; or show what the "
     "steps of a log did with a request."
 )
 
@@ -27,8 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Returns:
-        0 where all decisions are the same (or nothing was to be compared), 1 at the first
-        difference, 2 for input that cannot be read.
+        0 if all decisions are equal (or nothing was to be compared), 1 at the first difference, 2
+        for input that cannot be read.
     """
     parser = _parser()
     options = parser.parse_args(argv)
@@ -57,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, help="write the scenario's rows here, one a line")
     parser.add_argument("--golden", type=Path, help="compare the rows with this file")
     parser.add_argument(
-        "--request", metavar="ID", help="only say what each step of a log did with this request"
+        "--request", metavar="ID", help="only show what each step of a log did with this request"
     )
     return parser
 
@@ -88,7 +88,7 @@ def _write(path: Path, name: str, rows: Iterable[Row]) -> None:
 
 
 def _logs(options: argparse.Namespace) -> str | None:
-    """Each log of a directory, or the one; the first difference."""
+    """Replay each log of a directory, or a single one; return the first difference."""
     paths, differences = last_parts(options.log), []
     for path in paths:
         if options.request:

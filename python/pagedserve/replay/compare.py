@@ -1,4 +1,4 @@
-"""Where two runs of a scenario part: the first step and key."""
+"""First difference of two runs of a scenario, by step and key."""
 
 import json
 from collections.abc import Sequence
@@ -8,18 +8,18 @@ from typing import Any
 from pagedserve.replay.driver import Row
 from pagedserve.replay.scenario import ScenarioError, read_text
 
-# Block numbers follow from the order in which blocks are freed, which is nobody's decision.
+# Block numbers follow from the order in which blocks are freed, which is not a decision.
 _NOT_COMPARED = frozenset({"blocks"})
 
-# What vLLM 0.6.2 has sorted by adapter and request id when it is recorded.
+# Fields that vLLM 0.6.2 has sorted by adapter and request id when they are recorded.
 _SORTED_WITH_ADAPTERS = frozenset({"scheduled", "finished"})
 
 
 def load_golden(path: Path) -> list[Row]:
-    """The rows of a golden file, without its first line.
+    """Read the rows of a golden file, without its first line.
 
     Raises:
-        ScenarioError: The file cannot be read, or is cut short.
+        ScenarioError: The file cannot be read, or is truncated.
     """
     lines = read_text(path).splitlines()
     try:
@@ -38,11 +38,11 @@ def load_golden(path: Path) -> list[Row]:
 def first_difference(
     rows: Sequence[Row], golden: Sequence[Row], *, ignores_order: bool = False
 ) -> str | None:
-    """The step and key of the first difference and both values; None where there is none.
+    """Step and key of the first difference and both values; None if there is none.
 
     Args:
-        rows: Of this run.
-        golden: Of the recorded one.
+        rows: Rows of this run.
+        golden: Rows of the recorded run.
         ignores_order: Compare what was scheduled, and so what finished, as sets: with adapters
             vLLM 0.6.2 sorts it by adapter and request id after all decisions.
     """

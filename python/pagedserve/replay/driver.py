@@ -1,7 +1,7 @@
-"""The engine of a scenario: a fake model on the real scheduler, a row of decisions a step.
+"""Engine of a scenario: a fake model on the real scheduler, one row of decisions per step.
 
-Owns what an engine owns besides the scheduler: which branch a sequence is, and how far its
-output is.  Costs nothing but the scheduler's own time and a JSON object a step.
+Owns an engine's state outside the scheduler: the branch of a sequence, and the length of its
+output. Costs only the scheduler's time and a JSON object per step.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from pagedserve.replay.scenario import (
 )
 
 _SECONDS_A_STEP = 0.01
-# So many steps in a row that schedule and end nothing are a stall.
+# Consecutive steps that schedule and end nothing, after which the run counts as stalled.
 _STALL_STEPS = 60
 
 _TOTALS = (
@@ -41,7 +41,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class _Output:
-    """One sample of a step, before the scheduler knows of it."""
+    """One sample of a step, before the scheduler knows it."""
 
     row: int
     parent: int
@@ -53,7 +53,7 @@ class _Output:
 
 @dataclass(slots=True)
 class _Branch:
-    """A living sequence: its branch number and its output length."""
+    """A running sequence: its branch number and its output length."""
 
     number: int
     length: int
@@ -61,7 +61,7 @@ class _Branch:
 
 @dataclass(slots=True)
 class _Group:
-    """A living request: its sequences by handle, and the number of the next branch."""
+    """A running request: its sequences by handle, and the number of the next branch."""
 
     request: ScenarioRequest
     branches: dict[int, _Branch]
@@ -72,10 +72,10 @@ class ScenarioDriver:
     """Runs a scenario on a scheduler of the classic configuration."""
 
     def __init__(self, scenario: Scenario) -> None:
-        """Make the scheduler.
+        """Create the scheduler.
 
         Raises:
-            ConfigError: A configuration that cannot work.
+            ConfigError: An invalid configuration.
         """
         self._scenario = scenario
         try:
@@ -89,7 +89,7 @@ class ScenarioDriver:
         self._totals = dict.fromkeys(_TOTALS, 0)
 
     def rows(self) -> Iterator[Row]:
-        """The rows of the run: one a step that had work, and the totals at the end."""
+        """Rows of the run: one per step with work, and the totals at the end."""
         step, num_idle = 0, 0
         while True:
             self._arrive(step)
@@ -181,7 +181,7 @@ class ScenarioDriver:
         return row | ({"blocks": blocks} if any(blocks.values()) else {})
 
     def _update(self, outputs: SchedulerOutputs) -> list[int]:
-        """Sample, tell the scheduler, and return the groups that ended."""
+        """Sample, update the scheduler, and return the groups that ended."""
         samples: list[_Output] = []
         first_row = 0
         for scheduled in outputs.scheduled_seq_groups:
@@ -278,7 +278,7 @@ class ScenarioDriver:
 
 
 def _num_samples(group: _Group, seqs: list[int]) -> list[int]:
-    """How many samples each running sequence gets."""
+    """Number of samples of each running sequence."""
     request = group.request
     first = group.branches[seqs[0]]
     if first.length == 0:

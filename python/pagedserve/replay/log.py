@@ -1,4 +1,4 @@
-"""Decision logs run again: the same events on a new scheduler, its decisions compared."""
+"""Replay of decision logs: the same events on a new scheduler, with its decisions compared."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -20,10 +20,10 @@ from pagedserve.errors import PagedServeError
 from pagedserve.replay.log_lines import LogLines
 from pagedserve.replay.scenario import ScenarioError
 
-# Of the logs that this version writes.
+# Version of the log format.
 _FORMAT = 3
 
-# What a line says of the step itself.
+# Fields of a line with the step's decisions.
 _DECISIONS = (
     "step",
     "scheduled",
@@ -38,24 +38,24 @@ _DECISIONS = (
     "free",
 )
 
-# Of a line that does not say it.
+# Defaults of missing fields.
 _NOTHING: dict[str, list[Any]] = {
     "state_moves": [0, 0, 0],
     "window_moves": [0, 0, 0],
     "adapters_to_load": [],
 }
 
-# What working on a value of the wrong kind raises.
+# Exceptions raised by values of a wrong type.
 _MALFORMED = (AttributeError, LookupError, OverflowError, TypeError, ValueError)
 
 
 class LogReplay(NamedTuple):
-    """What came of a log.
+    """Result of replaying a log.
 
     Attributes:
-        num_steps: How many steps were the same.
-        difference: The first one, if there is one.
-        is_cut: Whether the last line is cut short, as a crash leaves it; it was passed over.
+        num_steps: Number of steps with equal decisions.
+        difference: The first difference; None if there is none.
+        is_cut: Whether the last line is truncated, as after a crash; it was ignored.
     """
 
     num_steps: int
@@ -64,15 +64,15 @@ class LogReplay(NamedTuple):
 
 
 def replay_log(path: Path) -> LogReplay:
-    """Run a log again.
+    """Replay a log.
 
     Args:
-        path: A file that ``Scheduler(log=...)`` wrote, gzipped if it ends in .gz; of a log in a
+        path: A file written by ``Scheduler(log=...)``, gzipped if it ends in .gz; for a log in a
             directory its last file.
 
     Raises:
-        ScenarioError: Not a log, one of another format or without its beginning, or one with a
-            broken line, but for a last one cut short.
+        ScenarioError: Not a log, one of another format or without its first part, or one with an
+            invalid line, except for a truncated last one.
     """
     log = LogLines(path)
     lines = iter(log)
@@ -98,7 +98,7 @@ def replay_log(path: Path) -> LogReplay:
 
 
 def _difference(player: "_Player", line: dict[str, Any]) -> str | None:
-    # A flushed log has lines of events alone.
+    # A flushed log has lines with events only.
     events_alone = set(line) == {"events"}
     where = "the end" if events_alone else f"step {line['step']}"
     try:
@@ -115,7 +115,7 @@ def _difference(player: "_Player", line: dict[str, Any]) -> str | None:
 
 
 def _parts(cache: dict[str, Any]) -> dict[str, Any]:
-    """What a log writes as an object in itself."""
+    """Parse the nested objects of a cache configuration."""
     group = cache.get("window_group")
     return {
         "choices": CacheChoices(**cache["choices"]),
@@ -124,7 +124,7 @@ def _parts(cache: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Player:
-    """A scheduler that is told what the log says."""
+    """A scheduler that executes the events of a log."""
 
     def __init__(self, header: dict[str, Any]) -> None:
         scheduler, cache = header["scheduler"], header["cache"]
@@ -144,12 +144,12 @@ class _Player:
         }
 
     def tell(self, events: list[list[Any]]) -> None:
-        """Does what was done to the logged scheduler."""
+        """Repeat the events of the logged scheduler."""
         for kind, *arguments in events:
             self._play[kind](*arguments)
 
     def schedule(self, now: float) -> dict[str, Any]:
-        """Decides the next step and says what a line of the log would."""
+        """Schedule the next step and return its line of the log."""
         self._step = step = self._scheduler.schedule(now)
         return {
             "step": step.step_id,

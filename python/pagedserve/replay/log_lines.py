@@ -1,4 +1,4 @@
-"""The lines of a decision log, from one file or from the parts that it was written in."""
+"""Lines of a decision log, from one file or several parts."""
 
 import json
 import re
@@ -8,26 +8,25 @@ from typing import Any, Final
 
 from pagedserve.replay.scenario import ScenarioError, read_text
 
-# The number of a log in its directory, and that of a part.
+# Number of a log in its directory, and of a part.
 _PART: Final = re.compile(r"decisions-(\d+)-(\d+)\.jsonl")
 
 
 class LogLines:
-    """Iterates over the lines of a log, each with where it stands; one part is in memory at a time.
+    """Iterates over the lines of a log, with their positions; one part is in memory at a time.
 
     Attributes:
-        is_cut: Whether the last line is cut short, as a crash leaves it; it is passed over.
+        is_cut: Whether the last line is truncated, as after a crash; it is ignored.
 
     Raises:
-        ScenarioError: Parts that are missing, files that cannot be read, or a line that is no
-            JSON object.
+        ScenarioError: Parts are missing, files cannot be read, or a line is not a JSON object.
     """
 
     def __init__(self, path: Path, *, from_first: bool = True) -> None:
         """Find the parts.
 
         Args:
-            path: A file; the parts before it belong to it.
+            path: A file, which earlier parts belong to.
             from_first: Whether a log whose first parts were removed is refused.
         """
         self.is_cut = False
@@ -39,7 +38,7 @@ class LogLines:
             )
 
     def __iter__(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield where each line stands, and its object."""
+        """Yield the position of each line, and its object."""
         for part in self._parts:
             texts = read_text(part).splitlines()
             for number, text in enumerate(texts, start=1):
@@ -56,16 +55,16 @@ class LogLines:
 
 
 def has_first_part(path: Path) -> bool:
-    """Whether a log is there from its beginning; ``path`` is its only file, or one of its parts."""
+    """Whether a log has its first part; ``path`` is its only file, or one of its parts."""
     first = _PART.fullmatch(_parts_until(path)[0].name)
     return first is None or int(first[2]) == 1
 
 
 def last_parts(path: Path) -> list[Path]:
-    """The file itself, or of each log in a directory the last file, oldest log first.
+    """Return the file itself, or the last file of each log in a directory, oldest log first.
 
     Raises:
-        ScenarioError: A directory without a log.
+        ScenarioError: The directory has no log.
     """
     if not path.is_dir():
         return [path]

@@ -8,18 +8,18 @@ from pagedserve.replay.log_lines import LogLines
 
 
 def request_steps(path: Path, request_id: str) -> Iterator[str]:
-    """Say of each step what it did with a request.
+    """Describe what each step did with a request.
 
     Args:
         path: A log, or the last file of one in a directory; its first parts may be missing.
-        request_id: The request's, or the beginning of it up to a hyphen: a server adds to the id
-            of an answer what keeps equal ids apart, and the place of each prompt.
+        request_id: Request id, or its prefix up to a hyphen: a server appends a unique suffix to
+            the response id, and the index of each prompt.
 
     Yields:
-        A line for people each.
+        A line of text for each.
 
     Raises:
-        ScenarioError: A log that cannot be read.
+        ScenarioError: The log cannot be read.
     """
     groups: dict[int, str] = {}
     for _, line in LogLines(path, from_first=False):
@@ -49,6 +49,6 @@ def _deeds(line: dict[str, Any]) -> Iterable[tuple[int, str]]:
     for group in line.get("swapped_in", ()):
         yield group, "swapped in"
     for group, reason in line.get("ignored", ()):
-        yield group, f"refused for ever: {reason}"
+        yield group, f"refused permanently: {reason}"
     for group, reason in line.get("refused", ()):
         yield group, f"waits: {reason}"

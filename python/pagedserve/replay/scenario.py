@@ -1,7 +1,7 @@
 """Scenarios: requests, aborts and planned outputs, read from JSON and checked.
 
 The format is that of the recorded decisions under ``tests/golden`` (its README describes it).
-Tokens are made by formula, so that a file stays small.
+Tokens are computed by a formula, so that a file stays small.
 """
 
 import gzip
@@ -29,7 +29,7 @@ class ScenarioError(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class ScenarioConfig:
-    """The scheduler and cache of a scenario; fields as in vLLM 0.6.2."""
+    """Scheduler and cache configuration of a scenario; fields as in vLLM 0.6.2."""
 
     block_size: int
     num_gpu_blocks: int
@@ -49,12 +49,12 @@ class ScenarioConfig:
 
 @dataclass(frozen=True, slots=True)
 class ScenarioRequest:
-    """One request: when it comes, what it holds, how it will go on.
+    """A request of a scenario: arrival, prompt and planned output.
 
     Attributes:
         prompt: int32 token ids.
-        output_lens: planned output length of each branch; the last counts for all further ones.
-        beam_period: a beam group branches where (output length + ordinal) is a multiple of it.
+        output_lens: planned output length of each branch; the last is used for all further ones.
+        beam_period: a beam group forks where (output length + ordinal) is a multiple of it.
     """
 
     id: str
@@ -73,11 +73,11 @@ class ScenarioRequest:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """What happens to a scheduler, step by step.
+    """Events of a run, step by step.
 
     Attributes:
         aborts: ids to abort before a step.
-        last_step: the last step before which something happens.
+        last_step: the last step with an event before it.
     """
 
     name: str
@@ -88,15 +88,15 @@ class Scenario:
 
     @property
     def last_step(self) -> int:
-        """The last step before which a request or an abort comes; -1 without any."""
+        """The last step with a request or an abort before it; -1 if there is none."""
         return max([*(request.step for request in self.requests), *self.aborts], default=-1)
 
 
 def read_text(path: Path) -> str:
-    """The text of a file, unpacked if its name ends in .gz.
+    """Read a text file, decompressing it if its name ends in .gz.
 
     Raises:
-        ScenarioError: The file cannot be read or unpacked.
+        ScenarioError: The file cannot be read or decompressed.
     """
     try:
         raw = path.read_bytes()
@@ -109,7 +109,7 @@ def load_scenario(path: Path) -> Scenario:
     """Read a scenario.
 
     Raises:
-        ScenarioError: The file cannot be read, is cut short, or lacks a field.
+        ScenarioError: The file cannot be read, is truncated, or lacks a field.
     """
     try:
         return _scenario(json.loads(read_text(path)))
@@ -120,7 +120,7 @@ def load_scenario(path: Path) -> Scenario:
 
 
 def output_token(out_seed: int, branch: int, position: int) -> int:
-    """The token at ``position`` of the output of a branch."""
+    """Token at ``position`` of the output of a branch."""
     spread = branch * 1299709 + position * 15485863 + position * position * 17
     return _FIRST_TOKEN + (out_seed * 7919 + spread + 5) % _PRIME
 

@@ -1,1 +1,1 @@
-"""From a step's decisions to the logits of its sampled rows."""
+"""Model runner: from a step's decisions to the logits of its sampled rows."""

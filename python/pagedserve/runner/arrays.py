@@ -8,30 +8,30 @@ from torch import Tensor
 
 from pagedserve.models.adapters import SortedRows
 
-# Of every array in the buffers: a whole number of cache lines, and of what a GPU reads at once.
+# Alignment of every array in the buffers: whole cache lines, and the access size of a GPU.
 _ALIGNMENT: Final = 128
 
 
 @dataclass(frozen=True, slots=True)
 class InputArrays:
-    """The arrays as views of one buffer of bytes, in the order in which they lie there.
+    """The arrays of a step as views of one buffer of bytes, in the order of their offsets.
 
     Attributes:
         query_start: int32 ``[max_num_rows + 1]``.
         seq_lens: int32 ``[max_num_rows]``.
         sample_index: int32 ``[max_num_samples]``.
         adapter_slots: int32 ``[max_num_rows]``.
-        sample_starts: int32 ``[num_adapter_slots + 1]``, with its order the samples by the slots of
-            their adapters, as of `SortedRows`.
+        sample_starts: int32 ``[num_adapter_slots + 1]``, with its order the samples sorted by the
+            slots of their adapters, as in `SortedRows`.
         sample_order: int32 ``[max_num_samples]``.
-        token_starts: likewise of tokens.
+        token_starts: likewise for tokens.
         token_order: int32 ``[max_num_tokens]``.
         token_ids: int32 ``[max_num_tokens]``.
         positions: int64 ``[max_num_tokens]``.
         slot_mapping: int64 ``[max_num_tokens]``.
-        window_slots: likewise, in layers with a window that have blocks of their own; or empty.
+        window_slots: likewise for sliding-window layers with separate blocks; or empty.
         block_tables: int32 ``[max_num_rows * max_blocks_per_row]``, used as ``[R, B]``.
-        window_tables: likewise, of layers with a window; or empty.
+        window_tables: likewise for those layers; or empty.
     """
 
     query_start: Tensor
@@ -51,7 +51,7 @@ class InputArrays:
 
     @classmethod
     def of(cls, buffer: Tensor, lengths: dict[str, int]) -> Self:
-        """Cut a buffer, uint8 ``[buffer_bytes(lengths)]``, into arrays of these lengths."""
+        """Split a buffer, uint8 ``[buffer_bytes(lengths)]``, into arrays of these lengths."""
         arrays, offset = {}, 0
         for name, length in lengths.items():
             dtype = DTYPES[name]
@@ -72,12 +72,12 @@ def _aligned(num_bytes: int) -> int:
 
 
 def buffer_bytes(lengths: dict[str, int]) -> int:
-    """Bytes of a buffer that holds arrays of these lengths."""
+    """Bytes of a buffer for arrays of these lengths."""
     return sum(_aligned(length * DTYPES[name].itemsize) for name, length in lengths.items())
 
 
 def adapter_lengths(num_slots: int, max_num_samples: int, max_num_tokens: int) -> dict[str, int]:
-    """Of the arrays that say who has which adapter; a step without adapters copies none."""
+    """Lengths of the arrays that map rows to adapters; a step without adapters copies none."""
     if num_slots == 0:
         return dict.fromkeys(("sample_starts", "sample_order", "token_starts", "token_order"), 0)
     return {
@@ -89,7 +89,7 @@ def adapter_lengths(num_slots: int, max_num_samples: int, max_num_tokens: int) -
 
 
 def adapter_rows(arrays: InputArrays) -> dict[str, SortedRows]:
-    """The same arrays by kind."""
+    """The adapter arrays by kind."""
     return {
         "sample": SortedRows(arrays.sample_starts, arrays.sample_order),
         "token": SortedRows(arrays.token_starts, arrays.token_order),

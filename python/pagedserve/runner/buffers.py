@@ -1,12 +1,11 @@
-"""The arrays of a step, allocated once for the largest step and filled in place by the core.
+"""Step buffers, allocated once for the largest step and filled in place by the core.
 
-Owns the memory: one buffer of bytes on the host, and on a GPU one more of the same layout there,
-each array at the same offset in both.  The core writes the host's arrays, the model reads the
-device's; on the CPU they are the same bytes.
+Owns the memory: one buffer of bytes on the host, and on a GPU another with the same layout.  The
+core writes the host's arrays, the model reads the device's; on the CPU they are the same memory.
 
-The block tables come last, because they are the largest by far and their used part is the
-shortest: what a step copies to a GPU is one piece, from the start to the end of its own tables, and
-one more where layers with a window have tables of their own.
+The block tables come last, because they are the largest by far and mostly unused: a step is copied
+to a GPU as one range, from the start to the end of its tables, plus another if sliding-window
+layers have separate tables.
 """
 
 from dataclasses import dataclass
@@ -33,7 +32,7 @@ from pagedserve.runner.arrays import (
 
 
 class BatchSizes(Protocol):
-    """How much of the buffers a step uses; of ``pagedserve._core.SchedulerOutputs``."""
+    """Sizes of a step, of ``pagedserve._core.SchedulerOutputs``."""
 
     @property
     def num_rows(self) -> int:
@@ -54,16 +53,16 @@ class BatchSizes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """What the model is given in one step, on its device.
+    """Inputs of the model in one step, on its device.
 
     Attributes:
         token_ids: int32 ``[1, T]``.
         positions: int64 ``[1, T]``.
-        sample_index: int32 ``[S]`` positions in T whose logits are wanted.
-        metadata: for the attention calls.
-        window_metadata: for those of layers with a window that have blocks of their own.
-        images: of rows that have some in the step, or positions by them; None for text alone.
-        cross: what its tokens see of encoders; None for a decoder alone.
+        sample_index: int32 ``[S]`` positions in T that need logits.
+        metadata: step for the attention calls.
+        window_metadata: step for calls of sliding-window layers with separate blocks.
+        images: image features of the step's tokens, or 3D positions; None for text only.
+        cross: inputs of cross-attention; None for decoder-only models.
     """
 
     token_ids: Tensor
@@ -76,17 +75,17 @@ class StepInputs:
 
 
 class StepMemory(Protocol):
-    """Host memory that others read the steps of, too."""
+    """Host memory shared with other ranks."""
 
     def allocate(self, num_bytes: int) -> Tensor:
-        """Uint8 ``[num_bytes]``, zero."""
+        """Allocate uint8 ``[num_bytes]``, zeroed."""
 
     def wait_until_read(self) -> None:
-        """Return when the others are done with the step before."""
+        """Wait until the other ranks have read the previous step."""
 
 
 class StepBuffers:
-    """Arrays for the largest step that the scheduler may make."""
+    """Arrays for the largest step of the scheduler."""
 
     def __init__(
         self,
@@ -102,20 +101,21 @@ class StepBuffers:
         memory: StepMemory | None = None,
         cuda: Cuda | None = None,
     ) -> None:
-        """Allocate.
+        """Allocate the arrays.
 
         Args:
-            max_num_tokens: most tokens of a step.
-            max_num_rows: most rows of a step.
-            max_blocks_per_row: longest block table.
-            max_num_samples: most sampled tokens of a step; None is one a row.
+            max_num_tokens: maximum tokens of a step.
+            max_num_rows: maximum rows of a step.
+            max_blocks_per_row: maximum length of a block table.
+            max_num_samples: maximum sampled tokens of a step; None is one per row.
             has_adapters: whether rows may have adapters; else the core has no slots to write.
-            num_adapter_slots: of adapters that kernels of a GPU add; 0 where there are none.
-            max_cross_blocks: longest table of an encoder's keys; 0 for a decoder alone.
-            has_windows: whether layers with a window have blocks of their own.
-            memory: where the core writes; None is this process's own.
-            cuda: the GPU of the model, for which the core's buffer is pinned; None where the
-                model reads that buffer itself.
+            num_adapter_slots: slots of adapters for GPU kernels; 0 without such kernels.
+            max_cross_blocks: maximum length of a table of an encoder's keys; 0 for decoder-only
+                models.
+            has_windows: whether sliding-window layers have separate blocks.
+            memory: memory that the core writes to; None is private memory.
+            cuda: GPU of the model, for which the core's buffer is pinned; None if the model reads
+                that buffer directly.
         """
         self.max_blocks_per_row = max_blocks_per_row
         max_num_samples = max(max_num_rows, max_num_samples or 0)
@@ -182,7 +182,7 @@ class StepBuffers:
         )
 
     def writable(self) -> InputBuffers:
-        """What the core fills; the host waits here until the device has its copy of the last."""
+        """Buffers for the core to fill; waits until the device has copied the previous step."""
         if self._cuda is not None:
             self._copied.synchronize()
         if self._memory is not None:
@@ -194,11 +194,11 @@ class StepBuffers:
     ) -> AdapterRows:
         """Sort tokens or samples of the step by the slots of their adapters.
 
-        The buffers must be `writable`.  What kernels read of it is there once the step is uploaded.
+        The buffers must be `writable`.  Kernels can read the result once the step is uploaded.
 
         Args:
-            slots: of each, -1 for none.
-            kind: which.
+            slots: adapter slot of each, -1 for none.
+            kind: tokens or samples.
         """
         host, there = self._host_rows[kind], self._device_rows[kind]
         if not 0 < len(slots) <= len(host.order) or self._num_adapter_slots == 0:
@@ -209,12 +209,12 @@ class StepBuffers:
         return rows
 
     def to_device(self, host: Tensor) -> Tensor:
-        """A host tensor where the model reads it."""
+        """Copy a host tensor to the device of the model."""
         return host if self._cuda is None else self._cuda.to_device(host)
 
     @property
     def device(self) -> torch.device:
-        """The model's."""
+        """Device of the model."""
         return self._there.device
 
     def inputs(
@@ -225,9 +225,9 @@ class StepBuffers:
         These are views: valid until the next step is prepared.
 
         Args:
-            sizes: of the step.
-            block_size: tokens of a block.
-            previous_tokens: int32 ``[S']``, for which inputs stand; see `upload`.
+            sizes: sizes of the step.
+            block_size: tokens per block.
+            previous_tokens: int32 ``[S']``, tokens that inputs refer to; see `upload`.
         """
         self.upload(sizes, previous_tokens)
         arrays, num_tokens = self.on_device, sizes.num_batched_tokens
@@ -240,13 +240,13 @@ class StepBuffers:
         )
 
     def pad(self, sizes: BatchSizes, num_rows: int) -> None:
-        """Put rows of one token behind those of a decode step, as nothing to be computed.
+        """Append padding rows of one token to a decode step.
 
         The buffers must be `writable`.
 
         Args:
-            sizes: of the step, which has one token in each row.
-            num_rows: rows with those that pad; they have no query, no key and no slot.
+            sizes: sizes of the step, which has one token in each row.
+            num_rows: rows including padding; padding rows have no query, no key and no slot.
         """
         padding = slice(sizes.num_rows, num_rows)
         self._token_ids[padding] = 0
@@ -258,12 +258,12 @@ class StepBuffers:
         self.query_start[sizes.num_rows : num_rows + 1] = sizes.num_rows
 
     def upload(self, sizes: BatchSizes, previous_tokens: Tensor | None = None) -> None:
-        """Copy the step to the device, in one piece; on the CPU it is there.
+        """Copy the step to the device as one range; does nothing on the CPU.
 
         Args:
-            sizes: of the step.
-            previous_tokens: int32 ``[S']`` on the device, of the step before: they take the place
-                of inputs -1, -2 and so on.
+            sizes: sizes of the step.
+            previous_tokens: int32 ``[S']`` on the device, tokens of the previous step: they replace
+                inputs -1, -2 and so on.
         """
         if self._cuda is not None:
             for used in self.used(sizes):
@@ -273,7 +273,7 @@ class StepBuffers:
             _complete(self.on_device.token_ids[: sizes.num_batched_tokens], previous_tokens)
 
     def used(self, sizes: BatchSizes) -> list[slice]:
-        """The bytes that a step uses."""
+        """Byte ranges that a step uses."""
         num_bytes = sizes.num_rows * sizes.max_num_blocks * self._block_tables.itemsize
         pieces = [slice(0, self._tables_start + num_bytes)]
         if self.has_windows:
@@ -281,21 +281,21 @@ class StepBuffers:
         return pieces
 
     def complete(self, sizes: BatchSizes, previous_tokens: Tensor) -> None:
-        """Put the tokens of the step before in their places where the core writes; waits for them.
+        """Replace references to the previous step's tokens in the host buffer; waits for them.
 
         Args:
-            sizes: of the step.
-            previous_tokens: see `upload`, which need not be told of them then.
+            sizes: sizes of the step.
+            previous_tokens: see `upload`, which then does not need them.
         """
         ids = torch.from_numpy(self._token_ids[: sizes.num_batched_tokens])
         _complete(ids, previous_tokens.cpu())
 
     def layout(self, sizes: BatchSizes, block_size: int) -> BatchLayout:
-        """The rows of the step, in host memory."""
+        """Layout of the step's rows, in host memory."""
         return self._layout(sizes, block_size, self._block_tables)
 
     def window_layout(self, sizes: BatchSizes, block_size: int) -> BatchLayout:
-        """The same rows over the blocks of layers with a window."""
+        """The same rows over the blocks of sliding-window layers."""
         return self._layout(sizes, block_size, self._window_tables)
 
     def _layout(self, sizes: BatchSizes, block_size: int, tables: NDArray[np.int32]) -> BatchLayout:
@@ -312,22 +312,22 @@ class StepBuffers:
     def cross_tables(
         self, num_rows: int, num_blocks: int
     ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Of each row the states of its encoder, ``[R]``, and the blocks of their keys, ``[R, C]``.
+        """State counts of each row's encoder, ``[R]``, and block tables of their keys, ``[R, C]``.
 
         Args:
-            num_rows: R, of the step.
-            num_blocks: C, of its longest table.
+            num_rows: R, rows of the step.
+            num_blocks: C, length of its longest table.
         """
         tables = self._cross_tables[: num_rows * num_blocks].reshape(num_rows, num_blocks)
         return self._cross_lens[:num_rows], tables
 
     def _metadata(self, sizes: BatchSizes, block_size: int) -> AttentionMetadata:
-        """The step as the attention calls read it."""
+        """The step for the attention calls."""
         slots, tables = self.on_device.slot_mapping, self.on_device.block_tables
         return self._over(self.layout(sizes, block_size), slots, tables)
 
     def _window_metadata(self, sizes: BatchSizes, block_size: int) -> AttentionMetadata | None:
-        """The same for layers with a window, where they have blocks of their own."""
+        """The same for sliding-window layers, if they have separate blocks."""
         if not self.has_windows:
             return None
         slots, tables = self.on_device.window_slots, self.on_device.window_tables
@@ -350,13 +350,13 @@ class StepBuffers:
 
 
 def _complete(ids: Tensor, previous_tokens: Tensor) -> None:
-    """Inputs -1, -2 and so on become those tokens."""
+    """Replace inputs -1, -2 and so on by those tokens."""
     known = previous_tokens[(-1 - ids).clamp_(min=0)]
     torch.where(ids < 0, known, ids, out=ids)
 
 
 def _host_bytes(num_bytes: int, memory: StepMemory | None, cuda: Cuda | None) -> Tensor:
-    """Host memory that a device copies from, if there is one; zero."""
+    """Allocate zeroed host memory, pinned if a device copies from it."""
     if memory is not None:
         shared = memory.allocate(num_bytes)
         return shared if cuda is None else cuda.pin(shared)

@@ -1,4 +1,4 @@
-"""The encoder of an encoder-decoder: states of the prompts that begin in a step."""
+"""Encoder of an encoder-decoder: states of the prompts that start in a step."""
 
 from collections.abc import Mapping
 
@@ -15,7 +15,7 @@ from pagedserve.models.encoder_prompts import EncoderInput
 
 
 class PromptEncoder:
-    """Makes states of prompts, and has them until the step that writes their keys."""
+    """Computes encoder states of prompts, and keeps them until the step that writes their keys."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         """Start empty."""
@@ -24,7 +24,7 @@ class PromptEncoder:
         self._encoded: dict[int, Tensor] = {}
 
     def encode(self, prompts: Mapping[int, EncoderInput]) -> None:
-        """Have the states of prompts, by row, for the next step."""
+        """Compute the states of prompts, by row, for the next step."""
         self._encoded = {
             row: encoder_states(self._model, torch.as_tensor(prompt.inputs))
             for row, prompt in prompts.items()
@@ -33,6 +33,6 @@ class PromptEncoder:
     def of_step(
         self, layout: BatchLayout, lens: NDArray[np.int32], tables: NDArray[np.int32]
     ) -> CrossStep:
-        """What the tokens of a step see of encoders; see `CrossStep.of`."""
+        """Cross-attention inputs of the step; see `CrossStep.of`."""
         encoded, self._encoded = self._encoded, {}
         return CrossStep.of(layout, lens, tables, encoded, self._nothing)

@@ -1,7 +1,7 @@
-"""CUDA graphs of decode steps: what `PaddedDecode` launches, recorded once and replayed.
+"""CUDA graphs of decode steps: `PaddedDecode`, captured once and replayed.
 
-All graphs share one pool of memory, the largest recorded first so that the others fit into it.
-Their logits are copied out of it, for two graphs may use the same bytes.
+All graphs share one memory pool, and the largest is captured first so that the others fit into it.
+Their logits are copied out of it, since two graphs may use the same memory.
 """
 
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ from pagedserve.models.adapters import StepAdapters
 from pagedserve.runner.buffers import BatchSizes
 from pagedserve.runner.padded import PaddedDecode
 
-# What a graph takes beside tensors: a few KiB for each of some thousand kernels, by estimate.
+# Estimated memory of a graph besides tensors: a few KiB for each of some thousand kernels.
 _BYTES_PER_GRAPH: Final = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class _NoRows:
-    """A step of nothing but padding."""
+    """A step of padding rows only."""
 
     num_rows: int = 0
     num_batched_tokens: int = 0
@@ -33,13 +33,13 @@ class _NoRows:
 def reserved_bytes(
     sizes: tuple[int, ...], *, vocab_size: int, activation_bytes: int, has_adapters: bool
 ) -> int:
-    """Memory to keep for the graphs of these sizes, an estimate.
+    """Estimate the memory to reserve for the graphs of these sizes.
 
     Args:
         sizes: rows of the graphs.
-        has_adapters: whether each is recorded with adapters too.
-        vocab_size: of the logits.
-        activation_bytes: what the largest decode step takes.
+        has_adapters: whether each is captured with adapters too.
+        vocab_size: vocabulary size of the logits.
+        activation_bytes: memory of the largest decode step.
     """
     logits = sizes[-1] * vocab_size * torch.float32.itemsize
     num_graphs = len(sizes) * (1 + has_adapters)
@@ -47,19 +47,19 @@ def reserved_bytes(
 
 
 class DecodeGraphs(PaddedDecode):
-    """Runs decode steps at padded sizes, each as one graph."""
+    """Runs decode steps at padded sizes, each as one CUDA graph."""
 
     @torch.inference_mode()
     def capture(self, vocab_size: int, cuda: Cuda, *, has_adapters: bool = False) -> None:
-        """Record every size; called once, before the first step.
+        """Capture every size; called once, before the first step.
 
         Args:
-            vocab_size: of the logits.
+            vocab_size: vocabulary size of the logits.
             cuda: the model's device.
-            has_adapters: whether rows may have some: each size is recorded with them too.
+            has_adapters: whether rows may have adapters: each size is captured with them too.
 
         Raises:
-            ConfigError: the model does what cannot be recorded, or memory is out.
+            ConfigError: an operation of the model cannot be captured, or memory is out.
         """
         shape = self.sizes[-1], vocab_size
         self._results = torch.empty(shape, dtype=torch.float32, device=cuda.device)
@@ -70,7 +70,7 @@ class DecodeGraphs(PaddedDecode):
                 for is_adapted in (True, False) if has_adapters else (False,):
                     graph = self._record(size, cuda, pool, is_adapted=is_adapted)
                     self._graphs[size, is_adapted] = graph
-        except RuntimeError as error:  # what torch raises for all that goes wrong on a device
+        except RuntimeError as error:  # torch raises it for all errors of a device
             raise ConfigError(
                 "the decode steps of this model cannot be recorded as CUDA graphs "
                 f"({str(error).strip().splitlines()[0]}): give enforce_eager=True, or, if memory "
@@ -85,7 +85,7 @@ class DecodeGraphs(PaddedDecode):
         def launch() -> None:
             self._results[:size].copy_(self._run(inputs, adapters))
 
-        # Kernels are compiled and libraries set up when first run, which must not be recorded.
+        # The first run compiles kernels and initializes libraries, which must not be captured.
         launch()
         return cuda.capture(launch, pool)
 

@@ -1,4 +1,4 @@
-"""Features of images: the model's tower makes them once, and they stay for as long as they fit."""
+"""Image features, computed once by the vision encoder and cached within a limit."""
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -14,13 +14,13 @@ from pagedserve.models.prompt_images import PlacedImage, PromptImages
 
 
 class ImageTower:
-    """Makes features of images, and keeps those that were used last.
+    """Computes features of images, and caches the most recently used.
 
-    Invariant: features of the step that is being prepared are there, whatever the bound.
+    Invariant: features of the step that is being prepared are never evicted.
     """
 
     def __init__(self, model: PreTrainedModel, max_bytes: int) -> None:
-        """Start empty; ``max_bytes`` is what features may take in host memory."""
+        """Start empty; ``max_bytes`` limits the features in host memory."""
         self._model = model
         self._max_bytes = max_bytes
         self._kept: OrderedDict[bytes, Tensor] = OrderedDict()
@@ -28,7 +28,7 @@ class ImageTower:
         self._num_bytes = 0
 
     def encode(self, images: Sequence[PlacedImage]) -> None:
-        """Have the features of images until the end of the next step."""
+        """Compute the features of images, and keep them until the end of the next step."""
         for image in images:
             digest = image.digest
             if digest not in self._kept:
@@ -47,6 +47,6 @@ class ImageTower:
         query_start: NDArray[np.int32],
         positions: NDArray[np.int64],
     ) -> StepImages | None:
-        """What images mean to a step; see `step_images`."""
+        """Image inputs of a step; see `step_images`."""
         self._in_use.clear()
         return step_images(rows, query_start, positions, self._kept, self._model.device)

@@ -1,4 +1,4 @@
-"""From a step's inputs to logits: the model over the KV pools, run the way that suits the step."""
+"""Model runner: from a step's inputs to logits, with the best method for the step."""
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -28,14 +28,14 @@ from pagedserve.runner.buffers import BatchSizes, StepBuffers, StepInputs
 
 
 class Forward:
-    """One model over one set of KV pools.
+    """Forward pass of a model over one set of KV pools.
 
     Attributes:
-        selects_logits: whether the model makes no logits but those that are wanted.
+        selects_logits: whether the model computes only the requested logits.
     """
 
     def __init__(self, loaded: LoadedModel, cache: CacheEngine) -> None:
-        """Put the parts together; nothing is copied."""
+        """Store the components without copies."""
         self._model = loaded.model
         self.selects_logits = loaded.selects_logits
         self._write_and_attend = write_and_attend(loaded.attention_backend)
@@ -43,7 +43,7 @@ class Forward:
         self._cache = cache
         self._states = loaded.states
         self._is_encoder = loaded.is_encoder
-        # The layers of an encoder need no keys but their own: one pool does for all.
+        # Layers of an encoder need only the keys of the step: one pool serves all.
         pools = cache.gpu_pools
         self._pools = pools * len(self._windows) if loaded.is_encoder else pools
 
@@ -56,16 +56,16 @@ class Forward:
         """Run the model on one step: a flat batch, ``[1, T]``.
 
         Args:
-            inputs: of the step.
-            index: int32 ``[N]``, positions in T whose logits are wanted; None wants all.
-            token_types: int64 ``[T]``, which of two texts each token is of, for an encoder; None
-                where there is one.
+            inputs: inputs of the step.
+            index: int32 ``[N]``, positions in T that need logits; None is all.
+            token_types: int64 ``[T]``, segment of each token of a text pair, for an encoder; None
+                for single texts.
 
         Returns:
-            Logits ``[N, V]``, in the model's dtype; of a model that pools, states ``[N, F]``.
+            Logits ``[N, V]``, in the model's dtype; for a pooling model, states ``[N, F]``.
 
         Raises:
-            StepError: if not every layer attended over the pools.
+            StepError: a layer did not attend over the pools.
         """
         attention = self._attention(inputs)
         with answering(attention), self._keeping(inputs.metadata.layout):
@@ -92,12 +92,12 @@ class Forward:
         )
 
     def _by_window(self, inputs: StepInputs) -> Mapping[int, AttentionMetadata]:
-        """The step for layers with a window that have blocks of their own."""
+        """The step for sliding-window layers with separate blocks."""
         metadata = inputs.window_metadata
         return {} if metadata is None else dict.fromkeys(self._cache.windows, metadata)
 
     def _keeping(self, layout: BatchLayout) -> AbstractContextManager[None]:
-        """A context in which the states of the rows lie in their slots, where layers have any."""
+        """A context that binds the state slots of the rows, if layers keep states."""
         if not self._states:
             return nullcontext()
         pools = self._cache.states.device
@@ -124,15 +124,15 @@ class Forward:
 
 
 class DecodeRunner(Protocol):
-    """A way of its own to run decode steps."""
+    """A special method to run decode steps."""
 
     def fits(self, step: BatchSizes) -> bool:
-        """Whether it takes such a step."""
+        """Whether it supports a step."""
 
     def run(
         self, step: BatchSizes, previous_tokens: Tensor | None = None, *, is_adapted: bool = False
     ) -> Tensor:
-        """Logits, float32 ``[R, V]``, of a step that fits; valid until the next step."""
+        """Logits, float32 ``[R, V]``, of a supported step; valid until the next step."""
 
 
 class ModelRunner:
@@ -146,14 +146,14 @@ class ModelRunner:
         padded: DecodeRunner | None = None,
         adapters: AdapterModules | None = None,
     ) -> None:
-        """Put the parts together; nothing is copied.
+        """Store the components without copies.
 
         Args:
-            forward: the model.
-            buffers: that the core fills.
-            block_size: tokens of a block.
-            padded: takes the decode steps that it fits; None runs every step as it is.
-            adapters: of the model; None where it has none.
+            forward: forward pass of the model.
+            buffers: buffers that the core fills.
+            block_size: tokens per block.
+            padded: runs the decode steps that it supports; None runs every step unpadded.
+            adapters: adapters of the model; None without adapters.
         """
         self._adapters = adapters
         self._forward = forward
@@ -173,48 +173,57 @@ class ModelRunner:
         """Run the step whose inputs are in the buffers.
 
         Args:
-            sizes: of the step.
-            more_index: int32 ``[P]`` in host memory, positions in T whose logits are wanted
-                besides those of the samples.
-            previous_tokens: int32 ``[S']``, for which inputs stand; see `StepBuffers.upload`.
-            images: of rows that have some in the step; None for text alone.
-            cross: what its tokens see of encoders; None for a decoder alone.
+            sizes: sizes of the step.
+            more_index: int32 ``[P]`` in host memory, positions in T that need logits besides those
+                of the samples.
+            previous_tokens: int32 ``[S']``, tokens that inputs refer to; see `StepBuffers.upload`.
+            images: image inputs of the step; None for text only.
+            cross: inputs of cross-attention; None for decoder-only models.
 
         Returns:
             Logits, float32 ``[S + P, V]``; valid until the next step.
 
         Raises:
-            StepError: if not every layer attended over the pools.
+            StepError: a layer did not attend over the pools.
         """
         is_adapted = self._is_adapted(sizes)
         is_plain = more_index is None and images is None
         if self._padded is not None and is_plain and self._padded.fits(sizes):
             return self._padded.run(sizes, previous_tokens, is_adapted=is_adapted)
-        # Sorted first, for what kernels read of it goes to the device with the step.
+        # Sorted first, since kernels read the result, which is uploaded with the step.
         adapting = self._adapting(sizes, more_index) if is_adapted else nullcontext()
         inputs = self._buffers.inputs(sizes, self._block_size, previous_tokens)
         if images is not None or cross is not None:
             inputs = replace(inputs, images=images, cross=cross)
-        index = inputs.sample_index
+        index = None if self._samples_all(sizes) else inputs.sample_index
         if more_index is not None:
-            index = torch.cat((index, self._buffers.to_device(more_index)))
+            index = torch.cat((inputs.sample_index, self._buffers.to_device(more_index)))
         with adapting:
             return self._forward(inputs, index).float()
 
     @torch.inference_mode()
     def hidden_states(self, sizes: BatchSizes, token_types: Tensor | None = None) -> Tensor:
-        """Run the step whose inputs are in the buffers: the states of all its tokens, ``[T, F]``.
+        """Run the step in the buffers; return the hidden states of all its tokens, ``[T, F]``.
 
         Args:
-            sizes: of the step.
-            token_types: as of ``Forward``, in host memory.
+            sizes: sizes of the step.
+            token_types: as in ``Forward``, in host memory.
 
         Raises:
-            StepError: as of ``execute``.
+            StepError: as in ``execute``.
         """
         inputs = self._buffers.inputs(sizes, self._block_size)
         types = None if token_types is None else token_types.to(inputs.token_ids.device)
         return self._forward(inputs, token_types=types)
+
+    def _samples_all(self, sizes: BatchSizes) -> bool:
+        """Whether the step has one sample per token, in order, so that no logits are selected.
+
+        On a CPU selecting them wakes torch's threads, which then spin for milliseconds on cores
+        that the compute threads use.
+        """
+        samples = self._buffers.sample_index[: sizes.num_samples]
+        return np.array_equal(samples, np.arange(sizes.num_batched_tokens))
 
     def _is_adapted(self, sizes: BatchSizes) -> bool:
         """Whether a row of the step has an adapter."""
@@ -225,13 +234,13 @@ class ModelRunner:
     def _adapting(
         self, sizes: BatchSizes, more_index: Tensor | None
     ) -> AbstractContextManager[None]:
-        """A context in which the rows of the step have their adapters."""
-        assert self._adapters is not None  # noqa: S101  # asked by the caller
+        """A context that applies the adapters of the step's rows."""
+        assert self._adapters is not None  # noqa: S101  # checked by the caller
         buffers, num_rows = self._buffers, sizes.num_rows
         ends = buffers.query_start[1 : num_rows + 1]
         token_slots = np.repeat(buffers.adapter_slots[:num_rows], np.diff(ends, prepend=0))
         tokens = buffers.adapter_rows(token_slots, "token")
-        if not self._forward.selects_logits:  # its head sees every token
+        if not self._forward.selects_logits:  # its head computes every token
             return self._adapters.step(tokens)
         samples = buffers.sample_index[: sizes.num_samples]
         if more_index is not None:

@@ -1,15 +1,15 @@
-"""Decode steps padded to one of a few sizes, at addresses that never change.
+"""Decode steps padded to one of a few sizes, at fixed addresses.
 
-A CUDA graph replays one shape over fixed memory.  So a step of R rows with one token each is
-padded to the next size, and every input lies where the last step of that size had it: the arrays
-of the step buffers do so by themselves, and the block tables, whose rows are as long as the step's
-longest, are spread out here to rows of full length.
+A CUDA graph replays one shape over fixed memory.  So a step of R rows with one token each is padded
+to the next size, and every input has the same address in each step of that size: the arrays of the
+step buffers do already, and the block tables, whose rows are as long as the step's longest, are
+copied here to rows of full length.
 
 Invariants:
 
 1. A padding row has no query and no key, and its token no slot, so nothing of it is written or
    attended to.
-2. What a step of one size gives does not depend on what the rows behind it held before.
+2. The result of a step of one size does not depend on earlier contents of padding rows.
 """
 
 from bisect import bisect_left
@@ -26,21 +26,21 @@ from pagedserve.models.adapters import StepAdapters, adapting
 from pagedserve.runner.buffers import BatchSizes, StepBuffers, StepInputs
 from pagedserve.runner.model_runner import Forward
 
-# Steps with more rows spend their time in kernels, not between them.
+# Larger steps are bound by their kernels, not by launches.
 _MAX_ROWS: Final = 256
 
 
 def ladder(max_num_rows: int) -> tuple[int, ...]:
-    """Sizes to pad to, ascending: 1, 2, 4, then multiples of 8, up to the most rows of a step.
+    """Sizes to pad to, ascending: 1, 2, 4, then multiples of 8, up to the maximum rows of a step.
 
-    The last is ``max_num_rows`` itself, or 256 where that is less.
+    The last is ``max_num_rows`` itself, or 256 if that is less.
     """
     most = min(max_num_rows, _MAX_ROWS)
     return (*(size for size in (1, 2, 4, *range(8, most, 8)) if size < most), most)
 
 
 def _spread(tables: Tensor, rows: Tensor, step: BatchSizes) -> None:
-    """Copy a step's tables, one behind another, to rows of full length."""
+    """Copy a step's contiguous tables to rows of full length."""
     num_rows, num_blocks = step.num_rows, step.max_num_blocks
     packed = tables[: num_rows * num_blocks].view(num_rows, num_blocks)
     rows[:num_rows, :num_blocks].copy_(packed)
@@ -60,10 +60,10 @@ class PaddedDecode:
         """Allocate the block tables.
 
         Args:
-            forward: the model.
-            buffers: that the core fills.
+            forward: forward pass of the model.
+            buffers: buffers that the core fills.
             sizes: numbers of rows, ascending.
-            block_size: tokens of a block.
+            block_size: tokens per block.
         """
         self.sizes = tuple(sizes)
         self._forward = forward
@@ -74,18 +74,18 @@ class PaddedDecode:
         self._window_tables = torch.zeros_like(self._tables[:, : shape[1] * buffers.has_windows])
 
     def fits(self, step: BatchSizes) -> bool:
-        """Whether every row of a step has one token and samples, and there are not too many."""
+        """Whether every row of a step has one token and one sample, within the largest size."""
         is_decode = step.num_rows == step.num_batched_tokens == step.num_samples
         return is_decode and 0 < step.num_rows <= self.sizes[-1]
 
     def run(
         self, step: BatchSizes, previous_tokens: Tensor | None = None, *, is_adapted: bool = False
     ) -> Tensor:
-        """Logits, float32 ``[R, V]``, of a step that fits; valid until the next step.
+        """Logits, float32 ``[R, V]``, of a supported step; valid until the next step.
 
         Args:
-            step: its sizes.
-            previous_tokens: int32 ``[S']``, for which inputs stand; see `StepBuffers.upload`.
+            step: sizes of the step.
+            previous_tokens: int32 ``[S']``, tokens that inputs refer to; see `StepBuffers.upload`.
             is_adapted: whether a row has an adapter.
         """
         size = self.sizes[bisect_left(self.sizes, step.num_rows)]
@@ -100,10 +100,10 @@ class PaddedDecode:
         *,
         is_adapted: bool,
     ) -> StepAdapters | None:
-        """Pad the step that is in the buffers to ``size`` rows, and bring it to the device.
+        """Pad the step in the buffers to ``size`` rows, and upload it.
 
         Returns:
-            Who has which adapter, at the same addresses whatever the step; None if nobody is asked.
+            The rows of each adapter, at fixed addresses; None without adapters.
         """
         self._buffers.pad(step, size)
         adapters = None
@@ -118,7 +118,7 @@ class PaddedDecode:
         return adapters
 
     def _inputs(self, step: BatchSizes, size: int) -> StepInputs:
-        """The inputs of a size: the same addresses whatever the step."""
+        """Inputs of a size, at fixed addresses."""
         buffers, arrays = self._buffers, self._buffers.on_device
         rows = DeviceRows(
             query_start=arrays.query_start[: size + 1],
@@ -144,7 +144,7 @@ class PaddedDecode:
         )
 
     def _logits(self, step: BatchSizes, size: int, adapters: StepAdapters | None) -> Tensor:
-        """Logits, float32 ``[size, V]``, of the step that was filled in."""
+        """Logits, float32 ``[size, V]``, of the uploaded step."""
         return self._run(self._inputs(step, size), adapters)
 
     def _run(self, inputs: StepInputs, adapters: StepAdapters | None) -> Tensor:

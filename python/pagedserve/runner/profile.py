@@ -1,7 +1,7 @@
-"""The largest steps there can be, run once to learn how much memory they leave to the KV cache.
+"""Profile run: executes the largest steps once to measure their memory.
 
-They attend over a pool of one block, which every row's table names again and again: what is read
-means nothing, and takes as long and as much memory as if it did.
+They attend over a pool of one block, to which all block tables refer: the results are undefined,
+but time and memory are the same.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ from pagedserve.sampling.sampler import Sampler
 
 
 class TrialRow(NamedTuple):
-    """A row of a trial step: its queries, and the keys that the last of them sees."""
+    """A row of a profiled step: number of queries, and keys that the last of them attends to."""
 
     num_queries: int
     seq_len: int
@@ -36,13 +36,13 @@ def run_trial(
     block_size: int,
     cuda: Cuda | None = None,
 ) -> None:
-    """Run and sample a step, and forget what came of it.
+    """Run and sample a step, and drop the results.
 
     Args:
         loaded: the model.
-        rows: of the step.
-        num_samples: rows of logits, more than rows of the step if need be, drawn with every filter.
-        block_size: tokens of a block.
+        rows: rows of the step.
+        num_samples: rows of logits, sampled with every filter; may exceed the rows of the step.
+        block_size: tokens per block.
         cuda: the model's device; None for a model in host memory.
     """
     cache = CacheEngine(
@@ -64,7 +64,7 @@ def run_trial(
 
 
 def peak_bytes(cuda: Cuda, run: Callable[[], None]) -> int:
-    """The most memory that torch holds on a GPU while something runs, above what it held before."""
+    """Peak memory of torch on a GPU while a function runs, above that before."""
     cuda.synchronize()
     cuda.release_unused()
     held = cuda.reserved_bytes()

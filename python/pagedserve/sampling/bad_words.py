@@ -1,4 +1,4 @@
-"""Words that must not come, as the token sequences that would write them."""
+"""Bad words, as the token sequences that encode them."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -8,13 +8,13 @@ from pagedserve.errors import RequestError
 
 @dataclass(frozen=True, slots=True)
 class BadWords:
-    """The bad words of one request.
+    """Bad words of one request.
 
-    Only the sequences that the tokenizer itself makes of a word are known: a model that spells it
-    with other tokens gets through.
+    Only the sequences that the tokenizer itself produces for a word are known: a model that spells
+    it with other tokens is not stopped.
 
     Attributes:
-        sequences: Each not empty, no two equal.
+        sequences: Token sequences, not empty and distinct.
     """
 
     sequences: tuple[tuple[int, ...], ...]
@@ -23,15 +23,15 @@ class BadWords:
     def from_words(cls, words: Iterable[str], encode: Callable[[str], list[int]]) -> "BadWords":
         """Encode each word as given and with a space before it.
 
-        Byte-level and sentence-piece vocabularies write a word that follows a space differently
-        from one that starts a text or goes on from a punctuation mark.
+        Byte-level and SentencePiece vocabularies encode a word after a space differently from one
+        at the start of a text or after a punctuation mark.
 
         Args:
             words: As in ``SamplingParams.bad_words``.
-            encode: The tokenizer, without special tokens.
+            encode: Function of the tokenizer, without special tokens.
 
         Raises:
-            RequestError: A word of which the tokenizer leaves no token.
+            RequestError: The tokenizer produces no token for a word.
         """
         sequences: dict[tuple[int, ...], None] = {}
         for word in words:
@@ -46,13 +46,13 @@ class BadWords:
         return cls(tuple(sequences))
 
     def banned_after(self, output_token_ids: Sequence[int]) -> tuple[int, ...]:
-        """Tokens that would complete a bad word now, each once.
+        """Return the tokens that would complete a bad word, each once.
 
-        The prompt does not count: a word is only banned where the output holds all of it.  Cost:
+        The prompt does not count: a word is banned only if the output contains all of it.  Cost:
         the sum of the sequences' lengths, however long the output is.
 
         Args:
-            output_token_ids: The new tokens so far.
+            output_token_ids: New tokens so far.
         """
         num_tokens = len(output_token_ids)
         banned: dict[int, None] = {}

@@ -1,15 +1,15 @@
-"""Draws tokens at random, all rows at once, each with parameters of its own.
+"""Random sampling of tokens, all rows at once, each with separate parameters.
 
 A row is filtered by thresholds: temperature, then top_k, top_p (of what top_k kept), min_p.
-Tokens equal to a threshold are all kept.  The draw inverts the cumulative distribution of the
+Tokens equal to a threshold are all kept.  A sample inverts the cumulative distribution of the
 kept tokens in the order of their ids, in float64.
 
 Invariants:
 
-1. A token does not depend on other rows: sums that decide are running sums along a row, which
-   round alike in any batch.
-2. Tiny differences of logits move a token only at the edges of its interval: the order of
-   the intervals is that of ids, not that of probabilities, which nearly equal tokens swap.
+1. A token does not depend on other rows: the sums that decide are running sums along a row, which
+   round equally in any batch.
+2. Tiny differences of logits change a token only at the edges of its interval: intervals are in
+   the order of ids, not of probabilities, which nearly equal tokens swap.
 """
 
 from collections.abc import Sequence
@@ -21,27 +21,27 @@ from torch import Tensor
 from pagedserve.device import Cuda, to_device
 from pagedserve.sampling.rows import RowSampling
 
-# Likeliest tokens that top_k and top_p look at, first and second; rows that need more are sorted
-# whole, which costs several times the rest of a draw.
+# Most likely tokens that top_k and top_p examine, first and second; rows that need more are sorted
+# completely, which costs several times the rest of a sample.
 NUM_LIKELIEST = (256, 4096)
 
 
 @dataclass(frozen=True, slots=True)
 class RandomRows:
-    """Parameters of rows that are drawn at random, ``[N]`` each; U is the most draws of a row.
+    """Parameters of randomly sampled rows, ``[N]`` each; U is the most samples of a row.
 
-    What the host can know of the rows it says here, so that nothing asks the device.
+    Includes what the host can precompute, so that nothing synchronizes with the device.
 
     Attributes:
         temperature: float64, above 0.
         top_k: int64, 1 to V.
         top_p: float64, above 0.
         min_p: float64.
-        uniforms: float64 ``[N, U]``; 0 past a row's own.
-        draws: int64 ``[D]``, the places in ``[N, U]`` that are drawn, row by row; None for all.
-        with_top_k: numbers of likeliest tokens that hold the top_k of some rows, and those rows,
-            int64.
-        with_top_p: int64, the rows that have a top_p alone; None if there are none.
+        uniforms: Random numbers, float64 ``[N, U]``; 0 past a row's number of samples.
+        draws: int64 ``[D]``, the indices in ``[N, U]`` that are sampled, row by row; None for all.
+        with_top_k: pairs of a number of most likely tokens and the rows, int64, whose top_k it
+            covers.
+        with_top_p: int64, the rows with top_p and without top_k; None if there are none.
     """
 
     temperature: Tensor
@@ -57,7 +57,7 @@ class RandomRows:
     def of(
         cls, rows: Sequence[RowSampling], *, vocab_size: int, cuda: Cuda | None = None
     ) -> "RandomRows":
-        """Turn the parameters of random rows, at least one, into arrays."""
+        """Build arrays from the parameters of random rows, at least one."""
         top_k = [row.top_k if 0 < row.top_k < vocab_size else vocab_size for row in rows]
         num_draws = [len(row.uniforms) for row in rows]
         width = max(num_draws)
@@ -65,7 +65,7 @@ class RandomRows:
             (row.temperature, k, row.top_p, row.min_p, *row.uniforms, *(0.0,) * (width - n))
             for row, k, n in zip(rows, top_k, num_draws, strict=True)
         ]
-        # Whole numbers are exact in float64, so one copy takes everything to the device.
+        # Integers are exact in float64, so a single copy moves everything to the device.
         columns = to_device(torch.tensor(parameters, dtype=torch.float64), cuda).T
         by_size: dict[int, list[int]] = {}
         for row, k in enumerate(top_k):
@@ -91,22 +91,21 @@ class RandomRows:
 
 
 def draw(logits: Tensor, rows: RandomRows, peaks: Tensor, may_come: Tensor | None = None) -> Tensor:
-    """Draw tokens.
+    """Sample tokens.
 
-    Nothing here waits for the device but a top_p without a top_k: once, and again for each size in
-    which some row's nucleus does not fit.
+    Nothing here synchronizes with the device except top_p without top_k: once, and again for each
+    size that some row's nucleus exceeds.
 
     Args:
-        logits: float32 ``[N, V]``, edited.  Not changed.
-        rows: N parameters.
-        peaks: float32 ``[N]``, the largest logit of each row that may come.
-        may_come: bool ``[N, V]``, for rows without top_k and top_p; None where all may.
+        logits: float32 ``[N, V]``, edited.  Not modified.
+        rows: parameters of the N rows.
+        peaks: float32 ``[N]``, the largest allowed logit of each row.
+        may_come: bool ``[N, V]``, allowed tokens of rows without top_k and top_p; None allows all.
 
     Returns:
-        int64 ``[D]`` token ids, row by row; those of a row whose maximum is not finite mean
-        nothing.
+        int64 ``[D]`` token ids, row by row; undefined for rows whose maximum is not finite.
     """
-    # The likeliest token weighs 1, so min_p is a threshold as it stands.
+    # The most likely token has weight 1, so min_p is the threshold itself.
     weights = logits.double().sub_(peaks[:, None].double()).div_(rows.temperature[:, None]).exp_()
     is_dropped = weights < rows.min_p[:, None]
     if may_come is not None:
@@ -115,7 +114,7 @@ def draw(logits: Tensor, rows: RandomRows, peaks: Tensor, may_come: Tensor | Non
         is_dropped |= logits < _top_threshold(logits, weights, rows)[:, None]
     cumulative = weights.masked_fill_(is_dropped, 0.0).cumsum(dim=-1)
     total = cumulative[:, -1:]
-    # Rounding must not push the target past the last kept token.
+    # Rounding must not move the target past the last kept token.
     target = torch.minimum(rows.uniforms * total, total.nextafter(torch.zeros_like(total)))
     tokens = torch.searchsorted(cumulative, target, right=True)
     return tokens.flatten() if rows.draws is None else tokens.flatten()[rows.draws]
@@ -142,10 +141,10 @@ def _top_threshold(logits: Tensor, weights: Tensor, rows: RandomRows) -> Tensor:
 def _search(
     logits: Tensor, weights: Tensor, rows: RandomRows, index: Tensor, num_likeliest: int
 ) -> tuple[Tensor, Tensor]:
-    """Thresholds of the rows `index` as far as the likeliest tokens tell, and whether they tell.
+    """Thresholds of the rows `index` from the most likely tokens, and whether these suffice.
 
-    They always tell of rows whose top_k is among them: what lies beyond equals the last that is
-    kept, or is dropped.
+    They always suffice for rows whose top_k is among them: further tokens equal the last one that
+    is kept, or are dropped.
     """
     vocab_size = logits.shape[1]
     logits, weights = logits.index_select(0, index), weights.index_select(0, index)
@@ -154,10 +153,10 @@ def _search(
     has_top_k = top_k < vocab_size
     last = top_k.clamp(max=num_likeliest)[:, None] - 1
     kth = torch.where(has_top_k, ordered.gather(1, last)[:, 0], -torch.inf)
-    # Tokens below the k-th weigh nothing; ties with it do.
+    # Tokens below the k-th have weight 0; ties with it do not.
     total = weights.masked_fill(logits < kth[:, None], 0.0).cumsum(dim=-1)[:, -1]
     mass = weights.gather(1, ids).masked_fill_(ordered < kth[:, None], 0.0).cumsum(dim=-1)
-    # The first token whose share reaches top_p is the last that is kept.
+    # The first token whose cumulative probability reaches top_p is the last that is kept.
     reached = mass >= (top_p * total)[:, None]
     reaches = reached.any(dim=-1)
     first = reached.long().argmax(dim=-1, keepdim=True)

@@ -1,14 +1,13 @@
-"""What requests change about their rows' logits before a token is drawn.
+"""Edits of logits before sampling: processors, biases, penalties, allowed and banned tokens.
 
 The order, and why:
 
 1. Processors, so that they see the model's logits and nothing that depends on our formulas.
-2. Bias, then the penalties: a penalty scales what is preferred, and a bias is a preference.
-   Repetition comes before presence and frequency: it tells by the sign of a logit what to do,
-   and they would change signs.
-3. Allowed and banned tokens last, so that nothing undoes them.
+2. Bias, then the penalties: a penalty scales preferences, and a bias is one.  Repetition comes
+   before presence and frequency: it depends on the sign of a logit, which they would change.
+3. Allowed and banned tokens last, so that nothing reverts them.
 
-Temperature and filters follow when the token is drawn (`pagedserve.sampling.draw`).
+Temperature and filters follow when the token is sampled (`pagedserve.sampling.draw`).
 
 Costs: each edit is a few operations over flat (row, token) pairs, whatever the number of rows, and
 touches no other logits.  Distinct pairs and their counts come from sorting the pairs, not from
@@ -27,7 +26,7 @@ from pagedserve.sampling.masks import unpack_masks
 from pagedserve.sampling.rows import LogitsEdits
 from pagedserve.sampling_params import LogitsProcessor
 
-# Rows by their index, and their edits.
+# Edits with the indices of their rows.
 _EditedRows = Sequence[tuple[int, LogitsEdits]]
 
 
@@ -35,11 +34,11 @@ def edit_logits(logits: Tensor, edits: Sequence[LogitsEdits | None]) -> dict[int
     """Edit rows in place.
 
     Args:
-        logits: float32 ``[N, V]``, contiguous; holds no NaN.
-        edits: N of them, None for rows to leave alone.
+        logits: float32 ``[N, V]``, contiguous; must not contain NaN.
+        edits: edits of the N rows, None for no edits.
 
     Returns:
-        Why rows failed, in one line; their logits mean nothing.
+        Errors of failed rows, in one line each; their logits are undefined.
 
     Raises:
         IndexError: A token id is not below V.
@@ -54,7 +53,7 @@ def edit_logits(logits: Tensor, edits: Sequence[LogitsEdits | None]) -> dict[int
 
 
 def keep_to_grammars(logits: Tensor, grammars: Sequence[GrammarState | None]) -> dict[int, str]:
-    """Let tokens alone come that grammars admit, in place; otherwise as `edit_logits`."""
+    """Mask tokens that grammars do not allow, in place; otherwise as `edit_logits`."""
     states = {row: state for row, state in enumerate(grammars) if state is not None}
     if not states:
         return {}
@@ -78,13 +77,13 @@ def _run_processors(logits: Tensor, rows: _EditedRows) -> dict[int, str]:
 
 
 def _run(processor: LogitsProcessor, token_ids: list[int], logits: Tensor) -> str | None:
-    """Replace the logits by what a processor makes of them, or say what it did wrong."""
+    """Replace the logits by the result of a processor, or return its error."""
     try:
         result: object = processor(token_ids, logits.clone())
         fault = _fault_of(result, logits)
         if fault is None and isinstance(result, Tensor):
             logits.copy_(result)
-    # The caller's code, and tensors of its making, may raise anything.
+    # Custom code, and tensors that it creates, may raise anything.
     except Exception as error:  # noqa: BLE001
         return f"raised {_told(error)}"
     return fault
@@ -105,7 +104,7 @@ def _fault_of(result: object, logits: Tensor) -> str | None:
 def _name_of(processor: LogitsProcessor) -> str:
     try:
         return str(processor.__name__)
-    except Exception:  # noqa: BLE001  # most often it has none
+    except Exception:  # noqa: BLE001  # most callables have no name
         return type(processor).__name__
 
 
@@ -113,7 +112,7 @@ def _told(error: Exception) -> str:
     name = type(error).__name__
     try:
         return f"{name}: {error}"
-    except Exception:  # noqa: BLE001  # so may what it says
+    except Exception:  # noqa: BLE001  # formatting may fail too
         return name
 
 
@@ -156,12 +155,12 @@ def _restrict(logits: Tensor, rows: _EditedRows) -> None:
 def _cells(
     pairs: Iterable[tuple[int, Sequence[int] | NDArray[np.int32]]], logits: Tensor
 ) -> NDArray[np.int64]:
-    """Places of (row, token) pairs in the flat logits, int64, from rows and their tokens."""
+    """Indices of (row, token) pairs in the flat logits, int64, from rows and their tokens."""
     vocab_size = logits.shape[1]
     parts = [(row, np.asarray(tokens, dtype=np.int64)) for row, tokens in pairs]
     row_of = np.repeat([row for row, _ in parts], [len(tokens) for _, tokens in parts])
     tokens = np.concatenate([np.zeros(0, dtype=np.int64), *(tokens for _, tokens in parts)])
-    # In a flat array such a token would be one of another row.
+    # In a flat array such a token would belong to another row.
     if np.any((tokens < 0) | (tokens >= vocab_size)):
         raise IndexError(f"token ids must be in [0, {vocab_size})")
     cells: NDArray[np.int64] = row_of.astype(np.int64) * vocab_size + tokens
@@ -169,7 +168,7 @@ def _cells(
 
 
 def _by_cell(cells: NDArray[np.int64], values: dict[int, float], logits: Tensor) -> Tensor:
-    """The values of the cells' rows, float32."""
+    """Values of the cells' rows, float32."""
     by_row = np.zeros(logits.shape[0], dtype=np.float32)
     by_row[list(values)] = list(values.values())
     return _on_device(by_row[cells // logits.shape[1]], logits)

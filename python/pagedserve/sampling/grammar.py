@@ -1,28 +1,39 @@
-"""Which tokens a grammar lets come: JSON schemas, regular expressions, Lark grammars.
+"""Grammars that restrict tokens: JSON schemas, regular expressions, Lark grammars.
 
-The grammars are those of llguidance, which this module alone knows.  What may come next is a
-function of the tokens so far, so a state belongs to a list of tokens, not to a step or a row: after
-a step that failed the same tokens have the same state, and forks and beams begin at their
-parent's.
+Only this module uses llguidance.  The allowed next tokens are a function of the tokens so far, so a
+state belongs to a list of tokens, not to a step or a row: after a failed step the same tokens have
+the same state, and forks and beams start with their parent's.
 
-Costs: a microsecond a token to go on and as much to ask whether one may come; 3 to 100 for the mask
-of all, which those of other rows share the threads with; a grammar is compiled in about a
-millisecond, the first of a tokenizer waits half a second for the vocabulary.
+A new grammar is first compiled by a separate process, which it may crash.
+
+Costs: a microsecond per token to advance and as much to check one; 3 to 100 for the mask of all
+tokens, computed in parallel for several rows; a grammar is compiled in about a millisecond, twice;
+the first of a tokenizer waits a second for the vocabulary and the process.
 """
 
 import json
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedserve.errors import RequestError, extra_needed
+from pagedserve.errors import GRAMMAR_FAULT, RequestError, extra_needed
+from pagedserve.sampling.compile_process import MAX_TRIAL_SECONDS, MAX_TRIALS, CompileProcess
+from pagedserve.sampling.lark import prepare_lark
+from pagedserve.sampling.regexes import ascii_classes
+from pagedserve.sampling.schemas import (
+    GrammarError,
+    TrialsSpentError,
+    placed,
+    prepare_schema,
+    spread_used_patterns,
+)
 from pagedserve.structured_outputs import StructuredOutputsParams
 
 if TYPE_CHECKING:
@@ -30,47 +41,44 @@ if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
     from transformers import PreTrainedTokenizerBase
 
-# Masks that one thread finds as fast as several, which must wake up first.
+# Number of masks that one thread computes as fast as several, which must wake up first.
 _FEW: Final = 16
-# Compiled grammars that are kept: requests of one client mostly have one schema.
+# Number of cached grammars: requests of one client mostly share a schema.
 _MAX_KEPT: Final = 64
-# Of what a refusal says; more would repeat much of a grammar.
+# Maximum length of an error message, which may repeat much of a grammar.
 _MAX_REASON_CHARS: Final = 600
-# Keys of a JSON schema whose values are schemas, lists of them, or mappings to them.
-_SCHEMA_KEYS: Final = ("items", "additionalProperties", "not", "if", "then", "else", "contains")
-_LIST_KEYS: Final = ("anyOf", "oneOf", "allOf", "prefixItems")
-# Years but 0; days that each of them has, and 29 February with the years that have it.
-_YEAR: Final = "([1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
-_FOURTH: Final = "(0[48]|[2468][048]|[13579][26])"
-_REAL_DATE: Final = (
-    f"^({_YEAR}-((0[13-9]|1[0-2])-[0-9]{{2}}|02-([01][0-9]|2[0-8]))"
-    f"|([0-9]{{2}}{_FOURTH}|{_FOURTH}00)-02-29)"
-)
-_MAPPING_KEYS: Final = ("properties", "patternProperties", "$defs", "definitions")
+# Limits of llguidance's parser; others have its defaults.
+_LIMITS: Final[dict[str, Any]] = {"verbose_errors": False}
+# Functions that create llguidance's input for the kinds that are not schemas.
+_MAKERS: Final[dict[str, tuple[Callable[[str], str], str]]] = {
+    "regex": (ascii_classes, "grammar_from_regex"),
+    "lark": (prepare_lark, "grammar_from_lark"),
+}
+_Key: TypeAlias = tuple[str, str, bool, bool]
 
 
 class GrammarState:
-    """Where a text is in its grammar.
+    """State of a text in its grammar.
 
-    One token is asked about in a microsecond, all of them in tens: so a sampler asks first whether
-    the token that it would take may come, and for the mask only where it may not.
+    Checking one token takes a microsecond, all of them tens: so the sampler first checks the token
+    that it would take, and computes the mask only if that is not allowed.
 
     Attributes:
-        fault: Why the text cannot go on, where `compute_masks` found that it cannot.
+        fault: Reason why the text cannot continue, if `compute_masks` found that it cannot.
     """
 
     __slots__ = ("_admitted", "_eos_token_ids", "_matcher", "fault", "num_words")
 
     def __init__(self, matcher: "LLMatcher", eos_token_ids: Sequence[int], num_words: int) -> None:
         self._matcher = matcher
-        # Behind it the matcher is already: mostly it is what comes, and nothing is left to do.
+        # The matcher has already consumed this token, which is mostly the one that is sampled.
         self._admitted: int | None = None
         self._eos_token_ids = eos_token_ids
         self.num_words = num_words
         self.fault: str | None = None
 
     def admits(self, token_id: int) -> bool:
-        """Whether a token may come next."""
+        """Whether a token is allowed next."""
         if token_id in self._eos_token_ids:
             return bool(self.matcher.is_accepting())
         if self.matcher.try_consume_tokens([token_id]) == 0:
@@ -80,18 +88,18 @@ class GrammarState:
 
     @property
     def matcher(self) -> "LLMatcher":
-        """That of llguidance, at this place; it is shared with nobody."""
+        """Matcher of llguidance in this state; not shared."""
         if self._admitted is not None:
             self._admitted = None
             self._matcher.rollback(1)
         return self._matcher
 
     def copy(self) -> "GrammarState":
-        """The same place, for another text."""
+        """Copy the state, for another text."""
         return GrammarState(self.matcher.deep_copy(), self._eos_token_ids, self.num_words)
 
     def go_on(self, token_ids: Sequence[int]) -> "GrammarState":
-        """Go on to behind more tokens; this."""
+        """Consume tokens; return self."""
         if [self._admitted] == [*token_ids]:
             self._admitted = None
         else:
@@ -100,21 +108,21 @@ class GrammarState:
 
 
 class GrammarStates:
-    """Where the sequences of a request are in its grammar."""
+    """Grammar states of the sequences of a request."""
 
     def __init__(self, start: GrammarState, num_kept: int) -> None:
-        """Begin a request.
+        """Create the states of a request.
 
         Args:
-            start: Where a text begins; shared with nobody.
-            num_kept: Of so many lists of tokens, those asked for last, the states are kept.
+            start: Initial state; not shared.
+            num_kept: Number of most recently used token lists whose states are kept.
         """
         self._start = start
         self._num_kept = num_kept
         self._by_tokens: OrderedDict[tuple[int, ...], GrammarState] = OrderedDict()
 
     def forced(self, token_ids: Sequence[int]) -> list[int]:
-        """The tokens most likely to stand for what must follow ``token_ids``, if anything must."""
+        """Tokens that most likely encode the text that must follow ``token_ids``, if any must."""
         forced: list[int] = self.at(token_ids).matcher.compute_ff_tokens()
         return forced
 
@@ -123,15 +131,15 @@ class GrammarStates:
         return int(self.at(token_ids).matcher.validate_tokens(list(drafts)))
 
     def at(self, token_ids: Sequence[int]) -> GrammarState:
-        """The state behind ``token_ids``, all the new tokens of a sequence.
+        """The state after ``token_ids``, all the new tokens of a sequence.
 
-        It is there until ``num_kept`` others were asked for.
+        It stays valid until ``num_kept`` others were requested.
         """
         tokens = tuple(token_ids)
         if not tokens:
             return self._start
         known = self._by_tokens
-        state = known.get(tokens)  # each look at the tokens costs as much as their number
+        state = known.get(tokens)  # each lookup costs as much as the number of tokens
         if state is None:
             state = known[tokens] = self._reach(tokens)
         else:
@@ -139,7 +147,7 @@ class GrammarStates:
         return state
 
     def _reach(self, tokens: tuple[int, ...]) -> GrammarState:
-        """The state behind tokens that is not known, and one less that is kept where all are."""
+        """Compute the state after tokens; evict the oldest state if the cache is full."""
         known = self._by_tokens
         oldest = known.popitem(last=False) if len(known) == self._num_kept else None
         if oldest is not None and oldest[0] == tokens[:-1]:
@@ -151,15 +159,15 @@ class GrammarStates:
 
 
 def compute_masks(states: Sequence[GrammarState]) -> NDArray[np.int32]:
-    """What may come next in each of several states, over the threads that are there.
+    """Compute masks of allowed next tokens for several states, with all available threads.
 
-    Where nothing can be said the state has a `fault`.
+    A state that allows no token gets a `fault`.
 
     Args:
-        states: At least one; equal ones are asked once.
+        states: At least one; duplicates are computed once.
 
     Returns:
-        int32 ``[N, ceil(V / 32)]``: token ``t`` may come if bit ``t % 32`` of entry ``t // 32``
+        int32 ``[N, ceil(V / 32)]``: token ``t`` is allowed if bit ``t % 32`` of entry ``t // 32``
         is 1.
     """
     places = {state: place for place, state in enumerate(dict.fromkeys(states))}
@@ -174,7 +182,7 @@ def compute_masks(states: Sequence[GrammarState]) -> NDArray[np.int32]:
     for state, mask in zip(places, masks, strict=True):
         if state.matcher.is_error():
             reason = state.matcher.get_error().partition("\n")[0]
-            mask[:], state.fault = 0, f"the grammar cannot go on: {reason}"
+            mask[:], state.fault = 0, f"{GRAMMAR_FAULT}: {reason}"
     return masks if len(places) == len(states) else masks[[places[state] for state in states]]
 
 
@@ -182,11 +190,18 @@ class Grammar:
     """A compiled grammar of one vocabulary."""
 
     def __init__(self, start: GrammarState) -> None:
-        """Take where its texts begin; nothing goes on from it but copies."""
+        """Store the initial state, which may have a fault; only copies of it advance."""
         self._start = start
+        self._first = compute_masks([start])[0]
+
+    def can_begin_with(self, token_ids: Sequence[int]) -> bool:
+        """Whether any of the tokens may be the first of a text."""
+        tokens = np.asarray(token_ids, np.int64)
+        words = self._first.view(np.uint32)[tokens // 32]
+        return bool((words >> (tokens % 32).astype(np.uint32) & 1).any())
 
     def states(self, num_kept: int) -> "GrammarStates":
-        """Those of a request, which share nothing with those of another thread's."""
+        """Create the states of a request, sharing nothing with other threads."""
         return GrammarStates(self._start.copy(), num_kept)
 
 
@@ -199,61 +214,127 @@ def _executor() -> "LLExecutor":
 
 @dataclass(slots=True)
 class GrammarCompiler:
-    """Compiles grammars for one tokenizer; may be called by several threads.
+    """Compiles grammars for one tokenizer; thread-safe.
 
     Attributes:
-        tokenizer: Of the model.
-        vocab_size: Of its logits, V.
+        tokenizer: Tokenizer of the model.
+        vocab_size: Size V of its logits.
         eos_token_ids: Tokens that end a text: allowed where a document may end.
+        process: Compiles each new grammar before this process does.
     """
 
     tokenizer: "PreTrainedTokenizerBase"
     vocab_size: int
     eos_token_ids: Sequence[int]
-    _vocabulary: "LLTokenizer | None" = None
-    _kept: OrderedDict[str, Grammar] = field(default_factory=OrderedDict)
+    process: CompileProcess = field(default_factory=lambda: CompileProcess(_LIMITS))
+    _vocabulary: "LLTokenizer" = field(init=False)
+    _has_vocabulary: bool = False
+    # Errors of grammars are cached too: sending one again costs nothing.
+    _kept: OrderedDict[_Key, Grammar | GrammarError] = field(default_factory=OrderedDict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    # Held while a new grammar is compiled; cached ones do not wait.
+    _compiling: threading.Lock = field(default_factory=threading.Lock)
 
     def compile(self, params: StructuredOutputsParams) -> Grammar:
-        """The grammar of what a text must be.
+        """Compile a grammar.
 
         Raises:
-            RequestError: What is wrong with it, and where; or a tokenizer that grammars cannot
-                read.
+            RequestError: The grammar is invalid, with the position; or grammars cannot read the
+                tokenizer.
             ImportError: llguidance is missing.
         """
         with extra_needed("structured_outputs", "grammar"):
-            from llguidance import LLMatcher, LLParserLimits
+            import llguidance  # noqa: F401
+        key = _key(params)
+        found = self._known(key)
+        if found is None:
+            with self._compiling:
+                found = self._known(key) or self._compile(params, key)
+        if isinstance(found, GrammarError):
+            where = f" at {found.place}" if found.place else ""
+            raise _refusal(params, str(found), where)
+        return found
+
+    def end(self) -> None:
+        """End the process; new grammars are refused from now on."""
+        self.process.end()
+
+    def knows(self, params: StructuredOutputsParams) -> bool:
+        """Whether a grammar is cached."""
+        return self._known(_key(params)) is not None
+
+    def _known(self, key: _Key) -> Grammar | GrammarError | None:
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+            return self._kept.get(key)
+
+    def _compile(self, params: StructuredOutputsParams, key: _Key) -> Grammar | GrammarError:
+        """Compile a grammar, and cache it or its error."""
+        found: Grammar | GrammarError
+        if not self._has_vocabulary:
+            self.process.start()  # in parallel with what follows
+            self._vocabulary = self._read_vocabulary(params)
+            self._has_vocabulary = True
+        self.process.begin_grammar()
         try:
-            source = _source(params, params.definition)
-        except ValueError as error:
-            raise _refusal(params, str(error)) from error
+            found = self._tried(params)
+        except GrammarError as fault:
+            found = fault.with_traceback(None)
         with self._lock:
-            if self._vocabulary is None:
-                self._vocabulary = self._read_vocabulary(params)
-            grammar = self._kept.pop(source, None)
-        if grammar is None:  # others need not wait for this one
-            limits = LLParserLimits(verbose_errors=False)
-            matcher = LLMatcher(self._vocabulary, source, log_level=0, limits=limits)
-            if matcher.is_error():
-                raise self._explained(params, source)
-            start = GrammarState(matcher, self.eos_token_ids, -(-self.vocab_size // 32))
-            compute_masks([start])
-            if start.fault is not None:
-                raise _refusal(params, start.fault)
-            grammar = Grammar(start)
-        with self._lock:
-            self._kept[source] = grammar
+            self._kept[key] = found
             if len(self._kept) > _MAX_KEPT:
                 self._kept.popitem(last=False)
+        return found
+
+    def _tried(self, params: StructuredOutputsParams) -> Grammar:
+        """Compile a grammar that the other process survived.
+
+        Raises:
+            GrammarError: It is invalid.
+        """
+        from llguidance import LLMatcher, LLParserLimits
+
+        if params.kind == "json":
+            source = self._schema_source(params)
+        else:
+            prepare, make = _MAKERS[params.kind]
+            source = str(getattr(LLMatcher, make)(prepare(params.definition)))
+            if fault := self._fault(source):
+                raise GrammarError(fault)
+        limits = LLParserLimits(**_LIMITS)
+        matcher = LLMatcher(self._vocabulary, source, log_level=0, limits=limits)
+        start = GrammarState(matcher, self.eos_token_ids, -(-self.vocab_size // 32))
+        grammar = Grammar(start)
+        if start.fault is not None:
+            raise GrammarError(start.fault)
         return grammar
+
+    def _schema_source(self, params: StructuredOutputsParams) -> str:
+        """Convert a schema to llguidance's input.
+
+        Raises:
+            GrammarError: It is invalid, with the position.
+        """
+        options: JsonCompileOptions = {"whitespace_flexible": not params.disable_any_whitespace}
+        schema = prepare_schema(
+            json.loads(params.definition), is_closed=params.disable_additional_properties
+        )
+        spread_used_patterns(schema, self._part_fault)
+        source = _schema_source(schema, options)
+        num_deaths = self.process.num_deaths
+        if fault := self._fault(source):
+            if self.process.num_deaths > num_deaths:  # its parts may crash it again
+                raise GrammarError(fault)
+            raise placed(schema, fault, len(source), self._part_fault)
+        return source
 
     def _read_vocabulary(self, params: StructuredOutputsParams) -> "LLTokenizer":
         from llguidance.hf import from_tokenizer
 
         try:
             return from_tokenizer(
-                self.tokenizer,  # type: ignore[arg-type]  # it says what it does not take
+                self.tokenizer,  # type: ignore[arg-type]  # it raises for unsupported ones
                 n_vocab=self.vocab_size,
                 eos_token=list(self.eos_token_ids) or None,
             )
@@ -262,88 +343,46 @@ class GrammarCompiler:
             fault = f"the tokenizer, {name}, has no vocabulary that grammars can read: {error}"
             raise _refusal(params, fault) from error
 
-    def _explained(self, params: StructuredOutputsParams, source: str) -> RequestError:
-        """Why a grammar cannot be compiled, and the place of a schema that is wrong."""
-        fault, where = self._fault(source), ""
-        if params.kind == "json":
-            schema = json.loads(params.definition)
-            shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-            place, fault = self._place(params, schema, shared, fault)
-            where = f" at {place}"
-        return _refusal(params, fault, where)
-
     def _fault(self, source: str) -> str:
-        from llguidance import LLMatcher
+        return self.process.fault(source, self._vocabulary)
 
-        return str(LLMatcher.validate_grammar(source, self._vocabulary))
+    def _part_fault(self, part: dict[str, Any]) -> str:
+        """Compile a part of the schema; return the error, empty if a document can start.
 
-    def _place(
-        self,
-        params: StructuredOutputsParams,
-        schema: dict[str, Any],
-        shared: dict[str, Any],
-        fault: str,
-        place: str = "#",
-    ) -> tuple[str, str]:
-        """The innermost schema that is wrong by itself, as a JSON pointer, and what is wrong.
-
-        Each is tried with ``shared``, the definitions that it may refer to.
+        Raises:
+            TrialsSpentError: The grammar has used all its compilations.
         """
-        for pointer, part in _parts(schema):
-            if found := self._fault(_source(params, json.dumps({**shared, **part}))):
-                return self._place(params, part, shared, found, f"{place}/{pointer}")
-        return place, fault
+        if self.process.is_spent:
+            raise TrialsSpentError(
+                f"separating patternProperties from properties takes more than {MAX_TRIALS} "
+                f"compilations or {MAX_TRIAL_SECONDS} s of processor time; it must have fewer"
+            )
+        return self._fault(_schema_source(part))
+
+
+def _key(params: StructuredOutputsParams) -> _Key:
+    return (
+        params.kind,
+        params.definition,
+        params.disable_any_whitespace,
+        params.disable_additional_properties,
+    )
+
+
+def _schema_source(schema: Any, options: "JsonCompileOptions | None" = None) -> str:
+    """Convert a schema to llguidance's input.
+
+    Raises:
+        GrammarError: llguidance cannot parse its JSON.
+    """
+    from llguidance import LLMatcher
+
+    try:
+        return str(LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=options))
+    except ValueError as error:
+        raise GrammarError(str(error)) from error
 
 
 def _refusal(params: StructuredOutputsParams, fault: str, where: str = "") -> RequestError:
     reason = " ".join(fault.split())[:_MAX_REASON_CHARS]
     return RequestError(f"{params.named} cannot be used{where}: {reason}", param=params.given_as)
-
-
-def _source(params: StructuredOutputsParams, definition: str) -> str:
-    """What llguidance compiles; ``definition`` is the parameters' own or a part of it."""
-    from llguidance import LLMatcher
-
-    if params.kind == "regex":
-        return str(LLMatcher.grammar_from_regex(definition))
-    if params.kind == "lark":
-        return str(LLMatcher.grammar_from_lark(definition))
-    if params.disable_additional_properties:
-        definition = json.dumps(_closed(json.loads(definition)))
-    if '"format"' in definition:
-        definition = json.dumps(_with_real_dates(json.loads(definition)))
-    options: JsonCompileOptions = {"whitespace_flexible": not params.disable_any_whitespace}
-    return str(LLMatcher.grammar_from_json_schema(definition, defaults=options))
-
-
-def _closed(schema: dict[str, Any]) -> dict[str, Any]:
-    """A schema whose objects have the properties that it names and no others; changes it."""
-    for _, part in _parts(schema):
-        _closed(part)
-    if "properties" in schema:
-        schema.setdefault("additionalProperties", False)
-    return schema
-
-
-def _with_real_dates(schema: dict[str, Any]) -> dict[str, Any]:
-    """A schema whose dates are of years 1 to 9999, 29 February in leap years alone; changes it.
-
-    llguidance knows how many days a month has at most.
-    """
-    for _, part in _parts(schema):
-        _with_real_dates(part)
-    if schema.get("format") in ("date", "date-time"):
-        schema["allOf"] = [*schema.get("allOf", ()), {"pattern": _REAL_DATE}]
-    return schema
-
-
-def _parts(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The schemas within a schema but True and False, each with its JSON pointer from there."""
-    found: list[tuple[str, Any]] = [(key, schema.get(key)) for key in _SCHEMA_KEYS]
-    for key in _LIST_KEYS:
-        if isinstance(parts := schema.get(key), list):
-            found += [(f"{key}/{index}", part) for index, part in enumerate(parts)]
-    for key in _MAPPING_KEYS:
-        if isinstance(parts := schema.get(key), dict):
-            found += [(f"{key}/{name}", part) for name, part in parts.items()]
-    yield from ((pointer, part) for pointer, part in found if isinstance(part, dict))

@@ -1,10 +1,10 @@
-"""Log-probabilities that are reported: of drawn or given tokens, and of the likeliest.
+"""Log-probabilities in outputs: of sampled or given tokens, and of the most likely.
 
 Invariants:
 
-1. Log-probabilities are logits less their log-sum-exp; no array of them all is made.  Only those
-   of candidates are torch's log-softmax: in float32 over a large vocabulary it is some 6e-6 too
-   high, but its sums are then those of transformers' beam search.
+1. Log-probabilities are logits minus their log-sum-exp, without an array of all of them.  Only
+   those of candidates are torch's log-softmax: in float32 over a large vocabulary it is some 6e-6
+   too high, but its sums then equal those of transformers' beam search.
 2. Intermediate arrays hold one chunk of rows.
 """
 
@@ -19,15 +19,16 @@ from pagedserve.sampling.results import Candidates, PositionLogprobs, SampledLog
 from pagedserve.sampling.rows import PromptTargets, RowSampling
 from pagedserve.sampling.top_k import top_k
 
-# Most elements of an intermediate array.  On a CPU a few float64 arrays of it (4 MB each) stay in
-# the cache, and cost half of what arrays of 32 MB do; elsewhere fewer, larger operations are
+# Maximum elements of an intermediate array.  On a CPU a few float64 arrays of it (4 MB each) stay
+# in
+# the cache, and cost half of what arrays of 32 MB do; on other devices fewer, larger operations are
 # faster.
 _MAX_ELEMENTS_CPU = 1 << 19
 _MAX_ELEMENTS = 1 << 22
 
 
 def rows_per_chunk(logits: Tensor) -> int:
-    """Number of rows of logits ``[N, V]`` that are worked on at a time."""
+    """Number of rows of logits ``[N, V]`` per chunk."""
     most = _MAX_ELEMENTS_CPU if logits.device.type == "cpu" else _MAX_ELEMENTS
     return max(1, most // logits.shape[1])
 
@@ -39,16 +40,16 @@ def sampled_logprobs(
     tokens: NDArray[np.int32],
     row_of_draw: NDArray[np.int64],
 ) -> SampledLogprobs | None:
-    """Look up drawn tokens.
+    """Log-probabilities of sampled tokens.
 
     Args:
-        logits: float32 ``[S, V]``, the model's.
-        rows: S parameters.
-        tokens: ``[D]``, the draws.
+        logits: float32 ``[S, V]``, of the model.
+        rows: parameters of the S rows.
+        tokens: ``[D]``, the sampled tokens.
         row_of_draw: ``[D]``, their rows.
 
     Returns:
-        None if no row asks.
+        None if no row requests them.
     """
     asked = np.array([-1 if row.num_logprobs is None else row.num_logprobs for row in rows])
     draws = (asked[row_of_draw] >= 0).nonzero()[0]
@@ -84,7 +85,7 @@ def _look_up(
 
 
 def empty_candidates(rows: Sequence[RowSampling], *, vocab_size: int) -> Candidates | None:
-    """Arrays to fill, None if no row asks."""
+    """Allocate the candidates; None if no row requests them."""
     most = min(max((row.num_candidates for row in rows), default=0), vocab_size)
     if most == 0:
         return None
@@ -101,7 +102,7 @@ def fill_candidates(candidates: Candidates, rows: NDArray[np.int64], logits: Ten
 
 
 def prompt_logprobs(targets: PromptTargets, logits: Tensor) -> PositionLogprobs:
-    """Look the tokens of prompts up in the model's logits, float32 ``[P, V]``."""
+    """Log-probabilities of prompt tokens from the model's logits, float32 ``[P, V]``."""
     token_ids = torch.from_numpy(targets.token_ids).to(logits.device)
     found = top_logprobs(logits, token_ids, targets.num_top)
     return PositionLogprobs(*(array.cpu().numpy() for array in found))
@@ -110,16 +111,16 @@ def prompt_logprobs(targets: PromptTargets, logits: Tensor) -> PositionLogprobs:
 def top_logprobs(
     logits: Tensor, targets: Tensor, num_top: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Log-probabilities and ranks of one token a row, and the likeliest tokens.
+    """Log-probability and rank of one token per row, and the most likely tokens.
 
     Args:
-        logits: float32 ``[N, V]``; not changed.
+        logits: float32 ``[N, V]``; not modified.
         targets: int64 ``[N]``, token ids.
-        num_top: number of likeliest tokens; K is this, or V if that is less.
+        num_top: number of most likely tokens; K is this, or V if that is less.
 
     Returns:
         float32 ``[N]`` log-probabilities of the targets, int32 ``[N]`` ranks (1 more than the
-        number of strictly likelier tokens), int32 ``[N, K]`` likeliest token ids and float32
+        number of strictly more likely tokens), int32 ``[N, K]`` most likely token ids and float32
         ``[N, K]`` their log-probabilities.
     """
     size = rows_per_chunk(logits)

@@ -1,4 +1,4 @@
-"""Masks of tokens that may come, packed as in `compute_masks`."""
+"""Masks of allowed tokens, packed as in `compute_masks`."""
 
 import numpy as np
 import torch
@@ -7,11 +7,11 @@ from torch import Tensor
 
 
 def tokens_of(masks: NDArray[np.int32]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """The tokens that masks let come, for masks ``[N, ceil(V / 32)]`` of few tokens.
+    """List the allowed tokens of masks ``[N, ceil(V / 32)]`` with few tokens.
 
     Returns:
-        int64 ``[N, K]``, ascending along a row, and bool ``[N, K]``, which of these places hold a
-        token; K is the most of a row, at least 1.
+        int64 ``[N, K]``, ascending along a row, and bool ``[N, K]``, which entries are tokens; K is
+        the maximum of a row, at least 1.
     """
     row, word = np.nonzero(masks)
     octets = masks[row, word].view(np.uint8).reshape(-1, 4)
@@ -24,7 +24,7 @@ def tokens_of(masks: NDArray[np.int32]) -> tuple[NDArray[np.int64], NDArray[np.b
 
 
 def unpack_masks(masks: Tensor, vocab_size: int) -> Tensor:
-    """Whether each token may come, bool ``[N, V]``, of masks int32 ``[N, ceil(V / 32)]``."""
+    """Unpack masks int32 ``[N, ceil(V / 32)]`` to bool ``[N, V]``: the allowed tokens."""
     if masks.device.type == "cpu":
         words: NDArray[np.int32] = masks.numpy()
         bits = np.unpackbits(words.view(np.uint8), axis=1, count=vocab_size, bitorder="little")

@@ -1,4 +1,4 @@
-"""What a step gave: sampled tokens and log-probabilities as numpy arrays, no torch."""
+"""Results of sampling a step: tokens and log-probabilities as numpy arrays, without torch."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -9,16 +9,16 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class SampledLogprobs:
-    """Log-probabilities of the model: of its logits before any edit, temperature or filter.
+    """Log-probabilities of the model, from its logits before edits, temperature and filters.
 
-    Arrays are dense: ids and ranks are 0 and log-probabilities NaN where a row did not ask; those
-    of failed rows mean nothing.  K is the most that a row asked for, V at most; rows that asked
-    for fewer have K too.
+    Arrays are dense: ids and ranks are 0 and log-probabilities NaN for rows that request none;
+    those of failed rows are undefined.  K is the maximum requested, V at most; rows that request
+    fewer have K too.
 
     Attributes:
-        token_logprobs: float32 ``[D]``, of the drawn tokens.
-        token_ranks: int32 ``[D]``, 1 more than the number of strictly likelier tokens.
-        top_token_ids: int32 ``[S, K]``, likeliest first, of equals the smaller id first.
+        token_logprobs: float32 ``[D]``, of the sampled tokens.
+        token_ranks: int32 ``[D]``, 1 more than the number of strictly more likely tokens.
+        top_token_ids: int32 ``[S, K]``, most likely first; of equals the smaller id first.
         top_logprobs: float32 ``[S, K]``.
     """
 
@@ -30,15 +30,15 @@ class SampledLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """The likeliest next tokens of rows that draw none.
+    """Most likely next tokens of rows that sample none.
 
-    Log-probabilities are those of the edited logits, before temperature and filters: a beam search
-    with penalties searches what they leave.  Arrays are dense: 0 and NaN where a row did not ask,
-    or failed.  M is the most that a row asked for, V at most; rows that asked for fewer have M too.
+    Log-probabilities are those of the edited logits, before temperature and filters, so that beam
+    search applies penalties.  Arrays are dense: 0 and NaN for rows that request none, or failed.
+    M is the maximum requested, V at most; rows that request fewer have M too.
 
     Attributes:
-        token_ids: int32 ``[S, M]``, likeliest first, of equals the smaller id first.
-        logprobs: float32 ``[S, M]``; -inf for tokens that must not come.
+        token_ids: int32 ``[S, M]``, most likely first; of equals the smaller id first.
+        logprobs: float32 ``[S, M]``; -inf for banned tokens.
     """
 
     token_ids: NDArray[np.int32]
@@ -46,12 +46,12 @@ class Candidates:
 
 
 class PositionLogprobs(NamedTuple):
-    """What the model said of given tokens at P positions; K is the most asked for.
+    """Log-probabilities of given tokens at P positions; K is the maximum requested.
 
     Attributes:
         logprobs: float32 ``[P]``.
         ranks: int32 ``[P]``.
-        top_token_ids: int32 ``[P, K]``, likeliest first.
+        top_token_ids: int32 ``[P, K]``, most likely first.
         top_logprobs: float32 ``[P, K]``.
     """
 
@@ -63,14 +63,14 @@ class PositionLogprobs(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SampledRows:
-    """What a step's S rows gave; D is the number of tokens drawn.
+    """Results of a step's S rows; D is the number of sampled tokens.
 
     Attributes:
-        tokens: int32 ``[D]``, row by row; rows with candidates draw none.
-        draw_start: int64 ``[S + 1]``; row i drew ``tokens[draw_start[i]:draw_start[i + 1]]``.
-        logprobs: of the drawn tokens; None if no row asked.
-        candidates: None if no row asked.
-        errors: why rows could not be sampled, in one line.  Their tokens are 0 and mean nothing.
+        tokens: int32 ``[D]``, row by row; rows with candidates sample none.
+        draw_start: int64 ``[S + 1]``; row i has ``tokens[draw_start[i]:draw_start[i + 1]]``.
+        logprobs: log-probabilities of the sampled tokens; None if no row requests them.
+        candidates: None if no row requests them.
+        errors: errors of failed rows, in one line each.  Their tokens are 0 and undefined.
     """
 
     tokens: NDArray[np.int32]
@@ -81,10 +81,10 @@ class SampledRows:
 
     @classmethod
     def none(cls) -> "SampledRows":
-        """Of a step that samples nothing."""
+        """Results of a step that samples nothing."""
         return cls.of_nothing(0)
 
     @classmethod
     def of_nothing(cls, num_rows: int) -> "SampledRows":
-        """Of rows whose tokens mean nothing."""
+        """Results of rows whose tokens are undefined."""
         return cls(np.zeros(num_rows, np.int32), np.arange(num_rows + 1), None, None, {})

@@ -1,4 +1,4 @@
-"""What the sampler is told about the rows of a step: plain data, no torch."""
+"""Sampler inputs for the rows of a step: plain data, without torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,17 +15,17 @@ class LogitsEdits:
     """Edits of one row's logits; all token ids are below the vocabulary's size V.
 
     Attributes:
-        prompt_token_ids: the prompt, a list or an int32 array; read for `repetition_penalty`.
-        output_token_ids: the tokens generated so far, alike.
+        prompt_token_ids: the prompt, a list or an int32 array; for `repetition_penalty`.
+        output_token_ids: the tokens generated so far, likewise.
         presence_penalty: subtracted once from each token in the output.
-        frequency_penalty: subtracted from each token as often as it is in the output.
+        frequency_penalty: subtracted from each token once per occurrence in the output.
         repetition_penalty: above 0; divides positive and multiplies negative logits of the tokens
             in prompt or output (Keskar et al. 2019, "CTRL", section 4.1).
-        bias: pairs of token and what is added to its logit.
-        allowed_token_ids: only these may come; None allows all.
-        banned_token_ids: these must not come, allowed or not.
+        bias: pairs of a token and the value added to its logit.
+        allowed_token_ids: the only tokens that may be sampled; None allows all.
+        banned_token_ids: tokens that must not be sampled, allowed or not.
         processors: called in turn with the output's token ids and float32 logits ``[V]``, both
-            copies to do with as they like; each gives the logits ``[V]`` that the next one gets.
+            copies that may be modified; each returns the logits ``[V]`` for the next.
     """
 
     prompt_token_ids: Sequence[int] | NDArray[np.int32] = ()
@@ -39,26 +39,26 @@ class LogitsEdits:
     processors: tuple[LogitsProcessor, ...] = ()
 
 
-# Not frozen: rows with a grammar are made anew each step, which would cost three times that.
+# Not frozen: rows with a grammar are created anew each step, which would cost three times that.
 @dataclass(slots=True, kw_only=True)
 class RowSampling:
-    """How to sample one row; nobody changes it.
+    """Sampling parameters of one row; read-only.
 
     Attributes:
         temperature: 0 is greedy.
-        top_p: keep the most likely tokens up to this share; 1 keeps all.
+        top_p: keep the most likely tokens up to this cumulative probability; 1 keeps all.
         top_k: keep this many of the most likely; 0 or less keeps all, 1 is greedy.
-        min_p: keep tokens at least this share as likely as the likeliest; 0 keeps all.
-        uniforms: a random number in [0, 1) for each token to draw; several in the first step of
-            parallel sampling.  Not read when greedy, which draws one token.
-        second_uniform: a random number for a second draw, where the grammar refuses the first.
-        edits: what is done to the logits first.
-        grammar: where the text is in its grammar, which says what may come; None allows all.
-        num_logprobs: report log-probabilities of the drawn tokens and of this many of the
-            likeliest; None reports none.  Not read with `num_candidates`, which draws nothing.
-        num_candidates: above 0, draw nothing and give this many of the likeliest tokens (beam
+        min_p: keep tokens with at least this fraction of the highest probability; 0 keeps all.
+        uniforms: a random number in [0, 1) for each token to sample; several in the first step of
+            parallel sampling.  Not read when greedy, which takes one token.
+        second_uniform: a random number for a second sample, if the grammar refuses the first.
+        edits: edits of the logits before sampling.
+        grammar: grammar state that restricts the tokens; None allows all.
+        num_logprobs: number of most likely tokens whose log-probabilities to return beside those of
+            the sampled tokens; None returns none.  Not read with `num_candidates`.
+        num_candidates: above 0, sample nothing and return this many of the most likely tokens (beam
             search).
-        pair_start: where a second text begins in a prompt that is pooled; None where there is none.
+        pair_start: start of the second text in a pooled prompt; None if there is none.
     """
 
     temperature: float = 1.0
@@ -75,17 +75,18 @@ class RowSampling:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the row takes the likeliest token: what the engine and the sampler go by."""
+        """Whether the row takes the most likely token: checked by the engine and the sampler."""
         return self.temperature == 0 or self.top_k == 1
 
     @property
     def tried_grammar(self) -> GrammarState | None:
-        """The grammar, where a token of the untouched logits is taken if it admits that one.
+        """The grammar, if it may be checked after sampling from the unmasked logits.
 
-        So it may be with the largest logit.  And a token that is drawn from all, and again from
-        those that may come if it may not, is as likely as one drawn from the latter at once: p by
-        the first draw and (1 - A) p / A by the second make p / A, where A is the share of what may
-        come.  But what top_p, top_k and min_p keep depends on what may come.
+        This is valid for the most likely token.  For a random token, a sample from all, repeated
+        among the allowed ones if it is not allowed, has the distribution of a sample from the
+        allowed ones: p by the first and (1 - A) p / A by the second make p / A, where A is the
+        probability of the allowed ones.  But what top_p, top_k and min_p keep depends on what is
+        allowed.
         """
         if self.grammar is None or self.edits is not None or self.num_draws != 1:
             return None
@@ -94,23 +95,23 @@ class RowSampling:
 
     @property
     def is_edited(self) -> bool:
-        """Whether tokens are chosen from a changed copy of the logits."""
+        """Whether the row needs an edited copy of the logits."""
         if self.grammar is None:
             return self.edits is not None
         return self.tried_grammar is None
 
     def again(self) -> "RowSampling":
-        """The row for a second draw, in place of a token that its grammar refused."""
+        """The row for a second sample, after its grammar refused the first."""
         return replace(self, uniforms=(self.second_uniform,))
 
     @property
     def is_drawn_as_is(self) -> bool:
-        """Whether a token is drawn at random from the model's logits, which nobody changes."""
+        """Whether a token is sampled at random from the model's unedited logits."""
         return not (self.is_greedy or self.is_edited or self.num_candidates)
 
     @property
     def is_async_safe(self) -> bool:
-        """Whether one token, known from the model's logits alone, is all that is wanted."""
+        """Whether the row needs only one token, computed from the model's logits alone."""
         return (
             self.edits is None
             and self.grammar is None
@@ -121,7 +122,7 @@ class RowSampling:
 
     @property
     def num_draws(self) -> int:
-        """Number of tokens to draw."""
+        """Number of tokens to sample."""
         if self.num_candidates:
             return 0
         return 1 if self.is_greedy else len(self.uniforms)
@@ -129,12 +130,12 @@ class RowSampling:
 
 @dataclass(frozen=True, slots=True)
 class PromptTargets:
-    """Positions of a step whose next tokens are known, to be asked how likely those are.
+    """Positions of a step whose next tokens are known, to compute their log-probabilities.
 
     Attributes:
-        index: int32 ``[P]``, places in the step's tokens.
+        index: int32 ``[P]``, indices in the step's tokens.
         token_ids: int64 ``[P]``, the token that follows each.
-        num_top: Likeliest tokens wanted of each.
+        num_top: number of most likely tokens to return for each.
     """
 
     index: NDArray[np.int32]

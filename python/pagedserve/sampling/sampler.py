@@ -1,18 +1,18 @@
-"""Turns a step's logits into tokens, all rows at once, each as its request wants it.
+"""The sampler: from a step's logits to tokens, all rows at once.
 
-The largest logit of every row is found first: it is the token of plain greedy rows, and tells
-whether the logits are usable.  Rows that change nothing are drawn from
-(`pagedserve.sampling.draw`) as they are, and all of this comes to the host in one transfer.  Rows
-that only keep to a grammar are among them: it is asked about their tokens there, and those that it
-refuses are chosen again, from what may come.  The other rows are copied, a chunk at a time, edited
-(`pagedserve.sampling.edits`), and drawn from or searched for candidates.  What is reported about
-drawn tokens is looked up in the untouched logits afterwards.
+The largest logit of every row is computed first: it is the token of plain greedy rows, and shows
+whether the logits are usable.  Rows without edits are sampled (`pagedserve.sampling.draw`) from the
+original logits, and all of this is copied to the host in one transfer.  Rows that only have a
+grammar are among them: it checks their tokens there, and those that it refuses are sampled again
+from the allowed ones.  The other rows are copied, a chunk at a time, edited
+(`pagedserve.sampling.edits`), and sampled or searched for candidates.  Log-probabilities of
+sampled tokens are computed from the original logits afterwards.
 
 Invariants:
 
 1. A row's tokens depend on its logits and parameters, never on other rows.
-2. A row that cannot be sampled becomes an entry of `SampledRows.errors`; the others do not notice.
-3. Beyond the logits no more than a few chunks of memory are used (`rows_per_chunk`).
+2. A row that cannot be sampled becomes an entry of `SampledRows.errors`; others are unaffected.
+3. Besides the logits, memory is limited to a few chunks (`rows_per_chunk`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -38,18 +38,18 @@ from pagedserve.sampling.results import SampledRows
 from pagedserve.sampling.rows import RowSampling
 from pagedserve.sampling.top_k import argmax
 
-# Of a mask that is not 0, beyond which its tokens are not looked up one by one.
+# Number of allowed tokens of a mask above which they are not gathered one by one.
 _FEW_WORDS = 256
 
 
 class HostCopy:
-    """Tensors of 4-byte elements on their way to the host, in one transfer.
+    """Asynchronous copy of tensors of 4-byte elements to the host, in one transfer.
 
-    In host memory they are there.
+    Does nothing for tensors in host memory.
     """
 
     def __init__(self, *tensors: Tensor, cuda: Cuda | None = None) -> None:
-        """Send the tensors, all of one device, behind what the device still does."""
+        """Queue the copy of tensors, all on one device."""
         self._tensors = tensors
         self._cuda = cuda
         if cuda is not None:
@@ -60,7 +60,7 @@ class HostCopy:
             self._arrived.record()
 
     def arrays(self) -> list[NDArray[Any]]:
-        """The tensors in host memory, once they are there."""
+        """Wait for the copy, and return the tensors as arrays."""
         if self._cuda is None:
             return [tensor.numpy() for tensor in self._tensors]
         self._arrived.synchronize()
@@ -72,34 +72,34 @@ class HostCopy:
 
 
 class Sampler:
-    """Logits to tokens."""
+    """Samples tokens from logits."""
 
     def __init__(self, cuda: Cuda | None = None) -> None:
-        """Take the device of the logits; None for logits in host memory."""
+        """Store the device of the logits; None for logits in host memory."""
         self._cuda = cuda
 
     def sample(self, logits: Tensor, rows: Sequence[RowSampling]) -> SampledRows:
-        """Sample the rows of a step, and wait for what comes out; see `launch`."""
+        """Sample the rows of a step, and wait for the results; see `launch`."""
         return self.launch(logits, rows).results()
 
     @torch.inference_mode()
     def launch(self, logits: Tensor, rows: Sequence[RowSampling]) -> "LaunchedSamples":
-        """Begin to sample the rows of a step.
+        """Start to sample the rows of a step.
 
         Args:
-            logits: float32 ``[S, V]``; not changed.
-            rows: S parameters.
+            logits: float32 ``[S, V]``; not modified.
+            rows: parameters of the S rows.
         """
         return LaunchedSamples(logits, rows, self._cuda)
 
 
 class LaunchedSamples:
-    """The samples of a step, some of them on their way from the device."""
+    """Samples of a step, some of them still on the device."""
 
     def __init__(
         self, logits: Tensor, rows: Sequence[RowSampling], cuda: Cuda | None = None
     ) -> None:
-        """Find what does not depend on edits; see `Sampler.launch`."""
+        """Compute what does not depend on edits; see `Sampler.launch`."""
         peaks, ids = argmax(logits)
         self._logits, self._rows, self._cuda = logits, rows, cuda
         tried = ((i, row.tried_grammar) for i, row in enumerate(rows))
@@ -114,13 +114,13 @@ class LaunchedSamples:
 
     @property
     def is_async_safe(self) -> bool:
-        """Whether all that is wanted of the step is one token a row, and they are known by now."""
+        """Whether the step needs one token per row only, and all are computed."""
         return all(row.is_async_safe for row in self._rows)
 
     def tokens(self) -> Tensor:
-        """The tokens of a step that stands alone, int32 ``[S]``, on its device.
+        """Tokens of a step with one sample per row, int32 ``[S]``, on its device.
 
-        They are ids below V, also those that mean nothing.
+        They are ids below V, including undefined ones.
         """
         if not self._random:
             return self._greedy
@@ -130,10 +130,10 @@ class LaunchedSamples:
 
     @torch.inference_mode()
     def results(self) -> SampledRows:
-        """Wait for what is on its way, and do what is left to do; the logits must still be there.
+        """Wait for the copy, and do the remaining work; the logits must still be valid.
 
         Raises:
-            IndexError: An edit names a token id that is not below V.
+            IndexError: A token id of an edit is not below V.
         """
         logits, rows = self._logits, self._rows
         found, largest, *drawn = self._arriving.arrays()
@@ -153,7 +153,7 @@ class LaunchedSamples:
 
 
 class _Collector:
-    """The results of one step while they are collected."""
+    """Collects the results of one step."""
 
     def __init__(
         self,
@@ -180,7 +180,7 @@ class _Collector:
         self._sample(index, logits, rows)
 
     def refused(self, tried: dict[int, GrammarState]) -> list[int]:
-        """Those of the rows whose grammars do not admit the tokens that they have."""
+        """Rows whose grammars do not allow their tokens."""
         tokens = self._tokens[self._draw_start[list(tried)]].tolist()
         return [
             i
@@ -208,7 +208,7 @@ class _Collector:
     def _take_likeliest(
         self, index: NDArray[np.int64], logits: Tensor, masks: NDArray[np.int32]
     ) -> None:
-        """Take the largest of the logits that masks let come, for the rows `index`."""
+        """Take the most likely allowed token, for the rows `index`."""
         packed = to_device(torch.from_numpy(masks), self._cuda)
         peaks, ids = argmax(logits, packed, index.tolist())
         self._note_unusable(index, peaks)
@@ -217,7 +217,7 @@ class _Collector:
     def _draw_of_few(
         self, index: NDArray[np.int64], logits: Tensor, masks: NDArray[np.int32]
     ) -> None:
-        """Draw for the rows `index` from the few tokens of their masks."""
+        """Sample from the few tokens of their masks, for the rows `index`."""
         tokens, is_there = tokens_of(masks)
         columns, may_come, places = (
             to_device(torch.from_numpy(array), self._cuda)
@@ -225,13 +225,13 @@ class _Collector:
         )
         narrow = logits[places, columns].where(may_come, -torch.inf)
         drawn = self._draw_again(index, narrow, narrow.amax(dim=1))
-        column = drawn.clip(max=tokens.shape[1] - 1)  # beyond the last is one that failed
+        column = drawn.clip(max=tokens.shape[1] - 1)  # a failed row is past the last
         self.put(index, tokens[np.arange(len(index)), column])
 
     def _draw_of_many(
         self, index: NDArray[np.int64], logits: Tensor, masks: NDArray[np.int32]
     ) -> None:
-        """Draw for the rows `index` from the tokens of their masks."""
+        """Sample from the tokens of their masks, for the rows `index`."""
         packed = to_device(torch.from_numpy(masks), self._cuda)
         wanted = _rows(logits, index, self._cuda)
         peaks, _ = argmax(wanted, packed)
@@ -244,7 +244,7 @@ class _Collector:
         peaks: Tensor,
         masks: Tensor | None = None,
     ) -> NDArray[np.int32]:
-        """Draw again for the rows `index`; what it gives for those that fail means nothing."""
+        """Sample again for the rows `index`; undefined for those that fail."""
         self._note_unusable(index, peaks)
         rows = [self._rows[i].again() for i in index]
         everything = np.arange(len(rows))
@@ -252,14 +252,14 @@ class _Collector:
         return drawn.cpu().numpy()
 
     def _note_unusable(self, index: NDArray[np.int64], peaks: Tensor) -> None:
-        """Say of rows with such largest logits that they cannot be sampled."""
+        """Set errors of rows whose largest logits show that they cannot be sampled."""
         for n, why in _unusable(peaks.cpu().numpy(), "the edited logits").items():
             self.errors.setdefault(int(index[n]), why)
 
     def _sample(
         self, index: NDArray[np.int64], logits: Tensor, rows: Sequence[RowSampling]
     ) -> None:
-        """Sample the rows `index`, but those that failed."""
+        """Sample the rows `index`, except those that failed."""
         peaks, ids = argmax(logits)
         self._note_unusable(index, peaks)
         usable = [(n, row) for n, row in enumerate(rows) if index[n] not in self.errors]
@@ -281,13 +281,13 @@ class _Collector:
             fill_candidates(self._candidates, index, logits)
 
     def put(self, index: NDArray[np.int64], tokens: NDArray[np.integer]) -> None:
-        """Set all draws of the rows, which are in ascending order."""
+        """Set all samples of the rows, which are in ascending order."""
         is_one_each = len(tokens) == len(index)
         places = self._draw_start[index] if is_one_each else np.isin(self._row_of_draw, index)
         self._tokens[places] = tokens
 
     def finish(self, logits: Tensor) -> SampledRows:
-        """Look up what is reported."""
+        """Compute requested log-probabilities."""
         self._tokens[np.isin(self._row_of_draw, list(self.errors))] = 0
         logprobs = sampled_logprobs(
             logits, self._rows, tokens=self._tokens, row_of_draw=self._row_of_draw
@@ -296,7 +296,7 @@ class _Collector:
 
 
 def _chunks(rows: Sequence[int], logits: Tensor) -> Iterator[NDArray[np.int64]]:
-    """The rows in runs that may be worked on at a time."""
+    """Split rows into chunks."""
     size = rows_per_chunk(logits)
     for start in range(0, len(rows), size):
         yield np.array(rows[start : start + size])
@@ -311,7 +311,7 @@ def _draw(
     *,
     cuda: Cuda | None,
 ) -> Tensor:
-    """Draw from some of the rows, at random: int32 tokens on the device."""
+    """Sample some of the rows at random: int32 tokens on the device."""
     vocab_size = logits.shape[1]
     parameters = RandomRows.of([rows[i] for i in index], vocab_size=vocab_size, cuda=cuda)
     may_come = None
@@ -321,7 +321,7 @@ def _draw(
 
 
 def _rows(values: Tensor, index: NDArray[np.int64], cuda: Cuda | None) -> Tensor:
-    """Rows in ascending order: a view where they lie side by side."""
+    """Select rows in ascending order: a view if they are contiguous."""
     first, last = int(index[0]), int(index[-1])
     if last - first + 1 == len(index):
         return values[first : last + 1]
@@ -333,7 +333,7 @@ def _copy(values: Tensor, index: NDArray[np.int64], cuda: Cuda | None) -> Tensor
 
 
 def _unusable(largest: NDArray[np.float32], what: str) -> dict[int, str]:
-    """Why rows with these largest logits [N] cannot be sampled; without those that can."""
+    """Errors of rows that cannot be sampled, from their largest logits [N]."""
     errors = {}
     for row in np.flatnonzero(~np.isfinite(largest)).tolist():
         if np.isneginf(largest[row]):

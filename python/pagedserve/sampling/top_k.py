@@ -1,10 +1,10 @@
-"""The largest logits of a row, with one rule for equal ones.
+"""Largest logits of a row, with a defined order of equal ones.
 
 Invariant: of equal logits the smaller id comes first, on every device.
 
 Costs: on the CPU one read of the logits, in Rust: 0.3 ms for 64 rows of 49,152 where torch's
-``max`` takes 1.5 and its ``topk`` 2.9 (two cores); elsewhere a ``topk`` and a few small
-operations, and a kernel where masks say what may come.
+``max`` takes 1.5 and its ``topk`` 2.9 (two cores); on other devices a ``topk`` and a few small
+operations, and a kernel for masked logits.
 """
 
 from collections.abc import Sequence
@@ -14,28 +14,30 @@ from torch import Tensor
 
 from pagedserve._core import cpu
 
-# The Rust kernel keeps the best in order: beyond this, sorting them costs more than the read.
+# The Rust kernel keeps the best in order: above this, sorting them costs more than reading logits.
 _MAX_RUST_K = 64
-# Logits that one thread reads before another is awake.
+# Logits that one thread reads before another has woken up.
 _FEW_LOGITS = 65536
 
 
 def argmax(
     logits: Tensor, masks: Tensor | None = None, rows: Sequence[int] | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The largest logit of each row and its int64 id, ``[N]`` each; otherwise as `top_k`.
+    """Largest logit of each row and its int64 id, ``[N]`` each; otherwise as `top_k`.
 
     Args:
-        logits: float32 ``[N, V]``, or more rows than those that are looked at.
-        masks: int32 ``[N, ceil(V / 32)]``: only tokens whose bit is 1 are looked at
-            (`compute_masks`); where there is none the logit is minus infinity.
-        rows: N places of rows in the logits; None for all.
+        logits: float32 ``[N, V]``, or more rows than those of ``rows``.
+        masks: int32 ``[N, ceil(V / 32)]``: only tokens whose bit is 1 are considered
+            (`compute_masks`); if there is none the logit is minus infinity.
+        rows: N row indices of the logits; None for all.
     """
     if logits.device.type != "cpu":
         if rows is not None:
             logits = logits[list(rows)]
         if masks is not None:
-            from pagedserve.kernels.masks import masked_argmax  # triton is there with a GPU alone
+            from pagedserve.kernels.masks import (
+                masked_argmax,
+            )  # needs triton, for GPUs
 
             return masked_argmax(logits, masks)
         largest, ids = logits.max(dim=-1)
@@ -52,8 +54,8 @@ def top_k(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
         k: 0 to V.
 
     Returns:
-        The logits and int64 ids, both ``[N, k]``.  Of a row that holds NaN the first value is NaN,
-        and nothing else means anything.
+        The logits and int64 ids, both ``[N, k]``.  For a row with NaN the first value is NaN, and
+        the rest is undefined.
     """
     if logits.device.type == "cpu" and logits.is_contiguous() and 0 < k <= _MAX_RUST_K:
         return _in_rust(logits, k)
@@ -63,7 +65,7 @@ def top_k(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
 def _in_rust(
     logits: Tensor, k: int, masks: Tensor | None = None, rows: Sequence[int] | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The kernel sorts by insertion, so this is for small k."""
+    """The Rust kernel sorts by insertion, so this is for small k."""
     num_rows, vocab_size = logits.shape[0] if rows is None else len(rows), logits.shape[1]
     ids = torch.empty(num_rows, k, dtype=torch.int64)
     values = torch.empty(num_rows, k)
@@ -84,7 +86,7 @@ def _in_rust(
 def _by_topk(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     vocab_size = logits.shape[1]
     values, ids = logits.topk(min(k + 1, vocab_size), dim=-1)
-    # topk chooses any of equals: where the next one equals the last, choose again.
+    # topk chooses any of equals: if the next one equals the last, choose again.
     if 0 < k < vocab_size:
         tied = (values[:, k - 1] == values[:, k]).nonzero()[:, 0]
         if tied.numel():

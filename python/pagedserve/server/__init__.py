@@ -1,1 +1,1 @@
-"""The OpenAI-compatible server: HTTP alone; what it knows of an engine is ``EngineClient``."""
+"""The OpenAI-compatible HTTP server; it accesses an engine only through ``EngineClient``."""

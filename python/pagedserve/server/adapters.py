@@ -1,23 +1,24 @@
-"""The adapters that a server answers with, each under a name as if it were a model."""
+"""LoRA adapters that a server serves, each under a model name."""
 
 import asyncio
 import itertools
+import reprlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from pagedserve.engine.client import EngineClient
 from pagedserve.lora.request import LoRARequest
 from pagedserve.server.errors import ServerError
-from pagedserve.server.options import LoraModule
+from pagedserve.server.options import ADAPTER_NAME, LoraModule, is_adapter_name
 
 
 @dataclass(slots=True)
 class ServedAdapters:
-    """Adapters by name; each load has a number of its own in the engine.
+    """Adapters by name; each load gets a new id in the engine.
 
     Attributes:
         client: The engine.
-        base_names: Of the model, which no adapter can have.
+        base_names: Names of the model, which no adapter may have.
     """
 
     client: EngineClient
@@ -28,24 +29,27 @@ class ServedAdapters:
 
     @property
     def names(self) -> list[str]:
-        """In the order in which they were loaded."""
+        """Names of the adapters, in the order in which they were loaded."""
         return list(self._by_name)
 
     def get(self, name: str) -> LoRARequest | None:
-        """The adapter of that name, if there is one."""
+        """The adapter of that name, or None."""
         return self._by_name.get(name)
 
     async def load(self, module: LoraModule, *, load_inplace: bool = False) -> None:
-        """Answer with an adapter under a name.
+        """Load an adapter and serve it under a name.
 
         Args:
-            module: The name, and where its files are.
-            load_inplace: Take the place of the adapter of that name, if there is one.
+            module: Name and path of the adapter.
+            load_inplace: Replace the adapter of that name, if it exists.
 
         Raises:
-            ServerError: 400, the name is taken.
-            RequestError: What is wrong with the adapter.
+            ServerError: 400, the name is taken or invalid.
+            RequestError: The adapter is invalid.
         """
+        if not is_adapter_name(module.name):
+            text = f"lora_name is {reprlib.repr(module.name)}; it must have {ADAPTER_NAME}"
+            raise ServerError(400, text, param="lora_name")
         async with self._lock:
             before = self._by_name.get(module.name)
             if module.name in self.base_names:
@@ -66,10 +70,10 @@ class ServedAdapters:
                 await self.client.remove_lora(before.lora_int_id)
 
     async def unload(self, name: str, lora_int_id: int | None = None) -> None:
-        """Take no more requests for an adapter; those that run end with it.
+        """Stop serving an adapter; running requests keep it until they end.
 
         Raises:
-            ServerError: 404, there is none of that name, or not of that number.
+            ServerError: 404, the name is unknown, or has another id.
         """
         async with self._lock:
             lora_request = self._by_name.get(name)

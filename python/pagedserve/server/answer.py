@@ -1,10 +1,10 @@
-"""Answers that are made while an engine runs: whole ones, and streams of server-sent events.
+"""Responses of generation requests: whole ones, and streams of server-sent events.
 
-An answer begins to be sent when its first output is there, so a refusal has its own status.  While
-it is made, the connection is watched: a client that leaves cancels the work, and with it every
-request to the engine.  (Starlette watches only what it streams itself.)
+A response starts with its first output, so a refused request has its own status code.  Meanwhile
+the connection is watched: a client that disconnects cancels the handler, and with it every request
+to the engine.  (Starlette watches only responses that it streams.)
 
-Costs: one ``send`` for all events that are there, some 10 us of uvicorn and the socket.
+Costs: one ``send`` for all pending events, some 10 us of uvicorn and the socket.
 """
 
 import asyncio
@@ -18,15 +18,15 @@ from starlette.types import Message, Receive, Scope, Send
 from pagedserve.server.errors import ServerError, reported
 
 DONE: Final = b"data: [DONE]\n\n"
-# Seconds of silence after which a stream says that it is alive.
+# Seconds without events after which a stream sends a keep-alive comment.
 KEEP_ALIVE_SECONDS: Final = 15.0
 _KEEP_ALIVE: Final = b": keep-alive\n\n"
-# Seconds between two looks at a stream.
+# Seconds between two checks of a stream.
 _PULSE_SECONDS: Final = 1.0
 
 
 class Answer(Response):
-    """Sends what ``events`` yields: parts of a stream, or one text."""
+    """Sends what ``events`` yields: chunks of a stream, or one text."""
 
     def __init__(
         self,
@@ -37,14 +37,14 @@ class Answer(Response):
         stall_timeout: float,
         on_end: Callable[[ServerError | None], None],
     ) -> None:
-        """Prepare the answer.
+        """Prepare the response.
 
         Args:
-            events: The parts of the body, in order; may raise before and between them.
-            streams: Whether the parts are events of a stream, or the one part is all.
-            media_type: Of the one part.
-            stall_timeout: Seconds for which a client may take nothing.
-            on_end: Told when all is over, and of the error that the client was told of.
+            events: Chunks of the body, in order; may raise before and between them.
+            streams: Whether the chunks are events of a stream; else there is one chunk.
+            media_type: Content type of a single chunk.
+            stall_timeout: Seconds after which a client that reads nothing is disconnected.
+            on_end: Called at the end, with the error that was sent to the client, if any.
         """
         super().__init__()
         self._events = events
@@ -53,12 +53,12 @@ class Answer(Response):
         self._stall_timeout = stall_timeout
         self._on_end = on_end
         self._error: ServerError | None = None
-        # Parts of a stream: one more begun than sent while the client takes nothing.
+        # Chunks of a stream: one more started than sent while the client does not read.
         self._num_begun = 0
         self._num_sent = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the answer, unless the client leaves first."""
+        """Send the response, unless the client disconnects first."""
         work = asyncio.create_task(self._work(send, scope["send"]))
         leaving = asyncio.create_task(_until_disconnected(receive))
         try:
@@ -76,7 +76,7 @@ class Answer(Response):
         async with contextlib.aclosing(self._events) as events:
             try:
                 first = await anext(events)
-            except Exception as error:  # noqa: BLE001  # whatever it is, the client is told
+            except Exception as error:  # noqa: BLE001  # any error is sent to the client
                 await self._refuse(send, reported(error))
                 return
             headers = [(b"content-type", self._kind)]
@@ -89,7 +89,7 @@ class Answer(Response):
                 await self._stream(send_part, first, events)
             else:
                 whole = send({"type": "http.response.body", "body": first})
-                with contextlib.suppress(TimeoutError):  # who takes nothing is let go
+                with contextlib.suppress(TimeoutError):  # a client that does not read is cut off
                     await asyncio.wait_for(whole, self._stall_timeout)
 
     async def _stream(self, send: Send, first: bytes, events: AsyncGenerator[bytes, None]) -> None:
@@ -114,9 +114,9 @@ class Answer(Response):
         self._num_sent = self._num_begun
 
     async def _pulse(self, send: Send, work: "asyncio.Task[None]") -> None:
-        """Break long silences, and give up a client that takes nothing.
+        """Send keep-alives, and disconnect a client that does not read.
 
-        In a task of its own that looks at what was sent, so that a token costs no clock.
+        Runs in a separate task that checks what was sent, so that a token costs no clock call.
         """
         clock = asyncio.get_running_loop().time
         seen, since = (0, 0), clock()

@@ -1,5 +1,6 @@
-"""The routes."""
+"""Routes of the server."""
 
+import asyncio
 from functools import partial
 from importlib.resources import files
 from typing import Annotated, Any, Final, TypeAlias
@@ -8,12 +9,13 @@ from fastapi import Depends, FastAPI, Form, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp
 
 from pagedserve._core import __version__
-from pagedserve.errors import PagedServeError
+from pagedserve.errors import PagedServeError, RequestError
 from pagedserve.server.answer import Answer
+from pagedserve.server.body import json_route
 from pagedserve.server.chat import chat_job
 from pagedserve.server.completions import completion_job
 from pagedserve.server.context import Context
@@ -47,7 +49,7 @@ from pagedserve.server.protocol import (
 from pagedserve.server.request_log import log_request
 from pagedserve.server.speech import speech_job
 
-# What OpenAI's and vLLM's servers have and this one has not.
+# Routes of OpenAI's and vLLM's servers that this one lacks.
 ABSENT_PATHS: Final = (
     "/v1/responses",
     "/v1/responses/{rest:path}",
@@ -56,7 +58,7 @@ ABSENT_PATHS: Final = (
     "/v1/moderations",
 )
 
-# How a completion may come, besides as JSON.
+# Further content types of a completion, besides JSON.
 _STREAMED: Final[dict[int | str, dict[str, Any]]] = {200: {"content": {"text/event-stream": {}}}}
 _WRITTEN: Final[dict[int | str, dict[str, Any]]] = {
     200: {"content": {"text/event-stream": {}, "text/plain": {}}}
@@ -64,7 +66,7 @@ _WRITTEN: Final[dict[int | str, dict[str, Any]]] = {
 
 
 async def _check_json(request: Request) -> None:
-    """Refuse a body that does not say that it is JSON: it would not be read as such."""
+    """Refuse a body without a JSON Content-Type: it would not be parsed as JSON."""
     given = request.headers.get("content-type", "")
     kind = given.partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
@@ -73,7 +75,7 @@ async def _check_json(request: Request) -> None:
 
 
 async def _check_form(request: Request) -> None:
-    """Refuse a body that does not say that it is a form with files, as above."""
+    """Refuse a body without the Content-Type of a form with files."""
     given = request.headers.get("content-type", "")
     if given.partition(";")[0].strip().lower() != "multipart/form-data":
         said = f"the Content-Type is {given!r}" if given else "there is no Content-Type"
@@ -86,15 +88,18 @@ _SpeechForm: TypeAlias = Annotated[SpeechBody, Form(media_type="multipart/form-d
 
 
 def build_app(context: Context) -> ASGIApp:
-    """The whole server but its socket."""
+    """Build the ASGI application."""
     app = FastAPI(
         title="pagedserve",
         version=__version__,
         root_path=context.args.root_path,
-        docs_url=None,  # its page comes from elsewhere, and so does the next one's
+        servers=[{"url": root}] if (root := context.args.root_path) else None,
+        openapi_url=None,  # see _add_state
+        docs_url=None,  # this page and the next load scripts from other sites
         redoc_url=None,
         responses={"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}},
     )
+    app.router.route_class = json_route(context)
     for kind in (ServerError, PagedServeError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, _tell)
     _add_completions(app, context)
@@ -109,7 +114,7 @@ def build_app(context: Context) -> ASGIApp:
 
 
 def _for_pages(app: ASGIApp, args: ServerArgs) -> ASGIApp:
-    """Lets pages of the allowed origins use an application from a browser."""
+    """Add CORS for the allowed origins."""
     if not args.allowed_origins:
         return app
     return CORSMiddleware(
@@ -151,52 +156,52 @@ def _request_ended(job: Job, request: Request, error: ServerError | None) -> Non
 def _add_completions(app: FastAPI, context: Context) -> None:
     @app.post("/v1/completions", responses=_STREAMED, dependencies=_JSON)
     async def completions(body: CompletionBody, request: Request) -> Any:
-        """Continue prompts."""
+        """Complete prompts."""
         answer_id = _answer_id("cmpl", request, body.request_id)
         return _answer(await completion_job(context, body, answer_id), request)
 
     @app.post("/v1/chat/completions", responses=_STREAMED, dependencies=_JSON)
     async def chat_completions(body: ChatBody, request: Request) -> Any:
-        """Answer a conversation."""
+        """Generate the next message of a conversation."""
         answer_id = _answer_id("chatcmpl", request, body.request_id)
         return _answer(await chat_job(context, body, answer_id), request)
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        """The model, by all its names, and its adapters."""
+        """List the model under all its names, and its adapters."""
         await context.check_ready()
         names = [*context.names, *context.adapters.names]
         return {"object": "list", "data": [_card(context, name) for name in names]}
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
-        """The model by one of its names, or an adapter."""
+        """Return the model or an adapter by name."""
         return _card(context, context.model_name(name))
 
 
 def _add_pooling(app: FastAPI, context: Context) -> None:
     @app.post("/v1/embeddings", dependencies=_JSON)
     async def embeddings(body: EmbeddingBody, request: Request) -> Any:
-        """Make an embedding of each prompt."""
+        """Compute an embedding of each prompt."""
         answer_id = _answer_id("embd", request, body.request_id)
         return _answer(await embedding_job(context, body, answer_id), request)
 
     @app.post("/pooling", dependencies=_JSON)
     async def pooling(body: PoolingBody, request: Request) -> Any:
-        """What the model makes of each prompt."""
+        """Compute the pooled output of each prompt."""
         answer_id = _answer_id("pool", request, body.request_id)
         return _answer(await pooling_job(context, body, answer_id), request)
 
     @app.post("/classify", dependencies=_JSON)
     async def classify(body: ClassificationBody, request: Request) -> Any:
-        """Say how likely each class is of each prompt."""
+        """Compute the class probabilities of each prompt."""
         answer_id = _answer_id("classify", request, body.request_id)
         return _answer(await classification_job(context, body, answer_id), request)
 
     @app.post("/score", dependencies=_JSON)
     @app.post("/v1/score", dependencies=_JSON, include_in_schema=False)
     async def score(body: ScoreBody, request: Request) -> Any:
-        """Say how near texts are."""
+        """Score the similarity of texts."""
         answer_id = _answer_id("score", request, body.request_id)
         return _answer(await score_job(context, body, answer_id), request)
 
@@ -204,7 +209,7 @@ def _add_pooling(app: FastAPI, context: Context) -> None:
     @app.post("/v1/rerank", dependencies=_JSON, include_in_schema=False)
     @app.post("/v2/rerank", dependencies=_JSON, include_in_schema=False)
     async def rerank(body: RerankBody, request: Request) -> Any:
-        """Put documents in the order in which they suit a query."""
+        """Rank documents by their relevance to a query."""
         answer_id = _answer_id("rerank", request, body.request_id)
         return _answer(await rerank_job(context, body, answer_id), request)
 
@@ -212,13 +217,15 @@ def _add_pooling(app: FastAPI, context: Context) -> None:
 def _add_speech(app: FastAPI, context: Context) -> None:
     @app.post("/v1/audio/transcriptions", responses=_WRITTEN, dependencies=_FORM)
     async def transcriptions(body: _SpeechForm, request: Request) -> Any:
-        """Write down what is said."""
+        """Transcribe speech."""
+        request.scope["arriving"].release()
         answer_id = _answer_id("trsc", request, body.request_id)
         return _answer(await speech_job(context, body, answer_id, "transcribe"), request)
 
     @app.post("/v1/audio/translations", responses=_WRITTEN, dependencies=_FORM)
     async def translations(body: _SpeechForm, request: Request) -> Any:
-        """Write down in English what is said."""
+        """Translate speech to English text."""
+        request.scope["arriving"].release()
         answer_id = _answer_id("trsl", request, body.request_id)
         return _answer(await speech_job(context, body, answer_id, "translate"), request)
 
@@ -250,7 +257,7 @@ def _add_absent(app: FastAPI) -> None:
 def _add_tokens(app: FastAPI, context: Context) -> None:
     @app.post("/tokenize", dependencies=_JSON)
     async def tokenize(body: TokenizeBody) -> dict[str, Any]:
-        """The tokens of a prompt or conversation."""
+        """Tokenize a prompt or conversation."""
         await context.check_ready()
         context.model_name(body.model)
         if (body.prompt is None) == (body.messages is None):
@@ -271,7 +278,7 @@ def _add_tokens(app: FastAPI, context: Context) -> None:
 
     @app.post("/detokenize", dependencies=_JSON)
     async def detokenize(body: DetokenizeBody) -> dict[str, Any]:
-        """The text of tokens."""
+        """Decode tokens to text."""
         await context.check_ready()
         context.model_name(body.model)
         return {"prompt": await context.decode(body.tokens)}
@@ -280,7 +287,7 @@ def _add_tokens(app: FastAPI, context: Context) -> None:
 def _add_state(app: FastAPI, context: Context) -> None:
     @app.get("/health")
     async def health() -> dict[str, str]:
-        """200 while requests are taken and steps end; else 503 with the reason."""
+        """Return 200 while requests are accepted and steps complete; else 503 with the reason."""
         await context.check_ready()
         await context.client.check_health()
         return {"status": "ok"}
@@ -291,25 +298,30 @@ def _add_state(app: FastAPI, context: Context) -> None:
 
     @app.get("/version")
     async def version() -> dict[str, str]:
-        """The server's version."""
+        """Return the server's version."""
         return {"version": __version__}
 
     @app.get("/load")
     async def load() -> dict[str, int]:
-        """Sequences that run or wait."""
+        """Return the number of running and waiting sequences."""
         return {"server_load": context.admission.num_seqs}
 
     @app.get("/server_info")
     async def server_info() -> dict[str, Any]:
-        """What is served, and how."""
+        """Return the configuration of the server and the engine."""
         await context.check_ready()
         model = await context.client.get_model_config()
         names = [*context.names, *context.adapters.names]
         return {"version": __version__, "models": names, "backends": model.backends}
 
+    @app.get("/openapi.json", include_in_schema=False)
+    async def openapi() -> JSONResponse:
+        # The first call takes half a second.
+        return JSONResponse(await asyncio.to_thread(app.openapi))
+
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
-        """Everything that is measured, for Prometheus."""
+        """Return all metrics in Prometheus' format."""
         text = context.metrics.exposition()
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
@@ -321,13 +333,13 @@ def _add_state(app: FastAPI, context: Context) -> None:
 def _add_admin(app: FastAPI, context: Context) -> None:
     @app.post("/reset_prefix_cache")
     async def reset_prefix_cache() -> dict[str, bool]:
-        """Forget every cached prefix, unless a request runs."""
+        """Drop every cached prefix, unless a request runs."""
         await context.check_ready()
         return {"reset": await context.client.reset_prefix_cache()}
 
     @app.post("/abort_requests", dependencies=_JSON)
     async def abort_requests(body: AbortBody) -> dict[str, list[str]]:
-        """End requests by the ids of their answers."""
+        """Abort requests by their response ids."""
         jobs = list(context.jobs.values())
         found = [running for running in jobs if running.answer_id in body.request_ids]
         for running in found:
@@ -336,16 +348,21 @@ def _add_admin(app: FastAPI, context: Context) -> None:
 
     @app.post("/v1/load_lora_adapter", dependencies=_JSON)
     async def load_lora_adapter(body: LoadLoraBody) -> PlainTextResponse:
-        """Answer with an adapter under a name of its own."""
+        """Load an adapter and serve it under its name."""
         await context.check_ready()
         module = LoraModule(body.lora_name, body.lora_path)
-        await context.adapters.load(module, load_inplace=body.load_inplace)
+        try:
+            await context.adapters.load(module, load_inplace=body.load_inplace)
+        except RequestError as error:  # its message names the field that holds the path
+            named, colon, said = str(error).partition(": ")
+            text = said.replace(repr(body.lora_path), "lora_path")
+            raise ServerError(400, f"{named}{colon}{text}", param="lora_path") from error
         text = f"Success: LoRA adapter '{body.lora_name}' added successfully."
         return PlainTextResponse(text)
 
     @app.post("/v1/unload_lora_adapter", dependencies=_JSON)
     async def unload_lora_adapter(body: UnloadLoraBody) -> PlainTextResponse:
-        """Take no more requests for an adapter; those that run end with it."""
+        """Stop serving an adapter; running requests keep it until they end."""
         await context.check_ready()
         await context.adapters.unload(body.lora_name, body.lora_int_id)
         text = f"Success: LoRA adapter '{body.lora_name}' removed successfully."

@@ -19,11 +19,11 @@ from pagedserve.server.tools import AnswerReader, check_tools
 
 
 async def chat_job(context: Context, body: ChatBody, answer_id: str) -> GenerationJob:
-    """Check a chat completion.
+    """Validate a chat completion, and create its job.
 
     Raises:
-        RequestError: Fields that cannot be, or messages that the template does not take.
-        ServerError: Another model, or no model yet.
+        RequestError: Fields are invalid, or the template does not accept the messages.
+        ServerError: Unknown model, or the model is still loading.
     """
     await context.check_ready()
     model = context.model_name(body.model)
@@ -69,13 +69,13 @@ def _last(body: ChatBody, key: str) -> str:
 
 
 def _echoed(body: ChatBody, role: str) -> str:
-    """The last message, where the answer continues it and it is wanted."""
+    """The last message, if the response continues it and echo is requested."""
     return _last(body, "content") if body.echo and _last(body, "role") == role else ""
 
 
 @dataclass(slots=True)
 class ChatChoices:
-    """How the choices of chats look; see ``Choices``."""
+    """Format of chat choices; see ``Choices``."""
 
     body: ChatBody
     names: TokenNames

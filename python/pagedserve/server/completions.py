@@ -31,11 +31,11 @@ from pagedserve.server.protocol import CompletionBody
 
 
 async def completion_job(context: Context, body: CompletionBody, answer_id: str) -> GenerationJob:
-    """Check a completion.
+    """Validate a completion, and create its job.
 
     Raises:
-        RequestError: Fields that cannot be.
-        ServerError: Another model, or no model yet.
+        RequestError: Fields are invalid.
+        ServerError: Unknown model, or the model is still loading.
     """
     await context.check_ready()
     model = context.model_name(body.model)
@@ -86,12 +86,12 @@ async def _made(
 
 @dataclass(slots=True)
 class CompletionChoices:
-    """How the choices of completions look; see ``Choices``.
+    """Format of completion choices; see ``Choices``.
 
     Attributes:
         body: The request.
-        names: How tokens are written.
-        detokenizer: Shows special tokens, whatever the request says: its prompt may name some.
+        names: Format of tokens.
+        detokenizer: Detokenizer that keeps special tokens, since the prompt may contain some.
     """
 
     body: CompletionBody
@@ -147,7 +147,7 @@ class CompletionChoices:
     ) -> dict[str, Any]:
         body, finish, stop_reason = self.body, completion.finish_reason, completion.stop_reason
         text, token_ids, entries = completion.text, completion.token_ids, completion.logprobs
-        if body.max_tokens == 0:  # one was made all the same
+        if body.max_tokens == 0:  # the engine generates one anyway
             text, token_ids, entries = "", [], entries and []
             finish, stop_reason = finish and "length", None
         logprobs = None
@@ -177,7 +177,7 @@ class CompletionChoices:
         return {**known, "text_offset": offsets.take(token_ids)}
 
     def _echo(self, choice: dict[str, Any], output: RequestOutput) -> None:
-        """Put the prompt before what is new in a choice."""
+        """Prepend the prompt to a choice."""
         token_ids = output.prompt_token_ids
         if output.prompt is not None and self.body.truncate_prompt_tokens is None:
             text, detokenizer = output.prompt, self.detokenizer

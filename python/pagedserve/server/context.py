@@ -1,15 +1,16 @@
-"""What the routes share: the engine, the names of its model and adapters, limits, draining."""
+"""State shared by the routes: engine, model names, adapters, limits and draining."""
 
 import asyncio
 import time
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, SupportsIndex, TypeVar
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
 
-from pagedserve.chat import Conversation, chat_prompt, text_of_content
+from pagedserve.chat import Conversation, chat_prompt
 from pagedserve.engine.client import EngineClient
+from pagedserve.engine.lanes import Lanes
 from pagedserve.errors import RequestError
 from pagedserve.images import ImageRules
 from pagedserve.inputs import TokensPrompt, check_unicode
@@ -17,6 +18,7 @@ from pagedserve.output.detokenizer import Detokenizer
 from pagedserve.pooling.rules import PoolingRules
 from pagedserve.sampling_params import SamplingParams
 from pagedserve.server.adapters import ServedAdapters
+from pagedserve.server.bounds import CHARS_PER_TOKEN
 from pagedserve.server.errors import ServerError
 from pagedserve.server.limits import Admission
 from pagedserve.server.metrics import Metrics
@@ -33,18 +35,15 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# More characters than that a token has in no text that is meant.
-_CHARS_PER_TOKEN: Final = 16
-
 
 @dataclass(slots=True)
 class Running:
-    """An answer that is being made.
+    """A response in progress.
 
     Attributes:
-        answer_id: Its id.
-        names: What the engine calls its prompts.
-        is_aborted: Whether somebody wants it ended.
+        answer_id: Id of the response.
+        names: Request ids of its prompts in the engine.
+        is_aborted: Whether an abort was requested.
     """
 
     answer_id: str
@@ -54,23 +53,25 @@ class Running:
 
 @dataclass(slots=True, kw_only=True)
 class Context:
-    """A server while it serves.
+    """State of a running server.
 
     Attributes:
         client: The engine.
-        args: The server's options.
-        names: Of the model; the first is shown.
-        default_params: What the model's makers recommend; there before the model is.
-        admission: Who is taken on.
-        metrics: What is measured of requests.
-        adapters: What is served under further names.
-        tracer: Makes a span of each request; None makes none.
-        created: When the server started, seconds of the wall clock.
-        is_draining: Whether no more requests are taken.
-        max_model_len: Tokens of a sequence; 0 before the model is loaded.
-        num_open: Requests over HTTP that are being answered.
-        chat_template: Instead of the model's own.
-        jobs: Answers that are being made, by the engine's name of each.
+        args: Options of the server.
+        names: Names of the model; responses have the first.
+        default_params: Default sampling parameters; known before the model is loaded.
+        admission: Admission control.
+        metrics: Metrics of requests.
+        adapters: Adapters served under further names.
+        tracer: Creates a span per request; None disables tracing.
+        created: Start of the server, seconds of the wall clock.
+        is_draining: Whether new requests are refused.
+        max_model_len: Maximum tokens of a sequence; 0 before the model is loaded.
+        vocab_size: Vocabulary size; 0 before the model is loaded.
+        num_open: Number of HTTP requests in progress.
+        num_open_body_bytes: Bytes of bodies that are incomplete or not parsed.
+        chat_template: Overrides the model's chat template.
+        jobs: Responses in progress, by their ids in the engine.
     """
 
     client: EngineClient
@@ -84,15 +85,16 @@ class Context:
     created: int = field(default_factory=lambda: int(time.time()))
     is_draining: bool = False
     max_model_len: int = 0
+    vocab_size: int = 0
     num_open: int = 0
+    num_open_body_bytes: int = 0
     chat_template: str | None = None
     jobs: dict[str, Running] = field(default_factory=dict)
-    # One: a burst of templates is rendered in its order, and the engine begins with the first.
-    _worker: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1), repr=False)
+    _lanes: Lanes = field(default_factory=lambda: Lanes("pagedserve-server"), repr=False)
     _detokenizers: dict[bool, Detokenizer] = field(default_factory=dict, repr=False)
 
     async def check_ready(self) -> None:
-        """Whether requests are taken now.
+        """Check that requests are accepted.
 
         Raises:
             ServerError: 503, with the reason.
@@ -105,20 +107,20 @@ class Context:
             raise ServerError(503, "the model is being loaded", retry_after=5)
 
     async def abort(self, running: Running) -> None:
-        """End an answer; one whose prompts are still being made ends when they are."""
+        """Abort a response; one whose prompts are still being prepared ends after that."""
         running.is_aborted = True
         await self.client.abort(running.names)
 
     @property
     def max_num_chars(self) -> int:
-        """Of a text that is worth tokenising."""
-        return _CHARS_PER_TOKEN * self.max_model_len
+        """Maximum characters of a text to be tokenized."""
+        return CHARS_PER_TOKEN * self.max_model_len
 
     async def check_generates(self) -> None:
-        """Whether the model makes tokens.
+        """Check that the model is a generative model.
 
         Raises:
-            ServerError: 400, it pools.
+            ServerError: 400, it is a pooling model.
         """
         if (await self.client.get_model_config()).pooling is not None:
             raise ServerError(
@@ -128,21 +130,21 @@ class Context:
             )
 
     async def speech_rules(self) -> SpeechRules:
-        """How the model writes speech down.
+        """Speech tokens of the model.
 
         Raises:
-            ServerError: 400, it hears nothing.
+            ServerError: 400, it does not accept audio.
         """
         known = (await self.client.get_model_config()).encoder_decoder
         if known is None or known.speech is None:
-            raise ServerError(400, "the model hears no audio; accepted is a model such as Whisper")
+            raise ServerError(400, "the model does not accept audio; serve a model such as Whisper")
         return known.speech
 
     async def pooling_rules(self) -> PoolingRules:
-        """How the model pools.
+        """Pooling configuration of the model.
 
         Raises:
-            ServerError: 400, it generates.
+            ServerError: 400, it is a generative model.
         """
         rules = (await self.client.get_model_config()).pooling
         if rules is None:
@@ -153,22 +155,23 @@ class Context:
             )
         return rules
 
-    async def aside(self, make: Callable[[], T]) -> T:
-        """What is made outside the event loop, one after another."""
-        return await asyncio.get_running_loop().run_in_executor(self._worker, make)
+    async def aside(self, make: Callable[[], T], *, cost: int) -> T:
+        """Run a function outside the event loop; ``cost`` is as in ``Lanes``."""
+        future = self._lanes.submit(make, cost=cost, group=object())
+        return await asyncio.wrap_future(future)
 
     def model_name(self, asked: str | None) -> str:
-        """The name to answer with.
+        """Return the model name for the response.
 
         Raises:
-            ServerError: 404, another model.
+            ServerError: 404, unknown model.
         """
         if asked is not None and asked not in self.names and self.adapters.get(asked) is None:
             raise ServerError(404, f"The model `{asked}` does not exist.", param="model")
         return asked or self.names[0]
 
     async def detokenizer(self, *, skip_special_tokens: bool) -> Detokenizer:
-        """Texts and bytes of tokens; special ones have a name whether or not texts show them."""
+        """Return a detokenizer; special tokens have names even if they are skipped in texts."""
         if skip_special_tokens not in self._detokenizers:
             self._detokenizers[skip_special_tokens] = Detokenizer(
                 await self.client.get_tokenizer(), skip_special_tokens=skip_special_tokens
@@ -176,10 +179,10 @@ class Context:
         return self._detokenizers[skip_special_tokens]
 
     async def answer_reader(self, body: ChatBody) -> AnswerReader:
-        """Who reads the choices of a chat: by the options, else as its template writes calls.
+        """Create the parser of a chat's choices: by the options, else by the chat template.
 
         Raises:
-            RequestError: Tools that the model may choose, and nobody knows how it calls them.
+            RequestError: Automatic tool choice, and the model's tool call format is unknown.
         """
         args, tools, tokenizer = self.args, None, await self.client.get_tokenizer()
         if args.tool_call_parser is not None:
@@ -199,16 +202,15 @@ class Context:
         return AnswerReader(body=body, tools=tools, reasoning=reasoning)
 
     async def has_special(self, tags: Collection[str]) -> bool:
-        """Whether texts leave one of these tags out unless special tokens are shown."""
-        special = (await self.client.get_tokenizer()).all_special_tokens if tags else ()
-        return any(token in tag for tag in tags for token in special)
+        """Whether the detokenizer drops any of these tags as special tokens."""
+        return bool(tags) and (await self.detokenizer(skip_special_tokens=True)).hides(tags)
 
     async def chat_prompt(self, body: ChatBody | TokenizeBody) -> TokensPrompt:
-        """The prompt that a conversation is, made outside the event loop.
+        """Render a conversation to a prompt, outside the event loop.
 
         Raises:
-            RequestError: Messages that the template does not take.
-            ServerError: A template of the request where that is not allowed.
+            RequestError: The template does not accept the messages.
+            ServerError: A chat template in the request, which is not allowed.
         """
         if body.chat_template is not None and not self.args.trust_request_chat_template:
             raise ServerError(
@@ -216,39 +218,37 @@ class Context:
                 "chat_template is given; the server takes none (--trust-request-chat-template)",
                 param="chat_template",
             )
-        texts = [text_of_content(message.get("content")) for message in body.messages or ()]
-        self.check_length("".join(texts), "the messages")
         tokenizer = await self.client.get_tokenizer()
         images = (await self.client.get_model_config()).images
-        return await self.aside(partial(self._render, tokenizer, body, images))
+        return await self.aside(partial(self._render, tokenizer, body, images), cost=body.num_bytes)
 
     def check_length(self, text: str, name: str) -> None:
-        """Refuse a text that is too long to be worth tokenising.
+        """Refuse a text that is too long to tokenize.
 
         Raises:
-            RequestError: It has more than 16 characters for each token of the longest sequence.
+            RequestError: It has more than 16 characters per token of ``max_model_len``.
         """
         most = self.max_num_chars
         if len(text) > most:
             raise RequestError(f"{name} has {len(text)} characters; at most {most} are accepted")
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """The tokens of a text, made outside the event loop.
+        """Tokenize a text outside the event loop.
 
         Raises:
-            RequestError: Text that is too long, or no valid Unicode.
+            RequestError: The text is too long, or not valid Unicode.
         """
         self.check_length(text, "the prompt")
         check_unicode(text, "the prompt")
         tokenizer: Any = await self.client.get_tokenizer()
         encode = partial(tokenizer, text, add_special_tokens=add_special_tokens, verbose=False)
-        token_ids: list[int] = (await self.aside(encode)).input_ids
+        token_ids: list[int] = (await self.aside(encode, cost=len(text))).input_ids
         return token_ids
 
     def truncated(self, token_ids: Sequence[SupportsIndex], body: Body) -> Sequence[SupportsIndex]:
-        """The first tokens of a prompt, where its end is to be left out; else all of them.
+        """Truncate a prompt on the right, if requested; else return it unchanged.
 
-        Its beginning is left out by the engine, by ``SamplingParams.truncate_prompt_tokens``.
+        The engine truncates on the left, by ``SamplingParams.truncate_prompt_tokens``.
         """
         if body.truncation_side == "left" or body.truncate_prompt_tokens is None:
             return token_ids
@@ -256,10 +256,10 @@ class Context:
         return token_ids[: self.max_model_len - 1 if most == -1 else most]
 
     async def decode(self, token_ids: list[int]) -> str:
-        """The text of tokens, made outside the event loop.
+        """Decode tokens outside the event loop.
 
         Raises:
-            ServerError: 400, a token that the vocabulary does not have.
+            ServerError: 400, a token id is not in the vocabulary.
         """
         if len(token_ids) > self.max_model_len:
             text = f"tokens has {len(token_ids)} ids; at most {self.max_model_len} are accepted"
@@ -274,13 +274,13 @@ class Context:
             text: str = tokenizer.decode(token_ids) if token_ids else ""
             return text
 
-        return await self.aside(decoded)
+        return await self.aside(decoded, cost=len(token_ids))
 
     async def token_strings(self, token_ids: list[int]) -> list[str]:
-        """What the vocabulary calls tokens, looked up outside the event loop."""
+        """Look up the vocabulary's strings of tokens, outside the event loop."""
         tokenizer: Any = await self.client.get_tokenizer()
         look_up: Callable[[], list[str]] = partial(tokenizer.convert_ids_to_tokens, token_ids)
-        return await self.aside(look_up)
+        return await self.aside(look_up, cost=len(token_ids))
 
     def _render(
         self,
@@ -295,13 +295,21 @@ class Context:
             chat_template=body.chat_template or self.chat_template,
             add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,
             continue_final_message=body.continue_final_message,
-            chat_template_kwargs=body.chat_template_kwargs,
+            chat_template_kwargs=_variables_of(body),
             tools=_tools_of(body),
             images=images,
         )
 
 
 def _tools_of(body: ChatBody | TokenizeBody) -> list[dict[str, Any]] | None:
-    """The tools that a template is shown; None for none."""
+    """Tools for the template; None if there are none."""
     tools = body.usable_tools if isinstance(body, ChatBody) else []
     return [tool.model_dump(exclude_none=True) for tool in tools] or None
+
+
+def _variables_of(body: ChatBody | TokenizeBody) -> dict[str, Any] | None:
+    """Further variables of the template; None if there are none."""
+    effort = body.reasoning_effort if isinstance(body, ChatBody) else None
+    if effort is None:
+        return body.chat_template_kwargs
+    return {"reasoning_effort": effort, **(body.chat_template_kwargs or {})}

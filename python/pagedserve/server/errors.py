@@ -1,14 +1,14 @@
-"""Errors as OpenAI's clients read them: ``{"error": {message, type, param, code}}``.
+"""Errors in OpenAI's format: ``{"error": {message, type, param, code}}``.
 
-Messages show what a caller gave and what is accepted; never paths, addresses or tracebacks.
+Messages contain the given value and what is accepted; never paths, addresses or tracebacks.
 """
 
 import json
 import logging
 import re
 import traceback
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -23,20 +23,23 @@ _TYPES: Final = {
     401: "AuthenticationError",
     404: "NotFoundError",
     405: "MethodNotAllowedError",
+    408: "RequestTimeoutError",
     413: "RequestTooLargeError",
     415: "UnsupportedMediaTypeError",
+    431: "RequestHeaderFieldsTooLargeError",
     500: "InternalServerError",
     501: "NotImplementedError",
     503: "ServiceUnavailableError",
 }
-# The most that is said of bodies that are no such requests.
+# Maximum length of messages about invalid bodies.
 _MAX_PROBLEMS: Final = 10
 _MAX_CHARS: Final = 1000
-_PRIVATE: Final = re.compile(r"(/[\w.\-]+){2,}|0x[0-9a-fA-F]{6,}")
+# A JSON pointer into the client's body is not a path, and is kept.
+_PRIVATE: Final = re.compile(r"(#(?:/[^\s/]*)+)|(?:/[\w.\-]+){2,}|0x[0-9a-fA-F]{6,}")
 
 
 class ServerError(Exception):
-    """A refusal with its status."""
+    """A refused request with its HTTP status."""
 
     def __init__(
         self,
@@ -47,14 +50,14 @@ class ServerError(Exception):
         retry_after: int | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """Say why.
+        """Create an error.
 
         Args:
-            status: Of HTTP.
-            message: For people.
-            param: The field that is wrong.
-            retry_after: Seconds after which another try makes sense.
-            headers: Of the answer, further ones.
+            status: HTTP status.
+            message: Human-readable message.
+            param: Invalid field.
+            retry_after: Seconds after which the client should retry.
+            headers: Further headers of the response.
         """
         super().__init__(message)
         self.status = status
@@ -66,11 +69,11 @@ class ServerError(Exception):
 
     @property
     def kind(self) -> str:
-        """Its ``type``."""
+        """Value of ``type``."""
         return _TYPES.get(self.status, "InternalServerError")
 
     def body(self) -> bytes:
-        """The JSON that clients read; half characters of theirs are question marks."""
+        """JSON body of the response; lone surrogates become question marks."""
         error = {
             "message": scrubbed(self.message),
             "type": self.kind,
@@ -80,19 +83,19 @@ class ServerError(Exception):
         return json.dumps({"error": error}, ensure_ascii=False).encode(errors="replace")
 
     def response(self) -> Response:
-        """The whole answer."""
+        """The whole response."""
         return Response(self.body(), self.status, self.headers, media_type="application/json")
 
 
 def scrubbed(message: str) -> str:
-    """A message without paths and addresses, of bounded length."""
-    return _PRIVATE.sub("...", message)[: _MAX_PROBLEMS * _MAX_CHARS]
+    """Remove paths and addresses from a message, and bound its length."""
+    return _PRIVATE.sub(lambda found: found[1] or "...", message)[: _MAX_PROBLEMS * _MAX_CHARS]
 
 
 def reported(error: BaseException) -> ServerError:
-    """What a client is told of an error; one that nobody thought of is told to the log.
+    """Convert an error to a response, and log it if it is unexpected.
 
-    Its message may repeat what a user wrote, so the log has its kind and where it was raised.
+    The message may repeat a user's text, so the log has only its type and where it was raised.
     """
     told = _known(error)
     if told is None:
@@ -102,18 +105,19 @@ def reported(error: BaseException) -> ServerError:
 
 
 def server_error(error: BaseException) -> ServerError:
-    """What a client is told of an error."""
+    """Convert an error to a response."""
     return _known(error) or ServerError(500, f"the server failed: {type(error).__name__}")
 
 
 def _known(error: BaseException) -> ServerError | None:
-    for known in (error, error.__cause__):  # a framework that read the body may have wrapped it
+    for known in (error, error.__cause__):  # FastAPI may have wrapped it while reading the body
         if isinstance(known, ServerError):
             return known
     if isinstance(error, RequestError):
         return ServerError(400, str(error), param=error.param)
     if isinstance(error, RequestValidationError):
-        return ServerError(400, _problems(error), param=_field(error))
+        message, param = problems(error.errors())
+        return ServerError(400, message, param=param)
     if isinstance(error, EngineDeadError | EngineStalledError):
         return ServerError(503, str(error))
     if isinstance(error, HTTPException):
@@ -121,16 +125,14 @@ def _known(error: BaseException) -> ServerError | None:
     return None
 
 
-def _field(error: RequestValidationError) -> str | None:
-    """The first field that is wrong; None where the body is none at all."""
-    place = [part for part in error.errors()[0]["loc"] if part != "body"]
-    return place[0] if place and isinstance(place[0], str) else None
+def problems(errors: Sequence[Mapping[str, Any]]) -> tuple[str, str | None]:
+    """Describe validation errors, and return the first invalid field; None for the whole body.
 
-
-def _problems(error: RequestValidationError) -> str:
-    """What is wrong with a body, a line a field; what was given is not repeated at length."""
-    problems = []
-    for problem in error.errors()[:_MAX_PROBLEMS]:
+    One line per field; values that were given are shortened.
+    """
+    found = []
+    for problem in errors[:_MAX_PROBLEMS]:
         place = ".".join(str(part) for part in problem["loc"] if part != "body")
-        problems.append(f"{place or 'the body'}: {problem['msg']}"[:_MAX_CHARS])
-    return "; ".join(problems)
+        found.append(f"{place or 'the body'}: {problem['msg']}"[:_MAX_CHARS])
+    first = [part for part in errors[0]["loc"] if part != "body"]
+    return "; ".join(found), first[0] if first and isinstance(first[0], str) else None

@@ -1,7 +1,6 @@
-"""Metrics as prometheus_client wants them, made when somebody scrapes."""
+"""Conversion of metric families to prometheus_client's, at each scrape."""
 
-from collections.abc import Iterable, Mapping
-from typing import TypeAlias
+from typing import Any, Final
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -10,38 +9,26 @@ from prometheus_client.core import (
     Metric,
 )
 
+from pagedserve.engine.metric_families import Family
 from pagedserve.engine.stats import Histogram
 
-Labels: TypeAlias = Mapping[str, str]
+_FAMILIES: Final[dict[str, Any]] = {
+    "counter": CounterMetricFamily,
+    "gauge": GaugeMetricFamily,
+    "histogram": HistogramMetricFamily,
+}
 
 
-def gauge(name: str, text: str, *samples: tuple[Labels, float]) -> Metric:
-    """A gauge; its samples have the same labels, in the same order."""
-    family = GaugeMetricFamily(name, text, labels=_names(samples))
-    for labels, value in samples:
-        family.add_metric(list(labels.values()), value)
-    return family
-
-
-def counter(name: str, text: str, *samples: tuple[Labels, float]) -> Metric:
-    """A counter, shown as ``name`` and ``_total``."""
-    family = CounterMetricFamily(name, text, labels=_names(samples))
-    for labels, value in samples:
-        family.add_metric(list(labels.values()), value)
-    return family
-
-
-def histogram(name: str, text: str, *samples: tuple[Labels, Histogram]) -> Metric:
-    """A histogram."""
-    family = HistogramMetricFamily(name, text, labels=_names(samples))
-    for labels, counted in samples:
-        buckets, sum_so_far = [], 0
-        for bound, count in zip((*counted.bounds, None), counted.counts, strict=True):
-            sum_so_far += count
-            buckets.append(("+Inf" if bound is None else str(float(bound)), sum_so_far))
-        family.add_metric(list(labels.values()), buckets, counted.total)
-    return family
-
-
-def _names(samples: Iterable[tuple[Labels, object]]) -> list[str]:
-    return next((list(labels) for labels, _ in samples), [])
+def prometheus_metric(family: Family) -> Metric:
+    """Convert a family for Prometheus; a counter gets the suffix ``_total``."""
+    names = list(family.samples[0][0]) if family.samples else []
+    shown = _FAMILIES[family.kind](family.name, family.text, labels=names)
+    for labels, value in family.samples:
+        values = list(labels.values())
+        if isinstance(value, Histogram):
+            buckets = [(bound, float(number)) for bound, number in value.buckets()]
+            shown.add_metric(values, buckets, value.total)
+        else:
+            shown.add_metric(values, value)
+    metric: Metric = shown
+    return metric

@@ -1,12 +1,97 @@
-"""Objects within the bodies of requests."""
+"""Objects within request bodies, and lists that are validated in a single pass."""
 
-from typing import Any, Literal
+import reprlib
+from typing import Annotated, Any, Literal, NoReturn, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    PrivateAttr,
+    ValidationInfo,
+    model_validator,
+)
+
+from pagedserve.errors import RequestError
+
+
+def _token_ids(given: Any, info: ValidationInfo) -> Any:
+    """Check a list of token ids: integers, not true, 1.0 or "1"."""
+    name = str(info.field_name)
+    if given is not None and not isinstance(given, list):
+        _refuse(name, given, "a list of token ids")
+    _check_token_ids(name, given or ())
+    return given
+
+
+def _prompts(given: Any, info: ValidationInfo) -> Any:
+    """Check prompts in one of their four forms."""
+    name = str(info.field_name)
+    if isinstance(given, str):
+        return given
+    accepted = "a string, token ids, or a list of strings or of lists of token ids"
+    if not isinstance(given, list):
+        _refuse(name, given, accepted)
+    if given and isinstance(given[0], list):
+        for index, prompt in enumerate(given):
+            if not isinstance(prompt, list):
+                _refuse(f"{name}[{index}]", prompt, "a list of token ids, as the first is")
+            _check_token_ids(f"{name}[{index}]", prompt)
+    elif given and isinstance(given[0], str):
+        if {*map(type, given)} != {str}:
+            index = next(i for i, prompt in enumerate(given) if not isinstance(prompt, str))
+            _refuse(f"{name}[{index}]", given[index], "a string, as the first is")
+    elif given and (isinstance(given[0], bool) or not isinstance(given[0], int)):
+        _refuse(f"{name}[0]", given[0], "a string, a token id or a list of token ids")
+    else:
+        _check_token_ids(name, given)
+    return given
+
+
+def _check_token_ids(name: str, given: Any) -> None:
+    if {*map(type, given)} - {int}:
+        index = next(i for i, token in enumerate(given) if type(token) is not int)
+        _refuse(f"{name}[{index}]", given[index], "a token id, which is an integer")
+
+
+def _messages(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Check that each message has a role, and content or tool calls."""
+    for index, message in enumerate(given):
+        role, content = message.get("role"), message.get("content")
+        if not isinstance(role, str) or not role:
+            _refuse(f"messages[{index}].role", role, "a string such as user or assistant")
+        if content is None:
+            if role != "assistant" or not any(map(message.get, _INSTEAD_OF_CONTENT)):
+                _refuse(f"messages[{index}].content", content, "a string or a list of parts")
+        elif not isinstance(content, str | list):
+            _refuse(f"messages[{index}].content", content, "a string or a list of parts")
+    return given
+
+
+# Fields of an assistant's message that replace its content.
+_INSTEAD_OF_CONTENT = ("tool_calls", "function_call", "reasoning", "reasoning_content", "refusal")
+
+
+def _refuse(name: str, given: Any, accepted: str) -> NoReturn:
+    shown = "missing" if given is None else reprlib.repr(given)
+    field = name.partition("[")[0]
+    raise RequestError(f"{name} is {shown}; it must be {accepted}", param=field)
+
+
+_PromptForms: TypeAlias = str | list[str] | list[int] | list[list[int]]
+TokenIds: TypeAlias = Annotated[
+    list[int], PlainValidator(_token_ids, json_schema_input_type=list[int])
+]
+Prompts: TypeAlias = Annotated[
+    _PromptForms, PlainValidator(_prompts, json_schema_input_type=_PromptForms)
+]
+Messages: TypeAlias = Annotated[list[dict[str, Any]], AfterValidator(_messages)]
 
 
 class NullsLeftOut(BaseModel):
-    """A body in which null says nothing."""
+    """A body in which null is the same as a missing field."""
 
     @model_validator(mode="before")
     @classmethod
@@ -16,8 +101,23 @@ class NullsLeftOut(BaseModel):
         return {name: value for name, value in given.items() if value is not None}
 
 
+class SizedBody(NullsLeftOut):
+    """A body that stores its size."""
+
+    _num_bytes: int = PrivateAttr(default=0)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the JSON."""
+        return self._num_bytes
+
+    def arrived_with(self, num_bytes: int) -> None:
+        """Store its size."""
+        self._num_bytes = num_bytes
+
+
 class StreamOptions(NullsLeftOut):
-    """What a stream says of tokens used."""
+    """Options of a stream's usage."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -26,7 +126,7 @@ class StreamOptions(NullsLeftOut):
 
 
 class JsonSchema(NullsLeftOut):
-    """A schema as OpenAI's clients send it; the answer keeps to it, strict or not."""
+    """A JSON schema in OpenAI's format; enforced whether or not strict is set."""
 
     model_config = ConfigDict(extra="ignore", protected_namespaces=())
 
@@ -37,7 +137,7 @@ class JsonSchema(NullsLeftOut):
 
 
 class ResponseFormat(NullsLeftOut):
-    """What the text of an answer must be."""
+    """Format of the response's text."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -46,7 +146,7 @@ class ResponseFormat(NullsLeftOut):
 
 
 class Function(NullsLeftOut):
-    """What a model may call."""
+    """A function that the model may call."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -57,7 +157,7 @@ class Function(NullsLeftOut):
 
 
 class Tool(NullsLeftOut):
-    """A tool; all of them are functions."""
+    """A tool; every tool is a function."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -66,7 +166,7 @@ class Tool(NullsLeftOut):
 
 
 class FunctionName(BaseModel):
-    """The function that must be called."""
+    """Name of the function that must be called."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -74,7 +174,7 @@ class FunctionName(BaseModel):
 
 
 class NamedToolChoice(NullsLeftOut):
-    """That one tool must be called."""
+    """A tool choice that names one tool."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -1,7 +1,7 @@
-"""The one layer around the routes: keys, request ids, the size of bodies, counts.
+"""ASGI middleware around the routes: API keys, request ids, body limits and metrics.
 
-It is plain ASGI: Starlette's other kind costs tens of microseconds a token and hides that a client
-has left.
+It is plain ASGI: Starlette's other kind costs tens of microseconds per token and does not report
+that a client has disconnected.
 """
 
 import hashlib
@@ -13,33 +13,40 @@ from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from pagedserve.server.bounds import MAX_ID_CHARS
 from pagedserve.server.context import Context
 from pagedserve.server.errors import ServerError
-from pagedserve.server.protocol import MAX_ID_CHARS
 from pagedserve.server.request_log import CLIENT_GONE, log_http
 
-# What needs no key, and has no line in the log: probes, scrapes and the page, which asks for one.
+# Paths without API key and log line: probes, scrapes and the page, which prompts for a key.
 OPEN_PATHS: Final = frozenset({"/", "/health", "/ping", "/metrics", "/version"})
 
 
+# Bodies up to this many bytes are parsed in the event loop, and not counted among the open ones.
+SMALL_BODY_BYTES: Final = 64 << 10
+# Digits of a Content-Length; Python parses no number of more than some thousand.
+_MAX_LENGTH_DIGITS: Final = 20
+
+
 class Gate:
-    """Lets requests in, and counts them when they have been answered."""
+    """Middleware that checks requests, and counts them at their end."""
 
     def __init__(self, app: ASGIApp, context: Context) -> None:
-        """Stand before an application."""
+        """Wrap an application."""
         self._app = app
         self._context = context
         self._max_body_bytes = context.args.max_body_bytes
+        self._max_open_bytes = context.args.max_open_body_bytes or 8 * self._max_body_bytes
         keys = context.args.api_key or tuple(filter(None, [os.environ.get("PAGEDSERVE_API_KEY")]))
         self._keys = [_digest(key.encode()) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a request in, or answer it here."""
+        """Pass a request on, or refuse it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         method = scope["method"]
-        if method == "HEAD":  # as GET; uvicorn, whose scope it is, leaves the body out
+        if method == "HEAD":  # handled as GET; uvicorn omits the body by its own scope
             scope = {**scope, "method": "GET"}
         headers = dict(scope["headers"])
         named = headers.get(b"x-request-id", b"").decode("latin-1")
@@ -47,21 +54,25 @@ class Gate:
         request_id = named if is_name else uuid.uuid4().hex
         scope["request_id"] = request_id
         scope["status"] = CLIENT_GONE
-        scope["send"] = send  # for parts of a stream: no layer from here on looks at them
+        scope["send"] = send  # for chunks of a stream, which later layers need not process
         send = _noting(send, scope, (b"x-request-id", request_id.encode("latin-1")))
-        # A proxy may leave the path under which it serves this server.
+        # A proxy may strip the root path of this server.
         path = scope["path"].removeprefix(self._context.args.root_path) or "/"
         started = time.monotonic()
         self._context.num_open += 1
+        arriving = scope["arriving"] = _ArrivingBody(
+            receive, self._context, self._max_body_bytes, self._max_open_bytes
+        )
         try:
             refusal = self._refusal(path, headers)
             if refusal is not None:
                 await refusal.response()(scope, receive, send)
             else:
-                await self._app(scope, _bounded(receive, self._max_body_bytes), send)
+                await self._app(scope, arriving.receive, send)
         finally:
+            arriving.release()
             seconds = time.monotonic() - started
-            scope["method"] = method  # what was asked is what is counted
+            scope["method"] = method  # metrics count the original method
             self._context.metrics.http.request_ended(scope, scope["status"], seconds)
             self._context.num_open -= 1
             is_wanted = self._context.args.enable_log_requests and path not in OPEN_PATHS
@@ -72,11 +83,12 @@ class Gate:
         if self._keys and path not in OPEN_PATHS:
             scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
             given = _digest(key if scheme.lower() == b"bearer" else b"")
-            # All keys are compared, so that time tells nothing.
+            # All keys are compared, in constant time.
             if not any([hmac.compare_digest(given, known) for known in self._keys]):  # noqa: C419
                 return ServerError(401, "no valid API key: give Authorization: Bearer KEY")
         length = headers.get(b"content-length", b"0")
-        if not length.isdigit() or int(length) > self._max_body_bytes:
+        is_number = length.isdigit() and len(length) <= _MAX_LENGTH_DIGITS
+        if not is_number or int(length) > self._max_body_bytes:
             return _too_large(self._max_body_bytes)
         return None
 
@@ -90,7 +102,7 @@ def _too_large(most: int) -> ServerError:
 
 
 def _noting(send: Send, scope: Scope, header: tuple[bytes, bytes]) -> Send:
-    """Sends with a header more, and notes the status in the scope."""
+    """Wrap ``send`` to add a header, and store the status in the scope."""
 
     async def sends(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -101,17 +113,48 @@ def _noting(send: Send, scope: Scope, header: tuple[bytes, bytes]) -> Send:
     return sends
 
 
-def _bounded(receive: Receive, most: int) -> Receive:
-    """Receives no more than so many bytes of a body."""
-    left = most
+class _ArrivingBody:
+    """Receives a body within its limits, and counts it among the open ones."""
 
-    async def receives() -> Message:
-        nonlocal left
-        message = await receive()
-        if message["type"] == "http.request":
-            left -= len(message.get("body", b""))
-            if left < 0:
-                raise _too_large(most)
+    __slots__ = ("_context", "_max_bytes", "_max_open_bytes", "_num_bytes", "_num_open", "_receive")
+
+    def __init__(
+        self, receive: Receive, context: Context, max_bytes: int, max_open_bytes: int
+    ) -> None:
+        self._receive = receive
+        self._context = context
+        self._max_bytes = max_bytes
+        self._max_open_bytes = max_open_bytes
+        self._num_bytes = 0
+        self._num_open = 0  # counted in the context
+
+    async def receive(self) -> Message:
+        """Receive the next message of a request.
+
+        Raises:
+            ServerError: 413, the body is too large; 503, all open bodies together are.
+        """
+        message = await self._receive()
+        if message["type"] == "http.request" and (body := message.get("body")):
+            self._num_bytes += len(body)
+            if self._num_bytes > self._max_bytes:
+                raise _too_large(self._max_bytes)
+            if self._num_bytes > SMALL_BODY_BYTES:
+                self._count(self._num_bytes - SMALL_BODY_BYTES)
         return message
 
-    return receives
+    def release(self) -> None:
+        """Stop counting the body: it is parsed, or its request has ended."""
+        self._context.num_open_body_bytes -= self._num_open
+        self._num_open = 0
+
+    def _count(self, num_open: int) -> None:
+        context = self._context
+        context.num_open_body_bytes += num_open - self._num_open
+        self._num_open = num_open
+        if context.num_open_body_bytes > self._max_open_bytes:
+            text = (
+                f"the bodies that are arriving have {context.num_open_body_bytes} bytes; at most "
+                f"{self._max_open_bytes} are accepted"
+            )
+            raise ServerError(503, text, retry_after=1)

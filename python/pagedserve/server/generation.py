@@ -1,4 +1,4 @@
-"""The outputs of one HTTP request: of all its prompts, as they come."""
+"""Outputs of all prompts of one HTTP request, as they arrive."""
 
 import asyncio
 import contextlib
@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
 from pagedserve.engine.client import EngineClient
+from pagedserve.errors import GRAMMAR_FAULT, NO_TOKEN_LEFT
 from pagedserve.inputs import Prompt
 from pagedserve.lora.request import LoRARequest
 from pagedserve.outputs import CompletionOutput, RequestOutput
@@ -16,11 +17,11 @@ from pagedserve.server.errors import ServerError
 
 @dataclass(slots=True)
 class Usage:
-    """Tokens that a request used so far.
+    """Token usage of a request so far.
 
     Attributes:
-        prompt_tokens: Of each prompt.
-        cached_tokens: Those of them that the prefix cache had.
+        prompt_tokens: Prompt tokens of each prompt.
+        cached_tokens: Prompt tokens of each that were found in the prefix cache.
         completion_tokens: New tokens of all outputs.
     """
 
@@ -29,12 +30,12 @@ class Usage:
     completion_tokens: int = 0
 
     def count_prompt(self, place: int, output: RequestOutput) -> None:
-        """Count the prompt at ``place``, by its first output."""
+        """Count the prompt at index ``place``, from its first output."""
         self.prompt_tokens[place] = len(output.prompt_token_ids)
         self.cached_tokens[place] = output.num_cached_tokens or 0
 
     def shown(self, *, with_details: bool) -> dict[str, object]:
-        """The object that clients read."""
+        """Build the ``usage`` object of the response."""
         prompt = sum(self.prompt_tokens.values())
         usage: dict[str, object] = {
             "prompt_tokens": prompt,
@@ -48,7 +49,7 @@ class Usage:
 
 
 def prompt_ids(engine_id: str, num_prompts: int) -> list[str]:
-    """What the engine calls the prompts of a request: its name, and their places."""
+    """Request ids of the prompts in the engine: the request's id and their indices."""
     if num_prompts == 1:
         return [engine_id]
     return [f"{engine_id}-{place}" for place in range(num_prompts)]
@@ -64,19 +65,19 @@ def generate(
     priority: int,
     arrival_time: float,
 ) -> AsyncGenerator[RequestOutput, None]:
-    """Run all prompts of a request together.
+    """Run all prompts of a request concurrently.
 
     Args:
         client: The engine.
-        prompts: At least one.
-        params: Of all of them.
-        request_ids: Of each, that of no other unfinished request.
-        lora_request: The adapter to answer with.
-        priority: Smaller goes first, where the scheduler's policy asks for it.
+        prompts: At least one prompt.
+        params: Parameters of all prompts.
+        request_ids: Request id of each prompt, unique among unfinished requests.
+        lora_request: Adapter to use.
+        priority: Priority; the lowest is served first, with ``scheduling_policy="priority"``.
         arrival_time: Seconds of the wall clock.
 
     Returns:
-        The outputs of all, as they come.  Who leaves before the last aborts them all.
+        Outputs of all prompts, as they arrive.  Stopping the iteration early aborts all of them.
     """
     streams = [
         client.generate(
@@ -115,17 +116,19 @@ async def _merged(
 
 
 def check_end(completion: CompletionOutput, *, is_begun: bool) -> None:
-    """Check that an output ended as an answer; one that outgrew the KV cache did by its length.
+    """Check that an output is complete; one that outgrew the KV cache ended by its length.
 
     Args:
-        completion: Of the engine, ended.
-        is_begun: Whether there were tokens before it.
+        completion: Completion that has ended.
+        is_begun: Whether it had tokens before.
 
     Raises:
-        ServerError: The engine ended the request before it could be answered.
+        ServerError: The engine ended the request before it produced output.
     """
     if completion.finish_reason == "error":
-        raise ServerError(500, f"the request failed: {completion.stop_reason}")
+        is_callers = str(completion.stop_reason).startswith((GRAMMAR_FAULT, NO_TOKEN_LEFT))
+        status = 400 if is_callers else 500
+        raise ServerError(status, f"the request failed: {completion.stop_reason}")
     if completion.finish_reason == "ignored":
         if not (is_begun or completion.token_ids):
             raise ServerError(400, f"the request cannot be run: {completion.stop_reason}")

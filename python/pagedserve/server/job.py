@@ -1,9 +1,9 @@
-"""A request while it runs: from its body to the parts of its answer.
+"""Request handlers: from a body to the chunks of its response.
 
-What all requests to the engine have in common is ``Job``, what completions and chats have is
-``GenerationJob``; ``completions`` and ``chat`` say how their choices look.
+``Job`` is the base of all requests to the engine, ``GenerationJob`` that of completions and chats;
+``completions`` and ``chat`` define the format of their choices.
 
-Costs: a plain delta is one string joined and encoded; JSON is made by hand only there.
+Costs: a plain delta is one string joined and encoded, without a JSON library.
 """
 
 import asyncio
@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Protocol
 
+from pagedserve.engine.clock import request_time
 from pagedserve.errors import RequestError
 from pagedserve.inputs import Prompt
 from pagedserve.lora.request import LoRARequest
@@ -28,60 +29,60 @@ from pagedserve.server.errors import server_error
 from pagedserve.server.generation import Usage, check_end, generate, prompt_ids
 from pagedserve.server.protocol import Body, EngineBody
 
-# Statuses from here on are the server's doing.
+# Status codes from this one on are errors of the server.
 _SERVER_FAILED: Final = 500
-# Seconds within which an engine knows the requests that are handed to it.
+# Seconds within which an engine adds the requests that were sent to it.
 _SOON: Final = 0.05
 
 
 class Choices(Protocol):
-    """How the choices of an answer look."""
+    """Format of a response's choices."""
 
     @property
     def kind(self) -> str:
-        """The ``object`` of a whole answer."""
+        """The ``object`` of a whole response."""
 
     @property
     def chunk_kind(self) -> str:
-        """The ``object`` of a part of a stream."""
+        """The ``object`` of a stream's chunk."""
 
     @property
     def prompt_field(self) -> str:
-        """The field that prompts are made from."""
+        """Name of the field with the prompts."""
 
     def opening(self, index: int) -> str | None:
-        """What a stream says first of a choice, in JSON; None for nothing."""
+        """First delta of a choice in a stream, as JSON; None to send none."""
 
     def plain_delta(self, index: int, completion: CompletionOutput) -> str | None:
-        """A choice in a stream that brings text alone, in JSON; None if it brings more."""
+        """Delta with text only, as JSON; None if the completion has more."""
 
     def delta(
         self, index: int, output: RequestOutput, completion: CompletionOutput
     ) -> dict[str, Any] | None:
-        """A choice in a stream; None if there is nothing to say yet."""
+        """Delta of a choice; None if there is nothing to send yet."""
 
     def whole(
         self, index: int, output: RequestOutput, completion: CompletionOutput
     ) -> dict[str, Any]:
-        """A choice of a whole answer."""
+        """Choice of a whole response."""
 
     def of_answer(self, output: RequestOutput) -> dict[str, Any]:
-        """Further fields of a whole answer, and of the first part of a stream."""
+        """Further fields of a whole response, and of a stream's first chunk."""
 
 
 @dataclass(slots=True)
 class Pace:
-    """Holds deltas back until they have enough tokens; a choice's first and last go at once.
+    """Buffers deltas for the stream interval; a choice's first and last are sent at once.
 
     Attributes:
-        num_tokens: Tokens of a delta.
+        num_tokens: Stream interval: minimum tokens of a delta.
     """
 
     num_tokens: int
     _held: dict[tuple[int, int], CompletionOutput | None] = field(default_factory=dict)
 
     def due(self, place: int, deltas: Sequence[CompletionOutput]) -> Sequence[CompletionOutput]:
-        """What is to be sent now, after the next deltas of the prompt at ``place``."""
+        """Deltas to send now, after the next ones of the prompt at index ``place``."""
         if self.num_tokens == 1:
             return deltas
         due = []
@@ -101,12 +102,12 @@ class Pace:
 
 @dataclass(slots=True)
 class Progress:
-    """How far a prompt has come.
+    """Progress of a prompt.
 
     Attributes:
-        time: When its last tokens came, seconds of a steady clock.
+        time: Arrival of its last tokens, in seconds of a monotonic clock.
         num_tokens: New tokens of all its outputs.
-        texts: Of each output; kept only for the log.
+        texts: Text of each output; kept only for the log.
     """
 
     time: float
@@ -116,22 +117,22 @@ class Progress:
 
 @dataclass(slots=True, kw_only=True)
 class Job(ABC):
-    """A request of a client, checked, with its prompts and parameters.
+    """A validated request of a client, with its prompts and parameters.
 
     Attributes:
-        context: The server.
-        body: What the client sent.
-        params: Of all its prompts.
-        prompt_sizes: About how many tokens each prompt has; at least one prompt.
-        make_prompts: Makes the prompts, once there is a place for them.
-        answer_id: The ``id`` of the answer.
-        model: The ``model`` of the answer.
-        lora_request: The adapter to answer with.
-        arrival_time: Seconds of the wall clock.
-        usage: Tokens so far.
-        finishes: Why its choices ended.
-        last: The last output of each prompt that has ended.
-        progress: How far each prompt has come.
+        context: Context of the server.
+        body: Body of the request.
+        params: Parameters of all its prompts.
+        prompt_sizes: Approximate number of tokens of each prompt; at least one prompt.
+        make_prompts: Creates the prompts, after admission.
+        answer_id: The ``id`` of the response.
+        model: The ``model`` of the response.
+        lora_request: Adapter to use.
+        arrival_time: Seconds of the clock of requests; ``created`` in responses is wall-clock time.
+        usage: Token usage so far.
+        finishes: Finish reasons of its choices.
+        last: Last output of each prompt that has ended.
+        progress: Progress of each prompt.
     """
 
     context: Context
@@ -142,7 +143,8 @@ class Job(ABC):
     answer_id: str
     model: str
     lora_request: LoRARequest | None
-    arrival_time: float = field(default_factory=time.time)
+    arrival_time: float = field(default_factory=request_time)
+    created: int = field(default_factory=lambda: int(time.time()))
     usage: Usage = field(default_factory=Usage)
     finishes: list[str] = field(default_factory=list)
     last: dict[int, RequestOutput] = field(default_factory=dict)
@@ -150,46 +152,46 @@ class Job(ABC):
 
     @property
     def num_prompts(self) -> int:
-        """At least one."""
+        """Number of prompts, at least one."""
         return len(self.prompt_sizes)
 
     @property
     def num_seqs(self) -> int:
-        """Sequences that it takes."""
+        """Number of sequences that it reserves."""
         return self.num_prompts
 
     @property
     def streams(self) -> bool:
-        """Whether its answer comes in parts."""
+        """Whether its response is a stream."""
         return False
 
     @property
     @abstractmethod
     def prompt_field(self) -> str:
-        """The field that prompts are made from."""
+        """Name of the field with the prompts."""
 
     @property
     def media_type(self) -> str:
-        """Of an answer that is whole."""
+        """Content type of a whole response."""
         return "application/json"
 
     @property
     def asked(self) -> object:
-        """What the client asked, for the log."""
+        """Input of the client, for the log."""
         return getattr(self.body, self.prompt_field)
 
     @abstractmethod
     def answer(self) -> AsyncGenerator[bytes, None]:
-        """The parts of its answer, one unless it streams."""
+        """Chunks of its response, one unless it streams."""
 
     @abstractmethod
     def _count(self, place: int, output: RequestOutput) -> None:
-        """Take down what an output of the prompt at ``place`` brings."""
+        """Update the usage from an output of the prompt at index ``place``."""
 
     async def outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
-        """Run it; see ``generate``.  Its timeout aborts what has not ended."""
+        """Run it; see ``generate``.  Its timeout aborts unfinished prompts."""
         context = self.context
-        # The engine's name of it is never a client's: two may choose the same.
+        # Ids in the engine differ from those of clients, which may be equal.
         engine_id = f"{self.answer_id}-{uuid.uuid4().hex[:8]}"
         names = prompt_ids(engine_id, self.num_prompts)
         prompts = dict(zip(names, self.prompt_sizes, strict=True))
@@ -203,7 +205,7 @@ class Job(ABC):
                 timer = loop.call_later(self.body.timeout, abort)
             try:
                 prompts_made = await self.make_prompts()
-                if running.is_aborted:  # again, once the engine knows them
+                if running.is_aborted:  # again, after the engine has added them
                     timer = loop.call_later(_SOON, abort)
                 stream = generate(
                     context.client,
@@ -239,10 +241,10 @@ class Job(ABC):
 
 @dataclass(slots=True, kw_only=True)
 class TokenJob(Job):
-    """A request that new tokens answer.
+    """A request that is answered by new tokens.
 
     Attributes:
-        num_equal: Equal choices that each output stands for.
+        num_equal: Number of equal choices per output.
     """
 
     params: SamplingParams
@@ -250,12 +252,12 @@ class TokenJob(Job):
 
     @property
     def num_seqs(self) -> int:
-        """Sequences that it takes."""
+        """Number of sequences that it reserves."""
         return self.num_prompts * self.params.max_num_running_seqs
 
     @property
     def wants_tokens(self) -> bool:
-        """Whether new tokens are asked for; else the one that is made is nobody's."""
+        """Whether new tokens are requested; else the one that is generated is dropped."""
         return True
 
     def _count(self, place: int, output: RequestOutput) -> None:
@@ -291,7 +293,7 @@ class GenerationJob(TokenJob):
     """A completion or a chat.
 
     Attributes:
-        choices: How its choices look.
+        choices: Format of its choices.
     """
 
     body: Body
@@ -299,25 +301,25 @@ class GenerationJob(TokenJob):
 
     @property
     def wants_tokens(self) -> bool:
-        """See ``TokenJob``."""
+        """Whether new tokens are requested; see ``TokenJob``."""
         return self.body.max_tokens != 0
 
     @property
     def streams(self) -> bool:
-        """Whether its answer comes in parts."""
+        """Whether its response is a stream."""
         return self.body.stream
 
     @property
     def prompt_field(self) -> str:
-        """The field that prompts are made from."""
+        """Name of the field with the prompts."""
         return self.choices.prompt_field
 
     def answer(self) -> AsyncGenerator[bytes, None]:
-        """The parts of its answer, one unless it streams."""
+        """Chunks of its response, one unless it streams."""
         return self._stream() if self.body.stream else self._whole()
 
     async def _whole(self) -> AsyncGenerator[bytes, None]:
-        """The one part of a whole answer."""
+        """The single chunk of a whole response."""
         choices: list[dict[str, Any]] = []
         more: dict[str, Any] = {}
         async with aclosing(self.outputs()) as outputs:
@@ -333,7 +335,7 @@ class GenerationJob(TokenJob):
             {
                 "id": self.answer_id,
                 "object": self.choices.kind,
-                "created": int(self.arrival_time),
+                "created": self.created,
                 "model": self.model,
                 "choices": choices,
                 "usage": self._shown_usage(),
@@ -343,10 +345,10 @@ class GenerationJob(TokenJob):
         ).encode()
 
     async def _stream(self) -> AsyncGenerator[bytes, None]:
-        """The events of a stream: all that is there at a time in one part."""
+        """Events of a stream: all that are pending in one chunk."""
         head = (
             f'data: {{"id":{json.dumps(self.answer_id)},"object":"{self.choices.chunk_kind}",'
-            f'"created":{int(self.arrival_time)},"model":{json.dumps(self.model)},"choices":['
+            f'"created":{self.created},"model":{json.dumps(self.model)},"choices":['
         )
         options = self.body.stream_options
         has_usage = options is not None and options.include_usage
@@ -384,13 +386,13 @@ class GenerationJob(TokenJob):
         return None if delta is None else json.dumps(delta)
 
     def _indices(self, place: int, number: int) -> range:
-        """The choices that an output of the prompt at ``place`` stands for."""
+        """Choice indices of an output of the prompt at index ``place``."""
         first = (place * self.params.n + number) * self.num_equal
         return range(first, first + self.num_equal)
 
 
 def _start(loop: asyncio.AbstractEventLoop, context: Context, running: Running) -> None:
-    loop.create_task(context.abort(running))  # it ends in its first turn
+    loop.create_task(context.abort(running))  # completes without waiting
 
 
 def _tail(more: Mapping[str, object]) -> str:

@@ -1,9 +1,9 @@
-"""Admission: how much the server takes on, and when another try makes sense.
+"""Admission control: limits of the queue, and when clients should retry.
 
-A place is reserved before anything is done for a request, and given back when its answer ends.
-Sequences are counted until then, prompt tokens until a step has taken the prompt up.
+Capacity is reserved before any work for a request, and released when its response ends.  Sequences
+are counted until then, prompt tokens until a step has started the prompt.
 
-Costs: without a bound on tokens none to speak of; with it a look at every request that waits.
+Costs: negligible without a limit on tokens; with it a check of every waiting request.
 """
 
 import math
@@ -16,25 +16,25 @@ from typing import Final
 from pagedserve.engine.client import EngineClient
 from pagedserve.server.errors import ServerError
 
-# The ends of this many requests tell how fast places become free.
+# The last ends of this many requests estimate how fast capacity becomes free.
 _NUM_ENDS: Final = 64
 _MAX_RETRY_AFTER: Final = 60
-# Of usual texts, to know about how many tokens come before anything is tokenised.
+# Characters per token of usual texts, to estimate the number of tokens before tokenization.
 _CHARS_PER_TOKEN: Final = 4
 
 
 def guessed_num_tokens(text: str) -> int:
-    """About how many tokens a text has, at least one."""
+    """Estimate the number of tokens of a text, at least one."""
     return 1 + len(text) // _CHARS_PER_TOKEN
 
 
 class Admission:
-    """Counts the sequences of requests that have not been answered, and the tokens that wait.
+    """Counts the sequences of unfinished requests, and the waiting prompt tokens.
 
     Attributes:
-        max_num_seqs: Sequences that run at once; 0 before the model is loaded.
-        num_seqs: Reserved places.
-        num_refused: Requests that found none, by the limit that was in the way.
+        max_num_seqs: Maximum number of running sequences; 0 before the model is loaded.
+        num_seqs: Reserved sequences.
+        num_refused: Refused requests by the limit that was exceeded.
     """
 
     def __init__(
@@ -44,9 +44,9 @@ class Admission:
 
         Args:
             client: Knows which requests wait.
-            max_num_queued: Sequences that may wait beside those that run; None is four times as
-                many.
-            max_num_queued_tokens: Prompt tokens that may wait; None bounds them by nothing else.
+            max_num_queued: Maximum waiting sequences, besides running ones; None is four times
+                ``max_num_seqs``.
+            max_num_queued_tokens: Maximum waiting prompt tokens; None sets no limit.
         """
         self.max_num_seqs = 0
         self.num_seqs = 0
@@ -55,17 +55,17 @@ class Admission:
         self._max_num_queued = max_num_queued
         self._max_num_queued_tokens = max_num_queued_tokens
         self._queued_tokens: dict[str, int] = {}
-        # When requests ended, and the sequences and prompt tokens of each.
+        # End times of requests, with the sequences and prompt tokens of each.
         self._ends: deque[tuple[float, int, int]] = deque(maxlen=_NUM_ENDS)
 
     @property
     def most(self) -> int:
-        """Sequences that may run or wait."""
+        """Maximum number of running and waiting sequences."""
         queued = self._max_num_queued
         return self.max_num_seqs + (4 * self.max_num_seqs if queued is None else queued)
 
     def num_queued_tokens(self) -> int:
-        """Prompt tokens that no step has taken up."""
+        """Prompt tokens that no step has started."""
         begun = [name for name in self._queued_tokens if self._client.has_begun(name)]
         for name in begun:
             del self._queued_tokens[name]
@@ -73,14 +73,14 @@ class Admission:
 
     @contextmanager
     def place_for(self, num_seqs: int, prompts: Mapping[str, int]) -> Iterator[None]:
-        """Hold places for the sequences and prompts of a request.
+        """Reserve capacity for the sequences and prompts of a request.
 
         Args:
             num_seqs: Sequences of all its prompts.
-            prompts: About how many tokens each has, by the engine's name of it.
+            prompts: Approximate number of tokens by the prompt's id in the engine.
 
         Raises:
-            ServerError: 503, there is no room; 400, there never will be.
+            ServerError: 503, the queue is full; 400, the request exceeds the limit alone.
         """
         self._check_seqs(num_seqs)
         num_tokens = sum(prompts.values())
@@ -95,7 +95,7 @@ class Admission:
             for name in prompts:
                 self._queued_tokens.pop(name, None)
             self._ends.append((time.monotonic(), num_seqs, num_tokens))
-            if not self.num_seqs:  # a pause says nothing about how fast places become free
+            if not self.num_seqs:  # idle time does not show how fast capacity becomes free
                 self._ends.clear()
 
     def _check_seqs(self, num_seqs: int) -> None:
@@ -114,7 +114,7 @@ class Admission:
 
     def _check_tokens(self, num_tokens: int, most: int) -> None:
         queued = self.num_queued_tokens()
-        # One that is too long for the queue waits in an empty one.
+        # A request that exceeds the limit waits in an empty queue.
         if queued and queued + num_tokens > most:
             self.num_refused["max_num_queued_tokens"] += 1
             num_ended = sum(tokens for _, _, tokens in self._ends)
@@ -126,11 +126,11 @@ class Admission:
             )
 
     def _seconds_for(self, num_missing: int, num_ended: int) -> int:
-        """Seconds until so much more has ended, at the pace of the last requests.
+        """Seconds until this many more have ended, at the rate of the last requests.
 
         Args:
-            num_missing: Sequences or tokens.
-            num_ended: How many of them the last requests had together.
+            num_missing: Missing sequences or tokens.
+            num_ended: Sequences or tokens of the last requests together.
         """
         if not num_ended:
             return 1

@@ -1,6 +1,7 @@
-"""Where a server listens; what cannot be is said at once, before anything is loaded."""
+"""The socket that a server listens on, opened before anything is loaded."""
 
 import contextlib
+import resource
 import socket
 import ssl
 from collections.abc import Iterator
@@ -16,9 +17,9 @@ class Listener:
     """A socket that listens.
 
     Attributes:
-        socket: Of TCP, or of a Unix domain.
-        tls: What it is read with; None without TLS.
-        address: As clients write it.
+        socket: TCP or Unix domain socket.
+        tls: TLS context; None without TLS.
+        address: Address for clients.
     """
 
     socket: socket.socket
@@ -27,10 +28,10 @@ class Listener:
 
 
 def listen(args: ServerArgs) -> Listener:
-    """Begin to listen.
+    """Listen on the address of the options.
 
     Raises:
-        ConfigError: A certificate or key that cannot be read, or an address that cannot be had.
+        ConfigError: A certificate or key that cannot be read, or an address that is unavailable.
     """
     tls = _tls(args)
     if args.uds is not None:
@@ -44,8 +45,15 @@ def listen(args: ServerArgs) -> Listener:
     return Listener(taken, tls, f"{scheme}://{host}:{taken.getsockname()[1]}")
 
 
+def allow_descriptors() -> None:
+    """Raise the limit of file descriptors to the maximum: shells allow 1,024 by default."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # a system may have lower limits
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 def _unix_socket(path: Path) -> socket.socket:
-    """A socket at a path; the file of a server that is gone is taken over."""
+    """A socket at a path; the file of a server that has exited is replaced."""
     taken = socket.socket(socket.AF_UNIX)
     with contextlib.ExitStack() as stack, _refusing(f"uds: cannot listen at {path}"):
         stack.enter_context(taken)
@@ -58,7 +66,7 @@ def _unix_socket(path: Path) -> socket.socket:
 
 
 def _is_left_over(path: Path) -> bool:
-    """Whether a socket is there and nobody listens."""
+    """Whether a path is a socket without a listener."""
     if not path.is_socket():
         return False
     with socket.socket(socket.AF_UNIX) as asking, contextlib.suppress(ConnectionRefusedError):
@@ -74,7 +82,9 @@ def _tls(args: ServerArgs) -> ssl.SSLContext | None:
             raise ConfigError("ssl_keyfile or ssl_ca_certs is given without ssl_certfile")
         return None
     if args.ssl_cert_reqs and authorities is None:
-        raise ConfigError("ssl_cert_reqs asks for certificates; ssl_ca_certs says whose, give it")
+        raise ConfigError(
+            "ssl_cert_reqs requires client certificates; give ssl_ca_certs, which verifies them"
+        )
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     with _refusing(f"cannot use ssl_certfile {certificate} with ssl_keyfile {key}"):
         tls.load_cert_chain(certificate, key, _no_password)
@@ -86,13 +96,13 @@ def _tls(args: ServerArgs) -> ssl.SSLContext | None:
 
 
 def _no_password() -> str:
-    """Called for a key with a password: nobody shall be asked for one on a terminal."""
+    """Refuse a key with a password instead of asking for it on the terminal."""
     raise ValueError("the key has a password; one without is needed")
 
 
 @contextlib.contextmanager
 def _refusing(what: str) -> Iterator[None]:
-    """Says what cannot be, in words of ours."""
+    """A context whose errors become a ``ConfigError`` that names what failed."""
     try:
         yield
     except (OSError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Log-probabilities in the two formats of OpenAI's, and those of prompts in vLLM's."""
+"""Log-probabilities in OpenAI's two formats, and those of prompts in vLLM's."""
 
 import math
 from collections.abc import Sequence
@@ -15,39 +15,39 @@ Entry = dict[int, Logprob] | None
 
 
 def finite(logprob: float) -> float:
-    """A log-probability that JSON can say."""
+    """Clamp a log-probability to the range of JSON."""
     return logprob if math.isfinite(logprob) else _LEAST
 
 
 @dataclass(frozen=True, slots=True)
 class TokenNames:
-    """How tokens are written.
+    """Format of tokens in log-probabilities.
 
     Attributes:
-        detokenizer: Knows their texts and bytes.
-        as_ids: As ``token_id:7`` instead of their texts, which several may share.
+        detokenizer: Returns their texts and bytes.
+        as_ids: As ``token_id:7`` instead of their texts, which are not unique.
     """
 
     detokenizer: Detokenizer
     as_ids: bool
 
     def __call__(self, token_id: int) -> str:
-        """The name of a token."""
+        """Name of a token."""
         return f"token_id:{token_id}" if self.as_ids else self.detokenizer.token_text(token_id)
 
     def bytes_of(self, token_id: int) -> list[int]:
-        """The bytes of a token, which may be a part of a character."""
+        """Bytes of a token, which may be a part of a character."""
         return list(self.detokenizer.token_bytes(token_id))
 
 
 @dataclass(slots=True)
 class TextOffsets:
-    """Where the text of each token begins: what lies before the next one's is its own.
+    """Start of each token's text: text before the next token's start belongs to it.
 
-    Of a character that several tokens make the last has the text, and the others none.
+    A character of several tokens belongs to the last; the others have no text.
 
     Attributes:
-        stream: The text so far, forgotten as far as it is counted.
+        stream: Incremental detokenizer; text is dropped once counted.
         num_chars: Characters before the next token.
     """
 
@@ -55,7 +55,7 @@ class TextOffsets:
     num_chars: int = 0
 
     def take(self, token_ids: Sequence[int]) -> list[int]:
-        """The offsets of the next tokens."""
+        """Offsets of the next tokens."""
         offsets = []
         for token_id in token_ids:
             offsets.append(self.num_chars)
@@ -67,14 +67,14 @@ class TextOffsets:
 
 
 def prompt_offsets(detokenizer: Detokenizer, token_ids: Sequence[int], text: str) -> list[int]:
-    """Where in the text of a prompt each of its tokens begins.
+    """Offset of each token in the text of a prompt.
 
-    A token that the tokenizer has added to the text has no place in it.
+    A token that the tokenizer added to the text has no length.
 
     Args:
-        detokenizer: One that shows special tokens: the text may name some.
-        token_ids: Of the prompt.
-        text: As it is shown.
+        detokenizer: Detokenizer that keeps special tokens, which the text may contain.
+        token_ids: Token ids of the prompt.
+        text: Text as returned.
     """
     start = max(0, detokenizer.decode(token_ids).find(text))
     offsets = TextOffsets(detokenizer.stream()).take(token_ids)
@@ -84,13 +84,13 @@ def prompt_offsets(detokenizer: Detokenizer, token_ids: Sequence[int], text: str
 def completion_logprobs(
     names: TokenNames, num_top: int, token_ids: Sequence[int], entries: Sequence[Entry]
 ) -> dict[str, Any]:
-    """The ``logprobs`` of a completion's choice but for ``text_offset``, for some of its tokens.
+    """Build the ``logprobs`` of a completion's choice except ``text_offset``, for some tokens.
 
     Args:
-        names: How tokens are written.
-        num_top: The likeliest tokens of each position that are shown; -1 is all.
+        names: Format of tokens.
+        num_top: Number of most likely tokens to return per position; -1 is all.
         token_ids: New tokens, or those of a prompt.
-        entries: One a token; None for the first of a prompt, of which nothing is known.
+        entries: One per token; None for the first of a prompt, which has no prediction.
     """
     values: list[float | None] = []
     tops: list[dict[str, float] | None] = []
@@ -100,7 +100,7 @@ def completion_logprobs(
             tops.append(None)
             continue
         values.append(finite(entry[token_id].logprob))
-        # The chosen token is there too, where it is not among the likeliest.
+        # The chosen token is included even if it is not among the most likely.
         tops.append(
             {
                 names(token): finite(known.logprob)
@@ -118,7 +118,7 @@ def completion_logprobs(
 def chat_logprobs(
     names: TokenNames, num_top: int, token_ids: Sequence[int], entries: Sequence[Entry]
 ) -> dict[str, Any]:
-    """The ``logprobs`` of a chat choice, for some of its tokens; ``num_top`` -1 is all."""
+    """Build the ``logprobs`` of a chat choice, for some tokens; ``num_top`` -1 is all."""
 
     def described(token_id: int, logprob: float) -> dict[str, Any]:
         return {
@@ -141,7 +141,7 @@ def chat_logprobs(
 
 
 def prompt_logprobs(entries: Sequence[Entry]) -> list[dict[str, Any] | None]:
-    """The ``prompt_logprobs`` of a choice, as vLLM has them."""
+    """Build the ``prompt_logprobs`` of a choice in vLLM's format."""
     return [
         None
         if entry is None

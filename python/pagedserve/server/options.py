@@ -1,14 +1,16 @@
-"""``ServerArgs``: everything that decides how the server serves, each option written once."""
+"""``ServerArgs``: every option of the server, each defined once."""
 
 import argparse
 import inspect
 import json
+import re
 import ssl
 from dataclasses import dataclass, fields
 from typing import Final, Literal, NamedTuple, Self
 
 import pagedserve.checks as checks
 from pagedserve.options import add_arguments, check_options, describe, option, parse_bytes
+from pagedserve.server.bounds import MAX_ID_CHARS
 from pagedserve.server.tool_formats import REASONING_FORMATS, TOOL_FORMATS
 
 _MIB: Final = 1 << 20
@@ -27,13 +29,27 @@ def _up_to(most: int) -> checks.Check[int]:
     return check
 
 
+# Names of adapters: words and punctuation, in parts that cannot be a path to a parent directory.
+ADAPTER_NAME: Final = (
+    "letters, digits and ._:@+=- in parts between slashes, each of which begins with a letter or "
+    "a digit"
+)
+_PART: Final = r"[A-Za-z0-9][A-Za-z0-9._:@+=-]*"
+_ADAPTER_NAME: Final = re.compile(rf"{_PART}(/{_PART})*")
+
+
+def is_adapter_name(name: str) -> bool:
+    """Whether a name is valid for an adapter: at most 256 characters, see ``ADAPTER_NAME``."""
+    return len(name) <= MAX_ID_CHARS and _ADAPTER_NAME.fullmatch(name) is not None
+
+
 class LoraModule(NamedTuple):
     """An adapter that is served under a name.
 
     Attributes:
-        name: As of a model.
-        path: The directory of its files.
-        base_model_name: What it was trained on, for people.
+        name: Model name of requests for it.
+        path: Directory of its files, or a hub id.
+        base_model_name: Name of the model that it was trained on, for information.
     """
 
     name: str
@@ -42,7 +58,7 @@ class LoraModule(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """What ``NAME=PATH``, or a JSON object with these fields, says.
+        """Parse ``NAME=PATH``, or a JSON object with these fields.
 
         Raises:
             ValueError: Another form.
@@ -55,8 +71,8 @@ class LoraModule(NamedTuple):
         else:
             name, _, path = text.partition("=")
             module = cls(name, path)
-        if not (module.name and module.path):
-            raise ValueError("name or path is empty")
+        if not (is_adapter_name(module.name) and module.path):
+            raise ValueError("the name is none, or the path is empty")
         return module
 
 
@@ -65,7 +81,8 @@ def _lora_module(name: str, value: object) -> str:
     try:
         LoraModule.parse(text)
     except ValueError:
-        checks.refuse(name, value, 'NAME=PATH or {"name": "NAME", "path": "PATH"}')
+        accepted = f'NAME=PATH or {{"name": "NAME", "path": "PATH"}}, where NAME has {ADAPTER_NAME}'
+        checks.refuse(name, value, accepted)
     return text
 
 
@@ -76,140 +93,232 @@ _SECONDS: Final = checks.real("a number of seconds, at least 0", low=0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerArgs:
-    """Everything that decides how the server serves; checked when made.
+    """Every option of the server, checked on construction.
 
     Raises:
-        ConfigError: A value that cannot be; the message says what is accepted.
+        ConfigError: An invalid value; the message says what is accepted.
     """
 
-    host: str = option("127.0.0.1", checks.text, "Address to listen at.")
-    port: int = option(8000, _up_to(_MAX_PORT), "Port; 0 takes any free one.")
+    host: str = option("127.0.0.1", checks.text, "Address to listen on.", concern="server")
+    port: int = option(8000, _up_to(_MAX_PORT), "Port; 0 is any free one.", concern="server")
     uds: str | None = option(
-        None, _PATH, "Unix domain socket to listen at, instead of host and port.", unset="none"
-    )
-    served_model_name: tuple[str, ...] = option(
-        (), _TEXTS, "Names of the model; the first is shown.", unset="model"
-    )
-    api_key: tuple[str, ...] = option(
-        (), _TEXTS, "Keys one of which a client must show; also PAGEDSERVE_API_KEY.", unset="none"
-    )
-    chat_template: str | None = option(
-        None, _PATH, "File with a chat template, or its text.", unset="the model's own"
-    )
-    response_role: str = option("assistant", checks.text, "Role of the answers in a chat.")
-    tool_call_parser: str | None = option(
         None,
-        checks.choice((*TOOL_FORMATS, None)),
-        f"How the model writes tool calls: {', '.join(TOOL_FORMATS)}.",
-        unset="as its chat template does",
-    )
-    reasoning_parser: str | None = option(
-        None,
-        checks.choice((*REASONING_FORMATS, None)),
-        "Tell thoughts from the answer, as they are written by the family: "
-        f"{', '.join(REASONING_FORMATS)}.",
-        unset="thoughts are content",
+        _PATH,
+        "Unix domain socket to listen on, instead of host and port.",
+        concern="server",
+        unset="none",
     )
     root_path: str = option(
         "",
         lambda name, value: value if value == "" else checks.text(name, value),
         "Path under which a proxy serves this server.",
+        concern="server",
         unset="none",
+    )
+    served_model_name: tuple[str, ...] = option(
+        (),
+        _TEXTS,
+        "Names of the model in requests; responses have the first.",
+        concern="server",
+        unset="model",
+    )
+    api_key: tuple[str, ...] = option(
+        (),
+        _TEXTS,
+        "API keys, one of which each request must have; also PAGEDSERVE_API_KEY.",
+        concern="server",
+        unset="none",
+    )
+    enable_admin_routes: bool = option(
+        False,
+        checks.flag,
+        "Serve POST /reset_prefix_cache, /abort_requests, /v1/load_lora_adapter and "
+        "/v1/unload_lora_adapter.",
+        concern="server",
+    )
+    shutdown_timeout: float = option(
+        30.0,
+        _SECONDS,
+        "Seconds that running requests have to finish after SIGTERM.",
+        concern="server",
+    )
+    stall_timeout: float = option(
+        60.0,
+        checks.real("a number of seconds, above 0", low=0, open_low=True),
+        "Seconds without a completed step after which /health responds with 503, and without a "
+        "read after which a client is disconnected.",
+        concern="server",
+    )
+    enable_prompt_tokens_details: bool = option(
+        False,
+        checks.flag,
+        "Report in usage how many prompt tokens came from the prefix cache.",
+        concern="server",
+    )
+    allow_unknown_fields: bool = option(
+        False,
+        checks.flag,
+        "Ignore unknown fields of requests instead of refusing them.",
+        concern="server",
+    )
+    lora_modules: tuple[str, ...] = option(
+        (),
+        checks.each(_lora_module, "a list of adapters"),
+        "Adapters to serve, each with the model name of its requests and a directory or hub id: "
+        'NAME=PATH or a JSON object with "name", "path" and "base_model_name". Needs enable_lora.',
+        concern="LoRA",
+        unset="none",
+    )
+    chat_template: str | None = option(
+        None,
+        _PATH,
+        "File of a chat template, or its text.",
+        concern="chat and tool calls",
+        unset="the model's own",
+    )
+    response_role: str = option(
+        "assistant",
+        checks.text,
+        "Role of chat responses.",
+        concern="chat and tool calls",
+    )
+    tool_call_parser: str | None = option(
+        None,
+        checks.choice((*TOOL_FORMATS, None)),
+        f"Format of the model's tool calls: {', '.join(TOOL_FORMATS)}.",
+        concern="chat and tool calls",
+        unset="found from the chat template",
+    )
+    reasoning_parser: str | None = option(
+        None,
+        checks.choice((*REASONING_FORMATS, None)),
+        "Format of the model's reasoning, which is then separated from the content: "
+        f"{', '.join(REASONING_FORMATS)}.",
+        concern="chat and tool calls",
+        unset="reasoning is part of the content",
+    )
+    trust_request_chat_template: bool = option(
+        False,
+        checks.flag,
+        "Accept chat templates in requests, which are code that runs in the server.",
+        concern="chat and tool calls",
     )
     max_num_queued_reqs: int | None = option(
         None,
         checks.optional(checks.integer("at least 0, or None", low=0)),
-        "Sequences that may wait beside those that run; more are refused with 503.",
+        "Maximum number of waiting sequences, beside the running ones; more are refused with 503.",
+        concern="limits",
         unset="4 times max_num_seqs",
     )
     max_num_queued_tokens: int | None = option(
         None,
         checks.optional_count(),
-        "Prompt tokens that may wait, of texts about as many; more are refused with 503.",
-        unset="what max_num_queued_reqs allows",
+        "Approximate maximum number of waiting prompt tokens; more are refused with 503.",
+        concern="limits",
+        unset="limited by max_num_queued_reqs alone",
     )
     max_body_bytes: int = option(
         32 * _MIB,
         checks.count(),
-        "Bytes of a request's body; also as in 512KiB.",
+        "Maximum size of a request's body, in bytes or as in 512KiB.",
+        concern="limits",
         parse=parse_bytes,
     )
-    shutdown_timeout: float = option(
-        30.0, _SECONDS, "Seconds that running requests have to end after SIGTERM."
+    max_open_body_bytes: int | None = option(
+        None,
+        checks.optional_count(),
+        "Maximum total size of request bodies that are incomplete or not parsed yet, without the "
+        "first 64 KiB of each; more are refused with 503.",
+        concern="limits",
+        parse=parse_bytes,
+        unset="8 times max_body_bytes",
     )
-    stall_timeout: float = option(
+    max_connections: int | None = option(
+        None,
+        checks.optional_count(),
+        "Maximum number of open connections; more are refused with 503.",
+        concern="limits",
+        unset="three quarters of the process's file descriptors, at most 10000",
+    )
+    receive_timeout: float = option(
         60.0,
         checks.real("a number of seconds, above 0", low=0, open_low=True),
-        "Seconds without the end of a step after which /health says 503, and for which a client "
-        "may read nothing.",
+        "Seconds that a request's header may take to arrive, and then each MiB of its body; slower "
+        "ones are refused with 408.",
+        concern="limits",
     )
-    enable_prompt_tokens_details: bool = option(
-        False, checks.flag, "Say in usage how many prompt tokens the prefix cache had."
+    ssl_keyfile: str | None = option(
+        None, _PATH, "File of the TLS key.", concern="TLS and CORS", unset="no TLS"
     )
-    trust_request_chat_template: bool = option(
-        False, checks.flag, "Take chat templates from requests: code that runs here."
+    ssl_certfile: str | None = option(
+        None, _PATH, "File of the TLS certificate.", concern="TLS and CORS", unset="no TLS"
     )
-    allow_unknown_fields: bool = option(
-        False, checks.flag, "Pass over unknown fields of requests instead of refusing them."
-    )
-    enable_admin_routes: bool = option(
-        False,
-        checks.flag,
-        "Offer POST /reset_prefix_cache, /abort_requests, /v1/load_lora_adapter and "
-        "/v1/unload_lora_adapter.",
-    )
-    lora_modules: tuple[str, ...] = option(
-        (),
-        checks.each(_lora_module, "a list of adapters"),
-        "Adapters to serve, each a directory or a hub id, and the name of a model: NAME=PATH or a "
-        'JSON object with "name", "path" and "base_model_name"; with enable_lora.',
-        unset="none",
-    )
-    enable_log_requests: bool = option(
-        True, checks.flag, "Write a line a finished request to the log."
-    )
-    log_prompts: bool = option(
-        False, checks.flag, "Let that line say what users asked and what the model answered."
-    )
-    max_log_len: int | None = option(
-        None,
-        checks.optional(checks.integer("at least 0, or None", low=0)),
-        "Characters of each such text, at most.",
-        unset="all",
-    )
-    log_format: Literal["text", "json"] = option(
-        "text",
-        checks.choice(("text", "json")),
-        "A readable line a record of the log, or an object.",
-    )
-    otlp_traces_endpoint: str | None = option(
-        None,
-        checks.optional(checks.url),
-        "URL that takes spans of requests by OTLP over HTTP, as http://127.0.0.1:4318/v1/traces.",
-        unset="none",
-    )
-    allowed_origins: tuple[str, ...] = option(
-        (), _TEXTS, "Origins whose pages may use the server from a browser; * is any.", unset="none"
-    )
-    allow_credentials: bool = option(
-        False, checks.flag, "Let such pages send cookies and the like."
-    )
-    allowed_methods: tuple[str, ...] = option((), _TEXTS, "Methods of such pages.", unset="*")
-    allowed_headers: tuple[str, ...] = option((), _TEXTS, "Headers of such pages.", unset="*")
-    uvicorn_log_level: str = option(
-        "info",
-        checks.choice(("critical", "error", "warning", "info", "debug")),
-        "Of what uvicorn writes to the log: critical, error, warning, info or debug.",
-    )
-    ssl_keyfile: str | None = option(None, _PATH, "Key for TLS.", unset="no TLS")
-    ssl_certfile: str | None = option(None, _PATH, "Certificate for TLS.", unset="no TLS")
     ssl_ca_certs: str | None = option(
-        None, _PATH, "Certificates that clients are checked by.", unset="none"
+        None,
+        _PATH,
+        "File of the certificates that client certificates are verified by.",
+        concern="TLS and CORS",
+        unset="none",
     )
     ssl_cert_reqs: int = option(
         0,
         _up_to(ssl.CERT_REQUIRED),
-        "Whether clients need a certificate: 0 no, 1 checked if there is one, 2 yes.",
+        "Client certificates: 0 is none, 1 optional, 2 required.",
+        concern="TLS and CORS",
+    )
+    allowed_origins: tuple[str, ...] = option(
+        (),
+        _TEXTS,
+        "Origins whose web pages may use the server from a browser; * is any.",
+        concern="TLS and CORS",
+        unset="none",
+    )
+    allow_credentials: bool = option(
+        False,
+        checks.flag,
+        "Allow web pages of these origins to send cookies and other credentials.",
+        concern="TLS and CORS",
+    )
+    allowed_methods: tuple[str, ...] = option(
+        (), _TEXTS, "HTTP methods of such web pages.", concern="TLS and CORS", unset="*"
+    )
+    allowed_headers: tuple[str, ...] = option(
+        (), _TEXTS, "HTTP headers of such web pages.", concern="TLS and CORS", unset="*"
+    )
+    enable_log_requests: bool = option(
+        True, checks.flag, "Log one line per finished request.", concern="logging and tracing"
+    )
+    log_prompts: bool = option(
+        False,
+        checks.flag,
+        "Include prompts and outputs in the log lines of requests.",
+        concern="logging and tracing",
+    )
+    max_log_len: int | None = option(
+        None,
+        checks.optional(checks.integer("at least 0, or None", low=0)),
+        "Maximum number of characters of each logged prompt or output.",
+        concern="logging and tracing",
+        unset="no limit",
+    )
+    log_format: Literal["text", "json"] = option(
+        "text",
+        checks.choice(("text", "json")),
+        "Format of the log: readable lines, or one JSON object per line.",
+        concern="logging and tracing",
+    )
+    otlp_traces_endpoint: str | None = option(
+        None,
+        checks.optional(checks.url),
+        "URL that request spans are sent to by OTLP over HTTP, as http://127.0.0.1:4318/v1/traces.",
+        concern="logging and tracing",
+        unset="none",
+    )
+    uvicorn_log_level: str = option(
+        "warning",
+        checks.choice(("critical", "error", "warning", "info", "debug")),
+        "Lowest level of uvicorn's log lines: critical, error, warning, info or debug.",
+        concern="logging and tracing",
     )
 
     def __post_init__(self) -> None:
@@ -218,9 +327,9 @@ class ServerArgs:
 
     @classmethod
     def add_cli_args(cls, parser: argparse.ArgumentParser) -> None:
-        """Give a parser one option for each field, and unseen the name that vLLM's one has had."""
-        group = add_arguments(parser, cls, "server")
-        group.add_argument(
+        """Give a parser one option for each field, and a hidden one for vLLM's former name."""
+        add_arguments(parser, cls)
+        parser.add_argument(
             "--disable-log-requests",
             dest="enable_log_requests",
             action="store_const",
@@ -233,7 +342,7 @@ class ServerArgs:
         """The arguments that a parser with ``add_cli_args`` found.
 
         Raises:
-            ConfigError: A value that cannot be.
+            ConfigError: An invalid value.
         """
         return cls(**{argument.name: getattr(namespace, argument.name) for argument in fields(cls)})
 

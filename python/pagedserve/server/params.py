@@ -1,20 +1,20 @@
-"""From a body to what the engine is asked: prompts and sampling parameters."""
+"""Conversion of a body to prompts and sampling parameters of the engine."""
 
-import json
 from typing import Any, Final
 
 from pagedserve.errors import RequestError
 from pagedserve.inputs import Prompt, TextPrompt, TokensPrompt
 from pagedserve.sampling_checks import CHECKS
 from pagedserve.sampling_params import RequestOutputKind, SamplingParams
+from pagedserve.server.bounds import MAX_PROMPTS
 from pagedserve.server.protocol import Body, ChatBody, CompletionBody
-from pagedserve.server.tools import forced_by_choice
+from pagedserve.server.tools import check_text_of_tools, forced_by_choice
 from pagedserve.structured_outputs import StructuredOutputsParams
 
-# Parameters that a model's generation_config may set, where the body does not.
+# Parameters that a model's generation_config may set, if the body does not.
 _RECOMMENDED: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
-# Fields that are the engine's parameters, by the same name.
+# Fields that are parameters of the engine, with the same name.
 _SAME: Final = (
     "best_of",
     "presence_penalty",
@@ -36,25 +36,21 @@ _SAME: Final = (
 )
 # Fields of vLLM 0.6 to 0.9: guided_json, ...
 _GUIDED: Final = ("json", "regex", "choice", "grammar", "json_object")
-# Stop strings of one request: each is looked for in every text.
-MAX_STOP_STRINGS: Final = 16
-# Prompts of one request.
-MAX_PROMPTS: Final = 1024
-# Larger biases are brought down to it, as at OpenAI.
+# Larger biases are clamped to it, as by OpenAI.
 _MAX_BIAS: Final = 100.0
-# New tokens of a completion where nobody says.
+# Default max_tokens of a completion.
 _DEFAULT_MAX_TOKENS: Final = 16
 
 
 def completion_params(body: CompletionBody, default: SamplingParams) -> SamplingParams:
-    """The parameters of a completion.
+    """Build the sampling parameters of a completion.
 
     Args:
         body: The request.
-        default: What the model's makers recommend.
+        default: Default sampling parameters of the model.
 
     Raises:
-        RequestError: Values that cannot be, alone or together.
+        RequestError: Values are invalid, alone or together.
     """
     given = _common(body, default)
     given["max_tokens"] = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
@@ -63,7 +59,7 @@ def completion_params(body: CompletionBody, default: SamplingParams) -> Sampling
             raise RequestError(
                 "max_tokens is 0; it must be at least 1, or echo must be true", param="max_tokens"
             )
-        given["max_tokens"] = 1  # cut off again
+        given["max_tokens"] = 1  # dropped again
     given["logprobs"] = body.logprobs
     given["prompt_logprobs"] = body.prompt_logprobs
     if body.echo and body.logprobs is not None and body.prompt_logprobs is None:
@@ -74,15 +70,15 @@ def completion_params(body: CompletionBody, default: SamplingParams) -> Sampling
 def chat_params(
     body: ChatBody, default: SamplingParams, *, shows_tags: bool = False
 ) -> SamplingParams:
-    """The parameters of a chat completion; as ``completion_params``.
+    """Build the sampling parameters of a chat completion.
 
     Args:
         body: The request.
-        default: What the model's makers recommend.
-        shows_tags: Whether special tokens are shown, where the request does not say.
+        default: Default sampling parameters of the model.
+        shows_tags: Whether to keep special tokens, if the request does not set it.
 
     Raises:
-        RequestError: Values that cannot be, alone or together.
+        RequestError: Values are invalid, alone or together.
     """
     given = _common(body, default)
     if body.stream and body.prompt_logprobs is not None:
@@ -103,22 +99,23 @@ def chat_params(
     if (forced := forced_by_choice(body)) is not None:
         if given["structured_outputs"] is not None:
             raise RequestError(
-                "tool_choice asks for a call, and another field says what the text must be",
+                "tool_choice requires a call, and another field says what the text must be",
                 param="tool_choice",
             )
         given["structured_outputs"] = forced
+    check_text_of_tools(body, given["structured_outputs"])
     return SamplingParams.from_optional(**given)
 
 
 def listed_prompts(given: Any, name: str) -> list[Any]:
-    """Prompts, each a text, token ids, or what else a route takes.
+    """Return prompts as a list, each a text, token ids, or another form of the route.
 
     Args:
         given: One or a list.
-        name: Of the field.
+        name: Name of the field.
 
     Raises:
-        RequestError: None, or too many.
+        RequestError: No prompt, or too many.
     """
     is_single = isinstance(given, str) or (given and isinstance(given[0], int))
     listed: list[Any] = [given] if is_single else given
@@ -130,7 +127,7 @@ def listed_prompts(given: Any, name: str) -> list[Any]:
 
 
 def salted(prompt: TextPrompt | TokensPrompt, body: Body) -> Prompt:
-    """A prompt with the salt of its request, if that has one."""
+    """Add the cache salt of a request to a prompt, if it has one."""
     if body.cache_salt is not None:
         prompt["cache_salt"] = body.cache_salt
     return prompt
@@ -147,22 +144,23 @@ def check_num_choices(body: Body, most: int) -> None:
 
 
 def num_equal_choices(body: Body, params: SamplingParams) -> int:
-    """How many equal choices a request gets from its one output: ``n`` of a greedy one."""
+    """Number of equal choices per output: ``n`` for greedy sampling, else 1."""
     wants_several = body.n is not None and body.n > 1
     return body.n or 1 if wants_several and params.is_greedy else 1
 
 
 def _structured_outputs(body: Body) -> StructuredOutputsParams | None:
-    """What the text must be, whichever of the fields says it.
+    """Structured outputs of a request, whichever field sets them.
 
     Raises:
-        RequestError: Several fields say it, or ``response_format`` lacks its schema.
+        RequestError: Several fields set them differently, or ``response_format`` has no schema.
     """
     found: dict[str, dict[str, Any]] = {}
     if body.structured_outputs is not None:
         found["structured_outputs"] = body.structured_outputs
     for name in _GUIDED:
-        if value := getattr(body, f"guided_{name}"):
+        value = getattr(body, f"guided_{name}")
+        if value is not None and value is not False:
             found[f"guided_{name}"] = {name: value}
     wanted = body.response_format
     if wanted is not None and wanted.type == "json_object":
@@ -174,15 +172,16 @@ def _structured_outputs(body: Body) -> StructuredOutputsParams | None:
                 "response_format.json_schema.schema is missing; it must be a JSON schema",
                 param="response_format",
             )
-        found["response_format"] = {"json": json.dumps(schema)}
-    if len(found) > 1:
+        found["response_format"] = {"json": schema}
+    made = {
+        name: StructuredOutputsParams(**given | {"given_as": name}) for name, given in found.items()
+    }
+    if len(set(made.values())) > 1:
         raise RequestError(
-            f"{' and '.join(found)} are given; at most one may say what the text must be",
-            param=next(iter(found)),
+            f"{' and '.join(made)} are given and differ; at most one may say what the text must be",
+            param=next(iter(made)),
         )
-    for name, given in found.items():
-        return StructuredOutputsParams(**given | {"given_as": name})
-    return None
+    return next(iter(made.values()), None)
 
 
 def _common(body: Body, default: SamplingParams) -> dict[str, Any]:
@@ -196,19 +195,14 @@ def _common(body: Body, default: SamplingParams) -> dict[str, Any]:
     given["n"] = body.n or 1
     is_greedy = given["temperature"] == 0 or given["top_k"] == 1
     if is_greedy and not body.use_beam_search and body.best_of in (None, body.n):
-        # All outputs would be equal: one is run, and shown so often.
+        # All outputs would be equal: one is generated, and repeated.
         given |= {"n": 1, "best_of": None}
-    if isinstance(body.stop, list) and len(body.stop) > MAX_STOP_STRINGS:
-        raise RequestError(
-            f"stop has {len(body.stop)} strings; at most {MAX_STOP_STRINGS} are accepted",
-            param="stop",
-        )
     if body.logit_bias is not None:
         given["logit_bias"] = {
             token: max(-_MAX_BIAS, min(_MAX_BIAS, bias)) for token, bias in body.logit_bias.items()
         }
     given["structured_outputs"] = _structured_outputs(body)
-    if body.truncation_side == "right":  # the end is left out before the engine sees the prompt
+    if body.truncation_side == "right":  # truncated before the engine sees the prompt
         CHECKS["truncate_prompt_tokens"](
             "truncate_prompt_tokens", given.pop("truncate_prompt_tokens", None)
         )

@@ -1,6 +1,6 @@
-"""Requests that pool: ``/v1/embeddings``, ``/pooling``, ``/classify``, ``/score``, ``/rerank``.
+"""Pooling requests: ``/v1/embeddings``, ``/pooling``, ``/classify``, ``/score``, ``/rerank``.
 
-The engine gives one vector a prompt; an answer is made when all of them are there.
+The engine returns one vector per prompt; the response is built once all have arrived.
 """
 
 import base64
@@ -39,18 +39,18 @@ from pagedserve.server.protocol import (
 # A text, token ids, or two texts.
 GivenPrompt: TypeAlias = str | list[int] | tuple[str, str]
 Vectors: TypeAlias = Sequence[NDArray[np.float64]]
-# The fields of an answer besides its id, its model and its usage.
+# Fields of a response besides its id, model and usage.
 Shape: TypeAlias = Callable[[Vectors], Mapping[str, Any]]
 
 
 @dataclass(slots=True, kw_only=True)
 class PoolingJob(Job):
-    """A request that pools.
+    """A pooling request.
 
     Attributes:
-        rules: How the model pools.
-        field: That prompts are made from.
-        shape: What its answer is made of, from the vectors of its prompts.
+        rules: Pooling configuration of the model.
+        field: Name of the field with the prompts.
+        shape: Builds the response from the vectors of its prompts.
     """
 
     params: PoolingParams
@@ -60,11 +60,11 @@ class PoolingJob(Job):
 
     @property
     def prompt_field(self) -> str:
-        """The field that prompts are made from."""
+        """Name of the field with the prompts."""
         return self.field
 
     async def answer(self) -> AsyncGenerator[bytes, None]:
-        """The one part of its answer."""
+        """The single chunk of its response."""
         vectors: dict[int, NDArray[np.float64]] = {}
         async with aclosing(self.outputs()) as outputs:
             async for place, output in outputs:
@@ -72,7 +72,7 @@ class PoolingJob(Job):
                     raise ServerError(503, "the request was aborted before it was answered")
                 vectors[place] = finished_vector(output.pooled, self.rules, self.params)
         shaped = self.shape([vectors[place] for place in range(self.num_prompts)])
-        head = {"id": self.answer_id, "created": int(self.arrival_time), "model": self.model}
+        head = {"id": self.answer_id, "created": self.created, "model": self.model}
         yield json.dumps({**head, **shaped, "usage": self._shown_usage()}).encode()
 
     def _count(self, place: int, output: RequestOutput) -> None:
@@ -86,18 +86,18 @@ class PoolingJob(Job):
 
 
 async def embedding_job(context: Context, body: EmbeddingBody, answer_id: str) -> PoolingJob:
-    """Check a request for embeddings.
+    """Validate an embedding request, and create its job.
 
     Raises:
-        RequestError: Fields that cannot be.
-        ServerError: Another model, no model yet, or one that generates.
+        RequestError: Fields are invalid.
+        ServerError: Unknown model, still loading, or a generative model.
     """
     asked = {"dimensions": body.dimensions, "use_activation": body.normalize}
     return await _listed_job(context, body, answer_id, "embedding", **asked)
 
 
 async def pooling_job(context: Context, body: PoolingBody, answer_id: str) -> PoolingJob:
-    """Check a request for what the model makes of prompts, as ``embedding_job``."""
+    """Validate a pooling request, as ``embedding_job``."""
     asked = {"dimensions": body.dimensions, "use_activation": body.use_activation}
     return await _listed_job(context, body, answer_id, "data", **asked)
 
@@ -105,7 +105,7 @@ async def pooling_job(context: Context, body: PoolingBody, answer_id: str) -> Po
 async def _listed_job(
     context: Context, body: InputBody, answer_id: str, field: str, **asked: Any
 ) -> PoolingJob:
-    """One vector a prompt, in a field of that name."""
+    """Create a job with one vector per prompt, in a field of that name."""
     kind = "embedding" if field == "embedding" else "pooling"
 
     def shape(vectors: Vectors) -> Mapping[str, Any]:
@@ -130,7 +130,7 @@ async def _listed_job(
 async def classification_job(
     context: Context, body: ClassificationBody, answer_id: str
 ) -> PoolingJob:
-    """Check a request that names classes, as ``embedding_job``."""
+    """Validate a classification request, as ``embedding_job``."""
 
     def shape(vectors: Vectors) -> Mapping[str, Any]:
         classes = job.rules.classes
@@ -160,7 +160,7 @@ async def classification_job(
 
 
 async def score_job(context: Context, body: ScoreBody, answer_id: str) -> PoolingJob:
-    """Check a request that compares texts, as ``embedding_job``."""
+    """Validate a scoring request, as ``embedding_job``."""
     pairs = match_pairs("text_1", body.text_1, body.text_2)
 
     def shape(scores: Sequence[float]) -> Mapping[str, Any]:
@@ -174,7 +174,7 @@ async def score_job(context: Context, body: ScoreBody, answer_id: str) -> Poolin
 
 
 async def rerank_job(context: Context, body: RerankBody, answer_id: str) -> PoolingJob:
-    """Check a request that ranks documents, as ``embedding_job``."""
+    """Validate a rerank request, as ``embedding_job``."""
     texts = [text if isinstance(text, str) else text.text for text in body.documents]
 
     def shape(scores: Sequence[float]) -> Mapping[str, Any]:
@@ -198,7 +198,7 @@ async def _scored(
     field: str,
     shape: Callable[[Sequence[float]], Mapping[str, Any]],
 ) -> PoolingJob:
-    """Pairs where the model takes them; else each text once, however many pairs it is in."""
+    """Score pairs with a cross-encoder; else embed each text once, however many pairs it is in."""
     takes_pairs = (await context.pooling_rules()).takes_pairs
     texts = list(dict.fromkeys(text for pair in pairs for text in pair))
     places = {text: place for place, text in enumerate(texts)}
@@ -257,7 +257,7 @@ async def _job(
 
 
 def _size(prompt: GivenPrompt) -> int:
-    """About how many tokens it has."""
+    """Approximate number of tokens."""
     if isinstance(prompt, list):
         return len(prompt)
     return guessed_num_tokens(prompt if isinstance(prompt, str) else "".join(prompt))
@@ -267,7 +267,7 @@ async def _made(
     context: Context, params: PoolingParams, given: Sequence[GivenPrompt]
 ) -> list[Prompt]:
     def worthwhile(text: str) -> str:
-        if params.truncate_prompt_tokens is not None:  # what lies behind is left out anyway
+        if params.truncate_prompt_tokens is not None:  # the rest is truncated anyway
             return text[: context.max_num_chars]
         context.check_length(text, "the prompt")
         return text
@@ -285,7 +285,7 @@ async def _made(
 
 
 def _encoded(vector: NDArray[np.float64], encoding: str) -> str | list[float]:
-    """Numbers, or the base64 of float32 with the lowest byte first."""
+    """Encode a vector as numbers, or as base64 of little-endian float32."""
     if encoding == "base64":
         return base64.b64encode(vector.astype("<f4").tobytes()).decode()
     numbers: list[float] = vector.tolist()

@@ -1,27 +1,33 @@
-"""Bodies of requests: which fields there are, and of which types.
+"""Request bodies: their fields and types.
 
-What values mean together is checked by ``SamplingParams`` and the engine.  A field that is unknown
-is refused by its name, one that cannot matter is passed over (``HARMLESS``), one of something that
-is not here is refused unless its value asks for nothing (``ABSENT``).
+``SamplingParams`` and the engine check combinations of values.  An unknown field is refused by
+name, one without effect is ignored (``HARMLESS``), and one of an unsupported feature is refused
+unless its value requests nothing (``ABSENT``).
 """
 
-import difflib
-from typing import Any, Final, Literal
+import reprlib
+from typing import Any, Final, Literal, TypeAlias
 
 from fastapi import UploadFile
 from pydantic import BaseModel, ConfigDict, Field
 
+import pagedserve.checks as checks
 from pagedserve.errors import RequestError
 from pagedserve.sampling_params import EarlyStopping
+from pagedserve.server.bounds import MAX_ID_CHARS
 from pagedserve.server.fields import (
+    Messages,
     NamedToolChoice,
     NullsLeftOut,
+    Prompts,
     ResponseFormat,
+    SizedBody,
     StreamOptions,
+    TokenIds,
     Tool,
 )
 
-# Fields of OpenAI's and vLLM's that change nothing about an answer here.
+# Fields of OpenAI and vLLM that have no effect here.
 HARMLESS: Final = frozenset(
     {
         "user",
@@ -39,14 +45,13 @@ HARMLESS: Final = frozenset(
     }
 )
 
-# Fields of what is not here, and the values besides None that ask for nothing.
+# Fields of features that are not supported, and the values besides None that request nothing.
 ABSENT: Final[dict[str, tuple[object, ...]]] = {
     "functions": ([],),
     "function_call": ("none",),
     "audio": (),
     "modalities": (["text"],),
     "prediction": (),
-    "reasoning_effort": ("none",),
     "web_search_options": (),
     "suffix": ("",),
     "prompt_embeds": (),
@@ -64,17 +69,16 @@ ABSENT: Final[dict[str, tuple[object, ...]]] = {
     "chunking_strategy": ("auto",),
 }
 
+ReasoningEffort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
-# What a request may be named: it is in the log and in every part of a stream.
-MAX_ID_CHARS: Final = 256
-# Priorities that the scheduler takes, and seeds.
+# Range of priorities and of seeds.
 _MAX_INT: Final = 2**63 - 1
-# Characters of a field's name that a message repeats.
+# Characters of a field's name that an error quotes.
 _MAX_NAME_CHARS: Final = 64
 
 
-class EngineBody(NullsLeftOut):
-    """What all requests to the engine take."""
+class EngineBody(SizedBody):
+    """Fields of all requests to the engine."""
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)
 
@@ -84,7 +88,7 @@ class EngineBody(NullsLeftOut):
     timeout: float | None = Field(default=None, gt=0, description="Seconds until it is aborted.")
 
     def check_fields(self, *, allows_unknown: bool) -> None:
-        """Refuse fields that are unknown, or of what is not here.
+        """Refuse unknown fields, and fields of features that are not supported.
 
         Args:
             allows_unknown: Pass over unknown ones.
@@ -95,27 +99,23 @@ class EngineBody(NullsLeftOut):
         for name, value in (self.model_extra or {}).items():
             if name in ABSENT:
                 if value is not None and value not in ABSENT[name]:
-                    raise RequestError(f"{name} is {value!r}; it is not supported here", param=name)
+                    raise RequestError(
+                        f"{name} is {reprlib.repr(value)}; it is not supported here", param=name
+                    )
             elif name not in HARMLESS and not allows_unknown:
                 shown = name[:_MAX_NAME_CHARS]
-                raise RequestError(
-                    f"{shown} is no field of this request{self._nearest(shown)}", param=shown
-                )
-
-    def _nearest(self, name: str) -> str:
-        known = [*type(self).model_fields, *ABSENT]
-        nearest = difflib.get_close_matches(name, known, n=1)
-        return f"; did you mean {nearest[0]}?" if nearest else ""
+                hint = checks.did_you_mean(shown, [*type(self).model_fields, *ABSENT])
+                raise RequestError(f"{shown} is no field of this request{hint}", param=shown)
 
 
 class TextBody(EngineBody):
-    """What is asked about texts."""
+    """Fields of requests with text."""
 
     truncate_prompt_tokens: int | None = None
 
 
 class Body(TextBody):
-    """What both kinds of completions take."""
+    """Fields of both kinds of completions."""
 
     n: int | None = Field(default=None, ge=1)
     best_of: int | None = None
@@ -128,7 +128,7 @@ class Body(TextBody):
     repetition_penalty: float | None = None
     seed: int | None = Field(default=None, ge=-_MAX_INT, le=_MAX_INT)
     stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: TokenIds | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     max_tokens: int | None = None
@@ -136,7 +136,7 @@ class Body(TextBody):
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     logit_bias: dict[str, float] | None = None
-    allowed_token_ids: list[int] | None = None
+    allowed_token_ids: TokenIds | None = None
     bad_words: list[str] | None = None
     use_beam_search: bool | None = None
     length_penalty: float | None = None
@@ -160,11 +160,11 @@ class Body(TextBody):
 
     @property
     def shows_special_tokens(self) -> bool:
-        """Whether texts show special tokens."""
+        """Whether the text includes special tokens."""
         return self.skip_special_tokens is False
 
     def check_fields(self, *, allows_unknown: bool) -> None:
-        """As of all requests; and refuse fields without what they need."""
+        """Run the checks of all requests, and refuse fields without those that they require."""
         super().check_fields(allows_unknown=allows_unknown)
         if self.stream_options is not None and not self.stream:
             raise RequestError(
@@ -176,7 +176,7 @@ class Body(TextBody):
 class CompletionBody(Body):
     """``POST /v1/completions``."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: Prompts
     logprobs: int | None = None
     add_special_tokens: bool = True
 
@@ -184,7 +184,7 @@ class CompletionBody(Body):
 class ChatBody(Body):
     """``POST /v1/chat/completions``."""
 
-    messages: list[dict[str, Any]]
+    messages: Messages
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -197,17 +197,20 @@ class ChatBody(Body):
     tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
     parallel_tool_calls: bool = Field(default=True, description="Whether there may be several.")
     include_reasoning: bool = True
+    reasoning_effort: ReasoningEffort | None = Field(
+        default=None, description="A variable of the chat template, which may read it."
+    )
 
     @property
     def usable_tools(self) -> list[Tool]:
-        """Those that the model may or must call."""
+        """Tools that the model may or must call."""
         return [] if self.tool_choice == "none" else self.tools or []
 
 
 class InputBody(TextBody):
-    """What is made into vectors, and how."""
+    """Fields of pooling requests."""
 
-    input: str | list[str] | list[int] | list[list[int]]
+    input: Prompts
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = None
     prompt_name: str | None = None
@@ -228,7 +231,7 @@ class PoolingBody(InputBody):
 class ClassificationBody(TextBody):
     """``POST /classify``."""
 
-    input: str | list[str] | list[int] | list[list[int]]
+    input: Prompts
     use_activation: bool | None = None
 
 
@@ -240,7 +243,7 @@ class ScoreBody(TextBody):
 
 
 class Document(NullsLeftOut):
-    """A text to be ranked."""
+    """A document to rank."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -248,7 +251,7 @@ class Document(NullsLeftOut):
 
 
 class RerankBody(TextBody):
-    """``POST /rerank``, as Jina's and Cohere's clients send it."""
+    """``POST /rerank``, as clients of Jina and Cohere send it."""
 
     query: str
     documents: list[str | Document]
@@ -260,15 +263,15 @@ class SpeechBody(EngineBody):
     """``POST /v1/audio/transcriptions`` and ``/v1/audio/translations``, as a form."""
 
     file: UploadFile
-    language: str | None = Field(default=None, description="That is spoken, as a code such as en.")
-    prompt: str | None = Field(default=None, description="What was said before.")
+    language: str | None = Field(default=None, description="Spoken language, as a code such as en.")
+    prompt: str | None = Field(default=None, description="Previous transcript.")
     response_format: Literal["json", "text", "verbose_json"] = "json"
     temperature: float = 0.0
     seed: int | None = Field(default=None, ge=-_MAX_INT, le=_MAX_INT)
     stream: bool = False
 
     def check_fields(self, *, allows_unknown: bool) -> None:
-        """As of all requests; and refuse what a stream does not have."""
+        """Run the checks of all requests, and refuse fields that streams do not support."""
         super().check_fields(allows_unknown=allows_unknown)
         if self.stream and self.response_format == "verbose_json":
             raise RequestError(
@@ -277,14 +280,14 @@ class SpeechBody(EngineBody):
             )
 
 
-class TokenizeBody(NullsLeftOut):
+class TokenizeBody(SizedBody):
     """``POST /tokenize``: a prompt or a conversation."""
 
     model_config = ConfigDict(extra="forbid")
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
+    messages: Messages | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
@@ -299,11 +302,11 @@ class DetokenizeBody(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     model: str | None = None
-    tokens: list[int]
+    tokens: TokenIds
 
 
 class ErrorDetail(BaseModel):
-    """What is said of an error."""
+    """Description of an error."""
 
     message: str
     type: str
@@ -312,7 +315,7 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorBody(BaseModel):
-    """The body of every answer that is no answer."""
+    """Body of every error response."""
 
     error: ErrorDetail
 
@@ -331,7 +334,7 @@ class LoadLoraBody(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     lora_name: str = Field(min_length=1)
-    lora_path: str = Field(min_length=1)
+    lora_path: str = Field(min_length=1, pattern=r"^[^\x00]+$")
     load_inplace: bool = False
 
 

@@ -1,27 +1,27 @@
-"""One line a finished request; what users wrote is in it only where that is asked for."""
+"""One log line per finished request; users' texts are included only if requested."""
 
 import json
 import logging
-import time
 from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import quote
 
 from starlette.types import Scope
 
+from pagedserve.engine.clock import request_time
 from pagedserve.server.errors import ServerError, scrubbed
 from pagedserve.server.job import Job
 
 logger = logging.getLogger(__name__)
 
-# The status of a request whose client left before it was answered; nginx's.
+# Status of a request whose client disconnected before the response; nginx's.
 CLIENT_GONE: Final = 499
 _OK: Final = 200
 _FAILURES: Final = 500
 
 
 def log_request(job: Job, error: ServerError | None) -> None:
-    """Write the line of a request that has been answered, refused or left."""
+    """Log a request that has finished, was refused or was cancelled."""
     fields = _fields(job, error)
     said = _readable(fields)
     if job.context.args.log_prompts:
@@ -32,7 +32,7 @@ def log_request(job: Job, error: ServerError | None) -> None:
 
 
 def log_http(scope: Scope, seconds: float) -> None:
-    """Write the line of a request over HTTP that asked for no text, or was refused at once."""
+    """Log an HTTP request without generation, or one that was refused at once."""
     fields = {
         "request_id": scope["request_id"],
         "method": scope["method"],
@@ -59,7 +59,7 @@ def _fields(job: Job, error: ServerError | None) -> dict[str, Any]:
         "cached_tokens": sum(usage.cached_tokens.values()),
         "completion_tokens": usage.completion_tokens,
         **_times(job),
-        "e2e_seconds": round(time.time() - job.arrival_time, 6),
+        "e2e_seconds": round(request_time() - job.arrival_time, 6),
         "finish_reasons": job.finishes,
         "client_gone": is_left,
         "error": None if error is None else _reason(error),
@@ -67,14 +67,14 @@ def _fields(job: Job, error: ServerError | None) -> dict[str, Any]:
 
 
 def _times(job: Job) -> dict[str, float | int | None]:
-    """Seconds of the parts of its life; of several prompts that of the first that ended."""
+    """Durations of its phases in seconds; for several prompts those of the first that ended."""
     place, last = next(iter(job.last.items()), (0, None))
     if last is None:
         names = ("queue_seconds", "ttft_seconds", "tpot_seconds", "num_preemptions")
         return dict.fromkeys(names)
     metrics = last.metrics
     pools = last.pooled is not None
-    # Of several sequences only all tokens together are known.
+    # For several sequences only the total number of tokens is known.
     num_tokens = job.progress[place].num_tokens if job.num_seqs == job.num_prompts else 0
     return {
         "queue_seconds": _rounded(metrics.time_in_queue),
@@ -89,7 +89,7 @@ def _rounded(seconds: float | None) -> float | None:
 
 
 def _reason(error: ServerError) -> str:
-    """Why it was not answered; what is said of a bad request may repeat it, so its kind alone."""
+    """Reason of a failure; only the type for a bad request, whose message may repeat its text."""
     return scrubbed(error.message) if error.status >= _FAILURES else error.kind
 
 
@@ -101,9 +101,8 @@ def _readable(fields: Mapping[str, Any]) -> str:
         f"new {fields['completion_tokens']}",
         f"{fields['e2e_seconds']:.3f} s",
     ]
-    for label, name in (("queue", "queue"), ("first token", "ttft"), ("each further", "tpot")):
-        if fields[f"{name}_seconds"] is not None:
-            parts.append(f"{label} {fields[f'{name}_seconds']:.3f} s")
+    durations = {name: fields[f"{name}_seconds"] for name in ("queue", "ttft", "tpot")}
+    parts += [f"{name} {time:.3f} s" for name, time in durations.items() if time is not None]
     if fields["num_preemptions"] is not None:
         parts.append(f"preemptions {fields['num_preemptions']}")
     if fields["error"] is not None:
@@ -116,12 +115,12 @@ def _readable(fields: Mapping[str, Any]) -> str:
 
 
 def _quoted(texts: object) -> str:
-    """Without line ends; half characters of a client's are question marks."""
+    """Quote text without line breaks; lone surrogates become question marks."""
     return json.dumps(texts, ensure_ascii=False).encode(errors="replace").decode()
 
 
 def _texts(job: Job) -> dict[str, Any]:
-    """What was asked, as it was sent, and what was answered; each cut to ``max_log_len``."""
+    """Input and output texts as sent; each truncated to ``max_log_len``."""
     most = job.context.args.max_log_len
     given = job.asked
     if not isinstance(given, str):

@@ -1,9 +1,9 @@
-"""``pagedserve serve``: a server from its start to its end.
+"""``pagedserve serve``: the lifecycle of a server.
 
 It listens before the model is loaded, so that probes see it live (503, "loading").  SIGTERM or
 SIGINT stop admission; running requests have ``shutdown_timeout`` seconds to end, then they are
-aborted, and the process ends with 0.  While the model is being loaded, and at a second signal, it
-ends with 0 at once.
+aborted, and the process exits with 0.  While the model is being loaded, and at a second signal, it
+exits with 0 at once.
 """
 
 import asyncio
@@ -15,34 +15,37 @@ import sys
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from functools import partial
 from socket import socket
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import uvicorn
 
-from pagedserve.chat import read_chat_template
 from pagedserve.config import EngineArgs
 from pagedserve.engine.async_engine import AsyncLLMEngine
 from pagedserve.engine.client import ServedEngine
 from pagedserve.engine.defaults import default_sampling_params, server_defaults
 from pagedserve.engine.llm_engine import LLMEngine
-from pagedserve.errors import ConfigError, extra_needed
+from pagedserve.errors import extra_needed
 from pagedserve.sampling_params import SamplingParams
 from pagedserve.server.adapters import ServedAdapters
 from pagedserve.server.app import build_app
+from pagedserve.server.connection import BoundedProtocol, default_max_connections
 from pagedserve.server.context import Context
+from pagedserve.server.errors import ServerError
 from pagedserve.server.limits import Admission
-from pagedserve.server.listen import Listener, listen
+from pagedserve.server.listen import Listener
 from pagedserve.server.metrics import Metrics
 from pagedserve.server.options import LoraModule, ServerArgs
+from pagedserve.server.prepare import Prepared
 
 if TYPE_CHECKING:
     from pagedserve.server.tracing import Tracer
 
 logger = logging.getLogger(__name__)
 
-# Seconds between two looks whether the engine lives, and whether requests have ended.
+# Seconds between checks of the engine, and of requests while draining.
 _LOOK: Final = 0.05
 # Seconds that connections have to close once nothing runs.
 _CLOSING: Final = 2
@@ -51,30 +54,26 @@ _CLOSING: Final = 2
 def serve(
     engine_args: EngineArgs,
     server_args: ServerArgs,
+    prepared: Prepared,
     start: Callable[[], ServedEngine] | None = None,
 ) -> int:
     """Serve until a signal, or until the engine dies.
 
     Args:
-        engine_args: Of the engine.
-        server_args: Of the server.
-        start: Begins to load the engine somewhere else than in this process.
+        engine_args: Options of the engine.
+        server_args: Options of the server.
+        prepared: The socket, and files read for the server.
+        start: Starts to load the engine outside this process; None loads it in this process.
 
     Returns:
         The exit status: 0 after a signal, 1 if the engine has died.
 
     Raises:
-        ConfigError: Arguments that contradict each other, the model or the memory, or an address
-            that cannot be listened at.
+        ConfigError: Arguments that contradict the model or the memory.
         ModelLoadError: The model cannot be found, read or run.
-        ImportError: An option needs packages that are not there.
+        ImportError: An option needs packages that are not installed.
     """
-    # What needs no model is looked at before anything is loaded.
-    if server_args.lora_modules and not engine_args.enable_lora:
-        raise ConfigError("lora_modules is given without enable_lora; give both")
-    chat_template = read_chat_template(server_args.chat_template)
     tracer = make_tracer(server_args.otlp_traces_endpoint)
-    listener = listen(server_args)
     default_params: Future[SamplingParams] = Future()
 
     def make_engine() -> LLMEngine:
@@ -100,11 +99,11 @@ def serve(
         metrics=Metrics(client, names[0], admission),
         adapters=ServedAdapters(client, names),
         tracer=tracer,
-        chat_template=chat_template,
+        chat_template=prepared.chat_template,
     )
-    server = Server(context, client, listener)
+    server = Server(context, client, prepared.listener)
     server.run()
-    # Nothing can interrupt a load, nor a step that does not end.
+    # Loading cannot be interrupted, nor can a step that hangs.
     ending = threading.Thread(target=client.shutdown, daemon=True)
     if not (client.is_loading or server.force_exit):
         ending.start()
@@ -117,10 +116,10 @@ def serve(
 
 
 def make_tracer(endpoint: str | None) -> "Tracer | None":
-    """What makes spans of requests, where there is somebody to send them to.
+    """Create the tracer of requests; None without an endpoint.
 
     Raises:
-        ImportError: The packages are not there.
+        ImportError: The packages are not installed.
     """
     if endpoint is None:
         return None
@@ -130,26 +129,33 @@ def make_tracer(endpoint: str | None) -> "Tracer | None":
 
 
 def _leave() -> NoReturn:
-    """End the process beside the engine's thread."""
+    """Exit the process without waiting for the engine's thread."""
     logging.shutdown()
     os._exit(0)
 
 
 class Server(uvicorn.Server):
-    """uvicorn, with our way of starting and ending.
+    """A uvicorn server that loads the model after its start, and drains at its end.
 
     Attributes:
-        failure: What kept the engine from being made.
+        failure: Error of loading the engine.
     """
 
     def __init__(self, context: Context, client: ServedEngine, listener: Listener) -> None:
         """Prepare to serve."""
-        tls = listener.tls
+        tls, args = listener.tls, context.args
+        protocol: Any = partial(
+            BoundedProtocol,
+            receive_timeout=args.receive_timeout,
+            max_connections=args.max_connections or default_max_connections(),
+        )
         super().__init__(
             uvicorn.Config(
                 build_app(context),
-                log_config=None,  # its records look as all others
-                log_level=context.args.uvicorn_log_level,
+                http=protocol,
+                ws="none",
+                log_config=None,  # its records have the format of all others
+                log_level=args.uvicorn_log_level,
                 access_log=False,
                 lifespan="off",
                 timeout_graceful_shutdown=_CLOSING,
@@ -167,28 +173,29 @@ class Server(uvicorn.Server):
         super().run(sockets or [self._listener.socket])
 
     async def startup(self, sockets: list[socket] | None = None) -> None:
-        """Answer, and load the model meanwhile."""
+        """Accept connections, and load the model in the background."""
         await super().startup(sockets)
         logger.info("listening at %s", self._listener.address)
         self._start(self._load())
 
     async def shutdown(self, sockets: list[socket] | None = None) -> None:
-        """Close what is open, unless nobody waits for that."""
+        """Close all connections, unless a second signal ended the server."""
         if not self.force_exit:
             await super().shutdown(sockets)
             if self._context.tracer is not None:
                 await asyncio.to_thread(self._context.tracer.shutdown)
-        gc.unfreeze()  # extensions look at the end whether their objects are gone
+        gc.unfreeze()  # extensions check at exit whether their objects were freed
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin to drain; the second time end at once."""
+        """Drain at the first signal, end at the second."""
         del frame
         if self._context.is_draining:
             self.should_exit = self.force_exit = True
+            logging.getLogger("uvicorn.error").disabled = True  # connections are closed on purpose
             return
         self._context.is_draining = True
         name = signal.Signals(sig).name
-        logger.info("%s: no more requests are taken", name)
+        logger.info("%s received: draining, new requests are refused", name)
         self._start(self._drain())
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
@@ -204,25 +211,26 @@ class Server(uvicorn.Server):
             await self._open()
         except asyncio.CancelledError:
             raise
-        except BaseException as error:  # noqa: BLE001  # a panic of the core too; ``serve`` raises it
+        except BaseException as error:  # noqa: BLE001  # a core panic too; ``serve`` raises it
             self.failure = error
             self.should_exit = True
             return
-        while not self._client.errored:  # noqa: ASYNC110  # the engine's thread knows no loop
+        while not self._client.errored:  # noqa: ASYNC110  # the engine's thread uses no event loop
             await asyncio.sleep(_LOOK)
-        logger.error("the engine has died, and the server ends")
+        logger.error("the engine died: the server shuts down")
         self.should_exit = True
 
     async def _open(self) -> None:
-        """Take requests: the model says what can be run together."""
+        """Accept requests, with the limits of the model."""
         context, client = self._context, self._client
         model = await client.get_model_config()
         context.max_model_len = model.max_model_len
+        context.vocab_size = model.vocab_size
         for text in context.args.lora_modules:
             await context.adapters.load(LoraModule.parse(text))
         context.admission.max_num_seqs = client.max_num_seqs
-        sys.setswitchinterval(0.0005)  # an event loop that wants to run waits for no whole slice
-        # What is there by now stays; the collector, and every step with it, need not walk over it.
+        sys.setswitchinterval(0.0005)  # the event loop waits less for the engine's thread
+        # Startup objects stay alive; the collector need not visit them during steps.
         gc.collect()
         gc.freeze()
         logger.info("%s", model.backends)
@@ -231,7 +239,8 @@ class Server(uvicorn.Server):
     async def _drain(self) -> None:
         clock = asyncio.get_running_loop().time
         deadline = clock() + self._context.args.shutdown_timeout
-        while self._context.num_open and clock() < deadline:  # noqa: ASYNC110  # for seconds
+        while self._context.num_open and clock() < deadline:
+            self._drop_unfinished()
             await asyncio.sleep(_LOOK)
         deadline = clock() + _CLOSING
         while self._context.num_open and clock() < deadline:
@@ -239,3 +248,9 @@ class Server(uvicorn.Server):
                 await self._context.abort(running)
             await asyncio.sleep(_LOOK)
         self.should_exit = True
+
+    def _drop_unfinished(self) -> None:
+        """Refuse requests that have not arrived completely."""
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, BoundedProtocol) and connection.is_receiving:
+                connection.drop(ServerError(503, "the server is shutting down", retry_after=5))

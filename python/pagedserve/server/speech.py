@@ -1,8 +1,7 @@
-"""Speech that is written down: ``/v1/audio/transcriptions`` and ``/v1/audio/translations``.
+"""Speech routes: ``/v1/audio/transcriptions`` and ``/v1/audio/translations``.
 
-A file is decoded while the request holds a place, one file after another.  What is longer than the
-model hears is cut where it is quiet; the pieces are prompts that run together, and their texts are
-joined.
+A file is decoded after admission, one file at a time.  Audio that is longer than the model's input
+is cut where it is quiet; the chunks are prompts that run concurrently, and their texts are joined.
 """
 
 import json
@@ -13,6 +12,7 @@ from functools import partial
 from typing import Any, Final
 
 from pagedserve.audio import Audio, audio_of_file
+from pagedserve.engine.lanes import SMALL_COST
 from pagedserve.inputs import Prompt, TokensPrompt
 from pagedserve.outputs import RequestOutput
 from pagedserve.sampling_params import RequestOutputKind, SamplingParams
@@ -22,18 +22,18 @@ from pagedserve.server.job import TokenJob
 from pagedserve.server.protocol import SpeechBody
 from pagedserve.speech import SpeechRules, SpeechTask
 
-# About as many tokens as say what is to be done.
+# Approximate number of special tokens in a decoder prompt.
 _NUM_BEGINNING: Final = 4
 
 
 @dataclass(slots=True, kw_only=True)
 class SpeechJob(TokenJob):
-    """A file that is written down.
+    """A transcription or translation of an audio file.
 
     Attributes:
-        rules: Of the model.
-        task: What is done.
-        seconds: How long the audio is.
+        rules: Speech tokens of the model.
+        task: "transcribe" or "translate".
+        seconds: Duration of the audio.
     """
 
     body: SpeechBody
@@ -43,27 +43,27 @@ class SpeechJob(TokenJob):
 
     @property
     def streams(self) -> bool:
-        """Whether its answer comes in parts."""
+        """Whether its response is a stream."""
         return self.body.stream
 
     @property
     def media_type(self) -> str:
-        """Of an answer that is whole."""
+        """Content type of a whole response."""
         is_text = self.body.response_format == "text"
         return "text/plain; charset=utf-8" if is_text else "application/json"
 
     @property
     def prompt_field(self) -> str:
-        """The field that prompts are made from."""
+        """Name of the field with the prompts."""
         return "file"
 
     @property
     def asked(self) -> object:
-        """What the client asked, for the log."""
+        """Input of the client, for the log."""
         return {"file": self.body.file.filename, "prompt": self.body.prompt}
 
     def answer(self) -> AsyncGenerator[bytes, None]:
-        """The parts of its answer, one unless it streams."""
+        """Chunks of its response, one unless it streams."""
         return self._stream() if self.body.stream else self._whole()
 
     async def _whole(self) -> AsyncGenerator[bytes, None]:
@@ -85,7 +85,7 @@ class SpeechJob(TokenJob):
         yield json.dumps(shown).encode()
 
     async def _stream(self) -> AsyncGenerator[bytes, None]:
-        """Events of OpenAI's: text as it comes, then all of it."""
+        """Events in OpenAI's format: deltas of the text, then the whole text."""
         texts = _TextsInOrder()
         async with aclosing(self.outputs()) as outputs:
             async for place, output in outputs:
@@ -105,10 +105,10 @@ class SpeechJob(TokenJob):
 
 @dataclass(slots=True)
 class _TextsInOrder:
-    """Joins texts that come side by side, in the order of their places.
+    """Joins concurrent texts in the order of their chunks.
 
     Attributes:
-        said: All that was given out.
+        said: Text returned so far.
     """
 
     said: str = ""
@@ -117,7 +117,7 @@ class _TextsInOrder:
     _ended: set[int] = field(default_factory=set)
 
     def add(self, place: int, text: str, *, is_last: bool) -> str:
-        """What can be given out when a text has gone on."""
+        """Add text of a chunk, and return what can be sent now."""
         self._held[place] = self._held.get(place, "") + text
         if is_last:
             self._ended.add(place)
@@ -133,11 +133,11 @@ class _TextsInOrder:
 async def speech_job(
     context: Context, body: SpeechBody, answer_id: str, task: SpeechTask
 ) -> SpeechJob:
-    """Check a request to write speech down, and decode its file.
+    """Validate a speech request, and decode its file.
 
     Raises:
-        RequestError: Fields that cannot be, or a file that is no audio.
-        ServerError: Another model, no model yet, one that hears nothing, or no room.
+        RequestError: Fields are invalid, or the file is not audio.
+        ServerError: Unknown model, still loading, no audio support, or the queue is full.
     """
     await context.check_ready()
     model = context.model_name(body.model)
@@ -172,7 +172,7 @@ async def speech_job(
 async def _beginning(
     context: Context, rules: SpeechRules, body: SpeechBody, task: SpeechTask
 ) -> list[int]:
-    """Tokens of the decoder's prompt: up to the start where the language is to be found."""
+    """Decoder prompt: up to the start token if the language is to be detected."""
     said: list[int] = []
     if body.prompt:
         text = f" {body.prompt.strip()}"
@@ -185,7 +185,7 @@ async def _beginning(
 
 async def _decoded(context: Context, content: bytes) -> Audio:
     try:
-        return await context.aside(partial(audio_of_file, content))
+        return await context.aside(partial(audio_of_file, content), cost=SMALL_COST + len(content))
     except ImportError as error:
         raise ServerError(501, str(error)) from error
 
@@ -193,7 +193,7 @@ async def _decoded(context: Context, content: bytes) -> Audio:
 async def _made(
     windows: Sequence[Audio], begun: list[int], task: SpeechTask | None
 ) -> list[Prompt]:
-    """The prompts; the task is None where their tokens say it."""
+    """The prompts; the task is None if their tokens set it."""
     prompts: list[Prompt] = []
     for window in windows:
         audio = {"audio": (window.samples, window.sampling_rate)}
@@ -203,13 +203,13 @@ async def _made(
 
 
 def _check_whole(output: RequestOutput) -> None:
-    """Refuse to pass a part off as all that was said.
+    """Refuse to return a partial transcript as a complete one.
 
     Raises:
         ServerError: 503, the request was aborted.
     """
     if output.outputs[0].finish_reason == "abort":
-        raise ServerError(503, "the request was aborted before all was written down")
+        raise ServerError(503, "the request was aborted before the transcript was complete")
 
 
 def _event(content: Mapping[str, Any]) -> bytes:

@@ -1,40 +1,42 @@
-"""Splits the text of an answer, as it comes, into thoughts, content and tool calls.
+"""Splits the text of a response, as it arrives, into reasoning, content and tool calls.
 
-What comes out does not depend on where the text was split: what may be the beginning of a tag is
-held back until that is known, and so is space that may stand before one.
+The result does not depend on where the text was split: a possible prefix of a tag is held back
+until it is decided, and so is whitespace that may precede one.
 
-Costs: a search of what is held back and of what is new, a token.
+Content is the text without reasoning and calls, and without whitespace next to these at its start
+or end.  Text that looked like a call and is none is content, with its whitespace.
+
+Costs: a search of held back and new text per token.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pagedserve.server.tool_formats import Call, ReasoningFormat, Schemas, ToolFormat
+from pagedserve.server.tool_ends import End
+from pagedserve.server.tool_formats import ReasoningFormat, ToolFormat
+from pagedserve.server.tool_readers import Call, Schemas
 
 
 @dataclass(slots=True)
 class Parts:
-    """What a piece of text brought.
+    """Parsed parts of a chunk of text.
 
     Attributes:
-        reasoning: Thoughts.
-        content: What is for the reader.
+        reasoning: Reasoning text.
+        content: Content text.
         calls: Tool calls that are complete.
+        is_cut: Whether the last call is incomplete: the text ended within its arguments.
     """
 
     reasoning: str = ""
     content: str = ""
     calls: list[Call] = field(default_factory=list)
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether it brought nothing."""
-        return not (self.reasoning or self.content or self.calls)
+    is_cut: bool = False
 
 
 class TagStream:
-    """The text of one answer, so far."""
+    """Parser state of one response."""
 
     def __init__(
         self,
@@ -44,13 +46,13 @@ class TagStream:
         *,
         is_reasoning: bool = False,
     ) -> None:
-        """Begin a text.
+        """Start a text.
 
         Args:
-            tools: How calls are written; None where there are none.
-            schemas: Of the tools.
-            reasoning: How thoughts are written; None where they are not told from the rest.
-            is_reasoning: Whether the text begins within thoughts.
+            tools: Tool call format; None without tools.
+            schemas: Schemas of the tools.
+            reasoning: Reasoning format; None if reasoning is not separated.
+            is_reasoning: Whether the text starts within reasoning.
         """
         self._tools = tools
         self._schemas = schemas
@@ -59,13 +61,22 @@ class TagStream:
         self._state: Literal["thoughts", "content", "calls"] = "content"
         if reasoning is not None and (is_reasoning or reasoning.begins):
             self._state = "thoughts"
-        # Thoughts may begin, or calls without a tag.
+        # Reasoning may start, or calls without a tag.
         self._is_at_start = True
-        self._skips_space = True
+        # A tag that starts reasoning may come; later ones are part of the reasoning.
+        self._may_open = True
+        # Whitespace between returned content and what follows.
+        self._space = ""
+        self._skips_space = False
+        self._has_content = False
+        self._is_behind_call = False
         self._opening = ""
+        self._end: End | None = None
+        # No later call is complete: determined at the end of the text.
+        self._is_spoilt = False
 
     def feed(self, text: str, *, is_last: bool) -> Parts:
-        """Take the next piece of the text."""
+        """Parse the next chunk of the text."""
         self._held += text
         parts = Parts()
         step = {"thoughts": self._think, "content": self._read, "calls": self._call}
@@ -74,14 +85,16 @@ class TagStream:
         return parts
 
     def _think(self, parts: Parts, *, is_last: bool) -> bool:
-        """Take thoughts; whether another state goes on."""
-        assert self._reasoning is not None  # noqa: S101  # else nothing leads here
-        if self._is_at_start:  # a model may write the tag though the prompt has it
+        """Parse reasoning; return whether another state continues."""
+        assert self._reasoning is not None  # noqa: S101  # required in this state
+        if self._is_at_start:  # a model may repeat a start tag of the prompt
             self._held = self._held.lstrip()
             start = self._reasoning.start
-            if start.startswith(self._held) and self._held != start and not is_last:
-                return False
-            self._held = self._held.removeprefix(start).lstrip()
+            if self._may_open:
+                if start.startswith(self._held) and self._held != start and not is_last:
+                    return False
+                self._held = self._held.removeprefix(start).lstrip()
+                self._may_open = False
             self._is_at_start = not (self._held or is_last)
             if self._is_at_start:
                 return False
@@ -96,57 +109,104 @@ class TagStream:
         return False
 
     def _read(self, parts: Parts, *, is_last: bool) -> bool:
-        """Take content up to a tag; whether another state goes on."""
-        if self._skips_space:
-            if self._is_at_start and self._begins_thoughts(is_last=is_last):
-                return self._state == "thoughts"
-            self._held = self._held.lstrip()
-            if not self._held:
-                return False
-            self._skips_space = False
-            bare = self._tools.bare_starts if self._tools is not None else ()
-            if self._is_at_start and bare and self._held.startswith(bare):
-                self._opening, self._state = "", "calls"
-                return True
-            self._is_at_start = False
+        """Parse content up to a tag; return whether another state continues."""
+        if self._is_at_start and (begun := self._begin(is_last=is_last)) is not None:
+            return begun
         starts = self._tools.starts if self._tools is not None else ()
         found = [(place, start) for start in starts if (place := self._held.find(start)) >= 0]
         if found:
             place, start = min(found)
-            parts.content += self._held[:place].rstrip()
+            self._show(parts, self._held[:place])
             self._held = self._held[place + len(start) :]
-            self._opening, self._state = start, "calls"
+            self._begin_call(start)
             return True
-        parts.content += self._take(starts, is_last=is_last)
+        self._show(parts, self._take(starts, is_last=is_last))
+        if is_last and not self._is_behind_call:
+            parts.content += self._space
         return False
 
-    def _begins_thoughts(self, *, is_last: bool) -> bool:
-        """Whether thoughts begin here, or may; the state says which."""
-        if self._reasoning is None:
-            return False
-        stripped, start = self._held.lstrip(), self._reasoning.start
-        if stripped.startswith(start):
-            self._state = "thoughts"
-            return True
-        return start.startswith(stripped) and not is_last
+    def _begin(self, *, is_last: bool) -> bool | None:
+        """Start reasoning or calls without a tag, if the text does.
 
-    def _call(self, parts: Parts, *, is_last: bool) -> bool:
-        """Take calls once they are complete; whether another state goes on."""
-        assert self._tools is not None  # noqa: S101  # else nothing leads here
-        end = self._tools.end if self._opening else None
-        before, closing, after = self._held.partition(end) if end else (self._held, "", "")
-        if not closing and not is_last:
+        Returns:
+            Whether another state continues; None if it is neither.
+        """
+        text = self._held.lstrip()
+        thoughts = None if self._reasoning is None else self._reasoning.start
+        if thoughts is not None and text.startswith(thoughts):
+            self._held, self._state = text, "thoughts"
+            return True
+        if not is_last and (not text or (thoughts is not None and thoughts.startswith(text))):
             return False
-        try:
-            parts.calls += self._tools.read(before, self._schemas)
-        except (ValueError, RecursionError):  # no call after all: the reader sees what was written
-            parts.content += self._opening + before + closing
-        self._held, self._state = after, "content"
-        self._is_at_start, self._skips_space = False, True
+        self._is_at_start = False
+        bare = self._tools.bare_starts if self._tools is not None else ()
+        if not bare or not text.startswith(bare):
+            return None
+        self._space = "" if self._skips_space else self._held[: len(self._held) - len(text)]
+        self._held = text
+        self._begin_call("")
         return True
 
+    def _begin_call(self, opening: str) -> None:
+        assert self._tools is not None  # noqa: S101  # required in this state
+        self._opening, self._state = opening, "calls"
+        has_end = opening and self._tools.end is not None and not self._is_spoilt
+        self._end = self._tools.begin_end(self._tools.end or "") if has_end else None
+
+    def _call(self, parts: Parts, *, is_last: bool) -> bool:
+        """Parse calls once they are complete; return whether another state continues."""
+        assert self._tools is not None  # noqa: S101  # required in this state
+        end = self._end.find(self._held) if self._end is not None else -1
+        if end < 0 and not is_last:
+            return False
+        tag = (self._tools.end or "") if self._opening else ""
+        first = self._held.find(tag) if tag else -1
+        if end < 0:
+            end = len(self._held) if first < 0 or not self._is_spoilt else first
+            self._is_spoilt = True
+        for place in dict.fromkeys((end, end if first < 0 else first)):
+            if (calls := self._calls_of(self._held[:place])) is not None:
+                parts.calls += calls
+                self._end_call(place + len(tag))
+                return True
+        # Not a call after all: the text is returned as content.
+        place = len(self._held) if first < 0 else first + len(tag)
+        self._show(parts, self._opening + self._held[:place])
+        self._held, self._state = self._held[place:], "content"
+        return True
+
+    def _calls_of(self, text: str) -> list[Call] | None:
+        """Parse the calls of a text; None if it has none."""
+        assert self._tools is not None  # noqa: S101  # required in this state
+        try:
+            calls = self._tools.read(text, self._schemas)
+        except (ValueError, RecursionError):
+            return None
+        # Without a tag any JSON would be a call, so it must name a tool.
+        is_known = self._opening or all(call.name in self._schemas for call in calls)
+        return calls if is_known else None
+
+    def _end_call(self, place: int) -> None:
+        self._held, self._state = self._held[place:], "content"
+        self._is_behind_call = True
+        if not self._has_content:
+            self._skips_space, self._space = True, ""
+
+    def _show(self, parts: Parts, text: str) -> None:
+        """Add content; hold back whitespace at its end."""
+        if self._skips_space:
+            text = text.lstrip()
+        shown = text.rstrip()
+        if not shown:
+            self._space += text
+            return
+        parts.content += self._space + shown
+        self._space = text[len(shown) :]
+        self._skips_space = self._is_behind_call = False
+        self._has_content = True
+
     def _take(self, tags: Sequence[str], *, is_last: bool) -> str:
-        """What is held but for what may begin a tag, and space at the end."""
+        """Take held text except a possible prefix of a tag, and whitespace at the end."""
         if is_last:
             taken, self._held = self._held, ""
             return taken
@@ -157,6 +217,6 @@ class TagStream:
 
 
 def _overlap(text: str, tag: str) -> int:
-    """Characters at the end of a text that a tag begins with, but for the whole tag."""
+    """Length of the longest proper prefix of a tag that ends a text."""
     lengths = range(min(len(text), len(tag) - 1), 0, -1)
     return next((length for length in lengths if text.endswith(tag[:length])), 0)

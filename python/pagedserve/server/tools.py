@@ -1,4 +1,4 @@
-"""Tools of a request, and what an answer says of them and of thoughts."""
+"""Tools of a request, and the parsing of tool calls and reasoning in its response."""
 
 import json
 import uuid
@@ -7,29 +7,24 @@ from typing import Any, Final
 
 from pagedserve.errors import RequestError
 from pagedserve.server.fields import NamedToolChoice
+from pagedserve.server.forced_calls import ForcedCalls
 from pagedserve.server.protocol import ChatBody
 from pagedserve.server.tag_stream import Parts, TagStream
-from pagedserve.server.tool_formats import (
-    Call,
-    ReasoningFormat,
-    Schemas,
-    ToolFormat,
-    read_json,
-)
+from pagedserve.server.tool_formats import ReasoningFormat, ToolFormat
+from pagedserve.server.tool_readers import Call, Schemas
+from pagedserve.server.tool_schemas import check_parameters, schema_of_arguments, schema_of_calls
 from pagedserve.structured_outputs import StructuredOutputsParams
 
 _ANY_ARGUMENTS: Final[dict[str, Any]] = {"type": "object"}
-# Where the definitions of a schema are, which others of it refer to from its root.
-_DEFINITIONS: Final = ("$defs", "definitions")
-# A list of objects, which is all there is: what an answer that must call a tool is held to.
-_REQUIRED: Final = ToolFormat(read=read_json, bare_starts=("[",))
+# Number of tool names that an error lists.
+_MAX_SHOWN: Final = 16
 
 
 def check_tools(body: ChatBody) -> None:
-    """Refuse a choice of tools that are not there.
+    """Refuse a choice of unknown tools, and invalid tools.
 
     Raises:
-        RequestError: What is missing.
+        RequestError: A tool is missing or invalid.
     """
     names = [tool.function.name for tool in body.tools or ()]
     choice = body.tool_choice
@@ -38,75 +33,92 @@ def check_tools(body: ChatBody) -> None:
     if choice == "required" and not names:
         raise RequestError("tool_choice is 'required' without tools", param="tool_choice")
     if isinstance(choice, NamedToolChoice) and choice.function.name not in names:
-        known = ", ".join(names) or "none"
+        more = [f"and {len(names) - _MAX_SHOWN} more"] if len(names) > _MAX_SHOWN else []
+        known = ", ".join(names[:_MAX_SHOWN] + more) or "none"
         raise RequestError(
-            f"tool_choice names {choice.function.name!r}; tools has {known}", param="tool_choice"
+            f"tool_choice names {choice.function.name!r:.80}; tools has {known}",
+            param="tool_choice",
         )
+    for name, schema in schemas_of(body).items():
+        check_parameters(name, schema)
 
 
 def schemas_of(body: ChatBody) -> Schemas:
-    """The schema of each tool's arguments."""
+    """Schema of each tool's arguments."""
     tools = body.usable_tools
     return {tool.function.name: tool.function.parameters or _ANY_ARGUMENTS for tool in tools}
 
 
 def forced_by_choice(body: ChatBody) -> StructuredOutputsParams | None:
-    """What the text must be where a tool must be called: its arguments, or a list of calls."""
+    """Structured outputs of a forced tool choice: the arguments, or a list of calls.
+
+    Raises:
+        RequestError: The schemas cannot be enforced.
+    """
+    try:
+        schema = _forced_schema(body)
+        text = None if schema is None else json.dumps(schema)
+    except RecursionError as error:
+        raise RequestError(
+            "tools has parameters that are nested too deeply to be held to", param="tools"
+        ) from error
+    if text is None:
+        return None
+    return StructuredOutputsParams(json=text, disable_any_whitespace=True, given_as="tools")
+
+
+def _forced_schema(body: ChatBody) -> dict[str, Any] | None:
     schemas = schemas_of(body)
     if isinstance(body.tool_choice, NamedToolChoice):
-        schema = dict(schemas[body.tool_choice.function.name])
-    elif body.tool_choice == "required":
-        schema = _list_of_calls(schemas, several=body.parallel_tool_calls)
-    else:
-        return None
-    return StructuredOutputsParams(
-        json=json.dumps(schema), disable_any_whitespace=True, given_as="tools"
-    )
+        return schema_of_arguments(schemas[body.tool_choice.function.name])
+    if body.tool_choice == "required":
+        return schema_of_calls(schemas, several=body.parallel_tool_calls)
+    return None
 
 
-def _list_of_calls(schemas: Schemas, *, several: bool) -> dict[str, Any]:
-    calls: list[dict[str, Any]] = []
-    shared: dict[str, dict[str, Any]] = {}
-    for name, schema in schemas.items():
-        parameters = dict(schema)
-        for key in _DEFINITIONS:
-            shared[key] = shared.get(key, {}) | parameters.pop(key, {})
-        calls.append(
-            {
-                "type": "object",
-                "properties": {"name": {"const": name}, "parameters": parameters},
-                "required": ["name", "parameters"],
-                "additionalProperties": False,
-            }
+def check_text_of_tools(body: ChatBody, text: StructuredOutputsParams | None) -> None:
+    """Refuse automatic tool choice if the text must be JSON, which cannot contain a call.
+
+    Other formats, a regular expression or a grammar, may describe calls.
+
+    Raises:
+        RequestError: Tools and JSON are given.
+    """
+    is_free = bool(body.usable_tools) and body.tool_choice in (None, "auto")
+    if is_free and text is not None and text.kind == "json":
+        raise RequestError(
+            f"{text.named} is given with tools that the model may choose, and a text that must be "
+            "JSON holds no call: give tool_choice 'none' for a text, 'required' or a name for a "
+            "call",
+            param=text.given_as,
         )
-    most = {} if several else {"maxItems": 1}
-    definitions = {key: entries for key, entries in shared.items() if entries}
-    return {"type": "array", "minItems": 1, **most, "items": {"anyOf": calls}, **definitions}
 
 
 @dataclass(slots=True)
 class Reading:
-    """How one choice of an answer is read, and what came of it.
+    """Parser state of one choice.
 
     Attributes:
-        named: The tool that all text is the arguments of.
+        named: Tool whose arguments are the whole text.
         num_calls: Calls so far.
+        is_cut: Whether the last call ended before its arguments were complete.
     """
 
-    stream: TagStream
+    stream: TagStream | ForcedCalls
     named: str | None = None
     num_calls: int = 0
+    is_cut: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
 class AnswerReader:
-    """Reads the choices of an answer: thoughts, content, calls.
+    """Parses the choices of a response: reasoning, content, tool calls.
 
     Attributes:
         body: The request.
-        tools: How the model writes calls where it may choose to; None where nobody knows.
-        reasoning: How it writes thoughts; None where they stay in the content.
-        is_reasoning: Whether the prompt ends within thoughts.
+        tools: Tool call format for automatic tool choice; None if it is unknown.
+        reasoning: Reasoning format; None if reasoning stays in the content.
+        is_reasoning: Whether the prompt ends within reasoning.
     """
 
     body: ChatBody
@@ -117,38 +129,41 @@ class AnswerReader:
 
     @property
     def is_needed(self) -> bool:
-        """Whether anything but content can come."""
+        """Whether anything but content can occur."""
         return bool(self.reasoning or self.body.usable_tools)
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """What texts must show for that."""
+        """Special tokens that the text must keep for parsing."""
         thoughts = () if self.reasoning is None else (self.reasoning.start, self.reasoning.end)
-        calls = self.tools.starts if self.tools is not None and self.body.usable_tools else ()
-        return thoughts + calls
+        if self.tools is None or not self.body.usable_tools:
+            return thoughts
+        end = () if self.tools.end is None else (self.tools.end,)
+        return thoughts + self.tools.starts + end
 
     def begin_behind(self, prompt: str) -> None:
-        """Take the prompt's text: where it ends within thoughts, the answer begins there."""
+        """Set whether the response starts within reasoning, from the prompt's text."""
         if self.reasoning is not None:
             self.is_reasoning = prompt.rstrip().endswith(self.reasoning.start)
 
     def fields(self, index: int, text: str, *, is_last: bool, is_delta: bool) -> dict[str, Any]:
-        """What the next text of a choice is to a message, by the names of its fields.
+        """Fields of a message for the next text of a choice.
 
         Args:
-            index: Of the choice.
-            text: All of it, or what is new.
-            is_last: Whether no more comes.
-            is_delta: Whether it goes into a stream.
+            index: Index of the choice.
+            text: Whole text, or the new part.
+            is_last: Whether it is the end of the text.
+            is_delta: Whether it is a delta of a stream.
         """
         reading = self._readings.get(index) or self._readings.setdefault(index, self._begin())
         if reading.named is not None:
             calls = [self._named_call(reading, text, is_delta=is_delta)]
             return {"tool_calls": calls} if is_delta else {"content": None, "tool_calls": calls}
         parts = reading.stream.feed(text, is_last=is_last)
+        reading.is_cut = parts.is_cut
         fields: dict[str, Any] = {}
         if parts.reasoning and self.body.include_reasoning:
-            # The names of vLLM, and of DeepSeek's own interface.
+            # The names of vLLM, and of DeepSeek's API.
             fields["reasoning"] = fields["reasoning_content"] = parts.reasoning
         if calls := self._calls(reading, parts, is_delta=is_delta):
             fields["tool_calls"] = calls
@@ -159,22 +174,26 @@ class AnswerReader:
         return fields
 
     def finish_reason(self, index: int, reason: str | None) -> str | None:
-        """Why a choice ended, as OpenAI says it: a tool that was named ends it as any text does."""
+        """Finish reason in OpenAI's terms: a named tool choice ends as plain text does.
+
+        So does a stop string within the arguments of a call.
+        """
         reading = self._readings.get(index)
-        has_calls = reading is not None and reading.named is None and reading.num_calls > 0
-        return "tool_calls" if reason == "stop" and has_calls else reason
+        if reason != "stop" or reading is None or reading.named is not None or reading.is_cut:
+            return reason
+        return "tool_calls" if reading.num_calls else reason
 
     def _begin(self) -> Reading:
         choice = self.body.tool_choice
         if isinstance(choice, NamedToolChoice):
             return Reading(TagStream(None, {}), choice.function.name)
-        is_bound = choice == "required"
-        tools = _REQUIRED if is_bound else self.tools
+        if choice == "required":
+            return Reading(ForcedCalls())
         return Reading(
             TagStream(
-                tools if self.body.usable_tools else None,
+                self.tools if self.body.usable_tools else None,
                 schemas_of(self.body),
-                None if is_bound else self.reasoning,
+                self.reasoning,
                 is_reasoning=self.is_reasoning,
             )
         )
@@ -191,7 +210,7 @@ class AnswerReader:
         return shown
 
     def _named_call(self, reading: Reading, text: str, *, is_delta: bool) -> dict[str, Any]:
-        """The arguments of the tool that was named, as far as they came."""
+        """The arguments of the named tool, as far as generated."""
         is_first, reading.num_calls = reading.num_calls == 0, 1
         if not is_first:
             return {"index": 0, "function": {"arguments": text}}

@@ -1,6 +1,6 @@
-"""OpenTelemetry: a span for each request, made when it has been answered; nothing for a token.
+"""OpenTelemetry: one span per request, created at its end; no cost per token.
 
-Attributes have vLLM's names; what users wrote is never among them.
+Attributes have vLLM's names; users' texts are never included.
 """
 
 import os
@@ -17,23 +17,24 @@ from opentelemetry.trace import SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
+from pagedserve.engine.clock import request_time
 from pagedserve.server.errors import ServerError, scrubbed
 from pagedserve.server.job import Job, TokenJob
 
 _PARENT: Final = TraceContextTextMapPropagator()
-# Seconds that a collector has at the end to take the last spans.
+# Seconds at shutdown for the collector to accept the last spans.
 _FLUSH_SECONDS: Final = 2.0
 _FAILURES: Final = 500
 
 
 class Tracer:
-    """Sends spans to a collector, from a thread of its own."""
+    """Sends spans to a collector, from a separate thread."""
 
     def __init__(self, endpoint: str) -> None:
-        """Begin to send.
+        """Start to send.
 
         Args:
-            endpoint: URL that takes OTLP over HTTP.
+            endpoint: URL that accepts OTLP over HTTP.
         """
         name = os.environ.get("OTEL_SERVICE_NAME", "pagedserve")
         self._processor = BatchSpanProcessor(OTLPSpanExporter(endpoint))
@@ -46,20 +47,20 @@ class Tracer:
     def request_ended(
         self, job: Job, headers: Mapping[str, str], error: ServerError | None
     ) -> None:
-        """Make the span of a request that has been answered, refused or left.
+        """Create the span of a request that has finished, was refused or was cancelled.
 
         Args:
             job: The request.
-            headers: Those that it came with; ``traceparent`` names the span it belongs to.
-            error: What the client was told.
+            headers: Request headers; ``traceparent`` names the parent span.
+            error: Error that was sent to the client.
         """
-        ended = time.time()
+        ended, seconds = time.time(), request_time() - job.arrival_time
         span = self._tracer.start_span(
             "llm_request",
             context=_PARENT.extract(headers),
             kind=SpanKind.SERVER,
-            attributes=_attributes(job, ended - job.arrival_time),
-            start_time=_nanoseconds(job.arrival_time),
+            attributes=_attributes(job, seconds),
+            start_time=_nanoseconds(ended - seconds),
         )
         if error is not None:
             span.set_attribute("http.response.status_code", error.status)
@@ -68,7 +69,7 @@ class Tracer:
         span.end(_nanoseconds(ended))
 
     def shutdown(self) -> None:
-        """Send what is left; a collector that does not answer holds nobody up for long."""
+        """Send remaining spans; a collector that does not respond delays it only briefly."""
         flushing = threading.Thread(target=self._processor.shutdown, daemon=True)
         flushing.start()
         flushing.join(_FLUSH_SECONDS)
@@ -102,7 +103,7 @@ def _asked(job: TokenJob) -> dict[str, AttributeValue | None]:
 
 
 def _latencies(job: Job) -> dict[str, AttributeValue | None]:
-    """Seconds of the parts of its life; of several prompts that of the first that ended."""
+    """Durations of its phases in seconds; for several prompts those of the first that ended."""
     last = next(iter(job.last.values()), None)
     if last is None:
         return {}

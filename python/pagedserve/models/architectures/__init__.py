@@ -1,8 +1,8 @@
-"""Some architectures need a part of theirs exchanged before paged attention can run them.
+"""Architectures that need some modules changed before paged attention can run them.
 
-Parts of the loaded instance are exchanged, never of its class.  Its attention and positions are
-exchanged only while it attends through our function: with its own attention it stays what
-transformers made of it, so that the probe compares with that.
+Changes are made to the loaded instance, never to its class.  Attention and positions are changed
+only while the model uses our attention function: with its original attention it stays as
+transformers built it, so that the probe can compare with it.
 """
 
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -16,19 +16,19 @@ from pagedserve.models.architectures.states import hand_over_states
 
 
 def attention_to_build_with(config: PreTrainedConfig) -> str:
-    """The name of the attention that a model must be made with before it is adapted."""
+    """Name of the attention implementation that a model must be created with before changes."""
     return "eager" if attends_by_itself(config) else ATTENTION_NAME
 
 
 def prepare_architecture(model: PreTrainedModel, max_model_len: int) -> None:
-    """Exchange what must be exchanged; from now on the model attends through our function.
+    """Change the model as required; from now on it uses our attention function.
 
     Args:
-        model: made with `attention_to_build_with`.
-        max_model_len: the longest sequence that it will see, in tokens.
+        model: created with `attention_to_build_with`.
+        max_model_len: maximum sequence length, in tokens.
 
     Raises:
-        UnsupportedModelError: if its config asks for what transformers does not compute.
+        UnsupportedModelError: its config requires something that transformers does not compute.
     """
     hand_over_attention(model)
     hand_over_positions(model)

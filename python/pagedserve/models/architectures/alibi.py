@@ -1,4 +1,4 @@
-"""The slopes of ALiBi (Press et al., "Train short, test long")."""
+"""ALiBi slopes (Press et al., "Train short, test long")."""
 
 from functools import cache
 
@@ -8,11 +8,11 @@ from torch import Tensor
 
 @cache
 def alibi_slopes(num_heads: int, device: torch.device, bias_max: float = 8.0) -> Tensor:
-    """Float32 ``[H]``.
+    """Slopes of all heads, float32 ``[H]``.
 
-    A number of heads that is a power of two has a geometric series that ends at 2 to the power of
-    ``-bias_max``; another takes every second slope of the next power of two, and what it lacks
-    from between those.
+    A power-of-two number of heads has a geometric series that ends at 2 to the power of
+    ``-bias_max``; another number has the series of the next lower power of two, and the remaining
+    slopes are every second one of the next higher.
     """
     power = 1 << (num_heads - 1).bit_length()
     slopes = [2 ** (-bias_max * head / power) for head in range(1, power + 1)]

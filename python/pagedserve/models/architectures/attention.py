@@ -1,7 +1,7 @@
-"""Architectures whose attention modules do not ask transformers' interface, made to ask ours.
+"""Architectures whose attention modules do not use transformers' attention interface.
 
-A method of each attention module is replaced: where a class has one that is given queries, keys
-and values, it is that one, else the whole forward.
+A method of each attention module is replaced: the one that takes queries, keys and values if the
+class has one, else the whole forward.
 """
 
 from collections.abc import Callable
@@ -19,13 +19,13 @@ Arguments = dict[str, Any]
 
 
 class OwnAttention(NamedTuple):
-    """How an architecture attends.
+    """Replacement of an architecture's attention.
 
     Attributes:
         module: class of its attention modules.
-        method: what is replaced.
-        answer: what replaces it; called with the module and the method's arguments.
-        prepare: what else the model needs, or None.
+        method: name of the replaced method.
+        answer: replacement; called with the module and the method's arguments.
+        prepare: further changes to the model, or None.
     """
 
     module: str
@@ -40,10 +40,10 @@ def attends_by_itself(config: PreTrainedConfig) -> bool:
 
 
 def hand_over_attention(model: PreTrainedModel) -> None:
-    """Let an architecture of those below attend through our function; leave others alone.
+    """Make one of the architectures below use our attention function; leave others unchanged.
 
     Raises:
-        UnsupportedModelError: if its config asks for what transformers does not compute.
+        UnsupportedModelError: its config requires something that transformers does not compute.
     """
     own = _ARCHITECTURES.get(model.config.model_type)
     if own is None:
@@ -53,14 +53,14 @@ def hand_over_attention(model: PreTrainedModel) -> None:
             _replace(model, module, own)
     if own.prepare is not None:
         own.prepare(model)
-    # transformers reads the source of the class, where no call of the interface is found.
-    cast(Any, model)._can_set_attn_implementation = lambda: True  # noqa: SLF001  # the one way
+    # transformers searches the source of the class for a call of the interface, and finds none.
+    cast(Any, model)._can_set_attn_implementation = lambda: True  # noqa: SLF001  # the only way
     model.set_attn_implementation(ATTENTION_NAME)
 
 
 def is_eager(model: PreTrainedModel) -> bool:
-    """Whether the model attends by itself at the moment."""
-    return bool(model.config._attn_implementation == "eager")  # noqa: SLF001  # has no other name
+    """Whether the model uses its original attention at the moment."""
+    return bool(model.config._attn_implementation == "eager")  # noqa: SLF001  # no public name
 
 
 def _replace(model: PreTrainedModel, module: Any, own: OwnAttention) -> None:
@@ -77,13 +77,13 @@ def _replace(model: PreTrainedModel, module: Any, own: OwnAttention) -> None:
 def _attend(
     module: Any, query: Tensor, key: Tensor, value: Tensor, scale: float, **options: Any
 ) -> Tensor:
-    """Queries, keys, values ``[1, heads, T, size]`` to ``[1, T, H * Dv]``."""
+    """Attention of queries, keys and values ``[1, heads, T, size]``: ``[1, T, H * Dv]``."""
     output = paged_attention_forward(module, query, key, value, scaling=scale, **options)[0]
     return output.flatten(2)
 
 
 def _split(projected: Tensor, num_heads: int) -> Tensor:
-    """``[1, T, heads * D]`` to ``[1, heads, T, D]``."""
+    """Reshape ``[1, T, heads * D]`` to ``[1, heads, T, D]``."""
     heads: Tensor = projected.unflatten(-1, (num_heads, -1))
     return heads.transpose(1, 2)
 
@@ -91,7 +91,7 @@ def _split(projected: Tensor, num_heads: int) -> Tensor:
 def _split_groups(
     projected: Tensor, num_kv_heads: int, head_dim: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys, values of a projection where a KV head's lie together, in this order."""
+    """Split a projection into queries, keys and values, which it has in this order per KV head."""
     heads = projected.unflatten(-1, (num_kv_heads, -1, head_dim))
     query, key, value = heads[..., :-2, :].flatten(2, 3), heads[..., -2, :], heads[..., -1, :]
     return query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
@@ -100,7 +100,7 @@ def _split_groups(
 def _gptj(
     module: Any, query: Tensor, key: Tensor, value: Tensor, *_: object
 ) -> tuple[Tensor, None]:
-    # Queries and keys that a table in float32 has rotated are in float32 too.
+    # Queries and keys are float32 after rotation by a float32 table.
     query, key = query.to(value.dtype), key.to(value.dtype)
     return paged_attention_forward(module, query, key, value)[0].transpose(1, 2), None
 
@@ -116,7 +116,7 @@ def _gpt_neo(
 
 
 def _openai(module: Any, query: Tensor, key: Tensor, value: Tensor, *_: object) -> list[Tensor]:
-    """The keys come as ``[1, H, D, T]``."""
+    """Keys are ``[1, H, D, T]``."""
     output = paged_attention_forward(module, query, key.transpose(2, 3), value)[0]
     return [output.transpose(1, 2)]
 
@@ -154,7 +154,7 @@ def _falcon(
 
 
 def _with_rounded_alibi(query: Tensor, key: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Falcon's biases are rounded to bfloat16, so no slopes give them: each key takes its own."""
+    """Falcon rounds biases to bfloat16, so no slopes equal them: they become a feature of keys."""
     num_heads = query.shape[1]
     slopes = alibi_slopes(num_heads, query.device).bfloat16()
     biases = (slopes[:, None] * position_ids).to(key.dtype)[None, ..., None]
@@ -186,7 +186,7 @@ def _mpt(module: Any, hidden_states: Tensor, *_: object, **__: object) -> tuple[
 
 
 def _prepare_mpt(model: Any) -> None:
-    """Biases as the config wants them, which transformers does not read, and no mask."""
+    """Set biases by the config, which transformers does not read, and no mask."""
     options = model.config.attn_config
     if not options.alibi:
         raise UnsupportedModelError(
@@ -202,7 +202,7 @@ def _prepare_mpt(model: Any) -> None:
         return made
 
     def give_mask(_: object, args: Any, kwargs: Arguments) -> tuple[Any, Arguments]:
-        # One of four dimensions is taken as it is, and it cannot go without one.
+        # A 4D mask is used unchanged, and a mask is required.
         mask = None if is_eager(model) else torch.zeros(1, 1, 1, 1)
         return args, kwargs | {"attention_mask": mask}
 

@@ -1,4 +1,4 @@
-"""Llama 4: its chunks are named to our function, and its temperatures know positions."""
+"""Llama 4: passes its chunk size to our function, and scales by the given positions."""
 
 from typing import Any
 
@@ -10,23 +10,23 @@ from pagedserve.models.architectures.attention import Arguments, is_eager
 
 
 class _GivenPositions:
-    """Looks to an attention module like a cache that holds what lies before each token."""
+    """Looks to an attention module like a cache with the tokens before each token."""
 
     def __init__(self, positions: Tensor) -> None:
-        """Take the positions ``[T]`` of a flat batch."""
+        """Store the positions ``[T]`` of a flat batch."""
         self._seen = positions - torch.arange(len(positions), device=positions.device)
 
     def get_seq_length(self, _: int) -> Tensor:
-        """Tokens before the batch, from the view of each token: ``[T]``."""
+        """Number of tokens before each token of the batch: ``[T]``."""
         return self._seen
 
     def update(self, key: Tensor, value: Tensor, _: int) -> tuple[Tensor, Tensor]:
-        """Keys and values as they are."""
+        """Return keys and values unchanged."""
         return key, value
 
 
 def hand_over_chunks(model: PreTrainedModel) -> None:
-    """Let a Llama 4 attend in chunks, and scale by the positions it is given."""
+    """Make a Llama 4 use chunked attention, and scale by the positions that it is given."""
     if model.config.get_text_config().model_type != "llama4_text":
         return
     given: _GivenPositions | None = None

@@ -1,6 +1,6 @@
-"""Architectures that would count positions themselves, or count them from another number.
+"""Architectures that compute positions themselves, or start them at another number.
 
-A batch is flat here, so what a model counts along it is no position.
+In a flat batch, the index of a token is not its position.
 """
 
 from typing import Any, Final
@@ -8,7 +8,7 @@ from typing import Any, Final
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-# Their decoders count positions, and do not take any.
+# Their decoders compute positions instead of taking them.
 _COUNTING: Final = frozenset(
     (
         "bart",
@@ -37,12 +37,12 @@ _AFTER_PADDING: Final = frozenset(
 
 
 def first_position(config: PreTrainedConfig) -> int:
-    """The position of a sequence's first token in the model's table of positions."""
+    """Position of a sequence's first token in the model's table of positions."""
     return config.pad_token_id + 1 if config.model_type in _AFTER_PADDING else 0
 
 
 def hand_over_positions(model: PreTrainedModel) -> None:
-    """Let an architecture of those above use the positions that it is given; leave others alone."""
+    """Make one of these architectures use the positions it is given; leave others unchanged."""
     if model.config.model_type in _COUNTING:
         for name, module in list(model.named_modules()):
             if name.endswith("decoder.embed_positions"):
@@ -53,7 +53,7 @@ def hand_over_positions(model: PreTrainedModel) -> None:
 
 
 def _embed_given(model: nn.Module, embedding: Any) -> None:
-    """Let a module that embeds positions embed those that the model is called with."""
+    """Make a position embedding use the positions that the model is called with."""
     embed, given = embedding.forward, None
 
     def take(_: object, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

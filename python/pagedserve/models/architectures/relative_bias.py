@@ -1,8 +1,8 @@
-"""Biases that a decoder adds to scores by the distance of a key, as T5's decoders do.
+"""Relative position biases of T5-like decoders, by the distance of a key.
 
-Such a decoder makes them for positions from 0 on, side by side.  In a flat batch of rows over pages
-they are looked up instead: its attention modules hand on what they would add for each distance, and
-the kernels know the positions.
+Such a decoder computes them for consecutive positions from 0 on.  For a flat batch over pages they
+are looked up instead: its attention modules pass the bias of each distance, and the kernels know
+the positions.
 """
 
 from typing import Any
@@ -14,23 +14,23 @@ from transformers import PreTrainedModel
 from pagedserve.errors import UnsupportedModelError
 from pagedserve.models.files import architecture_of
 
-# Distances beyond the last in the list that are looked at.
+# Distances beyond the last in the list that are checked.
 _NUM_BEYOND = 16
 
 
 @torch.inference_mode()
 def list_biases(model: PreTrainedModel) -> None:
-    """Have the attention of a decoder hand on biases ``[H, N]`` by distance, if it has any.
+    """Make a decoder's attention pass biases ``[H, N]`` by distance, if it has any.
 
     Raises:
-        UnsupportedModelError: if what it adds beyond the last distance goes on to change.
+        UnsupportedModelError: biases still change beyond the last distance.
     """
     decoder: Any = model.get_decoder()
     for module in decoder.modules():
         if not hasattr(module, "compute_bias"):
             continue
         listed = _listed(model, module) if module.has_relative_attention_bias else None
-        module.has_relative_attention_bias = True  # else it would make zeros
+        module.has_relative_attention_bias = True  # else it would create zeros
         module.compute_bias = lambda *_, listed=listed, **__: listed
 
 

@@ -1,7 +1,7 @@
-"""Longrope: two sets of rotary frequencies, for sequences up to the original length and beyond.
+"""LongRoPE: two sets of rotary frequencies, for sequences up to the original length and beyond.
 
-transformers chooses by the longest sequence of a batch, so a sequence would change with its
-neighbours.  Here an engine that takes longer sequences has the long set for all of its own.
+transformers chooses by the longest sequence of a batch, so the result would depend on the batch.
+Here an engine that accepts longer sequences uses the long set for all sequences.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,12 +12,12 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 _LONGROPE: Final = "longrope"
-# Its rotary embedding does not take the frequencies that it is given.
+# Its rotary embedding ignores the frequencies that it is given.
 _WITHOUT_LONG_SET: Final = frozenset(("phimoe",))
 
 
 def original_positions(config: PreTrainedConfig, parameters: Mapping[str, Any]) -> int | None:
-    """Positions from which on the frequencies are others; None if the config does not say."""
+    """Number of positions after which the frequencies change; None if not in the config."""
     for value in (
         parameters.get("original_max_position_embeddings"),
         getattr(config, "original_max_position_embeddings", None),
@@ -29,7 +29,7 @@ def original_positions(config: PreTrainedConfig, parameters: Mapping[str, Any]) 
 
 
 def has_long_set(config: PreTrainedConfig) -> bool:
-    """Whether the model can take the long set of longrope for all sequences."""
+    """Whether the model can use the long set of LongRoPE for all sequences."""
     parameters = getattr(config, "rope_parameters", None) or {}
     is_longrope = parameters.get("rope_type") == _LONGROPE
     return is_longrope and config.model_type not in _WITHOUT_LONG_SET
@@ -37,7 +37,7 @@ def has_long_set(config: PreTrainedConfig) -> bool:
 
 @torch.no_grad()
 def fix_rope(model: PreTrainedModel, max_model_len: int) -> None:
-    """Give a model that takes longer sequences than the original ones its long set for all."""
+    """Set the long frequencies of a model that accepts more than the original positions."""
     config = model.config.get_text_config()
     if not has_long_set(config):
         return
@@ -50,5 +50,5 @@ def fix_rope(model: PreTrainedModel, max_model_len: int) -> None:
             device = module.inv_freq.device
             frequencies, _ = ROPE_INIT_FUNCTIONS[_LONGROPE](config, device, seq_len=original + 1)
             module.inv_freq.copy_(frequencies)
-            # By its name transformers would choose anew in each step.
+            # By the original name transformers would choose again in each step.
             module.rope_type = "longrope, the long set"

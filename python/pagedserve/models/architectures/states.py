@@ -1,7 +1,7 @@
-"""Architectures whose layers keep a state of each sequence beside keys and values, or instead.
+"""Architectures whose layers keep a recurrent state beside keys and values, or instead.
 
-Recurrences and short convolutions: transformers keeps theirs in layers of its cache made for it.
-The modules that write there are known by that, and not by the names of architectures.
+Recurrences and short convolutions: transformers keeps their states in special cache layers.  The
+modules that write them are detected by that, not by the names of architectures.
 """
 
 from inspect import signature, unwrap
@@ -12,14 +12,14 @@ from transformers import DynamicCache, PreTrainedModel
 
 from pagedserve.models.states import CACHE_NAMES, Mixer
 
-# What a module calls that keeps a state in a cache.
+# What a module calls to store a state in a cache.
 _WRITES: Final = frozenset(("update_conv_state", "update_recurrent_state", "set_linear_cache"))
-# A scan over several tokens that takes no state to go on from, as Mamba's first version has it.
+# A scan over several tokens that takes no initial state, as in Mamba 1.
 _BEGINS_ANEW: Final = frozenset(("mamba_selective_scan",))
 
 
 def hand_over_states(model: PreTrainedModel) -> None:
-    """Let modules that keep states take a flat batch; where none are kept they are as before."""
+    """Make modules with states accept a flat batch; without states they are unchanged."""
     modules: Any = model.modules()
     found = [module for module in modules if _keeps_states(module)]
     if not found:
@@ -43,7 +43,7 @@ def _keeps_states(module: Any) -> bool:
 
 
 def _names_in(module: object) -> set[str]:
-    """What the methods of a module's class name."""
+    """Names used by the methods of a module's class."""
     methods = (unwrap(method) for method in vars(type(module)).values() if callable(method))
     codes = (method.__code__ for method in methods if isinstance(method, FunctionType))
     return {name for code in codes for name in code.co_names}

@@ -1,1 +1,1 @@
-"""Faster modules in the place of a model's own, for the families whose layers are known."""
+"""Fused modules that replace a model's modules, for known families of layers."""

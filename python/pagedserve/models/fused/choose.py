@@ -1,4 +1,4 @@
-"""Which modules a device wants replaced, and how many of them where the whole model minds."""
+"""Which modules are replaced on a device, and fallbacks if the numerics check fails."""
 
 from typing import Final
 
@@ -16,7 +16,7 @@ _FEWER: Final[dict[CpuKernels, CpuKernels]] = {"fused": "modules", "modules": "g
 def kernels_wanted(
     config: EngineArgs, device: torch.device, backend: AttentionBackend
 ) -> CpuKernels:
-    """What an option names, or else the fastest that the backend of attention goes with."""
+    """The kernels of an option, or else the fastest for the attention backend."""
     if config.cpu_kernels is not None:
         return config.cpu_kernels
     fusing = "rust" if _takes_cpu_modules(config, device, backend) else "triton"
@@ -24,7 +24,7 @@ def kernels_wanted(
 
 
 def with_fewer(kernels: CpuKernels, config: EngineArgs) -> CpuKernels | None:
-    """The next choice that replaces less; None where there is none, or none that is quantized."""
+    """The next choice that replaces less; None if there is none, or none with quantization."""
     fewer = _FEWER.get(kernels)
     return None if fewer == "generic" and config.quantization is not None else fewer
 
@@ -36,9 +36,9 @@ def replace_modules_of(
     kernels: CpuKernels,
     group: RankGroup | None = None,
 ) -> str:
-    """Replace modules as the device wants it; says what was replaced.
+    """Replace modules for the device; returns a description.
 
-    Ranks that share the model replace the same modules.
+    Ranks of a model replace the same modules.
     """
     everywhere = bool if group is None else group.agree
     if _takes_cpu_modules(config, model.device, backend):
@@ -47,6 +47,6 @@ def replace_modules_of(
 
 
 def _takes_cpu_modules(config: EngineArgs, device: torch.device, backend: AttentionBackend) -> bool:
-    """In Triton's interpreter a model gets a GPU's, unless an option names the CPU's."""
+    """In Triton's interpreter a model gets GPU modules, unless an option names those of the CPU."""
     names_cpu = config.cpu_kernels is not None or config.quantization is not None
     return device.type == "cpu" and (backend != "triton" or names_cpu)

@@ -1,4 +1,4 @@
-"""Runs a module and its replacement on the same random rows and compares."""
+"""Comparison of a module with its replacement, on the same random rows."""
 
 from typing import Any, Final, cast
 
@@ -16,12 +16,12 @@ _BLOCK_SIZE: Final = 16
 
 
 def layers_agree(layer: Any, fused: nn.Module, backend: AttentionBackend) -> bool:
-    """Whether two decoder layers differ by roundings only; both attend over a pool of one block.
+    """Whether two decoder layers differ by rounding only; both attend over a pool of one block.
 
     Args:
-        layer: of a known family, with its own modules.
+        layer: layer of a known family, with its original modules.
         fused: its replacement.
-        backend: attends for ``layer``.
+        backend: attention backend of ``layer``.
     """
     attention = layer.self_attn
     weight, head_size = attention.q_proj.weight, attention.head_dim
@@ -47,12 +47,12 @@ def layers_agree(layer: Any, fused: nn.Module, backend: AttentionBackend) -> boo
 
 
 def random_numbers(*shape: int) -> Tensor:
-    """The same normal numbers every time."""
+    """Normal random numbers, the same every time."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
 
 def is_close(found: Tensor, expected: Tensor, *, num_terms: int, num_parts: int) -> bool:
-    """Whether results differ by roundings: of sums in float32, and of what each part stores."""
+    """Whether results differ by rounding only: of float32 sums, and of each part's output."""
     error = torch.finfo(torch.float32).eps * num_terms**0.5
     if expected.dtype != torch.float32:
         error += torch.finfo(expected.dtype).eps

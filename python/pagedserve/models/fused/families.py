@@ -1,7 +1,7 @@
-"""The families of decoder layers in transformers that are built the same way.
+"""Families of transformers' decoder layers with the same structure.
 
-A module is recognised by its class and its parts.  A name proves nothing, so whoever replaces a
-module also runs both and compares (`pagedserve.models.fused.compare`).
+A module is recognized by its class and its parts.  Names prove nothing, so code that replaces a
+module also runs and compares both (`pagedserve.models.fused.compare`).
 """
 
 import inspect
@@ -22,13 +22,13 @@ _GATES: Final[dict[type, Gate]] = {
 
 
 class NormNames(NamedTuple):
-    """The norms of a decoder layer, None where there is none.
+    """Norms of a decoder layer, None for absent ones.
 
     Attributes:
-        attention: before attention.
-        attention_output: of its result.
-        mlp: before the gated layers.
-        mlp_output: of their result.
+        attention: norm before attention.
+        attention_output: norm of its output.
+        mlp: norm before the gated layers.
+        mlp_output: norm of their output.
     """
 
     attention: str
@@ -57,24 +57,24 @@ _FAMILIES: Final[dict[str, NormNames]] = {
 
 
 def norm_names(layer: Any) -> NormNames | None:
-    """The norms of a decoder layer of a known family; None for any other module."""
+    """Norms of a decoder layer of a known family; None for any other module."""
     if not type(layer).__module__.startswith("transformers.models."):
         return None
     return _FAMILIES.get(type(layer).__name__)
 
 
 def attention_linears(attention: Any) -> list[Any] | None:
-    """The linear layers of queries, keys, values and output; None unless they are all plain."""
+    """Linear layers of queries, keys, values and output; None unless all are plain."""
     return _linears(attention, "q_proj", "k_proj", "v_proj", "o_proj")
 
 
 def mlp_linears(mlp: Any) -> list[Any] | None:
-    """The linear layers of gate, up and down; None unless they are all plain."""
+    """Linear layers of gate, up and down; None unless all are plain."""
     return _linears(mlp, "gate_proj", "up_proj", "down_proj")
 
 
 def gate_of(mlp: Any) -> Gate | None:
-    """The activation of ``down_proj(act_fn(gate_proj(x)) * up_proj(x))``; None for other modules.
+    """Activation of ``down_proj(act_fn(gate_proj(x)) * up_proj(x))``; None for other modules.
 
     Gate and up have no bias.
     """
@@ -85,7 +85,7 @@ def gate_of(mlp: Any) -> Gate | None:
 
 
 def is_plain_linear(module: Any) -> bool:
-    """Whether a module is torch's linear layer, and nobody has changed what its call does."""
+    """Whether a module is torch's linear layer with its original forward."""
     return type(module) is nn.Linear and "forward" not in vars(module)
 
 
@@ -102,7 +102,7 @@ def is_norm(module: Any) -> bool:
 
 
 def norm_epsilon(norm: Any) -> float:
-    """What an RMS norm adds to the mean square."""
+    """Epsilon that an RMS norm adds to the mean square."""
     return float(_epsilon(norm))
 
 

@@ -1,11 +1,11 @@
-"""Replaces modules of a model in place, each after a comparison with its replacement."""
+"""Replacement of a model's modules in place, each after a comparison with the original."""
 
 from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
-from pagedserve.host_ops.memory import return_freed_memory
+from pagedserve.host_ops.heap import return_freed_memory
 from pagedserve.models.progress import progress
 
 
@@ -16,17 +16,17 @@ def replace_modules(
     agree: Callable[[Any, Any], bool],
     everywhere: Callable[[bool], bool] = bool,
 ) -> int:
-    """Replace every module of a kind whose replacement computes the same.
+    """Replace every module of a type whose replacement gives the same result.
 
     Args:
-        model: changed in place.
-        is_wanted: whether a module is of the kind.
-        make: makes the replacement of a module.
+        model: model, modified in place.
+        is_wanted: whether a module is of the type.
+        make: creates the replacement of a module.
         agree: compares a module with its replacement.
-        everywhere: whether something is true on all ranks that share the model.
+        everywhere: all-reduce of a condition over the ranks that share the model.
 
     Returns:
-        How many were replaced.
+        Number of replaced modules.
     """
     places = [
         (parent, name)
@@ -35,7 +35,7 @@ def replace_modules(
         if everywhere(is_wanted(child))
     ]
     num_replaced = 0
-    # Places and not modules: nothing else may keep a replaced module in memory.
+    # Names instead of modules: no other reference may keep a replaced module in memory.
     for parent, name in progress(places, "replacing modules"):
         replacement = make(getattr(parent, name))
         if everywhere(agree(getattr(parent, name), replacement)):

@@ -1,4 +1,4 @@
-"""Architectures that transformers has not, made of the parts of one that it has."""
+"""Architectures that transformers lacks, built from the modules of one that it has."""
 
 from importlib import import_module
 from typing import Final
@@ -7,6 +7,6 @@ _MODULES: Final = {"baichuan": "pagedserve.models.mappings.baichuan"}
 
 
 def register_mapping(model_type: str | None) -> None:
-    """Make a model type of ours known to transformers; others are left to it."""
+    """Register a model type of ours with transformers; does nothing for others."""
     if model_type in _MODULES:
         import_module(_MODULES[model_type]).register()

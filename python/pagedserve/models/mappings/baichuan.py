@@ -1,6 +1,6 @@
-"""Baichuan and Baichuan 2, of 7B and 13B: Llama with one matrix for queries, keys and values.
+"""Baichuan and Baichuan 2, of 7B and 13B: Llama with a fused matrix for queries, keys and values.
 
-Their configs do not say what else is different, their sizes do: 40 heads (13B) have ALiBi and no
+Their configs do not define the other differences, their sizes do: 40 heads (13B) have ALiBi and no
 rotary embedding, a vocabulary of 125,696 (Baichuan 2) has a head whose rows have length 1.
 """
 
@@ -21,14 +21,14 @@ _NORM_HEAD_VOCAB: Final = 125_696
 
 
 class BaichuanConfig(LlamaConfig):
-    """What a ``config.json`` of Baichuan says."""
+    """Config of Baichuan."""
 
     model_type = "baichuan"
     attribute_map: ClassVar[dict[str, str]] = {"model_max_length": "max_position_embeddings"}
 
 
 class BaichuanAttention(LlamaAttention):
-    """With ALiBi: as slopes for a function that knows them, in the mask for the others."""
+    """Attention with ALiBi: slopes for a function that supports them, else a mask."""
 
     def forward(
         self,
@@ -38,7 +38,7 @@ class BaichuanAttention(LlamaAttention):
         past_key_values: Any = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor]:
-        """Hidden states ``[1, T, F]`` to the same, and the weights if there are any."""
+        """Map hidden states ``[1, T, F]`` to the same; return also the weights, if any."""
         slopes = alibi_slopes(self.config.num_attention_heads, hidden_states.device)
         if attention_mask is not None:
             distances = torch.arange(1 - attention_mask.shape[-1], 1, device=slopes.device)
@@ -50,29 +50,29 @@ class BaichuanAttention(LlamaAttention):
 
 
 class BaichuanDecoderLayer(LlamaDecoderLayer):
-    """Llama's with the attention above."""
+    """Llama's decoder layer with the attention above."""
 
     def __init__(self, config: BaichuanConfig, layer_idx: int) -> None:
-        """Make layer number ``layer_idx``."""
+        """Create layer number ``layer_idx``."""
         super().__init__(config, layer_idx)
         self.self_attn = BaichuanAttention(config, layer_idx)
 
 
 class NoRotary(nn.Module):
-    """A rotary embedding that turns nothing."""
+    """A rotary embedding that rotates nothing."""
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG002
-        """The cosine and the sine of every position and dimension, ``[1, 1, 1]``."""
+        """Cosine and sine of every position and dimension, ``[1, 1, 1]``."""
         return x.new_ones(1, 1, 1), x.new_zeros(1, 1, 1)
 
 
 class BaichuanForCausalLM(LlamaForCausalLM):
-    """Llama's, for 40 heads with the layers above."""
+    """Llama's model, with the layers above for 40 heads."""
 
     config: BaichuanConfig
 
     def __init__(self, config: BaichuanConfig) -> None:
-        """Make the model that the sizes stand for."""
+        """Create the model for the sizes in the config."""
         super().__init__(config)
         if config.num_attention_heads == _ALIBI_HEADS:
             self.model.layers = nn.ModuleList(
@@ -83,16 +83,16 @@ class BaichuanForCausalLM(LlamaForCausalLM):
 
 
 class NormalizeHead(ConversionOps):
-    """Gives the rows of a head of Baichuan 2 length 1, which its own code does in every step."""
+    """Normalizes the rows of the head of Baichuan 2, which its original code does in every step."""
 
     def convert(
         self,
         input_dict: dict[str, Any],
-        source_patterns: list[str],  # noqa: ARG002  # transformers gives them to every operation
+        source_patterns: list[str],  # noqa: ARG002  # required by transformers
         target_patterns: list[str],  # noqa: ARG002
         **kwargs: Any,
     ) -> dict[str, list[Tensor]]:
-        """The same weights by name, rows normalised where ``config`` is of Baichuan 2."""
+        """The same weights by name, rows normalized if ``config`` is for Baichuan 2."""
         if kwargs["config"].vocab_size != _NORM_HEAD_VOCAB:
             return input_dict
         return {
@@ -102,12 +102,12 @@ class NormalizeHead(ConversionOps):
 
     @property
     def reverse_op(self) -> ConversionOps:
-        """A normalised head is saved as it is."""
+        """A normalized head is saved unchanged."""
         return self
 
 
 def register() -> None:
-    """Make these classes known to transformers; calling it again changes nothing."""
+    """Register these classes with transformers; idempotent."""
     AutoConfig.register(BaichuanConfig.model_type, BaichuanConfig, exist_ok=True)
     AutoModelForCausalLM.register(BaichuanConfig, BaichuanForCausalLM, exist_ok=True)
     projections = [f"self_attn.{name}_proj" for name in "qkv"]

@@ -1,1 +1,1 @@
-"""Modules that compute in Rust on the CPU; a module that is not known stays as it is."""
+"""Modules that compute in Rust on the CPU; unknown modules stay unchanged."""

@@ -23,7 +23,7 @@ from pagedserve.parallel.modules import group_of, own_linear
 
 
 def can_fuse(layer: Any) -> bool:
-    """Whether a module is a decoder layer of a known family, with parts that can be packed."""
+    """Whether a module is a decoder layer of a known family, with packable parts."""
     if norm_names(layer) is None or packable_gate_of(layer.mlp) is None:
         return False
     attention = layer.self_attn
@@ -38,7 +38,7 @@ def can_fuse(layer: Any) -> bool:
 class CpuDecoderLayer(FusedModule):
     """A decoder layer that attends over the KV pool of the step in progress.
 
-    Hidden states are changed in place.
+    Hidden states are modified in place.
     """
 
     def __init__(self, layer: Any, quantization: Quantization | None = None) -> None:
@@ -65,7 +65,7 @@ class CpuDecoderLayer(FusedModule):
             pack(down.weight, down.bias, quantization=quantization),
         )
         self.parts = layer_parts(layer, *self.packed)
-        # Of what ranks add up; where this one has all of it, the layer's own.
+        # Biases of row-parallel layers, which are added after the all-reduce.
         self._attention_norm = _norm_of(layer, names.attention_output)
         self._mlp_norm = _norm_of(layer, names.mlp_output)
         self._layer = DecoderLayer(
@@ -91,7 +91,7 @@ class CpuDecoderLayer(FusedModule):
         position_embeddings: tuple[Tensor, Tensor],
         **_: object,
     ) -> Tensor:
-        """Hidden states ``[1, T, F]``; cosines and sines ``[1, T, rotary size]``."""
+        """Run the layer: hidden states ``[1, T, F]``; cosines and sines ``[1, T, rotary size]``."""
         pool, window, metadata = current_step().next_layer()
         layout = metadata.layout
         cosines, sines = (angles.contiguous() for angles in position_embeddings)
@@ -132,6 +132,6 @@ def _norm_of(module: nn.Module, name: str | None) -> CpuRMSNorm | None:
 
 
 def _weight_of(module: nn.Module, name: str | None) -> Any:
-    """The weight of a norm; None where a family has no such norm."""
+    """Weight of a norm; None if the family has no such norm."""
     norm = None if name is None else getattr(module, name, None)
     return None if norm is None else norm_weight(norm)

@@ -1,10 +1,10 @@
 """Linear layers on the CPU whose weights are packed once, in the order the Rust kernels read them.
 
-torch's own linear layer rearranges the weights in every call; with few rows, as in decoding, that
-costs more than the product.  The packed copy takes the place of the original.
+torch's linear layer rearranges the weights in every call; with few rows, as in decoding, that costs
+more than the product.  The packed copy replaces the original.
 
 With int8 weights each output feature has a scale, a 127th of its largest weight, and each weight
-becomes the nearest multiple of it, so it moves by at most half a scale (Wu et al., "Integer
+becomes the nearest multiple of it, so its error is at most half a scale (Wu et al., "Integer
 Quantization for Deep Learning Inference", section 3.1, symmetric).  Activations, sums and biases
 are not quantized.
 """
@@ -25,24 +25,24 @@ from pagedserve.models.adapters import AdapterArrays, current_adapters
 from pagedserve.models.fused.families import Gate
 from pagedserve.models.fused.parts import FusedModule, parts_of
 
-PANEL_FEATURES: Final = 64  # of rust/cpu/src/linear.rs
+PANEL_FEATURES: Final = 64  # as in rust/cpu/src/linear.rs
 
 _LARGEST_INT8: Final = 127  # without -128, which has no positive counterpart
 
 
 class Int8Weights(NamedTuple):
-    """Weights ``[N, K]`` as whole numbers from -127 to 127, and their scales ``[N]`` in float32."""
+    """Weights ``[N, K]`` as integers from -127 to 127, and their scales ``[N]`` in float32."""
 
     values: Tensor
     scales: Tensor
 
     def dequantize(self, dtype: torch.dtype) -> Tensor:
-        """The weights ``[N, K]`` that these numbers represent."""
+        """Dequantize to weights ``[N, K]``."""
         return (self.values.float() * self.scales[:, None]).to(dtype)
 
 
 def quantize(weight: Tensor) -> Int8Weights:
-    """The nearest int8 weights of weights ``[N, K]``, ties to even."""
+    """Quantize weights ``[N, K]`` to int8, ties to even."""
     weight = weight.detach().float()
     scales = weight.abs().amax(dim=1) / _LARGEST_INT8
     # Without a scale all weights of a feature are zero, or so small that they become zero.
@@ -51,10 +51,10 @@ def quantize(weight: Tensor) -> Int8Weights:
 
 
 def can_pack(weight: Tensor) -> bool:
-    """Whether the kernels multiply with such weights ``[N, K]``."""
+    """Whether the kernels support such weights ``[N, K]``."""
     per_unit = 4 // weight.element_size()
     return (
-        type(weight) in (Tensor, nn.Parameter)  # a subclass computes in a way of its own
+        type(weight) in (Tensor, nn.Parameter)  # subclasses override operations
         and weight.device.type == "cpu"
         and weight.dtype in DTYPE_NAMES
         and weight.dim() == 2  # noqa: PLR2004  # a matrix
@@ -73,10 +73,10 @@ def pack(
     """Pack the weights ``[N, K]`` and bias ``[N]`` of a linear layer.
 
     Args:
-        weight: of a dtype that `can_pack`; it is copied.
-        bias: of any dtype.
+        weight: weight of a dtype that `can_pack`; it is copied.
+        bias: bias of any dtype.
         gate: makes a gated layer: the first 32 features of each 64, activated, times the others.
-        quantization: what the weights become; None leaves them as they are.
+        quantization: quantization of the weights; None keeps them.
     """
     num_features, depth = weight.shape
     panels, scales = (
@@ -101,13 +101,13 @@ def _int8_panels(weight: Tensor) -> tuple[NDArray[np.int8], NDArray[np.float32]]
 
 
 def _panels(weight: Tensor, lane: torch.dtype) -> NDArray[Any]:
-    """Weights ``[N, K]`` as ``[ceil(N / 64), K, 64]`` lanes, which may hold several of them."""
+    """Weights ``[N, K]`` as ``[ceil(N / 64), K, 64]`` lanes, each of which may hold several."""
     lanes = weight.contiguous().view(lane)
     num_whole, rest = divmod(len(lanes), PANEL_FEATURES)
     depth, whole = lanes.shape[1], lanes[: num_whole * PANEL_FEATURES]
     panels = empty_in_huge_pages(num_whole + bool(rest), depth, PANEL_FEATURES, dtype=lane)
     panels[:num_whole].copy_(whole.view(-1, PANEL_FEATURES, depth).transpose(1, 2))
-    if rest:  # the last panel alone is padded: a copy of all weights is a lot of memory
+    if rest:  # only the last panel is padded: a copy of all weights would take much memory
         panels[num_whole].zero_()[:, :rest].copy_(lanes[len(whole) :].T)
     return panels.numpy().reshape(-1)
 
@@ -122,14 +122,14 @@ def pack_gated(
 
 
 def float32_vector(tensor: Tensor) -> NDArray[np.float32]:
-    """A copy of a vector in float32: a view would keep the file of all weights in memory."""
+    """Copy a vector to float32: a view would keep the file of all weights in memory."""
     return tensor.detach().float().contiguous().numpy().copy()
 
 
 def multiply(x: Tensor, weights: PackedWeights, output: Tensor) -> Tensor:
-    """Rows ``[T, K]`` times packed weights into ``[T, N]``, whose dtype may be another.
+    """Multiply rows ``[T, K]`` by packed weights into ``[T, N]``, which may have another dtype.
 
-    What the weights hold for the adapters of the forward in progress is added.
+    Adds the adapters of the forward pass in progress that are stored with the weights.
     """
     if x.stride(-1) != 1:
         x = x.contiguous()
@@ -147,20 +147,20 @@ def multiply(x: Tensor, weights: PackedWeights, output: Tensor) -> Tensor:
 
 
 def adapter_arrays() -> AdapterArrays | None:
-    """The tokens that have adapters in the forward in progress, as Rust takes them."""
+    """Tokens with adapters in the forward pass in progress, for Rust."""
     step = current_adapters()
     return None if step is None else step.tokens.arrays
 
 
 def gather(weights: PackedWeights, features: Tensor, dtype: torch.dtype) -> Tensor:
-    """The weights ``[T, K]`` of features int32 ``[T]``, in the dtype that was packed."""
+    """Weights ``[T, K]`` of features int32 ``[T]``, in the dtype that was packed."""
     rows = torch.empty(len(features), weights.in_features, dtype=dtype)
     weights.gather(features.numpy(), rows.data_ptr(), torch.get_num_threads())
     return rows
 
 
 def unpack(weights: PackedWeights, dtype: torch.dtype) -> Tensor:
-    """All weights ``[N, K]`` that `pack` took, in their dtype; int8 ones are rounded."""
+    """Unpack all weights ``[N, K]`` to their dtype; int8 ones are rounded."""
     return gather(weights, torch.arange(weights.out_features, dtype=torch.int32), dtype)
 
 
@@ -177,7 +177,7 @@ class PackedLinear(FusedModule):
 
         Args:
             linear: the layer.
-            output_dtype: None takes that of the weights.
+            output_dtype: dtype of the output; None is that of the weights.
             quantization: see `pack`.
         """
         super().__init__()
@@ -190,11 +190,11 @@ class PackedLinear(FusedModule):
 
     @cached_property
     def weight(self) -> Tensor:
-        """Weights ``[N, K]``, unpacked for a model that reads them itself, as routers do."""
+        """Weights ``[N, K]``, unpacked for a model that reads them directly, as routers do."""
         return unpack(self.packed[0], self._weight_dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[..., in_features]`` to ``[..., out_features]``."""
+        """Map ``[..., in_features]`` to ``[..., out_features]``."""
         rows = x.reshape(-1, self.in_features)
         output = torch.empty(len(rows), self.out_features, dtype=self.output_dtype)
         return multiply(rows, self.packed[0], output).view(*x.shape[:-1], self.out_features)
@@ -204,28 +204,28 @@ class PackedEmbedding(nn.Module):
     """An embedding that shares the packed weights of the model's head."""
 
     def __init__(self, head: PackedLinear, dtype: torch.dtype, scale: float = 1.0) -> None:
-        """Take the weights of ``head``.
+        """Share the weights of ``head``.
 
         Args:
-            head: made of the same weights.
-            dtype: of the weights.
-            scale: what embeddings are multiplied with.
+            head: head with the same weights.
+            dtype: dtype of the weights.
+            scale: factor of the embeddings.
         """
         super().__init__()
         self._weights = head.packed[0]
         self.num_embeddings = head.out_features
         self.embedding_dim = head.in_features
-        # A model asks its parameters for their dtype and device.
+        # Models read dtype and device from their parameters.
         self.empty = nn.Parameter(torch.empty(0, dtype=dtype), False)
         self.embed_scale = scale
 
     @cached_property
     def weight(self) -> Tensor:
-        """Weights ``[V, features]``, unpacked for a model that reads them itself."""
+        """Weights ``[V, features]``, unpacked for a model that reads them directly."""
         return unpack(self._weights, self.empty.dtype)
 
     def forward(self, token_ids: Tensor) -> Tensor:
-        """``[...]`` to ``[..., features]``."""
+        """Map ``[...]`` to ``[..., features]``."""
         rows = gather(self._weights, token_ids.reshape(-1).int(), self.empty.dtype)
         output = rows.view(*token_ids.shape, self.embedding_dim)
         return output if self.embed_scale == 1.0 else output.mul_(self.embed_scale)

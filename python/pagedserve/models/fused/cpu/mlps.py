@@ -1,4 +1,4 @@
-"""Gated MLPs on the CPU: two products instead of three, the activation inside the first."""
+"""Gated MLPs on the CPU: two products instead of three, with the activation in the first."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ from pagedserve.parallel.modules import group_of, own_linear
 
 
 def packable_gate_of(mlp: Any) -> Gate | None:
-    """The gate of an MLP whose weights can be packed; None for other modules."""
+    """Gate of an MLP whose weights can be packed; None for other modules."""
     linears = mlp_linears(mlp)
     if linears is None or not all(can_pack(linear.weight) for linear in linears):
         return None
@@ -42,7 +42,7 @@ class PackedGatedMLP(FusedModule):
         self.parts = mlp_parts(mlp, *self.packed)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[..., features]`` to the same."""
+        """Map ``[..., features]`` to the same."""
         rows = x.reshape(-1, x.shape[-1])
         inner_size, size = self._sizes
         inner = torch.empty(len(rows), inner_size, dtype=x.dtype)

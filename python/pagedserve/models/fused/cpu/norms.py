@@ -11,7 +11,7 @@ from pagedserve.models.fused.families import norm_epsilon
 
 
 def norm_weight(norm: nn.Module) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
-    """What an RMS norm multiplies with; Gemma's stores the difference from 1."""
+    """Factor of an RMS norm; Gemma's weight stores the difference from 1."""
     weight = norm.weight
     if not isinstance(weight, Tensor):
         raise TypeError(f"{type(norm).__name__} has no weight")
@@ -29,7 +29,7 @@ class CpuRMSNorm(nn.Module):
         self._epsilon = norm_epsilon(norm)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[..., features]`` to the same."""
+        """Map ``[..., features]`` to the same."""
         x = x.contiguous()
         output = torch.empty_like(x)
         rms_norm(

@@ -1,8 +1,8 @@
-"""Replaces the modules of a model on the CPU, each after a comparison with its replacement.
+"""Replacement of a model's modules on the CPU, each after a comparison with the original.
 
-A module with int8 weights does not compute what the model's own computes.  So it is compared with
-a copy of the model's own whose weights are rounded to int8 and back, and the bound is that of
-roundings of sums, as without quantization.
+A module with int8 weights computes a different result.  So it is compared with a copy of the
+original whose weights are rounded to int8 and back, with the bound for rounding of sums, as without
+quantization.
 """
 
 from collections import Counter
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from pagedserve.config import CpuKernels, Quantization
 from pagedserve.errors import ConfigError
 from pagedserve.host_ops.capabilities import has_kernels, has_vectors
-from pagedserve.host_ops.memory import return_freed_memory
+from pagedserve.host_ops.heap import return_freed_memory
 from pagedserve.models.fused.compare import is_close, layers_agree, random_numbers
 from pagedserve.models.fused.cpu.layers import CpuDecoderLayer, can_fuse
 from pagedserve.models.fused.cpu.linears import PackedEmbedding, PackedLinear, can_pack, quantize
@@ -53,20 +53,20 @@ def replace_for_cpu(
     """Replace modules of a model on the CPU, in place.
 
     Args:
-        model: of transformers, with its own modules.
+        model: model of transformers, with its original modules.
         kernels: which modules; see `pagedserve.config.EngineArgs`.
-        quantization: what the weights of linear layers become.
-        everywhere: whether something is true on all ranks that share the model.
+        quantization: quantization of linear layers.
+        everywhere: all-reduce of a condition over the ranks that share the model.
 
     Returns:
-        How many modules of which kind were replaced, and what share of the bytes of weights is
-        quantized, for people.
+        Numbers of replaced modules by type, and the quantized fraction of the weights' bytes, as
+        text.
 
     Raises:
-        ConfigError: if there is no linear layer to quantize.
+        ConfigError: there is no linear layer to quantize.
     """
     replaced: Counter[str] = Counter()
-    # Without vector instructions torch's own modules are faster, but they have no int8 weights.
+    # Without vector instructions torch's modules are faster, but they have no int8 weights.
     is_slow = not has_vectors() and quantization is None
     if kernels == "generic" or is_slow:
         return "none"
@@ -110,14 +110,14 @@ def _replace_layers(
 
 
 def _share_head(model: Any, quantization: Quantization | None) -> int:
-    """Let an embedding that is tied to the head read the packed weights; the number that do."""
+    """Let an embedding that is tied to the head use its packed weights; return the number."""
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     weight = getattr(embedding, "weight", None)
     is_tied = getattr(model.config.get_text_config(), "tie_word_embeddings", False)
     if not is_tied or not isinstance(head, PackedLinear) or not isinstance(weight, Tensor):
         return 0
     scale = getattr(embedding, "embed_scale", 1.0)
-    if isinstance(scale, Tensor):  # which the model rounds, and a number it does not
+    if isinstance(scale, Tensor):  # a tensor is rounded by the model, a number is not
         scale = scale.to(weight.dtype)
     packed = PackedEmbedding(head, weight.dtype, float(scale))
     ids = torch.arange(len(weight), device=weight.device)
@@ -138,8 +138,8 @@ class _Children:
     replaced: Counter[str]
 
     def replace(self, parent: nn.Module) -> None:
-        """Replace what can be, and look into the rest."""
-        # By their names: nothing else may keep a replaced module in memory.
+        """Replace supported modules, and recurse into the others."""
+        # By their names: no other reference may keep a replaced module in memory.
         for name in [name for name, _ in parent.named_children()]:
             child = getattr(parent, name)
             made = _replacement(child, self.quantization, is_head=child is self.head)
@@ -162,7 +162,7 @@ def _replacement(
         packed_mlp = PackedGatedMLP(module, gate, quantization)
         return _Replacement(packed_mlp, module.gate_proj.in_features)
     if is_plain_linear(module) and can_pack(module.weight) and (is_head or _has_whole_rows(module)):
-        # Sampling is in float32: rounding the logits to fewer bits before only makes ties.
+        # Sampling is in float32: rounding the logits to fewer bits before would only add ties.
         packed = PackedLinear(module, torch.float32 if is_head else None, quantization)
         return _Replacement(packed, module.in_features)
     if is_norm(module) and has_kernels(module.weight.device, module.weight.dtype):
@@ -171,12 +171,12 @@ def _replacement(
 
 
 def _has_whole_rows(linear: nn.Linear) -> bool:
-    """Whether a row of the output takes whole units of 32 bits, as the kernels write them."""
+    """Whether a row of the output is whole 32-bit units, as the kernels write them."""
     return linear.out_features * linear.weight.element_size() % 4 == 0
 
 
 def _quantized(module: nn.Module, quantization: Quantization | None) -> nn.Module:
-    """A copy whose weights are quantized and back; the module itself without quantization."""
+    """A copy with weights quantized and dequantized; the module itself without quantization."""
     if quantization is None:
         return module
     module = deepcopy(module)
@@ -187,8 +187,8 @@ def _quantized(module: nn.Module, quantization: Quantization | None) -> nn.Modul
 
 
 def _agree(module: nn.Module, replacement: _Replacement) -> bool:
-    """Whether both give the same but for roundings."""
-    # Falcon-Mamba's norms have a weight that is no parameter.
+    """Whether both outputs are equal except for rounding."""
+    # The weight of Falcon-Mamba's norms is not a parameter.
     dtype = next(chain(module.parameters(), module.buffers())).dtype
     num_features = replacement.num_features
     x = random_numbers(8, num_features).to(dtype)

@@ -1,1 +1,1 @@
-"""Fused modules for a GPU; a module that is not known stays as it is."""
+"""Fused modules for a GPU; unknown modules stay unchanged."""

@@ -1,8 +1,8 @@
 """Whole decoder layers in nine launches, for the families that `fused.families` knows.
 
-transformers writes such a layer as 39 launches.  Most of them move a few KiB in a decode step and
-take as long as a launch does.  Here everything between two products is one kernel, products of the
-same rows are one product, and the down product adds to the residual stream itself.  Where the keys
+transformers computes such a layer with 39 launches.  Most of them move a few KiB in a decode step
+and take as long as a launch does.  Here everything between two products is one kernel, products of
+the same rows are fused, and the down projection accumulates into the residual stream.  If the keys
 of few rows are split, attention takes one launch more.
 """
 
@@ -29,7 +29,7 @@ from pagedserve.parallel.modules import Reduced, own_linear
 
 
 def can_fuse(layer: Any) -> bool:
-    """Whether a module is a decoder layer of a known family, with parts that kernels compute."""
+    """Whether a module is a decoder layer of a known family, with supported parts."""
     names = norm_names(layer)
     if names is None or names.attention_output or gate_of(layer.mlp) != "silu":
         return False
@@ -44,7 +44,7 @@ def can_fuse(layer: Any) -> bool:
 class GpuDecoderLayer(FusedModule):
     """A decoder layer that attends over the KV pool of the step in progress.
 
-    Hidden states are changed in place.
+    Hidden states are modified in place.
     """
 
     def __init__(self, layer: Any) -> None:
@@ -75,7 +75,7 @@ class GpuDecoderLayer(FusedModule):
         position_embeddings: tuple[Tensor, Tensor],
         **_: object,
     ) -> Tensor:
-        """Hidden states ``[1, T, F]``; cosines and sines ``[1, T, rotary size]``."""
+        """Run the layer: hidden states ``[1, T, F]``; cosines and sines ``[1, T, rotary size]``."""
         pool, window, metadata = current_step().next_layer()
         hidden = hidden_states.contiguous().flatten(0, 1)
         query = self._rotate_and_write(
@@ -96,7 +96,7 @@ class GpuDecoderLayer(FusedModule):
         if current_adapters() is None and not isinstance(self.down, Reduced):
             hidden.addmm_(inner, self.down.weight.t())
         else:
-            hidden.add_(self.down(inner))  # whose hook adds adapters, or which sums over ranks
+            hidden.add_(self.down(inner))  # its hook adds adapters, or it is summed over ranks
         return hidden.unsqueeze(0)
 
     def _rotate_and_write(
@@ -106,7 +106,7 @@ class GpuDecoderLayer(FusedModule):
         pool: Tensor,
         slot_mapping: Tensor,
     ) -> Tensor:
-        """The queries ``[T, H, D]``."""
+        """Rotate queries and keys, write keys and values; return the queries ``[T, H, D]``."""
         cosines, sines = (angles.contiguous().flatten(0, 1) for angles in position_embeddings)
         if not self._rotates:
             cosines, sines = cosines[:, :0], sines[:, :0]
@@ -124,13 +124,13 @@ class GpuDecoderLayer(FusedModule):
 
 
 def _head_norms(layer: Any) -> list[Any]:
-    """The norms of queries and of keys, where a family has them."""
+    """Norms of queries and of keys, if the family has them."""
     norms = [getattr(layer.self_attn, name, None) for name in ("q_norm", "k_norm")]
     return [norm for norm in norms if norm is not None]
 
 
 def _stacked(*linears: nn.Linear) -> nn.Linear:
-    """One layer with the features of several, all or none of which have a bias."""
+    """Stack the features of several layers, all or none of which have a bias."""
     first, num_features = linears[0], sum(linear.out_features for linear in linears)
     has_bias = first.bias is not None
     stacked = nn.Linear(first.in_features, num_features, has_bias, device="meta")

@@ -1,6 +1,6 @@
 """RMS norms on a GPU, one launch each.
 
-transformers writes an RMS norm as eight operations.  In a decode step of few rows each of them
+transformers computes an RMS norm with eight operations.  In a decode step of few rows each of them
 costs a launch, and a model of 32 layers has 65 norms.
 """
 
@@ -13,7 +13,7 @@ from pagedserve.models.fused.families import norm_epsilon
 
 
 class GpuRMSNorm(nn.Module):
-    """An RMS norm, with one rounding instead of two."""
+    """An RMS norm, rounded once instead of twice."""
 
     def __init__(self, norm: Any) -> None:
         """Share the weight of ``norm`` and copy its epsilon."""
@@ -22,5 +22,5 @@ class GpuRMSNorm(nn.Module):
         self.epsilon = norm_epsilon(norm)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[..., features]`` to the same."""
+        """Map ``[..., features]`` to the same."""
         return functional.rms_norm(x, self.weight.shape, self.weight, self.epsilon)

@@ -1,4 +1,4 @@
-"""Replaces the modules of a model on a GPU, each after a comparison with its replacement."""
+"""Replacement of a model's modules on a GPU, each after a comparison with the original."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -18,15 +18,15 @@ from pagedserve.models.fused.replace import replace_modules
 def replace_for_gpu(
     model: nn.Module, kernels: CpuKernels, everywhere: Callable[[bool], bool] = bool
 ) -> str:
-    """Replace decoder layers and then the norms that are left, in place.
+    """Replace decoder layers and then the remaining norms, in place.
 
     Args:
-        model: of transformers, with its own modules.
+        model: model of transformers, with its original modules.
         kernels: "fused" replaces layers, which attend in Triton, and norms; "modules" norms.
-        everywhere: whether something is true on all ranks that share the model.
+        everywhere: all-reduce of a condition over the ranks that share the model.
 
     Returns:
-        How many modules of which kind were replaced, for people.
+        Numbers of replaced modules by type, as text.
     """
     replaced: Counter[str] = Counter()
     if kernels == "generic":
@@ -45,7 +45,7 @@ def _replace_layers(model: nn.Module, everywhere: Callable[[bool], bool]) -> int
 
 
 def _agree(norm: nn.Module, fused: GpuRMSNorm) -> bool:
-    """Whether both give the same but for roundings."""
+    """Whether both outputs are equal except for rounding."""
     weight = fused.weight
     x = random_numbers(8, len(weight)).to(weight.device, weight.dtype)
     found, expected = fused(x), norm(x)

@@ -1,37 +1,34 @@
-"""What the engine says when somebody scrapes; right also while no step runs."""
+"""Metrics of an engine from a snapshot; valid also while no step runs."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final, TypeAlias
 
-from prometheus_client.core import Metric
-
-from pagedserve.engine.client import EngineClient
+from pagedserve.engine.metric_families import Family, Labels, counter, gauge, histogram
 from pagedserve.engine.stats import EngineSnapshot, EngineStats, Histogram, Throughput
-from pagedserve.server.exposition import Labels, counter, gauge, histogram
 
-_NUM_WAITING: Final = "Requests that wait."
-_CACHE_USAGE: Final = "Share of KV blocks in use."
-_CACHED_TOKENS: Final = "Tokens that the prefix cache had."
+_NUM_WAITING: Final = "Number of waiting requests."
+_CACHE_USAGE: Final = "Fraction of KV blocks in use."
+_CACHED_TOKENS: Final = "Tokens found in the prefix cache."
 
-# Of each replica: what it is, and where the engine says it.
+# Metrics of each replica: description, and value in a snapshot.
 _Value: TypeAlias = Callable[[EngineSnapshot], float]
 _REPLICA_GAUGES: Final[dict[str, tuple[str, _Value]]] = {
-    "requests_running": ("Requests that run on a replica.", lambda engine: engine.num_running),
-    "requests_waiting": ("Requests that wait on a replica.", lambda engine: engine.num_waiting),
+    "requests_running": ("Running requests of a replica.", lambda engine: engine.num_running),
+    "requests_waiting": ("Waiting requests of a replica.", lambda engine: engine.num_waiting),
     "kv_cache_usage": (_CACHE_USAGE, lambda engine: engine.gpu_cache_usage),
     "seconds_since_step": (
-        "How long requests have waited without the end of a step of a replica.",
+        "Seconds that requests of a replica have waited without a completed step.",
         lambda engine: engine.seconds_without_progress,
     ),
 }
 _REPLICA_COUNTERS: Final[dict[str, tuple[str, _Value]]] = {
     "prompt_tokens": (
-        "Prompt tokens that a replica has taken up.",
+        "Prompt tokens of requests added to a replica.",
         lambda engine: engine.stats.num_prompt_tokens,
     ),
     "generation_tokens": (
-        "New tokens of a replica.",
+        "Generated tokens of a replica.",
         lambda engine: engine.stats.num_generation_tokens,
     ),
     "prefix_cache_queries": (
@@ -44,52 +41,44 @@ _REPLICA_COUNTERS: Final[dict[str, tuple[str, _Value]]] = {
 
 
 class EngineMetrics:
-    """Gauges and sums of an engine."""
+    """Gauges and counters of an engine."""
 
-    def __init__(self, client: EngineClient, labels: Labels) -> None:
-        """Begin to measure.
-
-        Args:
-            client: Says how the engine is.
-            labels: Of everything.
-        """
-        self._client = client
+    def __init__(self, labels: Labels) -> None:
+        """Start to measure; all metrics have the labels."""
         self._labels = labels
         self._throughput = Throughput()
 
-    def collect(self) -> Iterator[Metric]:
-        """The metrics; none before the engine is made."""
-        if self._client.is_running:
-            engine = self._client.snapshot()
-            yield from self._gauges(engine)
-            yield from self._counters(engine)
-            yield from self._histograms(engine)
-            if engine.replicas:
-                yield from self._by_replica(engine.replicas)
+    def families(self, engine: EngineSnapshot) -> Iterator[Family]:
+        """Metrics of an engine."""
+        yield from self._gauges(engine)
+        yield from self._counters(engine)
+        yield from self._histograms(engine)
+        if engine.replicas:
+            yield from self._by_replica(engine.replicas)
 
-    def _gauges(self, engine: EngineSnapshot) -> Iterator[Metric]:
+    def _gauges(self, engine: EngineSnapshot) -> Iterator[Family]:
         looked_up = engine.num_looked_up_tokens
         hit_rate = engine.num_cached_tokens / looked_up if looked_up else -1.0
         prompt_rate, generation_rate = self._throughput.look(engine.stats)
         gauges: dict[str, tuple[str, float]] = {
-            "vllm:num_requests_running": ("Requests that run.", engine.num_running),
+            "vllm:num_requests_running": ("Running requests.", engine.num_running),
             "vllm:num_requests_waiting": (_NUM_WAITING, engine.num_waiting),
             "vllm:num_requests_swapped": ("Requests in host memory.", engine.num_swapped),
             "vllm:gpu_cache_usage_perc": (_CACHE_USAGE, engine.gpu_cache_usage),
             "vllm:kv_cache_usage_perc": (_CACHE_USAGE, engine.gpu_cache_usage),
-            "vllm:cpu_cache_usage_perc": ("Share of host blocks in use.", engine.cpu_cache_usage),
-            "vllm:gpu_prefix_cache_hit_rate": ("Share of tokens found.", hit_rate),
-            "vllm:cpu_prefix_cache_hit_rate": ("-1: prompts are not looked up there.", -1.0),
+            "vllm:cpu_cache_usage_perc": ("Fraction of host blocks used.", engine.cpu_cache_usage),
+            "vllm:gpu_prefix_cache_hit_rate": ("Fraction of cached tokens.", hit_rate),
+            "vllm:cpu_prefix_cache_hit_rate": ("-1: host memory has no prefix cache.", -1.0),
             "vllm:avg_prompt_throughput_toks_per_s": (
-                "Prompt tokens computed a second, since the last scrape.",
+                "Prompt tokens computed per second since the last scrape.",
                 prompt_rate,
             ),
             "vllm:avg_generation_throughput_toks_per_s": (
-                "New tokens a second, since the last scrape.",
+                "Tokens generated per second since the last scrape.",
                 generation_rate,
             ),
             "pagedserve:seconds_since_step": (
-                "How long requests have waited without the end of a step.",
+                "Seconds that requests have waited without a completed step.",
                 engine.seconds_without_progress,
             ),
         }
@@ -99,12 +88,12 @@ class EngineMetrics:
             "vllm:num_requests_waiting_by_reason",
             _NUM_WAITING,
             ({**self._labels, "reason": "capacity"}, engine.num_waiting),
-            ({**self._labels, "reason": "deferred"}, 0),  # nothing is put off for another reason
+            ({**self._labels, "reason": "deferred"}, 0),  # capacity is the only reason here
         )
         if engine.lora_usage is not None:
             yield gauge(
                 "vllm:lora_requests_info",
-                "Adapters of unfinished requests; its value is the time.",
+                "Adapters of unfinished requests; the value is the time.",
                 (
                     {
                         "max_lora": str(engine.lora_usage.max_loras),
@@ -117,11 +106,11 @@ class EngineMetrics:
         config = {name: str(value) for name, value in engine.cache_config.items()}
         yield gauge("vllm:cache_config_info", "The KV cache.", ({**self._labels, **config}, 1))
 
-    def _counters(self, engine: EngineSnapshot) -> Iterator[Metric]:
+    def _counters(self, engine: EngineSnapshot) -> Iterator[Family]:
         stats, num_cached = engine.stats, engine.num_cached_tokens
         counters: dict[str, tuple[str, float]] = {
             "vllm:num_preemptions": ("Preemptions.", engine.num_preemptions),
-            "vllm:prompt_tokens": ("Prompt tokens taken up.", stats.num_prompt_tokens),
+            "vllm:prompt_tokens": ("Prompt tokens of added requests.", stats.num_prompt_tokens),
             "vllm:generation_tokens": ("New tokens.", stats.num_generation_tokens),
             "vllm:prefix_cache_queries": (
                 "Tokens looked up in the prefix cache.",
@@ -130,7 +119,7 @@ class EngineMetrics:
             "vllm:prefix_cache_hits": (_CACHED_TOKENS, num_cached),
             "vllm:prompt_tokens_cached": (_CACHED_TOKENS, num_cached),
             "pagedserve:recomputed_tokens": (
-                "Tokens that were computed and given up.",
+                "Computed tokens that were dropped and recomputed.",
                 engine.num_recomputed_tokens,
             ),
             "pagedserve:steps": ("Steps of the engine.", stats.num_steps),
@@ -140,12 +129,12 @@ class EngineMetrics:
         if engine.has_drafts:
             yield from self._drafts(stats)
 
-    def _drafts(self, stats: EngineStats) -> Iterator[Metric]:
+    def _drafts(self, stats: EngineStats) -> Iterator[Family]:
         counters: dict[str, tuple[str, float]] = {
-            "vllm:spec_decode_num_drafts": ("Rows of steps that had drafts.", stats.num_drafts),
+            "vllm:spec_decode_num_drafts": ("Rows with draft tokens.", stats.num_drafts),
             "vllm:spec_decode_num_draft_tokens": ("Drafts.", stats.num_draft_tokens),
             "vllm:spec_decode_num_accepted_tokens": (
-                "Drafts that were right.",
+                "Accepted draft tokens.",
                 stats.num_accepted_tokens,
             ),
         }
@@ -153,28 +142,28 @@ class EngineMetrics:
             yield counter(name, text, (self._labels, value))
         yield counter(
             "vllm:spec_decode_num_accepted_tokens_per_pos",
-            "Drafts that were right, by their place behind the token.",
+            "Accepted draft tokens by position.",
             *(
                 ({**self._labels, "position": str(place)}, number)
                 for place, number in enumerate(stats.num_accepted_by_place)
             ),
         )
 
-    def _histograms(self, engine: EngineSnapshot) -> Iterator[Metric]:
+    def _histograms(self, engine: EngineSnapshot) -> Iterator[Family]:
         stats = engine.stats
         histograms: dict[str, tuple[str, Histogram]] = {
-            "vllm:iteration_tokens_total": ("Tokens of a step.", stats.step_tokens),
+            "vllm:iteration_tokens_total": ("Tokens per step.", stats.step_tokens),
             "pagedserve:step_seconds": ("A step.", stats.step_seconds),
             "pagedserve:host_step_seconds": (
-                "The part of a step outside the executor.",
+                "Seconds per step outside the executor.",
                 stats.host_step_seconds,
             ),
         }
         for name, (text, counted) in histograms.items():
             yield histogram(name, text, (self._labels, counted))
 
-    def _by_replica(self, replicas: Mapping[str, EngineSnapshot]) -> Iterator[Metric]:
-        """By names of their own: sums of vLLM's would count everything twice."""
+    def _by_replica(self, replicas: Mapping[str, EngineSnapshot]) -> Iterator[Family]:
+        """Metrics per replica, under other names: sums over vLLM's would count twice."""
 
         def samples(value: _Value) -> Iterator[tuple[Labels, float]]:
             for name, engine in replicas.items():

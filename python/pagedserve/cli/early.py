@@ -1,0 +1,67 @@
+"""Checks of a command before torch and transformers are imported, which takes seconds."""
+
+import ctypes
+from pathlib import Path
+from typing import Final
+
+from pagedserve.config import EngineArgs, no_gpu_share
+from pagedserve.core_args import GPU_MEMORY_UTILIZATION
+from pagedserve.errors import ConfigError
+from pagedserve.extras import check_installed
+
+# Device file of AMD's GPUs, which torch also calls cuda.
+_AMD_DEVICE: Final = Path("/dev/kfd")
+
+
+def check_early(args: EngineArgs, command: str, extras: str) -> None:
+    """Refuse what can be refused before the model is known.
+
+    Args:
+        args: Options of the engine.
+        command: Name of the command, for messages.
+        extras: Extras that it needs, with commas between them.
+
+    Raises:
+        ImportError: Packages are missing.
+        ConfigError: Options that this machine cannot satisfy.
+        ModelLoadError: A path that does not exist or holds no model.
+    """
+    check_installed(command, extras)
+    _check_device(args)
+    _check_files(args)
+
+
+def _check_device(args: EngineArgs) -> None:
+    if may_have_gpu():
+        return
+    if args.device.startswith("cuda"):
+        raise ConfigError(
+            f"device is {args.device!r}, and this machine has no GPU driver: give 'cpu' or 'auto'"
+        )
+    if args.gpu_memory_utilization != GPU_MEMORY_UTILIZATION:
+        raise ConfigError(no_gpu_share(args.gpu_memory_utilization))
+
+
+def may_have_gpu() -> bool:
+    """Whether torch could find a GPU: without a driver's library it finds none."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return _AMD_DEVICE.exists()
+    return True
+
+
+def _check_files(args: EngineArgs) -> None:
+    from pagedserve.engine.defaults import default_sampling_params
+    from pagedserve.models.hub import HubOptions, Part
+    from pagedserve.models.registry import find_local
+
+    part: Part = "config" if args.load_format == "dummy" else "model"
+    find_local(args.model, part=part, hub=HubOptions.of_model(args))
+    if args.tokenizer is not None:
+        find_local(args.tokenizer, part="tokenizer", hub=HubOptions.of_tokenizer(args))
+    drafts = args.speculative_config
+    if drafts is not None and drafts.model is not None:
+        find_local(drafts.model)
+    if args.generation_config != "auto":
+        default_sampling_params(args)

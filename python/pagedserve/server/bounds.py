@@ -1,0 +1,262 @@
+"""Limits of requests: every bound on a field of a JSON body, defined once.
+
+The server checks ``BOUNDS`` before it parses a body further, and docs/limits.md lists them.  Other
+fields have the bounds of ``OTHER_FIELDS``.
+
+Costs: some 100 ns per field; for lists and mappings with bounds on elements, as much per element.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, Final, NamedTuple
+
+from pagedserve.errors import RequestError
+from pagedserve.lora.request import MAX_NAME_CHARACTERS
+from pagedserve.regular_files import MAX_PATH_CHARACTERS
+from pagedserve.structured_outputs import MAX_CHARS, MAX_CHOICES
+
+# Approximate number of values of a body: commas and brackets outside strings.  Twice the model's
+# length if that is more.
+MAX_VALUES: Final = 1 << 18
+# Limit if quotes and brackets do not exceed MAX_VALUES: a batch of token ids is nearly all numbers,
+# which cost less than strings and objects.
+MAX_NUMBERS: Final = 1 << 21
+# Nesting depth of lists and objects.
+MAX_DEPTH: Final = 128
+# Digits of a number; Python itself accepts no more.
+MAX_DIGITS: Final = 4300
+# Number of files of a form, of its other fields, and bytes of each of these.
+MAX_FORM_FILES: Final = 1
+MAX_FORM_FIELDS: Final = 64
+MAX_FORM_BYTES: Final = 1 << 20
+# Prompts per request.
+MAX_PROMPTS: Final = 1024
+# Characters of a request id, which is in the log and in every chunk of a stream.
+MAX_ID_CHARS: Final = 256
+# Characters per token; meaningful text has fewer.
+CHARS_PER_TOKEN: Final = 16
+
+
+class Bound(NamedTuple):
+    """Maximum size of a field.
+
+    Attributes:
+        path: Path of the field, with ``[]`` for each element of a list or a mapping.
+        most: Maximum; a string names a size of the model.
+        unit: Unit: ``characters`` for strings, any other for lists and mappings.
+    """
+
+    path: str
+    most: int | str
+    unit: str
+
+
+VOCABULARY: Final = "the vocabulary's size"
+MODEL_LENGTH: Final = "the model's length"
+
+BOUNDS: Final = (
+    Bound("model", 1024, "characters"),
+    Bound("cache_salt", 1024, "characters"),
+    Bound("prompt", MAX_PROMPTS, "prompts"),
+    Bound("input", MAX_PROMPTS, "prompts"),
+    Bound("stop", 1024, "characters"),
+    Bound("stop", 16, "strings"),  # each is searched in every text
+    Bound("stop[]", 1024, "characters"),
+    Bound("stop_token_ids", 1024, "token ids"),
+    Bound("allowed_token_ids", VOCABULARY, "token ids"),
+    Bound("logit_bias", 1024, "token ids"),
+    Bound("bad_words", 1024, "words"),
+    Bound("bad_words[]", 256, "characters"),
+    Bound("guided_choice", MAX_CHOICES, "choices"),
+    Bound("guided_choice[]", MAX_CHARS, "characters"),
+    Bound("guided_json", MAX_CHARS, "characters"),
+    Bound("guided_regex", MAX_CHARS, "characters"),
+    Bound("guided_grammar", MAX_CHARS, "characters"),
+    Bound("structured_outputs.choice", MAX_CHOICES, "choices"),
+    Bound("structured_outputs.choice[]", MAX_CHARS, "characters"),
+    Bound("structured_outputs.json", MAX_CHARS, "characters"),
+    Bound("structured_outputs.regex", MAX_CHARS, "characters"),
+    Bound("structured_outputs.grammar", MAX_CHARS, "characters"),
+    Bound("messages", 4096, "messages"),
+    Bound("messages[].role", 64, "characters"),
+    Bound("messages[].name", 256, "characters"),
+    Bound("messages[].tool_call_id", 256, "characters"),
+    Bound("messages[].content", 1024, "parts"),
+    Bound("messages[].tool_calls", 512, "calls"),
+    Bound("chat_template", 1 << 18, "characters"),
+    Bound("chat_template_kwargs", 128, "variables"),
+    Bound("tools", 512, "tools"),
+    Bound("text_1", 1024, "texts"),
+    Bound("text_2", 1024, "texts"),
+    Bound("documents", 1024, "documents"),
+    Bound("tokens", MODEL_LENGTH, "token ids"),
+    Bound("request_ids", 1024, "ids"),
+    Bound("request_ids[]", MAX_ID_CHARS + 32, "characters"),
+    Bound("lora_name", MAX_NAME_CHARACTERS, "characters"),
+    Bound("lora_path", MAX_PATH_CHARACTERS, "characters"),
+)
+
+# Fields whose length is bounded by the model's context: 16 characters per token.
+TEXT_FIELDS: Final = frozenset({"prompt", "input", "query", "text_1", "text_2", "messages"})
+# All other fields.
+OTHER_FIELDS: Final = {"characters": 1 << 16, "elements": 1024}
+
+
+@dataclass(slots=True)
+class _Rule:
+    """Bounds of a value and of its elements.
+
+    Attributes:
+        characters: Maximum of a string; None is unlimited.
+        elements: Maximum of a list or mapping; None is unlimited.
+        unit: Name of its elements.
+        fields: Rules of an object's fields.
+        each: Rule of each element.
+    """
+
+    characters: int | str | None = None
+    elements: int | str | None = None
+    unit: str = "elements"
+    fields: "dict[str, _Rule]" = field(default_factory=dict)
+    each: "_Rule | None" = None
+
+
+def _rules() -> dict[str, _Rule]:
+    root = _Rule()
+    for bound in BOUNDS:
+        rule = root
+        for name in bound.path.split("."):
+            rule = rule.fields.setdefault(name.removesuffix("[]"), _Rule())
+            if name.endswith("[]"):
+                rule.each = rule = rule.each or _Rule()
+        if bound.unit == "characters":
+            rule.characters = bound.most
+        else:
+            rule.elements, rule.unit = bound.most, bound.unit
+    return root.fields
+
+
+_RULES: Final = _rules()
+_OTHER: Final = _Rule(OTHER_FIELDS["characters"], OTHER_FIELDS["elements"])
+_TEXT: Final = _Rule()
+
+
+def check_bounds(body: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
+    """Refuse a body whose first invalid field exceeds its bound.
+
+    Args:
+        body: Body as sent.
+        sizes: Values of the strings in ``Bound.most``; a missing one sets no bound.
+
+    Raises:
+        RequestError: Names the field, its size, and what is accepted.
+    """
+    for name, value in body.items():
+        kind = type(value)
+        if kind is str or kind is list or kind is dict:
+            rule = _RULES.get(name) or (_TEXT if name in TEXT_FIELDS else _OTHER)
+            _check(value, rule, name, sizes)
+
+
+def _check(value: Any, rule: _Rule, name: str, sizes: Mapping[str, int]) -> None:
+    if isinstance(value, str):
+        _check_size(len(value), rule.characters, name, "characters", sizes)
+        return
+    if not isinstance(value, list | dict):
+        return
+    if not (value and name in ("prompt", "input") and _is_one_prompt(value)):
+        _check_size(len(value), rule.elements, name, rule.unit, sizes)
+    if rule.each is not None:
+        places: Iterator[Any] = iter(value) if isinstance(value, dict) else count()
+        for item, place in zip(
+            value.values() if isinstance(value, dict) else value, places, strict=False
+        ):
+            if isinstance(item, str | list | dict):
+                _check(item, rule.each, f"{name}[{place}]", sizes)
+    elif isinstance(value, dict):
+        for key, inner in rule.fields.items():
+            if (item := value.get(key)) is not None:
+                _check(item, inner, f"{name}.{key}", sizes)
+
+
+def _is_one_prompt(value: Any) -> bool:
+    """Whether a list is the token ids of one prompt, which the engine limits."""
+    return isinstance(value, list) and isinstance(value[0], int)
+
+
+def _check_size(
+    size: int, most: int | str | None, name: str, unit: str, sizes: Mapping[str, int]
+) -> None:
+    if isinstance(most, str):
+        most = sizes.get(most)
+    if most is not None and size > most:
+        shown = name if len(name) <= MAX_ID_CHARS else f"{name[:MAX_ID_CHARS]}..."
+        field_name = shown.partition("[")[0].partition(".")[0]
+        raise RequestError(
+            f"{shown} has {size} {unit}; at most {most} are accepted", param=field_name
+        )
+
+
+def check_texts(body: Mapping[str, Any], most: int) -> None:
+    """Refuse a conversation with too many characters to render.
+
+    Counts everything that a template gets, except images: every string and every name of messages,
+    tools and variables.
+
+    Raises:
+        RequestError: It has more than ``most``.
+    """
+    shown = [body.get("tools"), body.get("chat_template_kwargs")]
+    messages = body.get("messages")
+    if not isinstance(messages, list):
+        return
+    for message in messages:
+        if not isinstance(message, dict):
+            continue
+        for name, value in message.items():
+            shown.append(name)
+            if name == "content" and isinstance(value, list):
+                shown += [part for part in value if _is_text(part)]
+            else:
+                shown.append(value)
+    size = _num_characters(shown)
+    if size > most:
+        raise RequestError(
+            f"messages has {size} characters; at most {most} are accepted", param="messages"
+        )
+
+
+def _is_text(part: Any) -> bool:
+    """Whether a content part is passed to the template; others are images, or refused."""
+    return not isinstance(part, dict) or part.get("type") in ("text", None)
+
+
+def _num_characters(values: list[Any]) -> int:
+    """Number of characters of all strings in nested lists and objects."""
+    size = 0
+    while values:
+        value = values.pop()
+        if isinstance(value, str):
+            size += len(value)
+        elif isinstance(value, dict):
+            values += value.keys()
+            values += value.values()
+        elif isinstance(value, list):
+            values += value
+    return size
+
+
+def is_deep(value: Any) -> bool:
+    """Whether lists and objects exceed the maximum nesting depth."""
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        level = [
+            item
+            for outer in level
+            for item in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(item, list | dict)
+        ]
+        if not level:
+            return False
+    return True

@@ -1,0 +1,36 @@
+"""Checks and resources of a server before the model's libraries are imported."""
+
+from dataclasses import dataclass
+
+from pagedserve.chat import read_chat_template
+from pagedserve.config import EngineArgs
+from pagedserve.errors import ConfigError
+from pagedserve.server.listen import Listener, allow_descriptors, listen
+from pagedserve.server.options import ServerArgs
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Resources of a server before its engine.
+
+    Attributes:
+        listener: Socket that listens; connections wait until the server accepts them.
+        chat_template: Text of the template that the options name; None uses the model's own.
+    """
+
+    listener: Listener
+    chat_template: str | None
+
+
+def prepare(engine_args: EngineArgs, server_args: ServerArgs) -> Prepared:
+    """Read the files that the options name, and listen.
+
+    Raises:
+        ConfigError: Options that contradict each other, a file that cannot be read, or an address
+            that is in use or cannot be listened on.
+    """
+    if server_args.lora_modules and not engine_args.enable_lora:
+        raise ConfigError("lora_modules is given without enable_lora; give both")
+    chat_template = read_chat_template(server_args.chat_template)
+    allow_descriptors()
+    return Prepared(listen(server_args), chat_template)

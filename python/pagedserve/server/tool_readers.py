@@ -1,0 +1,203 @@
+"""Parsers of tool calls, shared by several formats.
+
+A parser takes the text between the tags of a format and raises `ValueError` if it is not a call.
+Its result is always valid JSON (`pagedserve.server.tool_values`).
+
+Costs: each parser scans its text once, whatever it is: a model may be made to write tags by the
+thousand.
+"""
+
+import ast
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from pagedserve.server.tool_values import DECODER, dumps, typed_arguments
+
+# JSON schema of each tool's arguments, by its name.
+Schemas: TypeAlias = Mapping[str, Mapping[str, Any]]
+
+_SPACE: Final = re.compile(r"\s*")
+# Prefix of a call before its arguments.
+_NAME: Final = re.compile(r"\s*([^\s<]{1,256})\s*(?=<arg_key>|\Z)")
+_SEPARATORS: Final = re.compile(r"[ \t\r\n,;]*")
+
+
+class NoCallError(ValueError):
+    """The text is not a call."""
+
+
+class Call(NamedTuple):
+    """A tool call of the model.
+
+    Attributes:
+        name: Name of the tool.
+        arguments: JSON object, as text.
+    """
+
+    name: str
+    arguments: str
+
+
+def _dumped(arguments: object) -> str:
+    if isinstance(arguments, str):  # already serialized
+        arguments = DECODER.decode(arguments)
+    if not isinstance(arguments, dict):
+        raise NoCallError("arguments are an object")
+    return dumps(arguments)
+
+
+def _call(found: object) -> Call:
+    """Convert an object to a call."""
+    if not isinstance(found, dict) or not isinstance(name := found.get("name"), str):
+        raise NoCallError("a call is an object with a name")
+    given = (found[key] for key in ("arguments", "parameters", "args") if key in found)
+    return Call(name, _dumped(next(given, {})))
+
+
+def _all_of(calls: list[Call]) -> list[Call]:
+    if not calls:
+        raise NoCallError("there is no call")
+    return calls
+
+
+def _after(pattern: "re.Pattern[str]", text: str, place: int) -> int:
+    found = pattern.match(text, place)
+    return place if found is None else found.end()
+
+
+def _values(text: str) -> Iterator[Any]:
+    """JSON values in sequence, separated by whitespace, commas or semicolons."""
+    place = _after(_SEPARATORS, text, 0)
+    while place < len(text):
+        value, place = DECODER.raw_decode(text, place)
+        yield value
+        place = _after(_SEPARATORS, text, place)
+
+
+def read_json(text: str, schemas: Schemas) -> list[Call]:
+    """Parse objects with a name and arguments, alone or in lists."""
+    del schemas
+    calls: list[Call] = []
+    for value in _values(text):
+        calls += map(_call, value if isinstance(value, list) else [value])
+    return _all_of(calls)
+
+
+def read_by_header(header: str) -> Callable[[str, Schemas], list[Call]]:
+    """Create a parser of calls: a regular expression for the name, then JSON arguments."""
+    compiled = re.compile(header)
+
+    def read(text: str, schemas: Schemas) -> list[Call]:
+        del schemas
+        calls: list[Call] = []
+        place = 0
+        while found := compiled.search(text, place):
+            given, place = DECODER.raw_decode(text, _after(_SPACE, text, found.end()))
+            calls.append(Call(found[1].strip(), _dumped(given)))
+        return _all_of(calls)
+
+    return read
+
+
+def read_functions(text: str, schemas: Schemas) -> list[Call]:
+    """Parse ``<function=name>`` with a ``<parameter=name>`` for each argument."""
+    calls: list[Call] = []
+    ends = _Ends(text, "</parameter>", r"<parameter=|</function>\s*(?:<function=|\Z)")
+    place = 0
+    while (start := text.find("<function=", place)) >= 0:
+        name, place = _name(text, start + len("<function="), ">")
+        texts: dict[str, str] = {}
+        while text.startswith("<parameter=", place := _after(_SPACE, text, place)):
+            key, place = _name(text, place + len("<parameter="), ">")
+            value, place = ends.content(place)
+            texts[key] = value.removeprefix("\n").removesuffix("\n")
+        _, place = _name(text, place, "</function>")
+        calls.append(Call(name, dumps(typed_arguments(texts, schemas.get(name, {})))))
+    return _all_of(calls)
+
+
+def read_keys_and_values(text: str, schemas: Schemas) -> list[Call]:
+    """Parse a name, and ``<arg_key>`` and ``<arg_value>`` for each argument."""
+    head = _NAME.match(text)
+    if head is None:
+        raise NoCallError("there is no call")
+    name, place = head[1], head.end()
+    texts: dict[str, str] = {}
+    ends = _Ends(text, "</arg_value>", r"<arg_key>|\Z")
+    while (start := text.find("<arg_key>", place)) >= 0:
+        key, place = _name(text, start + len("<arg_key>"), "</arg_key>")
+        _, place = _name(text, place, "<arg_value>")
+        texts[key], place = ends.content(place)
+    if not texts and name not in schemas:
+        raise NoCallError("a word alone is a call only of a tool that is known")
+    return [Call(name, dumps(typed_arguments(texts, schemas.get(name, {}))))]
+
+
+def _name(text: str, place: int, end: str) -> tuple[str, int]:
+    """Text from a position to a tag, and the position after the tag."""
+    found = text.find(end, place)
+    if found < 0:
+        raise NoCallError(f"{end} is missing")
+    return text[place:found].strip(), found + len(end)
+
+
+class _Ends:
+    """End tags of the values of a text.
+
+    A value may contain its end tag: it ends at the first tag that is followed by valid text, or
+    else at the first of all.
+    """
+
+    def __init__(self, text: str, tag: str, follows: str) -> None:
+        """Store the tag, and a regular expression for the text after it."""
+        self._text = text
+        self._tag = tag
+        self._end: re.Pattern[str] | None = re.compile(rf"{re.escape(tag)}(?=\s*(?:{follows}))")
+
+    def content(self, place: int) -> tuple[str, int]:
+        """The value that starts at a position, and the position after its tag."""
+        found = None if self._end is None else self._end.search(self._text, place)
+        if found is None:
+            self._end = None  # none follows: the text need not be searched again
+        first = self._text.find(self._tag, place) if found is None else found.start()
+        if first < 0:
+            raise NoCallError(f"{self._tag} is missing")
+        return self._text[place:first], first + len(self._tag)
+
+
+def read_mistral(text: str, schemas: Schemas) -> list[Call]:
+    """Parse a list of objects; or, for newer models, a name and its arguments for each call."""
+    if text.lstrip()[:1] in ("[", "{"):
+        return read_json(text, schemas)
+    calls: list[Call] = []
+    place = 0
+    while place < len(text):
+        start = text.find("{", place)
+        name = text[place : start if start >= 0 else len(text)]
+        arguments, place = DECODER.raw_decode(text, place + len(name))
+        plain = name.replace("[TOOL_CALLS]", "").partition("[CALL_ID]")[0].partition("[ARGS]")[0]
+        calls.append(Call(plain.strip(), _dumped(arguments)))
+        place = _after(_SPACE, text, place)
+    return _all_of(calls)
+
+
+def read_pythonic(text: str, schemas: Schemas) -> list[Call]:
+    """Parse a list of calls in Python syntax."""
+    del schemas
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the code is the model's
+            body = ast.parse(text.strip(), mode="eval").body
+        entries = body.elts if isinstance(body, ast.List) else [body]
+        return _all_of([_pythonic(entry) for entry in entries])
+    except (SyntaxError, TypeError, MemoryError) as error:  # deep nesting, or an invalid value
+        raise NoCallError(str(error)) from error
+
+
+def _pythonic(entry: ast.expr) -> Call:
+    if not isinstance(entry, ast.Call) or entry.args:
+        raise NoCallError("there is no call by names")
+    given = {word.arg: ast.literal_eval(word.value) for word in entry.keywords if word.arg}
+    return Call(ast.unparse(entry.func), dumps(given))
