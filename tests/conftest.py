@@ -2,11 +2,14 @@
 
 import importlib.util
 import os
+import signal
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from tests.support import durations
 
 if TYPE_CHECKING:
     import torch
@@ -18,6 +21,16 @@ if TYPE_CHECKING:
 # imported, and transformers imports it: so it is set here, before any test module is read.
 if not any(Path("/dev").glob("nvidia[0-9]*")):
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# A shell that runs the tests in the background has SIGINT ignored, by the servers they start, too.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the longest files first: one that is begun last keeps the other worker idle."""
+    seconds = durations.read()
+    items.sort(key=lambda item: -seconds.get(item.nodeid.partition("::")[0], 0.0))
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,9 @@
 """Conversations and what becomes of them, with a template whose text is known."""
 
+from collections.abc import Callable
 from typing import Any
 
+import openai.types.chat as openai_chat
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -55,6 +57,43 @@ def test_what_the_template_takes_is_handed_to_it(tokenizer: PreTrainedTokenizerF
     assert words(other) == "hello there"
 
 
+@pytest.mark.parametrize("calls", [[], None])
+def test_no_earlier_calls_are_no_field_to_the_template(
+    tokenizer: PreTrainedTokenizerFast, calls: Any
+) -> None:
+    template = (
+        "{% for m in messages %}{% if m.tool_calls is defined %}search{% else %}{{ m.content }}"
+        "{% endif %} {% endfor %}"
+    )
+    messages: Any = [*HELLO, {"role": "assistant", "content": "there", "tool_calls": calls}]
+    assert words(chat_prompt(tokenizer, messages, chat_template=template)) == "hello there"
+
+
+@pytest.mark.parametrize("calls", ["search", 5, {"name": "search"}, ["search"], [None]])
+def test_earlier_calls_that_are_no_list_of_objects_are_refused(
+    tokenizer: PreTrainedTokenizerFast, calls: Any
+) -> None:
+    messages: Any = [*HELLO, {"role": "assistant", "content": "there", "tool_calls": calls}]
+    with pytest.raises(
+        RequestError, match=r"tool_calls of a message is .* a list of objects"
+    ) as refusal:
+        chat_prompt(tokenizer, messages)
+    assert refusal.value.param == "messages"
+
+
+@pytest.mark.parametrize("make", [list, tuple, iter])
+def test_objects_of_openais_library_are_calls_too(
+    tokenizer: PreTrainedTokenizerFast, make: Callable[[Any], Any]
+) -> None:
+    template = "{{ messages[1].tool_calls[0].function.name }} {{ messages[0].content }}"
+    function = openai_chat.chat_completion_message_function_tool_call.Function
+    call = openai_chat.ChatCompletionMessageFunctionToolCall(
+        id="a", type="function", function=function(name="search", arguments="{}")
+    )
+    messages: Any = [*HELLO, {"role": "assistant", "content": None, "tool_calls": make([call])}]
+    assert words(chat_prompt(tokenizer, messages, chat_template=template)) == "search hello"
+
+
 @pytest.mark.parametrize("given", ['{"word": "there"}', {"word": "there"}])
 def test_arguments_of_earlier_calls_are_objects_to_the_template(
     tokenizer: PreTrainedTokenizerFast, given: Any
@@ -86,7 +125,7 @@ def test_a_last_message_can_be_continued(tokenizer: PreTrainedTokenizerFast) -> 
 
 def test_what_is_no_text_is_refused_by_name(tokenizer: PreTrainedTokenizerFast) -> None:
     image = [{"type": "image_url", "image_url": {"url": "a"}}]
-    with pytest.raises(RequestError, match="a part of type 'image_url'; the model takes text"):
+    with pytest.raises(RequestError, match="'image_url'; the model does not accept images"):
         chat_prompt(tokenizer, [{"role": "user", "content": image}])
 
 

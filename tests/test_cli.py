@@ -213,7 +213,7 @@ def test_help_says_a_default_once_and_a_servers_own(capsys: pytest.CaptureFixtur
         assert ended.value.code == 0
         shown[command] = " ".join(capsys.readouterr().out.split())
         assert ") (default: " not in shown[command]
-    chunks = "Compute long prompts in parts, beside the tokens of others. (default: {})"
+    chunks = "run in the same steps as other requests' decode tokens. (default: {})"
     assert chunks.format(False) in shown["generate"]
     assert chunks.format(True) in shown["serve"]
 

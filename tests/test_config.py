@@ -2,14 +2,16 @@ import argparse
 import dataclasses
 import inspect
 import json
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 
 from pagedserve import LLM, CacheConfig, EngineArgs, SchedulerConfig
+from pagedserve.deploy.options import DeployArgs
 from pagedserve.errors import ConfigError
-from pagedserve.options import parse_bytes, with_table
+from pagedserve.options import Concern, options_of, parse_bytes, with_table
+from pagedserve.server.options import ServerArgs
 from tests.support.pages import DOCS, PAGES
 
 
@@ -74,6 +76,18 @@ from tests.support.pages import DOCS, PAGES
         ({"victim_policy": "first"}, "victim_policy is 'first'; it must be one of last, least_w"),
         ({"watermark": 1.5}, r"watermark is 1\.5; it must be a number from 0 to 1, or None"),
         ({"seed": -1}, "seed is -1; it must be an integer, at least 0"),
+        (
+            {"device": "cpu", "gpu_memory_utilization": 0.5},
+            r"gpu_memory_utilization is 0\.5, and the model is on the CPU.*give kv_cache_memory",
+        ),
+        (
+            {"tensor_parallel_size": 2, "enable_lora": True},
+            "enable_lora is True, which is supported with one process alone, and tensor_parallel_s",
+        ),
+        (
+            {"tensor_parallel_size": 2, "load_format": "dummy"},
+            "load_format is 'dummy', and tensor_parallel_size is 2, whose ranks read",
+        ),
     ],
 )
 def test_a_bad_value_is_named_with_what_is_accepted(options: dict[str, Any], message: str) -> None:
@@ -187,12 +201,24 @@ def test_docs_have_the_same_options(name: str, arguments: type) -> None:
     assert all(f"| `{option.name}` |" in page for option in dataclasses.fields(arguments))
 
 
-def test_help_says_what_each_option_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_says_what_each_option_is() -> None:
     parser = EngineArgs.add_cli_args(argparse.ArgumentParser())
-    parser.print_help()
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "--block-size BLOCK_SIZE Tokens of a KV block. (default: 16)" in shown
-    assert "max_model_len: Tokens of a sequence" in inspect.getdoc(EngineArgs)  # type: ignore[operator]
+    shown = " ".join(parser.format_help().split())
+    assert "--block-size BLOCK_SIZE Number of tokens per KV block. (default: 16)" in shown
+    assert "block_size: Number of tokens per KV" in inspect.getdoc(EngineArgs)  # type: ignore[operator]
+
+
+def test_help_has_one_group_for_each_concern() -> None:
+    parser = EngineArgs.add_cli_args(argparse.ArgumentParser(conflict_handler="resolve"))
+    ServerArgs.add_cli_args(parser)
+    DeployArgs.add_cli_args(parser)
+    shown = parser.format_help()
+    places = [shown.index(f"\n{concern}:\n") for concern in get_args(Concern)]
+    assert all(shown.count(f"\n{concern}:\n") == 1 for concern in get_args(Concern))
+    logging = shown[places[get_args(Concern).index("logging and tracing")] :]
+    assert logging.index("--decision-log ") < logging.index("--log-format ") < len(logging)
+    for known in (*options_of(EngineArgs), *options_of(ServerArgs), *options_of(DeployArgs)):
+        assert known[1].text.endswith(".")
 
 
 def test_a_parsers_own_defaults_are_obeyed() -> None:

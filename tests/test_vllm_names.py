@@ -2,13 +2,23 @@
 
 import argparse
 import dataclasses
+import re
+from dataclasses import fields
 from typing import Any, cast
 
 import pytest
 
-from pagedserve import LLM, CacheConfig, ConfigError, EngineArgs, SchedulerConfig
+from pagedserve import (
+    LLM,
+    CacheConfig,
+    ConfigError,
+    EngineArgs,
+    SamplingParams,
+    SchedulerConfig,
+)
 from pagedserve.options import options_of
-from pagedserve.vllm_names import ABSENT_OPTIONS, ALIASES, HINTS
+from pagedserve.server.options import ServerArgs
+from pagedserve.vllm_names import ABSENT_METHODS, ABSENT_OPTIONS, ALIASES, HINTS
 
 # As vLLM writes its defaults down; each asks for nothing that is not here.
 VLLM_0_6_2: dict[str, Any] = {
@@ -107,7 +117,10 @@ def core_values(args: EngineArgs) -> list[dict[str, object]]:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"data_parallel_size": 2}, "data_parallel_size is 2, which is not supported: one dev"),
+        (
+            {"data_parallel_size": 2},
+            "data_parallel_size is 2, which is not supported: pagedserve",
+        ),
         ({"data_parallel_size": True}, "data_parallel_size is True"),
         ({"trust_remote_code": True}, "trust_remote_code is True.*give False"),
         ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype is 'fp8'.*in the model's dtype.*'auto'"),
@@ -154,3 +167,42 @@ def test_a_command_line_takes_them_too(capsys: pytest.CaptureFixture[str]) -> No
     assert "data-parallel-size" not in capsys.readouterr().out
     with pytest.raises(ConfigError, match="trust_remote_code is True"):
         EngineArgs.from_cli_args(parser.parse_args(["--model", "a", "--trust-remote-code"]))
+
+
+# What this engine supports, and what a reason may no longer claim since then.
+SUPPORTED = {
+    "tensor_parallel_size": ("one device", "this process"),
+    "limit_mm_per_prompt": ("text alone",),
+    "speculative_config": ("each token", "one token a step"),
+    "swap_space": ("KV cache stay",),
+    "enable_lora": ("float32",),
+}
+
+
+def test_reasons_name_what_exists_and_deny_nothing_that_is_supported() -> None:
+    known = {field.name for field in (*fields(EngineArgs), *fields(ServerArgs))}
+    known |= {field.name for field in fields(SamplingParams)} | {"stream_interval"}
+    reasons = {reason for _, reason in ABSENT_OPTIONS.values()} | set(ABSENT_METHODS.values())
+    for reason in reasons:
+        named = set(re.findall(r"\b[a-z]+(?:_[a-z]+)+\b", reason))
+        assert named <= known, reason
+        for option, claims in SUPPORTED.items():
+            assert option in known
+            assert not any(claim in reason for claim in claims), reason
+        assert "not there" not in reason
+    assert not {name for name in ABSENT_METHODS if hasattr(LLM, name)}
+
+
+def test_the_modules_that_scripts_import_from() -> None:
+    from pagedserve import AsyncEngineArgs
+    from pagedserve.engine.arg_utils import AsyncEngineArgs as Same
+    from pagedserve.engine.arg_utils import EngineArgs as Args
+    from pagedserve.utils import FlexibleArgumentParser
+
+    assert (Args, Same) == (EngineArgs, AsyncEngineArgs)
+    parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(description="a script"))
+    parser.set_defaults(model="smollm2")
+    namespace = parser.parse_args(["--max_model_len", "50", "--tensor-parallel-size", "1"])
+    assert AsyncEngineArgs.from_cli_args(namespace) == EngineArgs("smollm2", max_model_len=50)
+    options: dict[str, Any] = {"enable_log_requests": False, "disable_log_requests": True}
+    assert AsyncEngineArgs("a", **options) == EngineArgs("a")

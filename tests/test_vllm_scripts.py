@@ -2,8 +2,10 @@
 
 import argparse
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Self, cast
 
 import pytest
@@ -21,6 +23,10 @@ from pagedserve import (
     TextPrompt,
     TokensPrompt,
 )
+from pagedserve.engine.metric_families import counter
+from pagedserve.metrics import Counter, Gauge, Histogram, Vector, metrics_of
+from pagedserve.server.limits import Admission
+from pagedserve.server.metrics import Metrics
 
 ROLES = "{% for message in messages %}{{ message.content }} {% endfor %}"
 # What scripts for one GPU pass along.
@@ -218,7 +224,7 @@ def test_a_bar_of_ones_own(llm: LLM) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("reward", "no attribute 'reward': models generate, embed or name classes"),
+        ("reward", "no attribute 'reward': models generate, embed, classify or score"),
         ("start_profile", "no attribute 'start_profile': benches"),
         ("set_tokenizer", "give LLM"),
         ("nonsense", "no attribute 'nonsense'$"),
@@ -256,3 +262,41 @@ def test_names_at_the_top_level_are_vllms() -> None:
     )
     for name in (*names.split(), "TextPrompt", "TokensPrompt", "RequestOutputKind"):
         assert hasattr(pagedserve, name)
+
+
+def test_metrics_have_vllms_shapes(make: Callable[..., LLM]) -> None:
+    llm = make(speculative_config={"method": "ngram", "num_speculative_tokens": 3})
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    prompts = [
+        TokensPrompt(prompt_token_ids=token_ids) for token_ids in ([1, 2, 3] * 3, [4, 5] * 3)
+    ]
+    llm.generate(prompts, params)
+    by_name = {metric.name: metric for metric in llm.get_metrics()}
+    tokens = by_name["vllm:generation_tokens"]
+    assert isinstance(tokens, Counter)
+    assert (tokens.value, tokens.labels["engine"]) == (12, "0")
+    assert isinstance(by_name["vllm:kv_cache_usage_perc"], Gauge)
+    latency = by_name["vllm:e2e_request_latency_seconds"]
+    assert isinstance(latency, Histogram)
+    assert latency.count == latency.buckets["+Inf"] == 2
+    assert latency.sum > 0
+    assert isinstance(by_name["vllm:spec_decode_num_drafts"], Counter)
+
+
+def test_counters_by_position_are_a_vector() -> None:
+    samples = [({"engine": "0", "position": str(place)}, 5 - place) for place in range(2)]
+    (vector,) = metrics_of([counter("accepted", "Accepted draft tokens.", *samples)])
+    assert vector == Vector("accepted", {"engine": "0"}, [5, 4])
+
+
+def test_metrics_have_the_names_of_a_server(make: Callable[..., LLM]) -> None:
+    llm = make()
+    engine = llm.llm_engine
+    client = cast(Any, SimpleNamespace(is_running=True, snapshot=engine.snapshot))
+    exposed = Metrics(client, "m", Admission(client, None, None)).exposition().decode()
+    shown = re.findall(r"^# TYPE ((?:vllm|pagedserve):\S+) (\w+)", exposed, re.MULTILINE)
+    names = {name.removesuffix("_total") if kind == "counter" else name for name, kind in shown}
+    names = {name for name in names if not name.endswith("_created")}
+    offline = {metric.name for metric in llm.get_metrics()}
+    assert names - offline == {"vllm:admission_rejections"}
+    assert offline <= names

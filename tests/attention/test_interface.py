@@ -81,7 +81,7 @@ def test_biases_by_distance_are_an_option_and_others_are_for_whoever_sees_all() 
         paged_attention_forward(nn.Identity(), QUERY, KEY, VALUE, position_bias=whole)
         assert keeper.call.options.position_bias is None
         assert keeper.call.position_bias is whole
-    with pytest.raises(UnsupportedModelError, match="a bias of its own to each score"):
+    with pytest.raises(UnsupportedModelError, match="a custom bias to each score"):
         PagedAttention(STEP, [QUERY], [None], write_and_attend("torch")).answer(keeper.call)
 
 

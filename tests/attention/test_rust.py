@@ -180,10 +180,6 @@ def test_long_rows_whose_keys_are_split_over_threads(dtype: torch.dtype) -> None
     compare(Case([(1500, 1)], dtype=dtype, key_size=64, value_size=64, num_threads=2))
 
 
-def test_the_threads_of_torch_are_found() -> None:
-    assert _core.cpu.has_torch_threads()
-
-
 def test_a_token_without_a_slot_is_not_written() -> None:
     pools = Pools(Case([(0, 3)]))
     before = pools.packed.clone()

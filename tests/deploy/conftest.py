@@ -2,12 +2,13 @@
 
 import asyncio
 import json
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -104,11 +105,24 @@ def title(process: psutil.Process) -> str:
         return ""
 
 
-def wait_for_replicas(process: Process, number: int) -> None:
-    deadline = time.monotonic() + 60
-    while len(replicas(process)) < number:
+def wait_for_names(process: Process, is_enough: Callable[[set[str]], bool]) -> set[str]:
+    """The names of the replicas that answered last, once they are as wanted."""
+    pattern = re.compile(r'^pagedserve:replica_prompt_tokens_total{.*replica="(.*?)"', re.MULTILINE)
+    deadline = time.monotonic() + 120
+    while True:
+        metrics = httpx.get(f"{process.url}/metrics", timeout=60).text
+        if is_enough(names := set(pattern.findall(metrics))):
+            return names
         assert time.monotonic() < deadline, process.log
         time.sleep(0.2)
+
+
+@contextmanager
+def one_is_killed(process: Process) -> Iterator[None]:
+    """Returns when another answers in the place of the replica that is killed within."""
+    before = wait_for_names(process, lambda names: len(names) > 0)
+    yield
+    wait_for_names(process, lambda now: len(now) == len(before) and now != before)
 
 
 def body(number: int, **more: Any) -> dict[str, Any]:

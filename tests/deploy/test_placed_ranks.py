@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.deploy.conftest import children, deployed, read_all, wait_for_replicas
+from tests.deploy.conftest import children, deployed, one_is_killed, read_all
 from tests.server.conftest import Process
 
 pytest.importorskip("ray", reason="ray is not installed")
@@ -34,7 +34,6 @@ def test_they_answer_as_one_engine_does(server: Process, wanted: list[str]) -> N
 
 
 def test_streams_outlive_a_rank(server: Process, wanted: list[str]) -> None:
-    found = asyncio.run(read_all(server, kill=ranks(server)))
-    assert found == wanted
-    wait_for_replicas(server, 1)
+    with one_is_killed(server):
+        assert asyncio.run(read_all(server, kill=ranks(server))) == wanted
     assert asyncio.run(read_all(server)) == wanted

@@ -22,6 +22,7 @@ from pagedserve import (
     RequestOutput,
     SamplingParams,
 )
+from pagedserve.regular_files import read_bytes
 from tests.support.formula import FormulaModel, save_shift
 from tests.support.hubs import Repository, hub_of, use_hugging_face
 
@@ -155,15 +156,14 @@ class SlowFiles:
 @pytest.fixture
 def slow_files(adapters: list[LoRARequest], monkeypatch: pytest.MonkeyPatch) -> SlowFiles:
     slow = SlowFiles(adapters[0], threading.Event(), threading.Event())
-    read_bytes = Path.read_bytes
 
-    def reading(path: Path) -> bytes:
+    def reading(path: Path, max_bytes: int) -> bytes:
         if str(path).startswith(slow.adapter.path):
             slow.is_reading.set()
             assert slow.may_go_on.wait(30)
-        return read_bytes(path)
+        return read_bytes(path, max_bytes)
 
-    monkeypatch.setattr(Path, "read_bytes", reading)
+    monkeypatch.setattr("pagedserve.lora.adapter.read_bytes", reading)
     return slow
 
 

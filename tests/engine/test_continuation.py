@@ -1,5 +1,6 @@
 """A request that goes on behind tokens of another engine says what that one would have said."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -26,32 +27,40 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-def answer(
-    engine: LLMEngine, kind: RequestOutputKind, way: str, given: list[int]
-) -> list[RequestOutput]:
-    params = SamplingParams(max_tokens=48, output_kind=kind, **WAYS[way])
-    engine.add_request("a", PROMPT, params, output_token_ids=given)
-    outputs = []
+FINAL, DELTA = RequestOutputKind.FINAL_ONLY, RequestOutputKind.DELTA
+
+
+def answers(
+    engine: LLMEngine, way: str, requests: Sequence[tuple[RequestOutputKind, Sequence[int]]]
+) -> list[list[RequestOutput]]:
+    """The outputs of each request, all in the same steps."""
+    for number, (kind, given) in enumerate(requests):
+        params = SamplingParams(max_tokens=48, output_kind=kind, **WAYS[way])
+        engine.add_request(str(number), PROMPT, params, output_token_ids=given)
+    outputs: list[list[RequestOutput]] = [[] for _ in requests]
     while engine.has_unfinished_requests():
-        outputs += engine.step()
+        for output in engine.step():
+            outputs[int(output.request_id)].append(output)
     return outputs
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_what_follows_is_what_followed_there(smollm2: "LLM", way: str) -> None:
     engine = smollm2.llm_engine
-    (whole,) = answer(engine, RequestOutputKind.FINAL_ONLY, way, [])
+    (whole,), deltas = answers(engine, way, [(FINAL, []), (DELTA, [])])
     wanted = whole.outputs[0]
-    deltas = answer(engine, RequestOutputKind.DELTA, way, [])
-    for cut in (1, 2, 3, 5, 17, len(wanted.token_ids) - 1):
-        given = list(wanted.token_ids[:cut])
-        (found,) = answer(engine, RequestOutputKind.FINAL_ONLY, way, given)
-        assert list(found.outputs[0].token_ids) == list(wanted.token_ids)
+    tokens = list(wanted.token_ids)
+    cuts = (1, 2, 3, 5, 17, len(tokens) - 1)
+    finals = answers(engine, way, [(FINAL, tokens[:cut]) for cut in cuts])
+    for (found,) in finals:
+        assert list(found.outputs[0].token_ids) == tokens
         assert found.outputs[0].text == wanted.text
         assert found.outputs[0].finish_reason == wanted.finish_reason
-        said = [delta.outputs[0] for delta in deltas[:cut]]
-        said += [delta.outputs[0] for delta in answer(engine, RequestOutputKind.DELTA, way, given)]
-        assert [token for part in said for token in part.token_ids] == list(wanted.token_ids)
+    for cut, rest in zip(
+        cuts, answers(engine, way, [(DELTA, tokens[:cut]) for cut in cuts]), strict=True
+    ):
+        said = [delta.outputs[0] for delta in [*deltas[:cut], *rest]]
+        assert [token for part in said for token in part.token_ids] == tokens
         assert "".join(part.text for part in said) == wanted.text
 
 
@@ -78,10 +87,11 @@ def test_one_of_several_texts_goes_on_by_itself(smollm2: "LLM", cut: int) -> Non
 
 def test_log_probabilities_are_those_of_new_tokens(smollm2: "LLM") -> None:
     engine = smollm2.llm_engine
-    (whole,) = answer(engine, RequestOutputKind.FINAL_ONLY, "lengths", [])
+    [(whole,)] = answers(engine, "lengths", [(FINAL, [])])
     wanted = whole.outputs[0]
     assert wanted.logprobs is not None
-    (found,) = answer(engine, RequestOutputKind.FINAL_ONLY, "lengths", list(wanted.token_ids[:9]))
+    given = list(wanted.token_ids[:9])
+    (found,), deltas = answers(engine, "lengths", [(FINAL, given), (DELTA, given)])
     logprobs: Any = found.outputs[0].logprobs
     assert list(logprobs[:9]) == [None] * 9
     for place in range(9, len(wanted.logprobs)):
@@ -90,7 +100,6 @@ def test_log_probabilities_are_those_of_new_tokens(smollm2: "LLM") -> None:
     known = zip(list(logprobs)[9:], wanted.token_ids[9:], strict=True)
     total = sum(entry[token].logprob for entry, token in known)
     assert found.outputs[0].cumulative_logprob == pytest.approx(total)
-    deltas = answer(engine, RequestOutputKind.DELTA, "lengths", list(wanted.token_ids[:9]))
     for delta in deltas:
         shown: Any = delta.outputs[0].logprobs
         for entry, token in zip(shown, delta.outputs[0].token_ids, strict=True):

@@ -1,4 +1,5 @@
 import logging
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from pagedserve import (
     SamplingParams,
     TokensPrompt,
 )
-from pagedserve.errors import ConfigError, InvariantError
+from pagedserve.errors import ConcurrentCallError, ConfigError, EngineDeadError, InvariantError
 from pagedserve.replay.__main__ import main as replay_main
 from pagedserve.sampling_params import RequestOutputKind
 from tests.support.tiny import save_tiny_llama
@@ -301,3 +302,46 @@ def test_a_beam_search_may_shrink_and_grow_again(tmp_path: Path) -> None:
         (alone,) = llm.generate(prompt, params, use_tqdm=False)
         assert output.outputs == alone.outputs
     llm.llm_engine.scheduler.check()
+
+
+def test_calls_of_two_threads_do_not_overlap(formula: Any) -> None:
+    engine = formula.engine()
+    engine.add_request("a", ids(1), GREEDY)
+    in_step, goes_on = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        in_step.set()
+        goes_on.wait()
+
+    formula.executor(engine).before_sampling = wait
+    outputs: dict[str, Any] = {}
+    other = threading.Thread(target=lambda: outputs.update(formula.finish(engine)))
+    other.start()
+    in_step.wait()
+    for call in (
+        engine.step,
+        engine.reset_prefix_cache,
+        engine.restart,
+        engine.shutdown,
+        lambda: engine.add_request("b", ids(1), GREEDY),
+        lambda: engine.abort_request("a"),
+        lambda: engine.end_failed(RuntimeError("no")),
+    ):
+        with pytest.raises(ConcurrentCallError, match="by another thread during a call"):
+            call()
+    goes_on.set()
+    other.join()
+    assert outputs["a"].outputs[0].token_ids == formula.greedy([1], 8)
+    formula.check_idle(engine)
+
+
+def test_shutdown_ends_requests_and_refuses_calls(formula: Any) -> None:
+    with formula.engine(async_scheduling=True) as engine:
+        for name in "ab":
+            engine.add_request(name, ids(1, 2), GREEDY)
+        engine.step()
+    engine.shutdown()
+    formula.check_idle(engine)
+    for call in (engine.step, lambda: engine.add_request("c", ids(1), GREEDY)):
+        with pytest.raises(EngineDeadError, match="shut down; make another"):
+            call()

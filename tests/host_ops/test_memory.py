@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from pagedserve.host_ops.memory import return_freed_memory
+from pagedserve.host_ops.heap import return_freed_memory
 
 MIB = 1 << 20
 

@@ -2,6 +2,7 @@
 
 import base64
 import struct
+import weakref
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,7 @@ import pytest
 from PIL import Image
 
 from pagedserve import EngineArgs, LLMEngine, RequestError, SamplingParams
-from pagedserve.images import image_of_url
+from pagedserve.images import MAX_SUM_PIXELS, EncodedImage, image_of_url, images_of_parts
 from pagedserve.server.options import ServerArgs
 from tests.images.conftest import Family, MakeFamily
 from tests.server.conftest import Served
@@ -120,9 +121,9 @@ def test_a_photograph_is_turned_upright() -> None:
     buffer = BytesIO()
     image.rotate(90, expand=True).save(buffer, "JPEG", exif=exif)
     url = f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"
-    assert image_of_url(url).size == (16, 32)
+    assert image_of_url(url).decoded().size == (16, 32)
     with_palette = Image.new("P", (4, 4))
-    assert image_of_url(data_url(with_palette, "GIF")).mode == "RGB"
+    assert image_of_url(data_url(with_palette, "GIF")).decoded().mode == "RGB"
 
 
 def png_of(width: int, height: int) -> str:
@@ -133,6 +134,34 @@ def png_of(width: int, height: int) -> str:
         content += struct.pack(">I", len(data)) + kind + data
         content += struct.pack(">I", zlib.crc32(kind + data))
     return f"data:image/png;base64,{base64.b64encode(content).decode()}"
+
+
+def test_the_pixels_of_a_conversation_are_bounded() -> None:
+    large = {"type": "image_url", "image_url": {"url": png_of(5792, 5792)}}
+    assert len(images_of_parts([large] * 4)) == 4
+    with pytest.raises(RequestError, match=f"167736320 pixels; at most {MAX_SUM_PIXELS}"):
+        images_of_parts([large] * 5)
+
+
+def test_images_are_decoded_one_at_a_time(
+    served: tuple[Served, Family], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, _ = served
+    decode, living, most = EncodedImage.decoded, list[weakref.ref[Any]](), [0]
+
+    def counted(image: EncodedImage) -> Any:
+        pixels = decode(image)
+        living.append(weakref.ref(pixels))
+        most[0] = max(most[0], sum(known() is not None for known in living))
+        return pixels
+
+    monkeypatch.setattr(EncodedImage, "decoded", counted)
+    with ThreadPoolExecutor(6) as pool:
+        answers = list(pool.map(lambda parts: ask(server, message(*parts)), PARTS * 2))
+    assert {answer.status_code for answer in answers} == {200}
+    assert living
+    assert most[0] <= 2  # the one that is prepared, and the next
+    server.wait_until_idle()
 
 
 @pytest.mark.parametrize(

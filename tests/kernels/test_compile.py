@@ -47,7 +47,7 @@ def test_the_kernels_of_a_layer_fit(capability: int) -> None:
     assert {row["kernel"] for row in rows} == set(kernels.split(","))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(3600)
 def test_every_row_of_the_table_fits() -> None:
     rows = compiled(

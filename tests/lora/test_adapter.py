@@ -1,6 +1,7 @@
 """Adapters read from peft's files are those that peft itself would apply."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -98,7 +99,18 @@ def change_config(path: Path, **fields: Any) -> None:
         ({"r": "4"}, "r is '4'; it must be a number above 0"),
         ({"lora_alpha": None}, "lora_alpha is None; it must be a number above 0"),
         ({"rank_pattern": ["q_proj"]}, "rank_pattern is .* must be an object"),
-        ({"alpha_pattern": {"(": 3}}, "alpha_pattern has a pattern that is no regular expression"),
+        ({"alpha_pattern": {"(": 3}}, r"alpha_pattern has '\(', which is no regular expression"),
+        ({"rank_pattern": {r"(q)\1": 4}}, "rank_pattern has .* with groupref; accepted is a name"),
+        ({"rank_pattern": {"q_proj": "4"}}, "rank_pattern of 'q_proj' is '4'; it must be a number"),
+        ({"use_rslora": "yes"}, "use_rslora is 'yes'; it must be true or false"),
+        ({"r": 0}, "r is 0; it must be a number above 0"),
+        ({"r": -1}, "r is -1; it must be a number above 0"),
+        ({"r": True}, "r is True; it must be a number above 0"),
+        ({"r": 10**9}, "has rank 4; adapter_config.json says 1000000000"),
+        ({"lora_alpha": float("nan")}, "lora_alpha is nan; it must be a number above 0"),
+        ({"lora_alpha": 10**400}, r"lora_alpha is 1000*\.\.\.; it must be a number above 0"),
+        ({"lora_alpha": 1e300}, r"times lora_alpha / r = 2.5e\+299 are infinite"),
+        ({"modules_to_save": ["a" * 10**6]}, r"modules_to_save is \['a{198}\.\.\., which is not"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(
@@ -126,6 +138,8 @@ Q = "base_model.model.model.layers.0.self_attn.q_proj"
         ({f"{Q}.lora_A.weight": None}, "has one of lora_A and lora_B of .*q_proj' alone"),
         ({f"{Q}.lora_A.weight": torch.ones(4, 63)}, r"lora_A .* is \(4, 63\) and lora_B \(64, 4\)"),
         ({f"{Q}.lora_A.weight": torch.full((4, 64), float("nan"))}, "are not all finite numbers"),
+        ({f"{Q}.lora_A.weight": torch.ones(4, 64).long()}, "q_proj.* is of torch.int64; accepted"),
+        ({f"{Q}.lora_A.weight": torch.ones(4, 64).to(torch.complex64)}, "is of torch.complex64"),
         ({f"{Q}.lora_A.weight": torch.ones(())}, r"lora_A .* is \(\)"),
         ({f"{Q}.lora_magnitude_vector": torch.ones(64)}, "lora_magnitude_vector', which is no"),
         ({f"{Q}.lora_B.bias": torch.ones(64)}, "lora_B.bias', which is no low-rank change"),
@@ -168,6 +182,14 @@ def test_a_directory_that_is_no_adapter_is_refused(saved: Path, tmp_path: Path) 
     [
         (CONFIG, b"{", "adapter_config.json is no JSON"),
         (CONFIG, b"[1]", "adapter_config.json is no JSON object"),
+        (CONFIG, b"\xff\xfe\xfd", "adapter_config.json is no JSON"),
+        (CONFIG, b"[" * 10**5 + b"]" * 10**5, "adapter_config.json is nested deeper than 100"),
+        (CONFIG, b'{"a":' * 200 + b"1" + b"}" * 200, "adapter_config.json is nested deeper than"),
+        (CONFIG, b'{"r": ' + b"1" * 5000 + b"}", "adapter_config.json is no JSON"),
+        (CONFIG, b" " * (17 << 20), "adapter_config.json has 17825792 bytes; accepted are at most"),
+        (WEIGHTS, b"", "adapter_model.safetensors cannot be read"),
+        (WEIGHTS, (10**15).to_bytes(8, "little") + b"{}", f"{WEIGHTS} cannot be read"),
+        (WEIGHTS, (2).to_bytes(8, "little") + b"{}", "has no lora_A and lora_B of any module"),
         (WEIGHTS, b"no tensors", "adapter_model.safetensors cannot be read"),
     ],
 )
@@ -177,6 +199,80 @@ def test_a_broken_file_is_refused(
     (saved / name).write_bytes(content)
     with pytest.raises(RequestError, match=said):
         parse(saved)
+
+
+@pytest.mark.parametrize("field", ["rank_pattern", "alpha_pattern"])
+def test_a_catastrophic_pattern_does_not_hold_the_process(
+    saved: Path, parse: Parse, field: str
+) -> None:
+    expected = parse(saved)
+    change_config(saved, **{field: {r"(([\w.]+)+)+x": 4, "(a|a)" * 100: 4}})
+    found = parse(saved)
+    assert all(torch.equal(found[name].b, expected[name].b) for name in expected)
+
+
+@pytest.mark.parametrize("field", ["target_modules", "exclude_modules", "layers_pattern"])
+def test_patterns_of_training_are_not_matched(saved: Path, parse: Parse, field: str) -> None:
+    change_config(saved, **{field: r"(([\w.]+)+)+x"})
+    assert len(parse(saved)) == 4
+
+
+@pytest.mark.parametrize(
+    ("header", "said"),
+    [
+        ({"a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 99]}}, "cannot be read"),
+        ({"a": {"dtype": "F32", "shape": [2**62, 8], "data_offsets": [0, 16]}}, "cannot be read"),
+        (
+            {
+                "a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]},
+                "b": {"dtype": "F32", "shape": [2], "data_offsets": [8, 16]},
+            },
+            "cannot be read",
+        ),
+        ({"a": {"dtype": "F99", "shape": [4], "data_offsets": [0, 16]}}, "cannot be read"),
+        ({"a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}, "'a', which is no low"),
+        ([1], "cannot be read"),
+    ],
+)
+def test_a_header_that_lies_is_refused(saved: Path, parse: Parse, header: Any, said: str) -> None:
+    text = json.dumps(header).encode()
+    (saved / WEIGHTS).write_bytes(len(text).to_bytes(8, "little") + text + bytes(16))
+    with pytest.raises(RequestError, match=said):
+        parse(saved)
+
+
+def test_a_path_that_none_can_be_is_refused() -> None:
+    for path, said in (
+        ("/a\0b", "its path has a NUL character"),
+        ("/" + "a" * 5000, "its path has 5001 characters; accepted are paths of at most 4096"),
+        ("~no-such-user/a", "its path begins with the home directory of a user that is unknown"),
+        ("/" + "a" * 4000, "is no directory with an adapter_config"),
+    ):
+        with pytest.raises(RequestError, match=said):
+            AdapterFiles.read("a", path)
+
+
+@pytest.mark.parametrize("file", [CONFIG, WEIGHTS])
+@pytest.mark.parametrize("kind", ["directory", "pipe", "loop", "device"])
+def test_what_is_no_regular_file_is_refused_and_not_waited_for(
+    saved: Path, file: str, kind: str
+) -> None:
+    (saved / file).unlink()
+    if kind == "directory":
+        (saved / file).mkdir()
+    elif kind == "pipe":
+        os.mkfifo(saved / file)
+    else:
+        (saved / file).symlink_to(file if kind == "loop" else "/dev/zero")
+    with pytest.raises(RequestError, match=f"is no directory with an {CONFIG}|has no {WEIGHTS}"):
+        AdapterFiles.read("a", str(saved))
+
+
+def test_more_bytes_than_the_model_can_have_changes_of_are_not_read(saved: Path) -> None:
+    with (saved / WEIGHTS).open("r+b") as file:
+        file.truncate(1 << 40)  # a hole
+    with pytest.raises(RequestError, match=f"{WEIGHTS} has 1099511627776 bytes; .* at most 1000"):
+        AdapterFiles.read("a", str(saved), 1000)
 
 
 def test_a_cut_file_is_refused(saved: Path, parse: Parse) -> None:

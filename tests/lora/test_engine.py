@@ -1,6 +1,7 @@
 """Requests with adapters, end to end: each row of a mixed batch is what peft answers alone."""
 
 import copy
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from pagedserve import (
     SamplingParams,
 )
 from pagedserve.config import Quantization
-from pagedserve.lora.adapter import WEIGHTS
+from pagedserve.lora.adapter import CONFIG, WEIGHTS
 from pagedserve.runner.model_runner import Forward
 from pagedserve.runner.padded import PaddedDecode
 from tests.support.drafts import NGRAM, Noise, drafting
@@ -339,3 +340,25 @@ def test_without_enable_lora_an_adapter_is_refused(tiny: Path, adapters: list[Lo
     llm = LLM(str(tiny), num_gpu_blocks=64)
     with pytest.raises(RequestError, match="takes adapters with enable_lora=True alone"):
         llm.generate("w1", lora_request=adapters[0])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"rank_pattern": {"(": 4}}, "no regular expression"),
+        ({"lora_alpha": 10**400}, "lora_alpha is"),
+    ],
+)
+def test_an_adapter_that_fails_leaves_the_engine_serving(
+    llm: LLM, adapters: list[LoRARequest], tmp_path: Path, change: dict[str, Any], said: str
+) -> None:
+    (prompt,) = prompts_of(1)
+    expected = llm.generate([prompt], PARAMS, lora_request=adapters[0])[0].outputs[0].token_ids
+    broken = shutil.copytree(adapters[0].path, tmp_path / "broken")
+    config = json.loads((broken / CONFIG).read_text())
+    (broken / CONFIG).write_text(json.dumps(config | change))
+    for path in (str(broken), "/" + "a/" * 2000, "~nobody-of-that-name/x"):
+        with pytest.raises(RequestError, match=f"{said}|is no directory|is unknown"):
+            llm.generate([prompt], PARAMS, lora_request=LoRARequest("broken", 99, path))
+    after = llm.generate([prompt], PARAMS, lora_request=adapters[0])[0].outputs[0].token_ids
+    assert after == expected

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from pagedserve.errors import RequestError, StepError
 from pagedserve.lora.adapter import CONFIG, WEIGHTS
 from pagedserve.lora.host import HostAdapter, HostAdapters
+from pagedserve.regular_files import read_bytes
 from tests.support.lora import save_random_adapter
 
 KIND = "query and value"
@@ -43,13 +44,12 @@ def make_older(path: Path) -> None:
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The files that are read from now on."""
     found: list[Path] = []
-    read_bytes = Path.read_bytes
 
-    def noting(path: Path) -> bytes:
+    def noting(path: Path, max_bytes: int) -> bytes:
         found.append(path)
-        return read_bytes(path)
+        return read_bytes(path, max_bytes)
 
-    monkeypatch.setattr(Path, "read_bytes", noting)
+    monkeypatch.setattr("pagedserve.lora.adapter.read_bytes", noting)
     return found
 
 

@@ -75,7 +75,7 @@ def test_a_trained_adapter_in_bfloat16_is_as_near_to_float64_as_peft(peer: Any) 
     errors = []
     for output in answers("bfloat16"):
         expected = exact.logprobs(output)
-        pair = (found(output), theirs.logprobs(output))
-        errors.append([float((numbers - expected).abs().max()) for numbers in pair])
-    ours, noise = map(max, zip(*errors, strict=True))
+        errors.append(torch.stack((found(output), theirs.logprobs(output))) - expected)
+    # Over all tokens: the worst of a hundred says more of that token than of the arithmetic.
+    ours, noise = torch.cat(errors, dim=1).square().mean(dim=1).sqrt()
     assert ours <= 2 * noise

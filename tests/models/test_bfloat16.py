@@ -40,7 +40,7 @@ def theirs(sequences: list[list[int]]) -> list[list[int]]:
         ]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_bfloat16_agrees_with_float32_at_least_as_often_as_transformers(
     smollm2: LLM, licence: list[int]
 ) -> None:

@@ -1,6 +1,7 @@
 """Models from hubs: a real server on this machine, asked by the hubs' own libraries."""
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ from pagedserve.errors import ConfigError, ModelLoadError
 from pagedserve.models.hub import USE_MODELSCOPE, needed_files
 from pagedserve.models.loader import load_model
 from pagedserve.models.tokenizer import load_tokenizer
+from pagedserve.sampling_params import SamplingParams
 from tests.support.hubs import Repository, hub_of, use_hugging_face
+from tests.support.terminal import WIDTH, stderr_terminal
 
 NAME = "someone/tiny"
 # What lies beside the files that are needed.
@@ -127,10 +130,32 @@ def test_quiet_or_not(hub: Repository, tmp_path: Path, capfd: pytest.CaptureFixt
     assert not capfd.readouterr().err
     LLM(NAME, device="cpu", kv_cache_memory=1 << 20, download_dir=str(tmp_path / "again"))
     said = capfd.readouterr().err
-    assert said.startswith(f"loading {NAME}\nfetching ")
-    assert f"files of {NAME} (the main branch) from the Hugging Face Hub" in said
-    assert "Loading weights: 100%" in said
-    assert "replacing modules" in said
+    assert "%|" not in said  # bars are for terminals
+    loading, fetching, *_ = said.splitlines()
+    assert loading == f"loading {NAME}"
+    assert fetching.startswith("fetching ")
+    assert f"files of {NAME} (the main branch) from the Hugging Face Hub" in fetching
+
+
+def test_a_terminal_shows_one_bar_at_a_time_within_its_width(
+    hub: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pagedserve import LLM
+
+    with stderr_terminal(monkeypatch) as terminal:
+        llm = LLM(NAME, device="cpu", kv_cache_memory=1 << 20)
+        llm.generate("w5", SamplingParams(max_tokens=2))
+        llm.generate("w5", SamplingParams(max_tokens=2), use_tqdm=False)
+        shown = terminal.shown()
+    bars = ["downloading", "Loading weights", "replacing modules", "prompts"]
+    places = [shown.index(bar) for bar in bars]
+    assert places == sorted(places)
+    for bar, end in zip(bars, [*places[1:], len(shown)], strict=True):
+        assert shown.rindex(bar) < end  # it is over before the next begins
+    assert "\x1b[A" not in shown  # the cursor stays on one line
+    lines = re.split(r"[\r\n]+", shown)
+    assert all(len(line) <= WIDTH for line in lines if "%" in line)
+    assert "Fetching" not in shown  # the library's own bars
 
 
 def test_needed_files_of_shards_and_old_formats() -> None:

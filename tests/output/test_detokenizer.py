@@ -4,7 +4,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from transformers import PreTrainedTokenizerBase
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from pagedserve.output.detokenizer import Detokenizer, TextStream
 
@@ -236,3 +237,13 @@ def test_tokens_without_text_cost_no_more_than_others(
     text, most_held_back = repeat(Detokenizer(counting).stream(), special, 4000)
     assert (text, most_held_back) == ("", 0)
     assert counting.num_ids <= 2 * 4000
+
+
+def test_special_tokens_that_no_attribute_names_are_hidden_too() -> None:
+    words = Tokenizer(models.WordLevel({"a": 0}))
+    words.add_special_tokens(["<|end|>", "<tool_call>"])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<|end|>")
+    assert Detokenizer(tokenizer).hidden_tokens == {"<|end|>": 1, "<tool_call>": 2}
+    assert Detokenizer(tokenizer).hides(["<think>", "\n<tool_call>"])
+    assert not Detokenizer(tokenizer).hides(["<think>", "tool_call"])
+    assert not Detokenizer(tokenizer, skip_special_tokens=False).hides(["<tool_call>"])

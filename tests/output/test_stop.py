@@ -6,9 +6,14 @@ from pagedserve.sampling_params import SamplingParams
 EOS = (2, 7)
 
 
-def rule(max_new_tokens: int = 100, **params: Any) -> StopRule:
+def rule(
+    max_new_tokens: int = 100, hidden_tokens: dict[str, int] | None = None, **params: Any
+) -> StopRule:
     return StopRule.from_params(
-        SamplingParams(**params), eos_token_ids=EOS, max_new_tokens=max_new_tokens
+        SamplingParams(**params),
+        eos_token_ids=EOS,
+        max_new_tokens=max_new_tokens,
+        hidden_tokens=hidden_tokens,
     )
 
 
@@ -48,3 +53,20 @@ def test_ending_tokens_are_banned_before_min_tokens() -> None:
     assert rule().banned_at_first == ()
     assert longer.check(9, 2) is None
     assert longer.check(9, 3) == Finish("stop", 9)
+
+
+def test_a_stop_string_that_names_a_hidden_token_is_that_token() -> None:
+    found = rule(stop=["<|end|>", "no"], hidden_tokens={"<|end|>": 11, "<s>": 12}, ignore_eos=True)
+    assert found.check(11, 1) == Finish("stop", "<|end|>")
+    assert found.check(12, 1) is None
+
+
+def test_a_stop_string_that_names_an_end_of_sequence_token_has_no_stop_reason() -> None:
+    assert rule(stop=["<|end|>"], hidden_tokens={"<|end|>": 2}).check(2, 1) == Finish("stop", None)
+
+
+def test_a_hidden_token_among_the_first_does_not_count() -> None:
+    found = rule(stop=["<|end|>"], hidden_tokens={"<|end|>": 11}, min_tokens=2)
+    assert set(found.banned_at_first) == {2, 7}
+    assert found.check(11, 2) is None
+    assert found.check(11, 3) == Finish("stop", "<|end|>")

@@ -115,4 +115,4 @@ def test_a_row_that_nothing_may_follow_fails_alone() -> None:
         )
         assert set(sampled.errors) == {0, 2}
         assert "no token is left" in sampled.errors[0]
-        assert "the grammar cannot go on" in sampled.errors[2]
+        assert "the grammar cannot continue" in sampled.errors[2]

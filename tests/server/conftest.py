@@ -1,18 +1,19 @@
 """Servers on loopback: of a formula in this process, and of the real model in one of its own."""
 
 import gc
-import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self, TypeAlias
 
 import httpx
@@ -72,6 +73,10 @@ class Served:
         engine = self.client._thread.engine
         assert engine is not None
         return engine
+
+    @property
+    def connections(self) -> set[Any]:
+        return self._server.server_state.connections
 
     def wait_until(self, holds: Callable[[], bool]) -> None:
         while not holds():
@@ -149,14 +154,23 @@ def shared() -> Iterator[Served]:
 class Process:
     """``pagedserve serve`` as a user starts it, or another command that serves."""
 
-    def __init__(self, log: Path, *options: str, command: str = "serve") -> None:
+    def __init__(
+        self,
+        log: Path,
+        *options: str,
+        command: str = "serve",
+        port: int = 0,
+        prefix: Sequence[str] = (),
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         program = "import sys; from pagedserve.cli import main; sys.exit(main())"
+        started = [sys.executable, "-c", program, command, *options, "--port", str(port)]
         self._log = log
         with log.open("w") as stderr:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", program, command, *options, "--port", "0"],
+                [*prefix, *started],
                 stderr=stderr,
-                env=os.environ | {"OMP_WAIT_POLICY": "passive"},
+                env={**os.environ, "OMP_WAIT_POLICY": "passive", **environment},
             )
         while not (found := re.search(r"http://127\.0\.0\.1:\d+", self.log)):
             assert self.process.poll() is None, self.log
@@ -178,13 +192,12 @@ class Process:
 
 
 @pytest.fixture
-def endless(tmp_path: Path) -> Path:
-    """A model whose load never ends: a file of it is a pipe that nobody writes to."""
-    model = tmp_path / "model"
-    model.mkdir()
-    (model / "config.json").write_text(json.dumps({"model_type": "llama"}))
-    os.mkfifo(model / "generation_config.json")
-    return model
+def endless(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A model whose load takes ten seconds and more: its hub takes requests and answers none."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+        yield "nobody/endless"
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ import pytest
 
 from pagedserve import ConfigError, EngineArgs
 from pagedserve.server.options import LoraModule, ServerArgs
-from pagedserve.server.run import serve as run_server
+from pagedserve.server.prepare import prepare
 from tests.server.conftest import Serve, Served
 from tests.support.formula import FormulaModel, save_shift
 
@@ -101,7 +101,19 @@ def test_adapters_come_and_go_while_it_serves(
     [
         ({"lora_name": "x", "lora_path": "/no/such"}, "adapter 'x': .* is no directory with"),
         ({"lora_name": "formula", "lora_path": "/a"}, "The model itself is called 'formula'"),
+        ({"lora_name": "x", "lora_path": "/etc"}, "adapter 'x': lora_path is no directory"),
+        ({"lora_name": "a", "lora_path": "a"}, "^adapter 'a': lora_path is no directory with an a"),
+        ({"lora_name": "x", "lora_path": "."}, r"adapter 'x': lora_path is .*_config\.json and"),
         ({"lora_name": "x"}, "lora_path: Field required"),
+        ({"lora_name": "x", "lora_path": "/a\0b"}, "lora_path: String should match"),
+        ({"lora_name": "x", "lora_path": "a" * 4097}, "lora_path has 4097 characters; at most"),
+        ({"lora_name": "../../x", "lora_path": "/a"}, "lora_name is '.*'; it must have"),
+        ({"lora_name": "a/../x", "lora_path": "/a"}, "lora_name is 'a.*'; it must have"),
+        ({"lora_name": "/x", "lora_path": "/a"}, "lora_name is '/x'; it must have"),
+        ({"lora_name": "x\n", "lora_path": "/a"}, r"lora_name is 'x\\n'; it must have"),
+        ({"lora_name": "x\0", "lora_path": "/a"}, r"lora_name is 'x\\x00'; it must have"),
+        ({"lora_name": "é", "lora_path": "/a"}, "lora_name is 'é'; it must have"),
+        ({"lora_name": "x" * 257, "lora_path": "/a"}, "lora_name has 257 characters; at most 256"),
         ({"lora_name": "", "lora_path": "/a"}, "lora_name: "),
         ({"lora_name": "x", "lora_path": "/a", "rank": 8}, "rank: "),
     ],
@@ -112,7 +124,21 @@ def test_a_load_that_cannot_be_is_refused(serve: Serve, body: dict[str, str], sa
         assert status == 400
         assert re.search(said, message)
         assert "/no/such" not in message
+        assert "/etc" not in message
         assert len(served.http.get("/v1/models").json()["data"]) == 1
+
+
+@pytest.mark.parametrize("name", ["a", "org/sql-7b.v2", "user@team:sql+x=1", "a" * 256])
+def test_names_of_adapters(
+    serve: Serve, formula: FormulaModel, paths: dict[str, str], name: str
+) -> None:
+    with serve(ENGINE, enable_admin_routes=True) as served:
+        assert post(served, "load", lora_name=name, lora_path=paths["a"])[0] == 200
+        assert tokens_of(served, name) == formula.greedy(PROMPT, 8, 1)
+        assert served.http.get(f"/v1/models/{name}").json()["id"] == name
+    for hostile in ("../x", "x\ny", "a" * 257):
+        with pytest.raises(ConfigError, match="lora_modules"):
+            ServerArgs(lora_modules=(f"{hostile}=/a",))
 
 
 def test_loading_needs_the_switches(serve: Serve, paths: dict[str, str]) -> None:
@@ -181,4 +207,4 @@ def test_a_path_may_have_equals_signs() -> None:
 
 def test_adapters_without_enable_lora_are_refused_before_a_model_is_loaded() -> None:
     with pytest.raises(ConfigError, match="lora_modules is given without enable_lora"):
-        run_server(EngineArgs("/no/such/model"), ServerArgs(lora_modules=("a=b",)))
+        prepare(EngineArgs("/no/such/model"), ServerArgs(lora_modules=("a=b",)))

@@ -374,7 +374,6 @@ def test_metrics_count_what_happened(served: Served) -> None:
         found = served.metrics()
         assert found["vllm:generation_tokens_total"] == 10 * number
         assert found["vllm:prompt_tokens_total"] == 8 * number
-        assert found["vllm:request_success_total"] >= 0
         for name in ("e2e_request_latency_seconds", "time_to_first_token_seconds"):
             assert found[f"vllm:{name}_count"] == 2 * number
         assert found["vllm:request_generation_tokens_sum"] == 10 * number

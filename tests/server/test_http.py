@@ -1,7 +1,11 @@
 """What HTTP says besides bodies: methods, media types, origins, and routes that are not there."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import httpx
 import pytest
+from fastapi import FastAPI
 
 from tests.server.conftest import Serve, Served
 from tests.server.test_completions import PROMPT
@@ -113,3 +117,23 @@ def test_methods_and_headers_of_pages_can_be_fewer(serve: Serve) -> None:
 def test_without_origins_no_page_is_let_in(shared: Served) -> None:
     assert asked(shared).status_code == 405
     assert "access-control-allow-origin" not in shared.http.get("/version", headers=ORIGIN).headers
+
+
+def test_the_first_openapi_schema_delays_no_other_request(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+
+    def openapi(app: FastAPI) -> dict[str, str]:
+        del app
+        begun.set()
+        assert may_end.wait(60)
+        return {}
+
+    monkeypatch.setattr(FastAPI, "openapi", openapi)
+    with serve() as served, ThreadPoolExecutor() as pool:
+        requested = pool.submit(served.http.get, "/openapi.json")
+        assert begun.wait(60)
+        assert served.http.get("/health").status_code == 200
+        may_end.set()
+        assert requested.result().json() == {}

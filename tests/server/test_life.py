@@ -61,8 +61,9 @@ def test_a_client_that_leaves_costs_nothing_a_moment_later(
             after = 0
         leave(served, after, **body)
         served.wait_until_idle()
-        assert served.engine.stats.num_generation_tokens < 390
-        assert served.metrics()["vllm:generation_tokens_total"] >= 0
+        num_tokens = served.engine.stats.num_generation_tokens
+        assert num_tokens < 390
+        assert served.metrics()["vllm:generation_tokens_total"] == num_tokens
         answer = served.complete(prompt=PROMPT, max_tokens=4).json()
         assert answer["choices"][0]["text"] == text_after(formula, PROMPT, 4)
 
@@ -388,7 +389,7 @@ class TestProcess:
             lines = answer.iter_lines()
             next(lines)
             process.process.send_signal(signal.SIGTERM)
-            while "no more requests are taken" not in process.log:
+            while "draining, new requests are refused" not in process.log:
                 time.sleep(0.02)
             assert process.end() == 0
             with pytest.raises(httpx.RemoteProtocolError):

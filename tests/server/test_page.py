@@ -85,6 +85,14 @@ def test_a_chat_in_the_browser(smollm2_server: Process, tmp_path: Path) -> None:
                 r"\d+ tokens, [\d.]+ tokens/s, first after [\d.]+ s",
                 await page.value("find('rate').textContent"),
             )
+            # System prompt and settings are part of the next request.
+            await page.value("find('system').value = 'Be brief.'; find('temperature').value = '0'")
+            sent = await page.value("request()")
+            assert sent["messages"][0] == {"role": "system", "content": "Be brief."}
+            assert (sent["temperature"], sent["max_tokens"]) == (0, 512)
+            # The box stays at the bottom, whatever the length of the chat.
+            below = "document.body.getBoundingClientRect().bottom <= innerHeight"
+            assert await page.value(f"show('user', 'long\\n'.repeat(200)) && {below}")
             # Stopping an answer in the middle keeps what came.
             await page.value("send('Count to one hundred.')")
             await page.until("document.querySelectorAll('.assistant')[1]?.textContent.length > 5")

@@ -77,9 +77,9 @@ def test_tls(serve: Serve, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_a_server_that_is_still_loading(
-    endless: Path, tmp_path: Path, number: int
+    endless: str, tmp_path: Path, number: int
 ) -> None:
-    process = Process(tmp_path / "log", str(endless), "--load-format", "dummy")
+    process = Process(tmp_path / "log", endless, "--load-format", "dummy")
     answer = httpx.get(f"{process.url}/health")
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
     assert process.end(number) == 0

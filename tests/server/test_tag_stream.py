@@ -1,17 +1,17 @@
 """Each family's calls and thoughts are read alike in every split of their text."""
 
+import dataclasses
 import json
+import re
 from typing import Any
 
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from pagedserve.server.tag_stream import Parts, TagStream
-from pagedserve.server.tool_formats import (
-    REASONING_FORMATS,
-    TOOL_FORMATS,
-    Call,
-    tool_format_of,
-)
+from pagedserve.server.tool_formats import REASONING_FORMATS, TOOL_FORMATS, tool_format_of
+from pagedserve.server.tool_readers import Call
 
 SCHEMAS: dict[str, Any] = {
     "weather": {
@@ -114,15 +114,14 @@ def test_several_calls_are_read_in_every_split(name: str) -> None:
 def test_what_is_no_call_is_shown_as_it_was_written(name: str) -> None:
     tools = TOOL_FORMATS[name]
     start = tools.starts[0]
-    for text in (f"Use {start} so.", f"{start}no call{tools.end or ''}", f"{start}", "plain text"):
-        found = in_every_split(text, name)
-        assert found.calls == []
-        assert "".join(found.content.split()) == "".join(text.split())
+    end = tools.end or ""
+    for text in (f" Use {start} so. ", f"{start}no call {end}\n x", f"{start}", " plain text\n"):
+        assert in_every_split(text, name) == Parts(content=text)
 
 
 def test_text_after_a_call_is_content_too() -> None:
-    found = in_every_split(f"a\n{TEXTS['hermes']}\n\nb", "hermes")
-    assert found == Parts(content="ab", calls=[Call("weather", GIVEN)])
+    found = in_every_split(f"a\n{TEXTS['hermes']}\n\nb\n{TEXTS['hermes']} ", "hermes")
+    assert found == Parts(content="a\n\n\nb", calls=[Call("weather", GIVEN)] * 2)
 
 
 def test_a_call_without_its_end_is_read_where_it_is_whole() -> None:
@@ -158,9 +157,214 @@ def test_calls_come_after_thoughts() -> None:
 
 
 def test_values_have_the_types_of_the_schema() -> None:
-    text = TEXTS["qwen3_coder"].replace("Köln <3", "5").replace("\n2\n", "\ntrue\n")
+    text = TEXTS["qwen3_coder"].replace("Köln <3", "5").replace("\n2\n", "\n3.0\n")
     (call,) = in_every_split(text, "qwen3_coder").calls
-    assert json.loads(call.arguments) == {"city": "5", "days": True}
+    assert call.arguments == '{"city": "5", "days": 3.0}'
+
+
+# What a model may be asked to write, and a reader may stumble over.
+HOSTILE = [
+    *sorted({tag for tools in TOOL_FORMATS.values() for tag in (*tools.starts, tools.end or "")}),
+    *("</parameter>", "</function>", "</arg_value>", "<parameter=x>", "<arg_key>", "<think>"),
+    *(
+        "</think>",
+        "```",
+        "\\",
+        '"',
+        "'",
+        "\n",
+        " ",
+        "{",
+        "}",
+        "[",
+        "]",
+        ",",
+        "é",
+        "\U0001f600",
+        "a",
+    ),
+    *("<｜tool▁call▁end｜>", "<|tool_call_end|>", "'''", '"""', "#"),
+]
+# Where a value itself closes all that is open, nothing tells it from the end.
+CLOSING = re.compile(
+    r"</parameter>\s*(<parameter=|</function>\s*(<function=|</tool_call>|$))"
+    r"|</arg_value>\s*(<arg_key>|</tool_call>|$)"
+)
+
+
+def written(name: str, arguments: dict[str, str]) -> str:
+    """A call as a family's template writes it."""
+    match name:
+        case "qwen3_coder":
+            parts = (f"<parameter={key}>\n{arguments[key]}\n</parameter>\n" for key in arguments)
+            return f"<tool_call>\n<function=weather>\n{''.join(parts)}</function>\n</tool_call>"
+        case "glm45":
+            parts = (
+                f"<arg_key>{key}</arg_key>\n<arg_value>{arguments[key]}</arg_value>\n"
+                for key in arguments
+            )
+            return f"<tool_call>weather\n{''.join(parts)}</tool_call>"
+        case "pythonic":
+            words = ", ".join(f"{key}={arguments[key]!r}" for key in arguments)
+            return f"<|python_start|>[weather({words})]<|python_end|>"
+    return TEXTS[name].replace(GIVEN, json.dumps(arguments, ensure_ascii=False))
+
+
+@pytest.mark.parametrize("name", TEXTS)
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_arguments_may_hold_any_tag(name: str, data: st.DataObject) -> None:
+    text = st.lists(st.sampled_from(HOSTILE), max_size=8).map("".join)
+    arguments = {"city": data.draw(text), "more": data.draw(text)}
+    if name in {"qwen3_coder", "glm45"}:
+        assume(not any(CLOSING.search(value + "\n") for value in arguments.values()))
+    has_end = bool(TOOL_FORMATS[name].end)
+    several = data.draw(st.integers(1, 3)) if has_end else 1
+    content = "Look:" if has_end else ""
+    whole = content + "\n".join([written(name, arguments)] * several)
+    ends = [*sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=12))), len(whole)]
+    pieces = [whole[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+    call = Call("weather", json.dumps(arguments, ensure_ascii=False))
+    assert read(pieces, name) == Parts(content=content, calls=[call] * several)
+    assert read([*whole, ""], name) == read(pieces, name) == read([whole], name)
+
+
+@pytest.mark.parametrize("name", TEXTS)
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_any_text_is_read_alike_in_every_split(name: str, data: st.DataObject) -> None:
+    tags = st.sampled_from([*HOSTILE, *TEXTS.values(), "<function=weather>", "weather("])
+    whole = "".join(data.draw(st.lists(tags, max_size=10)))
+    reasoning = data.draw(st.sampled_from([None, "qwen3", "deepseek_r1"]))
+    found = read([whole], name, reasoning)
+    assert read([*whole, ""], name, reasoning) == found
+    place = data.draw(st.integers(0, len(whole)))
+    assert read([whole[:place], whole[place:]], name, reasoning) == found
+    for call in found.calls:
+        assert isinstance(json.loads(call.arguments, parse_constant=pytest.fail), dict)
+    if not found.calls and reasoning is None:
+        assert found.content == whole
+
+
+def test_a_tag_in_an_argument_is_part_of_it() -> None:
+    arguments = '{"text": "x </tool_call> y"}'
+    call = f'<tool_call>{{"name":"write","arguments":{arguments}}}</tool_call>'
+    assert in_every_split(f"So: {call} z", "hermes") == Parts(
+        content="So:  z", calls=[Call("write", arguments)]
+    )
+
+
+def test_a_call_that_is_cut_in_an_argument_is_content() -> None:
+    text = 'I do. <tool_call>{"name":"write","arguments":{"text":"x </tool_call> y'
+    assert in_every_split(text, "hermes") == Parts(content=text)
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen3_coder", "glm45"])
+def test_what_is_no_call_spoils_none_that_follows(name: str) -> None:
+    broken = '<tool_call>{"name": "weather", "arguments": {"city": "</tool_call>'
+    found = in_every_split(f"{broken} {TEXTS[name]}", name)
+    assert found == Parts(content=broken, calls=[Call("weather", GIVEN)])
+
+
+@pytest.mark.parametrize(
+    ("name", "body"),
+    [
+        ("hermes", '{"a'),
+        ("hermes", '{"a\\'),
+        ("qwen3_coder", "<function=weather>"),
+        ("qwen3_coder", "<function=weather><parameter=city>"),
+        ("glm45", "weather<arg_key>"),
+        ("glm45", "weather<arg_key>a</arg_key><arg_value>"),
+        ("deepseek_v31", "<｜tool▁call▁begin｜>"),
+        ("kimi_k2", "<|tool_call_begin|>"),
+        ("pythonic", "[weather('"),
+        ("pythonic", "[weather(city=" + "(" * 50),
+    ],
+)
+def test_thousands_of_broken_calls_are_read_about_once(
+    name: str, body: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tools, num_read = TOOL_FORMATS[name], 0
+
+    def counted(text: str, schemas: Any) -> list[Call]:
+        nonlocal num_read
+        num_read += len(text)
+        return tools.read(text, schemas)
+
+    monkeypatch.setitem(TOOL_FORMATS, name, dataclasses.replace(tools, read=counted))
+    text = f"{tools.starts[0]}{body}{tools.end}" * 1000
+    pieces = [text[place : place + 50] for place in range(0, len(text), 50)]
+    assert read(pieces, name) == Parts(content=text)
+    assert num_read <= 4 * len(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[weather(city={1, 2})]",
+        "[weather(city={[]: 1})]",
+        "[weather(city=b'a')]",
+        "[weather(city=1j)]",
+        "[weather(city=1e999)]",
+        "[weather(city=...)]",
+        "[weather(city=" + "-" * 9000 + "1)]",
+        "[weather(city=" + "[" * 9000 + ")]",
+        "[weather(city='\0')]",
+        "[weather('Rome')]",
+        "[]",
+    ],
+)
+def test_python_that_is_no_call_is_content(text: str) -> None:
+    assert read([text], "pythonic") == Parts(content=text)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        '{"city": NaN}',
+        '{"city": -Infinity}',
+        '{"city": 1e999}',
+        '["Rome"]',
+        "5",
+        "null",
+        "[" * 5000,
+    ],
+)
+def test_arguments_that_are_no_object_are_content(arguments: str) -> None:
+    text = f'<tool_call>{{"name": "weather", "arguments": {arguments}}}</tool_call>'
+    assert read([text], "hermes") == Parts(content=text)
+
+
+def test_halves_of_characters_stay_escapes() -> None:
+    arguments = r'{"city": "\ud800 \ud83d\ude00"}'
+    text = f'<tool_call>{{"name": "weather", "arguments": {arguments}}}</tool_call>'
+    (call,) = read([text], "hermes").calls
+    assert call.arguments == '{"city": "\\ud800 \U0001f600"}'
+
+
+def test_json_that_names_no_tool_is_content_where_no_tag_stands_before_it() -> None:
+    text = ' {"name": "Alice", "age": 3}\n'
+    assert in_every_split(text, "llama3_json") == Parts(content=text)
+    tagged = f"<|python_tag|>{text}"
+    assert in_every_split(tagged, "llama3_json").calls == [Call("Alice", "{}")]
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen3_coder", "glm45"])
+def test_a_call_of_an_unknown_tool_reaches_the_client(name: str) -> None:
+    text = TEXTS[name].replace("weather", "climate")
+    (call,) = in_every_split(text, name).calls
+    assert (call.name, json.loads(call.arguments)["city"]) == ("climate", "Köln <3")
+
+
+def test_thoughts_end_at_the_first_tag_and_begin_once() -> None:
+    text = "<think>a <think> b</think> c <think>d</think> e"
+    assert in_every_split(text, None, "qwen3") == Parts("a <think> b", "c <think>d</think> e")
+    text = "<think>\n<think>a</think>b"
+    assert in_every_split(text, None, "qwen3") == Parts("<think>a", "b")
+    text = f"<think>I say {TEXTS['hermes']} then</think>{TEXTS['hermes']}"
+    assert in_every_split(text, "hermes", "qwen3") == Parts(
+        f"I say {TEXTS['hermes']} then", "", [Call("weather", GIVEN)]
+    )
 
 
 @pytest.mark.parametrize(

@@ -160,8 +160,8 @@ def test_a_server_is_sent_what_was_asked_and_said(
         (Reply([completion("a"), DONE]), "cut off"),
         (Reply([completion("a", "abort"), DONE]), "cut off"),
         (Reply([{"error": {"message": "out of luck"}}, DONE]), "the server failed: out of luck"),
-        (Reply(["nonsense"]), "no event of OpenAI's: b'nonsense'"),
-        (Reply(["[1]"]), "no event of OpenAI's: b'[1]'"),
+        (Reply(["nonsense"]), "none of OpenAI's: b'nonsense'"),
+        (Reply(["[1]"]), "none of OpenAI's: b'[1]'"),
     ],
 )
 def test_what_a_server_does_wrong_is_one_line(
@@ -175,7 +175,7 @@ def test_what_a_server_does_wrong_is_one_line(
     ("argv", "words"),
     [
         # Port 1 is nobody's: those below 1024 are given to known services alone.
-        (("--url", "http://127.0.0.1:1/v1"), "no server answers at http://127.0.0.1:1/v1"),
+        (("--url", "http://127.0.0.1:1/v1"), "no server responds at http://127.0.0.1:1/v1"),
         (("--url", "localhost:8000"), "--url is 'localhost:8000'; it must be a URL"),
         (("--api-key", "se\ncret"), "the API key has characters that no HTTP header has"),
         (("--max-tokens", "many"), "invalid int value: 'many'"),

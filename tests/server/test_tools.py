@@ -119,6 +119,23 @@ def test_a_required_call_keeps_to_one_of_the_schemas(
         assert choice.finish_reason in {"tool_calls", "length"}
 
 
+def test_a_call_that_is_cut_is_given_as_far_as_it_came(client: openai.OpenAI) -> None:
+    for num_tokens in (1, 6, 12):
+        given = {"tool_choice": "required", "max_tokens": num_tokens}
+        (choice,) = ask(client, **given).choices
+        assert choice.finish_reason == "length"
+        assert not choice.message.content
+        found = streamed(client, **given)
+        assert (found["finish_reason"], found["content"]) == ("length", "")
+        calls = [(call["name"], call["arguments"]) for call in found["calls"].values()]
+        assert calls == [
+            (call.function.name, call.function.arguments)
+            for call in choice.message.tool_calls or ()
+        ]
+    assert calls[0][0] in SCHEMAS
+    assert calls[0][1].startswith("{")
+
+
 @pytest.mark.parametrize("choice", ["auto", None])
 def test_a_call_that_the_model_chooses_is_read(client: openai.OpenAI, choice: str | None) -> None:
     given: dict[str, Any] = {"extra_body": {"structured_outputs": {"regex": HERMES}}}
@@ -175,8 +192,16 @@ def test_what_tools_answered_goes_back_to_the_model(client: openai.OpenAI) -> No
         ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools"),
         ({"tools": [{"type": "retrieval"}]}, "tools"),
         (
+            {"response_format": {"type": "json_object"}},
+            "response_format is given with tools that the model may choose",
+        ),
+        (
+            {"tool_choice": "auto", "extra_body": {"structured_outputs": {"json_object": True}}},
+            "structured_outputs.json_object is given with tools that the model may choose",
+        ),
+        (
             {"tool_choice": "required", "extra_body": {"guided_regex": "a"}},
-            "tool_choice asks for a call, and another field says what the text must be",
+            "tool_choice requires a call, and another field says what the text must be",
         ),
         (
             {

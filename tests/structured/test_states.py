@@ -95,7 +95,7 @@ def test_tokens_that_the_grammar_does_not_allow_are_a_fault(
     tokens = encoded(compiler, "no object")
     assert tokens_after(states, tokens) == set()
     state = states.at(tokens)
-    assert "the grammar cannot go on" in str(state.fault)
+    assert "the grammar cannot continue" in str(state.fault)
     assert not any(state.admits(token) for token in [*range(100), *compiler.eos_token_ids])
 
 

@@ -17,6 +17,10 @@ from tests.support import references
 
 NAME = "beams"
 
+# Of a score that is the mean of a sequence's log-probabilities: each kind of processor rounds in
+# its own way, and records are rounded to 1e-6.
+MEAN_TOLERANCE = 1e-4
+
 # Some are answered in a few words, so that hypotheses end; of the others beams go on to the last.
 QUESTIONS = (
     "What is the capital of France?",
@@ -37,6 +41,14 @@ class Way(NamedTuple):
 
     length_penalty: float
     early_stopping: EarlyStopping
+
+    def tolerance(self, num_tokens: int) -> float:
+        """How far two scores of one sequence may be apart.
+
+        A sum is off by as much more than a mean as independent errors add up to.
+        """
+        spread: float = num_tokens ** (0.5 - self.length_penalty)
+        return MEAN_TOLERANCE * max(1.0, spread)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from typing import Final
 from pagedserve.config import EngineArgs
 from pagedserve.deploy.options import DeployArgs
 from pagedserve.options import with_table
+from pagedserve.server.bounds import BOUNDS
 from pagedserve.server.options import ServerArgs
 from pagedserve.speculative_config import SpeculativeConfig
 
@@ -18,9 +19,25 @@ PAGES: Final[dict[str, type]] = {
     "deploy.md": DeployArgs,
 }
 
+# The page of bounds, and what is around its table.
+LIMITS: Final = DOCS / "limits.md"
+_BEGIN: Final = "<!-- made by `make options` from python/pagedserve/server/bounds.py -->\n"
+_END: Final = "<!-- end of the table -->"
+
+
+def with_bounds(page: str) -> str:
+    """The page with the table of bounds as they are."""
+    before, _, rest = page.partition(_BEGIN)
+    lines = ["| field | at most | of what |", "|---|---|---|"]
+    for bound in BOUNDS:
+        most = bound.most if isinstance(bound.most, str) else f"{bound.most:,}"
+        lines.append(f"| `{bound.path}` | {most} | {bound.unit} |")
+    return before + _BEGIN + "\n" + "\n".join(lines) + "\n\n" + _END + rest.partition(_END)[2]
+
 
 def main() -> None:
     """Bring every table up to date."""
+    LIMITS.write_text(with_bounds(LIMITS.read_text(encoding="utf-8")), encoding="utf-8")
     for name, arguments in PAGES.items():
         page = (DOCS / name).read_text(encoding="utf-8")
         (DOCS / name).write_text(with_table(page, arguments), encoding="utf-8")

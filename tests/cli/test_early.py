@@ -1,0 +1,102 @@
+"""What a command line refuses before torch or transformers is imported."""
+
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pagedserve.cli import early, main
+from pagedserve.extras import check_installed, install_command, requirements
+
+HEAVY = ("torch", "transformers", "fastapi")
+# Runs command lines; prints the status of each, and the heavy modules that were imported by then.
+RUN = """
+import contextlib, io, json, sys
+from pagedserve.cli import main
+for argv in json.load(sys.stdin):
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        status = main(argv)
+    loaded = [name for name in sys.argv[1:] if name in sys.modules]
+    print(json.dumps([status, said.getvalue(), loaded]))
+"""
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(early, "may_have_gpu", lambda: False)
+
+
+@pytest.fixture
+def taken_port() -> Iterator[str]:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        yield str(taken.getsockname()[1])
+
+
+def test_refusals_import_no_heavy_module(tmp_path: Path, taken_port: str) -> None:
+    (tmp_path / "llama").mkdir()
+    ranks = ["--tensor-parallel-size", "2"]
+    expected = {
+        ("serve", "hub/model", "--port", taken_port): "Address already in use",
+        ("serve", "smolm2"): "no such file or directory; did you mean smollm2?",
+        ("serve", f"{tmp_path}/lama"): f"; did you mean {tmp_path}/llama?",
+        ("serve", f"{tmp_path}/lama/1b"): f"; did you mean {tmp_path}/llama?",
+        ("serve", f"{tmp_path}/llama"): "the directory has no config.json",
+        ("serve", "hub/model", "--tokenizer", "./none"): "model './none': no such file",
+        ("serve", "hub/model", "--chat-template", "./none"): "chat_template: cannot read ./none",
+        ("serve", "hub/model", "--generation-config", "./none"): "generation_config: cannot read",
+        ("serve", "hub/model", "--max_model_lens", "5"): "; did you mean --max-model-len?",
+        ("serve", "hub/model", "--swap_space=-1"): "swap_space is -1.0; it must be",
+        ("serve", "hub/model", *ranks, "--enable-lora"): "tensor_parallel_size is 2",
+        ("serve", "hub/model", *ranks, "--quantization", "int8"): "tensor_parallel_size is 2",
+        (
+            "generate",
+            *("--model", "smollm2", "--prompt", "a", "--device", "cpu"),
+            *("--gpu-memory-utilization", "0.5"),
+        ): "gpu_memory_utilization is 0.5, and the model is on the CPU",
+        ("deploy", "hub/model", "--port", taken_port): "Address already in use",
+    }
+    ran = subprocess.run(
+        [sys.executable, "-c", RUN, *HEAVY],
+        input=json.dumps(list(expected)),
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    for (argv, said), line in zip(expected.items(), ran.stdout.splitlines(), strict=True):
+        status, stderr, loaded = json.loads(line)
+        assert (status, loaded) == (2, []), argv
+        assert said in stderr, argv
+
+
+@pytest.mark.usefixtures("no_gpu")
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--gpu-memory-utilization", "0.5"], "give kv_cache_memory instead"),
+        (["--device", "cuda:1"], "device is 'cuda:1', and this machine has no GPU driver"),
+    ],
+)
+def test_a_gpus_options_without_a_driver(
+    options: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", "hub/model", "--port", "0", *options]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_missing_packages_are_named_with_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = ["numpy>=1.26", "no-such-package>=2; extra == 'engine'", 'torch ; extra == "engine"']
+    monkeypatch.setattr("importlib.metadata.requires", lambda _: listed)
+    assert requirements("engine") == ["no-such-package>=2", "torch"]
+    with pytest.raises(ImportError, match=r"\(no-such-package\): pip install 'no-such-package>=2'"):
+        check_installed("pagedserve serve", "engine")
+    check_installed("pagedserve serve", "serve")
+
+
+def test_without_metadata_the_missing_module_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.metadata.requires", lambda _: None)
+    assert install_command("engine", "torch") == "pip install torch"

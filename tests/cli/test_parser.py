@@ -1,0 +1,57 @@
+import pytest
+
+from pagedserve.cli.main import make_parser
+from pagedserve.errors import ConfigError
+from pagedserve.utils import FlexibleArgumentParser
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        "serve a --max-model-len 50 --no-enable-chunked-prefill",
+        "serve a --max_model_len 50 --no_enable_chunked_prefill",
+        "serve a --max_model_len=50 --no-enable_chunked-prefill",
+    ],
+)
+def test_options_may_have_underscores(argv: str) -> None:
+    options = make_parser().parse_args(argv.split())
+    assert (options.max_model_len, options.enable_chunked_prefill) == (50, False)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["generate", "--max_tokens", "5", "--prompt", "a_b"],
+        ["chat", "--max_tokens=5", "--system_prompt=a_b"],
+        ["complete", "--max_tokens=5", "--model_name=a_b"],
+        ["bench", "serve", "--num_prompts=5", "--model=a_b"],
+        ["deploy", "a_b", "--min_replicas", "5"],
+    ],
+)
+def test_every_command_accepts_them_and_leaves_values_alone(argv: list[str]) -> None:
+    given = vars(make_parser().parse_args(argv))
+    assert 5 in given.values()
+    assert "a_b" in given.values() or ["a_b"] in given.values()
+
+
+def test_an_option_that_has_underscores_keeps_them() -> None:
+    parser = FlexibleArgumentParser()
+    parser.add_argument("--my_option")
+    parser.add_argument("--other-option")
+    found = parser.parse_args(["--my_option", "1", "--other_option", "2"])
+    assert (found.my_option, found.other_option) == ("1", "2")
+
+
+@pytest.mark.parametrize(
+    ("argv", "nearest"),
+    [
+        ("serve a --gpu-memory-utilisation 0.5", "; did you mean --gpu-memory-utilization?"),
+        ("serve a --prot=5", "; did you mean --port?"),
+        ("generate --promt a", "; did you mean --prompt?"),
+        ("bench serve --request-rates 5", "; did you mean --request-rate?"),
+        ("serve a --zzz", r"unrecognized arguments: --zzz \(see pagedserve serve --help\)"),
+    ],
+)
+def test_a_misspelt_option_is_refused_with_the_nearest(argv: str, nearest: str) -> None:
+    with pytest.raises(ConfigError, match=nearest.replace("?", r"\?")):
+        make_parser().parse_args(argv.split())

@@ -1,0 +1,392 @@
+"""Each bound on what a client may send: refused just beyond it, served up to it, streams go on."""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, Final
+
+import httpx
+import pytest
+
+from pagedserve.errors import RequestError
+from pagedserve.server import bounds, connection
+from pagedserve.server.body import num_marks, parsed, read_body
+from pagedserve.server.bounds import (
+    BOUNDS,
+    MAX_DEPTH,
+    MAX_NUMBERS,
+    MAX_VALUES,
+    MODEL_LENGTH,
+    VOCABULARY,
+    Bound,
+)
+from pagedserve.server.options import ServerArgs
+from pagedserve.server.protocol import EmbeddingBody
+from tests.server.conftest import TEMPLATE, Served
+from tests.server.test_completions import PROMPT, encode, text_after
+from tests.server.test_life import slowly
+from tests.support.formula import FormulaModel
+from tests.support.pages import LIMITS, with_bounds
+
+LENGTH: Final = 32_768
+ENGINE: Final = {"max_model_len": LENGTH, "num_gpu_blocks": 30_000}
+ROUTES: Final = {
+    "completion": "/v1/completions",
+    "chat": "/v1/chat/completions",
+    "tokenize": "/tokenize",
+    "detokenize": "/detokenize",
+    "input": "/v1/embeddings",
+    "score": "/score",
+    "rerank": "/rerank",
+    "abort": "/abort_requests",
+    "load": "/v1/load_lora_adapter",
+}
+GOOD: Final[dict[str, dict[str, Any]]] = {
+    "completion": {"prompt": PROMPT, "max_tokens": 1},
+    "chat": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
+    "tokenize": {"messages": [{"role": "user", "content": "x"}]},
+    "detokenize": {},
+    "input": {},
+    "score": {"text_1": "x", "text_2": "x"},
+    "rerank": {"query": "x"},
+    "abort": {},
+    "load": {"lora_name": "x", "lora_path": "x"},
+}
+
+
+def tool(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
+def message(**fields: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": "x"} | fields]}
+
+
+def structured(**given: Any) -> dict[str, Any]:
+    return {"structured_outputs": given}
+
+
+def texts(number: int) -> list[str]:
+    return [f"w{index}" for index in range(number)]
+
+
+# Of each bound a route, and the fields of a body that has so many.
+CASES: Final[dict[tuple[str, str], tuple[str, Callable[[int], dict[str, Any]]]]] = {
+    ("model", "characters"): ("completion", lambda n: {"model": "x" * n}),
+    ("cache_salt", "characters"): ("completion", lambda n: {"cache_salt": "x" * n}),
+    ("prompt", "prompts"): ("completion", lambda n: {"prompt": ["x"] * n}),
+    ("input", "prompts"): ("input", lambda n: {"input": ["x"] * n}),
+    ("stop", "characters"): ("completion", lambda n: {"stop": "x" * n}),
+    ("stop", "strings"): ("completion", lambda n: {"stop": texts(n)}),
+    ("stop[]", "characters"): ("completion", lambda n: {"stop": ["x", "x" * n]}),
+    ("stop_token_ids", "token ids"): ("completion", lambda n: {"stop_token_ids": [5] * n}),
+    ("allowed_token_ids", "token ids"): ("completion", lambda n: {"allowed_token_ids": [5] * n}),
+    ("logit_bias", "token ids"): (
+        "completion",
+        lambda n: {"logit_bias": {str(token): 1 for token in range(n)}},
+    ),
+    ("bad_words", "words"): ("completion", lambda n: {"bad_words": texts(n)}),
+    ("bad_words[]", "characters"): ("completion", lambda n: {"bad_words": ["x", "x" * n]}),
+    ("guided_choice", "choices"): ("completion", lambda n: {"guided_choice": texts(n)}),
+    ("guided_choice[]", "characters"): ("completion", lambda n: {"guided_choice": ["x" * n]}),
+    ("guided_json", "characters"): ("completion", lambda n: {"guided_json": "x" * n}),
+    ("guided_regex", "characters"): ("completion", lambda n: {"guided_regex": "(" * n}),
+    ("guided_grammar", "characters"): ("completion", lambda n: {"guided_grammar": "x" * n}),
+    ("structured_outputs.choice", "choices"): ("completion", lambda n: structured(choice=texts(n))),
+    ("structured_outputs.choice[]", "characters"): (
+        "completion",
+        lambda n: structured(choice=["x" * n]),
+    ),
+    ("structured_outputs.json", "characters"): ("completion", lambda n: structured(json="x" * n)),
+    ("structured_outputs.regex", "characters"): ("completion", lambda n: structured(regex="(" * n)),
+    ("structured_outputs.grammar", "characters"): (
+        "completion",
+        lambda n: structured(grammar="x" * n),
+    ),
+    ("messages", "messages"): (
+        "chat",
+        lambda n: {"messages": [{"role": "user", "content": "x"}] * n},
+    ),
+    ("messages[].role", "characters"): ("chat", lambda n: message(role="x" * n)),
+    ("messages[].name", "characters"): ("chat", lambda n: message(name="x" * n)),
+    ("messages[].tool_call_id", "characters"): ("chat", lambda n: message(tool_call_id="x" * n)),
+    ("messages[].content", "parts"): (
+        "chat",
+        lambda n: message(content=[{"type": "text", "text": "x"}] * n),
+    ),
+    ("messages[].tool_calls", "calls"): (
+        "chat",
+        lambda n: message(role="assistant", tool_calls=[{"function": {"name": "x"}}] * n),
+    ),
+    ("chat_template", "characters"): ("chat", lambda n: {"chat_template": "x" * n}),
+    ("chat_template_kwargs", "variables"): (
+        "chat",
+        lambda n: {"chat_template_kwargs": dict.fromkeys(texts(n), 1)},
+    ),
+    ("tools", "tools"): (
+        "chat",
+        lambda n: {"tools": [*map(tool, texts(n))], "tool_choice": "none"},
+    ),
+    ("text_1", "texts"): ("score", lambda n: {"text_1": texts(n)}),
+    ("text_2", "texts"): ("score", lambda n: {"text_2": texts(n)}),
+    ("documents", "documents"): ("rerank", lambda n: {"documents": texts(n)}),
+    ("tokens", "token ids"): ("detokenize", lambda n: {"tokens": [5] * n}),
+    ("request_ids", "ids"): ("abort", lambda n: {"request_ids": texts(n)}),
+    ("request_ids[]", "characters"): ("abort", lambda n: {"request_ids": ["x" * n]}),
+    ("lora_name", "characters"): ("load", lambda n: {"lora_name": "x" * n}),
+    ("lora_path", "characters"): ("load", lambda n: {"lora_path": "x" * n}),
+}
+# What the server of these tests answers below the bound, where that is no 200: another reason.
+ELSEWHERE: Final = {
+    "model": 404,  # there is none of that name
+    "input": 400,  # the model generates
+    "text_1": 400,
+    "text_2": 400,
+    "documents": 400,
+    "lora_name": 400,  # enable_lora is not given
+    "lora_path": 400,
+    "guided_json": 400,  # is no schema
+    "guided_regex": 400,
+    "guided_grammar": 400,
+    "structured_outputs.json": 400,
+    "structured_outputs.regex": 400,
+    "structured_outputs.grammar": 400,
+    "chat_template": 400,  # is taken from nobody
+    "logit_bias": 400,  # more than the vocabulary
+}
+
+
+@pytest.fixture(scope="module")
+def large() -> Iterator[Served]:
+    args = ServerArgs(
+        port=0,
+        uvicorn_log_level="warning",
+        chat_template=TEMPLATE,
+        enable_admin_routes=True,
+        max_num_queued_reqs=3000,
+    )
+    with Served(partial(FormulaModel().engine, **ENGINE), args) as running:
+        running.http.timeout = httpx.Timeout(300)
+        yield running
+        running.wait_until_idle()
+
+
+def post(served: Served, route: str, fields: dict[str, Any]) -> httpx.Response:
+    return served.http.post(ROUTES[route], json=GOOD[route] | fields)
+
+
+def most_of(bound: Bound) -> int:
+    sizes = {MODEL_LENGTH: LENGTH, VOCABULARY: FormulaModel.vocab_size}
+    return sizes[bound.most] if isinstance(bound.most, str) else bound.most
+
+
+def test_every_bound_has_a_case() -> None:
+    assert {(bound.path, bound.unit) for bound in BOUNDS} == CASES.keys()
+
+
+@pytest.mark.parametrize("bound", BOUNDS, ids=lambda bound: f"{bound.path} {bound.unit}")
+def test_a_bound_is_where_it_is_said_to_be(large: Served, bound: Bound) -> None:
+    route, fields = CASES[bound.path, bound.unit]
+    most = most_of(bound)
+    name = re.split(r"[.\[]", bound.path)[0]
+    refused = post(large, route, fields(most + 1))
+    error = refused.json()["error"]
+    assert (refused.status_code, error["param"]) == (400, name)
+    assert f" has {most + 1} {bound.unit}; at most {most} are accepted" in error["message"]
+    answered = post(large, route, fields(most))
+    assert "at most" not in answered.text
+    assert answered.status_code == ELSEWHERE.get(bound.path, 200), answered.text
+
+
+HOSTILE: Final[dict[str, tuple[str, Callable[[], bytes], str]]] = {
+    "prompts": ("completion", lambda: b'{"prompt": [' + b"{}," * 300_000 + b"{}]}", "values"),
+    "objects": ("completion", lambda: b'{"prompt": [' + b"{}," * 100_000 + b"{}]}", "prompt"),
+    "texts": ("completion", lambda: b'{"prompt": [' + b'"",' * 200_000 + b'""]}', "prompt has"),
+    "stop ids": ("completion", lambda: b'{"stop_token_ids": [' + b"1," * 200_000 + b"1]}", "stop"),
+    "ids": (
+        "completion",
+        lambda: b'{"allowed_token_ids": [' + b"1," * 2_000_000 + b"1]}",
+        "allowed_token_ids has 2000001 token ids",
+    ),
+    "numbers": (
+        "completion",
+        lambda: b'{"prompt": [' + b"1," * MAX_NUMBERS + b"1]}",
+        f"more than {MAX_NUMBERS} values",
+    ),
+    "role": (
+        "chat",
+        lambda: b'{"messages": [{"role": "' + b"x" * 8_000_000 + b'", "content": "x"}]}',
+        "messages[0].role has 8000000 characters",
+    ),
+    "messages": ("chat", lambda: b'{"messages": [' + b"{}," * 1_000_000 + b"{}]}", "values"),
+    "text": (
+        "chat",
+        lambda: b'{"messages": [{"role": "user", "content": "x", "y": "' + b"x" * 900_000 + b'"}]}',
+        "characters; at most 524288",
+    ),
+    "depth": (
+        "completion",
+        lambda: b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        "deep",
+    ),
+    "escapes": ("completion", lambda: b'{"prompt": "' + rb"\"," * 3_000_000 + b'"}', "values"),
+    "digits": ("completion", lambda: b'{"n": ' + b"9" * 1_000_000 + b"}", "4300 digits"),
+    "keys": ("completion", lambda: b"{" + b'"a":1,' * 200_000 + b'"prompt": "x"}', "a is no field"),
+    "logit_bias": (
+        "completion",
+        lambda: json.dumps({"logit_bias": dict.fromkeys(range(100_000), 1)}).encode(),
+        "logit_bias has 100000 token ids",
+    ),
+    "bad word": (
+        "completion",
+        lambda: json.dumps({"prompt": "x", "bad_words": ["x" * 5_000_000]}).encode(),
+        "bad_words[0] has 5000000 characters",
+    ),
+    "UTF-16": ("completion", lambda: '{"prompt": "x"}'.encode("utf-16"), "no UTF-8"),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_stream_goes_on_beside(large: Served, kind: str) -> None:
+    route, make, said = HOSTILE[kind]
+    content, headers = make(), {"Content-Type": "application/json"}
+    executor: Any = large.engine.model_executor
+    slowly(large, 0.001)
+    with ThreadPoolExecutor() as pool:
+        body = {"prompt": PROMPT, "max_tokens": 300, "ignore_eos": True}
+        victim = pool.submit(partial(large.complete, **body))
+        large.wait_until(lambda: large.engine.scheduler.num_running == 1)
+        before, num_sent = len(executor.num_rows), 0
+        while len(executor.num_rows) == before or not num_sent:
+            answer = large.http.post(ROUTES[route], content=content, headers=headers)
+            assert answer.status_code == 400
+            assert said in answer.json()["error"]["message"], answer.text[:500]
+            num_sent += 1
+        text = victim.result().json()["choices"][0]["text"]
+    executor.before_sampling = lambda: None
+    assert text == text_after(FormulaModel(), PROMPT, 300)
+    assert large.context.num_open_body_bytes == 0
+
+
+def test_the_values_of_a_body_are_those_outside_strings() -> None:
+    for value in (
+        {"a": [1, [2, {"b": "x,[{"}], "\\", '\\",[', '"'], "c": ""},
+        ["," * 5000, "\\" * 4999, '"' * 5000, 1],
+        [],
+    ):
+        content = json.dumps(value).encode()
+        outside = re.sub(rb'"(?:[^"\\]|\\.)*"', b"", content)
+        wanted = sum(outside.count(mark) for mark in (b",", b"[", b"{"))
+        assert num_marks(content, 0) >= min(wanted, 1)
+        enough = max(wanted, content.count(b'"') // 4 + 1)
+        assert num_marks(content, enough) == wanted
+
+
+def test_a_batch_of_token_ids_may_have_more_values(large: Served) -> None:
+    batch = [[5] * 300] * 1024
+    body = read_body(json.dumps({"input": batch}).encode(), EmbeddingBody, {})
+    assert body.model_dump()["input"] == batch
+    answer = post(large, "input", {"input": batch})
+    assert "the model generates" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(("costly", "num_marks"), [('""', 2), ("[]", 1), ("{}", 1)])
+def test_what_is_no_number_has_the_smaller_bound(costly: str, num_marks: int) -> None:
+    numbers, most = ",5" * MAX_VALUES, MAX_VALUES // num_marks
+    for number, said in ((most // 2, "user has"), (most, f"more than {MAX_VALUES} values")):
+        content = f'{{"user": [{",".join([costly] * number)}{numbers}]}}'.encode()
+        with pytest.raises(RequestError, match=said):
+            read_body(content, EmbeddingBody, {})
+
+
+def test_numbers_of_large_bodies_are_those_of_small_ones() -> None:
+    numbers = "[0, -1, 1.5, -0.0, 1e3, 123456789012345678901234567890, NaN, true, null]"
+    assert repr(parsed(numbers.encode())) == repr(parsed((numbers + " " * 70_000).encode()))
+
+
+def test_nothing_is_nested_too_deep(large: Served) -> None:
+    def nested(depth: int) -> str:
+        kwargs = "[" * depth + "]" * depth
+        messages = '[{"role": "user", "content": "x"}]'
+        return f'{{"messages": {messages}, "chat_template_kwargs": {{"x": {kwargs}}}}}'
+
+    headers = {"Content-Type": "application/json"}
+    for depth, status in ((MAX_DEPTH - 2, 200), (MAX_DEPTH - 1, 400)):
+        answer = large.http.post("/tokenize", content=nested(depth), headers=headers)
+        assert answer.status_code == status, answer.text
+
+
+def test_the_page_lists_every_bound() -> None:
+    page = LIMITS.read_text(encoding="utf-8")
+    assert with_bounds(page) == page, "run make options"
+    for number in (
+        MAX_VALUES,
+        MAX_NUMBERS,
+        MAX_DEPTH,
+        bounds.MAX_DIGITS,
+        bounds.MAX_FORM_FIELDS,
+        connection.MAX_HEADER_BYTES,
+        connection.MAX_HEADERS,
+        connection.MAX_CHUNKS,
+        *bounds.OTHER_FIELDS.values(),
+    ):
+        assert f"{number:,}" in page
+    for name in ("max_connections", "receive_timeout", "max_body_bytes", "max_open_body_bytes"):
+        assert f"--{name.replace('_', '-')}" in page
+
+
+@pytest.mark.parametrize("hostile", [True, 1.0, "5", None, [1], {"a": 1}])
+def test_a_token_is_an_integer(large: Served, hostile: Any) -> None:
+    for field in ("prompt", "stop_token_ids", "allowed_token_ids"):
+        answer = post(large, "completion", {field: [5, hostile]})
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (400, field)
+        assert f"{field}[1] is " in error["message"]
+    for route, field in (("input", "input"), ("detokenize", "tokens")):
+        answer = post(large, route, {field: [5, hostile]})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ({"role": "user"}, "messages[0].content is missing"),
+        ({"role": "user", "content": None}, "messages[0].content is missing"),
+        ({"role": "assistant", "tool_calls": []}, "messages[0].content is missing"),
+        ({"role": "user", "content": 5}, "messages[0].content is 5"),
+        ({"role": "user", "content": {"text": "x"}}, "messages[0].content is {"),
+        ({"content": "x"}, "messages[0].role is missing"),
+        ({"role": 5, "content": "x"}, "messages[0].role is 5"),
+        ({"role": "", "content": "x"}, "messages[0].role is ''"),
+    ],
+)
+@pytest.mark.parametrize("route", ["chat", "tokenize"])
+def test_a_message_has_a_role_and_a_content(
+    large: Served, route: str, message: dict[str, Any], said: str
+) -> None:
+    answer = post(large, route, {"messages": [message]})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "messages")
+    assert said in error["message"]
+
+
+def test_an_assistant_that_called_a_tool_needs_no_content(large: Served) -> None:
+    call = {"id": "a", "type": "function", "function": {"name": "x", "arguments": "{}"}}
+    asked = {"role": "user", "content": "x"}
+    messages = [asked, {"role": "assistant", "tool_calls": [call]}, asked]
+    assert post(large, "chat", {"messages": messages}).status_code == 200
+
+
+def test_reasoning_effort_is_a_variable_of_the_template(large: Served) -> None:
+    for body in ({"reasoning_effort": "high"}, {"reasoning_effort": "none"}, {}):
+        answer = post(large, "chat", body | {"return_token_ids": True})
+        assert answer.status_code == 200
+    template = "{{ reasoning_effort }}"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(large.context, "chat_template", template)
+        answer = post(large, "chat", {"reasoning_effort": "high", "return_token_ids": True})
+        assert answer.json()["prompt_token_ids"] == encode("high")
+    answer = post(large, "chat", {"reasoning_effort": "huge"})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "reasoning_effort")

@@ -1,0 +1,400 @@
+"""Grammars that a client may send to end, fill or stop the process: each is refused by name."""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from llguidance import LLMatcher
+
+from pagedserve.errors import PagedServeError, RequestError
+from pagedserve.sampling import compile_process, compile_worker
+from pagedserve.sampling.grammar import GrammarCompiler
+from pagedserve.sampling.lark import MAX_RULE_CHAIN
+from pagedserve.sampling.schemas import (
+    MAX_COUNT,
+    MAX_DEPTH,
+    MAX_EXACT,
+    MAX_REF_DEPTH,
+)
+from pagedserve.structured_outputs import MAX_CHARS, MAX_CHOICES, StructuredOutputsParams
+from tests.hostile.grammar_kinds import random_keywords
+from tests.support.examples import examples
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@pytest.fixture(scope="module")
+def compiler(real_tokenizer: "PreTrainedTokenizerBase") -> Iterator[GrammarCompiler]:
+    """Its process survives every test but those that kill it."""
+    made = GrammarCompiler(real_tokenizer, len(real_tokenizer), [real_tokenizer.eos_token_id])
+    yield made
+    made.compile(StructuredOutputsParams(regex="the last"))
+
+
+def behind_escapes(number: int) -> dict[str, Any]:
+    """As `referring`, where each reference has an escape."""
+    schema = json.dumps(referring(number)).replace("#/$defs", "#/%24defs")
+    return dict(json.loads(schema))
+
+
+def rules(number: int) -> str:
+    """A rule ``start``, and others that make a chain of ``number`` with it."""
+    chain = "".join(f"r{i}: r{i + 1}\n" for i in range(1, number - 1))
+    return f'start: r1\n{chain}r{number - 1}: "x"\n'
+
+
+def nested(depth: int) -> dict[str, Any]:
+    return {"type": "array", "items": nested(depth - 1)} if depth > 1 else {"type": "null"}
+
+
+def referring(number: int) -> dict[str, Any]:
+    """A schema that refers to another, ..., to the last of ``number``."""
+    chain = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(1, number - 1)}
+    return {"$ref": "#/$defs/d1", "$defs": {**chain, f"d{number - 1}": {"type": "null"}}}
+
+
+def inexact(**schema: Any) -> tuple[dict[str, Any], str]:
+    return {"json": schema}, "cannot be kept exactly; numbers must be from -9007199254740991 to"
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    # Each of these ended the process.
+    inexact(type="integer", minimum=-1e19, maximum=-1e19),
+    ({"grammar": rules(3000)}, rf"chain of rules.*at most {MAX_RULE_CHAIN} rules"),
+    ({"grammar": f"root ::= start\n{rules(3000).replace(':', ' ::=')}"}, "chain of rules"),
+    ({"grammar": f'root ::= {"(" * 30000}"a"{")" * 30000}'}, "too deeply nested"),
+    ({"grammar": rules(3000).replace("r", "R").replace("staRt", "start")}, "chain of rules"),
+    ({"grammar": rules(3000).replace(":", "[lazy]:").replace("rt[lazy]", "rt")}, "chain of rules"),
+    ({"grammar": 'start: %json {"type":"integer","maximum":-1e19}'}, "at #/maximum: .*exactly"),
+    ({"json": referring(5000)}, rf"chain of more than {MAX_REF_DEPTH} levels"),
+    ({"json": behind_escapes(5000)}, rf"chain of more than {MAX_REF_DEPTH} levels"),
+    ({"json": {"type": "string", "minLength": "é" * 200}}, "cannot be compiled|Expected positive"),
+    # These wrote other numbers than those that they name.
+    inexact(const=MAX_EXACT + 2),
+    inexact(enum=[1, {"a": [2**60]}]),
+    inexact(type="number", minimum=1e300),
+    inexact(type="integer", exclusiveMaximum=-(2**63)),
+    inexact(type="number", multipleOf=1e-300),
+    inexact(properties={"default": {"const": 2**60}}),
+    inexact(**{"$ref": "#/default", "default": {"const": 2**60}}),
+    inexact(const=int("9" * 300)),
+    ({"json": '{"const": 1e400}'}, "json is no JSON: Out of range"),
+    ({"json": {"const": float("nan")}}, "json is no JSON: Out of range"),
+    # These took seconds or gigabytes, or ended in an error of the server.
+    ({"regex": "((a?){50}){50}a{2000}"}, "regex cannot be used: lexer error: too many"),
+    (
+        {"regex": "(a{1000}){1000}"},
+        "cannot be used: (lexer error: too many|it takes more than 2 s)",
+    ),
+    ({"choice": ["a"] * (MAX_CHOICES + 1)}, f"has {MAX_CHOICES + 1} texts; at most"),
+    ({"choice": ["a" * MAX_CHARS, "b"]}, f"has {MAX_CHARS + 1} characters; at most"),
+    ({"json": {"allOf": 5, "format": "date"}}, "allOf must be an array"),
+    ({"json": {"$defs": [], "type": "x"}}, "Invalid type: x"),
+    ({"json": {"definitions": 3, "type": "x"}}, "Invalid type: x"),
+    ({"json": {"patternProperties": [], "properties": 3, "required": 2}}, "must be an object"),
+    ({"json": {"type": "array", "prefixItems": 3, "items": [[]]}}, "must be an array"),
+    ({"json": {"patternProperties": {"^a": {}}, "required": [["a"]]}}, "Expected string for"),
+    # These say what is accepted.
+    ({"json": nested(MAX_DEPTH + 1)}, rf"nested deeper than {MAX_DEPTH} levels"),
+    ({"json": "[" * 100_000}, "nested too deeply|no JSON"),
+    ({"json": {"type": "string", "maxLength": MAX_COUNT + 1}}, rf"must be at most {MAX_COUNT}"),
+    ({"json": {"type": "array", "minItems": 1e300}}, "minItems is 1e.300; it must be at most"),
+    ({"json": {"type": "string", "maxLength": -1}}, "Expected positive integer"),
+    ({"json": {"type": "number", "multipleOf": 0}}, "multipleOf is 0; it must be greater than 0"),
+    ({"json": {"type": "string", "pattern": "(?=a)b"}}, "look-ahead"),
+    ({"json": {"type": "string", "pattern": r"(a)\1"}}, "backreferences are not supported"),
+    ({"json": {"type": "string", "format": "foo"}}, "Unknown format: foo"),
+    ({"json": {"propertyNames": {"pattern": "a"}}}, "Unimplemented keys"),
+    ({"json": {"type": "object", "patternProperties": {f"^{i}$": {} for i in range(99)}}}, "99 pa"),
+    ({"json": {"$ref": "#"}}, "no output can match it"),
+    ({"json": {"allOf": [{"$ref": "#"}]}}, "no output can match it"),
+    ({"json": {"$ref": "http://127.0.0.1:1/x"}}, "does not fetch resources"),
+    ({"json": '{"const": "\\ud800"}'}, "json cannot be used"),
+    ({"choice": ["\ud800"]}, "valid Unicode"),
+    ({"grammar": 'start: start "a"'}, "no output can match it"),
+    ({"grammar": "start: <|no such token|>"}, "grammar cannot be used"),
+    ({"grammar": "start: <[1-4000000000]>"}, "Token range end too large"),
+    ({"grammar": "start: " + "(" * 5000 + '"a"' + ")" * 5000}, "too deeply nested"),
+    ({"grammar": "start: %json {"}, "%json is followed by no JSON"),
+    ({"regex": "(" * 5000 + ")" * 5000}, "regex cannot be used"),
+    ({"regex": ""}, r"structured_outputs\.regex is ''; it must be a non-empty"),
+    ({"choice": []}, r"structured_outputs\.choice has no texts; it must have at least one"),
+]
+TAKEN: list[dict[str, Any]] = [
+    {"grammar": rules(MAX_RULE_CHAIN)},
+    {"json": nested(MAX_DEPTH)},
+    {"json": referring(MAX_REF_DEPTH // 2)},
+    {"json": {"enum": [MAX_EXACT, -MAX_EXACT, 0.1, 1e-22, 1.5e10]}},
+    {"json": {"type": "integer", "minimum": -MAX_EXACT, "maximum": MAX_EXACT}},
+    {"json": {"type": "integer", "default": 2**60, "examples": [1e300]}},
+    {"json": {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}},
+    {"json": {"type": "number", "minimum": -1.797e308, "maximum": 1.797e308}},
+    {"json": {"type": "number", "minimum": 0.1, "maximum": 0.30000000000000004}},
+    {"json": {"type": "number", "exclusiveMinimum": 5e-324, "exclusiveMaximum": 2**64}},
+    {"json": {"type": "string", "minLength": 10**9, "maxLength": MAX_COUNT}},
+    {"json": {"type": "array", "minItems": 10**9}},
+    {"choice": [f"text {index}" for index in range(MAX_CHOICES)]},
+    {"regex": "|".join(f"a{index}" for index in range(30_000))},
+    {"grammar": 'start: start "a" | "a"'},
+    {"grammar": 'start: "a"~0..1000000000'},
+    {"grammar": 'start: "a"\n%ignore ""'},
+]
+
+
+@pytest.mark.parametrize(("must_be", "refusal"), REFUSED, ids=range(len(REFUSED)))
+def test_what_would_harm_the_process_is_refused(
+    compiler: GrammarCompiler, must_be: dict[str, Any], refusal: str
+) -> None:
+    for _ in range(2):  # what is kept of it says the same
+        with pytest.raises(RequestError, match=refusal) as refused:
+            compiler.compile(StructuredOutputsParams(**must_be))
+        assert refused.value.param == "structured_outputs"
+        assert len(str(refused.value)) < 1100
+
+
+@pytest.mark.parametrize("must_be", TAKEN, ids=range(len(TAKEN)))
+def test_what_is_just_within_the_bounds_is_taken(
+    compiler: GrammarCompiler, must_be: dict[str, Any]
+) -> None:
+    assert compiler.compile(StructuredOutputsParams(**must_be)).states(1).at([]).fault is None
+
+
+def test_keywords_with_random_values_compile_or_are_refused(compiler: GrammarCompiler) -> None:
+    source = Random(3)
+    num_refused = 0
+    for _ in range(examples(2000, all_of_them=20_000)):
+        try:
+            compiler.compile(StructuredOutputsParams(json=random_keywords(source)))
+        except RequestError:
+            num_refused += 1
+    assert num_refused > 0
+
+
+def test_a_process_that_died_of_a_grammar_is_replaced(compiler: GrammarCompiler) -> None:
+    compiler.compile(StructuredOutputsParams(regex="a first one"))
+    num_deaths = compiler.process.num_deaths
+    assert "nested too deeply" in compiler._fault(rules(3000))
+    assert compiler.process.num_deaths == num_deaths + 1
+    assert compiler._fault('start: "a"') == ""
+    assert compiler.process._running is not None
+    compiler.process._running._process.kill()  # as an operator would
+    compiler.process._running._process.wait()
+    assert compiler._fault('start: "b"') == ""
+    assert compiler.process.num_deaths == num_deaths + 1
+
+
+def count_trials(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch, most: int
+) -> list[str]:
+    """The sources that are tried from now on, of which a grammar may have so many."""
+    tried: list[str] = []
+    fault = compiler.process.fault
+    monkeypatch.setattr(compile_process, "MAX_TRIALS", most)
+
+    def counted(source: str, vocabulary: Any) -> str:
+        tried.append(source)
+        return fault(source, vocabulary)
+
+    monkeypatch.setattr(compiler.process, "fault", counted)
+    return tried
+
+
+def test_the_trials_of_patterns_are_bounded(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = count_trials(compiler, monkeypatch, 20)
+    schema = {
+        "properties": {f"a{i}": True for i in range(9)},
+        "patternProperties": {f"^a{i}$": True for i in range(9)},
+    }
+    with pytest.raises(RequestError, match=r"more than .* compilations or .* it must have fewer"):
+        compiler.compile(StructuredOutputsParams(json=schema))
+    assert len(tried) == 20
+
+
+def test_the_trials_of_a_place_are_bounded(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = count_trials(compiler, monkeypatch, 20)
+    names = [f"a{i}" for i in range(99)]
+    schema = {"properties": {**{name: {} for name in names}, "b": {"format": "foo"}}}
+    with pytest.raises(RequestError, match="cannot be used at #: Unknown format: foo"):
+        compiler.compile(StructuredOutputsParams(json=schema))
+    assert len(tried) == 20
+
+
+def test_processor_time_of_trials_is_counted(compiler: GrammarCompiler) -> None:
+    compiler.process.begin_grammar()
+    pattern = "|".join(f"a{index}" for index in range(30_000))
+    compiler._fault(LLMatcher.grammar_from_regex(pattern))
+    assert 0 < compiler.process.trial_seconds < compile_process.MAX_TRIAL_SECONDS
+    compiler.process.trial_seconds += compile_process.MAX_TRIAL_SECONDS
+    assert compiler.process.is_spent
+    compiler.process.begin_grammar()
+    assert not compiler.process.is_spent
+
+
+HOME = {"type": "string"}
+WRONG = {"pattern": "(?=a)b"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "refusal"),
+    [
+        (
+            {"properties": {"home": HOME, "work": {"$ref": "#/properties/home"}, "z": WRONG}},
+            "at #/properties/z: regex parse error",
+        ),
+        (
+            {
+                "$defs": {"a": HOME},
+                "properties": {"x": {"$ref": "#/$defs/a", "$defs": {"b": HOME}}, "z": WRONG},
+            },
+            "at #/properties/z: regex parse error",
+        ),
+        ({"properties": {"child": {"$ref": "#"}, "z": WRONG}}, "at #/properties/z: regex"),
+        ({"items": {"$ref": "#/$defs/a"}, "$defs": {"a": WRONG}}, r"at #/\$defs/a: regex"),
+        (
+            {"properties": {"a": HOME, "z": {"$ref": "#/properties/b"}}},
+            "at #/properties/z: Pointer '/properties/b' does not exist",
+        ),
+    ],
+)
+def test_the_place_of_a_fault_is_where_it_is(
+    compiler: GrammarCompiler, schema: dict[str, Any], refusal: str
+) -> None:
+    with pytest.raises(RequestError, match=refusal):
+        compiler.compile(StructuredOutputsParams(json=schema))
+
+
+def test_a_process_that_something_else_ended_is_asked_again(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler.compile(StructuredOutputsParams(regex="before it is killed"))
+    kills = iter([True, False, True, True, False])
+    ask = compile_process._Running.ask
+
+    def killed(running: compile_process._Running, frame: dict[str, Any]) -> dict[str, Any] | int:
+        if "source" in frame and next(kills):
+            os.kill(running._process.pid, signal.SIGKILL)
+        return ask(running, frame)
+
+    monkeypatch.setattr(compile_process._Running, "ask", killed)
+    num_deaths = compiler.process.num_deaths
+    compiler.compile(StructuredOutputsParams(regex="killed once"))
+    must_be = StructuredOutputsParams(regex="killed twice")
+    with pytest.raises(PagedServeError, match="was ended twice, with code -9") as refused:
+        compiler.compile(must_be)
+    assert not isinstance(refused.value, RequestError)
+    compiler.compile(must_be)  # nothing of it was kept
+    assert compiler.process.num_deaths == num_deaths
+
+
+def test_a_process_that_does_not_answer_is_no_fault_of_the_grammar(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler.compile(StructuredOutputsParams(regex="before it is silent"))
+    must_be = StructuredOutputsParams(regex="is silent")
+    assert compiler.process._running is not None
+    compiler.process._running._process.send_signal(signal.SIGSTOP)
+    with monkeypatch.context() as patch:
+        patch.setattr(compile_process, "_WALL_SECONDS", 0.01)
+        with pytest.raises(PagedServeError, match="has not answered for 0 s") as refused:
+            compiler.compile(must_be)
+    assert not isinstance(refused.value, RequestError)
+    compiler.compile(must_be)
+
+
+def test_a_grammar_that_is_known_costs_nothing(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = count_trials(compiler, monkeypatch, 20)
+    for pattern in ("once", "once", "twice", "once"):
+        compiler.compile(StructuredOutputsParams(regex=pattern))
+    for _ in range(3):
+        with pytest.raises(RequestError):
+            compiler.compile(StructuredOutputsParams(regex="(("))
+    assert len(tried) == 3
+
+
+def test_a_forked_process_starts_its_own(compiler: GrammarCompiler) -> None:
+    assert compiler._fault('start: "a"') == ""
+    running = compiler.process._running
+    child = os.fork()
+    if child == 0:
+        is_right = compiler._fault('start: "c"') == "" and compiler.process._running is not running
+        os._exit(0 if is_right else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert compiler._fault('start: "b"') == ""
+    assert compiler.process._running is running
+
+
+OWNER = """
+import sys
+from pagedserve.sampling.compile_process import CompileProcess
+process = CompileProcess({})
+process.start()
+print(process._running._process.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, None], ids=["killed", "left"])
+def test_the_process_ends_with_its_owner(number: int | None) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as owner:
+        assert owner.stdin is not None
+        assert owner.stdout is not None
+        pid = int(owner.stdout.readline())
+        descriptor = os.pidfd_open(pid)
+        if number is None:
+            owner.stdin.close()
+        else:
+            owner.send_signal(number)
+        owner.wait()
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    assert poll.poll(60_000), "it still runs"
+    os.close(descriptor)
+
+
+def test_the_end_is_for_good(compiler: GrammarCompiler) -> None:
+    process = compile_process.CompileProcess({})
+    process.end()  # nothing was started
+    with pytest.raises(PagedServeError, match="was ended with its engine"):
+        process.start()
+    process = compile_process.CompileProcess({})
+    process.start()
+    assert process._running is not None
+    child = process._running._process
+    process.end()
+    assert child.poll() is not None
+    compiler.compile(StructuredOutputsParams(regex="the vocabulary is known"))
+    with pytest.raises(PagedServeError, match="was ended with its engine"):
+        process.fault('start: "a"', compiler._vocabulary)
+
+
+def test_the_process_imports_little() -> None:
+    path = str(Path(compile_worker.__file__))
+    program = f"import runpy, sys; runpy.run_path({path!r}); import llguidance; print(*sys.modules)"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(
+        [sys.executable, "-S", "-P", "-c", program],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    heavy = {"torch", "numpy", "transformers", "tokenizers", "pagedserve"}
+    assert "llguidance" in done.stdout.split()
+    assert heavy.isdisjoint(done.stdout.split())
