@@ -19,6 +19,8 @@ TORCH := $(if $(wildcard /dev/nvidiactl),,--no-deps) torch accelerate
 # maturin installs into the environment named here, whichever one the shell has active.
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 unexport CONDA_PREFIX
+# Modules that are compiled at their first import are kept, or each process compiles 3,000 anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
