@@ -24,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help build demo test test-all test-rust test-py test-py-all test-ray nightly durations references soak hostile grid sweep \
+.PHONY: help build demo test test-all test-rust test-py test-py-all test-ray test-ray-all nightly durations references soak hostile grid sweep \
 	options chart lint fmt bench bench-compare gpu-check compile-kernels tune-gpu wheel check-wheel stubs
 
 help: ## list the targets
@@ -59,7 +59,7 @@ demo: $(EXTENSION) ## answer a few prompts with a real small model
 
 test: test-rust test-py ## what every change must pass: every test but the slow ones
 
-test-all: test-rust test-ray test-py-all ## every test but the nightly ones, and every example of those that try many
+test-all: test-rust test-ray-all test-py-all ## every test but the nightly ones, and every example of those that try many
 
 test-rust: ## cargo test
 	cargo test --locked
@@ -79,10 +79,16 @@ durations: build ## measure how long each file of tests takes: the longest are r
 	-$(MAKE) test-py-all PYTEST="$(PYTEST) --junitxml=$(VENV)/tests.xml"
 	$(BIN)/python -m tests.support.durations $(VENV)/tests.xml
 
-test-ray: build ## replicas and ranks on a Ray cluster of this machine, which takes all of it (some 5 minutes)
-	OMP_WAIT_POLICY=passive PAGEDSERVE_REQUIRE_MODEL=1 $(BIN)/pytest -m ray
+# A Ray cluster takes all of this machine.
+RAY_PYTEST := OMP_WAIT_POLICY=passive PAGEDSERVE_REQUIRE_MODEL=1 $(BIN)/pytest
 
-nightly: build soak grid sweep hostile ## what takes long: oracles asked again, every kernel compiled, random lives
+test-ray: build ## replicas and ranks on a Ray cluster of this machine, without the slow tests
+	$(RAY_PYTEST) -m "ray and not slow"
+
+test-ray-all: build
+	$(RAY_PYTEST) -m ray
+
+nightly: build test-all soak grid sweep hostile ## what takes long: slow tests, oracles asked again, every kernel compiled, random lives
 	$(PYTEST) -m nightly
 
 references: build ## ask transformers again what the tests compare with (tests/references)

@@ -4,6 +4,8 @@ import importlib.util
 import os
 import signal
 import zipfile
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +33,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the longest files first: one that is begun last keeps the other worker idle."""
     seconds = durations.read()
     items.sort(key=lambda item: -seconds.get(item.nodeid.partition("::")[0], 0.0))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A cache of this run, for all workers; the user's has the models that take long to convert."""
+    from pagedserve.models.convert import cache_directory
+
+    directory = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        directory = directory.parent
+    (converted := cache_directory() / "converted").mkdir(parents=True, exist_ok=True)
+    (directory / "cache").mkdir(exist_ok=True)
+    with suppress(FileExistsError):  # another worker's
+        (directory / "cache" / "converted").symlink_to(converted)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PAGEDSERVE_CACHE", str(directory / "cache"))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 BENCHES = Path(__file__).resolve().parents[2] / "benches" / "python"
 
 
+@pytest.mark.slow
 def test_beams_are_compared_and_blocks_counted(
     smollm2: "LLM", monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,7 +12,9 @@ pytest.importorskip("triton", reason="triton is not installed")
 BENCHES = Path(__file__).resolve().parents[2] / "benches" / "python"
 
 
-@pytest.mark.parametrize("script", ["kernels", "tune_kernels"])
+@pytest.mark.parametrize(
+    "script", ["kernels", pytest.param("tune_kernels", marks=pytest.mark.slow)]
+)
 def test_without_a_gpu(script: str) -> None:
     done = subprocess.run(
         [sys.executable, BENCHES / f"{script}.py"],

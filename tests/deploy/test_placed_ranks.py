@@ -11,7 +11,7 @@ from tests.deploy.conftest import children, deployed, one_is_killed, read_all
 from tests.server.conftest import Process
 
 pytest.importorskip("ray", reason="ray is not installed")
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

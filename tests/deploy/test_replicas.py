@@ -47,7 +47,7 @@ def test_they_answer_as_one_engine_does(server: Process, wanted: list[str]) -> N
     assert asyncio.run(read_all(server)) == wanted
 
 
-@pytest.mark.parametrize("attempt", range(2))
+@pytest.mark.parametrize("attempt", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_streams_outlive_the_replica_that_made_them(
     server: Process, wanted: list[str], attempt: int
 ) -> None:
@@ -56,6 +56,7 @@ def test_streams_outlive_the_replica_that_made_them(
         assert asyncio.run(read_all(server, kill=replicas(server)[:1])) == wanted
 
 
+@pytest.mark.slow
 def test_a_whole_answer_outlives_it_too(server: Process, wanted: list[str]) -> None:
     async def ask() -> list[str]:
         async with httpx.AsyncClient(base_url=server.url, timeout=120) as client:
@@ -100,6 +101,7 @@ def test_who_leaves_leaves_nothing_behind(server: Process) -> None:
         time.sleep(0.2)
 
 
+@pytest.mark.slow
 def test_sums_of_all_replicas_are_in_the_metrics(server: Process, wanted: list[str]) -> None:
     def generated() -> float:
         metrics = httpx.get(f"{server.url}/metrics", timeout=60).text
@@ -148,6 +150,7 @@ async def ask(server: Process, prompts: Sequence[list[int]]) -> None:
     assert {answer.status_code for answer in answers} == {200}
 
 
+@pytest.mark.slow
 def test_prompts_that_begin_alike_go_where_their_beginning_is(server: Process) -> None:
     # Six beginnings of seven blocks of 16 tokens, and another end each time.
     begins = [[(place * (number + 5) + number) % 89 for place in range(112)] for number in range(6)]
@@ -162,6 +165,7 @@ def test_prompts_that_begin_alike_go_where_their_beginning_is(server: Process) -
     assert sorted(prompts.values()) == [3 * 5 * 114] * 2, "they are shared out evenly"
 
 
+@pytest.mark.slow
 def test_a_beginning_that_many_have_spreads(server: Process) -> None:
     prompts = by_replica(server, "prompt_tokens_total")
     begin = [(7 * place + 1) % 83 for place in range(112)]
@@ -172,6 +176,7 @@ def test_a_beginning_that_many_have_spreads(server: Process) -> None:
     assert min(prompts.values()) >= 8 * 113
 
 
+@pytest.mark.slow
 def test_replicas_are_exchanged_while_no_request_is_refused(
     server: Process, directory: Path, wanted: list[str]
 ) -> None:
@@ -191,6 +196,7 @@ def test_replicas_are_exchanged_while_no_request_is_refused(
     assert not before & {replica.pid for replica in replicas(server)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -118,7 +118,5 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeFamily]:
         peer: Any = AutoModelForSeq2SeqLM.from_pretrained(directory)
         return Family(directory, peer.eval())
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PAGEDSERVE_CACHE", str(folder / "cache"))
-        yield made
+    yield made
     torch.set_num_threads(num_threads)

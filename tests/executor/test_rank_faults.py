@@ -226,6 +226,7 @@ def test_a_second_group_of_ranks_is_refused(engine: Engine, directory: Path) -> 
     assert engine.tokens() == engine.wanted
 
 
+@pytest.mark.slow
 def test_another_engine_can_be_made_when_a_rank_has_died(engine: Engine, directory: Path) -> None:
     engine.rank.kill()
     engine.fails()
@@ -312,6 +313,7 @@ def test_ranks_end_with_their_engine(directory: Path, state: str, end: str) -> N
     wait_until(lambda: not any(rank.is_running() for rank in ranks))
 
 
+@pytest.mark.slow
 def test_forked_children_keep_no_rank_alive_and_end(directory: Path) -> None:
     command = [sys.executable, "-c", SCRIPT, str(directory), "forked"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as driver:
@@ -327,6 +329,8 @@ def test_forked_children_keep_no_rank_alive_and_end(directory: Path) -> None:
         outliving.kill()
 
 
+# tests/server/test_ranks.py has a server whose rank dies every day.
+@pytest.mark.slow
 @pytest.mark.parametrize("is_busy", [True, False])
 def test_a_server_ends_when_a_rank_dies(directory: Path, tmp_path: Path, is_busy: bool) -> None:
     options = ["--tensor-parallel-size", "2", "--num-gpu-blocks", "128"]

@@ -73,11 +73,9 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 # Of every kind of exchange one, and every family in the slow tests.
 QUICK = {
-    ("llama, tied, odd vocabulary", 2, "fused"),
     ("llama, one KV head", 2, "generic"),
     ("gemma2", 3, "fused"),
     ("qwen3_moe", 2, "modules"),
-    ("phi3", 2, "modules"),
 }
 GRID = [
     pytest.param(*case, marks=[] if case in QUICK else [pytest.mark.slow])

@@ -82,7 +82,9 @@ def actors() -> list[psutil.Process]:
     return found
 
 
-@pytest.mark.parametrize("options", [ROOMY, TIGHT], ids=["roomy", "tight"])
+@pytest.mark.parametrize(
+    "options", [pytest.param(ROOMY, marks=pytest.mark.slow), TIGHT], ids=["roomy", "tight"]
+)
 def test_ranks_on_two_nodes_give_the_tokens_of_one_process(
     cluster: Any, directory: Path, options: dict[str, Any]
 ) -> None:
@@ -110,6 +112,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_actors_end_with_the_engine_that_is_killed(cluster: Any, directory: Path) -> None:
     command = [sys.executable, "-c", SCRIPT, str(directory)]
     env = os.environ | {"RAY_ADDRESS": cluster.address}
@@ -175,6 +178,7 @@ def ranks(cluster: Any, directory: Path) -> Iterator[Ranks]:
     ranks.llm.llm_engine.shutdown()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [1, 2])
 @pytest.mark.parametrize("idle", [False, True], ids=["busy", "idle"])
 def test_an_actor_that_ray_kills_is_named(ranks: Ranks, rank: int, idle: bool) -> None:
@@ -185,7 +189,7 @@ def test_an_actor_that_ray_kills_is_named(ranks: Ranks, rank: int, idle: bool) -
     ranks.work_again()
 
 
-@pytest.mark.parametrize("rank", [1, 2])
+@pytest.mark.parametrize("rank", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_an_actor_whose_process_is_killed_is_named(ranks: Ranks, rank: int) -> None:
     process = psutil.Process(ranks.process(rank).where.pid)
     error, seconds = ranks.fails_after(process.kill, idle=False)
@@ -194,6 +198,7 @@ def test_an_actor_whose_process_is_killed_is_named(ranks: Ranks, rank: int) -> N
     ranks.work_again()
 
 
+@pytest.mark.slow
 def test_a_node_that_is_removed_ends_its_rank(ranks: Ranks, cluster: Any) -> None:
     error, seconds = ranks.fails_after(lambda: cluster.remove_node(cluster.far), idle=False)
     assert "rank 2 of 3" in str(error)

@@ -37,7 +37,5 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeFamily]:
         directory = save_image_model(name, folder / name)
         return Family(directory, ImageOracle(directory))
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PAGEDSERVE_CACHE", str(folder / "cache"))
-        yield made
+    yield made
     torch.set_num_threads(num_threads)

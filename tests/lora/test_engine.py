@@ -176,7 +176,8 @@ def test_in_bfloat16_each_row_is_as_near_to_float64_as_peft_alone(
 
 # What attention leaves of rows that pad is what was in memory; nothing reads what comes of it.
 @pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")
-@pytest.mark.parametrize("is_padded", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("is_padded", [False, True])
 def test_kernels_of_a_gpu_give_each_row_what_peft_answers_alone(
     tiny: Path,
     device: torch.device,

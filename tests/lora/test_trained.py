@@ -60,7 +60,7 @@ def found(output: RequestOutput) -> Tensor:
     return torch.tensor([known[token].logprob for token, known in entries], dtype=torch.float64)
 
 
-@pytest.mark.parametrize("quantization", [None, "int8"])
+@pytest.mark.parametrize("quantization", [None, pytest.param("int8", marks=pytest.mark.slow)])
 def test_a_trained_adapter_speaks_its_way_beside_the_model(
     peer: Any, quantization: Quantization | None
 ) -> None:

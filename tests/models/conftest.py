@@ -42,10 +42,8 @@ def save_tiny(
     tmp_path: Path,
     tiny_config: dict[str, Any],
     save_tokenizer: Callable[[Path], None],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> SaveTiny:
     """Saves a causal model of a type, with weights so large that wrong attention shows."""
-    monkeypatch.setenv("PAGEDSERVE_CACHE", str(tmp_path / "cache"))
 
     def save(model_type: str, **options: Any) -> Path:
         torch.manual_seed(0)

@@ -82,7 +82,10 @@ def test_a_cache_that_cannot_be_written_is_no_error(
     assert entry.load() is None
 
 
-def test_the_second_load_knows_what_the_first_found(save_tiny: SaveTiny, tmp_path: Path) -> None:
+def test_the_second_load_knows_what_the_first_found(
+    save_tiny: SaveTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PAGEDSERVE_CACHE", str(tmp_path / "cache"))
     config = EngineArgs(model=str(save_tiny("mistral", sliding_window=8)))
     layers = load_model(config, torch.device("cpu")).layers
     (file,) = (tmp_path / "cache" / "probed").iterdir()

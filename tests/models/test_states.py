@@ -111,9 +111,7 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str],
         save_random(model_type, directory)
         return Family(directory, Oracle(directory))
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PAGEDSERVE_CACHE", str(folder / "cache"))
-        yield made
+    yield made
     torch.set_num_threads(num_threads)
 
 

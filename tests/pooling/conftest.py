@@ -21,11 +21,8 @@ MODULES = [
 
 
 @pytest.fixture
-def save_bare(
-    tmp_path: Path, tiny_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> SaveEncoder:
+def save_bare(tmp_path: Path, tiny_config: dict[str, Any]) -> SaveEncoder:
     """Saves a model without a head, with weights so large that wrong attention shows."""
-    monkeypatch.setenv("PAGEDSERVE_CACHE", str(tmp_path / "cache"))
 
     def save(model_type: str, **options: Any) -> Path:
         torch.manual_seed(0)

@@ -40,9 +40,8 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture
-def save(tmp_path: Path, tiny_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Save:
+def save(tmp_path: Path, tiny_config: dict[str, Any]) -> Save:
     """Saves a model with a head of classes, and a tokenizer of words that knows pairs."""
-    monkeypatch.setenv("PAGEDSERVE_CACHE", str(tmp_path / "cache"))
 
     def save(name: str, num_labels: int = 3, **options: Any) -> Path:
         kind = {"model_type": name.partition(" ")[0], "num_labels": num_labels}

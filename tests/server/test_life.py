@@ -375,6 +375,7 @@ class TestProcess:
     def test_sigterm_lets_running_streams_end(self, tmp_path: Path) -> None:
         assert self.ends_after_sigterm(tmp_path / "log", 20) == "length"
 
+    @pytest.mark.slow
     def test_sigterm_without_time_aborts_them(self, tmp_path: Path) -> None:
         end = self.ends_after_sigterm(tmp_path / "log", 900, "--shutdown-timeout", "0")
         assert end == "abort"

@@ -75,7 +75,9 @@ def test_tls(serve: Serve, tmp_path: Path) -> None:
             served.http.get("/health")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
 def test_a_signal_ends_a_server_that_is_still_loading(
     endless: str, tmp_path: Path, number: int
 ) -> None:

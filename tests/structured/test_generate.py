@@ -254,14 +254,16 @@ def test_guesses_change_no_document_and_what_must_come_is_guessed(
 ) -> None:
     guessing = LLM("smollm2", dtype="float32", speculative_config=NGRAM, num_gpu_blocks=400)
     drafting(guessing)
-    for schema in SCHEMAS:
-        bound = StructuredOutputsParams(json=schema, disable_any_whitespace=True)
-        params = SamplingParams(max_tokens=48, structured_outputs=bound, **ways)
-        wanted, found = [
-            llm.generate([PROMPT, "Data: "], params, use_tqdm=False) for llm in (smollm2, guessing)
-        ]
-        for one, other in zip(wanted, found, strict=True):
-            assert [c.token_ids for c in one.outputs] == [c.token_ids for c in other.outputs]
-        if schema is PERSON:
-            accepted = [output.metrics.num_accepted_tokens for output in found]
-            assert min(accepted) >= 2, "its keys stand in the schema"
+    bounds = [
+        StructuredOutputsParams(json=schema, disable_any_whitespace=True)
+        for schema in SCHEMAS
+        for _ in range(2)
+    ]
+    params = [SamplingParams(max_tokens=48, structured_outputs=each, **ways) for each in bounds]
+    prompts = [PROMPT, "Data: "] * len(SCHEMAS)
+    wanted, found = [llm.generate(prompts, params, use_tqdm=False) for llm in (smollm2, guessing)]
+    for one, other in zip(wanted, found, strict=True):
+        assert [c.token_ids for c in one.outputs] == [c.token_ids for c in other.outputs]
+    for output in found[:2]:  # of the first schema, a person
+        assert output.metrics is not None
+        assert output.metrics.num_accepted_tokens >= 2, "its keys stand in the schema"

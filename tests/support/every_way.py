@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 from pagedserve import LLM, RequestOutput, SamplingParams
@@ -146,10 +145,8 @@ def tiny_model(folder: Path) -> Iterator[Model]:
     """Its words are w1 to w96; each of the stops is in some of them, or in some pairs."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)  # several only wait for each other in steps this small
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PAGEDSERVE_CACHE", str(folder / "cache"))
-        source = [3 + number * number * 31 % 7919 % (VOCAB_SIZE - 3) for number in range(2000)]
-        stops = ["55", "7 w", "8 w1", "40"]
-        name = str(save_tiny_llama(folder / "llama"))
-        yield Model(name, source, stops, with_logprobs=True)
+    source = [3 + number * number * 31 % 7919 % (VOCAB_SIZE - 3) for number in range(2000)]
+    stops = ["55", "7 w", "8 w1", "40"]
+    name = str(save_tiny_llama(folder / "llama"))
+    yield Model(name, source, stops, with_logprobs=True)
     torch.set_num_threads(num_threads)

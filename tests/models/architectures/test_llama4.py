@@ -27,8 +27,7 @@ PRECISIONS = ("float32", "half")
     ("backend", "precision"),
     [
         *((backend, precision) for backend in ("rust", "torch") for precision in PRECISIONS),
-        ("triton", "float32"),
-        pytest.param("triton", "half", marks=pytest.mark.slow),
+        *(pytest.param("triton", each, marks=pytest.mark.slow) for each in PRECISIONS),
     ],
 )
 def test_logits_beyond_a_chunk(

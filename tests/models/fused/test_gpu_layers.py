@@ -26,9 +26,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": {"head_dim": 16},
     "smollm3": {"no_rope_layers": [1, 0]},
 }
-# Every family in float32; of half precision every day the one with most between its products.
-IN_HALF = [
-    pytest.param(family, torch.float16, marks=() if family == "qwen3" else pytest.mark.slow)
+# Every day the one with most between its products, and one with biases.
+CASES = [
+    pytest.param(family, dtype, marks=() if family in everyday else pytest.mark.slow)
+    for dtype, everyday in ((torch.float32, ("llama", "qwen3")), (torch.float16, ("qwen3",)))
     for family in FAMILIES
 ]
 
@@ -45,9 +46,7 @@ def modules(loaded: LoadedModel, kind: type) -> int:
     return sum(type(module) is kind for module in loaded.model.modules())
 
 
-@pytest.mark.parametrize(
-    ("family", "dtype"), [*((family, torch.float32) for family in FAMILIES), *IN_HALF]
-)
+@pytest.mark.parametrize(("family", "dtype"), CASES)
 def test_fused_layers_give_the_logits_of_float64(
     device: torch.device,
     save_tiny: SaveTiny,
@@ -68,7 +67,12 @@ def test_fused_layers_give_the_logits_of_float64(
 
 
 @pytest.mark.parametrize(
-    ("family", "options"), [("olmo2", {}), ("gemma", {}), ("llama", {"mlp_bias": True})]
+    ("family", "options"),
+    [
+        ("olmo2", {}),
+        pytest.param("gemma", {}, marks=pytest.mark.slow),
+        pytest.param("llama", {"mlp_bias": True}, marks=pytest.mark.slow),
+    ],
 )
 def test_what_the_kernels_do_not_compute_keeps_its_layers(
     device: torch.device,
