@@ -54,14 +54,6 @@ def _dtype(name: str, value: object) -> object:
     return checks.choice(get_args(ModelDtype))(name, _DTYPE_ALIASES.get(word, word))
 
 
-def no_gpu_share(value: float) -> str:
-    """Why a model on the CPU takes no fraction of the GPU's memory."""
-    return (
-        f"gpu_memory_utilization is {value}, and the model is on the CPU, whose memory other "
-        "programs use too: give kv_cache_memory instead"
-    )
-
-
 @takes_vllm_names
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineArgs(CoreArgs):
@@ -224,6 +216,18 @@ class EngineArgs(CoreArgs):
         for reason in self._contradictions():
             raise ConfigError(reason)
 
+    def check_without_gpu(self) -> None:
+        """Check the options of a model on the CPU.
+
+        Raises:
+            ConfigError: A fraction of the GPU's memory is given.
+        """
+        if self.gpu_memory_utilization != GPU_MEMORY_UTILIZATION:
+            raise ConfigError(
+                f"gpu_memory_utilization is {self.gpu_memory_utilization}, and the model is on the "
+                "CPU, whose memory other programs use too: give kv_cache_memory instead"
+            )
+
     def _contradictions(self) -> Iterator[str]:
         """Why options contradict each other."""
         if self.cpu_kernels == "fused" and self.attention_backend not in (None, "rust"):
@@ -242,8 +246,8 @@ class EngineArgs(CoreArgs):
                 f"max_cpu_loras is {self.max_cpu_loras}; it must be at least max_loras, "
                 f"{self.max_loras}"
             )
-        if self.device == "cpu" and self.gpu_memory_utilization != GPU_MEMORY_UTILIZATION:
-            yield no_gpu_share(self.gpu_memory_utilization)
+        if self.device == "cpu":
+            self.check_without_gpu()
         if self.tensor_parallel_size > 1:
             yield from self._absent_of_ranks()
 

@@ -19,6 +19,7 @@ from pagedserve.engine.defaults import default_sampling_params
 from pagedserve.engine.engine_metrics import EngineMetrics
 from pagedserve.engine.guard import ModelOwner
 from pagedserve.engine.llm_engine import LLMEngine
+from pagedserve.engine.metric_families import engine_labels
 from pagedserve.engine.request_metrics import RequestCounts
 from pagedserve.errors import EngineDeadError
 from pagedserve.inputs import Prompt, match_params, match_priorities, parse_prompts
@@ -66,7 +67,7 @@ class LLM(ModelOwner):
         self._default_params: SamplingParams | None = None
         self.llm_engine = LLMEngine(self._args)
         self.calls, self._num_calls = Calls(self.llm_engine.guard), 0
-        labels = {"model_name": model, "engine": "0"}
+        labels = engine_labels(model)
         self._batches = Batches(self.llm_engine, RequestCounts(labels))
         self._metrics = EngineMetrics(labels)
         if self._args.use_tqdm_on_load:

@@ -4,8 +4,7 @@ import ctypes
 from pathlib import Path
 from typing import Final
 
-from pagedserve.config import EngineArgs, no_gpu_share
-from pagedserve.core_args import GPU_MEMORY_UTILIZATION
+from pagedserve.config import EngineArgs
 from pagedserve.errors import ConfigError
 from pagedserve.extras import check_installed
 
@@ -38,8 +37,7 @@ def _check_device(args: EngineArgs) -> None:
         raise ConfigError(
             f"device is {args.device!r}, and this machine has no GPU driver: give 'cpu' or 'auto'"
         )
-    if args.gpu_memory_utilization != GPU_MEMORY_UTILIZATION:
-        raise ConfigError(no_gpu_share(args.gpu_memory_utilization))
+    args.check_without_gpu()
 
 
 def may_have_gpu() -> bool:

@@ -9,6 +9,11 @@ from pagedserve.engine.stats import Histogram
 Labels: TypeAlias = Mapping[str, str]
 
 
+def engine_labels(model_name: str) -> Labels:
+    """Labels of all metrics of an engine, those of vLLM."""
+    return {"model_name": model_name, "engine": "0"}
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """Metrics of one name.

@@ -20,8 +20,7 @@ from pagedserve.cache.engine import (
     split_layers,
 )
 from pagedserve.cache.states import state_bytes_per_slot
-from pagedserve.config import EngineArgs, no_gpu_share
-from pagedserve.core_args import GPU_MEMORY_UTILIZATION
+from pagedserve.config import EngineArgs
 from pagedserve.device import cuda_of
 from pagedserve.errors import ConfigError, StepError
 from pagedserve.executor.launched import LaunchedRun, StepWork
@@ -149,8 +148,8 @@ class LocalExecutor:
     def determine_num_blocks(self, limits: StepLimits) -> MemoryPlan:
         """Compute the number of KV blocks; on a GPU the largest steps are profiled."""
         args, cuda = self._args, self._cuda
-        if cuda is None and args.gpu_memory_utilization != GPU_MEMORY_UTILIZATION:
-            raise ConfigError(no_gpu_share(args.gpu_memory_utilization))
+        if cuda is None:
+            args.check_without_gpu()
         # Ranks on the CPU share the same memory.
         num_parts = self._group.size if self._group is not None and cuda is None else 1
         block_bytes = num_parts * self.kv_bytes_per_block(args.block_size, limits.group_window)

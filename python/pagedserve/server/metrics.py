@@ -17,6 +17,7 @@ from prometheus_client.core import Metric
 
 from pagedserve.engine.client import EngineClient
 from pagedserve.engine.engine_metrics import EngineMetrics
+from pagedserve.engine.metric_families import engine_labels
 from pagedserve.engine.request_metrics import RequestCounts
 from pagedserve.server.exposition import prometheus_metric
 from pagedserve.server.http_metrics import HttpMetrics
@@ -38,7 +39,7 @@ class Metrics(RequestCounts):
             model_name: Label of all metrics.
             admission: Source of the numbers of refused requests.
         """
-        labels = {"model_name": model_name, "engine": "0"}
+        labels = engine_labels(model_name)
         super().__init__(labels)
         self.http = HttpMetrics()
         self._client = client
