@@ -37,7 +37,7 @@ def answers_of(model: Model) -> dict[tuple[int, ...], list[list[int]]]:
     return answers
 
 
-# Every guesser where all is preempted, every memory where some guesses are right.
+# Every day: every proposer with swapping, and every memory with drafts that are partly right.
 EVERY_WAY = [
     pytest.param(
         memory,

@@ -7,11 +7,9 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
-
 from tests.support.adapter_files import save_adapter
 from tests.support.formula import EOS, VOCAB_SIZE, byte_tokenizer
+from tests.support.tiny import save_llama_weights
 
 MAX_MODEL_LEN: Final = 512
 # The adapter with a pattern that a regular expression's engine takes years for.
@@ -25,25 +23,14 @@ TEMPLATE: Final = (
 
 
 def save_byte_llama(directory: Path) -> Path:
-    """Save the model with weights so large that a wrong key or value shows; the directory."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
+    """Save the model; the directory."""
+    save_llama_weights(
+        directory,
         vocab_size=VOCAB_SIZE,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
         max_position_embeddings=MAX_MODEL_LEN,
         bos_token_id=None,
         eos_token_id=EOS,
     )
-    model = LlamaForCausalLM(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(0, 0.2)
-    model.save_pretrained(directory)
     byte_tokenizer().save_pretrained(directory)
     (directory / "chat_template.jinja").write_text(TEMPLATE)
     return directory

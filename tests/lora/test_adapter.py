@@ -1,7 +1,6 @@
 """Adapters read from peft's files are those that peft itself would apply."""
 
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ from transformers import PreTrainedModel
 from pagedserve.errors import RequestError
 from pagedserve.lora.adapter import CONFIG, WEIGHTS, AdapterFiles
 from pagedserve.lora.weights import LoraWeights
+from tests.support.irregular_files import IRREGULAR, make_irregular
 from tests.support.lora import KINDS, load_adapter, save_random_adapter
 
 
@@ -253,17 +253,11 @@ def test_a_path_that_none_can_be_is_refused() -> None:
 
 
 @pytest.mark.parametrize("file", [CONFIG, WEIGHTS])
-@pytest.mark.parametrize("kind", ["directory", "pipe", "loop", "device"])
+@pytest.mark.parametrize("kind", IRREGULAR)
 def test_what_is_no_regular_file_is_refused_and_not_waited_for(
     saved: Path, file: str, kind: str
 ) -> None:
-    (saved / file).unlink()
-    if kind == "directory":
-        (saved / file).mkdir()
-    elif kind == "pipe":
-        os.mkfifo(saved / file)
-    else:
-        (saved / file).symlink_to(file if kind == "loop" else "/dev/zero")
+    make_irregular(saved / file, kind)
     with pytest.raises(RequestError, match=f"is no directory with an {CONFIG}|has no {WEIGHTS}"):
         AdapterFiles.read("a", str(saved))
 

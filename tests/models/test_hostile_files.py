@@ -1,7 +1,6 @@
 """Files of a model that somebody sent: what cannot be is refused by name, before it is built."""
 
 import json
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +17,7 @@ from pagedserve.errors import ModelLoadError
 from pagedserve.models.checkpoint_checks import checked_loading
 from pagedserve.models.config_checks import check_config
 from pagedserve.models.loader import LoadedModel, load_model
+from tests.support.irregular_files import IRREGULAR, make_irregular
 
 SaveTiny = Callable[..., Path]
 WEIGHTS = "model.safetensors"
@@ -354,18 +354,12 @@ def test_a_damaged_safetensors_file_is_refused(saved: Path, damage: Callable[[Pa
         load(saved)
 
 
-@pytest.mark.parametrize("kind", ["directory", "pipe", "loop", "device"])
+@pytest.mark.parametrize("kind", IRREGULAR)
 @pytest.mark.parametrize("file", ["config.json", WEIGHTS, "generation_config.json"])
 def test_what_is_no_regular_file_is_refused_and_not_waited_for(
     saved: Path, file: str, kind: str
 ) -> None:
-    (saved / file).unlink()
-    if kind == "directory":
-        (saved / file).mkdir()
-    elif kind == "pipe":
-        os.mkfifo(saved / file)
-    else:
-        (saved / file).symlink_to(file if kind == "loop" else "/dev/zero")
+    make_irregular(saved / file, kind)
     with pytest.raises(ModelLoadError, match=f"{file}|no weights"):
         load(saved)
 

@@ -5,6 +5,7 @@ of bookkeeping is shown on it, bit for bit.
 """
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders
@@ -26,24 +27,32 @@ def save_tokenizer(directory: Path) -> None:
 
 def save_tiny_llama(directory: Path, *, max_model_len: int = 128) -> Path:
     """Saves the model; the directory."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
+    save_llama_weights(
+        directory,
         vocab_size=VOCAB_SIZE,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
         max_position_embeddings=max_model_len,
         pad_token_id=0,
         bos_token_id=1,
         eos_token_id=EOS,
     )
-    model = LlamaForCausalLM(config)
+    save_tokenizer(directory)
+    return directory
+
+
+def save_llama_weights(directory: Path, **config: Any) -> None:
+    """Saves a model of two layers with these further fields of its config, without tokenizer."""
+    torch.manual_seed(0)
+    sizes = LlamaConfig(
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        **config,
+    )
+    model = LlamaForCausalLM(sizes)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.normal_(0, 0.2)  # so large that a wrong key or value shows
     model.save_pretrained(directory)
-    save_tokenizer(directory)
-    return directory
