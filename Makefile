@@ -24,8 +24,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help build demo test test-all test-rust test-py test-py-all test-ray test-ray-all nightly durations references soak hostile grid sweep \
-	options chart lint fmt bench bench-compare gpu-check compile-kernels tune-gpu wheel check-wheel stubs
+.PHONY: help build demo test test-all test-rust test-py test-py-all test-ray test-ray-all \
+	nightly durations references soak hostile grid sweep options chart lint fmt bench bench-compare gpu-check compile-kernels tune-gpu wheel check-wheel stubs
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -64,10 +64,10 @@ test-all: test-rust test-ray-all test-py-all ## every test but the nightly ones,
 test-rust: ## cargo test
 	cargo test --locked
 
-# A file of tests goes to one of two workers.  Threads that wait must sleep, or those of one worker
-# keep the other's from running.
-PYTEST := OMP_WAIT_POLICY=passive PAGEDSERVE_REQUIRE_MODEL=1 $(BIN)/pytest --numprocesses 2 --dist loadfile \
-	--no-loadscope-reorder
+# Threads that wait must sleep, or those of one process keep another's from running.
+PYTEST_ALONE := OMP_WAIT_POLICY=passive PAGEDSERVE_REQUIRE_MODEL=1 $(BIN)/pytest
+# A file of tests goes to one of two workers.
+PYTEST := $(PYTEST_ALONE) --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 test-py: build ## pytest without the slow tests
 	$(PYTEST) -m "not slow and not nightly and not ray"
@@ -79,14 +79,11 @@ durations: build ## measure how long each file of tests takes: the longest are r
 	-$(MAKE) test-py-all PYTEST="$(PYTEST) --junitxml=$(VENV)/tests.xml"
 	$(BIN)/python -m tests.support.durations $(VENV)/tests.xml
 
-# A Ray cluster takes all of this machine.
-RAY_PYTEST := OMP_WAIT_POLICY=passive PAGEDSERVE_REQUIRE_MODEL=1 $(BIN)/pytest
-
-test-ray: build ## replicas and ranks on a Ray cluster of this machine, without the slow tests
-	$(RAY_PYTEST) -m "ray and not slow"
+test-ray: build ## replicas and ranks on a Ray cluster of this machine, which takes all of it, without the slow tests
+	$(PYTEST_ALONE) -m "ray and not slow"
 
 test-ray-all: build
-	$(RAY_PYTEST) -m ray
+	$(PYTEST_ALONE) -m ray
 
 nightly: build test-all soak grid sweep hostile ## what takes long: slow tests, oracles asked again, every kernel compiled, random lives
 	$(PYTEST) -m nightly
