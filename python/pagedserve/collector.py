@@ -1,14 +1,25 @@
-"""Pause of Python's garbage collector while a program starts.
+"""When Python's garbage collector runs: not while a program starts, nor between two tokens.
 
 Importing torch and transformers creates a million permanent objects, and the collector traverses
 all of them each time their number has grown by a quarter: 0.6 of the 3.3 seconds of the imports
 (two cores).  One collection at the end covers them: later it would block a step, and every other
 thread, for 0.13 seconds.
+
+A server's full collections traverse the bodies of all requests that are being read, a quarter of a
+million lists and objects each, while no other thread runs.  They wait until no request is open.
 """
 
 import gc
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
+
+# Seconds after which a server that is never idle collects all the same.
+_MAX_WAIT: Final = 60.0
+# Collections of the younger generation after which a full one is due, as Python's own default.
+_DUE: Final = 10
+_NEVER: Final = 1 << 30
 
 
 @contextmanager
@@ -22,3 +33,34 @@ def collector_paused() -> Iterator[None]:
         if was_enabled:
             gc.collect(1)  # moves all new objects to the oldest generation
             gc.enable()
+
+
+class IdleCollector:
+    """Runs a server's full collections while it is idle, or once a minute.
+
+    The younger generations are collected as usual.
+    """
+
+    def __init__(self) -> None:
+        """Prepare; changes nothing yet."""
+        self._thresholds = gc.get_threshold()
+        self._last = 0.0
+
+    def start(self) -> None:
+        """Exempt the objects of the start, and take over the full collections."""
+        gc.collect()
+        gc.freeze()
+        self._last = time.monotonic()
+        gc.set_threshold(*self._thresholds[:2], _NEVER)
+
+    def look(self, *, is_idle: bool) -> None:
+        """Collect if it is due."""
+        is_due = gc.get_count()[2] > _DUE
+        if is_due and (is_idle or time.monotonic() - self._last > _MAX_WAIT):
+            gc.collect()
+            self._last = time.monotonic()
+
+    def stop(self) -> None:
+        """Undo ``start``: extensions check at exit whether their objects were freed."""
+        gc.set_threshold(*self._thresholds)
+        gc.unfreeze()

@@ -7,7 +7,6 @@ exits with 0 at once.
 """
 
 import asyncio
-import gc
 import logging
 import os
 import signal
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import uvicorn
 
+from pagedserve.collector import IdleCollector
 from pagedserve.config import EngineArgs
 from pagedserve.engine.async_engine import AsyncLLMEngine
 from pagedserve.engine.client import ServedEngine
@@ -166,6 +166,7 @@ class Server(uvicorn.Server):
         self._context = context
         self._client = client
         self._listener = listener
+        self._collector = IdleCollector()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def run(self, sockets: list[socket] | None = None) -> None:
@@ -184,7 +185,7 @@ class Server(uvicorn.Server):
             await super().shutdown(sockets)
             if self._context.tracer is not None:
                 await asyncio.to_thread(self._context.tracer.shutdown)
-        gc.unfreeze()  # extensions check at exit whether their objects were freed
+        self._collector.stop()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Drain at the first signal, end at the second."""
@@ -215,8 +216,9 @@ class Server(uvicorn.Server):
             self.failure = error
             self.should_exit = True
             return
-        while not self._client.errored:  # noqa: ASYNC110  # the engine's thread uses no event loop
+        while not self._client.errored:  # the engine's thread uses no event loop
             await asyncio.sleep(_LOOK)
+            self._collector.look(is_idle=self._context.num_open == 0)
         logger.error("the engine died: the server shuts down")
         self.should_exit = True
 
@@ -230,9 +232,7 @@ class Server(uvicorn.Server):
             await context.adapters.load(LoraModule.parse(text))
         context.admission.max_num_seqs = client.max_num_seqs
         sys.setswitchinterval(0.0005)  # the event loop waits less for the engine's thread
-        # Startup objects stay alive; the collector need not visit them during steps.
-        gc.collect()
-        gc.freeze()
+        self._collector.start()
         logger.info("%s", model.backends)
         logger.info("serving %s", ", ".join([*context.names, *context.adapters.names]))
 
