@@ -1,12 +1,15 @@
 """The order of work beside an event loop."""
 
 import asyncio
+import contextlib
 import threading
+import weakref
 from functools import partial
 from typing import Any
 
 import pytest
 
+from pagedserve.collector import collector_paused
 from pagedserve.engine.grammars import GrammarLanes
 from pagedserve.engine.lanes import SMALL_COST, Lanes, input_cost
 from pagedserve.sampling_params import SamplingParams
@@ -73,6 +76,25 @@ def test_a_failure_is_that_of_its_work_alone(lanes: Lanes) -> None:
     with pytest.raises(ValueError, match="no"):
         lanes.submit(fail, cost=1, group=1).result()
     assert lanes.submit(lambda: 3, cost=1, group=1).result() == 3
+
+
+class Body:
+    """What a work was given."""
+
+
+def test_what_failed_work_had_is_freed_without_a_collection(lanes: Lanes) -> None:
+    def refuse(body: Body) -> None:
+        raise ValueError(f"no {body}")
+
+    async def ask() -> "weakref.ref[Body]":
+        body = Body()
+        with contextlib.suppress(ValueError):
+            await lanes.run(partial(refuse, body), cost=1, group=1)
+        await lanes.run(lambda: None, cost=1, group=1)  # the thread has dropped the first
+        return weakref.ref(body)
+
+    with collector_paused():
+        assert asyncio.run(ask())() is None
 
 
 def test_a_panic_of_a_library_is_a_failure_like_others(lanes: Lanes) -> None:

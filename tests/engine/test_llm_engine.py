@@ -1,3 +1,4 @@
+import gc
 import logging
 import threading
 from dataclasses import replace
@@ -14,6 +15,8 @@ from pagedserve import (
     SamplingParams,
     TokensPrompt,
 )
+from pagedserve.collector import collector_paused
+from pagedserve.engine.request import Request
 from pagedserve.errors import ConcurrentCallError, ConfigError, EngineDeadError, InvariantError
 from pagedserve.replay.__main__ import main as replay_main
 from pagedserve.sampling_params import RequestOutputKind
@@ -38,6 +41,21 @@ def test_requests_get_the_models_tokens(formula: Any) -> None:
         assert output.outputs[0].finish_reason == "length"
         assert (output.prompt, output.prompt_token_ids) == (None, prompt)
     formula.check_idle(engine)
+
+
+def test_requests_that_have_ended_are_freed_without_a_collection(formula: Any) -> None:
+    def num_requests() -> int:
+        return sum(type(each) is Request for each in gc.get_objects())
+
+    engine = formula.engine()
+    gc.collect()
+    num_before = num_requests()
+    with collector_paused():
+        engine.add_request("one", ids(1, 2), GREEDY)
+        engine.add_request("two", ids(1, 2), replace(GREEDY, n=2, temperature=1.0))
+        assert num_requests() == num_before + 2
+        formula.finish(engine)
+        assert num_requests() == num_before
 
 
 def test_text_prompts_are_tokenised_and_kept(formula: Any) -> None:

@@ -208,8 +208,7 @@ class AsyncLLMEngine(ModelOwner):
                 choice=choice,
             )
             cost = input_cost(prompt, sampling_params)
-            checked = self._input_lanes.submit(check, cost=cost, group=turn)
-            request = stream.request = await asyncio.wrap_future(checked)
+            request = stream.request = await self._input_lanes.run(check, cost=cost, group=turn)
             self._check()
             self._thread.send(partial(self._take_up, request, stream))
             stream.is_sent = True

@@ -1,6 +1,5 @@
 """Grammars of requests: compiled, and checked against other parameters."""
 
-import asyncio
 from functools import partial
 
 from pagedserve.engine.lanes import Lanes
@@ -51,8 +50,7 @@ class GrammarLanes:
         if must_be is None or grammars.knows(must_be):
             return
         compiled = partial(grammars.compile, must_be)
-        work = self._lanes.submit(compiled, cost=len(must_be.definition), group=group)
-        await asyncio.wrap_future(work)
+        await self._lanes.run(compiled, cost=len(must_be.definition), group=group)
 
     def shutdown(self) -> None:
         """Cancel waiting compilations; a running one completes."""

@@ -8,14 +8,17 @@ arrival.
 Costs: some 20 us for the thread switches, as with any executor.
 """
 
+import asyncio
 import heapq
 import itertools
 import threading
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sized
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
+from pagedserve.engine.stream import call_in, set_answer
 from pagedserve.inputs import Prompt
 from pagedserve.pooling_params import PoolingParams
 from pagedserve.sampling_params import SamplingParams
@@ -143,6 +146,25 @@ class Lanes:
         """
         lane = self._small if cost <= SMALL_COST else self._large
         return lane.submit(make, cost, group)
+
+    async def run(self, make: Callable[[], T], *, cost: int, group: Hashable) -> T:
+        """Run a function in the background, as ``submit``, and wait for its result.
+
+        Neither the result nor an error, whose traceback refers to all that the function had, is
+        part of a reference cycle: both may be large.
+        """
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[None] = loop.create_future()
+        work = self.submit(make, cost=cost, group=group)
+        work.add_done_callback(lambda _: call_in(loop, partial(set_answer, ended, None)))
+        try:
+            await ended
+            if work.cancelled():  # by `shutdown`
+                raise asyncio.CancelledError
+            return work.result()
+        finally:
+            work.cancel()
+            del work
 
     def shutdown(self) -> None:
         """Cancel waiting work; running work completes."""

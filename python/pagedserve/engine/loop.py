@@ -198,6 +198,7 @@ class EngineLoop:
             request.fail(error)
             output = make_output(request)
         self.outputs.append(output)
+        request.sequences = []  # which refer to the request
 
     def _begin(self) -> None:
         if self._is_torn:  # a second interrupt stopped the rollback of the first

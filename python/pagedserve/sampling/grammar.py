@@ -280,7 +280,7 @@ class GrammarCompiler:
         try:
             found = self._tried(params)
         except GrammarError as fault:
-            found = fault.with_traceback(None)
+            found = GrammarError(str(fault), fault.place)  # without what tracebacks refer to
         with self._lock:
             self._kept[key] = found
             if len(self._kept) > _MAX_KEPT:

@@ -70,7 +70,8 @@ class Answer(Response):
                 with contextlib.suppress(asyncio.CancelledError):
                     await work
             finally:
-                self._on_end(self._error)
+                error, self._error = self._error, None  # its traceback refers to this object
+                self._on_end(error)
 
     async def _work(self, send: Send, send_part: Send) -> None:
         async with contextlib.aclosing(self._events) as events:

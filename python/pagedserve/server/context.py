@@ -1,6 +1,5 @@
 """State shared by the routes: engine, model names, adapters, limits and draining."""
 
-import asyncio
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
@@ -157,8 +156,7 @@ class Context:
 
     async def aside(self, make: Callable[[], T], *, cost: int) -> T:
         """Run a function outside the event loop; ``cost`` is as in ``Lanes``."""
-        future = self._lanes.submit(make, cost=cost, group=object())
-        return await asyncio.wrap_future(future)
+        return await self._lanes.run(make, cost=cost, group=object())
 
     def model_name(self, asked: str | None) -> str:
         """Return the model name for the response.

@@ -75,6 +75,7 @@ class Gate:
             scope["method"] = method  # metrics count the original method
             self._context.metrics.http.request_ended(scope, scope["status"], seconds)
             self._context.num_open -= 1
+            del scope["send"], scope["arriving"]  # they refer to the scope
             is_wanted = self._context.args.enable_log_requests and path not in OPEN_PATHS
             if is_wanted and "is_logged" not in scope:
                 log_http(scope, seconds)
