@@ -17,6 +17,7 @@ arrays of the vocabulary's size.  Processors are called one by one.
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+import numpy.ma  # np.unique would import it within a step, which takes 0.1 s
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
