@@ -12,7 +12,10 @@ import hashlib
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pagedserve.errors import ModelLoadError
 from pagedserve.host_ops.heap import return_freed_memory
@@ -21,7 +24,13 @@ from pagedserve.models.gguf_header import check_header
 from pagedserve.models.progress import bars_of, quiet_logger, say
 from pagedserve.regular_files import read_start
 
+if TYPE_CHECKING:
+    from gguf import GGUFReader
+    from transformers import PretrainedConfig
+
 _FORMAT_VERSION = 1
+# Of the copy that transformers reads; it is deleted.
+_WEIGHTS = "weights.gguf"
 
 
 def cache_directory() -> Path:
@@ -48,7 +57,7 @@ def converted_directory(gguf: Path) -> Path:
     target = cache_directory() / "converted" / f"{gguf.stem}-{_key(gguf)}"
     if target.is_dir():
         return target
-    check_gguf(gguf)
+    reader = check_gguf(gguf)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         work = Path(tempfile.mkdtemp(prefix=".converting-", dir=target.parent))
@@ -59,15 +68,19 @@ def converted_directory(gguf: Path) -> Path:
         ) from error
     say(f"converting {gguf.name}, once: the copy is kept in {target}")
     try:
-        _convert(gguf, work)
+        with _failing_as_one(gguf):
+            with quiet_logger("gguf.gguf_writer"):
+                _copy_without_vocabulary(reader, work / _WEIGHTS)
+            del reader  # its vocabulary is hundreds of thousands of objects
+            _convert(gguf, work)
         _publish(work, target)
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return target
 
 
-def check_gguf(gguf: Path) -> None:
-    """Check that a file is GGUF and that all its tensors lie within it.
+def check_gguf(gguf: Path) -> "GGUFReader":
+    """Check that a file is GGUF and that all its tensors lie within it; return its reader.
 
     Raises:
         ModelLoadError: it is not.
@@ -84,17 +97,19 @@ def check_gguf(gguf: Path) -> None:
         )
     try:
         check_header(gguf)
-        tensors = GGUFReader(gguf).tensors
+        reader = GGUFReader(gguf)
     except Exception as error:  # the reader slices beyond the end: many unrelated types
         raise ModelLoadError(
             f"{gguf} is cut short or damaged: it has {size} bytes, and reading what its header "
             f"announces failed ({error})"
         ) from error
-    end = max((int(tensor.data_offset) + int(tensor.n_bytes) for tensor in tensors), default=0)
-    if not tensors or end > size:
+    ends = [int(tensor.data_offset) + int(tensor.n_bytes) for tensor in reader.tensors]
+    end = max(ends, default=0)
+    if not ends or end > size:
         raise ModelLoadError(
             f"{gguf} is cut short: its tensors need {end} bytes, the file has {size}"
         )
+    return reader
 
 
 def _key(gguf: Path) -> str:
@@ -111,57 +126,56 @@ def _key(gguf: Path) -> str:
     return hashlib.sha256(repr(identity).encode()).hexdigest()[:16]
 
 
-def _convert(gguf: Path, directory: Path) -> None:
-    from transformers import AutoTokenizer
-
+@contextmanager
+def _failing_as_one(gguf: Path) -> Iterator[None]:
+    """Turn the many unrelated exceptions of transformers and gguf into one."""
     try:
-        _convert_weights(gguf, directory)
-        # A model is part of reference cycles: without a collection it would still be in memory when
-        # the copy is loaded.
-        gc.collect()
-        return_freed_memory()
-        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-        tokenizer.save_pretrained(directory)
-    except Exception as error:  # transformers raises many unrelated types here
+        yield
+    except Exception as error:
         raise ModelLoadError(f"{gguf} cannot be converted by transformers: {error}") from error
 
 
-def _convert_weights(gguf: Path, directory: Path) -> None:
-    import torch
-    from transformers import (
-        AutoConfig,
-        AutoModelForCausalLM,
-        GgufConfig,
-        modeling_gguf_pytorch_utils,
-    )
+def _convert(gguf: Path, directory: Path) -> None:
+    from transformers import AutoConfig, AutoTokenizer
 
+    # The vocabulary takes seconds to read, which the configuration and the tokenizer do once each.
     config = AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name)
     check_config(config.to_dict())
-    weights = directory / "weights.gguf"
-    with quiet_logger("gguf.gguf_writer"):
-        _copy_without_vocabulary(gguf, weights)
+    _convert_weights(config, directory)
+    # A model is part of reference cycles: without a collection it would still be in memory when the
+    # copy is loaded.
+    gc.collect()
+    return_freed_memory()
+    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, config=config, gguf_file=gguf.name)
+    tokenizer.save_pretrained(directory)
+
+
+def _convert_weights(config: "PretrainedConfig", directory: Path) -> None:
+    """Convert the copy without a vocabulary, which is in the directory, and delete it."""
+    import torch
+    from transformers import AutoModelForCausalLM, GgufConfig, modeling_gguf_pytorch_utils
+
     with bars_of(modeling_gguf_pytorch_utils):
         model = AutoModelForCausalLM.from_pretrained(
             directory,
             config=config,
-            gguf_file=weights.name,
+            gguf_file=_WEIGHTS,
             quantization_config=GgufConfig(dequantize=True),
             dtype=torch.float32,
         )
-    weights.unlink()
+    (directory / _WEIGHTS).unlink()
     model.save_pretrained(directory)
 
 
-def _copy_without_vocabulary(gguf: Path, target: Path) -> None:
-    """Copy the file without its vocabulary, of which the reader would create permanent objects.
+def _copy_without_vocabulary(reader: "GGUFReader", target: Path) -> None:
+    """Copy a file without its vocabulary, of which transformers would create permanent objects.
 
     Args:
-        gguf: complete file.
+        reader: of a complete file.
         target: copy, without the fields ``tokenizer.*``.
     """
-    from gguf import GGUFReader, GGUFValueType, GGUFWriter, Keys
+    from gguf import GGUFValueType, GGUFWriter, Keys
 
-    reader = GGUFReader(gguf)
     architecture = Keys.General.ARCHITECTURE
     writer = GGUFWriter(target, reader.fields[architecture].contents(), endianess=reader.endianess)
     of_writer = (architecture, Keys.General.ALIGNMENT)
