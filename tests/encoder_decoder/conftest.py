@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from pagedserve import LLM
-from tests.support.tiny import EOS, VOCAB_SIZE, save_tokenizer
+from tests.support.tiny import EOS, VOCAB_SIZE, enlarge_weights, save_tokenizer
 
 START = 3
 FAMILIES: dict[str, Any] = {
@@ -97,10 +97,7 @@ def _save(name: str, directory: Path, forced_bos: int | None) -> Path:
     )
     model: Any = AutoModelForSeq2SeqLM.from_config(config)
     model.generation_config.forced_bos_token_id = forced_bos
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(0, 0.2)  # so large that a wrong key or value shows
+    enlarge_weights(model)
     model.save_pretrained(directory)
     save_tokenizer(directory)
     return directory

@@ -14,6 +14,7 @@ from pagedserve import _core
 from pagedserve.config import EngineArgs
 from pagedserve.models.loader import LoadedModel, load_model
 from pagedserve.models.paged_logits import paged_logits
+from tests.support.tiny import enlarge_weights
 
 PROMPTS = [(torch.arange(length) * 31 + 11) % 97 for length in (21, 6)]
 # Largest difference from float64, as a share of the largest logit.
@@ -49,10 +50,7 @@ def save_tiny(
         torch.manual_seed(0)
         config = AutoConfig.for_model(**(tiny_config | {"model_type": model_type} | options))
         model = AutoModelForCausalLM.from_config(config)
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                if parameter.dim() > 1 or "bias" in name or "sinks" in name:
-                    parameter.normal_(0, 0.2)
+        enlarge_weights(model, "bias", "sinks")
         directory = tmp_path / model_type
         model.save_pretrained(directory)
         save_tokenizer(directory)

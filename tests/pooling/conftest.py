@@ -11,6 +11,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast
 
+from tests.support.tiny import enlarge_weights
+
 SaveEncoder = Callable[..., Path]
 
 MODULES = [
@@ -28,10 +30,7 @@ def save_bare(tmp_path: Path, tiny_config: dict[str, Any]) -> SaveEncoder:
         torch.manual_seed(0)
         config = AutoConfig.for_model(**(tiny_config | {"model_type": model_type} | options))
         model = AutoModel.from_config(config)
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                if parameter.dim() > 1 or "bias" in name:
-                    parameter.normal_(0, 0.2)
+        enlarge_weights(model, "bias")
         directory = tmp_path / model_type
         model.save_pretrained(directory)
         words = {"<unk>": 0, **{f"w{index}": index for index in range(1, 97)}}

@@ -14,6 +14,7 @@ from pagedserve import LLM, ConfigError, PoolingParams, RequestError
 from pagedserve.config import EngineArgs
 from pagedserve.errors import UnsupportedModelError
 from pagedserve.models.loader import load_model
+from tests.support.tiny import enlarge_weights
 
 SaveEncoder = Callable[..., Path]
 
@@ -30,10 +31,7 @@ def save_decoder(save_bare: SaveEncoder) -> SaveEncoder:
         directory = save_bare("qwen3", **options)
         config = AutoConfig.from_pretrained(directory)
         model = AutoModelForCausalLM.from_config(config)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                if parameter.dim() > 1:
-                    parameter.normal_(0, 0.2)
+        enlarge_weights(model)
         model.save_pretrained(directory)
         return directory
 

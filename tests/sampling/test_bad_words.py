@@ -3,11 +3,9 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from pagedserve import RequestError
-from pagedserve.models.convert import converted_directory
-from pagedserve.models.registry import resolve_model
 from pagedserve.sampling.bad_words import BadWords
 
 # Few tokens, so that outputs and sequences meet often.
@@ -66,14 +64,6 @@ def test_a_word_without_a_token_is_refused() -> None:
 
 def test_no_words_ban_nothing() -> None:
     assert BadWords.from_words([], characters).banned_after([1, 2]) == ()
-
-
-@pytest.fixture(scope="module")
-def real_tokenizer(model_package: None) -> PreTrainedTokenizerBase:
-    """SmolLM2's, without its weights."""
-    tokenizer = AutoTokenizer.from_pretrained(converted_directory(resolve_model("smollm2").path))
-    assert isinstance(tokenizer, PreTrainedTokenizerBase)
-    return tokenizer
 
 
 @pytest.mark.parametrize("word", ["Paris", "the", "serendipity", "日本語"])

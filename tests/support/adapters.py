@@ -20,16 +20,14 @@ from pagedserve.models.adapters import AdapterRows
 from pagedserve.models.loader import LoadedModel
 from pagedserve.runner.buffers import StepInputs
 from pagedserve.runner.model_runner import Forward
+from tests.support.tiny import enlarge_weights
 
 
 def save_random_model(directory: Path, config: dict[str, Any]) -> Path:
     """A causal model with weights so large that a small change shows."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.dim() > 1 or "bias" in name:
-                parameter.normal_(0, 0.2)
+    enlarge_weights(model, "bias")
     model.save_pretrained(directory)
     return directory
 

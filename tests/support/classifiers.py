@@ -10,6 +10,8 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedTokenizerFast
 
+from tests.support.tiny import enlarge_weights
+
 
 def save_classifier(directory: Path, config: dict[str, Any]) -> Path:
     """Saves a model of a config, with weights so large that wrong attention shows.
@@ -18,10 +20,7 @@ def save_classifier(directory: Path, config: dict[str, Any]) -> Path:
     """
     torch.manual_seed(0)
     model = AutoModelForSequenceClassification.from_config(AutoConfig.for_model(**config))
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.dim() > 1 or "bias" in name:
-                parameter.normal_(0, 0.2)
+    enlarge_weights(model, "bias")
     model.save_pretrained(directory)
     _save_tokenizer(directory, has_types=config["model_type"] == "bert")
     return directory

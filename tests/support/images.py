@@ -23,6 +23,7 @@ from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImag
 from pagedserve import EngineArgs
 from pagedserve.models.image_processor import ImageProcessor, load_image_processor
 from pagedserve.models.tokenizer import load_tokenizer
+from tests.support.tiny import enlarge_weights
 
 NUM_WORDS: Final = 97
 FAMILIES: Final = ("llava", "qwen2_vl", "qwen2_5_vl", "smolvlm", "idefics3")
@@ -73,10 +74,7 @@ def save_image_model(family: str, directory: Path) -> Path:
     config = make(text_config=text, **options)
     config.eos_token_id, config.pad_token_id = 2, 0
     model: Any = AutoModelForImageTextToText.from_config(config)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.dim() > 1 or "bias" in name:
-                parameter.normal_(0, 0.2)
+    enlarge_weights(model, "bias")
     model.save_pretrained(directory)
     return directory
 

@@ -25,6 +25,14 @@ def save_tokenizer(directory: Path) -> None:
     fast.save_pretrained(directory)
 
 
+def enlarge_weights(model: torch.nn.Module, *named: str) -> None:
+    """Draw matrices anew, and parameters of these names: a wrong key or value shows."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1 or any(part in name for part in named):
+                parameter.normal_(0, 0.2)
+
+
 def save_tiny_llama(directory: Path, *, max_model_len: int = 128) -> Path:
     """Saves the model; the directory."""
     save_llama_weights(
@@ -51,8 +59,5 @@ def save_llama_weights(directory: Path, **config: Any) -> None:
         **config,
     )
     model = LlamaForCausalLM(sizes)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(0, 0.2)  # so large that a wrong key or value shows
+    enlarge_weights(model)
     model.save_pretrained(directory)
