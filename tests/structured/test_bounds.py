@@ -305,7 +305,9 @@ def test_a_process_that_does_not_answer_is_no_fault_of_the_grammar(
     compiler.compile(StructuredOutputsParams(regex="before it is silent"))
     must_be = StructuredOutputsParams(regex="is silent")
     assert compiler.process._running is not None
-    compiler.process._running._process.send_signal(signal.SIGSTOP)
+    process = compiler.process._running._process
+    process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED)  # until then one of its threads may answer
     with monkeypatch.context() as patch:
         patch.setattr(compile_process, "_WALL_SECONDS", 0.01)
         with pytest.raises(PagedServeError, match="has not answered for 0 s") as refused:
