@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pagedserve.sampling import logprobs
+from pagedserve.sampling import chunks
 from pagedserve.sampling.logprobs import top_logprobs
 from pagedserve.sampling.rows import LogitsEdits, RowSampling
 from pagedserve.sampling.sampler import Sampler
@@ -49,8 +49,8 @@ def test_top_logprobs_equal_the_naive_ones(
 ) -> None:
     rows, targets = batch
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(logprobs, "_MAX_ELEMENTS_CPU", 4 * len(rows[0]))
-        found = top_logprobs(torch.tensor(rows), torch.tensor(targets), num_top)
+        patch.setattr(chunks, "_MAX_ELEMENTS_CPU", 4 * len(rows[0]))
+        found = top_logprobs(torch.tensor(rows), np.array(targets), num_top)
     target_logprobs, ranks, top_ids, top = (array.tolist() for array in found)
     for index, (row, target) in enumerate(zip(rows, targets, strict=True)):
         expected, order = naive_logprobs(row), naive_order(row)[:num_top]
@@ -63,7 +63,8 @@ def test_top_logprobs_equal_the_naive_ones(
 def test_top_logprobs_of_a_real_vocabulary_are_those_of_float64() -> None:
     logits = torch.randn(100, 49_152, generator=torch.Generator().manual_seed(1)) * 3
     targets = torch.arange(100) * 491
-    target_logprobs, ranks, top_ids, top = top_logprobs(logits, targets, 5)
+    arrays = top_logprobs(logits, targets.numpy(), 5)
+    target_logprobs, ranks, top_ids, top = map(torch.from_numpy, arrays)
     expected = logits.double().log_softmax(dim=-1)
     assert torch.allclose(top.double(), expected.topk(5).values, atol=1e-5)
     assert torch.equal(top_ids.long(), expected.topk(5).indices)
@@ -73,7 +74,7 @@ def test_top_logprobs_of_a_real_vocabulary_are_those_of_float64() -> None:
 
 
 def test_no_rows_have_no_logprobs() -> None:
-    found = top_logprobs(torch.zeros(0, 7), torch.zeros(0, dtype=torch.int64), 3)
+    found = top_logprobs(torch.zeros(0, 7), np.zeros(0, np.int64), 3)
     assert [tuple(array.shape) for array in found] == [(0,), (0,), (0, 3), (0, 3)]
 
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagedserve.sampling import logprobs
+from pagedserve.sampling import chunks
 from pagedserve.sampling.rows import LogitsEdits, RowSampling
 from pagedserve.sampling.sampler import Sampler
 
@@ -176,7 +176,7 @@ def random_row(generator: np.random.Generator, vocab_size: int) -> RowSampling:
 
 
 def test_rows_are_independent_of_their_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logprobs, "_MAX_ELEMENTS_CPU", 700 * 7)
+    monkeypatch.setattr(chunks, "_MAX_ELEMENTS_CPU", 700 * 7)
     generator = np.random.default_rng(2)
     logits = torch.randn(96, 700, generator=torch.Generator().manual_seed(2)) * 2
     given = logits.clone()

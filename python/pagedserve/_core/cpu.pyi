@@ -13,8 +13,10 @@ __all__ = [
     "advise_huge_pages",
     "bump",
     "copy_blocks",
+    "draw",
     "instruction_sets",
     "instructions_in_use",
+    "logprobs",
     "paged_attention",
     "rms_norm",
     "top_k",
@@ -283,6 +285,73 @@ def top_k(
 
     Raises:
         ``StepError``: Arguments that do not fit each other.
+    """
+
+def draw(
+    *,
+    logits: int,  # address of float32 [rows, vocab_size]
+    vocab_size: int,
+    peaks: NDArray[np.float32],  # [N]
+    parameters: NDArray[np.float64],  # [N * 4]
+    uniforms: NDArray[np.float64],  # [D]
+    starts: Sequence[int],  # N + 1
+    tokens: NDArray[np.int32],  # [D], written
+    rows: Sequence[int] | None = None,  # of the logits
+    masks: NDArray[np.int32] | None = None,  # [N * ceil(vocab_size / 32)], bits of tokens
+    num_threads: int = 1,
+    instructions: _InstructionSet | None = None,
+) -> None:
+    """Sample tokens at random from rows of logits.
+
+    A token inverts the cumulative distribution of what temperature, top_k, top_p and min_p keep, in
+    the order of ids; ties with the last kept token are kept.  Tokens of rows whose peak is not
+    finite are undefined.
+
+    Args:
+        logits: Address of float32 ``[rows, vocab_size]``, contiguous.
+        vocab_size: Number of logits of a row.
+        peaks: Largest allowed logit of each row, float32 ``[N]``.
+        parameters: Temperature, top_k (1 to ``vocab_size``), top_p and min_p of each row, float64
+            ``[N * 4]``.
+        uniforms: A random number in [0, 1) for each token, row by row, float64 ``[D]``.
+        starts: Row ``r`` has the tokens from ``starts[r]`` to ``starts[r + 1]``; ``N + 1``.
+        tokens: Token ids, int32 ``[D]``, written.
+        rows: N row indices of the logits; None for the first ones.
+        masks: As in ``top_k``, for rows without top_k and top_p.
+        num_threads: Number of threads, the caller's included.
+        instructions: Instruction set; None for the one in use.
+
+    Raises:
+        ``StepError``: Arguments that do not fit each other.
+    """
+
+def logprobs(
+    *,
+    logits: int,  # address of float32 [rows, vocab_size]
+    vocab_size: int,
+    targets: Sequence[int],  # N
+    sums: NDArray[np.float32],  # [N], written
+    ranks: NDArray[np.int32],  # [N], written
+    rows: Sequence[int] | None = None,  # of the logits
+    num_threads: int = 1,
+    instructions: _InstructionSet | None = None,
+) -> None:
+    """Find the rank of one token per row, and the log-sum-exp of the row.
+
+    The log-probability of a token is its logit minus the log-sum-exp.
+
+    Args:
+        logits: Address of float32 ``[rows, vocab_size]``, contiguous.
+        vocab_size: Number of logits of a row.
+        targets: Token ids, N of them.
+        sums: Log-sum-exp, float32 ``[N]``, written.
+        ranks: Number of strictly larger logits, int32 ``[N]``, written.
+        rows: N row indices of the logits; None for the first ones.
+        num_threads: Number of threads, the caller's included.
+        instructions: Instruction set; None for the one in use.
+
+    Raises:
+        ``StepError``: Arguments that do not fit each other, or a token beyond the vocabulary.
     """
 
 def rms_norm(

@@ -1,5 +1,8 @@
 """Random sampling of tokens, all rows at once, each with separate parameters.
 
+In host memory the Rust kernel samples (`pagedserve._core.cpu.draw`), on other devices torch, with
+the same formulas: they take the same tokens, but at the edges of intervals.
+
 A row is filtered by thresholds: temperature, then top_k, top_p (of what top_k kept), min_p.
 Tokens equal to a threshold are all kept.  A sample inverts the cumulative distribution of the
 kept tokens in the order of their ids, in float64.
@@ -14,12 +17,19 @@ Invariants:
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from pagedserve._core import cpu
 from pagedserve.device import Cuda, to_device
+from pagedserve.sampling.chunks import in_chunks, select_rows
+from pagedserve.sampling.masks import unpack_masks
 from pagedserve.sampling.rows import RowSampling
+from pagedserve.sampling.top_k import logits_in_rust
 
 # Most likely tokens that top_k and top_p examine, first and second; rows that need more are sorted
 # completely, which costs several times the rest of a sample.
@@ -58,7 +68,7 @@ class RandomRows:
         cls, rows: Sequence[RowSampling], *, vocab_size: int, cuda: Cuda | None = None
     ) -> "RandomRows":
         """Build arrays from the parameters of random rows, at least one."""
-        top_k = [row.top_k if 0 < row.top_k < vocab_size else vocab_size for row in rows]
+        top_k = [row.top_k_of(vocab_size) for row in rows]
         num_draws = [len(row.uniforms) for row in rows]
         width = max(num_draws)
         parameters = [
@@ -90,8 +100,75 @@ class RandomRows:
         return self.temperature.shape[0]
 
 
-def draw(logits: Tensor, rows: RandomRows, peaks: Tensor, may_come: Tensor | None = None) -> Tensor:
-    """Sample tokens.
+def draw(
+    logits: Tensor,
+    rows: Sequence[RowSampling],
+    index: NDArray[np.int64],
+    peaks: Tensor,
+    masks: Tensor | None = None,
+    *,
+    cuda: Cuda | None,
+) -> Tensor:
+    """Sample tokens for some of the rows.
+
+    Args:
+        logits: float32 ``[S, V]``, edited.  Not modified.
+        rows: parameters of the S rows.
+        index: the rows to sample, at least one, in ascending order.
+        peaks: float32 ``[S]``, the largest allowed logit of each row.
+        masks: int32 ``[S, ceil(V / 32)]``, packed masks of allowed tokens, for rows without top_k
+            and top_p; None allows all.
+        cuda: device of the logits; None for host memory.
+
+    Returns:
+        int32 ``[D]`` token ids, row by row; undefined for rows whose maximum is not finite.
+    """
+    if cuda is None:
+        return _in_rust(logits, rows, index, peaks, masks)
+    parts = []
+    for chunk in in_chunks(index, logits):
+        parameters = RandomRows.of([rows[i] for i in chunk], vocab_size=logits.shape[1], cuda=cuda)
+        may_come = None
+        if masks is not None:
+            may_come = unpack_masks(select_rows(masks, chunk, cuda), logits.shape[1])
+        wanted, largest = (select_rows(values, chunk, cuda) for values in (logits, peaks))
+        parts.append(draw_on_device(wanted, parameters, largest, may_come).int())
+    return torch.cat(parts)
+
+
+def _in_rust(
+    logits: Tensor,
+    rows: Sequence[RowSampling],
+    index: NDArray[np.int64],
+    peaks: Tensor,
+    masks: Tensor | None,
+) -> Tensor:
+    """Sample in host memory; as `draw`."""
+    vocab_size = logits.shape[1]
+    wanted = [rows[i] for i in index]
+    parameters = [
+        (row.temperature, row.top_k_of(vocab_size), row.top_p, row.min_p) for row in wanted
+    ]
+    starts = [0, *accumulate(len(row.uniforms) for row in wanted)]
+    tokens = np.empty(starts[-1], np.int32)
+    logits = logits.contiguous()
+    cpu.draw(
+        **logits_in_rust(logits, len(index) * vocab_size),
+        rows=index.tolist(),
+        peaks=peaks.numpy()[index],
+        parameters=np.array(parameters, np.float64).reshape(-1),
+        uniforms=np.array([uniform for row in wanted for uniform in row.uniforms]),
+        starts=starts,
+        masks=None if masks is None else masks.numpy()[index].reshape(-1),
+        tokens=tokens,
+    )
+    return torch.from_numpy(tokens)
+
+
+def draw_on_device(
+    logits: Tensor, rows: RandomRows, peaks: Tensor, may_come: Tensor | None = None
+) -> Tensor:
+    """Sample tokens with torch.
 
     Nothing here synchronizes with the device except top_p without top_k: once, and again for each
     size that some row's nucleus exceeds.

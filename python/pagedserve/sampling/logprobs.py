@@ -15,22 +15,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pagedserve._core import cpu
+from pagedserve.sampling.chunks import in_chunks
 from pagedserve.sampling.results import Candidates, PositionLogprobs, SampledLogprobs
 from pagedserve.sampling.rows import PromptTargets, RowSampling
-from pagedserve.sampling.top_k import top_k
-
-# Maximum elements of an intermediate array.  On a CPU a few float64 arrays of it (4 MB each) stay
-# in
-# the cache, and cost half of what arrays of 32 MB do; on other devices fewer, larger operations are
-# faster.
-_MAX_ELEMENTS_CPU = 1 << 19
-_MAX_ELEMENTS = 1 << 22
-
-
-def rows_per_chunk(logits: Tensor) -> int:
-    """Number of rows of logits ``[N, V]`` per chunk."""
-    most = _MAX_ELEMENTS_CPU if logits.device.type == "cpu" else _MAX_ELEMENTS
-    return max(1, most // logits.shape[1])
+from pagedserve.sampling.top_k import logits_in_rust, top_k
 
 
 def sampled_logprobs(
@@ -62,9 +51,8 @@ def sampled_logprobs(
         np.zeros((len(rows), num_top), dtype=np.int32),
         np.full((len(rows), num_top), np.nan, dtype=np.float32),
     )
-    size = rows_per_chunk(logits)
-    for start in range(0, len(draws), size):
-        _look_up(found, draws[start : start + size], logits, tokens, row_of_draw)
+    for chunk in in_chunks(draws, logits):
+        _look_up(found, chunk, logits, tokens, row_of_draw)
     return found
 
 
@@ -76,12 +64,9 @@ def _look_up(
     row_of_draw: NDArray[np.int64],
 ) -> None:
     rows = row_of_draw[draws]
-    targets = torch.from_numpy(tokens[draws]).to(logits.device, torch.int64)
-    chunk = logits.index_select(0, torch.from_numpy(rows).to(logits.device))
-    looked_up = top_logprobs(chunk, targets, found.top_logprobs.shape[1])
-    arrays = [array.cpu().numpy() for array in looked_up]
-    found.token_logprobs[draws], found.token_ranks[draws] = arrays[:2]
-    found.top_token_ids[rows], found.top_logprobs[rows] = arrays[2:]
+    looked_up = _look(logits, tokens[draws], found.top_logprobs.shape[1], rows)
+    found.token_logprobs[draws], found.token_ranks[draws] = looked_up[:2]
+    found.top_token_ids[rows], found.top_logprobs[rows] = looked_up[2:]
 
 
 def empty_candidates(rows: Sequence[RowSampling], *, vocab_size: int) -> Candidates | None:
@@ -103,39 +88,62 @@ def fill_candidates(candidates: Candidates, rows: NDArray[np.int64], logits: Ten
 
 def prompt_logprobs(targets: PromptTargets, logits: Tensor) -> PositionLogprobs:
     """Log-probabilities of prompt tokens from the model's logits, float32 ``[P, V]``."""
-    token_ids = torch.from_numpy(targets.token_ids).to(logits.device)
-    found = top_logprobs(logits, token_ids, targets.num_top)
-    return PositionLogprobs(*(array.cpu().numpy() for array in found))
+    return top_logprobs(logits, targets.token_ids, targets.num_top)
 
 
-def top_logprobs(
-    logits: Tensor, targets: Tensor, num_top: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def top_logprobs(logits: Tensor, targets: NDArray[np.int64], num_top: int) -> PositionLogprobs:
     """Log-probability and rank of one token per row, and the most likely tokens.
 
     Args:
         logits: float32 ``[N, V]``; not modified.
-        targets: int64 ``[N]``, token ids.
+        targets: ``[N]``, token ids.
         num_top: number of most likely tokens; K is this, or V if that is less.
 
     Returns:
-        float32 ``[N]`` log-probabilities of the targets, int32 ``[N]`` ranks (1 more than the
-        number of strictly more likely tokens), int32 ``[N, K]`` most likely token ids and float32
-        ``[N, K]`` their log-probabilities.
+        Results of the N rows; a rank is 1 more than the number of strictly more likely tokens.
     """
-    size = rows_per_chunk(logits)
     num_top = min(num_top, logits.shape[1])
-    chunks = zip(logits.split(size), targets.split(size), strict=True)
-    parts = [_top_of_chunk(*chunk, num_top) for chunk in chunks]
-    logprobs, ranks, top_ids, top = (torch.cat(column) for column in zip(*parts, strict=True))
-    return logprobs, ranks, top_ids, top
+    rows = np.arange(len(targets))
+    chunks = list(in_chunks(rows, logits)) or [rows]
+    parts = [_look(logits, targets[chunk], num_top, chunk) for chunk in chunks]
+    return PositionLogprobs(*map(np.concatenate, zip(*parts, strict=True)))
 
 
-def _top_of_chunk(
-    logits: Tensor, targets: Tensor, num_top: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    total = logits.logsumexp(dim=-1, keepdim=True)
-    value = logits.gather(1, targets[:, None])
-    ranks = 1 + (logits > value).sum(dim=-1)
-    top_values, top_ids = top_k(logits, num_top)
-    return (value - total)[:, 0], ranks.int(), top_ids.int(), top_values - total
+def _look(
+    logits: Tensor, targets: NDArray[np.integer], num_top: int, rows: NDArray[np.int64]
+) -> PositionLogprobs:
+    """Look at one chunk: the ``rows`` of the logits, one for each target."""
+    look = _in_rust if logits.device.type == "cpu" else _by_torch
+    return look(logits, targets, num_top, rows)
+
+
+def _in_rust(
+    logits: Tensor, targets: NDArray[np.integer], num_top: int, rows: NDArray[np.int64]
+) -> PositionLogprobs:
+    logits = logits.contiguous()
+    totals, num_larger = np.empty(len(rows), np.float32), np.empty(len(rows), np.int32)
+    cpu.logprobs(
+        **logits_in_rust(logits, len(rows) * logits.shape[1]),
+        rows=rows.tolist(),
+        targets=targets.tolist(),
+        sums=totals,
+        ranks=num_larger,
+    )
+    values = logits.numpy()[rows, targets]
+    top_values, top_ids = (found.numpy() for found in top_k(logits, num_top, rows.tolist()))
+    return PositionLogprobs(
+        values - totals, num_larger + 1, top_ids.astype(np.int32), top_values - totals[:, None]
+    )
+
+
+def _by_torch(
+    logits: Tensor, targets: NDArray[np.integer], num_top: int, rows: NDArray[np.int64]
+) -> PositionLogprobs:
+    chunk = logits.index_select(0, torch.from_numpy(rows).to(logits.device))
+    total = chunk.logsumexp(dim=-1, keepdim=True)
+    columns = torch.from_numpy(targets.astype(np.int64)).to(logits.device)
+    value = chunk.gather(1, columns[:, None])
+    ranks = 1 + (chunk > value).sum(dim=-1)
+    top_values, top_ids = top_k(chunk, num_top)
+    found = ((value - total)[:, 0], ranks.int(), top_ids.int(), top_values - total)
+    return PositionLogprobs(*(tensor.cpu().numpy() for tensor in found))

@@ -78,6 +78,10 @@ class RowSampling:
         """Whether the row takes the most likely token: checked by the engine and the sampler."""
         return self.temperature == 0 or self.top_k == 1
 
+    def top_k_of(self, vocab_size: int) -> int:
+        """Number of most likely tokens that are kept of a vocabulary."""
+        return self.top_k if 0 < self.top_k < vocab_size else vocab_size
+
     @property
     def tried_grammar(self) -> GrammarState | None:
         """The grammar, if it may be checked after sampling from the unmasked logits.

@@ -15,7 +15,7 @@ Invariants:
 3. Besides the logits, memory is limited to a few chunks (`rows_per_chunk`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -24,22 +24,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pagedserve.device import Cuda, to_device
-from pagedserve.sampling.draw import RandomRows, draw
+from pagedserve.sampling.chunks import copy_rows, in_chunks, select_rows
+from pagedserve.sampling.draw import draw
 from pagedserve.sampling.edits import edit_logits, keep_to_grammars
 from pagedserve.sampling.grammar import GrammarState, compute_masks
 from pagedserve.sampling.logprobs import (
     empty_candidates,
     fill_candidates,
-    rows_per_chunk,
     sampled_logprobs,
 )
-from pagedserve.sampling.masks import tokens_of, unpack_masks
 from pagedserve.sampling.results import SampledRows
 from pagedserve.sampling.rows import RowSampling
 from pagedserve.sampling.top_k import argmax
-
-# Number of allowed tokens of a mask above which they are not gathered one by one.
-_FEW_WORDS = 256
 
 
 class HostCopy:
@@ -107,10 +103,10 @@ class LaunchedSamples:
         self._edited = [i for i, row in enumerate(rows) if i not in self._tried and row.is_edited]
         self._random = [i for i, row in enumerate(rows) if row.is_drawn_as_is]
         self._greedy = ids.int()
-        self._draws = [
-            _draw(logits, rows, index, peaks, cuda=cuda) for index in _chunks(self._random, logits)
-        ]
-        self._arriving = HostCopy(self._greedy, peaks, *self._draws, cuda=cuda)
+        self._drawn = self._greedy[:0]
+        if self._random:
+            self._drawn = draw(logits, rows, np.array(self._random), peaks, cuda=cuda)
+        self._arriving = HostCopy(self._greedy, peaks, self._drawn, cuda=cuda)
 
     @property
     def is_async_safe(self) -> bool:
@@ -124,7 +120,7 @@ class LaunchedSamples:
         """
         if not self._random:
             return self._greedy
-        drawn = torch.cat(self._draws).clamp_(max=self._logits.shape[1] - 1)
+        drawn = self._drawn.clamp(max=self._logits.shape[1] - 1)
         index = to_device(torch.tensor(self._random), self._cuda)
         return self._greedy.index_copy(0, index, drawn)
 
@@ -136,19 +132,19 @@ class LaunchedSamples:
             IndexError: A token id of an edit is not below V.
         """
         logits, rows = self._logits, self._rows
-        found, largest, *drawn = self._arriving.arrays()
+        found, largest, drawn = self._arriving.arrays()
         step = _Collector(rows, found, logits.shape[1], self._cuda)
         if self._random:
-            step.put(np.array(self._random), np.concatenate(drawn))
+            step.put(np.array(self._random), drawn)
         step.errors.update(_unusable(largest, "the logits"))
-        for index in _chunks(step.refused(self._tried) if self._tried else [], logits):
+        for index in in_chunks(step.refused(self._tried) if self._tried else [], logits):
             step.sample_again(index, logits, [self._tried[i] for i in index])
-        for index in _chunks([i for i in self._edited if i not in step.errors], logits):
-            step.edit_and_sample(index, _copy(logits, index, self._cuda))
+        for index in in_chunks([i for i in self._edited if i not in step.errors], logits):
+            step.edit_and_sample(index, copy_rows(logits, index, self._cuda))
         usable = [(i, row) for i, row in enumerate(rows) if i not in step.errors]
         searched = [i for i, row in usable if row.num_candidates and not row.is_edited]
-        for index in _chunks(searched, logits):
-            step.search(index, _rows(logits, index, self._cuda))
+        for index in in_chunks(searched, logits):
+            step.search(index, select_rows(logits, index, self._cuda))
         return step.finish(logits)
 
 
@@ -197,13 +193,10 @@ class _Collector:
         self.errors.update({int(i): fault for i, fault in faults.items() if fault is not None})
         is_alive = np.array([state.fault is None for state in grammars])
         is_greedy = np.array([self._rows[i].is_greedy for i in index])
-        has_few = np.count_nonzero(masks, axis=1) <= _FEW_WORDS
         if (greedy := is_alive & is_greedy).any():
             self._take_likeliest(index[greedy], logits, masks[greedy])
-        if (few := is_alive & ~is_greedy & has_few).any():
-            self._draw_of_few(index[few], logits, masks[few])
-        if (many := is_alive & ~is_greedy & ~has_few).any():
-            self._draw_of_many(index[many], logits, masks[many])
+        if (random := is_alive & ~is_greedy).any():
+            self._draw_allowed(index[random], logits, masks[random])
 
     def _take_likeliest(
         self, index: NDArray[np.int64], logits: Tensor, masks: NDArray[np.int32]
@@ -214,26 +207,12 @@ class _Collector:
         self._note_unusable(index, peaks)
         self.put(index, ids.cpu().numpy())
 
-    def _draw_of_few(
-        self, index: NDArray[np.int64], logits: Tensor, masks: NDArray[np.int32]
-    ) -> None:
-        """Sample from the few tokens of their masks, for the rows `index`."""
-        tokens, is_there = tokens_of(masks)
-        columns, may_come, places = (
-            to_device(torch.from_numpy(array), self._cuda)
-            for array in (tokens, is_there, index[:, None])
-        )
-        narrow = logits[places, columns].where(may_come, -torch.inf)
-        drawn = self._draw_again(index, narrow, narrow.amax(dim=1))
-        column = drawn.clip(max=tokens.shape[1] - 1)  # a failed row is past the last
-        self.put(index, tokens[np.arange(len(index)), column])
-
-    def _draw_of_many(
+    def _draw_allowed(
         self, index: NDArray[np.int64], logits: Tensor, masks: NDArray[np.int32]
     ) -> None:
         """Sample from the tokens of their masks, for the rows `index`."""
         packed = to_device(torch.from_numpy(masks), self._cuda)
-        wanted = _rows(logits, index, self._cuda)
+        wanted = select_rows(logits, index, self._cuda)
         peaks, _ = argmax(wanted, packed)
         self.put(index, self._draw_again(index, wanted, peaks, packed))
 
@@ -248,7 +227,7 @@ class _Collector:
         self._note_unusable(index, peaks)
         rows = [self._rows[i].again() for i in index]
         everything = np.arange(len(rows))
-        drawn = _draw(logits, rows, everything, peaks, masks, cuda=self._cuda)
+        drawn = draw(logits, rows, everything, peaks, masks, cuda=self._cuda)
         return drawn.cpu().numpy()
 
     def _note_unusable(self, index: NDArray[np.int64], peaks: Tensor) -> None:
@@ -268,11 +247,11 @@ class _Collector:
         is_greedy = np.array([rows[n].is_greedy for n in drawn], dtype=np.bool_)
         greedy, random = drawn[is_greedy], drawn[~is_greedy]
         if searched.size:
-            self.search(index[searched], _rows(logits, searched, self._cuda))
+            self.search(index[searched], select_rows(logits, searched, self._cuda))
         if greedy.size:
-            self.put(index[greedy], _copy(ids, greedy, self._cuda).cpu().numpy())
+            self.put(index[greedy], copy_rows(ids, greedy, self._cuda).cpu().numpy())
         if random.size:
-            tokens = _draw(logits, rows, random, peaks, cuda=self._cuda)
+            tokens = draw(logits, rows, random, peaks, cuda=self._cuda)
             self.put(index[random], tokens.cpu().numpy())
 
     def search(self, index: NDArray[np.int64], logits: Tensor) -> None:
@@ -293,43 +272,6 @@ class _Collector:
             logits, self._rows, tokens=self._tokens, row_of_draw=self._row_of_draw
         )
         return SampledRows(self._tokens, self._draw_start, logprobs, self._candidates, self.errors)
-
-
-def _chunks(rows: Sequence[int], logits: Tensor) -> Iterator[NDArray[np.int64]]:
-    """Split rows into chunks."""
-    size = rows_per_chunk(logits)
-    for start in range(0, len(rows), size):
-        yield np.array(rows[start : start + size])
-
-
-def _draw(
-    logits: Tensor,
-    rows: Sequence[RowSampling],
-    index: NDArray[np.int64],
-    peaks: Tensor,
-    masks: Tensor | None = None,
-    *,
-    cuda: Cuda | None,
-) -> Tensor:
-    """Sample some of the rows at random: int32 tokens on the device."""
-    vocab_size = logits.shape[1]
-    parameters = RandomRows.of([rows[i] for i in index], vocab_size=vocab_size, cuda=cuda)
-    may_come = None
-    if masks is not None:
-        may_come = unpack_masks(_rows(masks, index, cuda), vocab_size)
-    return draw(_rows(logits, index, cuda), parameters, _rows(peaks, index, cuda), may_come).int()
-
-
-def _rows(values: Tensor, index: NDArray[np.int64], cuda: Cuda | None) -> Tensor:
-    """Select rows in ascending order: a view if they are contiguous."""
-    first, last = int(index[0]), int(index[-1])
-    if last - first + 1 == len(index):
-        return values[first : last + 1]
-    return _copy(values, index, cuda)
-
-
-def _copy(values: Tensor, index: NDArray[np.int64], cuda: Cuda | None) -> Tensor:
-    return values.index_select(0, to_device(torch.from_numpy(index), cuda))
 
 
 def _unusable(largest: NDArray[np.float32], what: str) -> dict[int, str]:

@@ -8,8 +8,11 @@ operations, and a kernel for masked logits.
 """
 
 from collections.abc import Sequence
+from typing import TypedDict
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pagedserve._core import cpu
@@ -18,6 +21,26 @@ from pagedserve._core import cpu
 _MAX_RUST_K = 64
 # Logits that one thread reads before another has woken up.
 _FEW_LOGITS = 65536
+
+
+class LogitsInRust(TypedDict):
+    """Arguments by which the Rust kernels get logits."""
+
+    logits: int
+    vocab_size: int
+    num_threads: int
+
+
+def logits_in_rust(logits: Tensor, num_read: int) -> LogitsInRust:
+    """Arguments of the Rust kernels, valid as long as the logits.
+
+    Args:
+        logits: float32 ``[N, V]``, contiguous, in host memory.
+        num_read: number of logits that the kernel reads.
+    """
+    num_threads = 1 if num_read < _FEW_LOGITS else torch.get_num_threads()
+    address, vocab_size = logits.data_ptr(), logits.shape[1]
+    return {"logits": address, "vocab_size": vocab_size, "num_threads": num_threads}
 
 
 def argmax(
@@ -42,43 +65,47 @@ def argmax(
             return masked_argmax(logits, masks)
         largest, ids = logits.max(dim=-1)
         return largest, ids
-    values, ids = _in_rust(logits.contiguous(), 1, masks, rows)
-    return values[:, 0], ids[:, 0]
+    found = _in_rust(logits, 1, rows, None if masks is None else masks.numpy())
+    values, ids = (torch.from_numpy(array.reshape(-1)) for array in found)
+    return values, ids
 
 
-def top_k(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def top_k(logits: Tensor, k: int, rows: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
     """The k largest logits, largest first.
 
     Args:
-        logits: float32 ``[N, V]``.
+        logits: float32 ``[N, V]``, or more rows than those of ``rows``.
         k: 0 to V.
+        rows: N row indices of the logits; None for all.
 
     Returns:
         The logits and int64 ids, both ``[N, k]``.  For a row with NaN the first value is NaN, and
         the rest is undefined.
     """
-    if logits.device.type == "cpu" and logits.is_contiguous() and 0 < k <= _MAX_RUST_K:
-        return _in_rust(logits, k)
-    return _by_topk(logits, k)
+    if logits.device.type == "cpu" and 0 < k <= _MAX_RUST_K:
+        values, ids = map(torch.from_numpy, _in_rust(logits, k, rows))
+        return values, ids
+    return _by_topk(logits if rows is None else logits[list(rows)], k)
 
 
 def _in_rust(
-    logits: Tensor, k: int, masks: Tensor | None = None, rows: Sequence[int] | None = None
-) -> tuple[Tensor, Tensor]:
+    logits: Tensor,
+    k: int,
+    rows: Sequence[int] | None = None,
+    masks: NDArray[np.int32] | None = None,
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """The Rust kernel sorts by insertion, so this is for small k."""
-    num_rows, vocab_size = logits.shape[0] if rows is None else len(rows), logits.shape[1]
-    ids = torch.empty(num_rows, k, dtype=torch.int64)
-    values = torch.empty(num_rows, k)
-    num_read = num_rows * vocab_size if masks is None else 32 * int(masks.count_nonzero())
+    num_rows = logits.shape[0] if rows is None else len(rows)
+    ids, values = np.empty((num_rows, k), np.int64), np.empty((num_rows, k), np.float32)
+    num_read = num_rows * logits.shape[1] if masks is None else 32 * np.count_nonzero(masks)
+    logits = logits.contiguous()
     cpu.top_k(
-        logits=logits.data_ptr(),
-        vocab_size=vocab_size,
+        **logits_in_rust(logits, int(num_read)),
         num=k,
-        ids=ids.view(-1).numpy(),
-        values=values.view(-1).numpy(),
+        ids=ids.reshape(-1),
+        values=values.reshape(-1),
         rows=rows,
-        masks=None if masks is None else masks.view(-1).numpy(),
-        num_threads=1 if num_read < _FEW_LOGITS else torch.get_num_threads(),
+        masks=None if masks is None else masks.reshape(-1),
     )
     return values, ids
 

@@ -17,6 +17,7 @@
 compile_error!("pairs of 16-bit numbers are read as little-endian words");
 
 pub mod attention;
+mod draw;
 mod element;
 mod elementwise;
 pub mod embedding;
@@ -29,6 +30,7 @@ mod isa;
 mod kernel;
 pub mod layer;
 pub mod linear;
+mod logprobs;
 pub mod lora;
 mod math;
 pub mod moves;
@@ -45,9 +47,11 @@ mod wait;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
+pub use draw::{Draws, Sampling, draw};
 pub use elementwise::{Norm, rms_norm};
 pub use error::{Error, Result};
 pub use isa::InstructionSet;
+pub use logprobs::logprobs;
 pub use number::DType;
 pub use pages::advise_huge_pages;
 pub use team::{Execution, Sequential, Team};

@@ -13,6 +13,7 @@ mod layer;
 mod linear;
 mod lora;
 mod moves;
+mod sampling;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -24,7 +25,6 @@ use pagedserve_cpu::Threads;
 use pagedserve_cpu::{DType, Execution, InstructionSet};
 use pyo3::prelude::*;
 
-use crate::arrays::{checked, readonly, readwrite};
 use crate::config::{choice_or, count_or};
 use crate::error::to_py;
 use crate::gateway::{Work, compute};
@@ -52,9 +52,9 @@ pub(crate) mod module {
     #[pymodule_export]
     use super::moves::copy_blocks;
     #[pymodule_export]
-    use super::{
-        advise_huge_pages, instruction_sets, instructions_in_use, top_k, use_instructions,
-    };
+    use super::sampling::{draw, logprobs, top_k};
+    #[pymodule_export]
+    use super::{advise_huge_pages, instruction_sets, instructions_in_use, use_instructions};
 }
 
 const DTYPES: [(&str, DType); 3] =
@@ -136,58 +136,6 @@ pub(crate) fn use_instructions(name: Option<&str>) -> PyResult<()> {
 #[pyfunction]
 pub(crate) fn advise_huge_pages(address: usize, num_bytes: usize) {
     pagedserve_cpu::advise_huge_pages(std::ptr::with_exposed_provenance_mut(address), num_bytes);
-}
-
-/// Find the largest logits of each row, largest first; equal ones by smaller id.
-///
-/// The first value of a row that holds NaN is NaN, and its other results are undefined.
-///
-/// Args:
-///     logits: Address of float32 ``[rows, vocab_size]``, contiguous.
-///     vocab_size: Number of logits of a row.
-///     num: Number of results per row.
-///     ids: Token ids, int64 ``[rows * num]``, written.
-///     values: Logits, float32 ``[rows * num]``, written; minus infinity where a mask allows fewer.
-///     rows: Row indices of the logits, as many as ``ids`` has rows; None for the first ones.
-///     masks: Bit masks of allowed tokens, int32 ``[rows * ceil(vocab_size / 32)]``: token ``t`` of
-///         a row is bit ``t % 32`` of its entry ``t // 32``.
-///     num_threads: Number of threads, the caller's included.
-///     instructions: Instruction set; None for the one in use.
-///
-/// Raises:
-///     ``StepError``: Arguments that do not fit each other.
-#[pyfunction]
-#[pyo3(signature = (*, logits, vocab_size, num, ids, values, rows = None, masks = None, num_threads = 1, instructions = None))]
-#[expect(clippy::too_many_arguments, reason = "named by callers")]
-pub(crate) fn top_k(
-    logits: usize,
-    vocab_size: i64,
-    num: i64,
-    ids: &Bound<'_, PyAny>,
-    values: &Bound<'_, PyAny>,
-    rows: Option<Vec<i64>>,
-    masks: Option<&Bound<'_, PyAny>>,
-    num_threads: i64,
-    instructions: Option<&str>,
-) -> PyResult<()> {
-    let py = ids.py();
-    let (vocab_size, num) = (size("vocab_size", vocab_size)?, size("num", num)?);
-    let (ids, values) = (checked::<i64>(ids, "ids")?, checked::<f32>(values, "values")?);
-    let (mut ids, mut values) = (readwrite(&ids, "ids")?, readwrite(&values, "values")?);
-    let rows = rows.map(|rows| rows.into_iter().map(|row| size("rows", row)).collect());
-    let rows: Option<Vec<usize>> = rows.transpose()?;
-    let masks = masks.map(|masks| readonly::<i32>(masks, "masks")).transpose()?;
-    let masks = masks.as_ref().map(|masks| masks.as_slice()).transpose()?;
-    let found = (ids.as_slice_mut()?, values.as_slice_mut()?);
-    let work = Work::numbers(&[found.0.len() / num.max(1), vocab_size]);
-    on_threads(py, num_threads, instructions, work, move |execution| {
-        let logits = std::ptr::with_exposed_provenance(logits);
-        // SAFETY: that the address is that of a live tensor of this size is the caller's promise,
-        // as the stub says; everything else is checked.
-        unsafe {
-            pagedserve_cpu::top_k(logits, vocab_size, num, rows.as_deref(), masks, found, execution)
-        }
-    })
 }
 
 /// Runs `work` with these threads and instructions (None: those that the process uses).
