@@ -1,15 +1,17 @@
 """Grammars that a client may send to end, fill or stop the process: each is refused by name."""
 
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from llguidance import LLMatcher
 
 from pagedserve.errors import RequestError
-from pagedserve.sampling import compile_process
+from pagedserve.sampling import sources
+from pagedserve.sampling.compile_process import _Running
+from pagedserve.sampling.compile_worker import fault_of
 from pagedserve.sampling.grammar import GrammarCompiler
 from pagedserve.sampling.lark import MAX_RULE_CHAIN
 from pagedserve.sampling.schemas import (
@@ -17,7 +19,10 @@ from pagedserve.sampling.schemas import (
     MAX_DEPTH,
     MAX_EXACT,
     MAX_REF_DEPTH,
+    GrammarError,
+    TrialsSpentError,
 )
+from pagedserve.sampling.sources import GrammarKey, Trials, compiled_source
 from pagedserve.structured_outputs import MAX_CHARS, MAX_CHOICES, StructuredOutputsParams
 from tests.hostile.grammar_kinds import random_keywords
 from tests.support.examples import examples
@@ -56,6 +61,28 @@ def referring(number: int) -> dict[str, Any]:
     return {"$ref": "#/$defs/d1", "$defs": {**chain, f"d{number - 1}": {"type": "null"}}}
 
 
+def multiplied(levels: int) -> dict[str, Any]:
+    """A schema of 100,000 characters whose patterns put it into each of 26 properties per level."""
+    names = "abcdefghijklmnopqrstuvwxyz"
+    schema: dict[str, Any] = {"const": "x" * 100_000}
+    for _ in range(levels):
+        schema = {
+            "properties": dict.fromkeys(names, True),
+            "patternProperties": {"^[a-z]$": schema},
+        }
+    return schema
+
+
+def both(terminals: Iterable[str]) -> str:
+    """A grammar of the texts that match all terminals."""
+    return "start: ALL\nALL: " + " & ".join(terminals)
+
+
+def many(before: str, number: int, after: str = "") -> dict[str, Any]:
+    """Schemas by name that allow anything."""
+    return {f"{before}{index}{after}": {} for index in range(number)}
+
+
 def inexact(**schema: Any) -> tuple[dict[str, Any], str]:
     return {"json": schema}, "cannot be kept exactly; numbers must be from -9007199254740991 to"
 
@@ -89,6 +116,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"regex": "(a{1000}){1000}"},
         "cannot be used: (lexer error: too many|it takes more than 2 s)",
     ),
+    ({"grammar": both(f"/.*a{i}.*/" for i in range(30))}, "takes more than 2 s of processor time"),
+    ({"json": multiplied(3)}, "takes more than 1024 MiB of memory"),
+    ({"json": {"properties": many("a", 10_000)}}, "nested too deeply: .* stack"),
+    (
+        {"json": {"properties": many("a", 64), "patternProperties": many("^a", 64, "$")}},
+        "it must have fewer",
+    ),
+    ({"grammar": f"start: %llguidance {'[' * 988}{']' * 988}"}, "nested too deeply|recursion"),
     ({"choice": ["a"] * (MAX_CHOICES + 1)}, f"has {MAX_CHOICES + 1} texts; at most"),
     ({"choice": ["a" * MAX_CHARS, "b"]}, f"has {MAX_CHARS + 1} characters; at most"),
     ({"json": {"allOf": 5, "format": "date"}}, "allOf must be an array"),
@@ -173,55 +208,58 @@ def test_keywords_with_random_values_compile_or_are_refused(compiler: GrammarCom
     assert num_refused > 0
 
 
-def count_trials(
-    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch, most: int
-) -> list[str]:
-    """The sources that are tried from now on, of which a grammar may have so many."""
-    tried: list[str] = []
-    fault = compiler.process.fault
-    monkeypatch.setattr(compile_process, "MAX_TRIALS", most)
+def refused_after(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch, schema: dict[str, Any], most: int
+) -> tuple[GrammarError, int]:
+    """The error of a schema that may have so many compilations, and how many it had."""
+    num_trials = 0
 
-    def counted(source: str, vocabulary: Any) -> str:
-        tried.append(source)
-        return fault(source, vocabulary)
+    def counted(source: str) -> str:
+        nonlocal num_trials
+        num_trials += 1
+        return fault_of(source, compiler._vocabulary)
 
-    monkeypatch.setattr(compiler.process, "fault", counted)
-    return tried
+    compiler.compile(StructuredOutputsParams(regex="the vocabulary is known"))
+    monkeypatch.setattr(sources, "MAX_TRIALS", most)
+    key = GrammarKey("json", json.dumps(schema), False, False)
+    with pytest.raises(GrammarError) as refused:
+        compiled_source(key, Trials(counted))
+    return refused.value, num_trials
 
 
 def test_the_trials_of_patterns_are_bounded(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tried = count_trials(compiler, monkeypatch, 20)
-    schema = {
-        "properties": {f"a{i}": True for i in range(9)},
-        "patternProperties": {f"^a{i}$": True for i in range(9)},
-    }
-    with pytest.raises(RequestError, match=r"more than .* compilations or .* it must have fewer"):
-        compiler.compile(StructuredOutputsParams(json=schema))
-    assert len(tried) == 20
+    schema = {"properties": many("a", 9), "patternProperties": many("^a", 9, "$")}
+    error, num_trials = refused_after(compiler, monkeypatch, schema, 20)
+    assert "takes more than 20 compilations or 10 s of processor time; it must" in str(error)
+    assert num_trials == 20
 
 
 def test_the_trials_of_a_place_are_bounded(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tried = count_trials(compiler, monkeypatch, 20)
-    names = [f"a{i}" for i in range(99)]
-    schema = {"properties": {**{name: {} for name in names}, "b": {"format": "foo"}}}
-    with pytest.raises(RequestError, match="cannot be used at #: Unknown format: foo"):
-        compiler.compile(StructuredOutputsParams(json=schema))
-    assert len(tried) == 20
+    schema = {"properties": {**many("a", 99), "b": {"format": "foo"}}}
+    error, num_trials = refused_after(compiler, monkeypatch, schema, 20)
+    assert str(error).startswith("Unknown format: foo")
+    assert error.place == "#"
+    assert num_trials == 20
 
 
-def test_processor_time_of_trials_is_counted(compiler: GrammarCompiler) -> None:
-    compiler.process.begin_grammar()
-    pattern = "|".join(f"a{index}" for index in range(30_000))
-    compiler._fault(LLMatcher.grammar_from_regex(pattern))
-    assert 0 < compiler.process.trial_seconds < compile_process.MAX_TRIAL_SECONDS
-    compiler.process.trial_seconds += compile_process.MAX_TRIAL_SECONDS
-    assert compiler.process.is_spent
-    compiler.process.begin_grammar()
-    assert not compiler.process.is_spent
+def test_the_processor_time_of_trials_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(source: str) -> str:
+        del source
+        begin = time.process_time()
+        while time.process_time() < begin + 0.2:
+            pass
+        return ""
+
+    monkeypatch.setattr(sources, "MAX_TRIAL_SECONDS", 0.1)
+    trials = Trials(slow)
+    assert trials.part_fault({}) == ""
+    with pytest.raises(TrialsSpentError):
+        trials.part_fault({})
+    assert Trials(slow).part_fault({}) == "", "of another grammar"
 
 
 HOME = {"type": "string"}
@@ -260,10 +298,18 @@ def test_the_place_of_a_fault_is_where_it_is(
 def test_a_grammar_that_is_known_costs_nothing(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tried = count_trials(compiler, monkeypatch, 20)
+    frames: list[dict[str, Any]] = []
+    ask = _Running.ask
+
+    def counted(running: _Running, frame: dict[str, Any]) -> dict[str, Any] | int:
+        frames.append(frame)
+        return ask(running, frame)
+
+    compiler.compile(StructuredOutputsParams(regex="the process is started"))
+    monkeypatch.setattr(_Running, "ask", counted)
     for pattern in ("once", "once", "twice", "once"):
         compiler.compile(StructuredOutputsParams(regex=pattern))
     for _ in range(3):
         with pytest.raises(RequestError):
             compiler.compile(StructuredOutputsParams(regex="(("))
-    assert len(tried) == 3
+    assert [frame["grammar"].definition for frame in frames] == ["once", "twice", "(("]

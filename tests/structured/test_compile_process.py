@@ -5,14 +5,17 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 
 from pagedserve.errors import PagedServeError, RequestError
 from pagedserve.sampling import compile_process, compile_worker
 from pagedserve.sampling.grammar import GrammarCompiler
+from pagedserve.sampling.sources import GrammarKey
 from pagedserve.structured_outputs import StructuredOutputsParams
 
 if TYPE_CHECKING:
@@ -24,41 +27,66 @@ def compiler(real_tokenizer: "PreTrainedTokenizerBase") -> GrammarCompiler:
     return GrammarCompiler(real_tokenizer, len(real_tokenizer), [real_tokenizer.eos_token_id])
 
 
-def rules(number: int) -> str:
-    """A rule ``start``, and others that make a chain of ``number`` with it."""
-    chain = "".join(f"r{i}: r{i + 1}\n" for i in range(1, number - 1))
-    return f'start: r1\n{chain}r{number - 1}: "x"\n'
+def only(text: str) -> StructuredOutputsParams:
+    return StructuredOutputsParams(regex=text)
 
 
 def test_a_process_that_died_of_a_grammar_is_replaced(compiler: GrammarCompiler) -> None:
-    compiler.compile(StructuredOutputsParams(regex="a first one"))
+    compiler.compile(only("a first one"))
     num_deaths = compiler.process.num_deaths
-    assert "nested too deeply" in compiler._fault(rules(3000))
+    wide = {"properties": {f"a{index}": True for index in range(9_999)}}
+    for _ in range(2):  # the second time it is cached
+        with pytest.raises(RequestError, match="nested too deeply"):
+            compiler.compile(StructuredOutputsParams(json=wide))
     assert compiler.process.num_deaths == num_deaths + 1
-    assert compiler._fault('start: "a"') == ""
+    compiler.compile(only("a second one"))
     assert compiler.process._running is not None
     compiler.process._running._process.kill()  # as an operator would
     compiler.process._running._process.wait()
-    assert compiler._fault('start: "b"') == ""
+    compiler.compile(only("a third one"))
     assert compiler.process.num_deaths == num_deaths + 1
+
+
+def test_the_process_prepares_a_grammar(compiler: GrammarCompiler) -> None:
+    compiler.compile(only("the process is started"))
+    assert compiler.process._running is not None
+    process = psutil.Process(compiler.process._running._process.pid)
+    must_be = StructuredOutputsParams(json={"anyOf": [{"const": 2**60}, *[{}] * 60_000]})
+    there, here = process.cpu_times().user, time.thread_time()
+    with pytest.raises(RequestError, match="at #/anyOf/0/const: 1152921504606846976 cannot"):
+        compiler.compile(must_be)
+    there, here = process.cpu_times().user - there, time.thread_time() - here
+    assert there > 10 * here, "the engine's steps would wait for its Python code"
+
+
+def test_a_failure_of_the_preparation_is_no_fault_of_the_grammar(
+    compiler: GrammarCompiler,
+) -> None:
+    compiler.compile(only("the vocabulary is known"))
+    key = GrammarKey("lark", 3, False, False)  # type: ignore[arg-type]
+    with pytest.raises(
+        PagedServeError, match="the process for grammars failed: TypeError"
+    ) as failed:
+        compiler.process.source(key, compiler._vocabulary)
+    assert not isinstance(failed.value, RequestError)
 
 
 def test_a_process_that_something_else_ended_is_asked_again(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compiler.compile(StructuredOutputsParams(regex="before it is killed"))
+    compiler.compile(only("before it is killed"))
     kills = iter([True, False, True, True, False])
     ask = compile_process._Running.ask
 
     def killed(running: compile_process._Running, frame: dict[str, Any]) -> dict[str, Any] | int:
-        if "source" in frame and next(kills):
+        if "grammar" in frame and next(kills):
             os.kill(running._process.pid, signal.SIGKILL)
         return ask(running, frame)
 
     monkeypatch.setattr(compile_process._Running, "ask", killed)
     num_deaths = compiler.process.num_deaths
-    compiler.compile(StructuredOutputsParams(regex="killed once"))
-    must_be = StructuredOutputsParams(regex="killed twice")
+    compiler.compile(only("killed once"))
+    must_be = only("killed twice")
     with pytest.raises(PagedServeError, match="was ended twice, with code -9") as refused:
         compiler.compile(must_be)
     assert not isinstance(refused.value, RequestError)
@@ -69,8 +97,8 @@ def test_a_process_that_something_else_ended_is_asked_again(
 def test_a_process_that_does_not_answer_is_no_fault_of_the_grammar(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compiler.compile(StructuredOutputsParams(regex="before it is silent"))
-    must_be = StructuredOutputsParams(regex="is silent")
+    compiler.compile(only("before it is silent"))
+    must_be = only("is silent")
     assert compiler.process._running is not None
     process = compiler.process._running._process
     process.send_signal(signal.SIGSTOP)
@@ -84,21 +112,23 @@ def test_a_process_that_does_not_answer_is_no_fault_of_the_grammar(
 
 
 def test_a_forked_process_starts_its_own(compiler: GrammarCompiler) -> None:
-    assert compiler._fault('start: "a"') == ""
-    running = compiler.process._running
+    compiler.compile(only("before the fork"))
+    process, vocabulary = compiler.process, compiler._vocabulary
+    running = process._running
+    key = GrammarKey("regex", "forked", False, False)
     child = os.fork()
     if child == 0:
-        is_right = compiler._fault('start: "c"') == "" and compiler.process._running is not running
+        is_right = "forked" in process.source(key, vocabulary) and process._running is not running
         os._exit(0 if is_right else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert compiler._fault('start: "b"') == ""
-    assert compiler.process._running is running
+    assert "forked" in process.source(key, vocabulary)
+    assert process._running is running
 
 
 OWNER = """
 import sys
 from pagedserve.sampling.compile_process import CompileProcess
-process = CompileProcess({})
+process = CompileProcess()
 process.start()
 print(process._running._process.pid, flush=True)
 sys.stdin.read()
@@ -126,19 +156,19 @@ def test_the_process_ends_with_its_owner(number: int | None) -> None:
 
 
 def test_the_end_is_for_good(compiler: GrammarCompiler) -> None:
-    process = compile_process.CompileProcess({})
+    process = compile_process.CompileProcess()
     process.end()  # nothing was started
     with pytest.raises(PagedServeError, match="was ended with its engine"):
         process.start()
-    process = compile_process.CompileProcess({})
+    process = compile_process.CompileProcess()
     process.start()
     assert process._running is not None
     child = process._running._process
     process.end()
     assert child.poll() is not None
-    compiler.compile(StructuredOutputsParams(regex="the vocabulary is known"))
+    compiler.compile(only("the vocabulary is known"))
     with pytest.raises(PagedServeError, match="was ended with its engine"):
-        process.fault('start: "a"', compiler._vocabulary)
+        process.source(GrammarKey("regex", "a", False, False), compiler._vocabulary)
 
 
 def test_the_process_imports_little() -> None:
@@ -152,6 +182,6 @@ def test_the_process_imports_little() -> None:
         text=True,
         check=True,
     )
-    heavy = {"torch", "numpy", "transformers", "tokenizers", "pagedserve"}
+    heavy = {"torch", "numpy", "transformers", "tokenizers"}
     assert "llguidance" in done.stdout.split()
     assert heavy.isdisjoint(done.stdout.split())
