@@ -6,8 +6,8 @@ vocabulary, each further one a grammar.  It exits at the end of its input.
 
 Invariants:
 
-1. It imports llguidance, the standard library and the modules that prepare grammars, which import
-   neither numpy, torch, transformers nor tokenizers, so that it starts in a fifth of a second.
+1. It imports llguidance, the standard library and modules of this package that need no more: not
+   numpy, torch, transformers or tokenizers, so that it starts in a fifth of a second.
 2. Its thread has half the stack of any thread in which the engine uses grammars: recursion that
    overflows there overflows here too.
 3. The operating system limits processor time and memory of a grammar, not a clock: a busy machine
@@ -15,7 +15,6 @@ Invariants:
 4. A lack of memory ends it, in Python as in Rust.
 """
 
-import ctypes
 import json
 import os
 import resource
@@ -25,6 +24,7 @@ import threading
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
+from pagedserve.host_ops.heap import return_freed_memory
 from pagedserve.sampling.schemas import GrammarError
 from pagedserve.sampling.sources import PARSER_LIMITS, GrammarKey, Trials, compiled_source
 
@@ -171,11 +171,9 @@ def serve() -> None:
     vocabulary = read_vocabulary(start)
     limit_memory(MEMORY_BYTES)
     write_frame(answers, {})
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     while (frame := read_frame(requests)) is not None:
         write_frame(answers, answer_to(GrammarKey(*frame["grammar"]), vocabulary))
-        if trim is not None:  # memory that one grammar needed is not taken from the next
-            trim(0)
+        return_freed_memory()  # or what one grammar needed would be taken from the next
 
 
 if __name__ == "__main__":
