@@ -48,7 +48,7 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "parallel": {"host_ops"},
     "models": {"attention", "cache", "host_ops", "kernels", "parallel", "pooling"},
     "lora": {"kernels", "models"},
-    "sampling": {"kernels"},
+    "sampling": {"host_ops", "kernels"},
     "drafts": set(),
     "runner": {"attention", "cache", "lora", "models", "sampling"},
     "executor": {

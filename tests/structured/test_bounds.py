@@ -1,21 +1,17 @@
 """Grammars that a client may send to end, fill or stop the process: each is refused by name."""
 
 import json
-import os
-import select
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from pathlib import Path
+import time
+from collections.abc import Iterable, Iterator
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from llguidance import LLMatcher
 
-from pagedserve.errors import PagedServeError, RequestError
-from pagedserve.sampling import compile_process, compile_worker
+from pagedserve.errors import RequestError
+from pagedserve.sampling import sources
+from pagedserve.sampling.compile_process import _Running
+from pagedserve.sampling.compile_worker import fault_of
 from pagedserve.sampling.grammar import GrammarCompiler
 from pagedserve.sampling.lark import MAX_RULE_CHAIN
 from pagedserve.sampling.schemas import (
@@ -23,7 +19,10 @@ from pagedserve.sampling.schemas import (
     MAX_DEPTH,
     MAX_EXACT,
     MAX_REF_DEPTH,
+    GrammarError,
+    TrialsSpentError,
 )
+from pagedserve.sampling.sources import GrammarKey, Trials, compiled_source
 from pagedserve.structured_outputs import MAX_CHARS, MAX_CHOICES, StructuredOutputsParams
 from tests.hostile.grammar_kinds import random_keywords
 from tests.support.examples import examples
@@ -62,6 +61,28 @@ def referring(number: int) -> dict[str, Any]:
     return {"$ref": "#/$defs/d1", "$defs": {**chain, f"d{number - 1}": {"type": "null"}}}
 
 
+def multiplied(levels: int) -> dict[str, Any]:
+    """A schema of 100,000 characters whose patterns put it into each of 26 properties per level."""
+    names = "abcdefghijklmnopqrstuvwxyz"
+    schema: dict[str, Any] = {"const": "x" * 100_000}
+    for _ in range(levels):
+        schema = {
+            "properties": dict.fromkeys(names, True),
+            "patternProperties": {"^[a-z]$": schema},
+        }
+    return schema
+
+
+def both(terminals: Iterable[str]) -> str:
+    """A grammar of the texts that match all terminals."""
+    return "start: ALL\nALL: " + " & ".join(terminals)
+
+
+def many(before: str, number: int, after: str = "") -> dict[str, Any]:
+    """Schemas by name that allow anything."""
+    return {f"{before}{index}{after}": {} for index in range(number)}
+
+
 def inexact(**schema: Any) -> tuple[dict[str, Any], str]:
     return {"json": schema}, "cannot be kept exactly; numbers must be from -9007199254740991 to"
 
@@ -95,6 +116,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"regex": "(a{1000}){1000}"},
         "cannot be used: (lexer error: too many|it takes more than 2 s)",
     ),
+    ({"grammar": both(f"/.*a{i}.*/" for i in range(30))}, "takes more than 2 s of processor time"),
+    ({"json": multiplied(3)}, "takes more than 1024 MiB of memory"),
+    ({"json": {"properties": many("a", 10_000)}}, "nested too deeply: .* stack"),
+    (
+        {"json": {"properties": many("a", 64), "patternProperties": many("^a", 64, "$")}},
+        "it must have fewer",
+    ),
+    ({"grammar": f"start: %llguidance {'[' * 988}{']' * 988}"}, "nested too deeply|recursion"),
     ({"choice": ["a"] * (MAX_CHOICES + 1)}, f"has {MAX_CHOICES + 1} texts; at most"),
     ({"choice": ["a" * MAX_CHARS, "b"]}, f"has {MAX_CHARS + 1} characters; at most"),
     ({"json": {"allOf": 5, "format": "date"}}, "allOf must be an array"),
@@ -179,68 +208,58 @@ def test_keywords_with_random_values_compile_or_are_refused(compiler: GrammarCom
     assert num_refused > 0
 
 
-def test_a_process_that_died_of_a_grammar_is_replaced(compiler: GrammarCompiler) -> None:
-    compiler.compile(StructuredOutputsParams(regex="a first one"))
-    num_deaths = compiler.process.num_deaths
-    assert "nested too deeply" in compiler._fault(rules(3000))
-    assert compiler.process.num_deaths == num_deaths + 1
-    assert compiler._fault('start: "a"') == ""
-    assert compiler.process._running is not None
-    compiler.process._running._process.kill()  # as an operator would
-    compiler.process._running._process.wait()
-    assert compiler._fault('start: "b"') == ""
-    assert compiler.process.num_deaths == num_deaths + 1
+def refused_after(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch, schema: dict[str, Any], most: int
+) -> tuple[GrammarError, int]:
+    """The error of a schema that may have so many compilations, and how many it had."""
+    num_trials = 0
 
+    def counted(source: str) -> str:
+        nonlocal num_trials
+        num_trials += 1
+        return fault_of(source, compiler._vocabulary)
 
-def count_trials(
-    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch, most: int
-) -> list[str]:
-    """The sources that are tried from now on, of which a grammar may have so many."""
-    tried: list[str] = []
-    fault = compiler.process.fault
-    monkeypatch.setattr(compile_process, "MAX_TRIALS", most)
-
-    def counted(source: str, vocabulary: Any) -> str:
-        tried.append(source)
-        return fault(source, vocabulary)
-
-    monkeypatch.setattr(compiler.process, "fault", counted)
-    return tried
+    compiler.compile(StructuredOutputsParams(regex="the vocabulary is known"))
+    monkeypatch.setattr(sources, "MAX_TRIALS", most)
+    key = GrammarKey("json", json.dumps(schema), False, False)
+    with pytest.raises(GrammarError) as refused:
+        compiled_source(key, Trials(counted))
+    return refused.value, num_trials
 
 
 def test_the_trials_of_patterns_are_bounded(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tried = count_trials(compiler, monkeypatch, 20)
-    schema = {
-        "properties": {f"a{i}": True for i in range(9)},
-        "patternProperties": {f"^a{i}$": True for i in range(9)},
-    }
-    with pytest.raises(RequestError, match=r"more than .* compilations or .* it must have fewer"):
-        compiler.compile(StructuredOutputsParams(json=schema))
-    assert len(tried) == 20
+    schema = {"properties": many("a", 9), "patternProperties": many("^a", 9, "$")}
+    error, num_trials = refused_after(compiler, monkeypatch, schema, 20)
+    assert "takes more than 20 compilations or 10 s of processor time; it must" in str(error)
+    assert num_trials == 20
 
 
 def test_the_trials_of_a_place_are_bounded(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tried = count_trials(compiler, monkeypatch, 20)
-    names = [f"a{i}" for i in range(99)]
-    schema = {"properties": {**{name: {} for name in names}, "b": {"format": "foo"}}}
-    with pytest.raises(RequestError, match="cannot be used at #: Unknown format: foo"):
-        compiler.compile(StructuredOutputsParams(json=schema))
-    assert len(tried) == 20
+    schema = {"properties": {**many("a", 99), "b": {"format": "foo"}}}
+    error, num_trials = refused_after(compiler, monkeypatch, schema, 20)
+    assert str(error).startswith("Unknown format: foo")
+    assert error.place == "#"
+    assert num_trials == 20
 
 
-def test_processor_time_of_trials_is_counted(compiler: GrammarCompiler) -> None:
-    compiler.process.begin_grammar()
-    pattern = "|".join(f"a{index}" for index in range(30_000))
-    compiler._fault(LLMatcher.grammar_from_regex(pattern))
-    assert 0 < compiler.process.trial_seconds < compile_process.MAX_TRIAL_SECONDS
-    compiler.process.trial_seconds += compile_process.MAX_TRIAL_SECONDS
-    assert compiler.process.is_spent
-    compiler.process.begin_grammar()
-    assert not compiler.process.is_spent
+def test_the_processor_time_of_trials_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(source: str) -> str:
+        del source
+        begin = time.process_time()
+        while time.process_time() < begin + 0.2:
+            pass
+        return ""
+
+    monkeypatch.setattr(sources, "MAX_TRIAL_SECONDS", 0.1)
+    trials = Trials(slow)
+    assert trials.part_fault({}) == ""
+    with pytest.raises(TrialsSpentError):
+        trials.part_fault({})
+    assert Trials(slow).part_fault({}) == "", "of another grammar"
 
 
 HOME = {"type": "string"}
@@ -276,127 +295,21 @@ def test_the_place_of_a_fault_is_where_it_is(
         compiler.compile(StructuredOutputsParams(json=schema))
 
 
-def test_a_process_that_something_else_ended_is_asked_again(
-    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    compiler.compile(StructuredOutputsParams(regex="before it is killed"))
-    kills = iter([True, False, True, True, False])
-    ask = compile_process._Running.ask
-
-    def killed(running: compile_process._Running, frame: dict[str, Any]) -> dict[str, Any] | int:
-        if "source" in frame and next(kills):
-            os.kill(running._process.pid, signal.SIGKILL)
-        return ask(running, frame)
-
-    monkeypatch.setattr(compile_process._Running, "ask", killed)
-    num_deaths = compiler.process.num_deaths
-    compiler.compile(StructuredOutputsParams(regex="killed once"))
-    must_be = StructuredOutputsParams(regex="killed twice")
-    with pytest.raises(PagedServeError, match="was ended twice, with code -9") as refused:
-        compiler.compile(must_be)
-    assert not isinstance(refused.value, RequestError)
-    compiler.compile(must_be)  # nothing of it was kept
-    assert compiler.process.num_deaths == num_deaths
-
-
-def test_a_process_that_does_not_answer_is_no_fault_of_the_grammar(
-    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    compiler.compile(StructuredOutputsParams(regex="before it is silent"))
-    must_be = StructuredOutputsParams(regex="is silent")
-    assert compiler.process._running is not None
-    process = compiler.process._running._process
-    process.send_signal(signal.SIGSTOP)
-    os.waitid(os.P_PID, process.pid, os.WSTOPPED)  # until then one of its threads may answer
-    with monkeypatch.context() as patch:
-        patch.setattr(compile_process, "_WALL_SECONDS", 0.01)
-        with pytest.raises(PagedServeError, match="has not answered for 0 s") as refused:
-            compiler.compile(must_be)
-    assert not isinstance(refused.value, RequestError)
-    compiler.compile(must_be)
-
-
 def test_a_grammar_that_is_known_costs_nothing(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tried = count_trials(compiler, monkeypatch, 20)
+    frames: list[dict[str, Any]] = []
+    ask = _Running.ask
+
+    def counted(running: _Running, frame: dict[str, Any]) -> dict[str, Any] | int:
+        frames.append(frame)
+        return ask(running, frame)
+
+    compiler.compile(StructuredOutputsParams(regex="the process is started"))
+    monkeypatch.setattr(_Running, "ask", counted)
     for pattern in ("once", "once", "twice", "once"):
         compiler.compile(StructuredOutputsParams(regex=pattern))
     for _ in range(3):
         with pytest.raises(RequestError):
             compiler.compile(StructuredOutputsParams(regex="(("))
-    assert len(tried) == 3
-
-
-def test_a_forked_process_starts_its_own(compiler: GrammarCompiler) -> None:
-    assert compiler._fault('start: "a"') == ""
-    running = compiler.process._running
-    child = os.fork()
-    if child == 0:
-        is_right = compiler._fault('start: "c"') == "" and compiler.process._running is not running
-        os._exit(0 if is_right else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert compiler._fault('start: "b"') == ""
-    assert compiler.process._running is running
-
-
-OWNER = """
-import sys
-from pagedserve.sampling.compile_process import CompileProcess
-process = CompileProcess({})
-process.start()
-print(process._running._process.pid, flush=True)
-sys.stdin.read()
-"""
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, None], ids=["killed", "left"])
-def test_the_process_ends_with_its_owner(number: int | None) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as owner:
-        assert owner.stdin is not None
-        assert owner.stdout is not None
-        pid = int(owner.stdout.readline())
-        descriptor = os.pidfd_open(pid)
-        if number is None:
-            owner.stdin.close()
-        else:
-            owner.send_signal(number)
-        owner.wait()
-    poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
-    assert poll.poll(60_000), "it still runs"
-    os.close(descriptor)
-
-
-def test_the_end_is_for_good(compiler: GrammarCompiler) -> None:
-    process = compile_process.CompileProcess({})
-    process.end()  # nothing was started
-    with pytest.raises(PagedServeError, match="was ended with its engine"):
-        process.start()
-    process = compile_process.CompileProcess({})
-    process.start()
-    assert process._running is not None
-    child = process._running._process
-    process.end()
-    assert child.poll() is not None
-    compiler.compile(StructuredOutputsParams(regex="the vocabulary is known"))
-    with pytest.raises(PagedServeError, match="was ended with its engine"):
-        process.fault('start: "a"', compiler._vocabulary)
-
-
-def test_the_process_imports_little() -> None:
-    path = str(Path(compile_worker.__file__))
-    program = f"import runpy, sys; runpy.run_path({path!r}); import llguidance; print(*sys.modules)"
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run(
-        [sys.executable, "-S", "-P", "-c", program],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    heavy = {"torch", "numpy", "transformers", "tokenizers", "pagedserve"}
-    assert "llguidance" in done.stdout.split()
-    assert heavy.isdisjoint(done.stdout.split())
+    assert [frame["grammar"].definition for frame in frames] == ["once", "twice", "(("]

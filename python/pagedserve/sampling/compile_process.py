@@ -1,7 +1,8 @@
-"""The process that compiles new grammars first, so that a crash does not end the engine.
+"""The process that prepares and compiles new grammars first, and may crash.
 
 Its owner starts it for the first grammar, and again after a crash.  What a grammar can do to a
-process, by infinite recursion, a bug of llguidance or its size, happens there.
+process, by infinite recursion, a bug of llguidance or its size, happens there; and its preparation
+in Python takes the interpreter from no step of the engine.
 
 Costs: half a second for the first grammar; later a millisecond each, plus the compilation.
 """
@@ -17,24 +18,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from pagedserve.errors import EngineDeadError, PagedServeError
-from pagedserve.sampling.compile_worker import read_frame, write_frame
+from pagedserve.sampling.compile_worker import (
+    CPU_SECONDS,
+    MEMORY_BYTES,
+    read_frame,
+    write_frame,
+)
+from pagedserve.sampling.schemas import GrammarError
+from pagedserve.sampling.sources import GrammarKey
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
-# Processor time per grammar in seconds; the operating system counts whole seconds.
-CPU_SECONDS: Final = 2
-# Memory per grammar, besides the vocabulary.
-MEMORY_BYTES: Final = 1 << 30
-# Maximum tokens of a text that is tested.
-NUM_STEPS: Final = 3
-# Limits for all compilations of one grammar and its parts: their number, and seconds of CPU time.
-MAX_TRIALS: Final = 2000
-MAX_TRIAL_SECONDS: Final = 10
-# Seconds after which a process that does not respond is killed: much more than its CPU limit,
+# Seconds after which a process that does not respond is killed: much more than its CPU limits,
 # since it shares the processor.
 _WALL_SECONDS: Final = 120.0
 _SCRIPT: Final = Path(__file__).with_name("compile_worker.py")
+# Where the script finds this package if its owner found it in the working directory.
+_ROOT: Final = str(Path(__file__).parents[2])
 # Exit codes caused by a grammar; any other is not the grammar's fault.
 _REASONS: Final = {
     -signal.SIGXCPU: f"it takes more than {CPU_SECONDS} s of processor time to compile",
@@ -47,7 +48,7 @@ class _Running:
     """A running process."""
 
     def __init__(self) -> None:
-        path = os.pathsep.join(entry for entry in sys.path if entry)
+        path = os.pathsep.join([*filter(None, sys.path), _ROOT])
         try:
             self._process = subprocess.Popen(  # noqa: S603  # a file of this package
                 [sys.executable, "-S", "-P", str(_SCRIPT)],
@@ -95,17 +96,13 @@ class CompileProcess:
 
     Attributes:
         num_deaths: Processes that a grammar crashed.
-        num_trials: Compilations since `begin_grammar`.
-        trial_seconds: CPU time of these compilations, seconds.
     """
 
-    def __init__(self, limits: dict[str, Any]) -> None:
-        """Set the limits of llguidance's parser, by name; starts no process."""
-        self._limits = limits
+    def __init__(self) -> None:
+        """Start no process yet."""
         self._running: _Running | None = None
         self._is_ended = False
         self.num_deaths = 0
-        self.begin_grammar()
 
     def start(self) -> None:
         """Start the process if it does not run, before the vocabulary is known.
@@ -121,50 +118,39 @@ class CompileProcess:
         if (running := self._running) is not None and running.owner == os.getpid():
             running.end()
 
-    def begin_grammar(self) -> None:
-        """Reset the counters for another grammar."""
-        self.num_trials = 0
-        self.trial_seconds = 0.0
-
-    @property
-    def is_spent(self) -> bool:
-        """Whether the grammar has used all compilations that it may have."""
-        return self.num_trials >= MAX_TRIALS or self.trial_seconds >= MAX_TRIAL_SECONDS
-
-    def fault(self, source: str, vocabulary: "LLTokenizer") -> str:
-        """Compile a grammar; return the error, empty if a text can start.
+    def source(self, key: GrammarKey, vocabulary: "LLTokenizer") -> str:
+        """Prepare and compile a grammar; return llguidance's input for it.
 
         Args:
-            source: Grammar in llguidance's format.
+            key: Grammar.
             vocabulary: Always the same.
 
         Raises:
-            EngineDeadError: It was ended permanently.
-            PagedServeError: The process cannot be started, does not respond, or was ended twice by
-                something other than the grammar, such as an operator or a lack of memory.
+            GrammarError: The grammar is invalid, with the position, or crashed the process.
+            EngineDeadError: The process was ended permanently.
+            PagedServeError: The process cannot be started, does not respond, fails, or was ended
+                twice by something other than the grammar, such as an operator or a lack of memory.
         """
-        self.num_trials += 1
-        answer = self._answer(source, vocabulary)
+        answer = self._answer(key, vocabulary)
         if isinstance(answer, int) and answer not in _REASONS:
-            answer = self._answer(source, vocabulary)
+            answer = self._answer(key, vocabulary)
         if not isinstance(answer, int):
-            self.trial_seconds += answer["seconds"]
-            return _worded(answer["fault"])
+            return _source(answer)
         if answer not in _REASONS:
             raise PagedServeError(f"the process for grammars was ended twice, with code {answer}")
         self.num_deaths += 1
-        return _REASONS[answer]
+        raise GrammarError(_REASONS[answer])
 
-    def _answer(self, source: str, vocabulary: "LLTokenizer") -> dict[str, Any] | int:
+    def _answer(self, key: GrammarKey, vocabulary: "LLTokenizer") -> dict[str, Any] | int:
         """Return the response to a grammar, or the return code of the process."""
         running = self._started()
         if not running.has_vocabulary:
-            answer = running.ask(_described(vocabulary, self._limits))
+            answer = running.ask(_described(vocabulary))
             if isinstance(answer, int):
                 self._forget(running)
                 raise PagedServeError(f"the process for grammars ended at its start: {answer}")
             running.has_vocabulary = True
-        answer = running.ask({"source": source})
+        answer = running.ask({"grammar": key})
         if isinstance(answer, int):
             self._forget(running)
         return answer
@@ -198,22 +184,25 @@ def _end(process: "subprocess.Popen[bytes]", owner: int) -> None:
                 stream.close()
 
 
-def _worded(fault: str) -> str:
-    """Format an error of llguidance for users."""
-    if "NoExtension" in fault:
-        return "no output can match it"
-    return fault.replace("<non-verbose/>", "")
+def _source(answer: dict[str, Any]) -> str:
+    """Return llguidance's input of a response.
+
+    Raises:
+        GrammarError: The grammar is invalid, with the position.
+        PagedServeError: Preparing it failed.
+    """
+    if "error" in answer:
+        raise PagedServeError(f"the process for grammars failed: {answer['error']}")
+    if "fault" in answer:
+        raise GrammarError(answer["fault"], answer["place"])
+    return str(answer["source"])
 
 
-def _described(vocabulary: "LLTokenizer", limits: dict[str, Any]) -> dict[str, Any]:
+def _described(vocabulary: "LLTokenizer") -> dict[str, Any]:
     """Build the first frame."""
     token_ids = range(vocabulary.vocab_size)
     return {
         "tokens": [vocabulary.decode_bytes([token]).decode("latin-1") for token in token_ids],
         "special_token_ids": [token for token in token_ids if vocabulary.is_special_token(token)],
         "eos_token_ids": list(vocabulary.eos_tokens),
-        "limits": limits,
-        "memory_bytes": MEMORY_BYTES,
-        "cpu_seconds": CPU_SECONDS,
-        "num_steps": NUM_STEPS,
     }

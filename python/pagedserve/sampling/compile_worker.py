@@ -1,4 +1,4 @@
-"""A process that compiles grammars first and may crash; the engine compiles those it survived.
+"""A process that prepares and compiles grammars first; the engine compiles those it survived.
 
 It reads frames from its standard input and writes a response for each to its standard output; a
 frame is a length, 4 bytes in little-endian order, and that many bytes of JSON.  The first has the
@@ -6,26 +6,39 @@ vocabulary, each further one a grammar.  It exits at the end of its input.
 
 Invariants:
 
-1. It imports only llguidance and the standard library, so that it starts in a tenth of a second.
+1. It imports llguidance, the standard library and modules of this package that need no more: not
+   numpy, torch, transformers or tokenizers, so that it starts in a fifth of a second.
 2. Its thread has half the stack of any thread in which the engine uses grammars: recursion that
    overflows there overflows here too.
 3. The operating system limits processor time and memory of a grammar, not a clock: a busy machine
    refuses nothing that an idle one accepts.
+4. A lack of memory ends it, in Python as in Rust.
 """
 
-import ctypes
 import json
+import os
 import resource
 import struct
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
-if TYPE_CHECKING:
-    from llguidance import LLParserLimits, LLTokenizer
+from pagedserve.host_ops.heap import return_freed_memory
+from pagedserve.sampling.schemas import GrammarError
+from pagedserve.sampling.sources import PARSER_LIMITS, GrammarKey, Trials, compiled_source
 
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
+# Processor time per compilation, and for the preparation before and after each, in seconds; the
+# operating system counts whole seconds.
+CPU_SECONDS: Final = 2
+_PREPARATION_SECONDS: Final = 10
+# Memory per grammar, besides the vocabulary.
+MEMORY_BYTES: Final = 1 << 30
+# Maximum tokens of a text that is tested.
+_NUM_STEPS: Final = 3
 # Bytes; threads of glibc and Rust have at least 2 MiB.
 STACK_BYTES: Final = 1 << 20
 _LENGTH: Final = struct.Struct("<I")
@@ -82,16 +95,28 @@ class Tokens:
         return list(self.vocabulary.greedy_tokenize(text.decode(errors="replace")))
 
 
-def fault_of(
-    source: str, vocabulary: "LLTokenizer", limits: "LLParserLimits", num_steps: int
-) -> str:
-    """Compile a grammar; return the error, empty if a text can start."""
-    from llguidance import LLMatcher
+def read_vocabulary(start: dict[str, Any]) -> "LLTokenizer":
+    """Build the vocabulary of the first frame."""
+    from llguidance import LLTokenizer, TokenizerWrapper
 
+    tokens = Tokens(start)
+    tokens.vocabulary = LLTokenizer(
+        TokenizerWrapper(tokens),
+        n_vocab=len(tokens.tokens),
+        eos_token=start["eos_token_ids"] or None,
+    )
+    return tokens.vocabulary
+
+
+def fault_of(source: str, vocabulary: "LLTokenizer") -> str:
+    """Compile llguidance's input; return the error, empty if a text can start."""
+    from llguidance import LLMatcher, LLParserLimits
+
+    limits = LLParserLimits(**PARSER_LIMITS)
     matcher = LLMatcher(vocabulary, source, log_level=0, limits=limits)
     if matcher.is_error():
         return LLMatcher.validate_grammar(source, vocabulary, limits=limits) or matcher.get_error()
-    for _ in range(num_steps):
+    for _ in range(_NUM_STEPS):
         mask = int.from_bytes(matcher.compute_bitmask(), "little")
         if matcher.is_error():
             return matcher.get_error()
@@ -101,36 +126,54 @@ def fault_of(
     return ""
 
 
+def limited_fault_of(source: str, vocabulary: "LLTokenizer") -> str:
+    """Compile llguidance's input within the processor time of a compilation."""
+    limit_cpu(CPU_SECONDS)
+    try:
+        return fault_of(source, vocabulary)
+    except MemoryError:
+        raise
+    # A Rust panic is not an Exception.
+    except BaseException as error:  # noqa: BLE001
+        return f"it cannot be compiled: {error}"
+    finally:
+        limit_cpu(_PREPARATION_SECONDS)
+
+
+def answer_to(key: GrammarKey, vocabulary: "LLTokenizer") -> dict[str, str]:
+    """Prepare and compile a grammar.
+
+    Returns:
+        ``source``, llguidance's input for it; or ``fault`` and ``place``, why it is invalid and
+        where; or ``error``, what went wrong here.
+    """
+    limit_cpu(_PREPARATION_SECONDS)
+    try:
+        trials = Trials(lambda source: limited_fault_of(source, vocabulary))
+        return {"source": compiled_source(key, trials)}
+    except GrammarError as fault:
+        return {"fault": str(fault), "place": fault.place}
+    except RecursionError:
+        return {"fault": "it is nested too deeply", "place": ""}
+    except MemoryError:
+        os.abort()
+    except BaseException as error:  # noqa: BLE001
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
 def serve() -> None:
     """Respond to frames until the input ends."""
-    from llguidance import LLParserLimits, LLTokenizer, TokenizerWrapper
-
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
     start = read_frame(requests)
     if start is None:
         return
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    tokens = Tokens(start)
-    vocabulary = tokens.vocabulary = LLTokenizer(
-        TokenizerWrapper(tokens),
-        n_vocab=len(tokens.tokens),
-        eos_token=start["eos_token_ids"] or None,
-    )
-    limits = LLParserLimits(**start["limits"])
-    limit_memory(start["memory_bytes"])
-    write_frame(answers, {"fault": ""})
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    vocabulary = read_vocabulary(start)
+    limit_memory(MEMORY_BYTES)
+    write_frame(answers, {})
     while (frame := read_frame(requests)) is not None:
-        limit_cpu(start["cpu_seconds"])
-        begin = time.process_time()
-        try:
-            fault = fault_of(frame["source"], vocabulary, limits, start["num_steps"])
-        # A Rust panic is not an Exception.
-        except BaseException as error:  # noqa: BLE001
-            fault = f"it cannot be compiled: {error}"
-        write_frame(answers, {"fault": fault, "seconds": time.process_time() - begin})
-        if trim is not None:  # memory that one grammar needed is not taken from the next
-            trim(0)
+        write_frame(answers, answer_to(GrammarKey(*frame["grammar"]), vocabulary))
+        return_freed_memory()  # or what one grammar needed would be taken from the next
 
 
 if __name__ == "__main__":

@@ -1,44 +1,37 @@
 """Grammars that restrict tokens: JSON schemas, regular expressions, Lark grammars.
 
-Only this module uses llguidance.  The allowed next tokens are a function of the tokens so far, so a
-state belongs to a list of tokens, not to a step or a row: after a failed step the same tokens have
-the same state, and forks and beams start with their parent's.
+The allowed next tokens are a function of the tokens so far, so a state belongs to a list of tokens,
+not to a step or a row: after a failed step the same tokens have the same state, and forks and beams
+start with their parent's.
 
-A new grammar is first compiled by a separate process, which it may crash.
+A new grammar is first prepared and compiled by a separate process, which it may crash.  This
+process then compiles what that one returns, without holding the interpreter lock.  Only this
+module and those of that process use llguidance.
 
 Costs: a microsecond per token to advance and as much to check one; 3 to 100 for the mask of all
 tokens, computed in parallel for several rows; a grammar is compiled in about a millisecond, twice;
 the first of a tokenizer waits a second for the vocabulary and the process.
 """
 
-import json
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pagedserve.errors import GRAMMAR_FAULT, RequestError, extra_needed
-from pagedserve.sampling.compile_process import MAX_TRIAL_SECONDS, MAX_TRIALS, CompileProcess
-from pagedserve.sampling.lark import prepare_lark
-from pagedserve.sampling.regexes import ascii_classes
-from pagedserve.sampling.schemas import (
-    GrammarError,
-    TrialsSpentError,
-    placed,
-    prepare_schema,
-    spread_used_patterns,
-)
+from pagedserve.sampling.compile_process import CompileProcess
+from pagedserve.sampling.schemas import GrammarError
+from pagedserve.sampling.sources import PARSER_LIMITS, GrammarKey
 from pagedserve.structured_outputs import StructuredOutputsParams
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher, LLTokenizer
-    from llguidance._lib import JsonCompileOptions
     from transformers import PreTrainedTokenizerBase
 
 # Number of masks that one thread computes as fast as several, which must wake up first.
@@ -47,14 +40,6 @@ _FEW: Final = 16
 _MAX_KEPT: Final = 64
 # Maximum length of an error message, which may repeat much of a grammar.
 _MAX_REASON_CHARS: Final = 600
-# Limits of llguidance's parser; others have its defaults.
-_LIMITS: Final[dict[str, Any]] = {"verbose_errors": False}
-# Functions that create llguidance's input for the kinds that are not schemas.
-_MAKERS: Final[dict[str, tuple[Callable[[str], str], str]]] = {
-    "regex": (ascii_classes, "grammar_from_regex"),
-    "lark": (prepare_lark, "grammar_from_lark"),
-}
-_Key: TypeAlias = tuple[str, str, bool, bool]
 
 
 class GrammarState:
@@ -226,11 +211,11 @@ class GrammarCompiler:
     tokenizer: "PreTrainedTokenizerBase"
     vocab_size: int
     eos_token_ids: Sequence[int]
-    process: CompileProcess = field(default_factory=lambda: CompileProcess(_LIMITS))
+    process: CompileProcess = field(default_factory=CompileProcess)
     _vocabulary: "LLTokenizer" = field(init=False)
     _has_vocabulary: bool = False
     # Errors of grammars are cached too: sending one again costs nothing.
-    _kept: OrderedDict[_Key, Grammar | GrammarError] = field(default_factory=OrderedDict)
+    _kept: OrderedDict[GrammarKey, Grammar | GrammarError] = field(default_factory=OrderedDict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     # Held while a new grammar is compiled; cached ones do not wait.
     _compiling: threading.Lock = field(default_factory=threading.Lock)
@@ -263,22 +248,21 @@ class GrammarCompiler:
         """Whether a grammar is cached."""
         return self._known(_key(params)) is not None
 
-    def _known(self, key: _Key) -> Grammar | GrammarError | None:
+    def _known(self, key: GrammarKey) -> Grammar | GrammarError | None:
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
             return self._kept.get(key)
 
-    def _compile(self, params: StructuredOutputsParams, key: _Key) -> Grammar | GrammarError:
+    def _compile(self, params: StructuredOutputsParams, key: GrammarKey) -> Grammar | GrammarError:
         """Compile a grammar, and cache it or its error."""
         found: Grammar | GrammarError
         if not self._has_vocabulary:
             self.process.start()  # in parallel with what follows
             self._vocabulary = self._read_vocabulary(params)
             self._has_vocabulary = True
-        self.process.begin_grammar()
         try:
-            found = self._tried(params)
+            found = self._tried(key)
         except GrammarError as fault:
             found = GrammarError(str(fault), fault.place)  # without what tracebacks refer to
         with self._lock:
@@ -287,47 +271,22 @@ class GrammarCompiler:
                 self._kept.popitem(last=False)
         return found
 
-    def _tried(self, params: StructuredOutputsParams) -> Grammar:
+    def _tried(self, key: GrammarKey) -> Grammar:
         """Compile a grammar that the other process survived.
 
         Raises:
-            GrammarError: It is invalid.
+            GrammarError: It is invalid, with the position.
         """
         from llguidance import LLMatcher, LLParserLimits
 
-        if params.kind == "json":
-            source = self._schema_source(params)
-        else:
-            prepare, make = _MAKERS[params.kind]
-            source = str(getattr(LLMatcher, make)(prepare(params.definition)))
-            if fault := self._fault(source):
-                raise GrammarError(fault)
-        limits = LLParserLimits(**_LIMITS)
+        source = self.process.source(key, self._vocabulary)
+        limits = LLParserLimits(**PARSER_LIMITS)
         matcher = LLMatcher(self._vocabulary, source, log_level=0, limits=limits)
         start = GrammarState(matcher, self.eos_token_ids, -(-self.vocab_size // 32))
         grammar = Grammar(start)
         if start.fault is not None:
             raise GrammarError(start.fault)
         return grammar
-
-    def _schema_source(self, params: StructuredOutputsParams) -> str:
-        """Convert a schema to llguidance's input.
-
-        Raises:
-            GrammarError: It is invalid, with the position.
-        """
-        options: JsonCompileOptions = {"whitespace_flexible": not params.disable_any_whitespace}
-        schema = prepare_schema(
-            json.loads(params.definition), is_closed=params.disable_additional_properties
-        )
-        spread_used_patterns(schema, self._part_fault)
-        source = _schema_source(schema, options)
-        num_deaths = self.process.num_deaths
-        if fault := self._fault(source):
-            if self.process.num_deaths > num_deaths:  # its parts may crash it again
-                raise GrammarError(fault)
-            raise placed(schema, fault, len(source), self._part_fault)
-        return source
 
     def _read_vocabulary(self, params: StructuredOutputsParams) -> "LLTokenizer":
         from llguidance.hf import from_tokenizer
@@ -343,44 +302,14 @@ class GrammarCompiler:
             fault = f"the tokenizer, {name}, has no vocabulary that grammars can read: {error}"
             raise _refusal(params, fault) from error
 
-    def _fault(self, source: str) -> str:
-        return self.process.fault(source, self._vocabulary)
 
-    def _part_fault(self, part: dict[str, Any]) -> str:
-        """Compile a part of the schema; return the error, empty if a document can start.
-
-        Raises:
-            TrialsSpentError: The grammar has used all its compilations.
-        """
-        if self.process.is_spent:
-            raise TrialsSpentError(
-                f"separating patternProperties from properties takes more than {MAX_TRIALS} "
-                f"compilations or {MAX_TRIAL_SECONDS} s of processor time; it must have fewer"
-            )
-        return self._fault(_schema_source(part))
-
-
-def _key(params: StructuredOutputsParams) -> _Key:
-    return (
+def _key(params: StructuredOutputsParams) -> GrammarKey:
+    return GrammarKey(
         params.kind,
         params.definition,
         params.disable_any_whitespace,
         params.disable_additional_properties,
     )
-
-
-def _schema_source(schema: Any, options: "JsonCompileOptions | None" = None) -> str:
-    """Convert a schema to llguidance's input.
-
-    Raises:
-        GrammarError: llguidance cannot parse its JSON.
-    """
-    from llguidance import LLMatcher
-
-    try:
-        return str(LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=options))
-    except ValueError as error:
-        raise GrammarError(str(error)) from error
 
 
 def _refusal(params: StructuredOutputsParams, fault: str, where: str = "") -> RequestError:

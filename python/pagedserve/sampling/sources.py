@@ -1,0 +1,133 @@
+"""llguidance's input for a grammar: prepared from a request's text, and compiled to check it.
+
+The process for grammars runs this, so that neither a crash nor the time of Python code, up to
+seconds for a hostile text, reaches the engine.
+
+Costs: a millisecond and one compilation for most grammars; a schema with ``patternProperties``, or
+with an error whose position is searched, needs one more for each of its parts, up to a limit.
+"""
+
+import json
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from pagedserve.sampling.lark import prepare_lark
+from pagedserve.sampling.regexes import ascii_classes
+from pagedserve.sampling.schemas import (
+    GrammarError,
+    Schema,
+    TrialsSpentError,
+    placed,
+    prepare_schema,
+    spread_used_patterns,
+)
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+    from pagedserve.structured_outputs import GrammarKind
+
+# Limits of llguidance's parser; others have its defaults.
+PARSER_LIMITS: Final[dict[str, Any]] = {"verbose_errors": False}
+# Limits for all compilations of one grammar and its parts: their number, and seconds of CPU time,
+# with what prepares them.
+MAX_TRIALS: Final = 2000
+MAX_TRIAL_SECONDS: Final = 10
+# Functions that create llguidance's input for the kinds that are not schemas.
+_MAKERS: Final[dict[str, tuple[Callable[[str], str], str]]] = {
+    "regex": (ascii_classes, "grammar_from_regex"),
+    "lark": (prepare_lark, "grammar_from_lark"),
+}
+
+
+class GrammarKey(NamedTuple):
+    """What a grammar is compiled from; equal keys have equal grammars.
+
+    Attributes:
+        kind: Kind of ``definition``.
+        definition: JSON schema, regular expression, or Lark or EBNF grammar.
+        disable_any_whitespace: Whether JSON has no whitespace between its tokens.
+        disable_additional_properties: Whether objects have only the properties that they name.
+    """
+
+    kind: "GrammarKind"
+    definition: str
+    disable_any_whitespace: bool
+    disable_additional_properties: bool
+
+
+class Trials:
+    """Compilations of a grammar and its parts, of which it may have a limited number."""
+
+    def __init__(self, fault_of: Callable[[str], str]) -> None:
+        """Start to count.
+
+        Args:
+            fault_of: Compiles llguidance's input; returns the error, empty if a text can start.
+        """
+        self._fault_of = fault_of
+        self._num_trials = 0
+        self._begin = time.process_time()
+
+    def fault(self, source: str) -> str:
+        """Compile llguidance's input; return the error for users, empty if a text can start."""
+        self._num_trials += 1
+        fault = self._fault_of(source)
+        if "NoExtension" in fault:
+            return "no output can match it"
+        return fault.replace("<non-verbose/>", "")
+
+    def part_fault(self, part: Schema) -> str:
+        """Compile a part of a schema; return the error, empty if a document can start.
+
+        Raises:
+            TrialsSpentError: The grammar has used all its compilations.
+        """
+        seconds = time.process_time() - self._begin
+        if self._num_trials >= MAX_TRIALS or seconds >= MAX_TRIAL_SECONDS:
+            raise TrialsSpentError(
+                f"separating patternProperties from properties takes more than {MAX_TRIALS} "
+                f"compilations or {MAX_TRIAL_SECONDS} s of processor time; it must have fewer"
+            )
+        return self.fault(_schema_source(part))
+
+
+def compiled_source(key: GrammarKey, trials: Trials) -> str:
+    """Return llguidance's input for a grammar, which was compiled without an error.
+
+    Raises:
+        GrammarError: The grammar is invalid, with the position in a schema.
+    """
+    from llguidance import LLMatcher
+
+    if key.kind == "json":
+        return _compiled_schema(key, trials)
+    prepare, make = _MAKERS[key.kind]
+    source = str(getattr(LLMatcher, make)(prepare(key.definition)))
+    if fault := trials.fault(source):
+        raise GrammarError(fault)
+    return source
+
+
+def _compiled_schema(key: GrammarKey, trials: Trials) -> str:
+    schema = prepare_schema(json.loads(key.definition), is_closed=key.disable_additional_properties)
+    spread_used_patterns(schema, trials.part_fault)
+    source = _schema_source(schema, {"whitespace_flexible": not key.disable_any_whitespace})
+    if fault := trials.fault(source):
+        raise placed(schema, fault, len(source), trials.part_fault)
+    return source
+
+
+def _schema_source(schema: Any, options: "JsonCompileOptions | None" = None) -> str:
+    """Convert a schema to llguidance's input.
+
+    Raises:
+        GrammarError: llguidance cannot parse its JSON.
+    """
+    from llguidance import LLMatcher
+
+    try:
+        return str(LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=options))
+    except ValueError as error:
+        raise GrammarError(str(error)) from error
