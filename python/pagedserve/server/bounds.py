@@ -1,7 +1,8 @@
 """Limits of requests: every bound on a field of a JSON body, defined once.
 
-The server checks ``BOUNDS`` before it parses a body further, and docs/limits.md lists them.  Other
-fields have the bounds of ``OTHER_FIELDS``.
+``unparsed`` checks the bounds of a whole body before it is parsed, ``check_bounds`` those of its
+fields before it is validated.  docs/limits.md lists ``BOUNDS``; other fields have the bounds of
+``OTHER_FIELDS``.
 
 Costs: some 100 ns per field; for lists and mappings with bounds on elements, as much per element.
 """
@@ -16,12 +17,11 @@ from pagedserve.lora.request import MAX_NAME_CHARACTERS
 from pagedserve.regular_files import MAX_PATH_CHARACTERS
 from pagedserve.structured_outputs import MAX_CHARS, MAX_CHOICES
 
-# Approximate number of values of a body: commas and brackets outside strings.  Twice the model's
-# length if that is more.
-MAX_VALUES: Final = 1 << 18
-# Limit if quotes and brackets do not exceed MAX_VALUES: a batch of token ids is nearly all numbers,
-# which cost less than strings and objects.
-MAX_NUMBERS: Final = 1 << 21
+# Strings, names, lists and objects of a body.  Twice the model's length if that is more.
+MAX_STRINGS: Final = 1 << 16
+# Approximate number of values of a body: commas and opening brackets outside strings.  A batch of
+# token ids is nearly all numbers, which cost less than strings and objects.
+MAX_VALUES: Final = 1 << 21
 # Nesting depth of lists and objects.
 MAX_DEPTH: Final = 128
 # Digits of a number; Python itself accepts no more.
@@ -36,6 +36,8 @@ MAX_PROMPTS: Final = 1024
 MAX_ID_CHARS: Final = 256
 # Characters per token; meaningful text has fewer.
 CHARS_PER_TOKEN: Final = 16
+# Bytes per character: JSON may escape one as two surrogates.
+BYTES_PER_CHAR: Final = 12
 
 
 class Bound(NamedTuple):
@@ -95,6 +97,11 @@ BOUNDS: Final = (
     Bound("request_ids[]", MAX_ID_CHARS + 32, "characters"),
     Bound("lora_name", MAX_NAME_CHARACTERS, "characters"),
     Bound("lora_path", MAX_PATH_CHARACTERS, "characters"),
+)
+
+# Characters of the longest of them.
+MAX_FIELD_CHARS: Final = max(
+    bound.most for bound in BOUNDS if bound.unit == "characters" and isinstance(bound.most, int)
 )
 
 # Fields whose length is bounded by the model's context: 16 characters per token.
@@ -245,18 +252,3 @@ def _num_characters(values: list[Any]) -> int:
         elif isinstance(value, list):
             values += value
     return size
-
-
-def is_deep(value: Any) -> bool:
-    """Whether lists and objects exceed the maximum nesting depth."""
-    level = [value]
-    for _ in range(MAX_DEPTH + 1):
-        level = [
-            item
-            for outer in level
-            for item in (outer.values() if isinstance(outer, dict) else outer)
-            if isinstance(item, list | dict)
-        ]
-        if not level:
-            return False
-    return True
