@@ -232,6 +232,16 @@ HOSTILE: Final[dict[str, tuple[str, Callable[[], bytes], str]]] = {
     "escapes": ("completion", lambda: b'{"prompt": "' + rb"\"," * 3_000_000 + b'"}', "bytes"),
     "digits": ("completion", lambda: b'{"n": ' + b"9" * 1_000_000 + b"}", "4300 digits"),
     "keys": ("completion", lambda: b"{" + b'"a":1,' * 60_000 + b'"prompt": "x"}', "a is no field"),
+    "fields": (
+        "completion",
+        lambda: json.dumps(dict.fromkeys(map(str, range(60_000)), 1)).encode(),
+        "the body has 60000 fields",
+    ),
+    "names": (
+        "completion",
+        lambda: json.dumps({"structured_outputs": dict.fromkeys(texts(60_000), 1)}).encode(),
+        "structured_outputs has 60000 elements",
+    ),
     "logit_bias": (
         "completion",
         lambda: json.dumps({"logit_bias": dict.fromkeys(range(60_000), 1)}).encode(),

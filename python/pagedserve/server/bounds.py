@@ -106,7 +106,7 @@ MAX_FIELD_CHARS: Final = max(
 
 # Fields whose length is bounded by the model's context: 16 characters per token.
 TEXT_FIELDS: Final = frozenset({"prompt", "input", "query", "text_1", "text_2", "messages"})
-# All other fields.
+# Other fields, and the body itself.
 OTHER_FIELDS: Final = {"characters": 1 << 16, "elements": 1024}
 
 
@@ -116,14 +116,14 @@ class _Rule:
 
     Attributes:
         characters: Maximum of a string; None is unlimited.
-        elements: Maximum of a list or mapping; None is unlimited.
+        elements: Maximum of a list or mapping.
         unit: Name of its elements.
         fields: Rules of an object's fields.
         each: Rule of each element.
     """
 
     characters: int | str | None = None
-    elements: int | str | None = None
+    elements: int | str = OTHER_FIELDS["elements"]
     unit: str = "elements"
     fields: "dict[str, _Rule]" = field(default_factory=dict)
     each: "_Rule | None" = None
@@ -145,7 +145,7 @@ def _rules() -> dict[str, _Rule]:
 
 
 _RULES: Final = _rules()
-_OTHER: Final = _Rule(OTHER_FIELDS["characters"], OTHER_FIELDS["elements"])
+_OTHER: Final = _Rule(OTHER_FIELDS["characters"])
 _TEXT: Final = _Rule()
 
 
@@ -159,6 +159,10 @@ def check_bounds(body: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
     Raises:
         RequestError: Names the field, its size, and what is accepted.
     """
+    if len(body) > OTHER_FIELDS["elements"]:
+        raise RequestError(
+            f"the body has {len(body)} fields; at most {OTHER_FIELDS['elements']} are accepted"
+        )
     for name, value in body.items():
         kind = type(value)
         if kind is str or kind is list or kind is dict:
