@@ -8,7 +8,7 @@ takes less than a thread switch; larger ones in another thread.
 import json
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, get_type_hints
+from typing import Any, Final, get_type_hints
 
 from fastapi import Request
 from fastapi.routing import APIRoute
@@ -33,6 +33,9 @@ from pagedserve.server.errors import ServerError, problems
 from pagedserve.server.fields import SizedBody
 from pagedserve.server.gate import SMALL_BODY_BYTES
 from pagedserve.server.unparsed import check_unparsed
+
+# Bytes that are parsed in one hold of the interpreter's lock: up to 0.05 s.
+_BYTES_AT_ONCE: Final = 1 << 20
 
 
 def json_route(context: Context) -> type[APIRoute]:
@@ -143,7 +146,7 @@ def parsed(content: bytes) -> Any:
     """
     try:
         text = content.decode("utf-8-sig")
-        if len(content) <= SMALL_BODY_BYTES:
+        if len(content) <= _BYTES_AT_ONCE:
             return json.loads(text)
         return json.loads(text, parse_int=_integer, parse_float=_real)
     except UnicodeDecodeError as error:
@@ -154,8 +157,8 @@ def parsed(content: bytes) -> Any:
         raise RequestError(f"a number of the body has more than {MAX_DIGITS} digits") from error
 
 
-# Parsing holds the interpreter's lock except for calls of Python code: with one per number, other
-# threads run between the millions of a body, whose numbers may have thousands of digits each.
+# One call per number lets other threads run between the millions of a body, whose numbers may have
+# thousands of digits each; it takes twice the time.
 def _integer(digits: str) -> int:
     return int(digits)
 
