@@ -1,12 +1,16 @@
 """What HTTP says besides bodies: methods, media types, origins, and routes that are not there."""
 
+import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pkgutil import resolve_name
+from typing import Any
 
 import httpx
 import pytest
 from fastapi import FastAPI
 
+from pagedserve.server.bounds import SMALL_BODY_BYTES
 from tests.server.conftest import Serve, Served
 from tests.server.test_completions import PROMPT
 
@@ -138,3 +142,33 @@ def test_the_openapi_schema_is_built_once_at_the_start_and_delays_nothing(
         may_end.set()
         assert [answer.result().json() for answer in requested] == [{}, {}]
     assert not begun.acquire(blocking=False)
+
+
+@pytest.mark.parametrize(
+    ("path", "maker", "body"),
+    [
+        ("/v1/completions", "completions.completion_params", {"prompt": PROMPT}),
+        (
+            "/v1/chat/completions",
+            "chat.chat_params",
+            {"messages": [{"role": "user", "content": "x"}]},
+        ),
+    ],
+)
+def test_the_parameters_of_a_large_body_are_made_outside_the_event_loop(
+    shared: Served, monkeypatch: pytest.MonkeyPatch, path: str, maker: str, body: dict[str, Any]
+) -> None:
+    threads = []
+    make: Any = resolve_name(f"pagedserve.server.{maker}")
+
+    def noted(*given: Any, **named: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return make(*given, **named)
+
+    monkeypatch.setattr(f"pagedserve.server.{maker}", noted)
+    headers = {"Content-Type": "application/json"}
+    for spaces in (0, SMALL_BODY_BYTES):
+        content = json.dumps(body | {"max_tokens": 1}) + " " * spaces
+        assert shared.http.post(path, content=content, headers=headers).status_code == 200
+    assert "pagedserve-server" not in threads[0]
+    assert threads[1] == "pagedserve-server-large"

@@ -1,8 +1,7 @@
 """JSON bodies, parsed and validated.
 
 Bounds of the whole body are checked before it is parsed, those of fields before a model is created
-from it, and the response reports the first error.  Small bodies are parsed in the event loop, which
-takes less than a thread switch; larger ones in another thread.
+from it, and the response reports the first error.
 """
 
 import json
@@ -24,6 +23,7 @@ from pagedserve.server.bounds import (
     MAX_FORM_FIELDS,
     MAX_FORM_FILES,
     MODEL_LENGTH,
+    SMALL_BODY_BYTES,
     VOCABULARY,
     check_bounds,
     check_texts,
@@ -31,7 +31,6 @@ from pagedserve.server.bounds import (
 from pagedserve.server.context import Context
 from pagedserve.server.errors import ServerError, problems
 from pagedserve.server.fields import SizedBody
-from pagedserve.server.gate import SMALL_BODY_BYTES
 from pagedserve.server.unparsed import check_unparsed
 
 # Bytes that are parsed in one hold of the interpreter's lock: up to 0.05 s.
@@ -86,9 +85,7 @@ class _JsonRequest(Request):
             sizes = {MODEL_LENGTH: context.max_model_len, VOCABULARY: context.vocab_size}
         read = partial(read_body, content, self.kind, sizes)
         try:
-            if len(content) <= SMALL_BODY_BYTES:
-                return read()
-            return await context.aside(read, cost=len(content))
+            return await context.for_body(read, num_bytes=len(content))
         except RequestError as error:  # FastAPI would drop its message
             raise ServerError(400, str(error), param=error.param) from error
         finally:

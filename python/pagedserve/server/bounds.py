@@ -17,6 +17,8 @@ from pagedserve.lora.request import MAX_NAME_CHARACTERS
 from pagedserve.regular_files import MAX_PATH_CHARACTERS
 from pagedserve.structured_outputs import MAX_CHARS, MAX_CHOICES
 
+# Bodies up to this many bytes are read in the event loop, and not counted among the open ones.
+SMALL_BODY_BYTES: Final = 64 << 10
 # Strings, names, lists and objects of a body.  Twice the model's length if that is more.
 MAX_STRINGS: Final = 1 << 16
 # Approximate number of values of a body: commas and opening brackets outside strings.  A batch of
