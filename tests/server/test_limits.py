@@ -54,8 +54,8 @@ GOOD: Final[dict[str, dict[str, Any]]] = {
 }
 
 
-def tool(name: str) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": name}}
+def tool(name: str, **parameters: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": parameters or None}}
 
 
 def message(**fields: Any) -> dict[str, Any]:
@@ -251,6 +251,23 @@ HOSTILE: Final[dict[str, tuple[str, Callable[[], bytes], str]]] = {
         "completion",
         lambda: json.dumps({"prompt": "x", "bad_words": ["x" * 5_000_000]}).encode(),
         "bad_words[0] has 5000000 characters",
+    ),
+    "schema": (
+        "completion",
+        lambda: b'{"prompt": "x", "guided_json": {"enum": [' + b"1," * 200_000 + b"1]}}",
+        "guided_json has more than 262144 characters",
+    ),
+    "parameters": (
+        "chat",
+        lambda: json.dumps(
+            GOOD["chat"] | {"tools": [tool("x", enum=["aaa"] * 60_000)], "tool_choice": "required"}
+        ).encode(),
+        "tools has more than 262144 characters",
+    ),
+    "numbers of tools": (
+        "chat",
+        lambda: json.dumps(GOOD["chat"] | {"tools": [tool("x", enum=[1] * 300_000)]}).encode(),
+        "characters; at most 524288",
     ),
     "UTF-16": ("completion", lambda: '{"prompt": "x"}'.encode("utf-16"), "no UTF-8"),
 }

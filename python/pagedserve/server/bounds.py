@@ -10,6 +10,7 @@ Costs: some 100 ns per field; for lists and mappings with bounds on elements, as
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
+from math import inf
 from typing import Any, Final, NamedTuple
 
 from pagedserve.errors import RequestError
@@ -38,6 +39,8 @@ MAX_PROMPTS: Final = 1024
 MAX_ID_CHARS: Final = 256
 # Characters per token; meaningful text has fewer.
 CHARS_PER_TOKEN: Final = 16
+# Bits of an integer that are at least a digit of its text.
+_BITS_PER_DIGIT: Final = 4
 # Bytes per character: JSON may escape one as two surrogates.
 BYTES_PER_CHAR: Final = 12
 
@@ -214,8 +217,7 @@ def _check_size(
 def check_texts(body: Mapping[str, Any], most: int) -> None:
     """Refuse a conversation with too many characters to render.
 
-    Counts everything that a template gets, except images: every string and every name of messages,
-    tools and variables.
+    Counts everything that a template gets, except images: messages, tools and variables.
 
     Raises:
         RequestError: It has more than ``most``.
@@ -245,16 +247,41 @@ def _is_text(part: Any) -> bool:
     return not isinstance(part, dict) or part.get("type") in ("text", None)
 
 
-def _num_characters(values: list[Any]) -> int:
-    """Number of characters of all strings in nested lists and objects."""
+def check_schema(name: str, schema: Any, num_bytes: int) -> None:
+    """Refuse a schema whose text would be too long, before it is written.
+
+    Args:
+        name: Field of the request.
+        schema: The schema.
+        num_bytes: Bytes of the body; a small one takes no time to write.
+
+    Raises:
+        RequestError: It has more than ``MAX_CHARS`` characters.
+    """
+    if num_bytes > SMALL_BODY_BYTES and _num_characters([schema], MAX_CHARS) > MAX_CHARS:
+        raise RequestError(
+            f"{name} has more than {MAX_CHARS} characters; at most {MAX_CHARS} are accepted",
+            param=name,
+        )
+
+
+def _num_characters(values: list[Any], enough: float = inf) -> int:
+    """Number of characters of the JSON of values, at least: without quotes and escapes.
+
+    Counting stops above ``enough``.
+    """
     size = 0
-    while values:
+    while values and size <= enough:
         value = values.pop()
         if isinstance(value, str):
             size += len(value)
+        elif isinstance(value, int):
+            size += value.bit_length() // _BITS_PER_DIGIT
+        elif isinstance(value, list):
+            size += 2 * len(value)  # brackets and commas
+            values += value
         elif isinstance(value, dict):
+            size += 2 * len(value)
             values += value.keys()
             values += value.values()
-        elif isinstance(value, list):
-            values += value
     return size
