@@ -1,12 +1,16 @@
 """What HTTP says besides bodies: methods, media types, origins, and routes that are not there."""
 
+import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pkgutil import resolve_name
+from typing import Any
 
 import httpx
 import pytest
 from fastapi import FastAPI
 
+from pagedserve.server.bounds import SMALL_BODY_BYTES
 from tests.server.conftest import Serve, Served
 from tests.server.test_completions import PROMPT
 
@@ -119,21 +123,52 @@ def test_without_origins_no_page_is_let_in(shared: Served) -> None:
     assert "access-control-allow-origin" not in shared.http.get("/version", headers=ORIGIN).headers
 
 
-def test_the_first_openapi_schema_delays_no_other_request(
+def test_the_openapi_schema_is_built_once_at_the_start_and_delays_nothing(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun, may_end = threading.Event(), threading.Event()
+    begun, may_end = threading.Semaphore(0), threading.Event()
 
     def openapi(app: FastAPI) -> dict[str, str]:
         del app
-        begun.set()
+        begun.release()
         assert may_end.wait(60)
         return {}
 
     monkeypatch.setattr(FastAPI, "openapi", openapi)
     with serve() as served, ThreadPoolExecutor() as pool:
-        requested = pool.submit(served.http.get, "/openapi.json")
-        assert begun.wait(60)
+        assert begun.acquire(timeout=60)
+        requested = [pool.submit(served.http.get, "/openapi.json") for _ in range(2)]
         assert served.http.get("/health").status_code == 200
         may_end.set()
-        assert requested.result().json() == {}
+        assert [answer.result().json() for answer in requested] == [{}, {}]
+    assert not begun.acquire(blocking=False)
+
+
+@pytest.mark.parametrize(
+    ("path", "maker", "body"),
+    [
+        ("/v1/completions", "completions.completion_params", {"prompt": PROMPT}),
+        (
+            "/v1/chat/completions",
+            "chat.chat_params",
+            {"messages": [{"role": "user", "content": "x"}]},
+        ),
+    ],
+)
+def test_the_parameters_of_a_large_body_are_made_outside_the_event_loop(
+    shared: Served, monkeypatch: pytest.MonkeyPatch, path: str, maker: str, body: dict[str, Any]
+) -> None:
+    threads = []
+    make: Any = resolve_name(f"pagedserve.server.{maker}")
+
+    def noted(*given: Any, **named: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return make(*given, **named)
+
+    monkeypatch.setattr(f"pagedserve.server.{maker}", noted)
+    headers = {"Content-Type": "application/json"}
+    for spaces in (0, SMALL_BODY_BYTES):
+        content = json.dumps(body | {"max_tokens": 1}) + " " * spaces
+        assert shared.http.post(path, content=content, headers=headers).status_code == 200
+    assert "pagedserve-server" not in threads[0]
+    assert threads[1] == "pagedserve-server-large"

@@ -1,8 +1,7 @@
 """JSON bodies, parsed and validated.
 
-The values of a body are counted before it is parsed, its bounds are checked before a model is
-created from it, and the response reports the first error.  Small bodies are parsed in the event
-loop, which takes less than a thread switch; larger ones in another thread.
+Bounds of the whole body are checked before it is parsed, those of fields before a model is created
+from it, and the response reports the first error.
 """
 
 import json
@@ -23,27 +22,19 @@ from pagedserve.server.bounds import (
     MAX_FORM_BYTES,
     MAX_FORM_FIELDS,
     MAX_FORM_FILES,
-    MAX_NUMBERS,
-    MAX_VALUES,
     MODEL_LENGTH,
+    SMALL_BODY_BYTES,
     VOCABULARY,
     check_bounds,
     check_texts,
-    is_deep,
 )
 from pagedserve.server.context import Context
 from pagedserve.server.errors import ServerError, problems
 from pagedserve.server.fields import SizedBody
-from pagedserve.server.gate import SMALL_BODY_BYTES
+from pagedserve.server.unparsed import check_unparsed
 
-# Characters before a value.
-_MARKS: Final = (b",", b"[", b"{")
-# Characters that all values but numbers and literals contain.
-_COSTLY_MARKS: Final = (b'"', b"[", b"{")
-# Maximum quotes that are examined before a body counts as having too many values.
-_QUOTES_PER_VALUE: Final = 4
-# Bytes per search: a search blocks other threads.
-_PIECE: Final = 1 << 20
+# Bytes that are parsed in one hold of the interpreter's lock: up to 0.05 s.
+_BYTES_AT_ONCE: Final = 1 << 20
 
 
 def json_route(context: Context) -> type[APIRoute]:
@@ -94,9 +85,7 @@ class _JsonRequest(Request):
             sizes = {MODEL_LENGTH: context.max_model_len, VOCABULARY: context.vocab_size}
         read = partial(read_body, content, self.kind, sizes)
         try:
-            if len(content) <= SMALL_BODY_BYTES:
-                return read()
-            return await context.aside(read, cost=len(content))
+            return await context.for_body(read, num_bytes=len(content))
         except RequestError as error:  # FastAPI would drop its message
             raise ServerError(400, str(error), param=error.param) from error
         finally:
@@ -123,11 +112,10 @@ def read_body(content: bytes, kind: type[BaseModel], sizes: Mapping[str, int]) -
         ServerError: 400, a field is invalid. json.JSONDecodeError: It is not valid JSON.
     """
     num_tokens = sizes.get(MODEL_LENGTH)
-    if len(content) > SMALL_BODY_BYTES:
-        _check_values(content, max(MAX_VALUES, 2 * (num_tokens or 0)))
+    if len(content) > SMALL_BODY_BYTES or content.count(b"[") + content.count(b"{") > MAX_DEPTH:
+        has_images = "messages" in kind.model_fields
+        check_unparsed(content, num_tokens, has_images=has_images)
     given = parsed(content)
-    if content.count(b"[") + content.count(b"{") > MAX_DEPTH and is_deep([given]):
-        raise RequestError(_TOO_DEEP)
     if isinstance(given, dict):
         check_bounds(given, sizes)
         if num_tokens is not None and len(content) > CHARS_PER_TOKEN * num_tokens:
@@ -146,83 +134,31 @@ def read_body(content: bytes, kind: type[BaseModel], sizes: Mapping[str, int]) -
     return body
 
 
-def _check_values(content: bytes, most: int) -> None:
-    if num_marks(content, most) <= most:
-        return
-    pieces = range(0, len(content), _PIECE)
-    num_costly = sum(_num_between(content, at, at + _PIECE, _COSTLY_MARKS) for at in pieces)
-    if num_costly <= MAX_VALUES:
-        most = max(MAX_NUMBERS, most)
-    if num_costly > MAX_VALUES or num_marks(content, most) > most:
-        raise RequestError(f"the body has more than {most} values")
-
-
-_TOO_DEEP: Final = f"the body is nested deeper than {MAX_DEPTH} lists and objects"
-
-
 def parsed(content: bytes) -> Any:
     """Parse a JSON document.
 
     Raises:
-        RequestError: It is not UTF-8, is nested too deep, or has a number of too many digits.
-            json.JSONDecodeError: It is not valid JSON.
+        RequestError: It is not UTF-8, or has a number of too many digits. json.JSONDecodeError: It
+            is not valid JSON.
     """
     try:
         text = content.decode("utf-8-sig")
-        if len(content) <= SMALL_BODY_BYTES:
+        if len(content) <= _BYTES_AT_ONCE:
             return json.loads(text)
         return json.loads(text, parse_int=_integer, parse_float=_real)
     except UnicodeDecodeError as error:
         raise RequestError(f"the body is no UTF-8: {error.reason} at byte {error.start}") from error
-    except RecursionError as error:
-        raise RequestError(_TOO_DEEP) from error
     except json.JSONDecodeError:
         raise
     except ValueError as error:  # for an integer
         raise RequestError(f"a number of the body has more than {MAX_DIGITS} digits") from error
 
 
-# Parsing holds the interpreter's lock except for calls of Python code: with one per number, other
-# threads run between the millions of a body, whose numbers may have thousands of digits each.
+# One call per number lets other threads run between the millions of a body, whose numbers may have
+# thousands of digits each; it takes twice the time.
 def _integer(digits: str) -> int:
     return int(digits)
 
 
 def _real(digits: str) -> float:
     return float(digits)
-
-
-def num_marks(content: bytes, enough: int) -> int:
-    """Count commas and opening brackets outside strings.
-
-    Args:
-        content: JSON.
-        enough: Counting may stop above this number.
-
-    Returns:
-        The number; if those within strings too do not exceed ``enough``, the number of all.
-    """
-    pieces = range(0, len(content), _PIECE)
-    num = sum(_num_between(content, start, start + _PIECE) for start in pieces)
-    if num <= enough:
-        return num
-    num, end, is_in_string, start = 0, 0, False, 0
-    for _ in range(_QUOTES_PER_VALUE * enough):
-        quote = content.find(b'"', end)
-        if not is_in_string:
-            num += _num_between(content, end, len(content) if quote < 0 else quote)
-        if quote < 0 or num > enough:
-            return num
-        start, end = end, quote + 1
-        is_in_string = not is_in_string or _is_escaped(content, start, quote)
-    return enough + 1
-
-
-def _is_escaped(content: bytes, start: int, quote: int) -> bool:
-    """Whether the next quote of the string that continues at ``start`` follows a backslash."""
-    before = content[start:quote]
-    return (len(before) - len(before.rstrip(b"\\"))) % 2 == 1
-
-
-def _num_between(content: bytes, start: int, end: int, marks: tuple[bytes, ...] = _MARKS) -> int:
-    return sum(content.count(mark, start, end) for mark in marks)

@@ -1,7 +1,8 @@
 """Limits of requests: every bound on a field of a JSON body, defined once.
 
-The server checks ``BOUNDS`` before it parses a body further, and docs/limits.md lists them.  Other
-fields have the bounds of ``OTHER_FIELDS``.
+``unparsed`` checks the bounds of a whole body before it is parsed, ``check_bounds`` those of its
+fields before it is validated.  docs/limits.md lists ``BOUNDS``; other fields have the bounds of
+``OTHER_FIELDS``.
 
 Costs: some 100 ns per field; for lists and mappings with bounds on elements, as much per element.
 """
@@ -9,6 +10,7 @@ Costs: some 100 ns per field; for lists and mappings with bounds on elements, as
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
+from math import inf
 from typing import Any, Final, NamedTuple
 
 from pagedserve.errors import RequestError
@@ -16,12 +18,13 @@ from pagedserve.lora.request import MAX_NAME_CHARACTERS
 from pagedserve.regular_files import MAX_PATH_CHARACTERS
 from pagedserve.structured_outputs import MAX_CHARS, MAX_CHOICES
 
-# Approximate number of values of a body: commas and brackets outside strings.  Twice the model's
-# length if that is more.
-MAX_VALUES: Final = 1 << 18
-# Limit if quotes and brackets do not exceed MAX_VALUES: a batch of token ids is nearly all numbers,
-# which cost less than strings and objects.
-MAX_NUMBERS: Final = 1 << 21
+# Bodies up to this many bytes are read in the event loop, and not counted among the open ones.
+SMALL_BODY_BYTES: Final = 64 << 10
+# Strings, names, lists and objects of a body.  Twice the model's length if that is more.
+MAX_STRINGS: Final = 1 << 16
+# Approximate number of values of a body: commas and opening brackets outside strings.  A batch of
+# token ids is nearly all numbers, which cost less than strings and objects.
+MAX_VALUES: Final = 1 << 21
 # Nesting depth of lists and objects.
 MAX_DEPTH: Final = 128
 # Digits of a number; Python itself accepts no more.
@@ -36,6 +39,10 @@ MAX_PROMPTS: Final = 1024
 MAX_ID_CHARS: Final = 256
 # Characters per token; meaningful text has fewer.
 CHARS_PER_TOKEN: Final = 16
+# Bits of an integer that are at least a digit of its text.
+_BITS_PER_DIGIT: Final = 4
+# Bytes per character: JSON may escape one as two surrogates.
+BYTES_PER_CHAR: Final = 12
 
 
 class Bound(NamedTuple):
@@ -97,9 +104,14 @@ BOUNDS: Final = (
     Bound("lora_path", MAX_PATH_CHARACTERS, "characters"),
 )
 
+# Characters of the longest of them.
+MAX_FIELD_CHARS: Final = max(
+    bound.most for bound in BOUNDS if bound.unit == "characters" and isinstance(bound.most, int)
+)
+
 # Fields whose length is bounded by the model's context: 16 characters per token.
 TEXT_FIELDS: Final = frozenset({"prompt", "input", "query", "text_1", "text_2", "messages"})
-# All other fields.
+# Other fields, and the body itself.
 OTHER_FIELDS: Final = {"characters": 1 << 16, "elements": 1024}
 
 
@@ -109,14 +121,14 @@ class _Rule:
 
     Attributes:
         characters: Maximum of a string; None is unlimited.
-        elements: Maximum of a list or mapping; None is unlimited.
+        elements: Maximum of a list or mapping.
         unit: Name of its elements.
         fields: Rules of an object's fields.
         each: Rule of each element.
     """
 
     characters: int | str | None = None
-    elements: int | str | None = None
+    elements: int | str = OTHER_FIELDS["elements"]
     unit: str = "elements"
     fields: "dict[str, _Rule]" = field(default_factory=dict)
     each: "_Rule | None" = None
@@ -138,7 +150,7 @@ def _rules() -> dict[str, _Rule]:
 
 
 _RULES: Final = _rules()
-_OTHER: Final = _Rule(OTHER_FIELDS["characters"], OTHER_FIELDS["elements"])
+_OTHER: Final = _Rule(OTHER_FIELDS["characters"])
 _TEXT: Final = _Rule()
 
 
@@ -152,6 +164,10 @@ def check_bounds(body: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
     Raises:
         RequestError: Names the field, its size, and what is accepted.
     """
+    if len(body) > OTHER_FIELDS["elements"]:
+        raise RequestError(
+            f"the body has {len(body)} fields; at most {OTHER_FIELDS['elements']} are accepted"
+        )
     for name, value in body.items():
         kind = type(value)
         if kind is str or kind is list or kind is dict:
@@ -201,8 +217,7 @@ def _check_size(
 def check_texts(body: Mapping[str, Any], most: int) -> None:
     """Refuse a conversation with too many characters to render.
 
-    Counts everything that a template gets, except images: every string and every name of messages,
-    tools and variables.
+    Counts everything that a template gets, except images: messages, tools and variables.
 
     Raises:
         RequestError: It has more than ``most``.
@@ -232,31 +247,41 @@ def _is_text(part: Any) -> bool:
     return not isinstance(part, dict) or part.get("type") in ("text", None)
 
 
-def _num_characters(values: list[Any]) -> int:
-    """Number of characters of all strings in nested lists and objects."""
+def check_schema(name: str, schema: Any, num_bytes: int) -> None:
+    """Refuse a schema whose text would be too long, before it is written.
+
+    Args:
+        name: Field of the request.
+        schema: The schema.
+        num_bytes: Bytes of the body; a small one takes no time to write.
+
+    Raises:
+        RequestError: It has more than ``MAX_CHARS`` characters.
+    """
+    if num_bytes > SMALL_BODY_BYTES and _num_characters([schema], MAX_CHARS) > MAX_CHARS:
+        raise RequestError(
+            f"{name} has more than {MAX_CHARS} characters; at most {MAX_CHARS} are accepted",
+            param=name,
+        )
+
+
+def _num_characters(values: list[Any], enough: float = inf) -> int:
+    """Number of characters of the JSON of values, at least: without quotes and escapes.
+
+    Counting stops above ``enough``.
+    """
     size = 0
-    while values:
+    while values and size <= enough:
         value = values.pop()
         if isinstance(value, str):
             size += len(value)
+        elif isinstance(value, int):
+            size += value.bit_length() // _BITS_PER_DIGIT
+        elif isinstance(value, list):
+            size += 2 * len(value)  # brackets and commas
+            values += value
         elif isinstance(value, dict):
+            size += 2 * len(value)
             values += value.keys()
             values += value.values()
-        elif isinstance(value, list):
-            values += value
     return size
-
-
-def is_deep(value: Any) -> bool:
-    """Whether lists and objects exceed the maximum nesting depth."""
-    level = [value]
-    for _ in range(MAX_DEPTH + 1):
-        level = [
-            item
-            for outer in level
-            for item in (outer.values() if isinstance(outer, dict) else outer)
-            if isinstance(item, list | dict)
-        ]
-        if not level:
-            return False
-    return True

@@ -17,7 +17,7 @@ from pagedserve.output.detokenizer import Detokenizer
 from pagedserve.pooling.rules import PoolingRules
 from pagedserve.sampling_params import SamplingParams
 from pagedserve.server.adapters import ServedAdapters
-from pagedserve.server.bounds import CHARS_PER_TOKEN
+from pagedserve.server.bounds import CHARS_PER_TOKEN, SMALL_BODY_BYTES
 from pagedserve.server.errors import ServerError
 from pagedserve.server.limits import Admission
 from pagedserve.server.metrics import Metrics
@@ -157,6 +157,14 @@ class Context:
     async def aside(self, make: Callable[[], T], *, cost: int) -> T:
         """Run a function outside the event loop; ``cost`` is as in ``Lanes``."""
         return await self._lanes.run(make, cost=cost, group=object())
+
+    async def for_body(self, make: Callable[[], T], *, num_bytes: int) -> T:
+        """Run a function of a body.
+
+        For a small body it takes less than a thread switch, and runs in the event loop; for others
+        as by ``aside``.
+        """
+        return make() if num_bytes <= SMALL_BODY_BYTES else await self.aside(make, cost=num_bytes)
 
     def model_name(self, asked: str | None) -> str:
         """Return the model name for the response.

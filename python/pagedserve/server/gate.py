@@ -13,7 +13,7 @@ from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pagedserve.server.bounds import MAX_ID_CHARS
+from pagedserve.server.bounds import MAX_ID_CHARS, SMALL_BODY_BYTES
 from pagedserve.server.context import Context
 from pagedserve.server.errors import ServerError
 from pagedserve.server.request_log import CLIENT_GONE, log_http
@@ -21,9 +21,6 @@ from pagedserve.server.request_log import CLIENT_GONE, log_http
 # Paths without API key and log line: probes, scrapes and the page, which prompts for a key.
 OPEN_PATHS: Final = frozenset({"/", "/health", "/ping", "/metrics", "/version"})
 
-
-# Bodies up to this many bytes are parsed in the event loop, and not counted among the open ones.
-SMALL_BODY_BYTES: Final = 64 << 10
 # Digits of a Content-Length; Python parses no number of more than some thousand.
 _MAX_LENGTH_DIGITS: Final = 20
 

@@ -6,7 +6,7 @@ from pagedserve.errors import RequestError
 from pagedserve.inputs import Prompt, TextPrompt, TokensPrompt
 from pagedserve.sampling_checks import CHECKS
 from pagedserve.sampling_params import RequestOutputKind, SamplingParams
-from pagedserve.server.bounds import MAX_PROMPTS
+from pagedserve.server.bounds import MAX_PROMPTS, check_schema
 from pagedserve.server.protocol import Body, ChatBody, CompletionBody
 from pagedserve.server.tools import check_text_of_tools, forced_by_choice
 from pagedserve.structured_outputs import StructuredOutputsParams
@@ -173,6 +173,8 @@ def _structured_outputs(body: Body) -> StructuredOutputsParams | None:
                 param="response_format",
             )
         found["response_format"] = {"json": schema}
+    for name, given in found.items():
+        check_schema(name, given.get("json"), body.num_bytes)
     made = {
         name: StructuredOutputsParams(**given | {"given_as": name}) for name, given in found.items()
     }

@@ -6,6 +6,7 @@ their root or to any position in it.
 """
 
 import re
+import reprlib
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -19,6 +20,8 @@ _BY_NAMES: Final = frozenset(
 # Keywords whose values are data.
 _DATA: Final = frozenset({"enum", "const", "default", "examples", "example", "required"})
 _OBJECT: Final = "object"
+# Types of JSON; a schema may list several.
+_NUM_TYPES: Final = 7
 # Tool names that are the same in a JSON pointer, a reference and an anchor.
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_-]+")
 
@@ -30,10 +33,10 @@ def check_parameters(name: str, schema: Mapping[str, Any]) -> None:
         RequestError: The type is not object.
     """
     types = schema.get("type", _OBJECT)
-    if _OBJECT not in (types if isinstance(types, list) else [types]):
+    if _OBJECT not in (types[:_NUM_TYPES] if isinstance(types, list) else [types]):
         raise RequestError(
-            f"tools has {name}, whose parameters have the type {types!r:.80}; arguments are an "
-            "object: the type must be 'object', or left out",
+            f"tools has {name}, whose parameters have the type {reprlib.repr(types)}; arguments "
+            "are an object: the type must be 'object', or left out",
             param="tools",
         )
 

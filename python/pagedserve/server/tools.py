@@ -1,11 +1,11 @@
 """Tools of a request, and the parsing of tool calls and reasoning in its response."""
 
-import json
 import uuid
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pagedserve.errors import RequestError
+from pagedserve.server.bounds import check_schema
 from pagedserve.server.fields import NamedToolChoice
 from pagedserve.server.forced_calls import ForcedCalls
 from pagedserve.server.protocol import ChatBody
@@ -57,21 +57,23 @@ def forced_by_choice(body: ChatBody) -> StructuredOutputsParams | None:
     """
     try:
         schema = _forced_schema(body)
-        text = None if schema is None else json.dumps(schema)
     except RecursionError as error:
         raise RequestError(
             "tools has parameters that are nested too deeply to be held to", param="tools"
         ) from error
-    if text is None:
+    if schema is None:
         return None
-    return StructuredOutputsParams(json=text, disable_any_whitespace=True, given_as="tools")
+    return StructuredOutputsParams(json=schema, disable_any_whitespace=True, given_as="tools")
 
 
 def _forced_schema(body: ChatBody) -> dict[str, Any] | None:
     schemas = schemas_of(body)
     if isinstance(body.tool_choice, NamedToolChoice):
-        return schema_of_arguments(schemas[body.tool_choice.function.name])
+        schema = schemas[body.tool_choice.function.name]
+        check_schema("tools", schema, body.num_bytes)
+        return schema_of_arguments(schema)
     if body.tool_choice == "required":
+        check_schema("tools", schemas, body.num_bytes)
         return schema_of_calls(schemas, several=body.parallel_tool_calls)
     return None
 
