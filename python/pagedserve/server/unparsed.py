@@ -54,14 +54,14 @@ def check_unparsed(content: bytes, num_tokens: int | None, *, has_images: bool) 
     if num_tokens is not None and not has_images:
         most_bytes = BYTES_PER_CHAR * max(MAX_FIELD_CHARS, CHARS_PER_TOKEN * num_tokens)
     num_strings = num_values = depth = num_bytes = 0
-    for marks in marks_outside_strings(content):
+    for marks, is_open in marks_outside_strings(content):
         begins, ends = _is_any_of(marks, "[{"), _is_any_of(marks, "]}")
         num_lists = np.count_nonzero(begins)
         num_strings += int(num_lists + np.count_nonzero(marks == _QUOTE))
         num_values += int(num_lists + np.count_nonzero(marks == _COMMA))
         depths = depth + np.cumsum(np.subtract(begins, ends, dtype=np.int8))
         depth = depths[-1] if len(marks) else depth
-        num_bytes = 0 if len(marks) else num_bytes + _CHUNK  # within one value
+        num_bytes = 0 if len(marks) or not is_open else num_bytes + _CHUNK  # within one string
         if depths.max(initial=0) > MAX_DEPTH:
             raise RequestError(f"the body is nested deeper than {MAX_DEPTH} lists and objects")
         if num_strings > most_strings:
@@ -69,15 +69,18 @@ def check_unparsed(content: bytes, num_tokens: int | None, *, has_images: bool) 
         if num_values > most_values:
             raise RequestError(f"the body has more than {most_values} values")
         if num_bytes > most_bytes:
-            raise RequestError(f"the body has a value of more than {most_bytes} bytes")
+            raise RequestError(f"the body has a string of more than {most_bytes} bytes")
 
 
-def marks_outside_strings(content: bytes, size: int = _CHUNK) -> Iterator[_Characters]:
+def marks_outside_strings(content: bytes, size: int = _CHUNK) -> Iterator[tuple[_Characters, bool]]:
     """Yield the brackets and commas outside strings, and the closing quote of each string.
 
     Args:
         content: JSON.
-        size: Bytes that are examined at a time; each yields one array, which may be empty.
+        size: Bytes that are examined at a time.
+
+    Yields:
+        The marks of these bytes, and whether a string is open after them.
     """
     is_open, backslash = 0, b""
     for start in range(0, len(content), size):
@@ -97,7 +100,7 @@ def marks_outside_strings(content: bytes, size: int = _CHUNK) -> Iterator[_Chara
         # After an escaped quote one is open: outside strings, where JSON has no backslash, too.
         turns += np.maximum.accumulate(np.where(is_escaped, turns + 1, 0))
         is_open = turns[-1] & 1 if len(marks) else is_open
-        yield marks[turns & 1 == 0]
+        yield marks[turns & 1 == 0], bool(is_open)
 
 
 def _is_any_of(characters: _Characters, accepted: str) -> npt.NDArray[np.bool_]:
