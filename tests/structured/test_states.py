@@ -102,3 +102,31 @@ def test_tokens_that_the_grammar_does_not_allow_are_a_fault(
 def test_equal_grammars_are_compiled_once(compiler: GrammarCompiler) -> None:
     first, second = (compiler.compile(StructuredOutputsParams(regex="a+b")) for _ in range(2))
     assert first is second
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "the cat's 3 hats cost 1234567.89 euros,   or\n\n  nothing\tat all",
+        "ÄÖü ß 漢字かな 🙂👩‍👩‍👧 \u200b zero",
+        "x" * 300,
+        "def f(a, b):\n        return {'k': [a] * 12345}\n",
+    ],
+)
+@pytest.mark.parametrize("num_before", [0, 2])
+def test_a_text_that_must_come_has_the_tokens_that_llguidance_finds_at_each_state(
+    compiler: GrammarCompiler, text: str, num_before: int
+) -> None:
+    grammar = compiler.compile(StructuredOutputsParams(choice=["another text", text]))
+    tokens = encoded(compiler, text)[: 1 + num_before]
+    states, num_known = grammar.states(4), 0
+    while tokens[-1:] != list(compiler.eos_token_ids):
+        state = states.at(tokens)
+        num_known += state.known_next is not None
+        native = np.frombuffer(state.matcher.deep_copy().compute_bitmask(), np.uint8)
+        allowed = set(np.flatnonzero(np.unpackbits(native, bitorder="little")).tolist())
+        assert tokens_after(states, tokens) == allowed
+        # As for a request that is computed again.
+        assert tokens_after(grammar.states(1), tokens) == allowed
+        tokens = [*tokens, max(allowed)]
+    assert num_known > 3

@@ -52,12 +52,14 @@ class GrammarState:
         fault: Reason why the text cannot continue, if `compute_masks` found that it cannot.
     """
 
-    __slots__ = ("_admitted", "_eos_token_ids", "_matcher", "fault", "num_words")
+    __slots__ = ("_admitted", "_eos_token_ids", "_forced", "_matcher", "fault", "num_words")
 
     def __init__(self, matcher: "LLMatcher", eos_token_ids: Sequence[int], num_words: int) -> None:
         self._matcher = matcher
         # The matcher has already consumed this token, which is mostly the one that is sampled.
         self._admitted: int | None = None
+        # Tokens of the text that must follow an earlier state, and the index of the next one.
+        self._forced: tuple[list[int], int] = ([], 0)
         self._eos_token_ids = eos_token_ids
         self.num_words = num_words
         self.fault: str | None = None
@@ -81,10 +83,31 @@ class GrammarState:
 
     def copy(self) -> "GrammarState":
         """Copy the state, for another text."""
-        return GrammarState(self.matcher.deep_copy(), self._eos_token_ids, self.num_words)
+        copied = GrammarState(self.matcher.deep_copy(), self._eos_token_ids, self.num_words)
+        copied._forced = self._forced
+        return copied
+
+    @property
+    def known_next(self) -> int | None:
+        """The token that must come next, if `forced` has found that one must."""
+        tokens, index = self._forced
+        return tokens[index] if index < len(tokens) else None
+
+    def forced(self) -> list[int]:
+        """Tokens that encode the text that must follow, if any must.
+
+        Finding them takes as long as the text, so it is done once for all states of the text.
+        """
+        if self.known_next is None:
+            self._forced = (self.matcher.compute_ff_tokens(), 0)
+        tokens, index = self._forced
+        return tokens[index:]
 
     def go_on(self, token_ids: Sequence[int]) -> "GrammarState":
         """Consume tokens; return self."""
+        tokens, index = self._forced
+        end = index + len(token_ids)
+        self._forced = (tokens, end) if tokens[index:end] == [*token_ids] else ([], 0)
         if [self._admitted] == [*token_ids]:
             self._admitted = None
         else:
@@ -107,9 +130,8 @@ class GrammarStates:
         self._by_tokens: OrderedDict[tuple[int, ...], GrammarState] = OrderedDict()
 
     def forced(self, token_ids: Sequence[int]) -> list[int]:
-        """Tokens that most likely encode the text that must follow ``token_ids``, if any must."""
-        forced: list[int] = self.at(token_ids).matcher.compute_ff_tokens()
-        return forced
+        """Tokens that encode the text that must follow ``token_ids``, if any must."""
+        return self.at(token_ids).forced()
 
     def num_possible(self, token_ids: Sequence[int], drafts: Sequence[int]) -> int:
         """How many of ``drafts`` may follow ``token_ids``, up to the first that may not."""
@@ -156,19 +178,39 @@ def compute_masks(states: Sequence[GrammarState]) -> NDArray[np.int32]:
         is 1.
     """
     places = {state: place for place, state in enumerate(dict.fromkeys(states))}
-    masks = np.empty((len(places), states[0].num_words), np.int32)
-    if len(places) < _FEW:
-        for state, mask in zip(places, masks, strict=True):
-            state.matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-    else:
-        wanted = [(state.matcher, place) for state, place in places.items()]
-        row_bytes = masks.nbytes // len(places)
-        _executor().unsafe_compute_mask_ptr(wanted, masks.ctypes.data, row_bytes, len(places))
-    for state, mask in zip(places, masks, strict=True):
+    masks = np.zeros((len(places), states[0].num_words), np.int32)
+    wanted = []
+    for state, place in places.items():
+        if (token := state.known_next) is None:
+            wanted.append((state, place))
+        else:
+            masks.view(np.uint32)[place, token // 32] = 1 << token % 32
+    _fill_masks(wanted, masks)
+    for state, place in wanted:
         if state.matcher.is_error():
             reason = state.matcher.get_error().partition("\n")[0]
-            mask[:], state.fault = 0, f"{GRAMMAR_FAULT}: {reason}"
+            masks[place], state.fault = 0, f"{GRAMMAR_FAULT}: {reason}"
+        elif _num_allowed(masks[place]) == 1:
+            state.forced()  # the next masks of a long text would cost as much as this one
     return masks if len(places) == len(states) else masks[[places[state] for state in states]]
+
+
+def _fill_masks(wanted: Sequence[tuple[GrammarState, int]], masks: NDArray[np.int32]) -> None:
+    """Compute the masks of states, each to its row."""
+    if len(wanted) < _FEW:
+        for state, place in wanted:
+            row = masks[place]
+            state.matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+    else:
+        rows = [(state.matcher, place) for state, place in wanted]
+        row_bytes = masks.nbytes // len(masks)
+        _executor().unsafe_compute_mask_ptr(rows, masks.ctypes.data, row_bytes, len(masks))
+
+
+def _num_allowed(mask: NDArray[np.int32]) -> int:
+    """Number of tokens of a mask, or 2 if there are several."""
+    words = mask[mask != 0].view(np.uint32)
+    return min(2, sum(int(word).bit_count() for word in words[:2]))
 
 
 class Grammar:
