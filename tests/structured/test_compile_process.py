@@ -47,6 +47,25 @@ def test_a_process_that_died_of_a_grammar_is_replaced(compiler: GrammarCompiler)
     assert compiler.process.num_deaths == num_deaths + 1
 
 
+def test_a_process_that_a_grammar_made_large_is_replaced(compiler: GrammarCompiler) -> None:
+    def process_id() -> int:
+        assert compiler.process._running is not None
+        return compiler.process._running._process.pid
+
+    compiler.compile(only("the process is small"))
+    small = process_id()
+    for number in range(3):
+        names = {f"property {number} {index}": {"type": "string"} for index in range(300)}
+        compiler.compile(StructuredOutputsParams(json={"properties": names}))
+    assert process_id() == small
+    compiler.compile(StructuredOutputsParams(json={"const": "ab " * 80_000}))
+    assert process_id() != small
+    assert not psutil.pid_exists(small)
+    num_deaths = compiler.process.num_deaths
+    compiler.compile(only("the next one is there"))
+    assert compiler.process.num_deaths == num_deaths
+
+
 def test_the_process_prepares_a_grammar(compiler: GrammarCompiler) -> None:
     compiler.compile(only("the process is started"))
     assert compiler.process._running is not None

@@ -153,6 +153,9 @@ class CompileProcess:
         answer = running.ask({"grammar": key})
         if isinstance(answer, int):
             self._forget(running)
+        elif answer["is_grown"]:
+            self._forget(running)
+            self.start()  # for the next grammar
         return answer
 
     def _started(self) -> _Running:

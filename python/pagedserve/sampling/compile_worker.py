@@ -2,7 +2,8 @@
 
 It reads frames from its standard input and writes a response for each to its standard output; a
 frame is a length, 4 bytes in little-endian order, and that many bytes of JSON.  The first has the
-vocabulary, each further one a grammar.  It exits at the end of its input.
+vocabulary, each further one a grammar.  Each response says whether the process has grown, and
+should be replaced.  It exits at the end of its input.
 
 Invariants:
 
@@ -13,6 +14,7 @@ Invariants:
 3. The operating system limits processor time and memory of a grammar, not a clock: a busy machine
    refuses nothing that an idle one accepts.
 4. A lack of memory ends it, in Python as in Rust.
+5. The steps of the engine come before it on a busy processor.
 """
 
 import json
@@ -37,6 +39,10 @@ CPU_SECONDS: Final = 2
 _PREPARATION_SECONDS: Final = 10
 # Memory per grammar, besides the vocabulary.
 MEMORY_BYTES: Final = 1 << 30
+# Memory that it may keep after a grammar; llguidance and Python return little to the system.
+MAX_KEPT_BYTES: Final = 16 << 20
+# It keeps a quarter of a core beside the threads of the engine.
+_NICENESS: Final = 5
 # Maximum tokens of a text that is tested.
 _NUM_STEPS: Final = 3
 # Bytes; threads of glibc and Rust have at least 2 MiB.
@@ -68,10 +74,16 @@ def limit_cpu(seconds: int) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (used + seconds, hard))
 
 
+def memory_in_use() -> tuple[int, int]:
+    """Bytes of the address space of this process, and of its resident memory."""
+    pages = Path("/proc/self/statm").read_text(encoding="ascii").split()
+    taken, resident = (int(count) * resource.getpagesize() for count in pages[:2])
+    return taken, resident
+
+
 def limit_memory(num_bytes: int) -> None:
     """Limit this process to this many bytes beyond its current memory."""
-    num_pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-    taken = num_pages * resource.getpagesize()
+    taken, _ = memory_in_use()
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (taken + num_bytes, hard))
 
@@ -140,7 +152,7 @@ def limited_fault_of(source: str, vocabulary: "LLTokenizer") -> str:
         limit_cpu(_PREPARATION_SECONDS)
 
 
-def answer_to(key: GrammarKey, vocabulary: "LLTokenizer") -> dict[str, str]:
+def answer_to(key: GrammarKey, vocabulary: "LLTokenizer") -> dict[str, Any]:
     """Prepare and compile a grammar.
 
     Returns:
@@ -168,12 +180,17 @@ def serve() -> None:
     if start is None:
         return
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.nice(_NICENESS)
     vocabulary = read_vocabulary(start)
     limit_memory(MEMORY_BYTES)
+    answer_to(GrammarKey("json", "{}", False, False), vocabulary)  # allocates what all need
     write_frame(answers, {})
+    _, at_start = memory_in_use()
     while (frame := read_frame(requests)) is not None:
-        write_frame(answers, answer_to(GrammarKey(*frame["grammar"]), vocabulary))
+        answer = answer_to(GrammarKey(*frame["grammar"]), vocabulary)
         return_freed_memory()  # or what one grammar needed would be taken from the next
+        _, resident = memory_in_use()
+        write_frame(answers, answer | {"is_grown": resident > at_start + MAX_KEPT_BYTES})
 
 
 if __name__ == "__main__":
