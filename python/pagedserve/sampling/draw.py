@@ -109,14 +109,14 @@ def draw(
     *,
     cuda: Cuda | None,
 ) -> Tensor:
-    """Sample tokens for some of the rows.
+    """Sample tokens for N rows, at least one.
 
     Args:
         logits: float32 ``[S, V]``, edited.  Not modified.
-        rows: parameters of the S rows.
-        index: the rows to sample, at least one, in ascending order.
-        peaks: float32 ``[S]``, the largest allowed logit of each row.
-        masks: int32 ``[S, ceil(V / 32)]``, packed masks of allowed tokens, for rows without top_k
+        rows: parameters of the N rows.
+        index: their rows of the logits, in ascending order.
+        peaks: float32 ``[N]``, the largest allowed logit of each.
+        masks: int32 ``[N, ceil(V / 32)]``, packed masks of allowed tokens, for rows without top_k
             and top_p; None allows all.
         cuda: device of the logits; None for host memory.
 
@@ -126,12 +126,13 @@ def draw(
     if cuda is None:
         return _in_rust(logits, rows, index, peaks, masks)
     parts = []
-    for chunk in in_chunks(index, logits):
+    for chunk in in_chunks(np.arange(len(index)), logits):
         parameters = RandomRows.of([rows[i] for i in chunk], vocab_size=logits.shape[1], cuda=cuda)
         may_come = None
         if masks is not None:
             may_come = unpack_masks(select_rows(masks, chunk, cuda), logits.shape[1])
-        wanted, largest = (select_rows(values, chunk, cuda) for values in (logits, peaks))
+        wanted = select_rows(logits, index[chunk], cuda)
+        largest = select_rows(peaks, chunk, cuda)
         parts.append(draw_on_device(wanted, parameters, largest, may_come).int())
     return torch.cat(parts)
 
@@ -145,21 +146,18 @@ def _in_rust(
 ) -> Tensor:
     """Sample in host memory; as `draw`."""
     vocab_size = logits.shape[1]
-    wanted = [rows[i] for i in index]
-    parameters = [
-        (row.temperature, row.top_k_of(vocab_size), row.top_p, row.min_p) for row in wanted
-    ]
-    starts = [0, *accumulate(len(row.uniforms) for row in wanted)]
+    parameters = [(row.temperature, row.top_k_of(vocab_size), row.top_p, row.min_p) for row in rows]
+    starts = [0, *accumulate(len(row.uniforms) for row in rows)]
     tokens = np.empty(starts[-1], np.int32)
     logits = logits.contiguous()
     cpu.draw(
         **logits_in_rust(logits, len(index) * vocab_size),
         rows=index.tolist(),
-        peaks=peaks.numpy()[index],
+        peaks=peaks.numpy(),
         parameters=np.array(parameters, np.float64).reshape(-1),
-        uniforms=np.array([uniform for row in wanted for uniform in row.uniforms]),
+        uniforms=np.array([uniform for row in rows for uniform in row.uniforms]),
         starts=starts,
-        masks=None if masks is None else masks.numpy()[index].reshape(-1),
+        masks=None if masks is None else masks.numpy().reshape(-1),
         tokens=tokens,
     )
     return torch.from_numpy(tokens)

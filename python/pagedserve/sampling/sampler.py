@@ -105,7 +105,9 @@ class LaunchedSamples:
         self._greedy = ids.int()
         self._drawn = self._greedy[:0]
         if self._random:
-            self._drawn = draw(logits, rows, np.array(self._random), peaks, cuda=cuda)
+            index = np.array(self._random)
+            random, largest = [rows[i] for i in index], select_rows(peaks, index, cuda)
+            self._drawn = draw(logits, random, index, largest, cuda=cuda)
         self._arriving = HostCopy(self._greedy, peaks, self._drawn, cuda=cuda)
 
     @property
@@ -212,23 +214,11 @@ class _Collector:
     ) -> None:
         """Sample from the tokens of their masks, for the rows `index`."""
         packed = to_device(torch.from_numpy(masks), self._cuda)
-        wanted = select_rows(logits, index, self._cuda)
-        peaks, _ = argmax(wanted, packed)
-        self.put(index, self._draw_again(index, wanted, peaks, packed))
-
-    def _draw_again(
-        self,
-        index: NDArray[np.int64],
-        logits: Tensor,
-        peaks: Tensor,
-        masks: Tensor | None = None,
-    ) -> NDArray[np.int32]:
-        """Sample again for the rows `index`; undefined for those that fail."""
+        peaks, _ = argmax(logits, packed, index.tolist())
         self._note_unusable(index, peaks)
         rows = [self._rows[i].again() for i in index]
-        everything = np.arange(len(rows))
-        drawn = draw(logits, rows, everything, peaks, masks, cuda=self._cuda)
-        return drawn.cpu().numpy()
+        tokens = draw(logits, rows, index, peaks, packed, cuda=self._cuda)
+        self.put(index, tokens.cpu().numpy())
 
     def _note_unusable(self, index: NDArray[np.int64], peaks: Tensor) -> None:
         """Set errors of rows whose largest logits show that they cannot be sampled."""
@@ -251,7 +241,8 @@ class _Collector:
         if greedy.size:
             self.put(index[greedy], copy_rows(ids, greedy, self._cuda).cpu().numpy())
         if random.size:
-            tokens = draw(logits, rows, random, peaks, cuda=self._cuda)
+            wanted, largest = [rows[n] for n in random], select_rows(peaks, random, self._cuda)
+            tokens = draw(logits, wanted, random, largest, cuda=self._cuda)
             self.put(index[random], tokens.cpu().numpy())
 
     def search(self, index: NDArray[np.int64], logits: Tensor) -> None:

@@ -26,6 +26,8 @@ use crate::vectors::{Kernel, Vectors};
 
 /// How far below the largest logit, in temperatures, top-k and top-p search, one after the other.
 const DEPTHS: [f64; 4] = [4.0, 12.0, 36.0, f64::INFINITY];
+/// A mask that has tokens in fewer than one of so many words allows few.
+const FEW_OF: usize = 8;
 /// Logits that are compared together.
 const STRETCH: usize = 64;
 
@@ -195,7 +197,12 @@ impl Kernel for Row<'_> {
     unsafe fn run<I: Vectors>(mut self) {
         let Sampling { top_k, top_p, .. } = self.sampling;
         let has_top_k = top_k < self.logits.len();
-        if has_top_k {
+        let allows_few = self.mask.is_some_and(|mask| {
+            mask.iter().filter(|word| **word != 0).count() < mask.len() / FEW_OF
+        });
+        if allows_few {
+            self.keep_allowed();
+        } else if has_top_k {
             self.keep_top_k();
             if top_p < 1.0 {
                 let total = self.scratch.kept.iter().fold(0.0, |sum, token| sum + token.weight);
@@ -207,7 +214,7 @@ impl Kernel for Row<'_> {
                 self.keep_top_p();
             }
         }
-        let is_filtered = has_top_k || top_p < 1.0;
+        let is_filtered = allows_few || has_top_k || top_p < 1.0;
         let Scratch { weights, kept, .. } = &mut *self.scratch;
         if is_filtered {
             weights.clear();
@@ -237,6 +244,25 @@ impl Row<'_> {
             if word != -1 {
                 for (bit, weight) in weights.iter_mut().enumerate() {
                     *weight = if word >> bit & 1 == 0 { 0.0 } else { *weight };
+                }
+            }
+        }
+    }
+
+    /// Keeps the few allowed tokens.
+    #[inline(always)]
+    fn keep_allowed(&mut self) {
+        let (peak, temperature) = (self.peak, self.sampling.temperature);
+        let kept = &mut self.scratch.kept;
+        kept.clear();
+        for (index, &word) in self.mask.into_iter().flatten().enumerate() {
+            let mut left = word;
+            while left != 0 {
+                let id = 32 * index + left.trailing_zeros() as usize;
+                left &= left.wrapping_sub(1);
+                if let Some(&logit) = self.logits.get(id) {
+                    let weight = exp((f64::from(logit) - peak) / temperature);
+                    kept.push(Candidate { id, logit, weight });
                 }
             }
         }
