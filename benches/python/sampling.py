@@ -57,7 +57,7 @@ def ways(logits: Tensor) -> Iterator[tuple[str, Callable[[], object], Callable[[
         yield name, in_rust, by_torch
     targets = logits.argmax(dim=-1).numpy()
     yield (
-        f"log-probabilities, {NUM_TOP} of the likeliest",
+        f"log-probabilities, {NUM_TOP} most likely tokens",
         lambda: top_logprobs(logits, targets, NUM_TOP),
         lambda: logits.log_softmax(dim=-1).topk(NUM_TOP),
     )

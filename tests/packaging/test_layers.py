@@ -85,6 +85,8 @@ CORE_USERS = {
     "pagedserve.models.fused.cpu",
     "pagedserve.replay",
     "pagedserve.runner.buffers",
+    "pagedserve.sampling.draw",
+    "pagedserve.sampling.logprobs",
     "pagedserve.sampling.top_k",
     "pagedserve.server.app",  # its version
 }

@@ -26,7 +26,7 @@ samplings = st.builds(
     top_k=st.sampled_from([-1, 2, 3, 50, 1000]),
     top_p=st.sampled_from([1e-9, 0.113, 0.5117, 0.913, 1.0]),
     min_p=st.sampled_from([0.0, 0.0123, 0.317, 1.0]),
-    uniforms=st.lists(st.floats(0, 1, exclude_max=True), min_size=1, max_size=3).map(tuple),
+    uniforms=st.lists(st.floats(1e-6, 1, exclude_max=True), min_size=1, max_size=3).map(tuple),
 )
 
 

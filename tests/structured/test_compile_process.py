@@ -5,15 +5,13 @@ import select
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
 import pytest
 
 from pagedserve.errors import PagedServeError, RequestError
-from pagedserve.sampling import compile_process, compile_worker
+from pagedserve.sampling import compile_process, compile_worker, sources
 from pagedserve.sampling.grammar import GrammarCompiler
 from pagedserve.sampling.sources import GrammarKey
 from pagedserve.structured_outputs import StructuredOutputsParams
@@ -47,35 +45,40 @@ def test_a_process_that_died_of_a_grammar_is_replaced(compiler: GrammarCompiler)
     assert compiler.process.num_deaths == num_deaths + 1
 
 
-def test_a_process_that_a_grammar_made_large_is_replaced(compiler: GrammarCompiler) -> None:
-    def process_id() -> int:
-        assert compiler.process._running is not None
-        return compiler.process._running._process.pid
+def test_a_process_that_has_grown_is_replaced(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler.compile(only("before it has grown"))
+    running = compiler.process._running
+    ask = compile_process._Running.ask
 
-    compiler.compile(only("the process is small"))
-    small = process_id()
-    for number in range(3):
-        names = {f"property {number} {index}": {"type": "string"} for index in range(300)}
-        compiler.compile(StructuredOutputsParams(json={"properties": names}))
-    assert process_id() == small
-    compiler.compile(StructuredOutputsParams(json={"const": "ab " * 80_000}))
-    assert process_id() != small
-    assert not psutil.pid_exists(small)
+    def grown(running: compile_process._Running, frame: dict[str, Any]) -> dict[str, Any] | int:
+        answer = ask(running, frame)
+        assert isinstance(answer, dict)
+        return answer | {"is_grown": "grammar" in frame}
+
+    with monkeypatch.context() as patch:
+        patch.setattr(compile_process._Running, "ask", grown)
+        compiler.compile(only("it has grown"))
+    assert compiler.process._running is not running
+    assert running is not None
+    assert running._process.returncode == -signal.SIGKILL
     num_deaths = compiler.process.num_deaths
     compiler.compile(only("the next one is there"))
     assert compiler.process.num_deaths == num_deaths
 
 
-def test_the_process_prepares_a_grammar(compiler: GrammarCompiler) -> None:
-    compiler.compile(only("the process is started"))
-    assert compiler.process._running is not None
-    process = psutil.Process(compiler.process._running._process.pid)
-    must_be = StructuredOutputsParams(json={"anyOf": [{"const": 2**60}, *[{}] * 60_000]})
-    there, here = process.cpu_times().user, time.thread_time()
+def test_the_process_prepares_a_grammar(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_not_called(*_given: Any, **_more: Any) -> None:
+        raise AssertionError("the engine's steps would wait for its Python code")
+
+    monkeypatch.setattr(sources, "prepare_schema", is_not_called)
+    monkeypatch.setattr(sources, "_schema_source", is_not_called)
+    compiler.compile(StructuredOutputsParams(json={"enum": ["prepared elsewhere"]}))
     with pytest.raises(RequestError, match="at #/anyOf/0/const: 1152921504606846976 cannot"):
-        compiler.compile(must_be)
-    there, here = process.cpu_times().user - there, time.thread_time() - here
-    assert there > 10 * here, "the engine's steps would wait for its Python code"
+        compiler.compile(StructuredOutputsParams(json={"anyOf": [{"const": 2**60}]}))
 
 
 def test_a_failure_of_the_preparation_is_no_fault_of_the_grammar(

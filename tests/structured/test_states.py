@@ -117,7 +117,9 @@ def test_equal_grammars_are_compiled_once(compiler: GrammarCompiler) -> None:
 def test_a_text_that_must_come_has_the_tokens_that_llguidance_finds_at_each_state(
     compiler: GrammarCompiler, text: str, num_before: int
 ) -> None:
-    grammar = compiler.compile(StructuredOutputsParams(choice=["another text", text]))
+    grammar = compiler.compile(
+        StructuredOutputsParams(choice=["another text", text, f"{text}s", f"{text}, and"])
+    )
     tokens = encoded(compiler, text)[: 1 + num_before]
     states, num_known = grammar.states(4), 0
     while tokens[-1:] != list(compiler.eos_token_ids):

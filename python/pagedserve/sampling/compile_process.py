@@ -1,8 +1,8 @@
-"""The process that prepares and compiles new grammars first, and may crash.
+"""The process that prepares and compiles each new grammar before the engine does.
 
 Its owner starts it for the first grammar, and again after a crash.  What a grammar can do to a
-process, by infinite recursion, a bug of llguidance or its size, happens there; and its preparation
-in Python takes the interpreter from no step of the engine.
+process, by infinite recursion, a bug of llguidance or its size, happens there, and no step of the
+engine waits for its preparation in Python.
 
 Costs: half a second for the first grammar; later a millisecond each, plus the compilation.
 """
@@ -21,6 +21,7 @@ from pagedserve.errors import EngineDeadError, PagedServeError
 from pagedserve.sampling.compile_worker import (
     CPU_SECONDS,
     MEMORY_BYTES,
+    PREPARATION_SECONDS,
     read_frame,
     write_frame,
 )
@@ -32,13 +33,16 @@ if TYPE_CHECKING:
 
 # Seconds after which a process that does not respond is killed: much more than its CPU limits,
 # since it shares the processor.
-_WALL_SECONDS: Final = 120.0
+_WALL_SECONDS: Final = 180.0
 _SCRIPT: Final = Path(__file__).with_name("compile_worker.py")
 # Where the script finds this package if its owner found it in the working directory.
 _ROOT: Final = str(Path(__file__).parents[2])
 # Exit codes caused by a grammar; any other is not the grammar's fault.
 _REASONS: Final = {
-    -signal.SIGXCPU: f"it takes more than {CPU_SECONDS} s of processor time to compile",
+    -signal.SIGXCPU: (
+        f"it takes more than {CPU_SECONDS} s of processor time to compile, "
+        f"or {PREPARATION_SECONDS} s to prepare"
+    ),
     -signal.SIGSEGV: "it is nested too deeply: compiling it needs more stack than there is",
     -signal.SIGABRT: f"compiling it takes more than {MEMORY_BYTES >> 20} MiB of memory",
 }
@@ -155,7 +159,8 @@ class CompileProcess:
             self._forget(running)
         elif answer["is_grown"]:
             self._forget(running)
-            self.start()  # for the next grammar
+            with contextlib.suppress(PagedServeError):  # the next grammar tries again
+                self.start()
         return answer
 
     def _started(self) -> _Running:

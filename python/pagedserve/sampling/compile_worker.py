@@ -1,4 +1,4 @@
-"""A process that prepares and compiles grammars first; the engine compiles those it survived.
+"""A process that prepares and compiles grammars; the engine compiles those that did not end it.
 
 It reads frames from its standard input and writes a response for each to its standard output; a
 frame is a length, 4 bytes in little-endian order, and that many bytes of JSON.  The first has the
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 # Processor time per compilation, and for the preparation before and after each, in seconds; the
 # operating system counts whole seconds.
 CPU_SECONDS: Final = 2
-_PREPARATION_SECONDS: Final = 10
+PREPARATION_SECONDS: Final = 10
 # Memory per grammar, besides the vocabulary.
 MEMORY_BYTES: Final = 1 << 30
 # Memory that it may keep after a grammar; llguidance and Python return little to the system.
@@ -149,7 +149,7 @@ def limited_fault_of(source: str, vocabulary: "LLTokenizer") -> str:
     except BaseException as error:  # noqa: BLE001
         return f"it cannot be compiled: {error}"
     finally:
-        limit_cpu(_PREPARATION_SECONDS)
+        limit_cpu(PREPARATION_SECONDS)
 
 
 def answer_to(key: GrammarKey, vocabulary: "LLTokenizer") -> dict[str, Any]:
@@ -159,7 +159,7 @@ def answer_to(key: GrammarKey, vocabulary: "LLTokenizer") -> dict[str, Any]:
         ``source``, llguidance's input for it; or ``fault`` and ``place``, why it is invalid and
         where; or ``error``, what went wrong here.
     """
-    limit_cpu(_PREPARATION_SECONDS)
+    limit_cpu(PREPARATION_SECONDS)
     try:
         trials = Trials(lambda source: limited_fault_of(source, vocabulary))
         return {"source": compiled_source(key, trials)}
@@ -168,7 +168,7 @@ def answer_to(key: GrammarKey, vocabulary: "LLTokenizer") -> dict[str, Any]:
     except RecursionError:
         return {"fault": "it is nested too deeply", "place": ""}
     except MemoryError:
-        os.abort()
+        raise
     except BaseException as error:  # noqa: BLE001
         return {"error": f"{type(error).__name__}: {error}"}
 
@@ -182,10 +182,12 @@ def serve() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.nice(_NICENESS)
     vocabulary = read_vocabulary(start)
+    del start
     limit_memory(MEMORY_BYTES)
     answer_to(GrammarKey("json", "{}", False, False), vocabulary)  # allocates what all need
-    write_frame(answers, {})
+    return_freed_memory()
     _, at_start = memory_in_use()
+    write_frame(answers, {})
     while (frame := read_frame(requests)) is not None:
         answer = answer_to(GrammarKey(*frame["grammar"]), vocabulary)
         return_freed_memory()  # or what one grammar needed would be taken from the next
@@ -193,8 +195,16 @@ def serve() -> None:
         write_frame(answers, answer | {"is_grown": resident > at_start + MAX_KEPT_BYTES})
 
 
+def serve_or_abort() -> None:
+    """Respond to frames; abort if the memory is used up."""
+    try:
+        serve()
+    except MemoryError:
+        os.abort()
+
+
 if __name__ == "__main__":
     threading.stack_size(STACK_BYTES)
-    thread = threading.Thread(target=serve)
+    thread = threading.Thread(target=serve_or_abort)
     thread.start()
     thread.join()

@@ -333,7 +333,8 @@ def _add_schema(app: FastAPI) -> None:
 
     @app.get("/openapi.json", include_in_schema=False)
     async def openapi() -> Response:
-        return Response(await asyncio.wrap_future(schema), media_type="application/json")
+        content = await asyncio.to_thread(schema.result)  # which no client that leaves cancels
+        return Response(content, media_type="application/json")
 
     builder = ThreadPoolExecutor(1, thread_name_prefix="pagedserve-openapi")
     schema = builder.submit(lambda: json.dumps(app.openapi()).encode())

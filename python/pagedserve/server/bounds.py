@@ -104,7 +104,7 @@ BOUNDS: Final = (
     Bound("lora_path", MAX_PATH_CHARACTERS, "characters"),
 )
 
-# Characters of the longest of them.
+# Characters of the longest string in ``BOUNDS``.
 MAX_FIELD_CHARS: Final = max(
     bound.most for bound in BOUNDS if bound.unit == "characters" and isinstance(bound.most, int)
 )

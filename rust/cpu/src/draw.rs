@@ -1,4 +1,4 @@
-//! Random tokens of rows of logits, each row with its own parameters.
+//! Random tokens of rows of logits, each row with separate parameters.
 //!
 //! A row is filtered by temperature, then top-k, top-p (of what top-k kept) and min-p; tokens equal
 //! to a threshold are all kept.  A token inverts the cumulative distribution of the kept tokens, in
@@ -13,7 +13,8 @@
 //! # Costs
 //!
 //! Some 3 ns a logit for an exponential and a sum; with top-k a comparison a logit, and
-//! exponentials of the kept tokens alone.
+//! exponentials of the kept tokens alone.  Tokens that may be kept are sorted; in a flat
+//! distribution these are all.  A thread keeps up to 56 bytes a logit of a row.
 #![expect(unsafe_code, reason = "logits are the address of a tensor")]
 #![expect(clippy::inline_always, reason = "must become part of a function with the instructions")]
 
@@ -139,7 +140,7 @@ impl Rows<'_> {
         let (first, last) = (draws.starts[row], draws.starts[row + 1]);
         let place = draws.rows.map_or(row, |rows| rows[row]);
         let num_words = vocab_size.div_ceil(32);
-        // SAFETY: the caller has this row, and nobody else its tokens.
+        // SAFETY: the caller has this row, and no other thread its tokens.
         let (logits, tokens) = unsafe {
             (
                 std::slice::from_raw_parts(logits.add(place * vocab_size), vocab_size),
@@ -297,7 +298,7 @@ impl Row<'_> {
         let Scratch { kept, ordered, .. } = &mut *self.scratch;
         ordered.clone_from(kept);
         if k < ordered.len() {
-            let (_, last, _) = ordered.select_nth_unstable_by(k - 1, likelier);
+            let (_, last, _) = ordered.select_nth_unstable_by(k - 1, more_likely);
             let least = last.logit;
             kept.retain(|token| token.logit >= least);
         }
@@ -330,7 +331,7 @@ impl Row<'_> {
         let goal = self.sampling.top_p * total;
         let Scratch { kept, ordered, .. } = &mut *self.scratch;
         ordered.clone_from(kept);
-        ordered.sort_unstable_by(likelier);
+        ordered.sort_unstable_by(more_likely);
         let mut mass = 0.0;
         for token in ordered {
             mass += token.weight;
@@ -365,7 +366,7 @@ impl Row<'_> {
     }
 }
 
-fn likelier(a: &Candidate, b: &Candidate) -> std::cmp::Ordering {
+fn more_likely(a: &Candidate, b: &Candidate) -> std::cmp::Ordering {
     b.logit.total_cmp(&a.logit)
 }
 

@@ -82,7 +82,7 @@ unsafe impl Sync for Rows<'_> {}
 impl Rows<'_> {
     unsafe fn get(&self, row: usize) -> Row<'_> {
         let place = self.chosen.map_or(row, |chosen| chosen[row]);
-        // SAFETY: the caller has this row, and nobody else its places.
+        // SAFETY: the caller has this row, and no other thread its places.
         unsafe {
             let logits = self.logits.add(place * self.vocab_size);
             Row {

@@ -140,8 +140,7 @@ pub(crate) fn advise_huge_pages(address: usize, num_bytes: usize) {
 
 /// Runs `work` with these threads and instructions (None: those that the process uses).
 ///
-/// The interpreter's lock stays: a call takes microseconds, and the compute threads never
-/// take it.
+/// The interpreter's lock is released if `work` is long; the compute threads never take it.
 pub(crate) fn on_threads(
     py: Python<'_>,
     num_threads: i64,
