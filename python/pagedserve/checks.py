@@ -160,6 +160,8 @@ def _is_unicode(value: str) -> bool:
 
 def _float(value: object) -> float:
     """The value as a float; NaN for anything but a real number that fits."""
+    if type(value) is float:  # asking for a protocol takes microseconds
+        return value
     if isinstance(value, bool) or not isinstance(value, SupportsFloat):
         return math.nan
     try:
@@ -170,6 +172,8 @@ def _float(value: object) -> float:
 
 def _int(value: object) -> int | None:
     """The value as an integer; None for anything else, True and False included."""
+    if type(value) is int:  # as above
+        return value
     if isinstance(value, bool) or not isinstance(value, SupportsIndex):
         return None
     try:

@@ -54,21 +54,9 @@ def _stop(name: str, value: object) -> tuple[str, ...]:
     return strings(name, [value] if isinstance(value, str) else value)
 
 
-def _token_ids(accepted: str) -> checks.Check[tuple[int, ...]]:
-    """A list of token ids, or None; a vocabulary of Python's integers takes 10 ms."""
-    check_each = checks.each(checks.integer("at least 0", low=0), accepted)
-
-    def check(name: str, value: Any) -> tuple[int, ...]:
-        if isinstance(value, list | tuple) and {*map(type, value)} == {int} and min(value) >= 0:
-            return tuple(value)
-        return check_each(name, value)
-
-    return check
-
-
 def _allowed_token_ids(name: str, value: object) -> tuple[int, ...] | None:
     accepted = "None or a list of token ids, at least one"
-    token_ids = _token_ids(accepted)(name, value)
+    token_ids = checks.each(_TOKEN_ID, accepted)(name, value)
     if value is not None and not token_ids:
         checks.refuse(name, value, accepted)
     return token_ids or None
@@ -95,6 +83,7 @@ def _structured_outputs(name: str, value: object) -> StructuredOutputsParams | N
     return None if value is None else StructuredOutputsParams.of(value)
 
 
+_TOKEN_ID: Final = checks.integer("at least 0", low=0)
 _PENALTY: Final = checks.real("from -2 to 2", low=-2, high=2)
 _NUM_LOGPROBS: Final = checks.optional(
     checks.integer("at least 0, -1 for the whole vocabulary, or None", low=-1)
@@ -115,7 +104,7 @@ CHECKS: Final[dict[str, checks.Check[object]]] = {
     "length_penalty": checks.real("from -10 to 10", low=-10, high=10),
     "early_stopping": _early_stopping,
     "stop": _stop,
-    "stop_token_ids": _token_ids("a list of token ids"),
+    "stop_token_ids": checks.each(_TOKEN_ID, "a list of token ids"),
     "bad_words": checks.each(checks.text, "a list of strings"),
     "include_stop_str_in_output": checks.flag,
     "ignore_eos": checks.flag,
