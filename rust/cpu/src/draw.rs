@@ -21,7 +21,7 @@
 use std::cell::Cell;
 
 use crate::error::{Error, Result};
-use crate::number::DType;
+use crate::logits::Logits;
 use crate::team::Execution;
 use crate::vectors::{Kernel, Vectors};
 
@@ -56,13 +56,11 @@ pub struct Draws<'a> {
     pub uniforms: &'a [f64],
     /// Row `r` has the tokens from `starts[r]` to `starts[r + 1]`.
     pub starts: &'a [usize],
-    /// Row indices of the logits; None for the first ones.
-    pub rows: Option<&'a [usize]>,
     /// Allowed tokens as in [`top_k`](crate::top_k), for rows without top-k and top-p.
     pub masks: Option<&'a [i32]>,
 }
 
-/// Samples tokens from logits `[.., vocab_size]`.
+/// Samples tokens from logits.
 ///
 /// The `tokens` of rows whose peak is not finite mean nothing.
 ///
@@ -72,19 +70,15 @@ pub struct Draws<'a> {
 /// # Safety
 /// The logits of these rows exist, and are not written during the call.
 pub unsafe fn draw(
-    logits: *const f32,
-    vocab_size: usize,
+    logits: Logits<'_>,
     draws: Draws<'_>,
     tokens: &mut [i32],
     execution: &Execution<'_>,
 ) -> Result<()> {
     execution.check()?;
-    draws.check(vocab_size, tokens.len())?;
-    if tokens.is_empty() {
-        return Ok(());
-    }
-    DType::Float32.check_address("logits", logits.cast())?;
-    let rows = Rows { logits, vocab_size, draws, tokens: tokens.as_mut_ptr() };
+    draws.check(logits.vocab_size, tokens.len())?;
+    logits.check(draws.peaks.len())?;
+    let rows = Rows { logits, draws, tokens: tokens.as_mut_ptr() };
     execution.for_each(draws.peaks.len(), &|row| {
         let mut scratch = SCRATCH.take();
         // SAFETY: the row exists, and is taken once.
@@ -104,7 +98,6 @@ impl Draws<'_> {
         let lens = [
             ("parameters", self.parameters.len(), num_rows),
             ("starts", self.starts.len(), num_rows + 1),
-            ("rows", self.rows.map_or(num_rows, <[_]>::len), num_rows),
             ("masks", self.masks.map_or(num_words, <[_]>::len), num_words),
             ("uniforms", self.uniforms.len(), num_tokens),
         ];
@@ -125,8 +118,7 @@ impl Draws<'_> {
 
 /// Pointers that threads share: each writes the tokens of distinct rows.
 struct Rows<'a> {
-    logits: *const f32,
-    vocab_size: usize,
+    logits: Logits<'a>,
     draws: Draws<'a>,
     tokens: *mut i32,
 }
@@ -136,16 +128,12 @@ unsafe impl Sync for Rows<'_> {}
 
 impl Rows<'_> {
     unsafe fn get<'s>(&'s self, row: usize, scratch: &'s mut Scratch) -> Row<'s> {
-        let Self { logits, vocab_size, draws, tokens } = *self;
+        let Self { logits, draws, tokens } = self;
         let (first, last) = (draws.starts[row], draws.starts[row + 1]);
-        let place = draws.rows.map_or(row, |rows| rows[row]);
-        let num_words = vocab_size.div_ceil(32);
+        let num_words = logits.vocab_size.div_ceil(32);
         // SAFETY: the caller has this row, and no other thread its tokens.
         let (logits, tokens) = unsafe {
-            (
-                std::slice::from_raw_parts(logits.add(place * vocab_size), vocab_size),
-                std::slice::from_raw_parts_mut(tokens.add(first), last - first),
-            )
+            (logits.row(row), std::slice::from_raw_parts_mut(tokens.add(first), last - first))
         };
         Row {
             logits,
@@ -226,7 +214,7 @@ impl Kernel for Row<'_> {
 }
 
 impl Row<'_> {
-    /// Computes the weights of all allowed tokens, which is 1 for the most likely, and 0 for others.
+    /// Computes the weights of all tokens, 0 for those that are not allowed.
     #[inline(always)]
     fn weigh_all(&mut self) {
         let (peak, temperature) = (self.peak, self.sampling.temperature);
@@ -240,7 +228,7 @@ impl Row<'_> {
                 continue;
             }
             for (weight, &logit) in weights.iter_mut().zip(logits) {
-                *weight = exp((f64::from(logit) - peak) / temperature);
+                *weight = weight_of(logit, peak, temperature);
             }
             if word != -1 {
                 for (bit, weight) in weights.iter_mut().enumerate() {
@@ -262,7 +250,7 @@ impl Row<'_> {
                 let id = 32 * index + left.trailing_zeros() as usize;
                 left &= left.wrapping_sub(1);
                 if let Some(&logit) = self.logits.get(id) {
-                    let weight = exp((f64::from(logit) - peak) / temperature);
+                    let weight = weight_of(logit, peak, temperature);
                     kept.push(Candidate { id, logit, weight });
                 }
             }
@@ -304,7 +292,7 @@ impl Row<'_> {
         }
         let (peak, temperature) = (self.peak, self.sampling.temperature);
         for token in kept {
-            token.weight = exp((f64::from(token.logit) - peak) / temperature);
+            token.weight = weight_of(token.logit, peak, temperature);
         }
     }
 
@@ -368,6 +356,12 @@ impl Row<'_> {
 
 fn more_likely(a: &Candidate, b: &Candidate) -> std::cmp::Ordering {
     b.logit.total_cmp(&a.logit)
+}
+
+/// Weight of a token; that of the most likely one, at the peak, is 1.
+#[inline(always)]
+fn weight_of(logit: f32, peak: f64, temperature: f64) -> f64 {
+    exp((f64::from(logit) - peak) / temperature)
 }
 
 /// `e` to the power of a number up to 700, to the last bit or two; 0 below -708, and of NaN.

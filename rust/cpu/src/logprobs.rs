@@ -9,8 +9,9 @@
 use std::f32::consts::LOG2_E;
 
 use crate::error::{Error, Result};
+use crate::logits::Logits;
 use crate::math::{across, exp2};
-use crate::number::{DType, PANEL};
+use crate::number::PANEL;
 use crate::team::Execution;
 use crate::vectors::{Kernel, Vectors};
 
@@ -20,8 +21,6 @@ const STRETCH: usize = 8 * PANEL;
 /// The number of larger logits than one token's, and the logarithm of the sum of all exponentials,
 /// in each row.  A log-probability is a logit minus this logarithm.
 ///
-/// `logits` is `[.., vocab_size]`, of which `rows` are looked at, or the first ones.
-///
 /// # Errors
 /// Sizes that do not fit each other, a token beyond the vocabulary, an odd address, an instruction
 /// set that the CPU lacks.
@@ -29,36 +28,25 @@ const STRETCH: usize = 8 * PANEL;
 /// # Safety
 /// The logits of these rows exist, and are not written during the call.
 pub unsafe fn logprobs(
-    logits: *const f32,
-    vocab_size: usize,
+    logits: Logits<'_>,
     targets: &[usize],
-    rows: Option<&[usize]>,
     (sums, ranks): (&mut [f32], &mut [i32]),
     execution: &Execution<'_>,
 ) -> Result<()> {
     execution.check()?;
     let num_rows = targets.len();
-    let lens = [sums.len(), ranks.len(), rows.map_or(num_rows, <[_]>::len)];
-    if lens != [num_rows; 3] {
+    let lens = [sums.len(), ranks.len()];
+    if lens != [num_rows; 2] {
         return Err(Error(format!(
-            "sums, ranks and rows must have {num_rows} entries, as targets; got {lens:?}"
+            "sums and ranks must have {num_rows} entries, as targets; got {lens:?}"
         )));
     }
+    let vocab_size = logits.vocab_size;
     if let Some(bad) = targets.iter().find(|&&target| target >= vocab_size) {
         return Err(Error(format!("targets must be below vocab_size, {vocab_size}; got {bad}")));
     }
-    if num_rows == 0 {
-        return Ok(());
-    }
-    DType::Float32.check_address("logits", logits.cast())?;
-    let rows = Rows {
-        logits,
-        vocab_size,
-        targets,
-        chosen: rows,
-        sums: sums.as_mut_ptr(),
-        ranks: ranks.as_mut_ptr(),
-    };
+    logits.check(num_rows)?;
+    let rows = Rows { logits, targets, sums: sums.as_mut_ptr(), ranks: ranks.as_mut_ptr() };
     execution.for_each(num_rows, &|row| {
         // SAFETY: the row exists, and is taken once.
         unsafe { execution.instructions.run(rows.get(row)) };
@@ -68,10 +56,8 @@ pub unsafe fn logprobs(
 
 /// Pointers that threads share: each writes distinct rows.
 struct Rows<'a> {
-    logits: *const f32,
-    vocab_size: usize,
+    logits: Logits<'a>,
     targets: &'a [usize],
-    chosen: Option<&'a [usize]>,
     sums: *mut f32,
     ranks: *mut i32,
 }
@@ -81,12 +67,10 @@ unsafe impl Sync for Rows<'_> {}
 
 impl Rows<'_> {
     unsafe fn get(&self, row: usize) -> Row<'_> {
-        let place = self.chosen.map_or(row, |chosen| chosen[row]);
         // SAFETY: the caller has this row, and no other thread its places.
         unsafe {
-            let logits = self.logits.add(place * self.vocab_size);
             Row {
-                logits: std::slice::from_raw_parts(logits, self.vocab_size),
+                logits: self.logits.row(row),
                 target: self.targets[row],
                 sum: &mut *self.sums.add(row),
                 rank: &mut *self.ranks.add(row),

@@ -8,8 +8,9 @@
 #![expect(clippy::inline_always, reason = "must become part of a function with the instructions")]
 
 use crate::error::{Error, Result};
+use crate::logits::Logits;
 use crate::math::across;
-use crate::number::{DType, PANEL};
+use crate::number::PANEL;
 use crate::team::Execution;
 use crate::vectors::{Kernel, Vectors};
 
@@ -21,9 +22,7 @@ const STRETCH: usize = 8 * PANEL;
 /// A row that holds NaN has NaN for its first value; its ids, and its other values, mean nothing.
 ///
 /// # Arguments
-/// `logits` is `[.., vocab_size]`, rows side by side, of which `rows` are looked at, or the first
-/// ones in their order; `ids` and `values` are `[rows, num]`.  Of `masks`, `[rows, ceil(vocab_size
-/// / 32)]`, token `t` is bit `t % 32` of entry `t / 32` of its row: only those with a 1 are looked
+/// `ids` and `values` are `[rows, num]`.  Of `masks`, `[rows, ceil(vocab_size / 32)]`, token `t` is bit `t % 32` of entry `t / 32` of its row: only those with a 1 are looked
 /// at, and where there are too few the values are minus infinity.
 ///
 /// # Errors
@@ -32,15 +31,14 @@ const STRETCH: usize = 8 * PANEL;
 /// # Safety
 /// The logits of these rows exist, and are not written during the call.
 pub unsafe fn top_k(
-    logits: *const f32,
-    vocab_size: usize,
+    logits: Logits<'_>,
     num: usize,
-    rows: Option<&[usize]>,
     masks: Option<&[i32]>,
     (ids, values): (&mut [i64], &mut [f32]),
     execution: &Execution<'_>,
 ) -> Result<()> {
     execution.check()?;
+    let vocab_size = logits.vocab_size;
     if num == 0 || num > vocab_size {
         return Err(Error(format!("num must be 1 to vocab_size, {vocab_size}; got {num}")));
     }
@@ -50,22 +48,15 @@ pub unsafe fn top_k(
             "ids and values must have {num} places a row; got {ids} and {values}"
         )));
     }
-    if ids.is_empty() {
-        return Ok(());
-    }
     let num_rows = ids.len() / num;
-    if let Some(rows) = rows.filter(|rows| rows.len() != num_rows) {
-        return Err(Error(format!("rows must have {num_rows} entries; got {}", rows.len())));
-    }
+    logits.check(num_rows)?;
     let needed = num_rows * vocab_size.div_ceil(32);
     if let Some(masks) = masks.filter(|masks| masks.len() != needed) {
         let given = masks.len();
         return Err(Error(format!("masks must have {needed} entries; got {given}")));
     }
-    DType::Float32.check_address("logits", logits.cast())?;
-    let (ids_start, values_start) = (ids.as_mut_ptr(), values.as_mut_ptr());
-    let rows =
-        Rows { logits, vocab_size, chosen: rows, masks, ids: ids_start, values: values_start, num };
+    let (ids, values) = (ids.as_mut_ptr(), values.as_mut_ptr());
+    let rows = Rows { logits, masks, ids, values, num };
     execution.for_each(num_rows, &|row| {
         // SAFETY: the row exists, and is taken once.
         unsafe { execution.instructions.run(rows.get(row)) };
@@ -75,9 +66,7 @@ pub unsafe fn top_k(
 
 /// Pointers that threads share: each writes distinct rows.
 struct Rows<'a> {
-    logits: *const f32,
-    vocab_size: usize,
-    chosen: Option<&'a [usize]>,
+    logits: Logits<'a>,
     masks: Option<&'a [i32]>,
     ids: *mut i64,
     values: *mut f32,
@@ -90,13 +79,11 @@ unsafe impl Sync for Rows<'_> {}
 impl Rows<'_> {
     unsafe fn get(&self, row: usize) -> Row<'_> {
         let (first, num) = (row * self.num, self.num);
-        let num_words = self.vocab_size.div_ceil(32);
-        // SAFETY: the caller has this row, and nobody else its places.
+        let num_words = self.logits.vocab_size.div_ceil(32);
+        // SAFETY: the caller has this row, and no other thread its places.
         unsafe {
-            let place = self.chosen.map_or(row, |chosen| chosen[row]);
-            let logits = self.logits.add(place * self.vocab_size);
             Row {
-                numbers: std::slice::from_raw_parts(logits, self.vocab_size),
+                numbers: self.logits.row(row),
                 mask: self.masks.map(|masks| &masks[row * num_words..][..num_words]),
                 best: Best {
                     ids: std::slice::from_raw_parts_mut(self.ids.add(first), num),

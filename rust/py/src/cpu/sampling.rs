@@ -1,7 +1,7 @@
 //! Sampling from logits: the most likely tokens, random ones, log-probabilities.
 #![expect(clippy::too_many_arguments, reason = "named by callers")]
 
-use pagedserve_cpu::{Draws, Sampling};
+use pagedserve_cpu::{Draws, Logits, Sampling};
 use pyo3::prelude::*;
 
 use super::{on_threads, size};
@@ -10,6 +10,11 @@ use crate::gateway::Work;
 
 /// An exponential in float64 costs as much as reading so many numbers.
 const NUMBERS_PER_EXPONENTIAL: usize = 8;
+
+/// Rows of logits at an address.
+fn logits_at(address: usize, vocab_size: usize, rows: Option<&[usize]>) -> Logits<'_> {
+    Logits { address: std::ptr::with_exposed_provenance(address), vocab_size, rows }
+}
 
 fn sizes(name: &str, values: Vec<i64>) -> PyResult<Vec<usize>> {
     values.into_iter().map(|value| size(name, value)).collect()
@@ -56,12 +61,10 @@ pub(crate) fn top_k(
     let found = (ids.as_slice_mut()?, values.as_slice_mut()?);
     let work = Work::numbers(&[found.0.len() / num.max(1), vocab_size]);
     on_threads(py, num_threads, instructions, work, move |execution| {
-        let logits = std::ptr::with_exposed_provenance(logits);
+        let logits = logits_at(logits, vocab_size, rows.as_deref());
         // SAFETY: that the address is that of a live tensor of this size is the caller's promise,
         // as the stub says; everything else is checked.
-        unsafe {
-            pagedserve_cpu::top_k(logits, vocab_size, num, rows.as_deref(), masks, found, execution)
-        }
+        unsafe { pagedserve_cpu::top_k(logits, num, masks, found, execution) }
     })
 }
 
@@ -118,15 +121,14 @@ pub(crate) fn draw(
         parameters: &parameters,
         uniforms: uniforms.as_slice()?,
         starts: &starts,
-        rows: rows.as_deref(),
         masks: masks.as_ref().map(|masks| masks.as_slice()).transpose()?,
     };
     let tokens = tokens.as_slice_mut()?;
     let work = Work::numbers(&[draws.peaks.len(), vocab_size, NUMBERS_PER_EXPONENTIAL]);
     on_threads(py, num_threads, instructions, work, move |execution| {
-        let logits = std::ptr::with_exposed_provenance(logits);
+        let logits = logits_at(logits, vocab_size, rows.as_deref());
         // SAFETY: as for `top_k`.
-        unsafe { pagedserve_cpu::draw(logits, vocab_size, draws, tokens, execution) }
+        unsafe { pagedserve_cpu::draw(logits, draws, tokens, execution) }
     })
 }
 
@@ -173,9 +175,8 @@ pub(crate) fn logprobs(
     let found = (sums.as_slice_mut()?, ranks.as_slice_mut()?);
     let work = Work::numbers(&[targets.len(), vocab_size]);
     on_threads(py, num_threads, instructions, work, move |execution| {
-        let logits = std::ptr::with_exposed_provenance(logits);
-        let (targets, rows) = (&targets, rows.as_deref());
+        let logits = logits_at(logits, vocab_size, rows.as_deref());
         // SAFETY: as for `top_k`.
-        unsafe { pagedserve_cpu::logprobs(logits, vocab_size, targets, rows, found, execution) }
+        unsafe { pagedserve_cpu::logprobs(logits, &targets, found, execution) }
     })
 }
