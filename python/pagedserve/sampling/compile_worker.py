@@ -59,10 +59,15 @@ def read_frame(stream: IO[bytes]) -> dict[str, Any] | None:
     return frame
 
 
-def write_frame(stream: IO[bytes], frame: dict[str, Any]) -> None:
-    """Write a frame and flush the stream."""
+def encode_frame(frame: dict[str, Any]) -> bytes:
+    """Encode a frame, its length first."""
     data = json.dumps(frame).encode()
-    stream.write(_LENGTH.pack(len(data)) + data)
+    return _LENGTH.pack(len(data)) + data
+
+
+def write_frame(stream: IO[bytes], frame: bytes) -> None:
+    """Write an encoded frame and flush the stream."""
+    stream.write(frame)
     stream.flush()
 
 
@@ -187,12 +192,13 @@ def serve() -> None:
     answer_to(GrammarKey("json", "{}", False, False), vocabulary)  # allocates what all need
     return_freed_memory()
     _, at_start = memory_in_use()
-    write_frame(answers, {})
+    write_frame(answers, encode_frame({}))
     while (frame := read_frame(requests)) is not None:
         answer = answer_to(GrammarKey(*frame["grammar"]), vocabulary)
         return_freed_memory()  # or what one grammar needed would be taken from the next
         _, resident = memory_in_use()
-        write_frame(answers, answer | {"is_grown": resident > at_start + MAX_KEPT_BYTES})
+        answer["is_grown"] = resident > at_start + MAX_KEPT_BYTES
+        write_frame(answers, encode_frame(answer))
 
 
 def serve_or_abort() -> None:
