@@ -9,9 +9,8 @@ from torch import Tensor
 
 from pagedserve.device import Cuda, to_device
 
-# Maximum elements of an intermediate array.  On a CPU a few float64 arrays of it (4 MB each) stay
-# in the cache, and cost half of what arrays of 32 MB do; on other devices fewer, larger operations
-# are faster.
+# Maximum elements of an intermediate array.  On a CPU a few arrays of it (2 MB each) stay in the
+# cache; on other devices fewer, larger operations are faster.
 _MAX_ELEMENTS_CPU = 1 << 19
 _MAX_ELEMENTS = 1 << 22
 

@@ -58,9 +58,7 @@ def argmax(
         if rows is not None:
             logits = logits[list(rows)]
         if masks is not None:
-            from pagedserve.kernels.masks import (
-                masked_argmax,
-            )  # needs triton, for GPUs
+            from pagedserve.kernels.masks import masked_argmax  # needs triton, for GPUs
 
             return masked_argmax(logits, masks)
         largest, ids = logits.max(dim=-1)
@@ -82,7 +80,7 @@ def top_k(logits: Tensor, k: int, rows: Sequence[int] | None = None) -> tuple[Te
         The logits and int64 ids, both ``[N, k]``.  For a row with NaN the first value is NaN, and
         the rest is undefined.
     """
-    if logits.device.type == "cpu" and 0 < k <= _MAX_RUST_K:
+    if logits.device.type == "cpu" and k <= _MAX_RUST_K:
         values, ids = map(torch.from_numpy, _in_rust(logits, k, rows))
         return values, ids
     return _by_topk(logits if rows is None else logits[list(rows)], k)
@@ -97,6 +95,8 @@ def _in_rust(
     """The Rust kernel sorts by insertion, so this is for small k."""
     num_rows = logits.shape[0] if rows is None else len(rows)
     ids, values = np.empty((num_rows, k), np.int64), np.empty((num_rows, k), np.float32)
+    if k == 0:
+        return values, ids
     num_read = num_rows * logits.shape[1] if masks is None else 32 * np.count_nonzero(masks)
     logits = logits.contiguous()
     cpu.top_k(
