@@ -1,9 +1,9 @@
 """Checkouts of pagedserve that are compared: this working tree, and another commit built beside it.
 
 A commit is unpacked below target/compare and stays there until `cargo clean`, so that comparing
-with it again builds nothing.  Both trees are built by the same commands into one target directory,
-which compiles third-party crates once and keeps the trees apart by their paths.  Neither is
-installed: a process uses one by having its package first on PYTHONPATH.
+with it again builds nothing.  Both trees are built by the same commands, each into a target
+directory of its own: in one directory cargo takes crates of the other tree for fresh, since names,
+versions and places in the workspace are equal.  Neither is installed: a process uses one by having its package first on PYTHONPATH.
 """
 
 import json
@@ -84,7 +84,9 @@ def _artifacts(command: tuple[str, ...], root: Path) -> Iterator[dict[str, Any]]
     done = subprocess.run(
         ["cargo", *command, "--locked", "--message-format", "json-render-diagnostics"],
         cwd=root,
-        env=os.environ | PYO3 | {"CARGO_TARGET_DIR": str(TARGET)},
+        env=os.environ
+        | PYO3
+        | {"CARGO_TARGET_DIR": str(TARGET if root == HERE else root / "target")},
         stdout=subprocess.PIPE,
         check=True,
     )
