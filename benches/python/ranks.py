@@ -14,7 +14,6 @@ from statistics import median, quantiles
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import psutil
 import torch
 from measuring import report_table
@@ -27,14 +26,6 @@ from pagedserve.parallel.shared_memory import SharedMemory
 
 MAX_ROWS = 256
 BLOCKS_PER_ROW = 128
-NO_MOVES = dict.fromkeys(
-    (
-        *("blocks_to_swap_out", "blocks_to_swap_in", "blocks_to_copy"),
-        *("window_blocks_to_swap_out", "window_blocks_to_swap_in", "window_blocks_to_copy"),
-        *("states_to_swap_out", "states_to_swap_in", "states_to_copy"),
-    ),
-    np.zeros((0, 2), np.int64),
-)
 ROUNDS = 3000
 # Of SmolLM2-135M's hidden states.
 NUM_FEATURES = 576
@@ -138,7 +129,7 @@ def step_of(num_rows: int) -> SimpleNamespace:
         num_samples=num_rows,
         max_num_blocks=BLOCKS_PER_ROW,
         has_moves=False,
-        **NO_MOVES,
+        moves=(),
     )
 
 

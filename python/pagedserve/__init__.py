@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         CachedBlockAllocator,
         GroupStats,
         InputBuffers,
+        KVGroup,
         LRUEvictor,
         Prefix,
         ScheduledSequenceGroup,
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
         SequenceGroupMetadata,
         TokenLookup,
         UncachedBlockAllocator,
-        WindowGroup,
     )
     from pagedserve.config import EngineArgs
     from pagedserve.engine.arg_utils import AsyncEngineArgs
@@ -98,6 +98,7 @@ __all__ = [
     "GroupStats",
     "InputBuffers",
     "InvariantError",
+    "KVGroup",
     "LLMEngine",
     "LRUEvictor",
     "LoRARequest",
@@ -128,7 +129,6 @@ __all__ = [
     "TokensPrompt",
     "UncachedBlockAllocator",
     "UnsupportedModelError",
-    "WindowGroup",
     "__version__",
 ]
 
@@ -184,7 +184,7 @@ _HOME = {
             "SequenceGroupMetadata",
             "TokenLookup",
             "UncachedBlockAllocator",
-            "WindowGroup",
+            "KVGroup",
         ],
         "pagedserve._core",
     ),

@@ -7,15 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from pagedserve import (
     CacheConfig,
     InputBuffers,
+    KVGroup,
     Scheduler,
     SchedulerConfig,
     SchedulerOutputs,
-    WindowGroup,
 )
 
 MAX_ROWS, MAX_TOKENS, MAX_LEN = 8, 64, 64
@@ -30,20 +29,26 @@ SIZES = {
     "sample_rows": MAX_ROWS,
     "row_handles": MAX_ROWS,
     "adapter_slots": MAX_ROWS,
-    "state_slots": MAX_ROWS,
-    "window_tables": MAX_ROWS * MAX_LEN,
-    "window_slots": MAX_TOKENS,
     "cross_lens": MAX_ROWS,
-    "cross_tables": MAX_ROWS * MAX_LEN,
 }
-WIDE = {"positions", "slot_mapping", "row_handles", "window_slots"}
+WIDE = {"positions", "slot_mapping", "row_handles"}
+# Groups of a busy scheduler.
+GROUPS = (KVGroup("window", window=6, num_gpu_blocks=60), KVGroup("cross"))
 
 
-def make_arrays() -> dict[str, NDArray[Any]]:
+def make_arrays() -> dict[str, Any]:
     """Arrays for any step, filled with what no step writes."""
     return {
         name: np.full(size, -9, np.int64 if name in WIDE else np.int32)
         for name, size in SIZES.items()
+    }
+
+
+def make_group_arrays(num_groups: int) -> dict[str, Any]:
+    """Likewise for the KV groups beside the first."""
+    return {
+        "group_tables": [np.full(MAX_ROWS * MAX_LEN, -9, np.int32) for _ in range(num_groups)],
+        "group_slots": [np.full(MAX_TOKENS, -9, np.int64) for _ in range(num_groups)],
     }
 
 
@@ -57,11 +62,10 @@ class RowInputs:
     slots: list[int]
     num_keys: int
     table: list[int]
-    window_slots: list[int]
-    window_table: list[int]
     is_sampled: bool
     adapter_slot: int
-    state_slot: int
+    group_tables: list[list[int]]
+    group_slots: list[list[int]]
 
 
 class Engine:
@@ -87,7 +91,8 @@ class Engine:
             make_cache(**cache | (for_cache or {})),
         )
         self.arrays = make_arrays()
-        self.buffers = InputBuffers(**self.arrays)
+        self.group_arrays = make_group_arrays(len((for_cache or {}).get("groups", ())))
+        self.buffers = InputBuffers(**self.arrays, **self.group_arrays)
         self.now = 0.0
 
     def add(self, prompt: int | Sequence[int], **options: Any) -> tuple[int, int]:
@@ -118,11 +123,17 @@ class Engine:
                     slots=of["slot_mapping"][span],
                     num_keys=of["seq_lens"][row],
                     table=of["block_tables"][row * width : (row + 1) * width],
-                    window_slots=of["window_slots"][span],
-                    window_table=of["window_tables"][row * width : (row + 1) * width],
                     is_sampled=row in sampled,
                     adapter_slot=of["adapter_slots"][row],
-                    state_slot=of["state_slots"][row],
+                    group_tables=[
+                        tables[row * wide : (row + 1) * wide].tolist()
+                        for tables, wide in zip(
+                            self.group_arrays["group_tables"], outputs.table_widths, strict=True
+                        )
+                    ],
+                    group_slots=[
+                        slots[span].tolist() for slots in self.group_arrays["group_slots"]
+                    ],
                 )
             )
         return rows
@@ -185,8 +196,11 @@ class Engine:
             seqs,
             [scheduler.token_ids(seq).tolist() for seq in seqs],
             [scheduler.block_table(seq).tolist() for seq in seqs],
-            [scheduler.window_block_table(seq).tolist() for seq in seqs],
-            [scheduler.cross_block_table(group).tolist() for group in groups],
+            [
+                scheduler.block_table(seq, kv_group=group + 1).tolist()
+                for seq in seqs
+                for group in range(len(self.group_arrays["group_tables"]))
+            ],
         )
 
 
@@ -208,8 +222,7 @@ def engine() -> Engine:
 @pytest.fixture
 def busy() -> Engine:
     """Two groups that decode, one of them of three sequences, and one that waits for blocks."""
-    group = WindowGroup(window=6, num_gpu_blocks=60)
-    blocks = {"num_gpu_blocks": 10, "num_cpu_blocks": 4, "window_group": group}
+    blocks = {"num_gpu_blocks": 10, "num_cpu_blocks": 4, "groups": GROUPS}
     engine = Engine({"max_loras": 1}, blocks)
     engine.add(5)
     engine.add(9, max_num_running_seqs=3, num_encoder_tokens=3, adapter=1)
@@ -220,5 +233,11 @@ def busy() -> Engine:
 
 
 @pytest.fixture
-def arrays() -> dict[str, NDArray[Any]]:
+def group_arrays() -> dict[str, Any]:
+    """Arrays for the groups of ``busy``."""
+    return make_group_arrays(len(GROUPS))
+
+
+@pytest.fixture
+def arrays() -> dict[str, Any]:
     return make_arrays()

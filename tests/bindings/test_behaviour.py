@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from pagedserve import KVGroup
+
 MakeEngine = Callable[..., Any]
 
 CACHED = {"enable_prefix_caching": True}
@@ -148,15 +150,18 @@ def test_under_a_window_the_table_repeats_its_blocks(make_engine: MakeEngine) ->
 
 
 def test_an_encoder_has_one_table_for_its_group_that_nobody_grows(make_engine: MakeEngine) -> None:
-    engine = make_engine({}, {"num_gpu_blocks": 10, "num_cpu_blocks": 10})
-    group, _ = engine.add(4, num_encoder_tokens=9, max_num_running_seqs=2)
-    assert engine.scheduler.cross_block_table(group).tolist() == []
+    engine = make_engine(
+        {}, {"num_gpu_blocks": 10, "num_cpu_blocks": 10, "groups": [KVGroup("cross")]}
+    )
+    group, seq = engine.add(4, num_encoder_tokens=9, max_num_running_seqs=2)
+    assert engine.scheduler.block_table(seq, kv_group=1).tolist() == []
     engine.update(engine.schedule(), [(0, [7], False), (0, [8], False)])
-    cross = engine.scheduler.cross_block_table(group).tolist()
+    cross = engine.scheduler.block_table(seq, kv_group=1).tolist()
     assert len(set(cross)) == 3
     for _ in range(5):
         _, rows = engine.step()
-        assert engine.scheduler.cross_block_table(group).tolist() == cross
+        for each in engine.scheduler.seqs_of(group).tolist():
+            assert engine.scheduler.block_table(each, kv_group=1).tolist() == cross
         assert not set(cross) & {
             block for row in rows for block in row.table[: -(-row.num_keys // 4)]
         }
@@ -165,18 +170,16 @@ def test_an_encoder_has_one_table_for_its_group_that_nobody_grows(make_engine: M
 
 
 def test_rows_know_the_table_of_their_encoder(make_engine: MakeEngine) -> None:
-    engine = make_engine({}, {"num_gpu_blocks": 12, "num_cpu_blocks": 0})
-    long, _ = engine.add(4, num_encoder_tokens=9, max_num_running_seqs=2)
+    engine = make_engine({}, {"num_gpu_blocks": 12, "groups": [KVGroup("cross")]})
+    _, long = engine.add(4, num_encoder_tokens=9, max_num_running_seqs=2)
     engine.add(3)
-    short, _ = engine.add(3, num_encoder_tokens=4)
+    _, short = engine.add(3, num_encoder_tokens=4)
     outputs = engine.schedule()
     engine.update(outputs, [(0, [7], False), (0, [8], False), (1, [7], False), (2, [7], False)])
     outputs = engine.schedule()
-    engine.inputs(outputs)
-    width = outputs.max_num_cross_blocks
-    tables = engine.arrays["cross_tables"][: 4 * width].reshape(4, width).tolist()
-    of_long = engine.scheduler.cross_block_table(long).tolist()
-    of_short = engine.scheduler.cross_block_table(short).tolist()
+    tables = [row.group_tables[0] for row in engine.inputs(outputs)]
+    of_long = engine.scheduler.block_table(long, kv_group=1).tolist()
+    of_short = engine.scheduler.block_table(short, kv_group=1).tolist()
     assert engine.arrays["cross_lens"][:4].tolist() == [9, 9, 0, 4]
     assert tables == [of_long, of_long, [0] * 3, of_short + [0] * 2]
 

@@ -1,27 +1,20 @@
 """``InputBuffers``: arrays that do not do are refused by name, and then nothing is written."""
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from pagedserve import InputBuffers
 from pagedserve.errors import StepError
 
-# Without adapters, states, windows and encoders there are none.
-OPTIONAL = {
-    "adapter_slots",
-    "state_slots",
-    "window_tables",
-    "window_slots",
-    "cross_lens",
-    "cross_tables",
-}
+# Without adapters and encoders there are none.
+OPTIONAL = {"adapter_slots", "cross_lens"}
+GroupArrays: TypeAlias = dict[str, Any]
 
 
 def test_buffers_of_another_kind_are_refused_when_they_are_given(
-    arrays: dict[str, NDArray[Any]],
+    arrays: dict[str, Any],
 ) -> None:
     for name, array in arrays.items():
         frozen = array.copy()
@@ -40,9 +33,9 @@ def test_buffers_of_another_kind_are_refused_when_they_are_given(
 
 
 def test_slots_of_adapters_are_left_out_only_where_there_are_none(
-    busy: Any, engine: Any, arrays: dict[str, NDArray[Any]]
+    busy: Any, engine: Any, arrays: dict[str, Any], group_arrays: GroupArrays
 ) -> None:
-    others: dict[str, Any] = {**arrays, "adapter_slots": None}
+    others: dict[str, Any] = {**arrays, **group_arrays, "adapter_slots": None}
     without = InputBuffers(**others)
     busy.schedule()
     message = "adapter_slots is missing; max_loras is not None"
@@ -53,72 +46,116 @@ def test_slots_of_adapters_are_left_out_only_where_there_are_none(
     assert arrays["query_start"][:2].tolist() == [0, 3]
 
 
-def test_arrays_of_windows_are_left_out_only_where_there_is_no_group(
-    busy: Any, arrays: dict[str, NDArray[Any]]
+def test_every_group_beside_the_first_needs_its_arrays(
+    busy: Any, arrays: dict[str, Any], group_arrays: GroupArrays
 ) -> None:
     busy.schedule()
-    message = "window_tables or window_slots is missing; window_group is not None"
-    for name in ("window_tables", "window_slots"):
-        others: dict[str, Any] = {**arrays, name: None}
-        busy.refuses(StepError, message, busy.scheduler.prepare_inputs, InputBuffers(**others))
+    for name in group_arrays:
+        message = f"{name} has 1 arrays; the cache has 2 KV groups beside the first"
+        others: dict[str, Any] = {**group_arrays, name: group_arrays[name][:1]}
+        buffers = InputBuffers(**arrays, **others)
+        busy.refuses(StepError, message, busy.scheduler.prepare_inputs, buffers)
+
+
+def test_arrays_of_groups_are_refused_with_their_place(
+    arrays: dict[str, Any], group_arrays: GroupArrays
+) -> None:
+    for name, (first, second) in group_arrays.items():
+        bad: Any = {**group_arrays, name: [first, second.astype(np.int16)]}
+        with pytest.raises(StepError, match=rf"^{name}\[1\] must be a one-dimensional contiguous"):
+            InputBuffers(**arrays, **bad)
 
 
 def test_buffers_frozen_later_are_refused_and_none_is_written(
-    busy: Any, arrays: dict[str, NDArray[Any]]
+    busy: Any, arrays: dict[str, Any], group_arrays: GroupArrays
 ) -> None:
     busy.schedule()
-    for name, array in arrays.items():
-        buffers = InputBuffers(**arrays)
+    beside = {
+        rf"{name}\[{index}\]": array
+        for name, of_groups in group_arrays.items()
+        for index, array in enumerate(of_groups)
+    }
+    for name, array in (arrays | beside).items():
+        buffers = InputBuffers(**arrays, **group_arrays)
         array.flags.writeable = False
         busy.refuses(StepError, name, busy.scheduler.prepare_inputs, buffers)
         array.flags.writeable = True
-    assert all((array == -9).all() for array in arrays.values())
+    assert all((array == -9).all() for array in (arrays | beside).values())
 
 
 @pytest.mark.parametrize(
     ("first", "second"), [("token_ids", "seq_lens"), ("positions", "slot_mapping")]
 )
 def test_one_array_under_two_names_is_refused_and_not_written(
-    busy: Any, arrays: dict[str, NDArray[Any]], first: str, second: str
+    busy: Any,
+    arrays: dict[str, Any],
+    group_arrays: GroupArrays,
+    first: str,
+    second: str,
 ) -> None:
     busy.schedule()
     for shared in (arrays[first], arrays[first][1:]):  # the array itself, and a part of it
         with pytest.raises(StepError, match=f"({first}|{second}) cannot be written"):
-            busy.scheduler.prepare_inputs(InputBuffers(**arrays | {second: shared}))
+            busy.scheduler.prepare_inputs(InputBuffers(**arrays | {second: shared}, **group_arrays))
     assert all((array == -9).all() for array in arrays.values())
 
 
 def test_short_buffers_are_refused_and_none_is_written(
-    busy: Any, arrays: dict[str, NDArray[Any]]
+    busy: Any, arrays: dict[str, Any], group_arrays: GroupArrays
 ) -> None:
     outputs = busy.schedule()
+    num_rows = outputs.num_rows
     needed = {
-        **dict.fromkeys(
-            ["token_ids", "positions", "slot_mapping", "window_slots"], outputs.num_batched_tokens
-        ),
+        **dict.fromkeys(["token_ids", "positions", "slot_mapping"], outputs.num_batched_tokens),
         **dict.fromkeys(["sample_index", "sample_rows"], outputs.num_samples),
-        **dict.fromkeys(
-            ["seq_lens", "row_handles", "adapter_slots", "state_slots", "cross_lens"],
-            outputs.num_rows,
-        ),
-        "query_start": outputs.num_rows + 1,
-        "block_tables": outputs.num_rows * outputs.max_num_blocks,
-        "window_tables": outputs.num_rows * outputs.max_num_blocks,
-        "cross_tables": outputs.num_rows * outputs.max_num_cross_blocks,
+        **dict.fromkeys(["seq_lens", "row_handles", "adapter_slots", "cross_lens"], num_rows),
+        "query_start": num_rows + 1,
+        "block_tables": num_rows * outputs.max_num_blocks,
     }
     assert needed.keys() == arrays.keys()
+    # The window's tables are as wide as the first group's; an encoder has no slots of tokens.
+    assert outputs.table_widths == [outputs.max_num_blocks, 1]
+    needed_beside = {
+        "group_tables": [num_rows * width for width in outputs.table_widths],
+        "group_slots": [outputs.num_batched_tokens, 0],
+    }
+
+    def is_blank() -> bool:
+        everything = [*arrays.values(), *(each for many in group_arrays.values() for each in many)]
+        return all(bool((array == -9).all()) for array in everything)
+
     for name, size in needed.items():
-        buffers = InputBuffers(**arrays | {name: arrays[name][: size - 1]})
+        buffers = InputBuffers(**arrays | {name: arrays[name][: size - 1]}, **group_arrays)
         message = f"{name} has room for {size - 1} elements; step 1 needs {size}"
         busy.refuses(StepError, message, busy.scheduler.prepare_inputs, buffers)
-        assert all((array == -9).all() for array in arrays.values())
+        assert is_blank()
+    for name, sizes in needed_beside.items():
+        for index, size in enumerate(sizes):
+            if size:
+                short = list(group_arrays[name])
+                short[index] = short[index][: size - 1]
+                others: Any = group_arrays | {name: short}
+                buffers = InputBuffers(**arrays, **others)
+                message = (
+                    rf"{name}\[{index}\] has room for {size - 1} elements; step 1 needs {size}"
+                )
+                busy.refuses(StepError, message, busy.scheduler.prepare_inputs, buffers)
+                assert is_blank()
     fitting = {name: arrays[name][:size] for name, size in needed.items()}
-    busy.scheduler.prepare_inputs(InputBuffers(**fitting))
-    assert not any((array == -9).any() for array in fitting.values())
+    fitting_beside: Any = {
+        name: [array[:size] for array, size in zip(group_arrays[name], sizes, strict=True)]
+        for name, sizes in needed_beside.items()
+    }
+    busy.scheduler.prepare_inputs(InputBuffers(**fitting, **fitting_beside))
+    written = [*fitting.values(), *(each for many in fitting_beside.values() for each in many)]
+    assert not any((array == -9).any() for array in written)
     assert all((arrays[name][size:] == -9).all() for name, size in needed.items())
+    for name, sizes in needed_beside.items():
+        for array, size in zip(group_arrays[name], sizes, strict=True):
+            assert (array[size:] == -9).all()
 
 
-def test_unaligned_buffers_are_refused_by_name(arrays: dict[str, NDArray[Any]]) -> None:
+def test_unaligned_buffers_are_refused_by_name(arrays: dict[str, Any]) -> None:
     for name, array in arrays.items():
         memory = bytearray(array.nbytes + 1)
         unaligned = np.frombuffer(memory, array.dtype, count=array.size, offset=1)

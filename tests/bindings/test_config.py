@@ -1,5 +1,6 @@
 """Configurations from Python: what is refused, by which name, and what the options become."""
 
+import copy
 import inspect
 from typing import Any
 
@@ -8,10 +9,10 @@ import pytest
 from pagedserve import (
     CacheChoices,
     CacheConfig,
+    KVGroup,
     Scheduler,
     SchedulerChoices,
     SchedulerConfig,
-    WindowGroup,
 )
 from pagedserve.errors import ConfigError
 
@@ -99,20 +100,6 @@ def test_limits_that_cannot_be_are_refused_by_field(
 
 
 @pytest.mark.parametrize(
-    ("options", "refusal"),
-    [
-        ({"num_state_slots": 3}, "num_state_slots is 3, below max_num_seqs, 4"),
-        ({"num_state_slots": -1}, "num_state_slots is -1; it must not be negative"),
-        ({"num_cpu_state_slots": 3}, "num_cpu_state_slots is 3; without num_state_slots it must"),
-        ({"num_state_slots": 4, "num_lookahead_slots": 1}, "exclude each other"),
-    ],
-)
-def test_state_slots_that_cannot_be_are_refused(options: dict[str, Any], refusal: str) -> None:
-    with pytest.raises(ConfigError, match=refusal):
-        SchedulerConfig(**SCHEDULER | options)
-
-
-@pytest.mark.parametrize(
     ("field", "names"),
     [
         ("policy", ["fcfs", "priority"]),
@@ -135,20 +122,36 @@ def test_a_negative_number_of_bypasses_is_refused() -> None:
         SchedulerConfig(**SCHEDULER, max_num_bypasses=-1)
 
 
-def test_a_window_group_is_refused_where_it_cannot_be() -> None:
-    group = WindowGroup(window=9, num_gpu_blocks=30)
-    with pytest.raises(ConfigError, match="window_group and sliding_window exclude each other"):
-        CacheConfig(**CACHE, window_group=group, sliding_window=8)
-    with pytest.raises(ConfigError, match="the window of window_group is 0"):
-        WindowGroup(window=0, num_gpu_blocks=30)
+def test_a_group_is_refused_where_it_cannot_be() -> None:
+    group = KVGroup("window", window=9, num_gpu_blocks=30)
+    with pytest.raises(ConfigError, match="a window and sliding_window exclude each other"):
+        CacheConfig(**CACHE, groups=[group], sliding_window=8)
+    states = KVGroup("state", num_gpu_blocks=3)
+    with pytest.raises(ConfigError, match="states and enable_prefix_caching exclude each other"):
+        CacheConfig(**CACHE, groups=[states], enable_prefix_caching=True)
     limits = SchedulerConfig(**SCHEDULER)
+    with pytest.raises(ConfigError, match="is 3, below max_num_seqs, 4"):
+        Scheduler(limits, CacheConfig(**CACHE, groups=[states]))
     block_size = CACHE["block_size"]
-    least = WindowGroup.num_gpu_blocks_for(limits, window=9, block_size=block_size)
-    fewer = WindowGroup(window=9, num_gpu_blocks=least - 1)
+    least = KVGroup.num_gpu_blocks_for(limits, window=9, block_size=block_size)
+    fewer = KVGroup("window", window=9, num_gpu_blocks=least - 1)
     with pytest.raises(ConfigError, match=f"need {least}"):
-        Scheduler(limits, CacheConfig(**CACHE, window_group=fewer))
-    enough = WindowGroup(window=9, num_gpu_blocks=least)
-    Scheduler(limits, CacheConfig(**CACHE, window_group=enough)).check()
+        Scheduler(limits, CacheConfig(**CACHE, groups=[fewer]))
+    enough = KVGroup("window", window=9, num_gpu_blocks=least)
+    Scheduler(limits, CacheConfig(**CACHE, groups=[enough])).check()
+
+
+def test_a_group_needs_what_belongs_to_its_kind() -> None:
+    with pytest.raises(ConfigError, match="window is missing"):
+        KVGroup("window", num_gpu_blocks=30)
+    with pytest.raises(ConfigError, match='window is 9: the kind "state" has none'):
+        KVGroup("state", window=9, num_gpu_blocks=30)
+    with pytest.raises(ConfigError, match='must be "window", "state" or "cross"'):
+        KVGroup("all", num_gpu_blocks=30)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="the window of a KV group is 0"):
+        KVGroup("window", window=0, num_gpu_blocks=30)
+    group = KVGroup("window", window=9, num_gpu_blocks=30, num_cpu_blocks=4)
+    assert copy.copy(group) == group
 
 
 def test_a_window_excludes_prefix_caching() -> None:
@@ -215,23 +218,27 @@ def test_every_field_reads_back() -> None:
         "victim_policy": "least_work",
         "choices": SchedulerChoices(**SCHEDULER_CHOICES),
     }
-    states: dict[str, Any] = {"num_state_slots": 6, "num_cpu_state_slots": 3}
-    group: dict[str, Any] = {"window": 9, "num_gpu_blocks": 30, "num_cpu_blocks": 4}
+    group: dict[str, Any] = {
+        "kind": "window",
+        "window": 9,
+        "num_gpu_blocks": 30,
+        "num_cpu_blocks": 4,
+    }
+    states: dict[str, Any] = {"kind": "state", "num_gpu_blocks": 6, "num_cpu_blocks": 3}
     cache: dict[str, Any] = CACHE | {
         "num_cpu_blocks": 5,
         "watermark": 0.125,
         "enable_prefix_caching": True,
         "sliding_window": None,
-        "window_group": None,
+        "groups": [KVGroup(**group), KVGroup("cross")],
         "choices": CacheChoices(**CACHE_CHOICES),
     }
     made: list[tuple[Any, dict[str, Any]]] = [
         (SchedulerConfig(**scheduler), scheduler),
-        (SchedulerConfig(**SCHEDULER, **states), SCHEDULER | states),
         (CacheConfig(**cache), cache),
         (CacheConfig(**CACHE, sliding_window=12), CACHE | {"sliding_window": 12}),
-        (CacheConfig(**CACHE, window_group=WindowGroup(**group)), CACHE),
-        (WindowGroup(**group), group),
+        (KVGroup(**group), group),
+        (KVGroup(**states), states | {"window": None}),
     ]
     for config, values in made:
         for field, value in values.items():
@@ -239,7 +246,7 @@ def test_every_field_reads_back() -> None:
             with pytest.raises(AttributeError):
                 setattr(config, field, value)
     public = {name for name in dir(SchedulerConfig) if not name.startswith("_")} - {"classic"}
-    assert public == scheduler.keys() | states.keys(), "a new option is to be read back here"
+    assert public == scheduler.keys(), "a new option is to be read back here"
     assert {name for name in dir(CacheConfig) if not name.startswith("_")} == {*cache, "classic"}
 
 

@@ -12,11 +12,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pagedserve import WindowGroup
+from pagedserve import KVGroup
 
 BLOCK_SIZE = 4
 WINDOW = 10
-WINDOW_GROUP = WindowGroup(window=WINDOW, num_gpu_blocks=60, num_cpu_blocks=9)
+WINDOW_GROUP = KVGroup("window", window=WINDOW, num_gpu_blocks=60, num_cpu_blocks=9)
+STATES = KVGroup("state", num_gpu_blocks=8, num_cpu_blocks=4)
+ENCODERS = KVGroup("cross")
 
 CONFIGURATIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "default": ({}, {"num_cpu_blocks": 10}),
@@ -35,16 +37,20 @@ CONFIGURATIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"num_cpu_blocks": 10, "enable_prefix_caching": True},
     ),
     "states": (
-        {"num_state_slots": 8, "num_cpu_state_slots": 4, "preemption_mode": "swap"},
-        {"num_cpu_blocks": 12},
+        {"preemption_mode": "swap"},
+        {"num_cpu_blocks": 12, "groups": [ENCODERS, STATES]},
+    ),
+    "all kinds": (
+        {"preemption_mode": "swap", "enable_chunked_prefill": True},
+        {"num_cpu_blocks": 12, "groups": [STATES, ENCODERS, WINDOW_GROUP]},
     ),
     "window group": (
         {"num_lookahead_slots": 2, "preemption_mode": "swap"},
-        {"num_cpu_blocks": 12, "window_group": WINDOW_GROUP},
+        {"num_cpu_blocks": 12, "groups": [WINDOW_GROUP]},
     ),
     "window group in chunks": (
         {"enable_chunked_prefill": True, "max_num_batched_tokens": 13},
-        {"num_cpu_blocks": 12, "window_group": WINDOW_GROUP},
+        {"num_cpu_blocks": 12, "groups": [WINDOW_GROUP]},
     ),
     "window": ({"num_lookahead_slots": 2}, {"num_cpu_blocks": 12, "sliding_window": WINDOW}),
 }
@@ -62,19 +68,14 @@ OPS = st.lists(
 class Model:
     """An engine, and the contents of both tiers as they must be."""
 
-    def __init__(self, engine: Any, *, has_window: bool, has_group: bool) -> None:
+    def __init__(self, engine: Any, *, has_window: bool, groups: list[KVGroup]) -> None:
         self.engine = engine
         self.scheduler = engine.scheduler
         self.has_window = has_window
-        self.has_group = has_group
-        self.device: dict[int, int] = {}
-        self.host: dict[int, int] = {}
-        # Of the layers with a window, where those have blocks of their own.
-        self.device_windows: dict[int, int] = {}
-        self.host_windows: dict[int, int] = {}
-        # What the tokens of a sequence made of its state, by slot.
-        self.device_states: dict[int, int] = {}
-        self.host_states: dict[int, int] = {}
+        self.groups = groups
+        # What lies in the slots of each group's pool; a state is the one slot of its block.
+        self.devices: list[dict[int, int]] = [{} for _ in range(len(groups) + 1)]
+        self.hosts: list[dict[int, int]] = [{} for _ in range(len(groups) + 1)]
         # Of each living sequence its key and its tokens; of each group how wide it may be.
         self.tokens: dict[int, tuple[tuple[int, int], list[int]]] = {}
         self.widths: dict[int, list[int]] = {}
@@ -103,7 +104,8 @@ class Model:
             adapter=key[0],
             salt=key[1],
             priority=next(fates) % 3,
-            num_encoder_tokens=5 * (next(fates) % 2) * key[1],  # a salt names its input
+            # A salt names its input.
+            num_encoder_tokens=5 * (next(fates) % 2) * key[1] * (ENCODERS in self.groups),
         )
         self.tokens[seq] = key, prompt
         self.widths[group] = [width, 1]
@@ -128,26 +130,20 @@ class Model:
         self.forget_ended()
 
     def move(self, outputs: Any) -> None:
-        for pairs, source, target in (
-            (outputs.blocks_to_swap_out, self.device, self.host),
-            (outputs.blocks_to_swap_in, self.host, self.device),
-            (outputs.blocks_to_copy, self.device, self.device),
-            (outputs.window_blocks_to_swap_out, self.device_windows, self.host_windows),
-            (outputs.window_blocks_to_swap_in, self.host_windows, self.device_windows),
-            (outputs.window_blocks_to_copy, self.device_windows, self.device_windows),
-        ):
-            moved = {
-                there * BLOCK_SIZE + offset: source.get(here * BLOCK_SIZE + offset, 0)
-                for here, there in pairs.tolist()
-                for offset in range(BLOCK_SIZE)
-            }
-            target.update(moved)
-        for pairs, source, target in (
-            (outputs.states_to_swap_out, self.device_states, self.host_states),
-            (outputs.states_to_swap_in, self.host_states, self.device_states),
-            (outputs.states_to_copy, self.device_states, self.device_states),
-        ):
-            target.update({there: source[here] for here, there in pairs.tolist()})
+        sizes = [BLOCK_SIZE, *(1 if group is STATES else BLOCK_SIZE for group in self.groups)]
+        pools = zip(outputs.moves, sizes, self.devices, self.hosts, strict=True)
+        for moves, size, device, host in pools:
+            for pairs, source, target in (
+                (moves.swap_out, device, host),
+                (moves.swap_in, host, device),
+                (moves.copy, device, device),
+            ):
+                moved = {
+                    there * size + offset: source.get(here * size + offset, 0)
+                    for here, there in pairs.tolist()
+                    for offset in range(size)
+                }
+                target.update(moved)
 
     def content(self, seq: int, position: int) -> int:
         key, tokens = self.tokens[seq]
@@ -160,11 +156,17 @@ class Model:
         for position, slot in zip(row.positions, row.slots, strict=True):
             if slot >= 0:
                 assert slot == self.slot(row.table, position)
-                self.device[slot] = self.content(row.seq, position)
-        if self.has_group:
-            for position, slot in zip(row.positions, row.window_slots, strict=True):
-                assert slot == self.slot(row.window_table, position)
-                self.device_windows[slot] = self.content(row.seq, position)
+                self.devices[0][slot] = self.content(row.seq, position)
+        for index, table in self.windows(row):
+            for position, slot in zip(row.positions, row.group_slots[index], strict=True):
+                assert slot == self.slot(table, position)
+                self.devices[index + 1][slot] = self.content(row.seq, position)
+
+    def windows(self, row: Any) -> Iterator[tuple[int, list[int]]]:
+        """Each group with a window, and the row's table there."""
+        for index, group in enumerate(self.groups):
+            if group.kind == "window":
+                yield index, row.group_tables[index]
 
     def slot(self, table: list[int], position: int) -> int:
         return table[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
@@ -172,21 +174,22 @@ class Model:
     def attend(self, row: Any) -> None:
         first = max(0, row.num_keys - WINDOW) if self.has_window else 0
         for position in range(first, row.num_keys):
-            found = self.device.get(self.slot(row.table, position), 0)
+            found = self.devices[0].get(self.slot(row.table, position), 0)
             assert found == self.content(row.seq, position), f"position {position}"
-        if self.has_group:  # every query of the row sees its window
+        for index, table in self.windows(row):  # every query of the row sees its window
             for position in range(max(0, row.positions[0] - WINDOW + 1), row.num_keys):
-                found = self.device_windows.get(self.slot(row.window_table, position), 0)
+                found = self.devices[index + 1].get(self.slot(table, position), 0)
                 assert found == self.content(row.seq, position), f"position {position}"
 
     def go_on(self, row: Any) -> None:
-        if not self.engine.has_states:
-            assert row.state_slot == -1
+        if STATES not in self.groups:
             return
+        index = self.groups.index(STATES)
+        states, [slot] = self.devices[index + 1], row.group_tables[index]
         first = row.positions[0]
         if first:
-            assert self.device_states[row.state_slot] == self.content(row.seq, first - 1)
-        self.device_states[row.state_slot] = self.content(row.seq, row.num_keys - 1)
+            assert states[slot] == self.content(row.seq, first - 1)
+        states[slot] = self.content(row.seq, row.num_keys - 1)
 
     def sample(self, outputs: Any, rows: list[Any], fates: Iterator[int]) -> None:
         results: list[tuple[int, list[int], bool]] = []
@@ -208,9 +211,9 @@ class Model:
             # The model ran on all accepted tokens but the last, in the slots kept for them.
             for position in range(len(known), len(known) + len(tokens) - 1):
                 content, row = self.content(handle, position), rows[parent]
-                self.device[self.slot(row.table, position)] = content
-                if self.has_group:
-                    self.device_windows[self.slot(row.window_table, position)] = content
+                self.devices[0][self.slot(row.table, position)] = content
+                for index, table in self.windows(row):
+                    self.devices[index + 1][self.slot(table, position)] = content
             if is_last:
                 del self.tokens[handle]
             else:
@@ -256,11 +259,10 @@ def test_every_row_attends_to_its_own_tokens(
     for_scheduler, for_cache = CONFIGURATIONS[options]
     engine = make_engine(for_scheduler, {"num_gpu_blocks": 14} | for_cache)
     engine.has_adapters = "max_loras" in for_scheduler
-    engine.has_states = "num_state_slots" in for_scheduler
     model = Model(
         engine,
         has_window="sliding_window" in for_cache,
-        has_group="window_group" in for_cache,
+        groups=for_cache.get("groups", []),
     )
     for kind, numbers in ops:
         model.apply(kind, numbers)

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pagedserve import Scheduler
+from pagedserve import KVGroup, Scheduler
 from pagedserve.errors import PagedServeError, RequestError, StaleHandleError, StepError
 
 NAN, INFINITY = float("nan"), float("inf")
 GOOD_PROMPT = np.arange(3, dtype=np.int32)
-GROUP_CALLS = ("seqs_of", "cross_block_table", "common_computed_blocks", "group_stats")
+GROUP_CALLS = ("seqs_of", "common_computed_blocks", "group_stats")
 SEQ_CALLS = ("token_ids", "block_table")
 
 
@@ -164,7 +164,7 @@ def test_an_option_out_of_its_type_is_refused(busy: Any, option: dict[str, Any])
 def test_an_encoder_that_no_memory_holds_ends_its_request_alone(
     make_engine: Callable[..., Any], block_size: int, num_tokens: int
 ) -> None:
-    engine = make_engine({}, {"block_size": block_size})
+    engine = make_engine({}, {"block_size": block_size, "groups": [KVGroup("cross")]})
     group, _ = engine.add(4, num_encoder_tokens=num_tokens)
     ignored = engine.schedule().ignored_seq_groups
     assert [ended for ended, _, _ in ignored] == [group]

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pagedserve._core import BlockSpaceManager, CacheConfig, Scheduler, SchedulerConfig
+from pagedserve._core import BlockSpaceManager, CacheConfig, KVGroup, Scheduler, SchedulerConfig
 from pagedserve.errors import RequestError, StaleHandleError, StepError
 
 
@@ -87,10 +87,12 @@ def test_computed_blocks_are_shared_with_the_next_and_survive_their_end() -> Non
 
 
 def test_encoder_blocks_are_one_table_a_group() -> None:
-    space = manager()
+    space = manager(groups=[KVGroup("cross")])
     group, seq = space.add_seq_group(prompt(3), num_encoder_tokens=9)
     space.allocate(group)
-    assert len(space.cross_block_table(group)) == 3
+    assert len(space.block_table(seq, kv_group=1)) == 3
+    with pytest.raises(IndexError, match="kv_group is 2; there are 2"):
+        space.block_table(seq, kv_group=2)
     space.free(seq)
     assert space.num_free_gpu_blocks == 8
 
@@ -154,3 +156,28 @@ def test_metadata_tells_all_of_a_step_and_as_a_delta_what_is_new() -> None:
         {seq: 8},
     )
     assert len(delta.cross_block_table) == len(delta.computed_block_nums) == 0
+
+
+def test_a_group_with_a_window_holds_what_later_tokens_see() -> None:
+    window = KVGroup("window", window=6, num_gpu_blocks=8, num_cpu_blocks=8)
+    space = manager(num_gpu_blocks=16, num_cpu_blocks=16, groups=[window])
+    group, seq = space.add_seq_group(prompt(10), max_num_running_seqs=2)
+    space.allocate(group)
+    assert len(space.block_table(seq)) == len(space.block_table(seq, kv_group=1)) == 3
+    space.append_token(seq, 7)  # the prompt is computed: of 10 tokens the next sees the last 5
+    assert len(space.block_table(seq, kv_group=1)) == 2
+    assert len(space.append_slots(group)) == 0
+    child = space.fork(seq)
+    space.append_token(seq, 8)
+    space.append_token(child, 9)
+    assert len(space.append_slots(group)) == 1
+    assert [len(moves.copy) for moves in space.moves] == [1, 1], "each writes its own last block"
+    own, others = (space.block_table(each, kv_group=1).tolist() for each in (seq, child))
+    assert own[0] == others[0]
+    assert own[1] != others[1]
+    assert len(space.swap_out(group)) == len({*space.block_table(seq), *space.block_table(child)})
+    assert len(space.moves[1].swap_out) == 3
+    space.swap_in(group)
+    space.free(seq)
+    space.free(child)
+    assert (space.num_free_gpu_blocks, space.num_free_cpu_blocks) == (16, 16)

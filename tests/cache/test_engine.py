@@ -21,15 +21,14 @@ def no_pairs() -> NDArray[np.int64]:
 
 @dataclass
 class Moves:
-    blocks_to_swap_out: NDArray[np.int64] = field(default_factory=no_pairs)
-    blocks_to_swap_in: NDArray[np.int64] = field(default_factory=no_pairs)
-    blocks_to_copy: NDArray[np.int64] = field(default_factory=no_pairs)
-    states_to_swap_out: NDArray[np.int64] = field(default_factory=no_pairs)
-    states_to_swap_in: NDArray[np.int64] = field(default_factory=no_pairs)
-    states_to_copy: NDArray[np.int64] = field(default_factory=no_pairs)
-    window_blocks_to_swap_out: NDArray[np.int64] = field(default_factory=no_pairs)
-    window_blocks_to_swap_in: NDArray[np.int64] = field(default_factory=no_pairs)
-    window_blocks_to_copy: NDArray[np.int64] = field(default_factory=no_pairs)
+    swap_out: NDArray[np.int64] = field(default_factory=no_pairs)
+    swap_in: NDArray[np.int64] = field(default_factory=no_pairs)
+    copy: NDArray[np.int64] = field(default_factory=no_pairs)
+
+
+@dataclass
+class Step:
+    moves: list[Moves]
     has_moves: bool = True
 
 
@@ -70,13 +69,12 @@ def test_bytes_of_a_block_are_those_of_the_pools() -> None:
 
 def test_swap_out_comes_before_swap_in_and_copies_last() -> None:
     cache = make_cache()
-    cache.move(
-        Moves(
-            blocks_to_swap_out=np.array([[1, 0]]),  # block 1 leaves,
-            blocks_to_swap_in=np.array([[0, 2]]),  # comes back as block 2
-            blocks_to_copy=np.array([[2, 3]]),  # and is copied from there
-        )
+    moves = Moves(
+        swap_out=np.array([[1, 0]]),  # block 1 leaves,
+        swap_in=np.array([[0, 2]]),  # comes back as block 2
+        copy=np.array([[2, 3]]),  # and is copied from there
     )
+    cache.move(Step([moves]))
     assert contents(cache.cpu_pools) == [1, -1, -1]
     assert contents(cache.gpu_pools) == [0, 1, 1, 1]
 
@@ -101,9 +99,9 @@ def test_states_have_their_own_shape_and_dtype_and_move_as_blocks_do() -> None:
         pool[:] = torch.arange(4.0).reshape(4, *(1 for _ in pool.shape[1:]))
     pools.move(
         Moves(
-            states_to_swap_out=np.array([[1, 0], [3, 1]]),
-            states_to_swap_in=np.array([[0, 2]]),
-            states_to_copy=np.array([[2, 0], [2, 3]]),
+            swap_out=np.array([[1, 0], [3, 1]]),
+            swap_in=np.array([[0, 2]]),
+            copy=np.array([[2, 0], [2, 3]]),
         )
     )
     for pool, expected in [(pool, [1, 1, 1, 1]) for pool in device] + [

@@ -177,29 +177,26 @@ def test_graphs_share_a_pool_and_the_largest_is_first(
         assert cuda.log == [*wait, f"replay graph {number}"]
 
 
-def no_pairs() -> NDArray[np.int64]:
-    return np.zeros((0, 2), dtype=np.int64)
+@dataclass
+class Moves:
+    """Moves in the one pool."""
+
+    swap_out: NDArray[np.int64]
+    swap_in: NDArray[np.int64]
+    copy: NDArray[np.int64]
 
 
 @dataclass
-class Moves:
+class Step:
     """Moves of a step."""
 
-    blocks_to_swap_out: NDArray[np.int64]
-    blocks_to_swap_in: NDArray[np.int64]
-    blocks_to_copy: NDArray[np.int64]
+    moves: list[Moves]
     has_moves: bool = True
-    states_to_swap_out: NDArray[np.int64] = field(default_factory=no_pairs)
-    states_to_swap_in: NDArray[np.int64] = field(default_factory=no_pairs)
-    states_to_copy: NDArray[np.int64] = field(default_factory=no_pairs)
-    window_blocks_to_swap_out: NDArray[np.int64] = field(default_factory=no_pairs)
-    window_blocks_to_swap_in: NDArray[np.int64] = field(default_factory=no_pairs)
-    window_blocks_to_copy: NDArray[np.int64] = field(default_factory=no_pairs)
 
 
-def moves(*, out: Any = (), into: Any = (), copy: Any = ()) -> Moves:
+def moves(*, out: Any = (), into: Any = (), copy: Any = ()) -> Step:
     arrays = [np.array(pairs, dtype=np.int64).reshape(-1, 2) for pairs in (out, into, copy)]
-    return Moves(arrays[0], arrays[1], arrays[2])
+    return Step([Moves(arrays[0], arrays[1], arrays[2])])
 
 
 @dataclass

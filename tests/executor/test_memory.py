@@ -109,7 +109,7 @@ STATES: dict[str, Any] = {"state_bytes": 2 * MIB, "max_num_seqs": 100}
 
 def test_states_take_their_part_before_the_blocks() -> None:
     found = plan(kv_cache_memory=300 * MIB, **STATES)
-    assert (found.num_gpu_blocks, found.num_state_slots) == (100, 100)
+    assert (found.num_gpu_blocks, found.groups[0].num_gpu_blocks) == (100, 100)
     assert "states       200.00 MiB  of 100 sequences x 2.00 MiB" in found.describe()
     free = plan(default_bytes=None, free_bytes=1000 * MIB, **STATES)
     assert free.num_gpu_blocks == 1000 * 9 // 10 - 200
@@ -117,9 +117,9 @@ def test_states_take_their_part_before_the_blocks() -> None:
 
 def test_the_swap_space_is_for_blocks_and_states() -> None:
     found = plan(num_gpu_blocks=1000, swap_space=1, **STATES)
-    assert (found.num_cpu_state_slots, found.num_cpu_blocks) == (100, 1024 - 200)
+    assert (found.groups[0].num_cpu_blocks, found.num_cpu_blocks) == (100, 1024 - 200)
     found = plan(num_gpu_blocks=1000, swap_space=0.125, **STATES)
-    assert (found.num_cpu_state_slots, found.num_cpu_blocks) == (32, 64)
+    assert (found.groups[0].num_cpu_blocks, found.num_cpu_blocks) == (32, 64)
     assert found.swap_bytes == 128 * MIB
 
 

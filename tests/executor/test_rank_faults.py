@@ -22,6 +22,7 @@ import pytest
 
 from pagedserve import LLM, SamplingParams, TokensPrompt
 from pagedserve.errors import ConfigError, ExecutorDeadError, UnsupportedModelError
+from pagedserve.executor.channel import PoolMoves
 from pagedserve.executor.ranks import RankedExecutor
 from pagedserve.parallel.group import RankGroup
 from tests.server.conftest import Process
@@ -176,15 +177,7 @@ def test_a_rank_that_raises_is_quoted(engine: Engine) -> None:
         num_samples=0,
         max_num_blocks=0,
         has_moves=True,
-        blocks_to_copy=np.array([[0, 10**6]]),
-        **dict.fromkeys(
-            (
-                *("blocks_to_swap_out", "blocks_to_swap_in", "window_blocks_to_swap_out"),
-                *("window_blocks_to_swap_in", "window_blocks_to_copy"),
-                *("states_to_swap_out", "states_to_swap_in", "states_to_copy"),
-            ),
-            nothing,
-        ),
+        moves=[PoolMoves(swap_out=nothing, swap_in=nothing, copy=np.array([[0, 10**6]]))],
     )
     engine.executor._channel.publish(step, None)
     wait_until(lambda: not ranks_of(os.getpid()))

@@ -115,8 +115,10 @@ def test_a_long_sequence_takes_what_its_windows_show(
         """As long as a step runs, a sequence has what it writes and what that sees."""
         for group in scheduler.running:
             for seq in scheduler.seqs_of(group).tolist():
-                windows = len(scheduler.window_block_table(seq)) * engine.memory.window_block_bytes
-                sizes.append(len(scheduler.block_table(seq)) * engine.memory.block_bytes + windows)
+                num_bytes = len(scheduler.block_table(seq)) * engine.memory.block_bytes
+                for beside, block_bytes in enumerate(engine.memory.group_bytes, start=1):
+                    num_bytes += len(scheduler.block_table(seq, kv_group=beside)) * block_bytes
+                sizes.append(num_bytes)
         return launch(*args, **options)
 
     monkeypatch.setattr(executor, "launch", look_and_launch)

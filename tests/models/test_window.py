@@ -12,13 +12,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from pagedserve import LLM, RequestOutput, SamplingParams
-from pagedserve.errors import ConfigError
 from pagedserve.inputs import TokensPrompt
 from tests.support.greedy import greedy_tokens
 
 WINDOW, BLOCK_SIZE, CHUNK, NUM_TOKENS = 16, 4, 18, 40
-# A step of CHUNK tokens sees WINDOW - 1 before its first: 33, one less would do with a block less.
-MOST_BLOCKS = 9
+# Between steps the 15 tokens before the next, which may begin and end within a block.
+MOST_BLOCKS = (WINDOW - 2) // BLOCK_SIZE + 2
 PROMPTS: list[TokensPrompt] = [
     {"prompt_token_ids": [(number * 31 + index * 17) % 90 + 3 for index in range(length)]}
     for number, length in enumerate((50, 3, 33, 12))
@@ -76,9 +75,9 @@ def test_tokens_are_those_of_transformers(mistral: Path, backend: str, kernels: 
 def test_tokens_are_those_of_an_engine_that_keeps_all(
     mistral: Path, mode: str, params: SamplingParams
 ) -> None:
-    everything = engine_of(mistral, enable_prefix_caching=True)  # finds what it keeps again
+    everything = engine_of(mistral, disable_hybrid_kv_cache_manager=True)
     # Room for two of four prompts, each of up to three sequences.
-    num_blocks = 2 * MOST_BLOCKS * params.n
+    num_blocks = 2 * (MOST_BLOCKS + 2) * params.n
     few = engine_of(mistral, num_gpu_blocks=num_blocks, preemption_mode=mode, watermark=0.0)
     expected = answers(everything, params)
     for found, wanted in zip(answers(few, params), expected, strict=True):
@@ -91,27 +90,53 @@ def test_tokens_are_those_of_an_engine_that_keeps_all(
 
 
 @pytest.mark.parametrize(
-    ("options", "most_blocks"),
-    [
-        ({}, MOST_BLOCKS),
-        # The last of 90 tokens is never computed.
-        ({"enable_prefix_caching": True}, 23),
-        ({"enable_chunked_prefill": False, "max_num_batched_tokens": 128}, 23),
-    ],
-    ids=["window", "prefix caching", "no chunks"],
+    "options",
+    [{}, {"enable_prefix_caching": True}, {"preemption_mode": "swap", "swap_space": 0.01}],
+    ids=["window", "prefix caching", "swap"],
 )
 def test_a_sequence_of_any_length_takes_what_the_window_shows(
-    mistral: Path, options: dict[str, Any], most_blocks: int
+    mistral: Path, options: dict[str, Any]
 ) -> None:
-    llm = engine_of(mistral, **options)
-    llm.generate(PROMPTS[0], GREEDY, use_tqdm=False)
-    assert llm.llm_engine.stats.peak_used_blocks == most_blocks
+    engine = engine_of(mistral, **options).llm_engine
+    [group] = engine.memory.groups
+    assert (group.kind, group.window) == ("window", WINDOW)
+    assert engine.memory.block_bytes == 0, "no layer keeps all keys"
+    engine.add_request("0", PROMPTS[0], GREEDY)
+    most = 0
+    while engine.has_unfinished_requests():
+        engine.step()
+        for running in engine.scheduler.running:
+            for seq in engine.scheduler.seqs_of(running).tolist():
+                most = max(most, len(engine.scheduler.block_table(seq, kv_group=1)))
+    assert most == MOST_BLOCKS
 
 
-def test_memory_for_what_the_window_shows_is_enough(mistral: Path) -> None:
-    block_bytes = engine_of(mistral).llm_engine.memory.block_bytes
-    fits: dict[str, Any] = {"max_model_len": 128, "kv_cache_memory": MOST_BLOCKS * block_bytes}
-    fits["num_gpu_blocks"] = None
-    engine_of(mistral, **fits)
-    with pytest.raises(ConfigError, match="one sequence of 128 tokens"):
-        engine_of(mistral, **fits, enable_prefix_caching=True)
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "forks"])
+@pytest.mark.parametrize(
+    "memory", [{}, {"num_gpu_blocks": 60, "preemption_mode": "swap", "swap_space": 0.01}]
+)
+def test_prefixes_are_found_again_and_change_no_token(
+    mistral: Path, params: SamplingParams, memory: dict[str, Any]
+) -> None:
+    params = params.clone()
+    params.prompt_logprobs = None  # asks for every token of the prompt
+    wanted = answers(engine_of(mistral, disable_hybrid_kv_cache_manager=True), params)
+    llm = engine_of(mistral, enable_prefix_caching=True, **memory)
+    for _ in range(2):
+        found = answers(llm, params)
+        for ours, theirs in zip(found, wanted, strict=True):
+            of = [seq.token_ids for seq in ours.outputs], [seq.token_ids for seq in theirs.outputs]
+            assert of[0] == of[1]
+    if not memory:
+        assert [output.num_cached_tokens for output in found] == [48, 0, 32, 8]
+
+
+def test_memory_is_that_of_the_window(mistral: Path) -> None:
+    """The pool of 64 KiB is a fifth of what the longest sequence would keep of all its layers."""
+    given: dict[str, Any] = {"num_gpu_blocks": None, "max_model_len": 128, "max_num_seqs": 1}
+    memory = engine_of(mistral, **given, kv_cache_memory=1 << 16).llm_engine.memory
+    [group], [block_bytes] = memory.groups, memory.group_bytes
+    assert memory.pool_bytes == 0
+    assert group.num_gpu_blocks * block_bytes <= 1 << 16
+    kept = engine_of(mistral, disable_hybrid_kv_cache_manager=True).llm_engine.memory
+    assert kept.block_bytes == block_bytes

@@ -90,9 +90,8 @@ def logprobs_of(outputs: list[RequestOutput]) -> list[float]:
 @pytest.mark.parametrize("backend", ["rust", "torch"])
 def test_tokens_are_those_of_transformers(saved: Path, backend: str) -> None:
     llm = engine_of(saved, attention_backend=backend, **CHUNKS)
-    group = llm.llm_engine.memory.window_group
-    assert group is not None
-    assert group.window == WINDOW
+    [group] = llm.llm_engine.memory.groups
+    assert (group.kind, group.window) == ("window", WINDOW)
     model: Any = AutoModelForCausalLM.from_pretrained(saved, dtype=torch.float32)
     for prompt, found in zip(PROMPTS, answers(llm, GREEDY), strict=True):
         wanted = greedy_tokens(model, prompt["prompt_token_ids"], NUM_TOKENS)
@@ -102,13 +101,13 @@ def test_tokens_are_those_of_transformers(saved: Path, backend: str) -> None:
 @pytest.mark.parametrize("family", ["gemma3_text"])
 def test_tokens_are_those_of_an_engine_whose_layers_share_blocks(saved: Path) -> None:
     shared = engine_of(saved, disable_hybrid_kv_cache_manager=True)
-    assert shared.llm_engine.memory.window_group is None
+    assert shared.llm_engine.memory.groups == ()
     num_preempted = 0
     for params in (GREEDY, SAMPLED, BEAMS):
         wanted = answers(shared, params)
         for options in MEMORIES.values():
             llm = engine_of(saved, **options)
-            assert llm.llm_engine.memory.window_group is not None
+            assert llm.llm_engine.memory.groups
             found = answers(llm, params)
             assert tokens_of(found) == tokens_of(wanted)
             # Chunks end elsewhere, and a window's keys are then summed in other tiles.
@@ -127,7 +126,7 @@ def test_a_sequence_takes_what_its_windows_show(saved: Path) -> None:
         engine.step()
         for group in engine.scheduler.running:
             for seq in engine.scheduler.seqs_of(group).tolist():
-                most = max(most, len(engine.scheduler.window_block_table(seq)))
+                most = max(most, len(engine.scheduler.block_table(seq, kv_group=1)))
     # Between steps the 15 tokens before the next, which may begin and end within a block.
     assert most == (WINDOW - 2) // BLOCK_SIZE + 2
     assert engine.stats.peak_used_blocks == 23, "the others keep all 89"
@@ -137,16 +136,16 @@ def test_a_sequence_takes_what_its_windows_show(saved: Path) -> None:
 def test_the_memory_is_shared_out(saved: Path) -> None:
     given: dict[str, Any] = {"num_gpu_blocks": None, "kv_cache_memory": 1 << 20, **CHUNKS}
     memory = engine_of(saved, **given).llm_engine.memory
-    assert memory.window_group is not None
-    taken = memory.pool_bytes + memory.window_pool_bytes
+    [group] = memory.groups
+    taken = memory.pool_bytes + memory.group_pool_bytes
     assert (1 << 20) - memory.block_bytes < taken <= 1 << 20
-    assert memory.window_pool_bytes <= 1 << 19
-    assert f"{memory.window_group.num_gpu_blocks} blocks x " in memory.describe()
+    assert memory.group_pool_bytes <= 1 << 19
+    assert f"{group.num_gpu_blocks} blocks x " in memory.describe()
     shared = engine_of(saved, **given, disable_hybrid_kv_cache_manager=True).llm_engine.memory
     assert shared.num_gpu_blocks < memory.num_gpu_blocks
     # A step of 2048 tokens may write more than that half.
     whole = given | {"enable_chunked_prefill": False, "max_num_batched_tokens": 2048}
-    assert engine_of(saved, **whole).llm_engine.memory.window_group is None
+    assert engine_of(saved, **whole).llm_engine.memory.groups == ()
 
 
 @pytest.mark.parametrize("family", ["gemma3_text"])
@@ -156,7 +155,7 @@ def test_cached_prefixes_change_no_token(saved: Path) -> None:
         wanted = answers(shared, params)
         for options in MEMORIES.values():
             llm = engine_of(saved, enable_prefix_caching=True, **options)
-            assert llm.llm_engine.memory.window_group is not None
+            assert llm.llm_engine.memory.groups
             for _ in range(2):
                 found = answers(llm, params)
                 assert tokens_of(found) == tokens_of(wanted)
@@ -164,8 +163,7 @@ def test_cached_prefixes_change_no_token(saved: Path) -> None:
             assert num_cached == [48, 0, 32, 8] or "num_gpu_blocks" in options
 
 
-def test_layers_that_all_see_alike_share_blocks(save_tiny: Any) -> None:
-    for kind in ("sliding_attention", "full_attention"):
-        layers = LAYERS | {"layer_types": [kind] * 4}
-        llm = engine_of(save_tiny("gemma3_text", **layers, head_dim=16))
-        assert llm.llm_engine.memory.window_group is None
+def test_layers_that_all_see_everything_share_blocks(save_tiny: Any) -> None:
+    layers = LAYERS | {"layer_types": ["full_attention"] * 4}
+    llm = engine_of(save_tiny("gemma3_text", **layers, head_dim=16))
+    assert llm.llm_engine.memory.groups == ()

@@ -333,12 +333,12 @@ def test_a_log_that_differs_is_an_exit_of_1(
         ("null\n", "not a JSON object"),
         ("[1]\n", "not a JSON object"),
         ('{"golden":1}\n', "first line"),
-        ('{"log":2}\n', "the format is 2; 3 is understood"),
-        ('{"log":3}\n', "'scheduler'"),
-        ('{"log":3,"scheduler":{"speed":1,"choices":{}},"cache":{}}\n', "speed"),
-        ('{"log":3,"scheduler":{"choices":{"speed":1}},"cache":{}}\n', "speed"),
-        ('{"log":3,"scheduler":{},"cache":{}}\n', "'choices'"),
-        ('{"log":3,"scheduler":3,"cache":{}}\n', "configurations"),
+        ('{"log":2}\n', "the format is 2; 3 and 4 are understood"),
+        ('{"log":4}\n', "'scheduler'"),
+        ('{"log":4,"scheduler":{"speed":1,"choices":{}},"cache":{}}\n', "speed"),
+        ('{"log":4,"scheduler":{"choices":{"speed":1}},"cache":{}}\n', "speed"),
+        ('{"log":4,"scheduler":{},"cache":{}}\n', "'choices'"),
+        ('{"log":4,"scheduler":3,"cache":{}}\n', "configurations"),
     ],
 )
 def test_what_is_no_log_is_refused(

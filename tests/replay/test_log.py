@@ -39,10 +39,19 @@ def test_a_random_life_is_run_again_to_the_same_decisions(
     engine = RandomEngine(options, seed, log)
     engine.run()
     assert replay_log(log) == (NUM_STEPS + 1, None, False)
-    nothing = {"state_moves": [0, 0, 0], "window_moves": [0, 0, 0], "adapters_to_load": []}
-    lines = [nothing | line for line in lines_of(log)[1:]]
+    header, *lines = lines_of(log)
+    num_groups = len(header["cache"]["groups"])
+    nothing = {"group_moves": [[0, 0, 0]] * num_groups, "adapters_to_load": []}
+    lines = [nothing | line for line in lines]
     written = [{key: line[key] for key in ("step", *DECISIONS)} for line in lines]
     assert written[:-1] == engine.seen
+
+
+@pytest.mark.parametrize("name", ["windows", "states"])
+def test_a_log_of_the_format_before_is_run_again_to_the_same_decisions(name: str) -> None:
+    """Random lives with encoders, and with a window and cached prefixes, or with states."""
+    log = Path(__file__).parent / "older" / f"{name}.log.gz"
+    assert replay_log(log) == (NUM_STEPS + 1, None, False)
 
 
 def test_the_random_lives_hold_what_they_are_to_show(log: Path) -> None:

@@ -245,7 +245,7 @@ def test_buffers_lie_in_one_piece_with_the_tables_last() -> None:
         max_num_rows=3,
         max_blocks_per_row=5,
         num_adapter_slots=2,
-        has_windows=True,
+        groups=[_core.KVGroup("window", window=9, num_gpu_blocks=9)],
     )
     arrays = buffers.on_device
     names = list(arrays.__slots__)

@@ -10,10 +10,10 @@ import numpy as np
 from pagedserve import (
     CacheConfig,
     InputBuffers,
+    KVGroup,
     Scheduler,
     SchedulerConfig,
     SchedulerOutputs,
-    WindowGroup,
 )
 from pagedserve._core import CacheChoices, SchedulerChoices
 
@@ -38,15 +38,26 @@ CONFIGURATIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "window": ({}, {"sliding_window": 10, "num_cpu_blocks": 30}),
     "window group": (
         {"num_lookahead_slots": 1},
-        {"window_group": WindowGroup(window=9, num_gpu_blocks=90, num_cpu_blocks=20)}
+        {"groups": [KVGroup("window", window=9, num_gpu_blocks=90, num_cpu_blocks=20)]}
         | {"num_cpu_blocks": 30},
     ),
     "window group and cached": (
         {"enable_chunked_prefill": True},
-        {"window_group": WindowGroup(window=9, num_gpu_blocks=60, num_cpu_blocks=20)}
+        {"groups": [KVGroup("window", window=9, num_gpu_blocks=60, num_cpu_blocks=20)]}
         | {"num_cpu_blocks": 30, "enable_prefix_caching": True},
     ),
-    "states": ({"num_state_slots": 12, "num_cpu_state_slots": 5}, {"num_cpu_blocks": 30}),
+    "states": (
+        {},
+        {"groups": [KVGroup("state", num_gpu_blocks=12, num_cpu_blocks=5)], "num_cpu_blocks": 30},
+    ),
+    "encoders and windows": (
+        {"enable_chunked_prefill": True},
+        {
+            "groups": [KVGroup("cross"), KVGroup("window", window=9, num_gpu_blocks=60)],
+            "num_cpu_blocks": 30,
+            "enable_prefix_caching": True,
+        },
+    ),
 }
 
 # What a line says of its step.
@@ -55,8 +66,7 @@ DECISIONS = (
     "preempted",
     "swapped_in",
     "moves",
-    "state_moves",
-    "window_moves",
+    "group_moves",
     "adapters_to_load",
     "ignored",
     "refused",
@@ -66,13 +76,7 @@ DECISIONS = (
 
 def decisions(scheduler: Scheduler, step: SchedulerOutputs) -> dict[str, Any]:
     """What the line of a step has to say of it."""
-    moves = (step.blocks_to_swap_out, step.blocks_to_swap_in, step.blocks_to_copy)
-    window_moves = (
-        step.window_blocks_to_swap_out,
-        step.window_blocks_to_swap_in,
-        step.window_blocks_to_copy,
-    )
-    state_moves = (step.states_to_swap_out, step.states_to_swap_in, step.states_to_copy)
+    moves = [[len(of.swap_out), len(of.swap_in), len(of.copy)] for of in step.moves]
     return {
         "step": step.step_id,
         "scheduled": [
@@ -81,9 +85,8 @@ def decisions(scheduler: Scheduler, step: SchedulerOutputs) -> dict[str, Any]:
         ],
         "preempted": [list(pair) for pair in step.preempted],
         "swapped_in": step.swapped_in,
-        "moves": [len(pairs) for pairs in moves],
-        "state_moves": [len(pairs) for pairs in state_moves],
-        "window_moves": [len(pairs) for pairs in window_moves],
+        "moves": moves[0],
+        "group_moves": moves[1:],
         "adapters_to_load": [list(load) for load in step.adapters_to_load],
         "ignored": [[group, reason] for group, reason, _ in step.ignored_seq_groups],
         "refused": [list(pair) for pair in step.refused],
@@ -106,15 +109,17 @@ class RandomEngine:
         cache = CacheConfig(block_size=BLOCK_SIZE, num_gpu_blocks=40, **for_cache)
         self.scheduler = Scheduler(self.config, cache, log=log, **log_options)
         self.row_handles = np.zeros(MAX_ROWS, np.int64)
-        of_rows = ("seq_lens", "sample_index", "sample_rows", "adapter_slots", "state_slots")
+        of_rows = ("seq_lens", "sample_index", "sample_rows", "adapter_slots", "cross_lens")
+        groups = for_cache.get("groups", [])
+        self.has_encoders = any(group.kind == "cross" for group in groups)
         self.buffers = InputBuffers(
             token_ids=np.zeros(MAX_TOKENS, np.int32),
             positions=np.zeros(MAX_TOKENS, np.int64),
             slot_mapping=np.zeros(MAX_TOKENS, np.int64),
             query_start=np.zeros(MAX_ROWS + 1, np.int32),
             block_tables=np.zeros(MAX_ROWS * MAX_MODEL_LEN, np.int32),
-            window_tables=np.zeros(MAX_ROWS * MAX_MODEL_LEN, np.int32),
-            window_slots=np.zeros(MAX_TOKENS, np.int64),
+            group_tables=[np.zeros(MAX_ROWS * MAX_MODEL_LEN, np.int32) for _ in groups],
+            group_slots=[np.zeros(MAX_TOKENS, np.int64) for _ in groups],
             row_handles=self.row_handles,
             **{name: np.zeros(MAX_ROWS, np.int32) for name in of_rows},
         )
@@ -160,7 +165,7 @@ class RandomEngine:
             priority=rng.randrange(-2, 3),
             adapter=rng.randrange(4) if self.config.max_loras else 0,
             salt=salt,
-            num_encoder_tokens=rng.choice([0, 9]) if salt else 0,
+            num_encoder_tokens=rng.choice([0, 9]) if salt and self.has_encoders else 0,
         )
         self.asked[group], self.made[group] = asked, 1
 

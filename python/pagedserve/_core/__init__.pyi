@@ -10,12 +10,14 @@ from numpy.typing import NDArray
 from pagedserve._core import cpu
 
 __all__ = [
+    "BlockMoves",
     "BlockSpaceManager",
     "CacheChoices",
     "CacheConfig",
     "CachedBlockAllocator",
     "GroupStats",
     "InputBuffers",
+    "KVGroup",
     "LRUEvictor",
     "Prefix",
     "ScheduledSequenceGroup",
@@ -26,7 +28,6 @@ __all__ = [
     "SequenceGroupMetadata",
     "TokenLookup",
     "UncachedBlockAllocator",
-    "WindowGroup",
     "__version__",
     "cpu",
 ]
@@ -34,6 +35,7 @@ __all__ = [
 __version__: Final[str]
 
 _PreemptionMode: TypeAlias = Literal["recompute", "swap"]
+_KVKind: TypeAlias = Literal["window", "state", "cross"]
 _Policy: TypeAlias = Literal["fcfs", "priority"]
 _VictimPolicy: TypeAlias = Literal["last", "least_work"]
 _Refusal: TypeAlias = Literal[
@@ -100,30 +102,42 @@ class CacheChoices:
         """Value of the argument, or its default; see the class."""
 
 @final
-class WindowGroup:
-    """Block pool of the sliding-window layers of a model that also has full-attention layers.
+class KVGroup:
+    """Layers that keep something else of a sequence than all its keys and values.
 
-    A sequence holds at most the blocks that its window spans, and those that a step adds.
+    With "window" they keep those of the newest tokens: a sequence has at most the blocks that its
+    window spans, and those that a step adds.  With "state" a block is the state of one sequence, as
+    recurrences have.  With "cross" they keep those of an encoder's output, in blocks of the first
+    group's pool.
 
     Args:
+        kind: "window", "state" or "cross".
         window: Tokens that a query attends to, itself included, in the layer with the largest
-            window; at least 1.
-        num_gpu_blocks: Blocks on the device; at least ``num_gpu_blocks_for`` one sequence.
-        num_cpu_blocks: Blocks in host memory for swapped groups; 0, the default, turns swapping
-            off.
+            window, at least 1; for "window" alone.
+        num_gpu_blocks: Blocks of the group's pool on the device: for "window" at least
+            ``num_gpu_blocks_for`` one sequence, for "state" at least ``max_num_seqs``, for "cross"
+            none.
+        num_cpu_blocks: Blocks of the pool in host memory for swapped groups; 0, the default, turns
+            swapping off.
 
     Raises:
-        ``ConfigError``: Numbers out of range.
+        ``ConfigError``: An unknown kind, a window that does not belong to it, or numbers out of
+            range.
     """
 
     def __new__(
-        cls, *, window: int, num_gpu_blocks: int, num_cpu_blocks: int | None = None
-    ) -> WindowGroup: ...
+        cls,
+        kind: _KVKind,
+        *,
+        window: int | None = None,
+        num_gpu_blocks: int | None = None,
+        num_cpu_blocks: int | None = None,
+    ) -> KVGroup: ...
     @staticmethod
     def num_gpu_blocks_for(
         scheduler_config: SchedulerConfig, *, window: int, block_size: int, num_seqs: int = 1
     ) -> int:
-        """Return the largest number of device blocks that ``num_seqs`` running sequences use.
+        """Return the largest number of device blocks of a window that ``num_seqs`` sequences use.
 
         It counts the blocks that each keeps between steps and those that the tokens of a step add.
 
@@ -133,10 +147,13 @@ class WindowGroup:
             block_size: Tokens a block holds, at least 1.
             num_seqs: Number of sequences; the result for 1 is the least that a scheduler accepts.
         """
-    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, int]]: ...
+    def __getnewargs_ex__(self) -> tuple[tuple[str], dict[str, int | None]]: ...
     @property
-    def window(self) -> int:
-        """Value of the argument, or its default; see the class."""
+    def kind(self) -> _KVKind:
+        """Kind of the group: "window", "state" or "cross"."""
+    @property
+    def window(self) -> int | None:
+        """Tokens that a query attends to, itself included; None for another kind than "window"."""
     @property
     def num_gpu_blocks(self) -> int:
         """Value of the argument, or its default; see the class."""
@@ -159,15 +176,15 @@ class CacheConfig:
             to below 1; 0.01.
         enable_prefix_caching: Keep the contents of blocks for later prompts that begin with the
             same tokens; False.
-        sliding_window: Tokens that a query attends to, itself included, if all layers have the
-            same window; None.  Excludes prefix caching.
-        window_group: A ``WindowGroup``, if some layers have a window and others attend to
-            everything; None.
-            Excludes prefix caching and ``sliding_window``.
+        sliding_window: Tokens that the layers of the first group keep, if not all; None.  A
+            sequence then overwrites its oldest blocks, as with vLLM 0.6.2, which excludes prefix
+            caching; a group with a window does not.
+        groups: A ``KVGroup`` for each group of layers beside those that keep all keys and values,
+            which are the first group; none.
         choices: A ``CacheChoices``; all defaults.
 
     Raises:
-        ``ConfigError``: Numbers out of range, or windows with prefix caching.
+        ``ConfigError``: Numbers out of range, or groups that exclude each other.
     """
 
     def __new__(
@@ -179,7 +196,7 @@ class CacheConfig:
         watermark: float | None = None,
         enable_prefix_caching: bool | None = None,
         sliding_window: int | None = None,
-        window_group: WindowGroup | None = None,
+        groups: Sequence[KVGroup] | None = None,
         choices: CacheChoices | None = None,
     ) -> CacheConfig: ...
     @staticmethod
@@ -221,8 +238,8 @@ class CacheConfig:
     def sliding_window(self) -> int | None:
         """Value of the argument, or its default; see the class."""
     @property
-    def window_group(self) -> WindowGroup | None:
-        """Value of the argument; see the class."""
+    def groups(self) -> list[KVGroup]:
+        """Groups beside the first, in order; see the class."""
     @property
     def choices(self) -> CacheChoices:
         """Value of the argument, or its default; see the class."""
@@ -294,9 +311,6 @@ class SchedulerConfig:
         num_lookahead_slots: Slots of a decoding sequence after its next token; 0.
         max_loras: Number of adapter slots on the device, and so of adapters in one step; None
             without adapters.
-        num_state_slots: Device slots for recurrent states of sequences, at least max_num_seqs; 0
-            for a model without them.
-        num_cpu_state_slots: Host slots for the states of swapped groups; 0.
         max_num_bypasses: Maximum number of groups admitted ahead of the head of a queue while it
             does not fit in memory; 64 with chunked prefill, else 0.
         victim_policy: Which group is preempted: "least_work", the default, or "last".
@@ -318,8 +332,6 @@ class SchedulerConfig:
         delay_factor: float | None = None,
         num_lookahead_slots: int | None = None,
         max_loras: int | None = None,
-        num_state_slots: int | None = None,
-        num_cpu_state_slots: int | None = None,
         max_num_bypasses: int | None = None,
         victim_policy: _VictimPolicy | None = None,
         choices: SchedulerChoices | None = None,
@@ -378,12 +390,6 @@ class SchedulerConfig:
     def max_loras(self) -> int | None:
         """Value of the argument, or its default; see the class."""
     @property
-    def num_state_slots(self) -> int:
-        """Value of the argument, or its default; see the class."""
-    @property
-    def num_cpu_state_slots(self) -> int:
-        """Value of the argument, or its default; see the class."""
-    @property
     def max_num_bypasses(self) -> int:
         """Value of the argument, or its default; see the class."""
     @property
@@ -415,18 +421,14 @@ class InputBuffers:
         row_handles: Handle of each row's sequence, int64 ``[R]``.
         adapter_slots: Adapter slot of each row, int32 ``[R]``, -1 for the base model; None,
             the default, for a scheduler without ``max_loras``.
-        state_slots: State slot of each row, int32 ``[R]``, -1 without a state; None, the
-            default, for a scheduler without ``num_state_slots``.  A row whose first
-            position is 0 begins with a fresh state.
-        window_tables: Blocks of the sliding-window layers, int32 ``[R * B]``, laid out as
-            ``block_tables``, 0 before the window; None, the default, for a cache without
-            ``window_group``.
-        window_slots: Slots of keys and values in these layers, int64 ``[T]``; None, the
-            default, for a cache without ``window_group``.
         cross_lens: Tokens of the output of each row's encoder, int32 ``[R]``; None, the
             default, for decoder-only models.
-        cross_tables: Blocks of their keys and values, int32 ``[R * C]``, laid out as
-            ``block_tables``; None, the default, for decoder-only models.
+        group_tables: Blocks of each KV group beside the first, int32 ``[R * W]`` with W from
+            ``SchedulerOutputs.table_widths``, laid out as ``block_tables``, 0 where none is
+            seen.  A row of a group of states has one entry; where its first position is 0 it
+            begins with a fresh state.
+        group_slots: Slots of keys and values in each of these groups, int64 ``[T]``; empty
+            for a kind other than "window".
 
     Raises:
         ``StepError``: An array of another dtype or shape, by name.
@@ -445,11 +447,9 @@ class InputBuffers:
         sample_rows: NDArray[np.int32],  # [>= S]
         row_handles: NDArray[np.int64],  # [>= R]
         adapter_slots: NDArray[np.int32] | None = None,  # [>= R]
-        state_slots: NDArray[np.int32] | None = None,  # [>= R]
-        window_tables: NDArray[np.int32] | None = None,  # [>= R * B], as block_tables
-        window_slots: NDArray[np.int64] | None = None,  # [>= T]
         cross_lens: NDArray[np.int32] | None = None,  # [>= R]
-        cross_tables: NDArray[np.int32] | None = None,  # [>= R * C], as block_tables
+        group_tables: Sequence[NDArray[np.int32]] = [],  # [>= R * W] each, as block_tables
+        group_slots: Sequence[NDArray[np.int64]] = [],  # [>= T] each, or empty
     ) -> InputBuffers: ...
 
 @final
@@ -473,6 +473,20 @@ class ScheduledSequenceGroup:
         """Number of rows of the group."""
 
 @final
+class BlockMoves:
+    """Moves of the blocks of one pool, to be made in this order before the rows run."""
+
+    @property
+    def swap_out(self) -> NDArray[np.int64]:
+        """Moves to the host, int64 ``[n, 2]`` (device, host)."""
+    @property
+    def swap_in(self) -> NDArray[np.int64]:
+        """Moves from the host, int64 ``[n, 2]`` (host, device)."""
+    @property
+    def copy(self) -> NDArray[np.int64]:
+        """Copies on the device, int64 ``[n, 2]`` (source, destination)."""
+
+@final
 class SchedulerOutputs:
     """Decisions of one step."""
 
@@ -490,10 +504,10 @@ class SchedulerOutputs:
         """Number of samples S: rows whose next token is sampled."""
     @property
     def max_num_blocks(self) -> int:
-        """Width B: blocks of the longest block table of a row."""
+        """Width B: blocks of the longest block table of a row in the first KV group."""
     @property
-    def max_num_cross_blocks(self) -> int:
-        """Width C: blocks of the longest cross-attention table."""
+    def table_widths(self) -> list[int]:
+        """Entries of the longest table of a row in each KV group beside the first."""
     @property
     def num_prefill_groups(self) -> int:
         """Number of leading groups that compute or recompute their prompt."""
@@ -504,32 +518,20 @@ class SchedulerOutputs:
     def scheduled_seq_groups(self) -> list[ScheduledSequenceGroup]:
         """Groups that run, prefills first; the rows of a group are adjacent, in this order."""
     @property
+    def moves(self) -> list[BlockMoves]:
+        """Moves in the pool of each KV group, the first group's first.
+
+        A group without a pool of its own moves in the first, and its entry is empty.
+        """
+    @property
     def blocks_to_swap_out(self) -> NDArray[np.int64]:
-        """Block moves to the host, int64 ``[n, 2]`` (device, host); carried out first."""
+        """Moves to the host in the first KV group, int64 ``[n, 2]`` (device, host)."""
     @property
     def blocks_to_swap_in(self) -> NDArray[np.int64]:
-        """Block moves from the host, int64 ``[n, 2]`` (host, device); carried out second."""
+        """Moves from the host in the first KV group, int64 ``[n, 2]`` (host, device)."""
     @property
     def blocks_to_copy(self) -> NDArray[np.int64]:
-        """Block copies on the device, int64 ``[n, 2]`` (source, destination); carried out third."""
-    @property
-    def states_to_swap_out(self) -> NDArray[np.int64]:
-        """State moves to the host, int64 ``[n, 2]`` (device slot, host slot), as for blocks."""
-    @property
-    def states_to_swap_in(self) -> NDArray[np.int64]:
-        """State moves from the host, int64 ``[n, 2]`` (host slot, device slot)."""
-    @property
-    def states_to_copy(self) -> NDArray[np.int64]:
-        """State copies on the device, int64 ``[n, 2]`` (source slot, destination slot)."""
-    @property
-    def window_blocks_to_swap_out(self) -> NDArray[np.int64]:
-        """Window-block moves to the host, int64 ``[n, 2]`` (device, host); same order as blocks."""
-    @property
-    def window_blocks_to_swap_in(self) -> NDArray[np.int64]:
-        """Window-block moves from the host, int64 ``[n, 2]`` (host, device)."""
-    @property
-    def window_blocks_to_copy(self) -> NDArray[np.int64]:
-        """Window-block copies on the device, int64 ``[n, 2]`` (source, destination)."""
+        """Copies on the device in the first KV group, int64 ``[n, 2]`` (source, destination)."""
     @property
     def adapters_to_load(self) -> list[tuple[int, int]]:
         """Adapters to load before the rows run, as ``(adapter, slot)``.
@@ -538,7 +540,7 @@ class SchedulerOutputs:
         """
     @property
     def has_moves(self) -> bool:
-        """Whether blocks or states must be moved before the rows run."""
+        """Whether blocks must be moved before the rows run."""
     @property
     def ignored_seq_groups(self) -> list[tuple[int, str, GroupStats]]:
         """Groups that the scheduler ended: handle (now dead), reason, statistics."""
@@ -831,28 +833,19 @@ class Scheduler:
         Raises:
             ``StaleHandleError``: The sequence has ended.
         """
-    def block_table(self, seq: int) -> NDArray[np.int32]:
-        """Return the physical blocks of a sequence by logical block, int32; empty while it waits.
+    def block_table(self, seq: int, *, kv_group: int = 0) -> NDArray[np.int32]:
+        """Return the physical blocks of a sequence in a KV group, int32; empty while it waits.
 
-        Under a sliding window a physical block stands for several logical ones.
+        In the first group by logical block; under ``sliding_window`` a physical block stands for
+        several.  In another the first block is the first that a later query sees.
 
-        Raises:
-            ``StaleHandleError``: The sequence has ended.
-        """
-    def window_block_table(self, seq: int) -> NDArray[np.int32]:
-        """Return the physical blocks of a sequence in the sliding-window layers, int32.
-
-        The first block is the first that a later query attends to. Empty while the sequence waits,
-        and for a cache without ``window_group``.
+        Args:
+            seq: Handle of the sequence.
+            kv_group: Number of the group, 0 for the first.
 
         Raises:
             ``StaleHandleError``: The sequence has ended.
-        """
-    def cross_block_table(self, group: int) -> NDArray[np.int32]:
-        """Return the physical blocks of a group's encoder, int32; empty for a decoder-only model.
-
-        Raises:
-            ``StaleHandleError``: The group has ended.
+            ``IndexError``: There is no such group.
         """
     def common_computed_blocks(self, group: int) -> NDArray[np.int32]:
         """Return the computed leading blocks that all sequences of a group share, int32.
@@ -934,6 +927,12 @@ class Scheduler:
     @property
     def num_preemptions(self) -> int:
         """Total number of preemptions, by recompute and by swap."""
+    @property
+    def gpu_cache_usage(self) -> float:
+        """Used share of the fullest device pool of a KV group, from 0 to 1; states are left out."""
+    @property
+    def cpu_cache_usage(self) -> float:
+        """Used share of the fullest host pool of a KV group, from 0 to 1; states are left out."""
     @property
     def num_recomputed_tokens(self) -> int:
         """Total number of tokens whose computed keys and values were discarded."""
@@ -1317,17 +1316,25 @@ class BlockSpaceManager:
         Raises:
             ``StaleHandleError``: The sequence has ended.
         """
-    def block_table(self, seq: int) -> NDArray[np.int32]:
-        """Return the physical blocks of a sequence by logical block, int32.
+    @property
+    def moves(self) -> list[BlockMoves]:
+        """Moves of the last call that made any, in the pool of each KV group.
+
+        The first entry has what that call returned.
+        """
+    def block_table(self, seq: int, *, kv_group: int = 0) -> NDArray[np.int32]:
+        """Return the physical blocks of a sequence in a KV group, int32.
+
+        In the first group by logical block; in another the first block is the first that a later
+        query sees.
+
+        Args:
+            seq: Handle of the sequence.
+            kv_group: Number of the group, 0 for the first.
 
         Raises:
             ``StaleHandleError``: The sequence has ended.
-        """
-    def cross_block_table(self, group: int) -> NDArray[np.int32]:
-        """Return the physical blocks of a group's encoder, int32.
-
-        Raises:
-            ``StaleHandleError``: The group has ended.
+            ``IndexError``: There is no such group.
         """
     def common_computed_blocks(self, group: int) -> NDArray[np.int32]:
         """Return the computed leading blocks that all sequences of a group share, int32.

@@ -1,8 +1,7 @@
 """KV pools of each layer on device and host, and the moves of blocks between them.
 
-Owns the pools.  A block id means the same block in every layer, except for sliding-window layers
-among others, which may have separate blocks.  Device and host number their blocks separately.
-A pool is ``[num_blocks, block_size, Hkv, D + Dv]``: keys and values of a token are adjacent, so
+Owns the pools.  A block id means the same block in every layer of a KV group.  Device and host
+number their blocks separately.  A pool is ``[num_blocks, block_size, Hkv, D + Dv]``: keys and values of a token are adjacent, so
 that attention gathers both at once and a block is moved as one range.
 
 On a GPU `pagedserve.kernels` swaps and copies blocks; swaps run on a separate stream, which events
@@ -11,20 +10,18 @@ order against the steps.  On a CPU Rust does both, and without triton torch's op
 Invariant: a block's contents before its first write are undefined.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from typing import Protocol
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from pagedserve._core import WindowGroup
-from pagedserve.cache.states import LayerStates, StateMoves, StatePools
+from pagedserve._core import KVGroup
+from pagedserve.cache.moves import BlockMoves, StepMoves
+from pagedserve.cache.states import LayerStates, StatePools
 from pagedserve.device import Cuda
 from pagedserve.host_ops.blocks import copy_blocks as copy_in_host
 from pagedserve.host_ops.memory import empty_in_huge_pages
@@ -55,54 +52,15 @@ class LayerShape:
         return self.num_kv_heads * (self.key_size + self.value_size)
 
 
-class BlockMoves(StateMoves, Protocol):
-    """Block moves of a step, of ``pagedserve._core.SchedulerOutputs``: int64 ``[n, 2]`` each."""
-
-    @property
-    def has_moves(self) -> bool:
-        """Whether any of the arrays has a row."""
-
-    @property
-    def blocks_to_swap_out(self) -> NDArray[np.int64]:
-        """(device block, host block)."""
-
-    @property
-    def blocks_to_swap_in(self) -> NDArray[np.int64]:
-        """(host block, device block)."""
-
-    @property
-    def blocks_to_copy(self) -> NDArray[np.int64]:
-        """(source, destination), both on the device."""
-
-    @property
-    def window_blocks_to_swap_out(self) -> NDArray[np.int64]:
-        """(device block, host block) of sliding-window layers."""
-
-    @property
-    def window_blocks_to_swap_in(self) -> NDArray[np.int64]:
-        """(host block, device block) of sliding-window layers."""
-
-    @property
-    def window_blocks_to_copy(self) -> NDArray[np.int64]:
-        """(source, destination) of sliding-window layers, both on the device."""
-
-
-def common_window(layers: Sequence[LayerShape]) -> int | None:
-    """The window of all layers; None if one has full attention, or they differ."""
-    windows = {layer.window for layer in layers}
-    return windows.pop() if len(windows) == 1 else None
-
-
 def group_window(layers: Sequence[LayerShape]) -> int | None:
-    """Widest window of the layers with smaller windows than others; None if all are equal."""
-    seen = {math.inf if layer.window is None else layer.window for layer in layers}
-    return max((int(window) for window in seen if window < max(seen)), default=None)
+    """Widest sliding window of the layers; None if none has one."""
+    return max((layer.window for layer in layers if layer.window is not None), default=None)
 
 
 def split_layers(
     layers: Sequence[LayerShape], window: int | None
 ) -> tuple[list[LayerShape], list[LayerShape]]:
-    """Layers that keep all keys, and layers with a window of at most this many tokens."""
+    """Layers that keep all keys, and those with a window of at most this many tokens."""
     split: tuple[list[LayerShape], list[LayerShape]] = [], []
     for layer in layers:
         is_narrow = window is not None and layer.window is not None and layer.window <= window
@@ -182,20 +140,15 @@ class BlockPools:
             self.cpu = pools(num_cpu_blocks, torch.device("cpu"))
             self._swapper = LayerSwapper(self.gpu, self.cpu)
 
-    def move(
-        self,
-        swap_out: NDArray[np.int64],
-        swap_in: NDArray[np.int64],
-        copies: NDArray[np.int64],
-    ) -> None:
-        """Execute moves, int64 ``[n, 2]`` each, in this order."""
+    def move(self, moves: BlockMoves) -> None:
+        """Execute moves of blocks: swap out, swap in, copy, in this order."""
         if not self.gpu:
             return
-        if swap_out.size:
+        if (swap_out := moves.swap_out).size:
             self._swapper.swap_out(torch.from_numpy(swap_out))
-        if swap_in.size:
+        if (swap_in := moves.swap_in).size:
             self._swapper.swap_in(torch.from_numpy(swap_in))
-        if copies.size:
+        if (copies := moves.copy).size:
             self._copy(torch.from_numpy(copies))
 
     def _copy(self, pairs: Tensor) -> None:
@@ -225,10 +178,8 @@ class CacheEngine:
         dtype: torch.dtype,
         device: torch.device,
         cuda: Cuda | None = None,
-        window_group: WindowGroup | None = None,
+        groups: Sequence[KVGroup] = (),
         states: LayerStates = (),
-        num_state_slots: int = 0,
-        num_cpu_state_slots: int = 0,
     ) -> None:
         """Allocate the pools; they are not written, so unused blocks may use no memory yet.
 
@@ -241,14 +192,18 @@ class CacheEngine:
             device: device of the model.
             cuda: the same device if kernels move its blocks, which needs triton; None moves them
                 with torch's operations.
-            window_group: separate blocks of sliding-window layers; None if all layers share blocks.
+            groups: KV groups of the scheduler beside the first, one of a kind.
             states: shapes of recurrent states.
-            num_state_slots: slots of states on the model's device.
-            num_cpu_state_slots: slots of states on the host.
         """
         self.block_size = block_size
+        kinds = {group.kind: group for group in groups}
+        window_group = kinds.get("window")
+        state_slots = kinds.get("state")
         self.states = StatePools(
-            states, num_slots=num_state_slots, num_cpu_slots=num_cpu_state_slots, device=device
+            states,
+            num_slots=0 if state_slots is None else state_slots.num_gpu_blocks,
+            num_cpu_slots=0 if state_slots is None else state_slots.num_cpu_blocks,
+            device=device,
         )
         pools = partial(
             BlockPools,
@@ -266,23 +221,23 @@ class CacheEngine:
             num_cpu_blocks=0 if window_group is None else window_group.num_cpu_blocks,
         )
         self.windows = tuple({layer.window for layer in windowed if layer.window is not None})
+        # In the order of the groups; cross attention has no pool.
+        of_kind: dict[str, BlockPools | StatePools] = {
+            "window": self._window_pools,
+            "state": self.states,
+        }
+        self._group_pools = [self._pools, *(of_kind.get(group.kind) for group in groups)]
         of_group = [iter(self._pools.gpu), iter(self._window_pools.gpu)]
         # In the order of the layers.
         self.gpu_pools = [next(of_group[layer.window in self.windows]) for layer in layers]
 
-    def move(self, moves: BlockMoves) -> None:
-        """Execute a step's moves: swap out, swap in, copy, in this order."""
-        if not moves.has_moves:
+    def move(self, step: StepMoves) -> None:
+        """Execute the moves of a step."""
+        if not step.has_moves:
             return
-        if self.states.device:
-            self.states.move(moves)
-        self._pools.move(moves.blocks_to_swap_out, moves.blocks_to_swap_in, moves.blocks_to_copy)
-        if self.windows:
-            self._window_pools.move(
-                moves.window_blocks_to_swap_out,
-                moves.window_blocks_to_swap_in,
-                moves.window_blocks_to_copy,
-            )
+        for pools, moves in zip(self._group_pools, step.moves, strict=True):
+            if pools is not None:
+                pools.move(moves)
 
     @property
     def cpu_pools(self) -> list[Tensor]:

@@ -10,12 +10,14 @@ in it.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from pagedserve.cache.moves import BlockMoves
 
 StateKind: TypeAlias = Literal["conv", "recurrent"]
 
@@ -52,22 +54,6 @@ class StateShape:
 LayerStates: TypeAlias = tuple[tuple[StateShape, ...], ...]
 
 
-class StateMoves(Protocol):
-    """State moves of a step, of ``pagedserve._core.SchedulerOutputs``: int64 ``[n, 2]`` each."""
-
-    @property
-    def states_to_swap_out(self) -> NDArray[np.int64]:
-        """(device slot, host slot)."""
-
-    @property
-    def states_to_swap_in(self) -> NDArray[np.int64]:
-        """(host slot, device slot)."""
-
-    @property
-    def states_to_copy(self) -> NDArray[np.int64]:
-        """(source, destination), both on the device."""
-
-
 def state_bytes_per_slot(layers: LayerStates) -> int:
     """Bytes of one sequence's states."""
     return sum(state.num_bytes for states in layers for state in states)
@@ -88,11 +74,11 @@ class StatePools:
         self.device = _pools(layers, num_slots, device)
         self.host = _pools(layers, num_cpu_slots, torch.device("cpu"))
 
-    def move(self, moves: StateMoves) -> None:
-        """Execute a step's moves: swap out, swap in, copy, in this order."""
-        _move(self.device, self.host, moves.states_to_swap_out)
-        _move(self.host, self.device, moves.states_to_swap_in)
-        _move(self.device, self.device, moves.states_to_copy)
+    def move(self, moves: BlockMoves) -> None:
+        """Execute moves of slots: swap out, swap in, copy, in this order."""
+        _move(self.device, self.host, moves.swap_out)
+        _move(self.host, self.device, moves.swap_in)
+        _move(self.device, self.device, moves.copy)
 
 
 def _pools(layers: LayerStates, num_slots: int, device: torch.device) -> list[list[Tensor]]:

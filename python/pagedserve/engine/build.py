@@ -3,7 +3,7 @@
 import logging
 from dataclasses import dataclass
 
-from pagedserve._core import CacheConfig, Scheduler, SchedulerConfig
+from pagedserve._core import CacheConfig, KVGroup, Scheduler, SchedulerConfig
 from pagedserve.config import EngineArgs
 from pagedserve.engine.scheduler_config import scheduler_config, step_limits
 from pagedserve.executor.memory import MemoryPlan
@@ -41,11 +41,13 @@ def build(args: EngineArgs, executor: Executor) -> Built:
     memory = executor.determine_num_blocks(limits)
     logger.info("%s", memory.describe())
     config = scheduler_config(args, config.max_model_len, memory)
+    groups = memory.groups
+    if model.encoder_decoder is not None:
+        groups = (*groups, KVGroup("cross"))
     cache = CacheConfig(
         num_gpu_blocks=memory.num_gpu_blocks,
         num_cpu_blocks=memory.num_cpu_blocks,
-        sliding_window=limits.window,
-        window_group=memory.window_group,
+        groups=groups,
         **args.cache_options,
     )
     scheduler = Scheduler(
@@ -57,9 +59,7 @@ def build(args: EngineArgs, executor: Executor) -> Built:
             num_cpu_blocks=memory.num_cpu_blocks,
             block_size=cache.block_size,
             limits=limits,
-            num_state_slots=memory.num_state_slots,
-            num_cpu_state_slots=memory.num_cpu_state_slots,
-            window_group=memory.window_group,
+            groups=groups,
         )
     )
     return Built(scheduler, config, cache, memory)

@@ -177,7 +177,7 @@ class LLMEngine(ModelOwner):
         Args:
             line: State of the caller's line; its rates are since its last line.
         """
-        return line.write(self.stats, self._scheduler, self.memory.num_gpu_blocks)
+        return line.write(self.stats, self._scheduler)
 
     def snapshot(self, seconds_without_progress: float = 0.0) -> EngineSnapshot:
         """Return the current gauges and counters; thread-safe.
@@ -187,7 +187,6 @@ class LLMEngine(ModelOwner):
         """
         return EngineSnapshot.of(
             self._scheduler,
-            self.memory,
             seconds_without_progress=seconds_without_progress,
             cache_config=self._cache_config,
             lora_usage=self.adapters.usage(self._requests),

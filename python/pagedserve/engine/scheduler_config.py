@@ -21,7 +21,7 @@ def scheduler_config(
         ConfigError: Prefix caching or draft tokens with a model that has recurrent states.
     """
     options = args.scheduler_options
-    if memory is not None and memory.num_state_slots:
+    if memory is not None and any(group.kind == "state" for group in memory.groups):
         if args.num_drafts:
             raise ConfigError(
                 f"speculative_config is {args.speculative_config}, and layers of this model keep a "
@@ -33,28 +33,21 @@ def scheduler_config(
                 "enable_prefix_caching is True, and layers of this model keep a state of the whole "
                 "sequence, which the blocks of a prefix do not contain: leave it out"
             )
-        options |= {
-            "num_state_slots": memory.num_state_slots,
-            "num_cpu_state_slots": memory.num_cpu_state_slots,
-        }
     return SchedulerConfig(max_model_len=max_model_len, **options)
 
 
 def step_limits(config: SchedulerConfig, model: ModelInfo, args: EngineArgs) -> StepLimits:
     """Maximum contents of a step of such a scheduler.
 
-    Keys of a sliding window are kept while a query of a step may attend to them, after it has
-    written its keys; all keys are kept if prefixes are shared, or if no sequence is longer.  Layers
-    with smaller windows than others have separate blocks.
+    Layers with a sliding window have separate blocks, unless no sequence is longer than the window.
     """
-    window = None
-    if model.sliding_window is not None and not args.enable_prefix_caching:
-        window = model.sliding_window + config.max_num_batched_tokens - 1
+    window = model.group_window
+    if args.disable_hybrid_kv_cache_manager or (window or 0) >= config.max_model_len:
+        window = None
     return StepLimits(
         max_num_tokens=config.max_num_batched_tokens,
         max_num_rows=config.max_num_seqs,
         max_model_len=config.max_model_len,
-        window=None if window is None or window >= config.max_model_len else window,
-        group_window=None if args.disable_hybrid_kv_cache_manager else model.group_window,
+        group_window=window,
         num_lookahead_slots=args.num_drafts,
     )

@@ -210,17 +210,14 @@ class EngineSnapshot:
     replicas: Mapping[str, "EngineSnapshot"] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, scheduler: Scheduler, memory: MemoryPlan, **more: Any) -> Self:
+    def of(cls, scheduler: Scheduler, **more: Any) -> Self:
         """Create from a scheduler; ``more`` are the fields that it does not have."""
-        num_cpu_blocks = memory.num_cpu_blocks
         return cls(
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
             num_swapped=scheduler.num_swapped,
-            gpu_cache_usage=1 - scheduler.num_free_gpu_blocks / memory.num_gpu_blocks,
-            cpu_cache_usage=(
-                1 - scheduler.num_free_cpu_blocks / num_cpu_blocks if num_cpu_blocks else 0.0
-            ),
+            gpu_cache_usage=scheduler.gpu_cache_usage,
+            cpu_cache_usage=scheduler.cpu_cache_usage,
             num_preemptions=scheduler.num_preemptions,
             num_recomputed_tokens=scheduler.num_recomputed_tokens,
             num_looked_up_tokens=scheduler.num_looked_up_tokens,
@@ -312,16 +309,10 @@ class StatsLine:
         """Seconds since the last line."""
         return self._throughput.age()
 
-    def write(self, stats: EngineStats, scheduler: Scheduler, num_gpu_blocks: int) -> str:
-        """Format the line.
-
-        Args:
-            stats: Counters of the engine.
-            scheduler: Scheduler of the engine.
-            num_gpu_blocks: Number of KV blocks.
-        """
+    def write(self, stats: EngineStats, scheduler: Scheduler) -> str:
+        """Format the line."""
         prompt, generation = self._throughput.look(stats)
-        used = 1 - scheduler.num_free_gpu_blocks / num_gpu_blocks
+        used = scheduler.gpu_cache_usage
         return (
             f"running {scheduler.num_running}, waiting {scheduler.num_waiting}, "
             f"swapped {scheduler.num_swapped}; KV cache {used:.1%}{hit_rate(scheduler)}"
@@ -364,6 +355,6 @@ def cache_config(
         "num_cpu_blocks": cache.num_cpu_blocks,
         "num_gpu_blocks": cache.num_gpu_blocks,
         "num_gpu_blocks_override": args.num_gpu_blocks,
-        "sliding_window": model.sliding_window,
+        "sliding_window": model.group_window,
         "swap_space_bytes": memory.swap_bytes,
     }

@@ -20,7 +20,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -36,19 +36,15 @@ from pagedserve.parallel.shared_memory import SharedMemory
 _LINE: Final = 64
 # Seconds after which a waiting process checks whether the others are alive.
 _PATIENCE: Final = 0.2
-_MOVES: Final = (
-    "blocks_to_swap_out",
-    "blocks_to_swap_in",
-    "blocks_to_copy",
-    "window_blocks_to_swap_out",
-    "window_blocks_to_swap_in",
-    "window_blocks_to_copy",
-    "states_to_swap_out",
-    "states_to_swap_in",
-    "states_to_copy",
-)
-_NO_MOVES: Final = [np.zeros((0, 2), np.int64)] * len(_MOVES)
 _SIZES: Final = ("num_rows", "num_batched_tokens", "num_samples", "max_num_blocks")
+
+
+class PoolMoves(NamedTuple):
+    """Moves in one pool, int64 ``[n, 2]`` each; see `pagedserve.cache.moves.BlockMoves`."""
+
+    swap_out: NDArray[np.int64]
+    swap_in: NDArray[np.int64]
+    copy: NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +57,7 @@ class StepMessage:
         num_batched_tokens: Number of tokens, T.
         num_samples: Samples, S.
         max_num_blocks: Entries of a row of the block tables, B.
-        blocks_to_swap_out: int64 ``[n, 2]``, like all that follow.
-        blocks_to_swap_in: See ``SchedulerOutputs``.
-        blocks_to_copy: See ``SchedulerOutputs``.
-        window_blocks_to_swap_out: See ``SchedulerOutputs``.
-        window_blocks_to_swap_in: See ``SchedulerOutputs``.
-        window_blocks_to_copy: See ``SchedulerOutputs``.
-        states_to_swap_out: See ``SchedulerOutputs``.
-        states_to_swap_in: See ``SchedulerOutputs``.
-        states_to_copy: See ``SchedulerOutputs``.
+        moves: Moves in the pool of each KV group.
     """
 
     more_index: Tensor | None
@@ -77,20 +65,12 @@ class StepMessage:
     num_batched_tokens: int
     num_samples: int
     max_num_blocks: int
-    blocks_to_swap_out: NDArray[np.int64]
-    blocks_to_swap_in: NDArray[np.int64]
-    blocks_to_copy: NDArray[np.int64]
-    window_blocks_to_swap_out: NDArray[np.int64]
-    window_blocks_to_swap_in: NDArray[np.int64]
-    window_blocks_to_copy: NDArray[np.int64]
-    states_to_swap_out: NDArray[np.int64]
-    states_to_swap_in: NDArray[np.int64]
-    states_to_copy: NDArray[np.int64]
+    moves: tuple[PoolMoves, ...]
 
     @property
     def has_moves(self) -> bool:
         """Whether blocks are moved before the model runs."""
-        return any(getattr(self, name).size for name in _MOVES)
+        return any(pairs.size for moves in self.moves for pairs in moves)
 
 
 class StepChannel:
@@ -126,19 +106,19 @@ class StepChannel:
         self._num_ranks = num_ranks
         self._readers = readers
         self._check = check
-        group = shape.window_group
         num_blocks = shape.num_gpu_blocks + shape.num_cpu_blocks
-        if group is not None:
-            num_blocks += group.num_gpu_blocks + group.num_cpu_blocks
+        num_blocks += sum(group.num_gpu_blocks + group.num_cpu_blocks for group in shape.groups)
         # A step swaps a block out or in once, and copies into each at most once.
         self._max_pairs = 2 * num_blocks
+        # Out, in, copied in each pool.
+        self._num_lengths = 3 * (1 + len(shape.groups))
         self._max_index = shape.limits.max_num_tokens
 
     def allocate(self, num_bytes: int) -> Tensor:
         """Map the memory; return the part for the arrays of a step, uint8 ``[bytes]``, zeroed."""
         lengths = [
             _LINE * self._num_ranks,
-            8 * (len(_SIZES) + len(_MOVES) + 1),
+            8 * (len(_SIZES) + self._num_lengths + 1),
             16 * self._max_pairs,
             4 * self._max_index,
             num_bytes,
@@ -182,13 +162,13 @@ class StepChannel:
         header = self._header
         header[: len(_SIZES)] = [getattr(step, name) for name in _SIZES]
         place, start = len(_SIZES), 0
-        header[place : place + len(_MOVES)] = 0
+        header[place:-1] = 0
         if step.has_moves:
-            for name in _MOVES:
-                pairs = getattr(step, name).reshape(-1)
-                self._pairs[start : start + pairs.size] = pairs
-                header[place] = pairs.size
-                start, place = start + pairs.size, place + 1
+            for moves in step.moves:
+                for pairs in (moves.swap_out, moves.swap_in, moves.copy):
+                    self._pairs[start : start + pairs.size] = pairs.reshape(-1)
+                    header[place] = pairs.size
+                    start, place = start + pairs.size, place + 1
         header[-1] = -1 if index is None else index.size
         if index is not None:
             self._index[: index.size] = index
@@ -236,17 +216,19 @@ class StepChannel:
     def _read(self) -> StepMessage:
         self.step += 1
         header = self._header.tolist()
-        sizes, lengths, num_wanted = header[: len(_SIZES)], header[len(_SIZES) : -1], header[-1]
-        moves = self._moves(lengths) if any(lengths) else _NO_MOVES
+        (rows, tokens, samples, blocks), num_wanted = header[: len(_SIZES)], header[-1]
+        lengths = header[len(_SIZES) : -1]
+        moves = self._moves(lengths)
         index = None if num_wanted < 0 else torch.from_numpy(self._index[:num_wanted].copy())
-        return StepMessage(index, *sizes, *moves)
+        return StepMessage(index, rows, tokens, samples, blocks, moves)
 
-    def _moves(self, lengths: Sequence[int]) -> list[NDArray[np.int64]]:
+    def _moves(self, lengths: Sequence[int]) -> tuple[PoolMoves, ...]:
         ends = itertools.accumulate(lengths)
-        return [
+        pairs = (
             self._pairs[end - length : end].reshape(-1, 2).copy()
             for end, length in zip(ends, lengths, strict=True)
-        ]
+        )
+        return tuple(PoolMoves(*of_pool) for of_pool in zip(pairs, pairs, pairs, strict=True))
 
     def done(self) -> None:
         """Mark the step as completed by this rank."""

@@ -4,7 +4,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from pagedserve.cache.engine import BlockMoves
+from pagedserve.cache.moves import StepMoves
 from pagedserve.executor.protocol import ModelOutput
 from pagedserve.runner.buffers import BatchSizes
 from pagedserve.sampling.logprobs import prompt_logprobs
@@ -13,7 +13,7 @@ from pagedserve.sampling.rows import PromptTargets
 from pagedserve.sampling.sampler import LaunchedSamples
 
 
-class StepWork(BatchSizes, BlockMoves, Protocol):
+class StepWork(BatchSizes, StepMoves, Protocol):
     """Sizes and moves of a step: of ``SchedulerOutputs``, or as received by another rank."""
 
 

@@ -9,12 +9,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pagedserve._core import SchedulerConfig, SchedulerOutputs, WindowGroup
+from pagedserve._core import KVGroup, SchedulerConfig, SchedulerOutputs
 from pagedserve.attention.backends import check_block_size
 from pagedserve.attention.cross import CrossStep
 from pagedserve.cache.engine import (
     CacheEngine,
-    common_window,
     group_window,
     kv_bytes_per_block,
     split_layers,
@@ -115,7 +114,6 @@ class LocalExecutor:
             device_type=loaded.device.type,
             backends=loaded.describe_backends(),
             pooling=loaded.pooling,
-            sliding_window=common_window(loaded.layers),
             group_window=group_window(loaded.stored_layers),
             images=images,
             sees_whole_prompts=_sees_whole_prompts(loaded),
@@ -153,16 +151,14 @@ class LocalExecutor:
         # Ranks on the CPU share the same memory.
         num_parts = self._group.size if self._group is not None and cuda is None else 1
         block_bytes = num_parts * self.kv_bytes_per_block(args.block_size, limits.group_window)
+        windows = self._window_need(limits, num_parts)
+        has_keys = block_bytes > 0 or windows is not None
         available = None
         is_free = args.num_gpu_blocks is None and args.kv_cache_memory is None
-        if cuda is not None and block_bytes and is_free:
+        if cuda is not None and has_keys and is_free:
             available = available_memory(
                 self.loaded, args, limits, cuda, captures_graphs=self._captures_graphs
             )
-        windows = self._window_need(limits, num_parts)
-        num_gpu_blocks = args.num_gpu_blocks
-        if not block_bytes and num_gpu_blocks is None:  # empty blocks, for all sequences
-            num_gpu_blocks = limits.max_num_rows * -(-limits.max_model_len // args.block_size)
         return plan_memory(
             block_bytes=block_bytes,
             state_bytes=state_bytes_per_slot(self.loaded.states),
@@ -172,10 +168,10 @@ class LocalExecutor:
             free_bytes=free_host_bytes() if cuda is None else cuda.memory().free,
             # GPU memory is for the cache; host memory is shared with other programs.
             default_bytes=DEFAULT_KV_CACHE_BYTES if cuda is None else None,
-            num_gpu_blocks=num_gpu_blocks,
+            num_gpu_blocks=args.num_gpu_blocks,
             kv_cache_memory=args.kv_cache_memory,
             max_model_len=args.max_model_len and args.max_model_len + limits.num_lookahead_slots,
-            window=limits.window,
+            longest=limits.max_model_len + limits.num_lookahead_slots,
             swap_space=args.swap_space,
             free_host_bytes=free_host_bytes(),
             available=available,
@@ -196,7 +192,7 @@ class LocalExecutor:
             enable_chunked_prefill=True,  # only the limits are used
         )
         blocks_for = partial(
-            WindowGroup.num_gpu_blocks_for,
+            KVGroup.num_gpu_blocks_for,
             config,
             window=limits.group_window,
             block_size=block_size,
@@ -221,10 +217,8 @@ class LocalExecutor:
             dtype=loaded.dtype,
             device=loaded.device,
             cuda=self._cuda,
-            window_group=shape.window_group,
+            groups=shape.groups,
             states=loaded.states,
-            num_state_slots=shape.num_state_slots,
-            num_cpu_state_slots=shape.num_cpu_state_slots,
         )
         has_kernels = self._adapters is not None and loaded.attention_backend == "triton"
         known = loaded.encoder_decoder
@@ -238,7 +232,7 @@ class LocalExecutor:
             has_adapters=self._adapters is not None,
             num_adapter_slots=self._args.max_loras if has_kernels else 0,
             max_cross_blocks=0 if known is None else -(-known.max_encoder_len // shape.block_size),
-            has_windows=shape.window_group is not None,
+            groups=shape.groups,
             memory=memory,
             cuda=self._cuda,
         )
@@ -318,7 +312,7 @@ class LocalExecutor:
         cross = None
         if self._encoder is not None:
             layout = self.buffers.layout(scheduled, self._cache.block_size)
-            sizes = scheduled.num_rows, scheduled.max_num_cross_blocks
+            sizes = scheduled.num_rows, scheduled.table_widths[-1]
             cross = self._encoder.of_step(layout, *self.buffers.cross_tables(*sizes))
         logits = self.forward(scheduled, index, previous_tokens, of_step, cross)
         samples = self._sampler.launch(logits[: len(rows)], rows) if rows else None

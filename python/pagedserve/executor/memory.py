@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from pagedserve._core import WindowGroup
+from pagedserve._core import KVGroup
 from pagedserve.errors import ConfigError
 
 GIB: Final = 1 << 30
@@ -79,11 +79,8 @@ class MemoryPlan:
         num_cpu_blocks: Blocks for preempted requests, in host memory.
         free_bytes: Free after the model is loaded, before the pool is allocated.
         available: Result of the profile run on a GPU; None without one.
-        state_bytes: Recurrent states of one sequence.
-        num_state_slots: State slots on the device.
-        num_cpu_state_slots: State slots of preempted sequences in host memory.
-        window_group: Separate blocks of sliding-window layers; None if all layers share blocks.
-        window_block_bytes: One such block over those layers.
+        groups: KV groups with a pool of their own: sliding-window layers, recurrent states.
+        group_bytes: One block of each of them over its layers.
     """
 
     weight_bytes: int
@@ -93,35 +90,26 @@ class MemoryPlan:
     num_cpu_blocks: int
     free_bytes: int
     available: AvailableMemory | None = None
-    state_bytes: int = 0
-    num_state_slots: int = 0
-    num_cpu_state_slots: int = 0
-    window_group: WindowGroup | None = None
-    window_block_bytes: int = 0
-
-    @property
-    def window_pool_bytes(self) -> int:
-        """Bytes of the blocks of sliding-window layers."""
-        group = self.window_group
-        return 0 if group is None else group.num_gpu_blocks * self.window_block_bytes
-
-    @property
-    def state_pool_bytes(self) -> int:
-        """Bytes of the state slots of all sequences that may run."""
-        return self.num_state_slots * self.state_bytes
+    groups: tuple[KVGroup, ...] = ()
+    group_bytes: tuple[int, ...] = ()
 
     @property
     def pool_bytes(self) -> int:
-        """Bytes of the whole KV pool."""
+        """Bytes of the pool of the layers that keep all keys and values."""
         return self.num_gpu_blocks * self.block_bytes
+
+    @property
+    def group_pool_bytes(self) -> int:
+        """Bytes of the pools of ``groups``."""
+        pools = zip(self.groups, self.group_bytes, strict=True)
+        return sum(group.num_gpu_blocks * size for group, size in pools)
 
     @property
     def swap_bytes(self) -> int:
         """Bytes of the whole swap space; used once something is swapped out."""
-        states = self.num_cpu_state_slots * self.state_bytes
-        group = self.window_group
-        windows = 0 if group is None else group.num_cpu_blocks * self.window_block_bytes
-        return self.num_cpu_blocks * self.block_bytes + states + windows
+        pools = zip(self.groups, self.group_bytes, strict=True)
+        beside = sum(group.num_cpu_blocks * size for group, size in pools)
+        return self.num_cpu_blocks * self.block_bytes + beside
 
     def describe(self) -> str:
         """Format the plan: a line each for weights, pool and the rest.
@@ -132,7 +120,7 @@ class MemoryPlan:
             f"{self.num_gpu_blocks} blocks x {shown_bytes(self.block_bytes)}, "
             f"{self.num_gpu_blocks * self.block_size} tokens in blocks of {self.block_size}"
         )
-        left = self.free_bytes - self.pool_bytes - self.state_pool_bytes - self.window_pool_bytes
+        left = self.free_bytes - self.pool_bytes - self.group_pool_bytes
         lines = [("weights", self.weight_bytes, "")]
         if (found := self.available) is not None:
             left -= found.activation_bytes + found.graph_bytes
@@ -141,15 +129,11 @@ class MemoryPlan:
                 ("activations", found.activation_bytes, "of the largest step"),
                 ("CUDA graphs", found.graph_bytes, "of decode steps"),
             ]
-        if self.state_bytes:
-            states = f"of {self.num_state_slots} sequences x {shown_bytes(self.state_bytes)}"
-            lines.append(("states", self.state_pool_bytes, states))
-        if (group := self.window_group) is not None:
-            windows = f"{group.num_gpu_blocks} blocks x {shown_bytes(self.window_block_bytes)}, "
-            windows += f"of layers that see {group.window} tokens"
-            lines.append(("windows", self.window_pool_bytes, windows))
+        for group, size in zip(self.groups, self.group_bytes, strict=True):
+            lines.append(_described(group, size))
+        if self.block_bytes:
+            lines.append(("KV cache", self.pool_bytes, pool))
         lines += [
-            ("KV cache", self.pool_bytes, pool),
             ("left free", left, ""),
             ("swap space", self.swap_bytes, "taken when requests are swapped out"),
         ]
@@ -157,6 +141,15 @@ class MemoryPlan:
             f"  {name:<11}{shown_bytes(size):>12}  {note}".rstrip() for name, size, note in lines
         ]
         return "\n".join(["memory:", *rows])
+
+
+def _described(group: KVGroup, block_bytes: int) -> tuple[str, int, str]:
+    """Name of a KV group, bytes of its pool, and what it holds."""
+    size = group.num_gpu_blocks * block_bytes
+    if group.kind == "state":
+        return "states", size, f"of {group.num_gpu_blocks} sequences x {shown_bytes(block_bytes)}"
+    blocks = f"{group.num_gpu_blocks} blocks x {shown_bytes(block_bytes)}"
+    return "windows", size, f"{blocks}, of layers that see {group.window} tokens"
 
 
 def plan_memory(
@@ -169,18 +162,19 @@ def plan_memory(
     num_gpu_blocks: int | None = None,
     kv_cache_memory: int | None = None,
     max_model_len: int | None = None,
-    window: int | None = None,
     swap_space: float | None = None,
     free_host_bytes: int,
     available: AvailableMemory | None = None,
     state_bytes: int = 0,
     max_num_seqs: int = 0,
+    longest: int = 0,
     windows: WindowNeed | None = None,
 ) -> MemoryPlan:
     """Compute the number of KV blocks.
 
     Args:
-        block_bytes: Bytes of one KV block over all layers, except those of ``windows``.
+        block_bytes: Bytes of one KV block over all layers, except those of ``windows``; 0 without
+            layers that keep all keys, whose blocks then only name prefixes.
         block_size: Tokens per block.
         weight_bytes: Bytes of the loaded model.
         free_bytes: Free memory after loading.
@@ -188,16 +182,17 @@ def plan_memory(
         num_gpu_blocks: Number of blocks given; it overrides the size.
         kv_cache_memory: Size given; None is ``default_bytes``, less if less is free.
         max_model_len: Sequence length that was given explicitly: one such sequence must fit.
-        window: Number of newest tokens whose keys are kept; None keeps all.
         swap_space: GiB for preempted requests; None is as much as the pool, at most 4 and at most
             half of the free host memory.
         free_host_bytes: Free host memory, including the pool if it is in host memory.
         available: Result of the profile run, without states; its size is then the limit.
         state_bytes: Recurrent states of one sequence.
-        max_num_seqs: Maximum number of running sequences, each with a state slot.
-        windows: Requirements of sliding-window layers; they get at most half of the KV cache, or as
-            many blocks as the others if their number was given.  If that is too little for a step,
-            all layers share blocks.
+        max_num_seqs: Maximum number of running sequences, each with a state.
+        longest: Maximum number of tokens of a sequence; without layers that keep all keys every
+            sequence gets blocks for as many.
+        windows: Requirements of sliding-window layers; they get at most half of the KV cache beside
+            other layers, or as many blocks as the others if their number was given.  If that is too
+            little for a step, all layers share blocks.
 
     Raises:
         ConfigError: More than is free, or too little for one block or one such sequence.
@@ -211,12 +206,14 @@ def plan_memory(
         _check_states(state_bytes, max_num_seqs, usable + state_pool_bytes, kv_cache_memory)
     default = usable if default_bytes is None else min(default_bytes, usable)
     num_bytes = default if kv_cache_memory is None else kv_cache_memory - state_pool_bytes
-    num_window_blocks = _num_window_blocks(windows, num_bytes, num_gpu_blocks)
+    share = num_bytes // 2 if block_bytes else num_bytes
+    num_window_blocks = _num_window_blocks(windows, share, num_gpu_blocks)
     if windows is not None and not num_window_blocks:  # then all layers share
         block_bytes, windows = block_bytes + windows.block_bytes, None
+    if not block_bytes:
+        num_gpu_blocks = max_num_seqs * -(-longest // block_size)
     window_pool_bytes = 0 if windows is None else num_window_blocks * windows.block_bytes
-    kept = 1 if max_model_len is None else min(max_model_len, window or max_model_len)
-    needed = -(-kept // block_size)
+    needed = -(-(max_model_len or 1) // block_size)
     if num_gpu_blocks is not None:
         wish, num_bytes = "num_gpu_blocks", num_gpu_blocks * block_bytes + window_pool_bytes
         num_blocks, needed = num_gpu_blocks, 1  # a given number may be small
@@ -243,13 +240,18 @@ def plan_memory(
         block_bytes + -(-window_pool_bytes // num_blocks),
         num_blocks if swap_space is None or not block_bytes else None,
     )
-    group = None
+    groups: list[tuple[KVGroup, int]] = []
     if windows is not None:
-        group = WindowGroup(
+        group = KVGroup(
+            "window",
             window=windows.window,
             num_gpu_blocks=num_window_blocks,
             num_cpu_blocks=num_cpu_blocks * num_window_blocks // num_blocks,
         )
+        groups.append((group, windows.block_bytes))
+    if state_bytes:
+        group = KVGroup("state", num_gpu_blocks=max_num_seqs, num_cpu_blocks=num_cpu_state_slots)
+        groups.append((group, state_bytes))
     return MemoryPlan(
         weight_bytes=weight_bytes,
         block_bytes=block_bytes,
@@ -258,19 +260,16 @@ def plan_memory(
         num_cpu_blocks=num_cpu_blocks,
         free_bytes=free_bytes,
         available=available,
-        state_bytes=state_bytes,
-        num_state_slots=max_num_seqs if state_bytes else 0,
-        num_cpu_state_slots=num_cpu_state_slots,
-        window_group=group,
-        window_block_bytes=0 if windows is None else windows.block_bytes,
+        groups=tuple(group for group, _ in groups),
+        group_bytes=tuple(size for _, size in groups),
     )
 
 
 def _num_window_blocks(need: WindowNeed | None, num_bytes: int, num_gpu_blocks: int | None) -> int:
-    """Blocks in half of the bytes, or as many as the others; 0 if a step might need more."""
+    """Blocks in so many bytes, or the given number; 0 if a step might need more."""
     if need is None:
         return 0
-    most = num_bytes // 2 // need.block_bytes if num_gpu_blocks is None else num_gpu_blocks
+    most = num_bytes // need.block_bytes if num_gpu_blocks is None else num_gpu_blocks
     return 0 if need.least_blocks > most else min(need.most_blocks, most)
 
 

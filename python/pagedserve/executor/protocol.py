@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedserve._core import InputBuffers, SchedulerOutputs, WindowGroup
+from pagedserve._core import InputBuffers, KVGroup, SchedulerOutputs
 from pagedserve.executor.memory import MemoryPlan
 from pagedserve.images import TEXT_ALONE, ImageRules
 from pagedserve.models.encoder_prompts import EncoderDecoder, EncoderInput
@@ -33,9 +33,7 @@ class ModelInfo:
         device_type: "cpu" or "cuda".
         backends: Readable line with the attention backend and the other kernels.
         pooling: Pooling configuration; None for a generative model.
-        sliding_window: Tokens that a query attends to, itself included, if equal in every layer.
-        group_window: Widest window of the layers with smaller windows than others; None if all are
-            equal.
+        group_window: Widest sliding window of the layers, in tokens; None if none has one.
         images: Rules for images in prompts, or the reason why they are refused.
         sees_whole_prompts: Whether a prompt must be computed in one step: for bidirectional
             attention, or to pool the states of other tokens than the last.
@@ -49,7 +47,6 @@ class ModelInfo:
     device_type: str
     backends: str
     pooling: PoolingRules | None = None
-    sliding_window: int | None = None
     group_window: int | None = None
     images: ImageRules | str = TEXT_ALONE
     sees_whole_prompts: bool = False
@@ -65,7 +62,6 @@ class StepLimits:
         max_num_tokens: Tokens per step.
         max_num_rows: Rows per step.
         max_model_len: Tokens per sequence.
-        window: Number of newest tokens whose keys are kept; None keeps all.
         group_window: Widest window of layers with separate KV blocks; None if all layers share
             blocks.
         num_lookahead_slots: Draft tokens per row.
@@ -74,7 +70,6 @@ class StepLimits:
     max_num_tokens: int
     max_num_rows: int
     max_model_len: int
-    window: int | None = None
     group_window: int | None = None
     num_lookahead_slots: int = 0
 
@@ -93,18 +88,14 @@ class CacheShape:
         num_cpu_blocks: Blocks for swapped sequences.
         block_size: Tokens per block.
         limits: Limits of a step.
-        num_state_slots: Slots for recurrent states of sequences.
-        num_cpu_state_slots: Slots for states of swapped sequences.
-        window_group: Separate blocks of sliding-window layers; None if all layers share blocks.
+        groups: KV groups beside that of the layers that keep all keys and values.
     """
 
     num_gpu_blocks: int
     num_cpu_blocks: int
     block_size: int
     limits: StepLimits
-    num_state_slots: int = 0
-    num_cpu_state_slots: int = 0
-    window_group: WindowGroup | None = None
+    groups: tuple[KVGroup, ...] = ()
 
 
 class HostBuffers(Protocol):

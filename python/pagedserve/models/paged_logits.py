@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from pagedserve._core import KVGroup
 from pagedserve.attention.backends import min_block_size, write_and_attend
 from pagedserve.attention.cross import CrossStep, EncoderDecoderAttention
 from pagedserve.attention.interface import PagedAttention, answering
@@ -208,7 +209,7 @@ def _cache_of_nan(
         dtype=dtype,
         device=model.device,
         states=states,
-        num_state_slots=len(prompts),
+        groups=[KVGroup("state", num_gpu_blocks=len(prompts))],
     )
     for pool in (*cache.gpu_pools, *chain.from_iterable(cache.states.device)):
         pool.fill_(torch.nan)

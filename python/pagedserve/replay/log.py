@@ -10,18 +10,20 @@ import numpy as np
 from pagedserve._core import (
     CacheChoices,
     CacheConfig,
+    KVGroup,
     Scheduler,
     SchedulerChoices,
     SchedulerConfig,
     SchedulerOutputs,
-    WindowGroup,
 )
 from pagedserve.errors import PagedServeError
+from pagedserve.replay import older
 from pagedserve.replay.log_lines import LogLines
 from pagedserve.replay.scenario import ScenarioError
 
-# Version of the log format.
-_FORMAT = 3
+# Version of the log format, and the older one that is understood too.
+_FORMAT = 4
+_OLDER = 3
 
 # Fields of a line with the step's decisions.
 _DECISIONS = (
@@ -30,20 +32,12 @@ _DECISIONS = (
     "preempted",
     "swapped_in",
     "moves",
-    "state_moves",
-    "window_moves",
+    "group_moves",
     "adapters_to_load",
     "ignored",
     "refused",
     "free",
 )
-
-# Defaults of missing fields.
-_NOTHING: dict[str, list[Any]] = {
-    "state_moves": [0, 0, 0],
-    "window_moves": [0, 0, 0],
-    "adapters_to_load": [],
-}
 
 # Exceptions raised by values of a wrong type.
 _MALFORMED = (AttributeError, LookupError, OverflowError, TypeError, ValueError)
@@ -79,16 +73,19 @@ def replay_log(path: Path) -> LogReplay:
     _, header = next(lines, ("", {}))
     if "log" not in header:
         raise ScenarioError(f"{path} does not begin with a decision log's first line")
-    if header["log"] != _FORMAT:
-        raise ScenarioError(f"{path}: the format is {header['log']!r}; {_FORMAT} is understood")
+    is_older = header["log"] == _OLDER
+    if header["log"] != _FORMAT and not is_older:
+        raise ScenarioError(
+            f"{path}: the format is {header['log']!r}; {_OLDER} and {_FORMAT} are understood"
+        )
     try:
-        player = _Player(header)
+        player = _Player(older.header(header) if is_older else header)
     except (KeyError, TypeError) as error:
         raise ScenarioError(f"{path} does not hold both configurations: {error!r}") from error
     num_steps = 0
     for place, line in lines:
         try:
-            difference = _difference(player, line)
+            difference = _difference(player, older.line(line, header) if is_older else line)
         except _MALFORMED as error:
             raise ScenarioError(f"{place} is not a step: {error!r}") from error
         if difference:
@@ -107,7 +104,8 @@ def _difference(player: "_Player", line: dict[str, Any]) -> str | None:
         return f"{where}, events: {error}"
     if events_alone:
         return None
-    ours, theirs = player.schedule(line["now"]), _NOTHING | line
+    ours = player.schedule(line["now"])
+    theirs = {"group_moves": [[0, 0, 0]] * len(ours["group_moves"]), "adapters_to_load": []} | line
     for key in _DECISIONS:
         if ours[key] != theirs[key]:
             return f"step {line['step']}, {key}: {ours[key]} now, {theirs[key]} in the log"
@@ -116,10 +114,9 @@ def _difference(player: "_Player", line: dict[str, Any]) -> str | None:
 
 def _parts(cache: dict[str, Any]) -> dict[str, Any]:
     """Parse the nested objects of a cache configuration."""
-    group = cache.get("window_group")
     return {
         "choices": CacheChoices(**cache["choices"]),
-        "window_group": None if group is None else WindowGroup(**group),
+        "groups": [KVGroup(**group) for group in cache["groups"]],
     }
 
 
@@ -151,6 +148,7 @@ class _Player:
     def schedule(self, now: float) -> dict[str, Any]:
         """Schedule the next step and return its line of the log."""
         self._step = step = self._scheduler.schedule(now)
+        moves = [[len(of.swap_out), len(of.swap_in), len(of.copy)] for of in step.moves]
         return {
             "step": step.step_id,
             "scheduled": [
@@ -159,21 +157,8 @@ class _Player:
             ],
             "preempted": [list(entry) for entry in step.preempted],
             "swapped_in": step.swapped_in,
-            "moves": [
-                len(step.blocks_to_swap_out),
-                len(step.blocks_to_swap_in),
-                len(step.blocks_to_copy),
-            ],
-            "state_moves": [
-                len(step.states_to_swap_out),
-                len(step.states_to_swap_in),
-                len(step.states_to_copy),
-            ],
-            "window_moves": [
-                len(step.window_blocks_to_swap_out),
-                len(step.window_blocks_to_swap_in),
-                len(step.window_blocks_to_copy),
-            ],
+            "moves": moves[0],
+            "group_moves": moves[1:],
             "adapters_to_load": [list(load) for load in step.adapters_to_load],
             "ignored": [[group, reason] for group, reason, _ in step.ignored_seq_groups],
             "refused": [list(entry) for entry in step.refused],

@@ -8,6 +8,7 @@ to a GPU as one range, from the start to the end of its tables, plus another if 
 layers have separate tables.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -16,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pagedserve._core import InputBuffers
+from pagedserve._core import InputBuffers, KVGroup
 from pagedserve.attention.cross import CrossStep
 from pagedserve.attention.metadata import AttentionMetadata, BatchLayout, DeviceRows
 from pagedserve.device import Cuda
@@ -96,8 +97,8 @@ class StepBuffers:
         max_num_samples: int | None = None,
         has_adapters: bool = False,
         num_adapter_slots: int = 0,
+        groups: Sequence[KVGroup] = (),
         max_cross_blocks: int = 0,
-        has_windows: bool = False,
         memory: StepMemory | None = None,
         cuda: Cuda | None = None,
     ) -> None:
@@ -110,14 +111,16 @@ class StepBuffers:
             max_num_samples: maximum sampled tokens of a step; None is one per row.
             has_adapters: whether rows may have adapters; else the core has no slots to write.
             num_adapter_slots: slots of adapters for GPU kernels; 0 without such kernels.
+            groups: KV groups of the scheduler beside the first, one of a kind.
             max_cross_blocks: maximum length of a table of an encoder's keys; 0 for decoder-only
                 models.
-            has_windows: whether sliding-window layers have separate blocks.
             memory: memory that the core writes to; None is private memory.
             cuda: GPU of the model, for which the core's buffer is pinned; None if the model reads
                 that buffer directly.
         """
         self.max_blocks_per_row = max_blocks_per_row
+        kinds = {group.kind for group in groups}
+        self.has_windows = has_windows = "window" in kinds
         max_num_samples = max(max_num_rows, max_num_samples or 0)
         lengths = dict.fromkeys(DTYPES, max_num_rows) | {
             "query_start": max_num_rows + 1,
@@ -152,7 +155,6 @@ class StepBuffers:
         self.query_start: NDArray[np.int32] = host.query_start.numpy()
         self._seq_lens: NDArray[np.int32] = host.seq_lens.numpy()
         self._block_tables: NDArray[np.int32] = host.block_tables.numpy()
-        self.has_windows = has_windows
         self._window_slots: NDArray[np.int64] = host.window_slots.numpy()
         self._window_tables: NDArray[np.int32] = host.window_tables.numpy()
         self.adapter_slots: NDArray[np.int32] = host.adapter_slots.numpy()
@@ -162,7 +164,11 @@ class StepBuffers:
         self._state_slots: NDArray[np.int32] = np.zeros(max_num_rows, dtype=np.int32)
         self._cross_lens: NDArray[np.int32] = np.zeros(max_num_rows, dtype=np.int32)
         self._cross_tables: NDArray[np.int32] = np.zeros(max_num_rows * max_cross_blocks, np.int32)
-        has_encoder = max_cross_blocks > 0
+        tables = {
+            "window": self._window_tables,
+            "state": self._state_slots,
+            "cross": self._cross_tables,
+        }
         self._core = InputBuffers(
             token_ids=self._token_ids,
             positions=self.positions,
@@ -174,11 +180,12 @@ class StepBuffers:
             sample_rows=self.sample_rows,
             row_handles=self.row_handles,
             adapter_slots=self.adapter_slots if has_adapters else None,
-            state_slots=self._state_slots,
-            window_tables=self._window_tables if has_windows else None,
-            window_slots=self._window_slots if has_windows else None,
-            cross_lens=self._cross_lens if has_encoder else None,
-            cross_tables=self._cross_tables if has_encoder else None,
+            cross_lens=self._cross_lens if "cross" in kinds else None,
+            group_tables=[tables[group.kind] for group in groups],
+            group_slots=[
+                self._window_slots if group.kind == "window" else np.zeros(0, np.int64)
+                for group in groups
+            ],
         )
 
     def writable(self) -> InputBuffers:

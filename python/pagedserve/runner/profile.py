@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from pagedserve._core import KVGroup
 from pagedserve.attention.metadata import AttentionMetadata, BatchLayout
 from pagedserve.cache.engine import CacheEngine
 from pagedserve.device import Cuda
@@ -53,7 +54,7 @@ def run_trial(
         dtype=loaded.dtype,
         device=loaded.device,
         states=loaded.states,
-        num_state_slots=1,
+        groups=[KVGroup("state", num_gpu_blocks=1)],
     )
     for pool in cache.gpu_pools:
         pool.zero_()

@@ -98,33 +98,101 @@ impl Default for CacheChoices {
     }
 }
 
-/// Block pool of the sliding-window layers of a model that also has full-attention layers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// What the layers of a [`KvGroup`] keep of a sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct WindowGroup {
-    /// Tokens that a query attends to, itself included, in the layer with the largest window; at
-    /// least 1.
-    pub window: usize,
-    /// Blocks on the device: at least [`SchedulerConfig::num_window_blocks`] of one sequence.
+pub enum KvKind {
+    /// Keys and values of the newest tokens, as many as a query attends to in the layer with the
+    /// largest window, itself included.
+    Window(usize),
+    /// One state of fixed size, as recurrences have; a block of the group is the state of one
+    /// sequence.
+    State,
+    /// Keys and values of an encoder's output, in blocks of the first group's pool.
+    Cross,
+}
+
+impl KvKind {
+    /// The name of the kind, used in configurations and logs, and its window.
+    pub fn named(self) -> (&'static str, Option<usize>) {
+        match self {
+            Self::Window(window) => ("window", Some(window)),
+            Self::State => ("state", None),
+            Self::Cross => ("cross", None),
+        }
+    }
+}
+
+/// Layers that keep something else of a sequence than all its keys and values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct KvGroup {
+    /// What they keep.
+    pub kind: KvKind,
+    /// Blocks of the group's pool on the device; 0 for cross attention, which has no pool.
     pub num_gpu_blocks: usize,
-    /// Blocks in host memory for swapped groups; 0 turns swapping off.
+    /// Blocks of the pool in host memory for swapped groups; 0 turns swapping off.
     pub num_cpu_blocks: usize,
 }
 
-impl WindowGroup {
-    /// A window of `window` tokens in a pool of `num_gpu_blocks`, without host blocks.
-    pub fn new(window: usize, num_gpu_blocks: usize) -> Self {
-        Self { window, num_gpu_blocks, num_cpu_blocks: 0 }
+impl KvGroup {
+    /// A window of `window` tokens in a pool of `num_gpu_blocks`, at least
+    /// [`SchedulerConfig::num_window_blocks`] of one sequence; without host blocks.
+    pub fn window(window: usize, num_gpu_blocks: usize) -> Self {
+        Self { kind: KvKind::Window(window), num_gpu_blocks, num_cpu_blocks: 0 }
     }
 
-    /// Checks all fields together.
+    /// States in a pool of `num_gpu_blocks`, at least [`SchedulerConfig::max_num_seqs`]; without
+    /// host blocks.
+    pub fn state(num_gpu_blocks: usize) -> Self {
+        Self { kind: KvKind::State, num_gpu_blocks, num_cpu_blocks: 0 }
+    }
+
+    /// Cross attention, in the first group's pool.
+    pub fn cross() -> Self {
+        Self { kind: KvKind::Cross, num_gpu_blocks: 0, num_cpu_blocks: 0 }
+    }
+
+    /// Checks the group alone.
     ///
     /// # Errors
     /// [`Error::Config`].
     pub fn validate(&self) -> Result<()> {
-        at_least_one("the window of window_group", self.window)?;
-        fits_i32("num_gpu_blocks of window_group", self.num_gpu_blocks)?;
-        fits_i32("num_cpu_blocks of window_group", self.num_cpu_blocks)
+        if let KvKind::Window(window) = self.kind {
+            at_least_one("the window of a KV group", window)?;
+        }
+        fits_i32("num_gpu_blocks of a KV group", self.num_gpu_blocks)?;
+        fits_i32("num_cpu_blocks of a KV group", self.num_cpu_blocks)
+    }
+
+    /// Checks that one sequence, and for states as many as may run, fit into the pool.
+    fn validate_size(&self, scheduler: &SchedulerConfig, block_size: usize) -> Result<()> {
+        let (num_blocks, max_num_seqs) = (self.num_gpu_blocks, scheduler.max_num_seqs);
+        let refusal = match self.kind {
+            KvKind::Cross => return Ok(()),
+            KvKind::State if num_blocks < max_num_seqs => format!(
+                "num_gpu_blocks of the KV group of states is {num_blocks}, below max_num_seqs, \
+                 {max_num_seqs}; every sequence that runs has one"
+            ),
+            KvKind::State if scheduler.num_lookahead_slots > 0 => {
+                "a KV group of states and num_lookahead_slots exclude each other: a state cannot \
+                 go back to before a token"
+                    .to_owned()
+            }
+            KvKind::State => return Ok(()),
+            KvKind::Window(window) => {
+                let least = scheduler.num_window_blocks(1, window, block_size);
+                if num_blocks >= least {
+                    return Ok(());
+                }
+                format!(
+                    "num_gpu_blocks of the KV group with a window of {window} tokens is \
+                     {num_blocks}; a sequence and a step of {} tokens need {least}",
+                    scheduler.max_num_batched_tokens
+                )
+            }
+        };
+        Err(Error::Config(refusal))
     }
 }
 
@@ -143,11 +211,12 @@ pub struct CacheConfig {
     pub watermark: f64,
     /// Whether blocks keep their contents for later requests with the same prefix.
     pub enable_prefix_caching: bool,
-    /// Tokens that a query attends to, itself included, if all layers have the same window; a
-    /// sequence then holds no more blocks than the window spans.
+    /// Tokens that the layers of the first group keep, if not all: a sequence then overwrites its
+    /// oldest blocks, as with the block manager of vLLM 0.6.2.  Excludes prefix caching; a
+    /// [`KvKind::Window`] does not.
     pub sliding_window: Option<usize>,
-    /// Pool of the sliding-window layers, if other layers attend to everything; `None` otherwise.
-    pub window_group: Option<WindowGroup>,
+    /// Groups of layers beside those that keep all keys and values, which are the first group.
+    pub groups: Vec<KvGroup>,
     /// Decisions whose default differs from vLLM 0.6.2.
     pub choices: CacheChoices,
 }
@@ -162,7 +231,7 @@ impl CacheConfig {
             watermark: 0.01,
             enable_prefix_caching: false,
             sliding_window: None,
-            window_group: None,
+            groups: Vec::new(),
             choices: CacheChoices::default(),
         }
     }
@@ -200,7 +269,7 @@ impl CacheConfig {
         if self.sliding_window == Some(0) {
             return Err(Error::Config("sliding_window is 0; it must be at least 1".to_owned()));
         }
-        self.validate_window_group()?;
+        self.validate_groups()?;
         if !(0.0..1.0).contains(&self.watermark) {
             return Err(Error::Config(format!(
                 "watermark is {}; it must be at least 0 and below 1",
@@ -210,17 +279,29 @@ impl CacheConfig {
         Ok(())
     }
 
-    fn validate_window_group(&self) -> Result<()> {
-        let Some(group) = self.window_group else { return Ok(()) };
-        group.validate()?;
-        if self.sliding_window.is_some() {
-            return Err(Error::Config(
-                "window_group and sliding_window exclude each other: layers of one window need no \
-                 group"
-                    .to_owned(),
-            ));
-        }
-        Ok(())
+    fn validate_groups(&self) -> Result<()> {
+        self.groups.iter().try_for_each(KvGroup::validate)?;
+        let has = |wanted: fn(KvKind) -> bool| self.groups.iter().any(|group| wanted(group.kind));
+        let refusal = if has(|kind| matches!(kind, KvKind::Window(_)))
+            && self.sliding_window.is_some()
+        {
+            "a KV group with a window and sliding_window exclude each other: the first group's \
+             layers keep everything beside such a group"
+        } else if has(|kind| kind == KvKind::State) && self.enable_prefix_caching {
+            "a KV group of states and enable_prefix_caching exclude each other: a state is that \
+             of a whole sequence, and no block of a prefix has one"
+        } else {
+            return Ok(());
+        };
+        Err(Error::Config(refusal.to_owned()))
+    }
+
+    /// Checks that the pools are large enough for a scheduler with these limits.
+    ///
+    /// # Errors
+    /// [`Error::Config`].
+    pub fn validate_for(&self, scheduler: &SchedulerConfig) -> Result<()> {
+        self.groups.iter().try_for_each(|group| group.validate_size(scheduler, self.block_size))
     }
 
     /// The watermark in whole blocks, rounded down.
@@ -302,11 +383,6 @@ pub struct SchedulerConfig {
     /// Number of adapter slots on the device, and so of adapters in one step; `None` without
     /// adapters.
     pub max_loras: Option<usize>,
-    /// Device slots for recurrent states of sequences, at least `max_num_seqs`; 0 for a model
-    /// without them.
-    pub num_state_slots: usize,
-    /// Host slots for the states of swapped groups; 0 turns swapping off.
-    pub num_cpu_state_slots: usize,
     /// Maximum number of groups admitted ahead of the head of a queue, waiting or swapped, while it
     /// does not fit in memory; 0 keeps strict order.
     pub max_num_bypasses: usize,
@@ -347,8 +423,6 @@ impl SchedulerConfig {
             delay_factor: 0.0,
             num_lookahead_slots: 0,
             max_loras: None,
-            num_state_slots: 0,
-            num_cpu_state_slots: 0,
             max_num_bypasses: Self::default_max_num_bypasses(false),
             victim_policy: VictimPolicy::LeastWork,
             choices: SchedulerChoices::default(),
@@ -396,7 +470,6 @@ impl SchedulerConfig {
             return Err(Error::Config("max_loras is 0; it must be at least 1 or None".to_owned()));
         }
         fits_i32("max_loras", self.max_loras.unwrap_or(0))?;
-        self.validate_states()?;
         if self.max_num_batched_tokens < self.max_num_seqs {
             return Err(Error::Config(format!(
                 "max_num_batched_tokens is {}, below max_num_seqs, {}; a step must have room for \
@@ -405,31 +478,6 @@ impl SchedulerConfig {
             )));
         }
         Ok(())
-    }
-
-    fn validate_states(&self) -> Result<()> {
-        let Self {
-            num_state_slots, num_cpu_state_slots, max_num_seqs, num_lookahead_slots, ..
-        } = *self;
-        fits_i32("num_state_slots", num_state_slots)?;
-        fits_i32("num_cpu_state_slots", num_cpu_state_slots)?;
-        let refusal = if num_state_slots == 0 && num_cpu_state_slots > 0 {
-            format!(
-                "num_cpu_state_slots is {num_cpu_state_slots}; without num_state_slots it must be 0"
-            )
-        } else if num_state_slots > 0 && num_state_slots < max_num_seqs {
-            format!(
-                "num_state_slots is {num_state_slots}, below max_num_seqs, {max_num_seqs}; every \
-                 sequence that runs has one"
-            )
-        } else if num_state_slots > 0 && num_lookahead_slots > 0 {
-            "num_state_slots and num_lookahead_slots exclude each other: a state cannot go back \
-             to before a token"
-                .to_owned()
-        } else {
-            return Ok(());
-        };
-        Err(Error::Config(refusal))
     }
 
     /// Largest number of window blocks that `num_seqs` running sequences use: those that each keeps
@@ -496,10 +544,14 @@ mod tests {
         assert!(refused(|c| c.max_num_batched_tokens = 3).contains("max_num_seqs, 4"));
         assert!(refused(|c| c.delay_factor = f64::NAN).contains("delay_factor"));
         assert!(refused(|c| c.max_loras = Some(0)).contains("max_loras"));
-        assert!(refused(|c| c.num_state_slots = 3).contains("max_num_seqs, 4"));
-        assert!(refused(|c| c.num_cpu_state_slots = 3).contains("without num_state_slots"));
-        assert!(
-            refused(|c| (c.num_state_slots, c.num_lookahead_slots) = (4, 1)).contains("lookahead")
-        );
+        let refused_group = |group: KvGroup, change: fn(&mut SchedulerConfig)| {
+            let cache = CacheConfig::new(16, 8).with(|cache| cache.groups = vec![group]);
+            text(cache.validate().and(cache.validate_for(&scheduler.clone().with(change))))
+        };
+        assert!(refused_group(KvGroup::state(3), |_| ()).contains("max_num_seqs, 4"));
+        let lookahead = |c: &mut SchedulerConfig| c.num_lookahead_slots = 1;
+        assert!(refused_group(KvGroup::state(4), lookahead).contains("lookahead"));
+        assert!(refused_group(KvGroup::window(0, 9), |_| ()).contains("at least 1"));
+        assert!(refused_group(KvGroup::window(9, 1), |_| ()).contains("9 tokens is 1"));
     }
 }

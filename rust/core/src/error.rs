@@ -48,3 +48,13 @@ impl std::error::Error for Error {}
 
 /// The result of a call that can be refused.
 pub type Result<T> = std::result::Result<T, Error>;
+
+/// Returns [`Error::Invariant`] with a formatted text unless a condition holds.
+macro_rules! ensure {
+    ($holds:expr, $($text:tt)*) => {
+        if !$holds {
+            return Err($crate::error::Error::Invariant(format!($($text)*)));
+        }
+    };
+}
+pub(crate) use ensure;

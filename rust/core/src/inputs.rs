@@ -14,20 +14,19 @@
 //! | `sample_rows` | S | the row of each |
 //! | `row_handles` | R | [`crate::arena::Handle::to_bits`] of the sequence |
 //! | `adapter_slots` | R, or none without `max_loras` | adapter slot of the row, -1 for the base model |
-//! | `state_slots` | R, or none without `num_state_slots` | state slot of the row |
-//! | `window_tables` | R x B, or none without `window_group` | blocks of the sliding-window layers, as `block_tables`, 0 before the window |
-//! | `window_slots` | T, or none without `window_group` | slots of keys and values in these layers |
+//! | `group_tables` | of each KV group beside the first, R x [its width](SchedulerOutputs::table_widths) | its blocks, as `block_tables`, 0 where none is seen; one state each, or the blocks of the encoder |
+//! | `group_slots` | of each KV group beside the first, T or nothing | slots of keys and values in a group with a window, as `slot_mapping` |
 //! | `cross_lens` | R, or none without encoders | tokens of the encoder's output |
-//! | `cross_tables` | R x C, or none without encoders | blocks of its keys and values, as `block_tables`, with C in the longest |
 //!
 //! A row with D draft tokens has D more tokens and samples, after its last.
 //!
-//! Costs: O(T + R x B), no allocation.
+//! Costs: O(T + R x B) a KV group, no allocation.
 
 use crate::error::{Error, Result};
 use crate::ids::TokenId;
 use crate::outputs::SchedulerOutputs;
 use crate::sequence::{Sequence, SequenceStore};
+use crate::space::BlockSpaceManager;
 use crate::table::num_blocks_for;
 
 /// Arrays of the caller; each may be longer than the step needs.
@@ -47,17 +46,14 @@ pub struct InputBuffers<'a> {
     pub sample_rows: &'a mut [i32],
     pub row_handles: &'a mut [i64],
     pub adapter_slots: Option<&'a mut [i32]>,
-    pub state_slots: Option<&'a mut [i32]>,
-    pub window_tables: Option<&'a mut [i32]>,
-    pub window_slots: Option<&'a mut [i64]>,
     pub cross_lens: Option<&'a mut [i32]>,
-    pub cross_tables: Option<&'a mut [i32]>,
+    pub group_tables: Vec<&'a mut [i32]>,
+    pub group_slots: Vec<&'a mut [i64]>,
 }
 
 impl InputBuffers<'_> {
-    fn check(&self, outputs: &SchedulerOutputs) -> Result<()> {
+    fn check(&self, outputs: &SchedulerOutputs, space: &BlockSpaceManager) -> Result<()> {
         let num_rows = outputs.rows.len();
-        let num_cross = num_rows * outputs.max_num_cross_blocks;
         let (num_tokens, num_samples) = (outputs.num_batched_tokens, outputs.num_samples);
         let num_blocks = num_rows * outputs.max_num_blocks;
         let room = |name, given: usize, needed| {
@@ -79,11 +75,37 @@ impl InputBuffers<'_> {
         room("sample_rows", self.sample_rows.len(), num_samples)?;
         room("row_handles", self.row_handles.len(), num_rows)?;
         room_if_any("adapter_slots", self.adapter_slots.as_ref().map(|a| a.len()), num_rows)?;
-        room_if_any("state_slots", self.state_slots.as_ref().map(|s| s.len()), num_rows)?;
-        room_if_any("window_tables", self.window_tables.as_ref().map(|t| t.len()), num_blocks)?;
-        room_if_any("window_slots", self.window_slots.as_ref().map(|s| s.len()), num_tokens)?;
         room_if_any("cross_lens", self.cross_lens.as_ref().map(|l| l.len()), num_rows)?;
-        room_if_any("cross_tables", self.cross_tables.as_ref().map(|t| t.len()), num_cross)
+        self.check_groups(outputs, space)
+    }
+
+    fn check_groups(&self, outputs: &SchedulerOutputs, space: &BlockSpaceManager) -> Result<()> {
+        let num_groups = space.num_groups() - 1;
+        for (name, given) in
+            [("group_tables", self.group_tables.len()), ("group_slots", self.group_slots.len())]
+        {
+            if given < num_groups {
+                return Err(Error::Arrays(format!(
+                    "{name} has {given} arrays; the cache has {num_groups} KV groups beside the \
+                     first"
+                )));
+            }
+        }
+        let needed = space.kinds().zip(&outputs.table_widths).enumerate();
+        for (index, (kind, width)) in needed {
+            let (tables, slots) = (self.group_tables[index].len(), self.group_slots[index].len());
+            let num_slots = if kind.has_slots() { outputs.num_batched_tokens } else { 0 };
+            let num_entries = outputs.rows.len() * width;
+            if tables < num_entries {
+                let name = format!("group_tables[{index}]");
+                return Err(too_short(&name, tables, num_entries, outputs.step_id));
+            }
+            if slots < num_slots {
+                let name = format!("group_slots[{index}]");
+                return Err(too_short(&name, slots, num_slots, outputs.step_id));
+            }
+        }
+        Ok(())
     }
 }
 
@@ -92,7 +114,7 @@ fn too_short(name: &str, given: usize, needed: usize, step_id: u64) -> Error {
     Error::Arrays(format!("{name} has room for {given} elements; step {step_id} needs {needed}"))
 }
 
-/// Writes the inputs of `outputs` into `buffers`, except those of states, windows and encoders.
+/// Writes the inputs of `outputs` into `buffers`.
 ///
 /// # Errors
 /// [`Error::Arrays`] when an array is too short; then nothing was written.
@@ -100,9 +122,13 @@ pub(crate) fn fill(
     buffers: &mut InputBuffers<'_>,
     outputs: &SchedulerOutputs,
     store: &SequenceStore,
-    block_size: usize,
+    space: &BlockSpaceManager,
 ) -> Result<()> {
-    buffers.check(outputs)?;
+    buffers.check(outputs, space)?;
+    let block_size = space.block_size();
+    if space.num_groups() > 1 {
+        fill_groups(buffers, outputs, store, space);
+    }
     if let Some(slots) = &mut buffers.adapter_slots {
         for (slot, row) in slots.iter_mut().zip(&outputs.rows) {
             *slot = row.adapter_slot;
@@ -150,27 +176,51 @@ pub(crate) fn fill(
     Ok(())
 }
 
-/// Writes the cross-attention blocks of each row.
+/// Writes the tables and slots of the KV groups beside the first, and the lengths of encoders.
 #[inline(never)] // what few models need stays out of the way of the rest
-pub(crate) fn fill_cross(
+fn fill_groups(
     buffers: &mut InputBuffers<'_>,
     outputs: &SchedulerOutputs,
     store: &SequenceStore,
+    space: &BlockSpaceManager,
 ) {
-    let groups = || outputs.rows.iter().map(|row| store.group(store.seq(row.seq).group()));
     if let Some(lens) = &mut buffers.cross_lens {
-        for (len, group) in lens.iter_mut().zip(groups()) {
-            *len = int32(group.num_encoder_tokens);
+        for (len, row) in lens.iter_mut().zip(&outputs.rows) {
+            *len = int32(store.group(store.seq(row.seq).group()).num_encoder_tokens);
         }
     }
-    let width = outputs.max_num_cross_blocks;
-    if let (Some(tables), 1..) = (&mut buffers.cross_tables, width) {
-        for (table, group) in tables.chunks_exact_mut(width).zip(groups()) {
-            let blocks = group.cross_table.blocks();
-            table[blocks.len()..].fill(0);
-            for (entry, block) in table.iter_mut().zip(blocks) {
+    for (index, (kind, width)) in space.kinds().zip(&outputs.table_widths).enumerate() {
+        // A step of moves alone has no rows, and tables of no width.
+        let tables = buffers.group_tables[index].chunks_exact_mut((*width).max(1));
+        for (entries, row) in tables.zip(&outputs.rows) {
+            let table = &store.seq(row.seq).tables[index];
+            entries.fill(0);
+            for (entry, block) in entries.iter_mut().skip(table.first()).zip(table.blocks()) {
                 *entry = int32(block.index());
             }
+        }
+        if kind.has_slots() {
+            let slots = &mut *buffers.group_slots[index];
+            fill_slots(slots, outputs, store, index, space.block_size());
+        }
+    }
+}
+
+/// Writes the slot of each token in a KV group beside the first.
+fn fill_slots(
+    slots: &mut [i64],
+    outputs: &SchedulerOutputs,
+    store: &SequenceStore,
+    index: usize,
+    block_size: usize,
+) {
+    let mut slots = slots.iter_mut();
+    for row in &outputs.rows {
+        let seq = store.seq(row.seq);
+        let end = seq.num_computed_tokens + row.num_tokens + row.num_drafts;
+        for (position, slot) in (seq.num_computed_tokens..end).zip(&mut slots) {
+            let block = seq.tables[index].block(position / block_size).index();
+            *slot = int64(block * block_size + position % block_size);
         }
     }
 }
@@ -224,11 +274,11 @@ fn fill_table(target: &mut [i32], seq: &Sequence, num_blocks: usize) {
 
 // Configurations are validated so that every count fits; `as` keeps the loops branch-free.
 #[expect(clippy::cast_possible_truncation, clippy::cast_possible_wrap, reason = "validated")]
-pub(crate) fn int32(value: usize) -> i32 {
+fn int32(value: usize) -> i32 {
     value as i32
 }
 
 #[expect(clippy::cast_possible_wrap, reason = "validated")]
-pub(crate) fn int64(value: usize) -> i64 {
+fn int64(value: usize) -> i64 {
     value as i64
 }

@@ -11,9 +11,9 @@
 //!  "ignored":[],"refused":[[4294967298,"no_blocks"]],"free":[3,0]}
 //! ```
 //!
-//! Where there is something to move or to load, `"state_moves":[0,0,1]`, counts of the moves of
-//! state slots, `"window_moves":[0,0,1]`, those of window blocks, and `"adapters_to_load":[[3,0]]`,
-//! adapter and slot, follow the moves.
+//! `moves` counts the moves of the first KV group: out, in, copied.  Where there is something to
+//! move or to load, `"group_moves":[[0,0,1]]`, the counts of the other KV groups, and
+//! `"adapters_to_load":[[3,0]]`, adapter and slot, follow.
 //!
 //! `update` is written as its tokens and the indices of the outputs that finish; parent rows
 //! and token starts follow where they are not one output a sampled row.  A step that
@@ -29,7 +29,7 @@
 use std::io::{self, Write};
 
 use crate::config::{
-    CacheChoices, CacheConfig, Policy, SchedulerChoices, SchedulerConfig, VictimPolicy, WindowGroup,
+    CacheChoices, CacheConfig, KvGroup, Policy, SchedulerChoices, SchedulerConfig, VictimPolicy,
 };
 use crate::ids::TokenId;
 use crate::outputs::SchedulerOutputs;
@@ -113,7 +113,7 @@ impl<W: Write> DecisionLog<W> {
     pub fn new(writer: W, scheduler: &SchedulerConfig, cache: &CacheConfig) -> Self {
         let mut log = Self { writer, line: Line::default(), error: None };
         let header = format!(
-            "{{\"log\":3,\"version\":{:?},\"scheduler\":{},\"cache\":{}}}",
+            "{{\"log\":4,\"version\":{:?},\"scheduler\":{},\"cache\":{}}}",
             env!("CARGO_PKG_VERSION"),
             scheduler_json(scheduler),
             cache_json(cache)
@@ -203,21 +203,13 @@ impl<W: Write> DecisionLog<W> {
             line.text(",\"").text(mode.as_str()).text("\"]");
         });
         line.text(",\"swapped_in\":").numbers(outputs.swapped_in.iter().map(|g| g.to_bits()));
-        let moves =
-            [&outputs.blocks_to_swap_out, &outputs.blocks_to_swap_in, &outputs.blocks_to_copy];
-        line.text(",\"moves\":").numbers(moves.map(Vec::len));
-        let state_moves =
-            [&outputs.states_to_swap_out, &outputs.states_to_swap_in, &outputs.states_to_copy];
-        if state_moves.iter().any(|pairs| !pairs.is_empty()) {
-            line.text(",\"state_moves\":").numbers(state_moves.map(Vec::len));
-        }
-        let window_moves = [
-            &outputs.window_blocks_to_swap_out,
-            &outputs.window_blocks_to_swap_in,
-            &outputs.window_blocks_to_copy,
-        ];
-        if window_moves.iter().any(|pairs| !pairs.is_empty()) {
-            line.text(",\"window_moves\":").numbers(window_moves.map(Vec::len));
+        let (first, others) = outputs.moves.split_first().expect("at least one KV group");
+        line.text(",\"moves\":").numbers(first.counts());
+        if others.iter().any(|moves| !moves.is_empty()) {
+            line.text(",\"group_moves\":");
+            line.list(others, |line, moves| {
+                line.numbers(moves.counts());
+            });
         }
         if !outputs.adapters_to_load.is_empty() {
             line.text(",\"adapters_to_load\":");
@@ -285,7 +277,6 @@ fn scheduler_json(config: &SchedulerConfig) -> String {
         "{{\"max_num_seqs\":{},\"max_num_batched_tokens\":{},\"max_model_len\":{},\
          \"preemption_mode\":{mode},\"enable_chunked_prefill\":{},\"policy\":\"{policy}\",\
          \"delay_factor\":{:?},\"num_lookahead_slots\":{},\"max_loras\":{},\
-         \"num_state_slots\":{},\"num_cpu_state_slots\":{},\
          \"max_num_bypasses\":{},\"victim_policy\":\"{victim_policy}\",\
          \"choices\":{}}}",
         config.max_num_seqs,
@@ -295,8 +286,6 @@ fn scheduler_json(config: &SchedulerConfig) -> String {
         config.delay_factor,
         config.num_lookahead_slots,
         optional(config.max_loras),
-        config.num_state_slots,
-        config.num_cpu_state_slots,
         config.max_num_bypasses,
         scheduler_choices_json(config.choices),
     )
@@ -318,23 +307,25 @@ fn scheduler_choices_json(choices: SchedulerChoices) -> String {
 fn cache_json(config: &CacheConfig) -> String {
     format!(
         "{{\"block_size\":{},\"num_gpu_blocks\":{},\"num_cpu_blocks\":{},\"watermark\":{:?},\
-         \"enable_prefix_caching\":{},\"sliding_window\":{}{},\"choices\":{}}}",
+         \"enable_prefix_caching\":{},\"sliding_window\":{},\"groups\":[{}],\"choices\":{}}}",
         config.block_size,
         config.num_gpu_blocks,
         config.num_cpu_blocks,
         config.watermark,
         config.enable_prefix_caching,
         optional(config.sliding_window),
-        config.window_group.map_or(String::new(), window_group_json),
+        config.groups.iter().map(group_json).collect::<Vec<_>>().join(","),
         cache_choices_json(config.choices),
     )
 }
 
-fn window_group_json(group: WindowGroup) -> String {
-    let WindowGroup { window, num_gpu_blocks, num_cpu_blocks } = group;
+fn group_json(group: &KvGroup) -> String {
+    let KvGroup { kind, num_gpu_blocks, num_cpu_blocks } = *group;
+    let (name, window) = kind.named();
     format!(
-        ",\"window_group\":{{\"window\":{window},\"num_gpu_blocks\":{num_gpu_blocks},\
-         \"num_cpu_blocks\":{num_cpu_blocks}}}"
+        "{{\"kind\":\"{name}\",\"window\":{},\"num_gpu_blocks\":{num_gpu_blocks},\
+         \"num_cpu_blocks\":{num_cpu_blocks}}}",
+        optional(window)
     )
 }
 

@@ -181,6 +181,35 @@ impl Refusal {
     }
 }
 
+/// Moves of the blocks of one pool, to be made in this order before the rows run.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Moves {
+    /// (device, host) pairs.
+    pub swap_out: Vec<BlockPair>,
+    /// (host, device) pairs.
+    pub swap_in: Vec<BlockPair>,
+    /// (source, destination) pairs on the device.
+    pub copy: Vec<BlockPair>,
+}
+
+impl Moves {
+    /// Whether there is nothing to move.
+    pub fn is_empty(&self) -> bool {
+        self.swap_out.is_empty() && self.swap_in.is_empty() && self.copy.is_empty()
+    }
+
+    /// Numbers of pairs: out, in, copied.
+    pub fn counts(&self) -> [usize; 3] {
+        [self.swap_out.len(), self.swap_in.len(), self.copy.len()]
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.swap_out.clear();
+        self.swap_in.clear();
+        self.copy.clear();
+    }
+}
+
 /// Decisions of one call of `schedule`.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
@@ -203,28 +232,13 @@ pub struct SchedulerOutputs {
     pub num_samples: usize,
     /// Draft tokens added by [`propose`](crate::scheduler::Scheduler::propose), in order of rows.
     pub drafts: Vec<TokenId>,
-    /// Largest number of blocks of a row, computed ones included.
+    /// Largest number of blocks of a row in the first KV group, computed ones included.
     pub max_num_blocks: usize,
-    /// Largest number of cross-attention blocks of a row.
-    pub max_num_cross_blocks: usize,
-    /// (device, host) pairs.
-    pub blocks_to_swap_out: Vec<BlockPair>,
-    /// (host, device) pairs.
-    pub blocks_to_swap_in: Vec<BlockPair>,
-    /// (source, destination) pairs on the device.
-    pub blocks_to_copy: Vec<BlockPair>,
-    /// (device, host) pairs of state slots; states move as blocks do, and in the same order.
-    pub states_to_swap_out: Vec<BlockPair>,
-    /// (host, device) pairs.
-    pub states_to_swap_in: Vec<BlockPair>,
-    /// (source, destination) pairs on the device.
-    pub states_to_copy: Vec<BlockPair>,
-    /// Window blocks to move, (device, host).
-    pub window_blocks_to_swap_out: Vec<BlockPair>,
-    /// Window blocks to move, (host, device).
-    pub window_blocks_to_swap_in: Vec<BlockPair>,
-    /// Window blocks to copy on the device.
-    pub window_blocks_to_copy: Vec<BlockPair>,
+    /// Entries of the longest table of a row in each KV group beside the first.
+    pub table_widths: Vec<usize>,
+    /// Blocks to move in the pool of each KV group, the first group's first.  A group without a
+    /// pool of its own moves in the first, and its entry is empty.
+    pub moves: Vec<Moves>,
     /// (adapter, slot) pairs; the previous content of the slot is no longer needed.
     pub adapters_to_load: Vec<(u32, i32)>,
     /// Groups that the scheduler ended, with reason and statistics; their handles are dead.
@@ -248,17 +262,9 @@ impl SchedulerOutputs {
         self.rows.is_empty() && !self.has_moves()
     }
 
-    /// Whether blocks or states must be moved before the rows run.
+    /// Whether blocks must be moved before the rows run.
     pub fn has_moves(&self) -> bool {
-        !(self.blocks_to_swap_out.is_empty()
-            && self.blocks_to_swap_in.is_empty()
-            && self.blocks_to_copy.is_empty()
-            && self.states_to_swap_out.is_empty()
-            && self.states_to_swap_in.is_empty()
-            && self.states_to_copy.is_empty()
-            && self.window_blocks_to_swap_out.is_empty()
-            && self.window_blocks_to_swap_in.is_empty()
-            && self.window_blocks_to_copy.is_empty())
+        self.moves.iter().any(|moves| !moves.is_empty())
     }
 
     /// Groups whose blocks are moved between the tiers, and whether they end on the device.
@@ -268,21 +274,19 @@ impl SchedulerOutputs {
         left.map(|(group, _)| (*group, false)).chain(returned)
     }
 
+    /// Nothing yet, in `num_groups` KV groups.
+    pub(crate) fn new(num_groups: usize) -> Self {
+        Self { moves: vec![Moves::default(); num_groups], ..Self::default() }
+    }
+
     /// Empties everything for step `step_id`, keeping the memory.
     pub(crate) fn reset(&mut self, step_id: u64) {
         self.step_id = step_id;
         self.scheduled_seq_groups.clear();
         self.rows.clear();
         self.drafts.clear();
-        self.blocks_to_swap_out.clear();
-        self.blocks_to_swap_in.clear();
-        self.blocks_to_copy.clear();
-        self.states_to_swap_out.clear();
-        self.states_to_swap_in.clear();
-        self.states_to_copy.clear();
-        self.window_blocks_to_swap_out.clear();
-        self.window_blocks_to_swap_in.clear();
-        self.window_blocks_to_copy.clear();
+        self.table_widths.clear();
+        self.moves.iter_mut().for_each(Moves::clear);
         self.adapters_to_load.clear();
         self.ignored_seq_groups.clear();
         self.refused.clear();
@@ -294,7 +298,6 @@ impl SchedulerOutputs {
         self.num_batched_tokens = 0;
         self.num_samples = 0;
         self.max_num_blocks = 0;
-        self.max_num_cross_blocks = 0;
         self.num_lookahead_slots = 0;
         self.running_queue_size = 0;
     }

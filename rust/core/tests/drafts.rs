@@ -82,7 +82,7 @@ fn the_decisions_are_those_of_a_scheduler_that_was_told_of_no_drafts() {
             let accepted = |row| if row == 0 { vec![3, 4] } else { Vec::new() };
             update_drafted(&mut scheduler, step_id, &outputs, accepted).unwrap();
             let outputs = scheduler.schedule(0.0).unwrap();
-            decisions.push((outputs.rows.clone(), outputs.blocks_to_copy.clone()));
+            decisions.push((outputs.rows.clone(), outputs.moves[0].copy.clone()));
             step_id = outputs.step_id;
         }
         decisions

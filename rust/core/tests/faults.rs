@@ -9,7 +9,7 @@
 mod common;
 
 use common::{Limits, Output, add, add_wide, assert_all_returned, one_each, step, update};
-use pagedserve_core::config::{Policy, PreemptionMode};
+use pagedserve_core::config::{KvGroup, Policy, PreemptionMode};
 use pagedserve_core::hash::PrefixKey;
 use pagedserve_core::outputs::{IgnoredReason, Refusal};
 use pagedserve_core::scheduler::Scheduler;
@@ -124,7 +124,7 @@ fn f3_after_siblings_have_finished_a_recompute_leaks_nothing_and_is_a_prefill() 
         scheduler.schedule(0.0).unwrap();
         assert_eq!(scheduler.outputs().num_prefill_groups, 1);
         assert_eq!(scheduler.outputs().rows.len(), 1, "the living sequence alone");
-        assert_eq!(scheduler.outputs().blocks_to_copy, []);
+        assert_eq!(scheduler.outputs().moves[0].copy, []);
     }
 }
 
@@ -522,7 +522,10 @@ fn u10_a_swapped_group_does_not_hold_up_a_more_urgent_one() {
 
 #[test]
 fn prefixes_are_not_shared_between_requests_whose_encoders_may_differ() {
-    let limits = Limits::with(|cache, _| cache.enable_prefix_caching = true);
+    let limits = Limits::with(|cache, _| {
+        cache.enable_prefix_caching = true;
+        cache.groups = vec![KvGroup::cross()];
+    });
     let mut scheduler = limits.scheduler();
     let prompt: Vec<i32> = (0..13).collect();
     let request = |salt| {
@@ -541,6 +544,31 @@ fn prefixes_are_not_shared_between_requests_whose_encoders_may_differ() {
     assert_eq!(cached_of(&mut scheduler, 7), 0, "nobody had it before");
     assert_eq!(cached_of(&mut scheduler, 7), 12, "the same encoder's input");
     assert_eq!(cached_of(&mut scheduler, 8), 0, "another one");
-    let mut without = Limits::default().scheduler();
+    let mut without = Limits::with(|cache, _| cache.groups = vec![KvGroup::cross()]).scheduler();
     without.add_seq_group(&request(0)).unwrap();
+    let refusal = Limits::default().scheduler().add_seq_group(&request(0)).unwrap_err();
+    assert!(refusal.to_string().contains("no KV group of cross attention"), "{refusal}");
+}
+
+#[test]
+fn a_reset_of_the_prefix_cache_that_is_refused_drops_nothing() {
+    let mut scheduler = Limits::with(|cache, scheduler| {
+        (cache.block_size, cache.num_gpu_blocks, cache.num_cpu_blocks) = (4, 6, 64);
+        cache.enable_prefix_caching = true;
+        scheduler.preemption_mode = Some(PreemptionMode::Swap);
+    })
+    .scheduler();
+    let (first, _) = add(&mut scheduler, 20, 12);
+    add(&mut scheduler, 1, 8);
+    step(&mut scheduler, 1);
+    while scheduler.queues().swapped.is_empty() {
+        step(&mut scheduler, 1);
+    }
+    scheduler.abort(first).unwrap();
+    assert_eq!(scheduler.space().gpu().num_used(), 0, "all that lives is on the host");
+    assert!(!scheduler.reset_prefix_cache());
+    let (again, _) = add(&mut scheduler, 20, 12);
+    step(&mut scheduler, 1);
+    step(&mut scheduler, 1);
+    assert!(scheduler.group_stats(again).unwrap().num_cached_tokens > 0);
 }

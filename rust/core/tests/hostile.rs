@@ -14,6 +14,7 @@
 mod common;
 
 use common::{Limits, add_wide, one_each, update};
+use pagedserve_core::config::KvGroup;
 use pagedserve_core::hash::PrefixKey;
 use pagedserve_core::scheduler::{SampledOutputs, Scheduler};
 use pagedserve_core::sequence::Request;
@@ -123,6 +124,7 @@ fn hostile_arguments_are_an_error_or_harmless() {
         let limits = Limits::with(|cache, scheduler| {
             cache.num_gpu_blocks = 24;
             cache.enable_prefix_caching = enable_prefix_caching;
+            cache.groups = vec![KvGroup::cross()];
             scheduler.num_lookahead_slots = num_lookahead_slots;
             scheduler.max_loras = Some(2);
         });

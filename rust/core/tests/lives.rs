@@ -16,12 +16,12 @@ mod common;
 use std::collections::BTreeMap;
 
 use common::arrays::Arrays;
+use common::groups::{GroupModel, move_blocks};
 use common::limits::limits;
-use common::slots::{Slots, at, copy_block, write};
-use common::windows::WindowModel;
+use common::slots::{Slots, at};
 use common::{Limits, Output, assert_all_returned, propose, sampled_rows, update, update_drafted};
+use pagedserve_core::config::{KvGroup, KvKind};
 use pagedserve_core::hash::PrefixKey;
-use pagedserve_core::ids::BlockId;
 use pagedserve_core::scheduler::Scheduler;
 use pagedserve_core::sequence::{GroupHandle, Request};
 use proptest::prelude::*;
@@ -101,10 +101,7 @@ struct Life {
     scheduler: Scheduler,
     device: Slots,
     host: Slots,
-    /// What lies in each state slot: the hash of the tokens that made it.
-    device_states: Slots,
-    host_states: Slots,
-    windows: Option<WindowModel>,
+    groups_beside: Vec<GroupModel>,
     /// The adapter in each adapter slot, and the step that loaded it.
     adapters: BTreeMap<i32, (u32, u64)>,
     groups: Vec<GroupHandle>,
@@ -115,15 +112,13 @@ struct Life {
 
 impl Life {
     fn new(limits: Limits) -> Self {
-        let windows = WindowModel::new(&limits.cache);
+        let groups_beside = GroupModel::all(&limits.cache);
         Self {
             scheduler: limits.scheduler(),
             limits,
             device: Slots::new(),
             host: Slots::new(),
-            device_states: Slots::new(),
-            host_states: Slots::new(),
-            windows,
+            groups_beside,
             adapters: BTreeMap::new(),
             groups: Vec::new(),
             sampled: Vec::new(),
@@ -143,7 +138,10 @@ impl Life {
                 // A request with an encoder needs a salt where prefixes are shared.
                 request.key =
                     PrefixKey { adapter: adapter.saturating_sub(1), salt: u64::from(*encoder > 5) };
-                request.num_encoder_tokens = encoder.saturating_sub(5);
+                let has_cross = |group: &KvGroup| group.kind == KvKind::Cross;
+                if self.limits.cache.groups.iter().any(has_cross) {
+                    request.num_encoder_tokens = encoder.saturating_sub(5);
+                }
                 self.groups.push(self.scheduler.add_seq_group(&request).unwrap().0);
             }
             Op::Abort(pick) => self.abort(*pick),
@@ -373,37 +371,11 @@ impl Life {
     /// checks that every row then sees exactly its own history.
     fn execute(&mut self) {
         let outputs = self.scheduler.outputs().clone();
-        if let Some(windows) = &mut self.windows {
-            windows.move_blocks(&outputs);
+        for group in &mut self.groups_beside {
+            group.move_blocks(&outputs);
         }
         let size = self.limits.cache.block_size;
-        for pair in outputs.blocks_to_swap_out {
-            let values = copy_block(&self.device, pair, size);
-            write(&mut self.host, values);
-        }
-        for pair in outputs.blocks_to_swap_in {
-            let values = copy_block(&self.host, pair, size);
-            write(&mut self.device, values);
-        }
-        for pair in outputs.blocks_to_copy {
-            let values = copy_block(&self.device, pair, size);
-            write(&mut self.device, values);
-        }
-        let state = |from: &Slots, (a, b): (BlockId, BlockId)| {
-            vec![(b.index(), from.get(&a.index()).copied())]
-        };
-        for pair in outputs.states_to_swap_out {
-            let values = state(&self.device_states, pair);
-            write(&mut self.host_states, values);
-        }
-        for pair in outputs.states_to_swap_in {
-            let values = state(&self.host_states, pair);
-            write(&mut self.device_states, values);
-        }
-        for pair in outputs.states_to_copy {
-            let values = state(&self.device_states, pair);
-            write(&mut self.device_states, values);
-        }
+        move_blocks(&outputs.moves[0], size, &mut self.device, &mut self.host);
         for (adapter, slot) in outputs.adapters_to_load {
             let mut known = self.adapters.values();
             assert!(known.all(|(other, _)| *other != adapter), "{adapter} was loaded already");
@@ -418,17 +390,19 @@ impl Life {
         for row in 0..self.scheduler.outputs().rows.len() {
             self.write_row(arrays, row);
             let keys = self.keys(row);
-            if let Some(windows) = &mut self.windows {
-                windows.write(self.scheduler.outputs(), arrays, row, &keys);
+            for group in &mut self.groups_beside {
+                group.write(self.scheduler.outputs(), arrays, row, &keys);
             }
+            self.write_encoder(arrays, row);
         }
         // All keys are written before any row attends.
         for row in 0..self.scheduler.outputs().rows.len() {
             self.attend(arrays, row);
-            if let Some(windows) = &self.windows {
-                windows.attend(self.scheduler.outputs(), arrays, row, &self.keys(row));
+            let keys = self.keys(row);
+            for group in &mut self.groups_beside {
+                group.attend(self.scheduler.outputs(), arrays, row, &keys);
             }
-            self.advance_state(arrays, row);
+            self.attend_encoder(arrays, row);
         }
         let num_samples = self.scheduler.outputs().num_samples;
         let samples = arrays.sample_rows[..num_samples].iter().map(|row| at(*row));
@@ -521,20 +495,40 @@ impl Life {
         }
     }
 
-    /// The state that a row goes on from is that of all tokens before its own.
-    fn advance_state(&mut self, arrays: &Arrays, row: usize) {
-        let slot = arrays.state_slots[row];
-        assert_eq!(slot == -1, self.limits.scheduler.num_state_slots == 0);
-        if slot == -1 {
-            return;
+    /// The slots of the encoder's keys and values for a row, in the first group's pool.
+    fn encoder_slots(&self, arrays: &Arrays, row: usize) -> Vec<usize> {
+        let outputs = self.scheduler.outputs();
+        let size = self.limits.cache.block_size;
+        let kinds = self.limits.cache.groups.iter().map(|group| group.kind).enumerate();
+        let of_group = |(index, _): (usize, KvKind)| {
+            let table = &arrays.group_tables[index][row * outputs.table_widths[index]..];
+            (0..at(arrays.cross_lens[row]))
+                .map(|place| at(table[place / size]) * size + place % size)
+                .collect::<Vec<_>>()
+        };
+        kinds.filter(|(_, kind)| *kind == KvKind::Cross).flat_map(of_group).collect()
+    }
+
+    /// What a row writes there: the request and the place.
+    fn encoder_key(&self, row: usize, place: usize) -> u64 {
+        let seq = self.scheduler.outputs().rows[row].seq;
+        let group = self.scheduler.sequence(seq).unwrap().group();
+        chain(group.to_bits().unsigned_abs(), i32::try_from(place).unwrap())
+    }
+
+    fn write_encoder(&mut self, arrays: &Arrays, row: usize) {
+        if row < self.scheduler.outputs().num_prefill_rows {
+            for (place, slot) in self.encoder_slots(arrays, row).into_iter().enumerate() {
+                self.device.insert(slot, self.encoder_key(row, place));
+            }
         }
-        let (keys, end) = (self.keys(row), at(arrays.seq_lens[row]));
-        let first = usize::try_from(arrays.positions[at(arrays.query_start[row])]).unwrap();
-        if first > 0 {
-            let found = self.device_states.get(&at(slot));
-            assert_eq!(found, Some(&keys[first - 1]), "row {row} goes on from a foreign state");
+    }
+
+    fn attend_encoder(&self, arrays: &Arrays, row: usize) {
+        for (place, slot) in self.encoder_slots(arrays, row).into_iter().enumerate() {
+            let key = self.encoder_key(row, place);
+            assert_eq!(self.device.get(&slot), Some(&key), "row {row} sees a foreign encoder");
         }
-        self.device_states.insert(at(slot), keys[end - 1]);
     }
 
     fn window(&self) -> usize {

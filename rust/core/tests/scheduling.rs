@@ -5,7 +5,7 @@
 mod common;
 
 use common::{Limits, Output, add, add_wide, assert_all_returned, one_each, step, update};
-use pagedserve_core::config::{Policy, PreemptionMode, SchedulerConfig};
+use pagedserve_core::config::{KvGroup, Policy, PreemptionMode, SchedulerConfig};
 use pagedserve_core::error::Error;
 use pagedserve_core::outputs::{IgnoredReason, PromptRefusal, Row};
 use pagedserve_core::scheduler::{SampledOutputs, Scheduler};
@@ -51,7 +51,8 @@ fn the_head_of_the_queue_is_not_overtaken() {
 
 #[test]
 fn encoders_of_a_step_take_no_more_tokens_than_its_prompts_may_or_it_is_one() {
-    let mut scheduler = Limits::with(|_, scheduler| {
+    let mut scheduler = Limits::with(|cache, scheduler| {
+        cache.groups = vec![KvGroup::cross()];
         scheduler.max_num_batched_tokens = 20;
         scheduler.enable_chunked_prefill = true;
     })
@@ -168,7 +169,7 @@ fn siblings_share_blocks_and_copy_the_last_one_only_when_they_write_it() {
     let (_, seqs) = forked(&mut scheduler, 6, 3);
     assert_eq!(scheduler.space().gpu().num_used(), 2);
     let outputs = scheduler.schedule(0.0).unwrap().clone();
-    assert_eq!(outputs.blocks_to_copy.len(), 2, "the last sibling keeps the block");
+    assert_eq!(outputs.moves[0].copy.len(), 2, "the last sibling keeps the block");
     assert_eq!(scheduler.space().gpu().num_used(), 4);
     let table = |seq: SeqHandle| scheduler.sequence(seq).unwrap().table.blocks().to_vec();
     assert!(seqs.iter().all(|seq| table(*seq)[0] == table(seqs[0])[0]));
@@ -201,14 +202,14 @@ fn a_forked_group_swaps_out_and_back_with_its_sharing() {
     while scheduler.stats().num_swap_preemptions == 0 {
         step(&mut scheduler, 1);
     }
-    let pairs = scheduler.outputs().blocks_to_swap_out.len();
+    let pairs = scheduler.outputs().moves[0].swap_out.len();
     assert!(pairs < 6, "shared blocks move once: {pairs}");
     assert_eq!(scheduler.queues().swapped, [group]);
     let old = scheduler.sequence(old).unwrap().group();
     assert!(scheduler.abort(old).is_some());
     step(&mut scheduler, 1);
     assert_eq!(scheduler.outputs().swapped_in, [group]);
-    assert_eq!(scheduler.outputs().blocks_to_swap_in.len(), pairs);
+    assert_eq!(scheduler.outputs().moves[0].swap_in.len(), pairs);
     scheduler.abort(group);
     assert_all_returned(&scheduler);
 }
@@ -368,7 +369,7 @@ fn a_group_that_gets_no_row_gets_no_copy_either() {
     scheduler.schedule(0.0).unwrap();
     assert_eq!(scheduler.outputs().num_batched_tokens, 8);
     assert_eq!(scheduler.outputs().scheduled_seq_groups.len(), 1);
-    assert_eq!(scheduler.outputs().blocks_to_copy, []);
+    assert_eq!(scheduler.outputs().moves[0].copy, []);
 }
 
 #[test]

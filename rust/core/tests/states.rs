@@ -6,15 +6,16 @@ mod common;
 
 use common::arrays::Arrays;
 use common::{Limits, Output, add, add_wide, assert_all_returned, one_each, update};
-use pagedserve_core::config::PreemptionMode;
+use pagedserve_core::config::{KvGroup, PreemptionMode};
 use pagedserve_core::outputs::SchedulerOutputs;
 use pagedserve_core::scheduler::Scheduler;
 
 fn with_states(num_cpu_state_slots: usize) -> Limits {
     Limits::with(|cache, scheduler| {
         cache.num_cpu_blocks = 64;
-        scheduler.num_state_slots = scheduler.max_num_seqs;
-        scheduler.num_cpu_state_slots = num_cpu_state_slots;
+        let mut group = KvGroup::state(scheduler.max_num_seqs);
+        group.num_cpu_blocks = num_cpu_state_slots;
+        cache.groups = vec![group];
         scheduler.preemption_mode = Some(PreemptionMode::Swap);
     })
 }
@@ -27,7 +28,7 @@ fn step(
 ) -> (SchedulerOutputs, Vec<i32>) {
     let outputs = scheduler.schedule(0.0).unwrap().clone();
     scheduler.check().unwrap();
-    let mut slots = Arrays::filled(scheduler, limits).state_slots;
+    let mut slots = Arrays::filled(scheduler, limits).group_tables.remove(0);
     slots.truncate(outputs.rows.len());
     let sampled = sample(scheduler);
     update(scheduler, outputs.step_id, &sampled).unwrap();
@@ -51,13 +52,13 @@ fn forks_get_copies_when_they_run_and_the_last_keeps_the_slot() {
     let mut scheduler = limits.scheduler();
     add_wide(&mut scheduler, 1, 5, 3);
     let (outputs, slots) = step(&mut scheduler, &limits, three_of_the_first);
-    assert_eq!((slots, outputs.states_to_copy.len()), (vec![0], 0));
+    assert_eq!((slots, outputs.moves[1].copy.len()), (vec![0], 0));
     let (outputs, slots) = step(&mut scheduler, &limits, |s| one_each(s, 7));
-    assert_eq!(slots_of(&outputs.states_to_copy), [(0, 1), (0, 2)]);
+    assert_eq!(slots_of(&outputs.moves[1].copy), [(0, 1), (0, 2)]);
     assert_eq!(slots, [1, 2, 0]);
     assert!(outputs.has_moves());
     let (outputs, slots) = step(&mut scheduler, &limits, |s| one_each(s, 7));
-    assert_eq!((outputs.states_to_copy.len(), slots), (0, vec![1, 2, 0]));
+    assert_eq!((outputs.moves[1].copy.len(), slots), (0, vec![1, 2, 0]));
 }
 
 #[test]
@@ -70,7 +71,7 @@ fn a_child_takes_over_the_slot_of_a_parent_that_ended() {
     };
     step(&mut scheduler, &limits, parent_ends);
     let (outputs, slots) = step(&mut scheduler, &limits, |s| one_each(s, 7));
-    assert_eq!((outputs.states_to_copy.len(), slots), (0, vec![0]));
+    assert_eq!((outputs.moves[1].copy.len(), slots), (0, vec![0]));
 }
 
 /// Two groups outgrow the blocks; the younger, three sequences, gives way with its shared state.
@@ -93,11 +94,11 @@ fn a_shared_state_is_swapped_once_and_comes_back_shared() {
     step(&mut scheduler, &limits, fork_second);
     let (outputs, slots) =
         step(&mut scheduler, &limits, |_| vec![Output { row: 0, token: 1, finish: true }]);
-    assert_eq!(slots_of(&outputs.states_to_swap_out), [(1, 0)]);
+    assert_eq!(slots_of(&outputs.moves[1].swap_out), [(1, 0)]);
     assert_eq!((slots, outputs.rows.len()), (vec![0], 1));
     let (outputs, slots) = step(&mut scheduler, &limits, |s| one_each(s, 7));
-    assert_eq!(outputs.states_to_swap_in.len(), 1);
-    assert_eq!(outputs.states_to_copy.len(), 2, "copied once they run");
+    assert_eq!(outputs.moves[1].swap_in.len(), 1);
+    assert_eq!(outputs.moves[1].copy.len(), 2, "copied once they run");
     assert_eq!(slots.len(), 3);
 }
 
@@ -119,7 +120,7 @@ fn without_slots_on_the_host_siblings_are_computed_again_each_from_its_first_tok
     assert_eq!(outputs.rows.iter().map(|row| row.num_tokens).collect::<Vec<_>>(), [9, 9]);
     assert_eq!((arrays.positions[0], arrays.positions[9]), (0, 0));
     assert_eq!(arrays.slot_mapping[9..17], [-1; 8], "its sibling writes what they share");
-    assert_ne!(arrays.state_slots[0], arrays.state_slots[1]);
+    assert_ne!(arrays.group_tables[0][0], arrays.group_tables[0][1]);
 }
 
 #[test]
@@ -132,7 +133,7 @@ fn an_abandoned_step_and_an_abort_give_their_slots_back() {
     scheduler.abandon(step_id).unwrap();
     scheduler.check().unwrap();
     let (outputs, slots) = step(&mut scheduler, &limits, |s| one_each(s, 7));
-    assert_eq!((outputs.states_to_copy.len(), slots.len()), (0, 3), "each begins anew");
+    assert_eq!((outputs.moves[1].copy.len(), slots.len()), (0, 3), "each begins anew");
     scheduler.abort(group).unwrap();
     assert_all_returned(&scheduler);
 }

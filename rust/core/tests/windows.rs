@@ -5,7 +5,7 @@
 mod common;
 
 use common::{Limits, Output, add, add_wide, assert_all_returned, one_each, update};
-use pagedserve_core::config::{CacheConfig, SchedulerConfig, WindowGroup};
+use pagedserve_core::config::{CacheConfig, KvGroup, SchedulerConfig};
 use pagedserve_core::scheduler::Scheduler;
 use pagedserve_core::sequence::SeqHandle;
 
@@ -18,14 +18,14 @@ fn with_window(
         change(cache, scheduler);
         let num_gpu_blocks =
             scheduler.num_window_blocks(scheduler.max_num_seqs, window, cache.block_size);
-        let mut group = WindowGroup::new(window, num_gpu_blocks);
+        let mut group = KvGroup::window(window, num_gpu_blocks);
         group.num_cpu_blocks = 64;
-        cache.window_group = Some(group);
+        cache.groups = vec![group];
     })
 }
 
 fn num_window_blocks(scheduler: &Scheduler, seq: SeqHandle) -> usize {
-    scheduler.sequence(seq).unwrap().window_table.blocks().len()
+    scheduler.sequence(seq).unwrap().tables[0].blocks().len()
 }
 
 /// One step, every sampled row going on; the window blocks of `seq` while it runs and after.
@@ -76,11 +76,11 @@ fn forks_copy_the_block_that_they_write_and_share_those_before() {
     update(&mut scheduler, step_id, &children).unwrap();
     let outputs = scheduler.schedule(0.0).unwrap().clone();
     scheduler.check().unwrap();
-    assert_eq!(outputs.window_blocks_to_copy.len(), 2, "the last keeps the block");
+    assert_eq!(outputs.moves[1].copy.len(), 2, "the last keeps the block");
     assert!(outputs.has_moves());
     let blocks = |index: usize| {
         let seq = scheduler.sequence(outputs.rows[index].seq).unwrap();
-        seq.window_table.blocks().to_vec()
+        seq.tables[0].blocks().to_vec()
     };
     assert_eq!(blocks(0)[0], blocks(1)[0]);
     assert_ne!(blocks(0)[1], blocks(1)[1]);
@@ -90,7 +90,7 @@ fn forks_copy_the_block_that_they_write_and_share_those_before() {
 fn too_few_blocks_are_refused_with_how_many_are_needed() {
     let mut limits = with_window(8, |_, _| {});
     let least = limits.scheduler.num_window_blocks(1, 8, limits.cache.block_size);
-    limits.cache.window_group.as_mut().unwrap().num_gpu_blocks = least - 1;
+    limits.cache.groups[0].num_gpu_blocks = least - 1;
     let refusal = Scheduler::new(limits.scheduler, &limits.cache).unwrap_err().to_string();
     assert!(refusal.contains(&format!("need {least}")), "{refusal}");
 }
@@ -103,7 +103,7 @@ fn who_finds_no_window_block_waits_or_gives_way_and_all_end() {
         scheduler.enable_chunked_prefill = true;
     });
     let least = limits.scheduler.num_window_blocks(1, 8, 4);
-    limits.cache.window_group.as_mut().unwrap().num_gpu_blocks = least;
+    limits.cache.groups[0].num_gpu_blocks = least;
     let mut scheduler = limits.scheduler();
     for prompt in 0..4 {
         add(&mut scheduler, prompt, 30);

@@ -7,6 +7,8 @@ use numpy::{
 };
 use pagedserve_core::error::Error;
 use pagedserve_core::ids::{BlockId, BlockPair};
+use pagedserve_core::sequence::Sequence;
+use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 
 use crate::error::{OrRaise, to_py};
@@ -102,18 +104,14 @@ macro_rules! input_buffers {
         ///     row_handles: Handle of each row's sequence, int64 ``[R]``.
         ///     adapter_slots: Adapter slot of each row, int32 ``[R]``, -1 for the base model; None,
         ///         the default, for a scheduler without ``max_loras``.
-        ///     state_slots: State slot of each row, int32 ``[R]``, -1 without a state; None, the
-        ///         default, for a scheduler without ``num_state_slots``.  A row whose first
-        ///         position is 0 begins with a fresh state.
-        ///     window_tables: Blocks of the sliding-window layers, int32 ``[R * B]``, laid out as
-        ///         ``block_tables``, 0 before the window; None, the default, for a cache without
-        ///         ``window_group``.
-        ///     window_slots: Slots of keys and values in these layers, int64 ``[T]``; None, the
-        ///         default, for a cache without ``window_group``.
         ///     cross_lens: Tokens of the output of each row's encoder, int32 ``[R]``; None, the
         ///         default, for decoder-only models.
-        ///     cross_tables: Blocks of their keys and values, int32 ``[R * C]``, laid out as
-        ///         ``block_tables``; None, the default, for decoder-only models.
+        ///     group_tables: Blocks of each KV group beside the first, int32 ``[R * W]`` with W from
+        ///         ``SchedulerOutputs.table_widths``, laid out as ``block_tables``, 0 where none is
+        ///         seen.  A row of a group of states has one entry; where its first position is 0 it
+        ///         begins with a fresh state.
+        ///     group_slots: Slots of keys and values in each of these groups, int64 ``[T]``; empty
+        ///         for a kind other than "window".
         ///
         /// Raises:
         ///     ``StepError``: An array of another dtype or shape, by name.
@@ -121,22 +119,33 @@ macro_rules! input_buffers {
         pub(crate) struct InputBuffers {
             $($name: Py<PyArray1<$element>>,)*
             $($optional: Option<Py<PyArray1<$of_optional>>>,)*
+            group_tables: Vec<Py<PyArray1<i32>>>,
+            group_slots: Vec<Py<PyArray1<i64>>>,
         }
 
         #[pymethods]
         impl InputBuffers {
             #[new]
-            #[pyo3(signature = (*, $($name),*, $($optional = None),*))]
+            #[pyo3(signature = (
+                *, $($name),*, $($optional = None),*, group_tables = Vec::new(), group_slots = Vec::new()
+            ))]
             #[expect(clippy::too_many_arguments, reason = "one for each array of a step")]
             fn new(
                 $($name: &Bound<'_, PyAny>,)*
                 $($optional: Option<&Bound<'_, PyAny>>,)*
+                group_tables: Vec<Bound<'_, PyAny>>,
+                group_slots: Vec<Bound<'_, PyAny>>,
             ) -> PyResult<Self> {
                 $(let $name = writable::<$element>($name, stringify!($name))?;)*
                 $(
                     let $optional = $optional.map(|given| writable::<$of_optional>(given, stringify!($optional)));
                 )*
-                Ok(Self { $($name,)* $($optional: $optional.transpose()?,)* })
+                Ok(Self {
+                    $($name,)*
+                    $($optional: $optional.transpose()?,)*
+                    group_tables: all_writable(&group_tables, "group_tables")?,
+                    group_slots: all_writable(&group_slots, "group_slots")?,
+                })
             }
         }
 
@@ -153,10 +162,14 @@ macro_rules! input_buffers {
                     let mut $optional =
                         $optional.map(|given| readwrite(given, stringify!($optional))).transpose()?;
                 )*
+                let mut group_tables = lend_all(py, &self.group_tables, "group_tables")?;
+                let mut group_slots = lend_all(py, &self.group_slots, "group_slots")?;
                 let mut buffers = pagedserve_core::inputs::InputBuffers::default();
                 $(buffers.$name = $name.as_slice_mut()?;)*
                 $(buffers.$optional =
                     $optional.as_mut().map(|lent| lent.as_slice_mut()).transpose()?;)*
+                buffers.group_tables = all_slices(&mut group_tables)?;
+                buffers.group_slots = all_slices(&mut group_slots)?;
                 fill(&mut buffers)
             }
         }
@@ -174,11 +187,32 @@ input_buffers! {
     sample_rows: i32,
     row_handles: i64;
     adapter_slots: i32,
-    state_slots: i32,
-    window_tables: i32,
-    window_slots: i64,
     cross_lens: i32,
-    cross_tables: i32,
+}
+
+/// Keeps several arrays for writing, with the checks of `readonly`.
+fn all_writable<T: Element>(
+    arrays: &[Bound<'_, PyAny>],
+    name: &str,
+) -> PyResult<Vec<Py<PyArray1<T>>>> {
+    let named = arrays.iter().enumerate();
+    named.map(|(index, array)| writable(array, &format!("{name}[{index}]"))).collect()
+}
+
+/// Views of several arrays for writing.
+fn lend_all<'py, T: Element>(
+    py: Python<'py>,
+    arrays: &[Py<PyArray1<T>>],
+    name: &str,
+) -> PyResult<Vec<PyReadwriteArray1<'py, T>>> {
+    let named = arrays.iter().enumerate();
+    named.map(|(index, array)| readwrite(array.bind(py), &format!("{name}[{index}]"))).collect()
+}
+
+fn all_slices<'a, T: Element>(
+    arrays: &'a mut [PyReadwriteArray1<'_, T>],
+) -> PyResult<Vec<&'a mut [T]>> {
+    arrays.iter_mut().map(|array| Ok(array.as_slice_mut()?)).collect()
 }
 
 /// Block pairs as an int64 array of shape [n, 2].
@@ -198,4 +232,16 @@ pub(crate) fn block_array(
 ) -> Bound<'_, PyArray1<i32>> {
     let number = |block: BlockId| i32::try_from(block.index()).unwrap_or(i32::MAX);
     PyArray1::from_iter(py, blocks.into_iter().map(number))
+}
+
+/// Physical blocks of a sequence in a KV group, 0 for the first.
+pub(crate) fn table_blocks(seq: &Sequence, kv_group: usize) -> PyResult<Vec<BlockId>> {
+    let Some(index) = kv_group.checked_sub(1) else {
+        return Ok((0..seq.table.len()).map(|index| seq.table.block(index)).collect());
+    };
+    let Some(table) = seq.tables.get(index) else {
+        let text = format!("kv_group is {kv_group}; there are {}", seq.tables.len() + 1);
+        return Err(PyIndexError::new_err(text));
+    };
+    Ok(table.blocks().to_vec())
 }

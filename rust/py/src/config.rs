@@ -29,22 +29,29 @@ use crate::error::OrRaise;
 #[derive(PartialEq)]
 pub(crate) struct CacheChoices(core::CacheChoices);
 
-/// Block pool of the sliding-window layers of a model that also has full-attention layers.
+/// Layers that keep something else of a sequence than all its keys and values.
 ///
-/// A sequence holds at most the blocks that its window spans, and those that a step adds.
+/// With "window" they keep those of the newest tokens: a sequence has at most the blocks that its
+/// window spans, and those that a step adds.  With "state" a block is the state of one sequence, as
+/// recurrences have.  With "cross" they keep those of an encoder's output, in blocks of the first
+/// group's pool.
 ///
 /// Args:
+///     kind: "window", "state" or "cross".
 ///     window: Tokens that a query attends to, itself included, in the layer with the largest
-///         window; at least 1.
-///     num_gpu_blocks: Blocks on the device; at least ``num_gpu_blocks_for`` one sequence.
-///     num_cpu_blocks: Blocks in host memory for swapped groups; 0, the default, turns swapping
-///         off.
+///         window, at least 1; for "window" alone.
+///     num_gpu_blocks: Blocks of the group's pool on the device: for "window" at least
+///         ``num_gpu_blocks_for`` one sequence, for "state" at least ``max_num_seqs``, for "cross"
+///         none.
+///     num_cpu_blocks: Blocks of the pool in host memory for swapped groups; 0, the default, turns
+///         swapping off.
 ///
 /// Raises:
-///     ``ConfigError``: Numbers out of range.
+///     ``ConfigError``: An unknown kind, a window that does not belong to it, or numbers out of
+///         range.
 #[pyclass(frozen, eq, module = "pagedserve._core")]
 #[derive(PartialEq)]
-pub(crate) struct WindowGroup(core::WindowGroup);
+pub(crate) struct KVGroup(core::KvGroup);
 
 /// KV blocks of both tiers: device and host.
 ///
@@ -59,15 +66,15 @@ pub(crate) struct WindowGroup(core::WindowGroup);
 ///         to below 1; 0.01.
 ///     enable_prefix_caching: Keep the contents of blocks for later prompts that begin with the
 ///         same tokens; False.
-///     sliding_window: Tokens that a query attends to, itself included, if all layers have the
-///         same window; None.  Excludes prefix caching.
-///     window_group: A ``WindowGroup``, if some layers have a window and others attend to
-///         everything; None.
-///         Excludes prefix caching and ``sliding_window``.
+///     sliding_window: Tokens that the layers of the first group keep, if not all; None.  A
+///         sequence then overwrites its oldest blocks, as with vLLM 0.6.2, which excludes prefix
+///         caching; a group with a window does not.
+///     groups: A ``KVGroup`` for each group of layers beside those that keep all keys and values,
+///         which are the first group; none.
 ///     choices: A ``CacheChoices``; all defaults.
 ///
 /// Raises:
-///     ``ConfigError``: Numbers out of range, or windows with prefix caching.
+///     ``ConfigError``: Numbers out of range, or groups that exclude each other.
 #[pyclass(frozen, module = "pagedserve._core")]
 pub(crate) struct CacheConfig(pub(crate) core::CacheConfig);
 
@@ -108,9 +115,6 @@ pub(crate) struct SchedulerChoices(core::SchedulerChoices);
 ///     num_lookahead_slots: Slots of a decoding sequence after its next token; 0.
 ///     max_loras: Number of adapter slots on the device, and so of adapters in one step; None
 ///         without adapters.
-///     num_state_slots: Device slots for recurrent states of sequences, at least max_num_seqs; 0
-///         for a model without them.
-///     num_cpu_state_slots: Host slots for the states of swapped groups; 0.
 ///     max_num_bypasses: Maximum number of groups admitted ahead of the head of a queue while it
 ///         does not fit in memory; 64 with chunked prefill, else 0.
 ///     victim_policy: Which group is preempted: "least_work", the default, or "last".
@@ -195,7 +199,7 @@ getters!(CacheConfig {
     sliding_window: Option<usize>,
 });
 
-getters!(WindowGroup { window: usize, num_gpu_blocks: usize, num_cpu_blocks: usize });
+getters!(KVGroup { num_gpu_blocks: usize, num_cpu_blocks: usize });
 
 getters!(SchedulerConfig {
     max_num_seqs: usize,
@@ -205,8 +209,6 @@ getters!(SchedulerConfig {
     delay_factor: f64,
     num_lookahead_slots: usize,
     max_loras: Option<usize>,
-    num_state_slots: usize,
-    num_cpu_state_slots: usize,
     max_num_bypasses: usize,
 });
 
@@ -215,7 +217,7 @@ impl CacheConfig {
     #[new]
     #[pyo3(signature = (
         *, block_size, num_gpu_blocks, num_cpu_blocks = None, watermark = None,
-        enable_prefix_caching = None, sliding_window = None, window_group = None, choices = None,
+        enable_prefix_caching = None, sliding_window = None, groups = None, choices = None,
     ))]
     #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
     fn new(
@@ -225,7 +227,7 @@ impl CacheConfig {
         watermark: Option<f64>,
         enable_prefix_caching: Option<bool>,
         sliding_window: Option<i64>,
-        window_group: Option<&WindowGroup>,
+        groups: Option<Vec<PyRef<'_, KVGroup>>>,
         choices: Option<&CacheChoices>,
     ) -> PyResult<Self> {
         let mut config = core::CacheConfig::new(
@@ -233,7 +235,7 @@ impl CacheConfig {
             count("num_gpu_blocks", num_gpu_blocks)?,
         );
         set(&mut config.choices, choices.map(|choices| choices.0));
-        config.window_group = window_group.map(|group| group.0);
+        config.groups = groups.into_iter().flatten().map(|group| group.0).collect();
         Self::with(config, num_cpu_blocks, watermark, enable_prefix_caching, sliding_window)
     }
 
@@ -266,10 +268,10 @@ impl CacheConfig {
         Self::with(config, num_cpu_blocks, watermark, enable_prefix_caching, sliding_window)
     }
 
-    /// Value of the argument; see the class.
+    /// Groups beside the first, in order; see the class.
     #[getter]
-    fn window_group(&self) -> Option<WindowGroup> {
-        self.0.window_group.map(WindowGroup)
+    fn groups(&self) -> Vec<KVGroup> {
+        self.0.groups.iter().copied().map(KVGroup).collect()
     }
 
     /// Value of the argument, or its default; see the class.
@@ -298,20 +300,49 @@ impl CacheConfig {
 }
 
 #[pymethods]
-impl WindowGroup {
+impl KVGroup {
     #[new]
-    #[pyo3(signature = (*, window, num_gpu_blocks, num_cpu_blocks = None))]
-    fn new(window: i64, num_gpu_blocks: i64, num_cpu_blocks: Option<i64>) -> PyResult<Self> {
-        let mut group = core::WindowGroup::new(
-            count("window", window)?,
-            count("num_gpu_blocks", num_gpu_blocks)?,
-        );
+    #[pyo3(signature = (kind, *, window = None, num_gpu_blocks = None, num_cpu_blocks = None))]
+    fn new(
+        kind: &str,
+        window: Option<i64>,
+        num_gpu_blocks: Option<i64>,
+        num_cpu_blocks: Option<i64>,
+    ) -> PyResult<Self> {
+        let window = optional_count("window", window)?;
+        let blocks = optional_count("num_gpu_blocks", num_gpu_blocks)?.unwrap_or_default();
+        let mut group = match (kind, window) {
+            ("window", Some(window)) => core::KvGroup::window(window, blocks),
+            ("state", None) => core::KvGroup::state(blocks),
+            ("cross", None) => core::KvGroup::cross(),
+            ("window", None) => return refused("window is missing: the kind is \"window\"".into()),
+            ("state" | "cross", Some(window)) => {
+                return refused(format!("window is {window}: the kind {kind:?} has none"));
+            }
+            _ => {
+                return refused(format!(
+                    "kind is {kind:?}; it must be \"window\", \"state\" or \"cross\""
+                ));
+            }
+        };
         set(&mut group.num_cpu_blocks, optional_count("num_cpu_blocks", num_cpu_blocks)?);
         group.validate().or_raise()?;
         Ok(Self(group))
     }
 
-    /// Return the largest number of device blocks that ``num_seqs`` running sequences use.
+    /// Kind of the group: "window", "state" or "cross".
+    #[getter]
+    fn kind(&self) -> &'static str {
+        self.named().0
+    }
+
+    /// Tokens that a query attends to, itself included; None for another kind than "window".
+    #[getter]
+    fn window(&self) -> Option<usize> {
+        self.named().1
+    }
+
+    /// Return the largest number of device blocks of a window that ``num_seqs`` sequences use.
     ///
     /// It counts the blocks that each keeps between steps and those that the tokens of a step add.
     ///
@@ -334,23 +365,36 @@ impl WindowGroup {
     }
 
     /// Return the constructor arguments, for pickle.
-    fn __getnewargs_ex__(&self) -> ((), BTreeMap<&'static str, usize>) {
-        let core::WindowGroup { window, num_gpu_blocks, num_cpu_blocks, .. } = self.0;
+    fn __getnewargs_ex__(&self) -> ((&'static str,), BTreeMap<&'static str, Option<usize>>) {
+        let (kind, window) = self.named();
+        let core::KvGroup { num_gpu_blocks, num_cpu_blocks, .. } = self.0;
         let made_of = [
             ("window", window),
-            ("num_gpu_blocks", num_gpu_blocks),
-            ("num_cpu_blocks", num_cpu_blocks),
+            ("num_gpu_blocks", Some(num_gpu_blocks)),
+            ("num_cpu_blocks", Some(num_cpu_blocks)),
         ];
-        ((), made_of.into())
+        ((kind,), made_of.into())
     }
 
     fn __repr__(&self) -> String {
-        let core::WindowGroup { window, num_gpu_blocks, num_cpu_blocks, .. } = self.0;
+        let core::KvGroup { num_gpu_blocks, num_cpu_blocks, .. } = self.0;
+        let (kind, window) = self.named();
+        let window = window.map_or(String::new(), |window| format!("window={window}, "));
         format!(
-            "WindowGroup(window={window}, num_gpu_blocks={num_gpu_blocks}, \
+            "KVGroup('{kind}', {window}num_gpu_blocks={num_gpu_blocks}, \
              num_cpu_blocks={num_cpu_blocks})"
         )
     }
+}
+
+impl KVGroup {
+    fn named(&self) -> (&'static str, Option<usize>) {
+        self.0.kind.named()
+    }
+}
+
+fn refused<T>(text: String) -> PyResult<T> {
+    Err(Error::Config(text)).or_raise()
 }
 
 /// Arguments that both constructors of `SchedulerConfig` accept.
@@ -404,8 +448,8 @@ impl SchedulerConfig {
     #[pyo3(signature = (
         *, max_model_len, max_num_seqs = None, max_num_batched_tokens = None,
         preemption_mode = None, enable_chunked_prefill = None, policy = None, delay_factor = None,
-        num_lookahead_slots = None, max_loras = None, num_state_slots = None,
-        num_cpu_state_slots = None, max_num_bypasses = None, victim_policy = None, choices = None,
+        num_lookahead_slots = None, max_loras = None, max_num_bypasses = None,
+        victim_policy = None, choices = None,
     ))]
     #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
     fn new(
@@ -418,8 +462,6 @@ impl SchedulerConfig {
         delay_factor: Option<f64>,
         num_lookahead_slots: Option<i64>,
         max_loras: Option<i64>,
-        num_state_slots: Option<i64>,
-        num_cpu_state_slots: Option<i64>,
         max_num_bypasses: Option<i64>,
         victim_policy: Option<&str>,
         choices: Option<&SchedulerChoices>,
@@ -436,9 +478,6 @@ impl SchedulerConfig {
             max_loras,
         };
         let mut config = limits.config(core::SchedulerConfig::new)?;
-        set(&mut config.num_state_slots, optional_count("num_state_slots", num_state_slots)?);
-        let num_cpu_slots = optional_count("num_cpu_state_slots", num_cpu_state_slots)?;
-        set(&mut config.num_cpu_state_slots, num_cpu_slots);
         config.max_num_bypasses = optional_count("max_num_bypasses", max_num_bypasses)?
             .unwrap_or_else(|| {
                 core::SchedulerConfig::default_max_num_bypasses(config.enable_chunked_prefill)

@@ -33,9 +33,7 @@ mod _core {
     #[pymodule_export]
     use super::blocks::{CachedBlockAllocator, LRUEvictor, Prefix, UncachedBlockAllocator};
     #[pymodule_export]
-    use super::config::{
-        CacheChoices, CacheConfig, SchedulerChoices, SchedulerConfig, WindowGroup,
-    };
+    use super::config::{CacheChoices, CacheConfig, KVGroup, SchedulerChoices, SchedulerConfig};
     #[pymodule_export]
     use super::cpu::module as cpu;
     #[pymodule_export]
@@ -43,7 +41,7 @@ mod _core {
     #[pymodule_export]
     use super::metadata::SequenceGroupMetadata;
     #[pymodule_export]
-    use super::outputs::{GroupStats, ScheduledSequenceGroup, SchedulerOutputs};
+    use super::outputs::{BlockMoves, GroupStats, ScheduledSequenceGroup, SchedulerOutputs};
     #[pymodule_export]
     use super::scheduler::Scheduler;
     #[pymodule_export]

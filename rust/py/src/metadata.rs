@@ -74,7 +74,10 @@ pub(crate) fn of_step(scheduler: &Scheduler, is_delta: bool) -> Result<Vec<Group
             is_delta,
             adapter: group.key.adapter,
             rows: rows.collect::<Result<_>>()?,
-            cross_blocks: group.cross_table.blocks().to_vec(),
+            cross_blocks: scheduler
+                .space()
+                .cross_blocks(scheduler.store(), scheduled.group)
+                .to_vec(),
             computed_blocks: computed.to_vec(),
         });
     }

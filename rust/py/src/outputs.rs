@@ -7,6 +7,43 @@ use pyo3::prelude::*;
 
 use crate::arrays::pair_array;
 
+/// Moves of the blocks of one pool, to be made in this order before the rows run.
+#[pyclass(frozen, module = "pagedserve._core")]
+pub(crate) struct BlockMoves(core::Moves);
+
+impl BlockMoves {
+    /// Those of every pool.
+    pub(crate) fn all(moves: &[core::Moves]) -> Vec<Self> {
+        moves.iter().cloned().map(Self).collect()
+    }
+}
+
+#[pymethods]
+impl BlockMoves {
+    /// Moves to the host, int64 ``[n, 2]`` (device, host).
+    #[getter]
+    fn swap_out<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray2<i64>>> {
+        pair_array(py, &self.0.swap_out)
+    }
+
+    /// Moves from the host, int64 ``[n, 2]`` (host, device).
+    #[getter]
+    fn swap_in<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray2<i64>>> {
+        pair_array(py, &self.0.swap_in)
+    }
+
+    /// Copies on the device, int64 ``[n, 2]`` (source, destination).
+    #[getter]
+    fn copy<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray2<i64>>> {
+        pair_array(py, &self.0.copy)
+    }
+
+    fn __repr__(&self) -> String {
+        let [swap_out, swap_in, copy] = self.0.counts();
+        format!("BlockMoves({swap_out} out, {swap_in} in, {copy} copied)")
+    }
+}
+
 /// Decisions of one step.
 #[pyclass(frozen, module = "pagedserve._core")]
 pub(crate) struct SchedulerOutputs(pub(crate) core::SchedulerOutputs);
@@ -37,16 +74,16 @@ impl SchedulerOutputs {
         self.0.num_samples
     }
 
-    /// Width B: blocks of the longest block table of a row.
+    /// Width B: blocks of the longest block table of a row in the first KV group.
     #[getter]
     fn max_num_blocks(&self) -> usize {
         self.0.max_num_blocks
     }
 
-    /// Width C: blocks of the longest cross-attention table.
+    /// Entries of the longest table of a row in each KV group beside the first.
     #[getter]
-    fn max_num_cross_blocks(&self) -> usize {
-        self.0.max_num_cross_blocks
+    fn table_widths(&self) -> Vec<usize> {
+        self.0.table_widths.clone()
     }
 
     /// Number of leading groups that compute or recompute their prompt.
@@ -67,64 +104,30 @@ impl SchedulerOutputs {
         self.0.scheduled_seq_groups.iter().copied().map(ScheduledSequenceGroup).collect()
     }
 
-    /// Block moves to the host, int64 ``[n, 2]`` (device, host); carried out first.
+    /// Moves in the pool of each KV group, the first group's first.
+    ///
+    /// A group without a pool of its own moves in the first, and its entry is empty.
+    #[getter]
+    fn moves(&self) -> Vec<BlockMoves> {
+        BlockMoves::all(&self.0.moves)
+    }
+
+    /// Moves to the host in the first KV group, int64 ``[n, 2]`` (device, host).
     #[getter]
     fn blocks_to_swap_out<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray2<i64>>> {
-        pair_array(py, &self.0.blocks_to_swap_out)
+        pair_array(py, &self.0.moves[0].swap_out)
     }
 
-    /// Block moves from the host, int64 ``[n, 2]`` (host, device); carried out second.
+    /// Moves from the host in the first KV group, int64 ``[n, 2]`` (host, device).
     #[getter]
     fn blocks_to_swap_in<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray2<i64>>> {
-        pair_array(py, &self.0.blocks_to_swap_in)
+        pair_array(py, &self.0.moves[0].swap_in)
     }
 
-    /// Block copies on the device, int64 ``[n, 2]`` (source, destination); carried out third.
+    /// Copies on the device in the first KV group, int64 ``[n, 2]`` (source, destination).
     #[getter]
     fn blocks_to_copy<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray2<i64>>> {
-        pair_array(py, &self.0.blocks_to_copy)
-    }
-
-    /// State moves to the host, int64 ``[n, 2]`` (device slot, host slot), as for blocks.
-    #[getter]
-    fn states_to_swap_out<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray2<i64>>> {
-        pair_array(py, &self.0.states_to_swap_out)
-    }
-
-    /// State moves from the host, int64 ``[n, 2]`` (host slot, device slot).
-    #[getter]
-    fn states_to_swap_in<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray2<i64>>> {
-        pair_array(py, &self.0.states_to_swap_in)
-    }
-
-    /// State copies on the device, int64 ``[n, 2]`` (source slot, destination slot).
-    #[getter]
-    fn states_to_copy<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray2<i64>>> {
-        pair_array(py, &self.0.states_to_copy)
-    }
-
-    /// Window-block moves to the host, int64 ``[n, 2]`` (device, host); same order as blocks.
-    #[getter]
-    fn window_blocks_to_swap_out<'py>(
-        &self,
-        py: Python<'py>,
-    ) -> PyResult<Bound<'py, PyArray2<i64>>> {
-        pair_array(py, &self.0.window_blocks_to_swap_out)
-    }
-
-    /// Window-block moves from the host, int64 ``[n, 2]`` (host, device).
-    #[getter]
-    fn window_blocks_to_swap_in<'py>(
-        &self,
-        py: Python<'py>,
-    ) -> PyResult<Bound<'py, PyArray2<i64>>> {
-        pair_array(py, &self.0.window_blocks_to_swap_in)
-    }
-
-    /// Window-block copies on the device, int64 ``[n, 2]`` (source, destination).
-    #[getter]
-    fn window_blocks_to_copy<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray2<i64>>> {
-        pair_array(py, &self.0.window_blocks_to_copy)
+        pair_array(py, &self.0.moves[0].copy)
     }
 
     /// Adapters to load before the rows run, as ``(adapter, slot)``.
@@ -135,7 +138,7 @@ impl SchedulerOutputs {
         self.0.adapters_to_load.clone()
     }
 
-    /// Whether blocks or states must be moved before the rows run.
+    /// Whether blocks must be moved before the rows run.
     #[getter]
     fn has_moves(&self) -> bool {
         self.0.has_moves()

@@ -8,9 +8,10 @@ use pagedserve_core::sequence::Request;
 use pagedserve_core::space::{AllocStatus, StandaloneSpace};
 use pyo3::prelude::*;
 
-use crate::arrays::{block_array, pair_array, readonly};
+use crate::arrays::{block_array, pair_array, readonly, table_blocks};
 use crate::config::{CacheConfig, count};
 use crate::error::OrRaise;
+use crate::outputs::BlockMoves;
 
 /// Block tables of groups that the caller schedules.
 #[pyclass(module = "pagedserve._core")]
@@ -208,26 +209,35 @@ impl BlockSpaceManager {
         Ok(self.0.sequence(Handle::from_bits(seq)).or_raise()?.last_step)
     }
 
-    /// Return the physical blocks of a sequence by logical block, int32.
+    /// Moves of the last call that made any, in the pool of each KV group.
+    ///
+    /// The first entry has what that call returned.
+    #[getter]
+    fn moves(&self) -> Vec<BlockMoves> {
+        BlockMoves::all(self.0.moves())
+    }
+
+    /// Return the physical blocks of a sequence in a KV group, int32.
+    ///
+    /// In the first group by logical block; in another the first block is the first that a later
+    /// query sees.
+    ///
+    /// Args:
+    ///     seq: Handle of the sequence.
+    ///     kv_group: Number of the group, 0 for the first.
     ///
     /// Raises:
     ///     ``StaleHandleError``: The sequence has ended.
-    fn block_table<'py>(&self, py: Python<'py>, seq: i64) -> PyResult<Bound<'py, PyArray1<i32>>> {
-        let table = &self.0.sequence(Handle::from_bits(seq)).or_raise()?.table;
-        Ok(block_array(py, (0..table.len()).map(|index| table.block(index))))
-    }
-
-    /// Return the physical blocks of a group's encoder, int32.
-    ///
-    /// Raises:
-    ///     ``StaleHandleError``: The group has ended.
-    fn cross_block_table<'py>(
+    ///     ``IndexError``: There is no such group.
+    #[pyo3(signature = (seq, *, kv_group = 0))]
+    fn block_table<'py>(
         &self,
         py: Python<'py>,
-        group: i64,
+        seq: i64,
+        kv_group: usize,
     ) -> PyResult<Bound<'py, PyArray1<i32>>> {
-        let group = self.0.group(Handle::from_bits(group)).or_raise()?;
-        Ok(block_array(py, group.cross_table.blocks().iter().copied()))
+        let seq = self.0.sequence(Handle::from_bits(seq)).or_raise()?;
+        Ok(block_array(py, table_blocks(seq, kv_group)?))
     }
 
     /// Return the computed leading blocks that all sequences of a group share, int32.

@@ -116,6 +116,12 @@ impl Allocator {
         either!(self, allocator => allocator.num_used())
     }
 
+    /// Used share of the blocks of the tier; 0 where there are none.
+    #[expect(clippy::cast_precision_loss, reason = "validated: under 2^31 blocks")]
+    pub fn usage(&self) -> f64 {
+        self.num_used() as f64 / (self.num_total() as f64).max(1.0)
+    }
+
     /// The allocator with prefix caching, if this is one.
     pub fn cached(&self) -> Option<&CachedBlockAllocator> {
         match self {

@@ -116,7 +116,8 @@ impl Scheduler {
         if let Some(reason) = self.prompt_too_long(group, budget) {
             return Admission::Never(reason);
         }
-        match self.space.can_allocate(&self.store, group) {
+        let num_tokens = || self.num_tokens_to_admit(group, budget);
+        match self.space.can_allocate(&self.store, group, num_tokens) {
             AllocStatus::Ok => {}
             AllocStatus::Later => return Admission::NotNow(Refusal::NoBlocks),
             AllocStatus::Never => return Admission::Never(self.never_fits(group)),
@@ -127,13 +128,7 @@ impl Scheduler {
         if !budget.can_encode(self.store.group(group).num_encoder_tokens) {
             return Admission::NotNow(Refusal::NoTokens);
         }
-        let num_tokens = self.num_tokens_to_admit(group, budget);
-        match self.windows.can_allocate(&self.space, &self.store, group, num_tokens) {
-            AllocStatus::Ok => {}
-            AllocStatus::Later => return Admission::NotNow(Refusal::NoBlocks),
-            AllocStatus::Never => return Admission::Never(self.never_fits(group)),
-        }
-        self.judge_budget(num_tokens, group, budget).map_or(Admission::Yes, Admission::NotNow)
+        self.judge_budget(num_tokens(), group, budget).map_or(Admission::Yes, Admission::NotNow)
     }
 
     pub(super) fn judge_budget(
@@ -155,15 +150,9 @@ impl Scheduler {
     /// all of them, except for a group that recomputes more than a whole step: it is admitted to an
     /// empty step and continues in the running phase.
     fn num_tokens_to_admit(&self, group: GroupHandle, budget: &SchedulingBudget) -> usize {
-        let first = self.store.seq(self.store.group(group).seqs[0]);
-        let num_known = if self.space.config().choices.charge_cached_tokens {
-            0
-        } else if self.windows.is_on() {
-            self.windows.num_cached_tokens(&self.space, &self.store, first)
-        } else {
-            self.space.num_cached_tokens(&self.store, first)
-        };
-        let wanted = self.store.seqs_of(group).map(Sequence::len).sum::<usize>() - num_known;
+        let first = self.store.first_seq_of(group);
+        let num_cached = self.space.num_cached_tokens(&self.store, first);
+        let wanted = self.store.seqs_of(group).map(Sequence::len).sum::<usize>() - num_cached;
         let is_chunked = self.config.enable_chunked_prefill
             || (budget.is_whole() && self.store.group(group).first_scheduled_time.is_some());
         if is_chunked { self.chunk(wanted, budget) } else { wanted }
@@ -222,8 +211,6 @@ impl Scheduler {
 
     fn admit(&mut self, group: GroupHandle, budget: &mut SchedulingBudget) {
         self.space.allocate(&mut self.store, group);
-        self.states.allocate(&mut self.store, group);
-        self.windows.begin(&self.space, &mut self.store, group);
         self.count_cache_hits(group);
         self.mark_running(group, budget);
         budget.take_encoder_tokens(self.store.group(group).num_encoder_tokens);
@@ -235,7 +222,7 @@ impl Scheduler {
     /// Tokens that siblings share with the first sequence are no cache hits.
     fn count_cache_hits(&mut self, group: GroupHandle) {
         if self.space.gpu().cached().is_some() {
-            let first = self.store.seq(self.store.group(group).seqs[0]);
+            let first = self.store.first_seq_of(group);
             let (num_tokens, num_cached_tokens) = (first.len(), first.num_cached_tokens);
             self.stats.num_looked_up_tokens += num_tokens;
             self.stats.num_cached_tokens += num_cached_tokens;

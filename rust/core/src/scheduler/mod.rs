@@ -24,10 +24,8 @@ mod phases;
 mod preempt;
 mod queues;
 mod rows;
-mod states;
 mod unresolved;
 mod update;
-mod windows;
 
 use budget::SchedulingBudget;
 pub use drafts::Drafts;
@@ -41,9 +39,7 @@ use crate::outputs::{IgnoredReason, SchedulerOutputs};
 use crate::scheduler::adapters::AdapterSlots;
 use crate::scheduler::delay::PromptDelay;
 use crate::scheduler::rows::PhaseRows;
-use crate::scheduler::states::StateSlots;
 use crate::scheduler::unresolved::Unresolved;
-use crate::scheduler::windows::WindowBlocks;
 use crate::sequence::{GroupHandle, GroupStats, Request, SeqHandle, Sequence, SequenceStore};
 use crate::space::BlockSpaceManager;
 use crate::table::num_blocks_for;
@@ -74,8 +70,6 @@ pub struct Scheduler {
     space: BlockSpaceManager,
     queues: Queues,
     adapters: AdapterSlots,
-    states: StateSlots,
-    windows: WindowBlocks,
     outputs: SchedulerOutputs,
     step_rows: PhaseRows,
     /// Tokens of the longest sequence of the step.
@@ -105,7 +99,7 @@ impl Scheduler {
     pub fn new(config: SchedulerConfig, cache: &CacheConfig) -> Result<Self> {
         config.validate()?;
         cache.validate()?;
-        check_states(&config, cache)?;
+        cache.validate_for(&config)?;
         let rounds_chunks = config.choices.whole_block_chunks && config.enable_chunked_prefill;
         if rounds_chunks
             && cache.enable_prefix_caching
@@ -117,14 +111,17 @@ impl Scheduler {
                 config.max_num_batched_tokens, cache.block_size
             )));
         }
+        let space = BlockSpaceManager::new(
+            cache,
+            config.num_lookahead_slots,
+            config.max_num_batched_tokens,
+        );
         Ok(Self {
-            store: SequenceStore::new(cache.block_size),
-            space: BlockSpaceManager::new(cache, config.num_lookahead_slots),
+            store: SequenceStore::new(cache.block_size, cache.groups.len()),
+            outputs: SchedulerOutputs::new(space.num_groups()),
+            space,
             queues: Queues::default(),
             adapters: AdapterSlots::new(config.max_loras),
-            states: StateSlots::new(config.num_state_slots, config.num_cpu_state_slots),
-            windows: WindowBlocks::new(&config, cache)?,
-            outputs: SchedulerOutputs::default(),
             step_rows: PhaseRows::default(),
             longest: 0,
             most_keys: 0,
@@ -148,7 +145,7 @@ impl Scheduler {
     /// # Errors
     /// [`Error::Request`] for an empty prompt, a negative token, an arrival time that is not
     /// finite, more sequences than `max_num_seqs`, an adapter where none are configured, or an
-    /// encoder without a salt where prefixes are shared.
+    /// encoder without a salt where prefixes are shared or without a KV group of cross attention.
     pub fn add_seq_group(&mut self, request: &Request<'_>) -> Result<(GroupHandle, SeqHandle)> {
         self.check_request(request)?;
         let (group, seq) = self.store.add_group(request);
@@ -157,7 +154,7 @@ impl Scheduler {
     }
 
     fn check_request(&self, request: &Request<'_>) -> Result<()> {
-        request.check(self.space.config().enable_prefix_caching)?;
+        request.check(self.space.config())?;
         let Request { arrival_time, max_num_running_seqs: num_seqs, key, .. } = *request;
         let refusal = if !arrival_time.is_finite() {
             format!("arrival_time is {arrival_time}; it must be finite")
@@ -235,14 +232,9 @@ impl Scheduler {
         }
         let num_slots = self.most_keys + outputs.num_lookahead_slots;
         outputs.max_num_blocks = num_blocks_for(num_slots, self.space.block_size());
-        if self.space.has_encoders() {
-            let store = &self.store;
-            let tables = outputs
-                .scheduled_seq_groups
-                .iter()
-                .map(|scheduled| store.group(scheduled.group).cross_table.blocks().len());
-            outputs.max_num_cross_blocks = tables.max().unwrap_or(0);
-        }
+        let seqs = || outputs.rows.iter().map(|row| self.store.seq(row.seq));
+        let max_num_blocks = outputs.max_num_blocks;
+        self.space.table_widths(max_num_blocks, seqs, &mut outputs.table_widths);
         outputs.running_queue_size = self.queues.running.len();
     }
 
@@ -250,7 +242,7 @@ impl Scheduler {
     ///
     /// # Errors
     /// [`Error::Step`] when no step is open; [`Error::Arrays`] when an array is too short, or one
-    /// for configured adapters, states or windows is missing; then nothing was written.
+    /// for configured adapters or KV groups is missing; then nothing was written.
     pub fn prepare_inputs(&self, buffers: &mut InputBuffers<'_>) -> Result<()> {
         if !self.is_step_open {
             return Err(Error::Step(
@@ -262,27 +254,7 @@ impl Scheduler {
                 "adapter_slots is missing; max_loras is not None".to_owned(),
             ));
         }
-        if buffers.state_slots.is_none() && self.states.is_on() {
-            return Err(Error::Arrays(
-                "state_slots is missing; num_state_slots is not 0".to_owned(),
-            ));
-        }
-        let has_windows = buffers.window_tables.is_some() && buffers.window_slots.is_some();
-        if self.windows.is_on() && !has_windows {
-            return Err(Error::Arrays(
-                "window_tables or window_slots is missing; window_group is not None".to_owned(),
-            ));
-        }
-        inputs::fill(buffers, &self.outputs, &self.store, self.space.block_size())?;
-        inputs::fill_cross(buffers, &self.outputs, &self.store);
-        if let Some(slots) = &mut buffers.state_slots {
-            self.states.fill(slots, &self.outputs, &self.store);
-        }
-        if let (Some(tables), Some(slots), true) =
-            (&mut buffers.window_tables, &mut buffers.window_slots, self.windows.is_on())
-        {
-            self.windows.fill(tables, slots, &self.outputs, &self.store);
-        }
+        inputs::fill(buffers, &self.outputs, &self.store, &self.space)?;
         Ok(())
     }
 
@@ -298,10 +270,7 @@ impl Scheduler {
         for index in 0..self.store.group(group).seqs.len() {
             let seq = self.store.group(group).seqs[index];
             self.space.free(&mut self.store, seq);
-            self.states.free(&mut self.store, seq);
-            self.windows.free(&mut self.store, seq);
         }
-        self.space.free_cross(&mut self.store, group);
     }
 
     /// Ends a group that cannot continue.
@@ -313,11 +282,7 @@ impl Scheduler {
 
     /// Drops every cached prefix.  Returns false, without effect, while a block is used.
     pub fn reset_prefix_cache(&mut self) -> bool {
-        let is_reset = self.space.reset_prefix_cache();
-        if is_reset {
-            self.windows.reset_prefix_cache();
-        }
-        is_reset
+        self.space.reset_prefix_cache()
     }
 
     /// The decisions of the last step.
@@ -352,16 +317,4 @@ impl Scheduler {
     pub fn stats(&self) -> Stats {
         self.stats
     }
-}
-
-/// Refuses states with prefix caching: no prefix has a state.
-fn check_states(config: &SchedulerConfig, cache: &CacheConfig) -> Result<()> {
-    if config.num_state_slots > 0 && cache.enable_prefix_caching {
-        return Err(Error::Config(
-            "num_state_slots and enable_prefix_caching exclude each other: a state is that of a \
-             whole sequence, and no block of a prefix has one"
-                .to_owned(),
-        ));
-    }
-    Ok(())
 }

@@ -82,8 +82,7 @@ impl Scheduler {
         }
         let num_times = self.store.group(head).num_times_bypassed;
         if num_times < self.config.max_num_bypasses
-            && (self.space.can_swap_in(&self.store, head) != AllocStatus::Ok
-                || !self.windows.can_swap_in(&self.store, head))
+            && self.space.can_swap_in(&self.store, head) != AllocStatus::Ok
         {
             let most = self.config.max_num_bypasses - num_times;
             let num_admitted = self.schedule_prefills(budget, most);
@@ -112,39 +111,19 @@ impl Scheduler {
             if chunk.num_tokens == 0 {
                 break;
             }
-            if self.has_slots(group, chunk)
-                || (position + 1 == self.queues.running.len() && self.fits_alone(group, chunk))
+            let is_last = position + 1 == self.queues.running.len();
+            let (space, num_tokens) = (&mut self.space, chunk.num_tokens);
+            if space.can_append_slots(&self.store, group, num_tokens)
+                || (is_last && space.fits_alone(&self.store, group, num_tokens))
             {
-                self.append_slots(group);
+                space.append_slots(&mut self.store, group, &mut self.outputs.moves);
                 self.schedule_rows(group, chunk, budget, Phase::Running);
                 position += 1;
             } else {
-                self.preempt_behind(position);
+                self.preempt_behind(position, chunk);
             }
         }
         position
-    }
-
-    /// Whether a running group has the slots of its next tokens or can have them.  A prefill has
-    /// had them since it was admitted; the classic way asks for more all the same.
-    fn has_slots(&self, group: GroupHandle, chunk: TokenChunk) -> bool {
-        let needs_none =
-            self.store.group(group).is_prefill && self.space.config().choices.exact_append_demand;
-        (needs_none || self.space.can_append_slots(&self.store, group))
-            && self.windows.can_allocate(&self.space, &self.store, group, chunk.num_tokens)
-                == AllocStatus::Ok
-    }
-
-    /// Gives a group that decodes its slots; a prefill has had them since it was admitted.
-    fn append_slots(&mut self, group: GroupHandle) {
-        let entry = self.store.group(group);
-        if entry.is_prefill {
-            return;
-        }
-        for index in 0..entry.seqs.len() {
-            let seq = self.store.group(group).seqs[index];
-            self.space.append_slots(&mut self.store, seq, &mut self.outputs.blocks_to_copy);
-        }
     }
 
     /// Number of tokens that a group can compute now: all or a chunk.
@@ -200,9 +179,7 @@ impl Scheduler {
 
     fn judge_return(&self, group: GroupHandle, budget: &SchedulingBudget) -> Option<Refusal> {
         let entry = self.store.group(group);
-        if self.space.can_swap_in(&self.store, group) != AllocStatus::Ok
-            || !self.windows.can_swap_in(&self.store, group)
-        {
+        if self.space.can_swap_in(&self.store, group) != AllocStatus::Ok {
             return Some(Refusal::NoBlocks);
         }
         if !budget.has_adapter_slot(entry.key.adapter) {
@@ -212,13 +189,10 @@ impl Scheduler {
     }
 
     fn bring_back(&mut self, group: GroupHandle, budget: &mut SchedulingBudget) {
-        self.space.swap_in(&mut self.store, group, &mut self.outputs.blocks_to_swap_in);
-        self.states.swap_in(&mut self.store, group, &mut self.outputs.states_to_swap_in);
-        let window_pairs = &mut self.outputs.window_blocks_to_swap_in;
-        self.windows.swap_in(&mut self.store, group, window_pairs);
+        self.space.swap_in(&mut self.store, group, &mut self.outputs.moves);
         self.mark_running(group, budget);
         self.outputs.swapped_in.push(group);
-        self.append_slots(group);
+        self.space.append_slots(&mut self.store, group, &mut self.outputs.moves);
         let chunk = self.chunk_to_run(group, budget);
         self.schedule_rows(group, chunk, budget, Phase::Running);
     }

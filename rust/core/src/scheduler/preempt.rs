@@ -9,23 +9,21 @@ use crate::outputs::IgnoredReason;
 use crate::scheduler::rows::TokenChunk;
 use crate::scheduler::{Scheduler, SchedulingBudget};
 use crate::sequence::{GroupHandle, Sequence, SequenceStatus, SequenceStore};
-use crate::space::{AllocStatus, BlockSpaceManager};
+use crate::space::AllocStatus;
 
 impl Scheduler {
     /// Preempts a group at or after `position` in the running queue, to free blocks for the one
     /// there.  The last group preempts itself; if it holds all used blocks, it is ended, since it
     /// would return to the same state indefinitely.
-    pub(super) fn preempt_behind(&mut self, position: usize) {
+    pub(super) fn preempt_behind(&mut self, position: usize, chunk: TokenChunk) {
         let asking = self.queues.running[position];
         let victim = match self.config.victim_policy {
             _ if position + 1 == self.queues.running.len() => position,
             VictimPolicy::Last => self.queues.running.len() - 1,
             VictimPolicy::LeastWork => self.least_work_behind(position),
         };
-        if victim == position && self.holds_all_used_blocks(asking) {
-            let has_slots = self.space.can_append_slots(&self.store, asking);
-            let limit =
-                if has_slots { self.windows.num_total() } else { self.space.gpu().num_total() };
+        if victim == position && self.space.holds_all_used_blocks(&self.store, asking) {
+            let limit = self.space.outgrown_limit(&self.store, asking, chunk.num_tokens);
             self.ignore(asking, IgnoredReason::OutgrewCache { limit });
             return;
         }
@@ -40,20 +38,6 @@ impl Scheduler {
         };
         let behind = (position + 1..self.queues.running.len()).rev();
         behind.min_by_key(work).unwrap_or(position)
-    }
-
-    fn holds_all_used_blocks(&self, group: GroupHandle) -> bool {
-        BlockSpaceManager::num_unique_blocks(&self.store, group) == self.space.gpu().num_used()
-    }
-
-    /// Whether the last of the queue can have what it needs, however little is left: it must
-    /// not give way when giving way would gain nothing.
-    pub(super) fn fits_alone(&self, group: GroupHandle, chunk: TokenChunk) -> bool {
-        self.holds_all_used_blocks(group)
-            && self.windows.can_allocate(&self.space, &self.store, group, chunk.num_tokens)
-                == AllocStatus::Ok
-            && (self.store.group(group).is_prefill
-                || self.space.append_demand(&self.store, group) <= self.space.gpu().num_free())
     }
 
     /// Takes the blocks of a group that is in no queue.
@@ -81,11 +65,7 @@ impl Scheduler {
             _ => PreemptionMode::Swap,
         };
         let wanted = self.config.preemption_mode.unwrap_or_else(by_size);
-        if wanted == PreemptionMode::Swap
-            && self.space.can_swap_out(&self.store, group)
-            && self.states.can_swap_out(&self.store, group)
-            && self.windows.can_swap_out(&self.store, group)
-        {
+        if wanted == PreemptionMode::Swap && self.space.can_swap_out(&self.store, group) {
             PreemptionMode::Swap
         } else {
             PreemptionMode::Recompute
@@ -110,10 +90,7 @@ impl Scheduler {
 
     /// Moves the blocks of a group that is in no queue to the host.
     fn swap_out(&mut self, group: GroupHandle) {
-        self.space.swap_out(&mut self.store, group, &mut self.outputs.blocks_to_swap_out);
-        self.states.swap_out(&mut self.store, group, &mut self.outputs.states_to_swap_out);
-        let window_pairs = &mut self.outputs.window_blocks_to_swap_out;
-        self.windows.swap_out(&mut self.store, group, window_pairs);
+        self.space.swap_out(&mut self.store, group, &mut self.outputs.moves);
         self.store.group_mut(group).status = SequenceStatus::Swapped;
         // Victims go from the last to the first: each one of this step before those of it.
         let preempted = self.outputs.preempted.iter();
@@ -133,10 +110,8 @@ impl Scheduler {
         let num_seqs = self.store.group(first).num_budgeted_seqs();
         while let Some(&last) = self.queues.running.back() {
             let num_in_step = num_tokens.min(self.config.max_num_batched_tokens);
-            let fits = self.space.can_allocate(&self.store, first) == AllocStatus::Ok
-                && self.windows.can_allocate(&self.space, &self.store, first, num_in_step)
-                    == AllocStatus::Ok
-                && budget.can_schedule(num_tokens, num_seqs);
+            let status = self.space.can_allocate(&self.store, first, || num_in_step);
+            let fits = status == AllocStatus::Ok && budget.can_schedule(num_tokens, num_seqs);
             if fits || goes_before(&self.store, last, first).is_le() {
                 break;
             }

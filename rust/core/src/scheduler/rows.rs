@@ -82,7 +82,6 @@ impl Scheduler {
         let entry = self.store.group(group);
         let is_prefill = entry.is_prefill;
         let step_id = self.outputs.step_id;
-        let (has_states, has_windows) = (self.states.is_on(), self.windows.is_on());
         let adapter_slot =
             self.adapters.enter(&entry.key, step_id, &mut self.outputs.adapters_to_load);
         let part = &mut self.step_rows.parts[match (is_prefill, phase) {
@@ -100,12 +99,6 @@ impl Scheduler {
                 num_rows += 1;
                 part.num_samples += usize::from(is_sampled);
                 seq.last_step = step_id;
-                if has_states {
-                    self.states.unshare(seq, &mut self.outputs.states_to_copy);
-                }
-                if has_windows {
-                    self.windows.map(seq, num_tokens, &mut self.outputs.window_blocks_to_copy);
-                }
                 let num_drafts = 0;
                 part.rows.push(Row {
                     seq: handle,
@@ -116,7 +109,7 @@ impl Scheduler {
                 });
                 self.longest = self.longest.max(seq.len());
                 self.most_keys = self.most_keys.max(seq.num_computed_tokens + num_tokens);
-                self.space.mark_pending(seq, seq.num_computed_tokens + num_tokens);
+                self.space.begin_row(seq, num_tokens, &mut self.outputs.moves);
             }
         });
         if num_rows > 0 {

@@ -135,7 +135,6 @@ impl Scheduler {
         let Some(step_id) = self.unresolved.step_id.take() else { return };
         self.adapters.abandon_since(step_id);
         self.space.abandon_since(step_id);
-        self.windows.abandon_since(step_id);
         while let Some(seq) = self.unresolved.seqs.pop() {
             if self.store.find_seq(seq).is_ok() {
                 self.store.seq_mut(seq).take_back();

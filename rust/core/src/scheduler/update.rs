@@ -118,10 +118,8 @@ impl Scheduler {
             return output;
         }
         while belongs(output + 1) {
-            let table = self.space.fork(&self.store, seq);
-            let child = self.store.fork(seq, table);
-            self.states.fork(self.store.seq(child));
-            self.windows.fork(self.store.seq(child));
+            let child = self.store.fork(seq);
+            self.space.fork(self.store.seq(child));
             self.append_or_finish(child, output, results);
             output += 1;
         }
@@ -142,11 +140,7 @@ impl Scheduler {
         let entry = self.store.seq_mut(seq);
         let first = entry.num_computed_tokens;
         entry.num_computed_tokens += num_tokens;
-        self.space.mark_computed(entry, first);
-        if self.windows.is_on() {
-            let step_id = self.outputs.step_id;
-            self.windows.pass(&self.space, &mut self.store, seq, first, step_id);
-        }
+        self.space.mark_computed(&mut self.store, seq, first);
     }
 
     /// Continues `seq` with an output.  All its tokens but the last have their keys and values:
@@ -170,13 +164,10 @@ impl Scheduler {
     fn end_seq(&mut self, seq: SeqHandle) {
         let group = self.store.seq(seq).group();
         self.space.free(&mut self.store, seq);
-        self.states.free(&mut self.store, seq);
-        self.windows.free(&mut self.store, seq);
         self.store.group_mut(group).leave(seq);
         self.store.remove_seq(seq);
         if self.store.group(group).seqs.is_empty() {
             self.ended.push((group, self.store.group(group).stats));
-            self.space.free_cross(&mut self.store, group);
             self.store.remove_group(group);
         }
     }

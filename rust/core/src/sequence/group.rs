@@ -2,11 +2,11 @@
 
 use smallvec::SmallVec;
 
+use crate::config::{CacheConfig, KvGroup, KvKind};
 use crate::error::{Error, Result};
 use crate::hash::PrefixKey;
 use crate::ids::TokenId;
 use crate::sequence::SeqHandle;
-use crate::table::BlockTable;
 
 /// Request of a caller: a prompt and how to schedule it.
 #[derive(Clone, Copy, Debug)]
@@ -53,12 +53,14 @@ impl<'a> Request<'a> {
         self
     }
 
-    /// Checks that do not depend on the scheduler; `shares_prefixes` is prefix caching.
+    /// Checks that do not depend on the scheduler.
     ///
     /// # Errors
     /// [`Error::Request`] for an empty prompt, a negative token, more encoder tokens than an int32
-    /// counts, or an encoder without a salt where prefixes are shared.
-    pub(crate) fn check(&self, shares_prefixes: bool) -> Result<()> {
+    /// counts, or an encoder without a KV group of cross attention or without a salt where prefixes
+    /// are shared.
+    pub(crate) fn check(&self, cache: &CacheConfig) -> Result<()> {
+        let is_cross = |group: &KvGroup| group.kind == KvKind::Cross;
         let refusal = if self.prompt.is_empty() {
             "the prompt is empty; at least one token is needed".to_owned()
         } else if let Some(token) = self.prompt.iter().find(|token| **token < 0) {
@@ -66,7 +68,10 @@ impl<'a> Request<'a> {
         } else if i32::try_from(self.num_encoder_tokens).is_err() {
             let number = self.num_encoder_tokens;
             format!("num_encoder_tokens is {number}; it must be at most {}", i32::MAX)
-        } else if shares_prefixes && self.num_encoder_tokens > 0 && self.key.salt == 0 {
+        } else if self.num_encoder_tokens > 0 && !cache.groups.iter().any(is_cross) {
+            let number = self.num_encoder_tokens;
+            format!("num_encoder_tokens is {number}; the cache has no KV group of cross attention")
+        } else if cache.enable_prefix_caching && self.num_encoder_tokens > 0 && self.key.salt == 0 {
             "the salt is 0; with prefix caching a request with num_encoder_tokens needs one that \
              names its encoder's input: what a decoder computes depends on it"
                 .to_owned()
@@ -121,8 +126,6 @@ pub struct SequenceGroup {
     pub key: PrefixKey,
     /// Tokens of the encoder's output.
     pub num_encoder_tokens: usize,
-    /// Blocks of the encoder's keys and values, one table for all sequences.
-    pub cross_table: BlockTable,
     /// Number of later groups admitted while this one was the first that waited for the resource
     /// that it lacks.
     pub num_times_bypassed: usize,
@@ -145,7 +148,6 @@ impl SequenceGroup {
             priority: request.priority,
             key: request.key,
             num_encoder_tokens: request.num_encoder_tokens,
-            cross_table: BlockTable::default(),
             num_times_bypassed: 0,
             stats: GroupStats::default(),
             max_num_running_seqs: request.max_num_running_seqs,

@@ -1,6 +1,6 @@
 //! Sequences, the groups they belong to, and where both are kept.
 //!
-//! Owns the token ids, how far they are computed, and the block table of every sequence.
+//! Owns the token ids, how far they are computed, and the block tables of every sequence.
 //! Invariants:
 //! 1. `num_computed_tokens < len()`: the newest token is never computed yet.
 //! 2. The prompt is never empty.
@@ -19,9 +19,9 @@ use std::ops::Range;
 
 use crate::arena::Handle;
 use crate::block::Prefix;
-use crate::ids::{BlockId, TokenId};
+use crate::ids::TokenId;
 use crate::sequence::tokens::Tokens;
-use crate::table::{BlockTable, WindowTable};
+use crate::table::{BlockTable, SpanTable};
 
 /// The key of a [`Sequence`].
 pub type SeqHandle = Handle<Sequence>;
@@ -42,14 +42,12 @@ pub struct Sequence {
     /// The last step in which the sequence ran.
     pub last_step: u64,
     tokens: Tokens,
-    /// Physical blocks, of the tier that the group's status names.
+    /// Physical blocks of the first KV group, of the tier that the group's status names.
     pub table: BlockTable,
     pub(crate) chain: Chain,
     num_prompt_tokens: usize,
-    /// State slot on the tier of `table`; `None` while it waits, or for a model without states.
-    pub state_slot: Option<BlockId>,
-    /// Physical blocks of the sliding-window layers with a separate pool; on the same tier.
-    pub window_table: WindowTable,
+    /// Physical blocks of the other KV groups, on the same tier.
+    pub tables: Box<[SpanTable]>,
 }
 
 /// Leading full blocks of a sequence that are registered in the prefix cache.
@@ -61,7 +59,12 @@ pub(crate) struct Chain {
 }
 
 impl Sequence {
-    pub(crate) fn new(group: GroupHandle, prompt: &[TokenId], block_size: usize) -> Self {
+    pub(crate) fn new(
+        group: GroupHandle,
+        prompt: &[TokenId],
+        block_size: usize,
+        num_tables: usize,
+    ) -> Self {
         Self {
             group,
             tokens: Tokens::new(prompt, block_size),
@@ -69,8 +72,7 @@ impl Sequence {
             num_computed_tokens: 0,
             num_cached_tokens: 0,
             table: BlockTable::default(),
-            window_table: WindowTable::default(),
-            state_slot: None,
+            tables: vec![SpanTable::default(); num_tables].into(),
             last_step: 0,
             chain: Chain::default(),
         }

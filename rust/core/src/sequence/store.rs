@@ -7,12 +7,14 @@
 use crate::arena::Arena;
 use crate::error::{Error, Result};
 use crate::sequence::{GroupHandle, Request, SeqHandle, Sequence, SequenceGroup};
-use crate::table::BlockTable;
+use crate::table::SpanTable;
 
 /// All live sequences and groups.
 #[derive(Clone, Debug)]
 pub struct SequenceStore {
     block_size: usize,
+    /// KV groups beside the first.
+    num_tables: usize,
     seqs: Arena<Sequence>,
     groups: Arena<SequenceGroup>,
 }
@@ -20,21 +22,23 @@ pub struct SequenceStore {
 const LIVES: &str = "a handle kept in a queue or group lives, store invariant 1";
 
 impl SequenceStore {
-    /// A store of sequences that will have blocks of `block_size` tokens.
-    pub(crate) fn new(block_size: usize) -> Self {
-        Self { block_size, seqs: Arena::default(), groups: Arena::default() }
+    /// A store of sequences that will have blocks of `block_size` tokens, with `num_tables` tables
+    /// beside the first.
+    pub(crate) fn new(block_size: usize, num_tables: usize) -> Self {
+        Self { block_size, num_tables, seqs: Arena::default(), groups: Arena::default() }
     }
 
     pub(crate) fn add_group(&mut self, request: &Request<'_>) -> (GroupHandle, SeqHandle) {
         let group = self.groups.insert(SequenceGroup::new(request));
-        let seq = self.seqs.insert(Sequence::new(group, request.prompt, self.block_size));
+        let seq = Sequence::new(group, request.prompt, self.block_size, self.num_tables);
+        let seq = self.seqs.insert(seq);
         self.group_mut(group).join(seq);
         (group, seq)
     }
 
-    /// A child of `parent` with its history and `table`, in the same group, last in order.
-    pub(crate) fn fork(&mut self, parent: SeqHandle, table: BlockTable) -> SeqHandle {
-        let child = Sequence { table, ..self.seq(parent).clone() };
+    /// A child of `parent` with its history and tables, in the same group, last in order.
+    pub(crate) fn fork(&mut self, parent: SeqHandle) -> SeqHandle {
+        let child = self.seq(parent).clone();
         let group = child.group();
         let child = self.seqs.insert(child);
         self.group_mut(group).join(child);
@@ -44,13 +48,13 @@ impl SequenceStore {
     /// Takes a sequence out that is no longer listed by its group.
     pub(crate) fn remove_seq(&mut self, seq: SeqHandle) {
         let removed = self.seqs.remove(seq).expect(LIVES);
-        debug_assert!(removed.table.is_empty(), "store invariant 2");
+        let is_empty = removed.table.is_empty() && removed.tables.iter().all(SpanTable::is_empty);
+        debug_assert!(is_empty, "store invariant 2");
     }
 
     /// Takes a group out with the sequences that it still lists.
     pub(crate) fn remove_group(&mut self, group: GroupHandle) {
         let removed = self.groups.remove(group).expect(LIVES);
-        debug_assert!(removed.cross_table.is_empty(), "store invariant 2");
         for seq in removed.seqs {
             self.remove_seq(seq);
         }
@@ -77,6 +81,11 @@ impl SequenceStore {
     /// The sequences of a group known to live, in group order.
     pub(crate) fn seqs_of(&self, group: GroupHandle) -> impl Iterator<Item = &Sequence> {
         self.group(group).seqs.iter().map(|seq| self.seq(*seq))
+    }
+
+    /// The first sequence of a group known to live.
+    pub(crate) fn first_seq_of(&self, group: GroupHandle) -> &Sequence {
+        self.seq(self.group(group).seqs[0])
     }
 
     /// Applies `change` to each sequence of a group known to live, in group order.

@@ -5,9 +5,11 @@ use std::collections::BTreeSet;
 
 use smallvec::{SmallVec, smallvec};
 
+use crate::config::KvKind;
 use crate::ids::{BlockId, TokenId};
 use crate::sequence::{GroupHandle, Sequence, SequenceStore};
-use crate::space::BlockSpaceManager;
+use crate::space::group::{GroupBlocks, Tiers};
+use crate::space::{AllocStatus, BlockSpaceManager};
 use crate::table::num_blocks_for;
 
 /// Leading full blocks that a sequence can share with an earlier one of its group.
@@ -33,9 +35,15 @@ impl BlockSpaceManager {
         let demand = |(seq, shared): (&Sequence, SharedPrefix)| {
             self.num_blocks_of(seq.len()) - shared.num_blocks
         };
-        let num_encoder_tokens = store.group(group).num_encoder_tokens;
-        let num_cross_blocks = num_blocks_for(num_encoder_tokens, self.config.block_size);
-        num_cross_blocks + store.seqs_of(group).zip(shared).map(demand).sum::<usize>()
+        self.num_cross_blocks(store, group)
+            + store.seqs_of(group).zip(shared).map(demand).sum::<usize>()
+    }
+
+    /// Blocks that cross attention takes in the first group's pool.
+    fn num_cross_blocks(&self, store: &SequenceStore, group: GroupHandle) -> usize {
+        let num_groups = self.kinds().filter(|kind| *kind == KvKind::Cross).count();
+        let num_tokens = store.group(group).num_encoder_tokens;
+        num_groups * num_blocks_for(num_tokens, self.config.block_size)
     }
 
     /// For each sequence of a group, the longest run of full blocks that it has in common
@@ -77,7 +85,7 @@ impl BlockSpaceManager {
             let written =
                 seq.num_computed_tokens / block_size..num_blocks_for(num_slots, block_size);
             let takes_block =
-                |place: &usize| blocks.get(*place).is_none_or(|block| self.gpu.is_shared(*block));
+                |place: &usize| blocks.get(*place).is_none_or(|block| self.gpu().is_shared(*block));
             let most = self.ring.unwrap_or(usize::MAX);
             seq.table.places(written).take(most).filter(takes_block).count()
         };
@@ -88,19 +96,90 @@ impl BlockSpaceManager {
     /// that its next token and the lookahead can touch.
     pub(super) fn num_blocks_to_swap_in(&self, store: &SequenceStore, group: GroupHandle) -> usize {
         let num_touched = 1 + num_blocks_for(self.num_lookahead_slots, self.config.block_size);
-        Self::num_unique_blocks(store, group) + store.group(group).seqs.len() * num_touched
+        self.num_unique_blocks(store, group) + store.group(group).seqs.len() * num_touched
     }
 
-    /// Physical blocks of the tables of a group.
-    pub(crate) fn num_unique_blocks(store: &SequenceStore, group: GroupHandle) -> usize {
-        let entry = store.group(group);
-        let num_cross_blocks = entry.cross_table.blocks().len();
+    /// Physical blocks of a group that does not wait in the first group's pool.
+    pub(crate) fn num_unique_blocks(&self, store: &SequenceStore, group: GroupHandle) -> usize {
         let blocks = store.seqs_of(group).flat_map(|seq| seq.table.blocks());
-        num_cross_blocks
-            + match entry.seqs.len() {
+        self.num_cross_blocks(store, group)
+            + match store.group(group).seqs.len() {
                 1 => blocks.count(),
                 _ => blocks.collect::<BTreeSet<&BlockId>>().len(),
             }
+    }
+
+    /// Whether the KV groups beside the first can have the blocks that rows of `num_tokens` tokens
+    /// together take when a waiting group begins.
+    #[inline(never)] // what few models need stays out of the way of the rest
+    pub(super) fn can_begin(
+        &self,
+        store: &SequenceStore,
+        group: GroupHandle,
+        num_tokens: usize,
+    ) -> AllocStatus {
+        if self.follow_first() {
+            return AllocStatus::Ok;
+        }
+        let num_cached = self.num_cached_tokens(store, store.first_seq_of(group));
+        let judge = |other: &GroupBlocks| {
+            let Some(Tiers { gpu, .. }) = other.own_tiers() else { return AllocStatus::Ok };
+            let of_seq = |(position, seq): (usize, &Sequence)| {
+                let num_cached = if position == 0 { num_cached } else { 0 };
+                other.num_to_begin(seq, num_tokens, num_cached)
+            };
+            let num_needed: usize = store.seqs_of(group).enumerate().map(of_seq).sum();
+            if num_needed <= gpu.num_free() {
+                AllocStatus::Ok
+            } else if num_needed <= gpu.num_total() {
+                AllocStatus::Later
+            } else {
+                AllocStatus::Never
+            }
+        };
+        self.groups.iter().map(judge).max().unwrap_or(AllocStatus::Ok)
+    }
+
+    /// Whether the KV groups beside the first can have the blocks that rows of `num_tokens` tokens
+    /// together take of a running group.
+    #[inline(never)] // what few models need stays out of the way of the rest
+    pub(super) fn can_map(
+        &self,
+        store: &SequenceStore,
+        group: GroupHandle,
+        num_tokens: usize,
+    ) -> bool {
+        (0..self.groups.len()).all(|index| self.can_map_in(index, store, group, num_tokens))
+    }
+
+    /// As [`can_map`](Self::can_map), in one of them.
+    pub(super) fn can_map_in(
+        &self,
+        index: usize,
+        store: &SequenceStore,
+        group: GroupHandle,
+        num_tokens: usize,
+    ) -> bool {
+        let other = &self.groups[index];
+        let of_seq = |seq: &Sequence| other.num_to_map(seq, &seq.tables[index], num_tokens);
+        let num_needed: usize = store.seqs_of(group).map(of_seq).sum();
+        num_needed <= other.tiers(&self.tiers).gpu.num_free()
+    }
+
+    /// Blocks that a group which does not wait has in the pool of KV group `index` beside the first,
+    /// and those that it needs there to be swapped in; blocks that several sequences share are
+    /// counted for each.
+    pub(super) fn held_and_to_return(
+        &self,
+        index: usize,
+        store: &SequenceStore,
+        group: GroupHandle,
+    ) -> (usize, usize) {
+        let num_held = store.seqs_of(group).map(|seq| seq.tables[index].blocks().len()).sum();
+        let uncomputed =
+            |seq: &Sequence| seq.num_uncomputed_tokens().min(self.max_num_batched_tokens);
+        let nums_uncomputed = store.seqs_of(group).map(uncomputed);
+        (num_held, self.groups[index].num_to_return(num_held, nums_uncomputed))
     }
 }
 

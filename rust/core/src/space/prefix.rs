@@ -1,9 +1,11 @@
 //! Prefix caching: which full blocks are registered, shared and computed.
 
 use crate::block::{Allocator, Prefix};
+use crate::config::KvKind;
 use crate::ids::{BlockId, TokenId};
 use crate::sequence::{Chain, GroupHandle, SeqHandle, Sequence, SequenceStore};
 use crate::space::BlockSpaceManager;
+use crate::space::group::GroupBlocks;
 
 impl BlockSpaceManager {
     /// The prefix of the first `num_blocks` blocks of `seq`, all in its table.
@@ -14,7 +16,7 @@ impl BlockSpaceManager {
         num_blocks: usize,
     ) -> Chain {
         let root = || Prefix::root(store.group(seq.group()).key);
-        let prefix = self.gpu.cached().and_then(|cache| match num_blocks {
+        let prefix = self.tiers.gpu.cached().and_then(|cache| match num_blocks {
             0 => Some(root()),
             _ => cache.prefix_of(seq.table.block(num_blocks - 1)),
         });
@@ -65,7 +67,7 @@ impl BlockSpaceManager {
         while let Some((prefix, tokens)) =
             chain.prefix.and_then(|before| self.lookup(store.seq(seq), chain.num_blocks, before))
         {
-            let Some(cache) = self.gpu.cached_mut() else { break };
+            let Some(cache) = self.tiers.gpu.cached_mut() else { break };
             let Some(block) = cache.find(prefix, tokens) else { break };
             let is_full = tokens.len() == block_size;
             let leads = num_usable == chain.num_blocks;
@@ -102,7 +104,7 @@ impl BlockSpaceManager {
             if !is_full && !is_prefill {
                 break; // only the last tokens of a prompt are shared in part
             }
-            let Some(cache) = self.gpu.cached_mut() else { break };
+            let Some(cache) = self.tiers.gpu.cached_mut() else { break };
             let block = entry.table.block(chain.num_blocks);
             let known = cache.find(prefix, tokens);
             if !is_full {
@@ -130,7 +132,9 @@ impl BlockSpaceManager {
             return;
         }
         let lookup = entry.chain.prefix.and_then(|before| self.lookup(entry, index, before));
-        let (Some((prefix, tokens)), Some(cache)) = (lookup, self.gpu.cached_mut()) else { return };
+        let (Some((prefix, tokens)), Some(cache)) = (lookup, self.tiers.gpu.cached_mut()) else {
+            return;
+        };
         let Some(known) = cache.find(prefix, tokens) else { return };
         let own = entry.table.block(index);
         if known != own && cache.is_usable(known, self.step_id) {
@@ -143,15 +147,15 @@ impl BlockSpaceManager {
     }
 
     /// The leading blocks of a sequence that the cache has, and what each is looked up by.
-    fn known_blocks<'a>(
-        &'a self,
+    fn known_blocks<'s, 'a>(
+        &'s self,
         store: &SequenceStore,
         seq: &'a Sequence,
-    ) -> impl Iterator<Item = (BlockId, Prefix, &'a [TokenId])> + use<'a> {
+    ) -> impl Iterator<Item = (BlockId, Prefix, &'a [TokenId])> + use<'s, 'a> {
         let mut chain =
             Chain { num_blocks: 0, prefix: Some(Prefix::root(store.group(seq.group()).key)) };
         std::iter::from_fn(move || {
-            let cache = self.gpu.cached()?;
+            let cache = self.tiers.gpu.cached()?;
             let (before, tokens) = self.lookup(seq, chain.num_blocks, chain.prefix?)?;
             let block = cache.find(before, tokens)?;
             chain = Chain { num_blocks: chain.num_blocks + 1, prefix: cache.prefix_of(block) };
@@ -161,13 +165,13 @@ impl BlockSpaceManager {
 
     /// What the leading full blocks of a sequence are looked up by, as far as the cache has them
     /// computed, or a row of this step computes them.
-    pub(crate) fn usable_blocks<'a>(
-        &'a self,
+    pub(super) fn usable_blocks<'s, 'a>(
+        &'s self,
         store: &SequenceStore,
         seq: &'a Sequence,
-    ) -> impl Iterator<Item = (Prefix, &'a [TokenId])> + use<'a> {
+    ) -> impl Iterator<Item = (Prefix, &'a [TokenId])> + use<'s, 'a> {
         let is_usable = |block: BlockId| {
-            self.gpu.cached().is_some_and(|cache| cache.is_usable(block, self.step_id))
+            self.tiers.gpu.cached().is_some_and(|cache| cache.is_usable(block, self.step_id))
         };
         self.known_blocks(store, seq)
             .take_while(move |(block, _, tokens)| {
@@ -178,7 +182,7 @@ impl BlockSpaceManager {
 
     /// What the full block `index` of a sequence on the device is looked up by, if the cache knows
     /// what is before it.
-    pub(crate) fn contents<'a>(
+    fn contents<'a>(
         &self,
         store: &SequenceStore,
         seq: &'a Sequence,
@@ -190,34 +194,85 @@ impl BlockSpaceManager {
 
     /// Blocks that a waiting group would share with running ones.
     pub(super) fn num_held_by_others(&self, store: &SequenceStore, group: GroupHandle) -> usize {
-        let seq = store.seq(store.group(group).seqs[0]);
+        let seq = store.first_seq_of(group);
         let known = self.known_blocks(store, seq);
-        known.filter(|(block, ..)| self.gpu.ref_count(*block) > 0).count()
+        known.filter(|(block, ..)| self.tiers.gpu.ref_count(*block) > 0).count()
     }
 
-    /// Tokens of a waiting sequence that are computed already, or in this step: what admission
-    /// need not charge.
+    /// Tokens of a waiting sequence that are computed already in all KV groups, or in this step:
+    /// what admission need not charge.
     pub(crate) fn num_cached_tokens(&self, store: &SequenceStore, seq: &Sequence) -> usize {
-        let num_blocks = self.usable_blocks(store, seq).count();
-        (num_blocks * self.config.block_size).min(seq.len() - 1)
+        if self.config.choices.charge_cached_tokens {
+            return 0;
+        }
+        let block_size = self.config.block_size;
+        if self.follow_first() {
+            let num_blocks = self.usable_blocks(store, seq).count();
+            return (num_blocks * block_size).min(seq.len() - 1);
+        }
+        let most = (seq.len() - 1) / block_size;
+        let contents: Vec<_> = self.usable_blocks(store, seq).take(most).collect();
+        let mut num_blocks = contents.len();
+        // A group that has less may have it in a place where another has nothing.
+        loop {
+            let longest = (self.groups.iter())
+                .fold(num_blocks, |most, group| group.longest_hit(&contents, most));
+            if longest == num_blocks {
+                return num_blocks * block_size;
+            }
+            num_blocks = longest;
+        }
+    }
+
+    /// Whether a sequence may begin in every KV group after what the first has computed.
+    pub(super) fn follow_first(&self) -> bool {
+        self.groups.iter().all(|group| group.kind.follows_first())
     }
 
     /// Says that the row of `seq` in this step computes its tokens up to `num_tokens`.
-    pub(crate) fn mark_pending(&mut self, seq: &Sequence, num_tokens: usize) {
+    pub(super) fn mark_pending(&mut self, seq: &Sequence, num_tokens: usize) {
         // Asked first: a division for nothing would cost as much as the rest of a decode row.
-        let Some(cache) = self.gpu.cached_mut() else { return };
+        let Some(cache) = self.tiers.gpu.cached_mut() else { return };
         let block_size = self.config.block_size;
         for index in seq.num_computed_tokens / block_size..num_tokens / block_size {
             cache.mark_pending(seq.table.block(index), self.step_id);
         }
     }
 
-    /// Says that the tokens of `seq` from `first` to its computed count have been computed.
-    pub(crate) fn mark_computed(&mut self, seq: &Sequence, first: usize) {
-        let Some(cache) = self.gpu.cached_mut() else { return };
+    /// Says that the tokens of a sequence from `first` to its computed count have been computed, in
+    /// this step or by what is in the lookahead slots, and frees what no later query sees.
+    #[inline]
+    pub(crate) fn mark_computed(
+        &mut self,
+        store: &mut SequenceStore,
+        seq: SeqHandle,
+        first: usize,
+    ) {
+        let entry = store.seq(seq);
+        if let Some(cache) = self.tiers.gpu.cached_mut() {
+            let block_size = self.config.block_size;
+            for index in first / block_size..entry.num_computed_tokens / block_size {
+                cache.mark_computed(entry.table.block(index));
+            }
+        }
+        if !self.groups.is_empty() {
+            self.pass(store, seq, first);
+        }
+    }
+
+    #[inline(never)] // what few models need stays out of the way of the rest
+    fn pass(&mut self, store: &mut SequenceStore, seq: SeqHandle, first: usize) {
+        let entry = store.seq(seq);
         let block_size = self.config.block_size;
-        for index in first / block_size..seq.num_computed_tokens / block_size {
-            cache.mark_computed(seq.table.block(index));
+        for index in first / block_size..entry.num_computed_tokens / block_size {
+            let Some(contents) = self.contents(store, entry, index) else { continue };
+            for (group, table) in self.groups.iter_mut().zip(&entry.tables) {
+                group.note(table, index, contents, self.step_id);
+            }
+        }
+        let entry = store.seq_mut(seq);
+        for (group, table) in self.groups.iter_mut().zip(&mut entry.tables) {
+            group.pass(table, entry.num_computed_tokens, entry.last_step);
         }
     }
 
@@ -225,7 +280,7 @@ impl BlockSpaceManager {
     /// brought back from it, was computed before.  Not all that the sequence counts, though: it
     /// may count blocks of a sibling that has still to compute them.
     pub(crate) fn mark_moved(&mut self, seq: &Sequence, is_on_device: bool) {
-        let tier = if is_on_device { &mut self.gpu } else { &mut self.cpu };
+        let tier = if is_on_device { &mut self.tiers.gpu } else { &mut self.tiers.cpu };
         if let Some(cache) = tier.cached_mut() {
             for index in 0..seq.num_computed_tokens / self.config.block_size {
                 let block = seq.table.block(index);
@@ -238,9 +293,20 @@ impl BlockSpaceManager {
 
     /// Drops what the abandoned steps from `step_id` on computed or moved.
     pub(crate) fn abandon_since(&mut self, step_id: u64) {
-        for cache in [&mut self.gpu, &mut self.cpu].into_iter().filter_map(Allocator::cached_mut) {
+        for cache in
+            [&mut self.tiers.gpu, &mut self.tiers.cpu].into_iter().filter_map(Allocator::cached_mut)
+        {
             cache.abandon_since(step_id);
         }
+        for cache in self.groups.iter_mut().filter_map(GroupBlocks::cache_mut) {
+            cache.abandon_since(step_id);
+        }
+    }
+
+    /// Blocks of a group's encoder; empty without one.
+    pub fn cross_blocks<'a>(&self, store: &'a SequenceStore, group: GroupHandle) -> &'a [BlockId] {
+        let index = self.kinds().position(|kind| kind == KvKind::Cross);
+        index.map_or(&[], |index| store.first_seq_of(group).tables[index].blocks())
     }
 
     /// Leading blocks of a running group, its last excluded, that are computed and common to
@@ -250,7 +316,7 @@ impl BlockSpaceManager {
         store: &'a SequenceStore,
         group: GroupHandle,
     ) -> &'a [BlockId] {
-        let Some(cache) = self.gpu.cached() else { return &[] };
+        let Some(cache) = self.tiers.gpu.cached() else { return &[] };
         let mut tables = store.seqs_of(group).map(|seq| seq.table.blocks());
         let Some(first) = tables.next() else { return &[] };
         let without_last = first.len().saturating_sub(1);

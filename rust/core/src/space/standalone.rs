@@ -10,6 +10,7 @@ use crate::arena::Handle;
 use crate::config::CacheConfig;
 use crate::error::{Error, Result};
 use crate::ids::{BlockPair, TokenId};
+use crate::outputs::Moves;
 use crate::sequence::{
     GroupHandle, Request, SeqHandle, Sequence, SequenceGroup, SequenceStatus, SequenceStore,
 };
@@ -22,6 +23,7 @@ pub struct StandaloneSpace {
     store: SequenceStore,
     num_lookahead_slots: usize,
     step_id: u64,
+    moves: Vec<Moves>,
 }
 
 impl StandaloneSpace {
@@ -31,10 +33,11 @@ impl StandaloneSpace {
     /// [`Error::Config`] from the validation of `config`.
     pub fn new(config: &CacheConfig, num_lookahead_slots: usize) -> Result<Self> {
         config.validate()?;
-        let space = BlockSpaceManager::new(config, num_lookahead_slots);
+        let space = BlockSpaceManager::new(config, num_lookahead_slots, usize::MAX);
         Ok(Self {
+            moves: vec![Moves::default(); space.num_groups()],
             space,
-            store: SequenceStore::new(config.block_size),
+            store: SequenceStore::new(config.block_size, config.groups.len()),
             num_lookahead_slots,
             step_id: 0,
         })
@@ -43,6 +46,12 @@ impl StandaloneSpace {
     /// The manager, for its queries and counts.
     pub fn space(&self) -> &BlockSpaceManager {
         &self.space
+    }
+
+    /// The moves of the last call that made any, in the pool of each KV group; those of the first
+    /// are what that call returned.
+    pub fn moves(&self) -> &[Moves] {
+        &self.moves
     }
 
     /// The sequences and groups.
@@ -62,7 +71,7 @@ impl StandaloneSpace {
     /// [`Error::Request`] for an empty prompt, a negative token, or more encoder tokens than can
     /// be counted.
     pub fn add_group(&mut self, request: &Request<'_>) -> Result<(GroupHandle, SeqHandle)> {
-        request.check(self.space.config().enable_prefix_caching)?;
+        request.check(self.space.config())?;
         Ok(self.store.add_group(request))
     }
 
@@ -72,7 +81,7 @@ impl StandaloneSpace {
     /// [`Error::StaleHandle`]; [`Error::Step`] when the group has blocks already.
     pub fn can_allocate(&self, group: GroupHandle) -> Result<AllocStatus> {
         self.expect_status(group, SequenceStatus::Waiting)?;
-        Ok(self.space.can_allocate(&self.store, group))
+        Ok(self.space.can_allocate(&self.store, group, || self.num_uncomputed(group)))
     }
 
     /// Allocates the blocks of a waiting group; cached tokens count as computed.
@@ -84,7 +93,21 @@ impl StandaloneSpace {
         permit(status == AllocStatus::Ok, || format!("can_allocate answers {status:?}"))?;
         self.space.allocate(&mut self.store, group);
         self.store.group_mut(group).status = SequenceStatus::Running;
+        self.begin_rows(group);
         Ok(())
+    }
+
+    fn num_uncomputed(&self, group: GroupHandle) -> usize {
+        self.store.seqs_of(group).map(Sequence::num_uncomputed_tokens).sum()
+    }
+
+    /// Gives the KV groups beside the first blocks for all uncomputed tokens.
+    fn begin_rows(&mut self, group: GroupHandle) {
+        let Self { space, store, moves, .. } = self;
+        moves.iter_mut().for_each(Moves::clear);
+        store.for_each_seq(group, |_, seq| {
+            space.map(seq, seq.num_uncomputed_tokens(), moves);
+        });
     }
 
     /// Appends a token to a running sequence, whose tokens before it are computed now.
@@ -125,7 +148,7 @@ impl StandaloneSpace {
         let first = entry.num_computed_tokens;
         entry.num_computed_tokens = num_tokens;
         entry.last_step = self.step_id;
-        self.space.mark_computed(entry, first);
+        self.space.mark_computed(&mut self.store, seq, first);
     }
 
     /// Whether every sequence of a running group can be given slots for its next token.
@@ -134,7 +157,8 @@ impl StandaloneSpace {
     /// [`Error::StaleHandle`]; [`Error::Step`] when the group has no device blocks.
     pub fn can_append_slots(&self, group: GroupHandle) -> Result<bool> {
         self.expect_status(group, SequenceStatus::Running)?;
-        Ok(self.space.can_append_slots(&self.store, group))
+        Ok(self.space.can_append_first(&self.store, group)
+            && self.space.can_map(&self.store, group, self.num_uncomputed(group)))
     }
 
     /// Allocates slots for the next tokens of all sequences of a running group; returns the
@@ -153,12 +177,12 @@ impl StandaloneSpace {
                 self.space.gpu().num_free()
             )
         })?;
-        let mut copies = Vec::new();
+        self.begin_rows(group);
         for index in 0..self.store.group(group).seqs.len() {
             let seq = self.store.group(group).seqs[index];
-            self.space.append_slots(&mut self.store, seq, &mut copies);
+            self.space.append_seq(&mut self.store, seq, &mut self.moves[0].copy);
         }
-        Ok(copies)
+        Ok(self.moves[0].copy.clone())
     }
 
     /// Forks a running sequence: the child shares its blocks and is the last of its group.
@@ -167,8 +191,9 @@ impl StandaloneSpace {
     /// [`Error::StaleHandle`]; [`Error::Step`] when the sequence has no device blocks.
     pub fn fork(&mut self, seq: SeqHandle) -> Result<SeqHandle> {
         self.expect_status(self.store.find_seq(seq)?.group(), SequenceStatus::Running)?;
-        let table = self.space.fork(&self.store, seq);
-        Ok(self.store.fork(seq, table))
+        let child = self.store.fork(seq);
+        self.space.fork(self.store.seq(child));
+        Ok(child)
     }
 
     /// Whether the host has enough free blocks for a running group.
@@ -186,10 +211,10 @@ impl StandaloneSpace {
     /// As [`can_swap_out`](Self::can_swap_out), and [`Error::Step`] unless it returns true.
     pub fn swap_out(&mut self, group: GroupHandle) -> Result<Vec<BlockPair>> {
         permit(self.can_swap_out(group)?, || "can_swap_out answers no".to_owned())?;
-        let mut pairs = Vec::new();
-        self.space.swap_out(&mut self.store, group, &mut pairs);
+        self.moves.iter_mut().for_each(Moves::clear);
+        self.space.swap_out(&mut self.store, group, &mut self.moves);
         self.store.group_mut(group).status = SequenceStatus::Swapped;
-        Ok(pairs)
+        Ok(self.moves[0].swap_out.clone())
     }
 
     /// Whether a swapped group can be swapped in.
@@ -208,10 +233,10 @@ impl StandaloneSpace {
     pub fn swap_in(&mut self, group: GroupHandle) -> Result<Vec<BlockPair>> {
         let status = self.can_swap_in(group)?;
         permit(status == AllocStatus::Ok, || format!("can_swap_in answers {status:?}"))?;
-        let mut pairs = Vec::new();
-        self.space.swap_in(&mut self.store, group, &mut pairs);
+        self.moves.iter_mut().for_each(Moves::clear);
+        self.space.swap_in(&mut self.store, group, &mut self.moves);
         self.store.group_mut(group).status = SequenceStatus::Running;
-        Ok(pairs)
+        Ok(self.moves[0].swap_in.clone())
     }
 
     /// Ends one sequence; its group ends with the last.
@@ -224,7 +249,6 @@ impl StandaloneSpace {
         self.store.group_mut(group).leave(seq);
         self.store.remove_seq(seq);
         if self.store.group(group).seqs.is_empty() {
-            self.space.free_cross(&mut self.store, group);
             self.store.remove_group(group);
         }
         Ok(())

@@ -7,7 +7,9 @@ use std::collections::BTreeMap;
 
 use crate::block::{Allocator, Prefix};
 use crate::ids::{BlockId, BlockPair, TokenId};
+use crate::outputs::Moves;
 use crate::sequence::{Chain, GroupHandle, SeqHandle, SequenceStore};
+use crate::space::group::{GroupBlocks, Tiers, moves_of};
 use crate::space::{AllocStatus, BlockSpaceManager, PROMISED};
 
 /// Where the blocks of a group go.
@@ -17,22 +19,45 @@ enum Direction {
     In,
 }
 
+impl Direction {
+    /// The tier that blocks leave, and the one they go to.
+    fn tiers(self, tiers: &mut Tiers) -> (&mut Allocator, &mut Allocator) {
+        match self {
+            Self::Out => (&mut tiers.gpu, &mut tiers.cpu),
+            Self::In => (&mut tiers.cpu, &mut tiers.gpu),
+        }
+    }
+
+    /// Where the pairs go.
+    fn pairs(self, moves: &mut Moves) -> &mut Vec<BlockPair> {
+        match self {
+            Self::Out => &mut moves.swap_out,
+            Self::In => &mut moves.swap_in,
+        }
+    }
+}
+
 impl BlockSpaceManager {
     /// Whether the host has enough free blocks for a running group, and the device enough to swap
     /// it in again.
     pub fn can_swap_out(&self, store: &SequenceStore, group: GroupHandle) -> bool {
-        Self::num_unique_blocks(store, group) <= self.cpu.num_free()
-            && self.num_blocks_to_swap_in(store, group) <= self.gpu.num_total()
+        self.num_unique_blocks(store, group) <= self.cpu().num_free()
+            && self.num_blocks_to_swap_in(store, group) <= self.gpu().num_total()
+            && self.groups.iter().enumerate().all(|(index, other)| {
+                let Some(tiers) = other.own_tiers() else { return true };
+                let (num_held, num_to_return) = self.held_and_to_return(index, store, group);
+                num_held <= tiers.cpu.num_free() && num_to_return <= tiers.gpu.num_total()
+            })
     }
 
-    /// Moves a running group's blocks to the host; the pairs (device, host) go to `pairs`.
+    /// Moves a running group's blocks to the host; the pairs (device, host) go to `moves`.
     pub(crate) fn swap_out(
         &mut self,
         store: &mut SequenceStore,
         group: GroupHandle,
-        pairs: &mut Vec<BlockPair>,
+        moves: &mut [Moves],
     ) {
-        self.move_group(store, group, Direction::Out, pairs);
+        self.move_group(store, group, Direction::Out, moves);
         store.for_each_seq(group, |_, seq| {
             seq.num_cached_tokens = 0;
             seq.chain = Chain::default();
@@ -43,17 +68,26 @@ impl BlockSpaceManager {
     /// swapped out.
     pub fn can_swap_in(&self, store: &SequenceStore, group: GroupHandle) -> AllocStatus {
         let num_blocks = self.num_blocks_to_swap_in(store, group);
-        self.judge(num_blocks, num_blocks, true)
+        let has_blocks = |(index, other): (usize, &GroupBlocks)| {
+            let Some(tiers) = other.own_tiers() else { return true };
+            self.held_and_to_return(index, store, group).1 <= tiers.gpu.num_free()
+        };
+        match self.judge(num_blocks, num_blocks, true) {
+            AllocStatus::Ok if !self.groups.iter().enumerate().all(has_blocks) => {
+                AllocStatus::Later
+            }
+            status => status,
+        }
     }
 
-    /// Moves a swapped group's blocks to the device; the pairs (host, device) go to `pairs`.
+    /// Moves a swapped group's blocks to the device; the pairs (host, device) go to `moves`.
     pub(crate) fn swap_in(
         &mut self,
         store: &mut SequenceStore,
         group: GroupHandle,
-        pairs: &mut Vec<BlockPair>,
+        moves: &mut [Moves],
     ) {
-        self.move_group(store, group, Direction::In, pairs);
+        self.move_group(store, group, Direction::In, moves);
     }
 
     fn move_group(
@@ -61,21 +95,21 @@ impl BlockSpaceManager {
         store: &mut SequenceStore,
         group: GroupHandle,
         direction: Direction,
-        pairs: &mut Vec<BlockPair>,
+        moves: &mut [Moves],
     ) {
         let mut twins: BTreeMap<BlockId, BlockId> = BTreeMap::new();
         for position in 0..store.group(group).seqs.len() {
             let seq = store.group(group).seqs[position];
-            self.move_seq(store, seq, direction, &mut twins, pairs);
+            self.move_seq(store, seq, direction, &mut twins, direction.pairs(&mut moves[0]));
         }
-        let step_id = self.step_id;
-        let (from, to) = self.tiers(direction);
-        let cross_table = &mut store.group_mut(group).cross_table;
-        for place in 0..cross_table.blocks().len() {
-            let twin = to.allocate(0).expect(PROMISED);
-            let block = cross_table.replace(place, twin);
-            pairs.push((block, twin));
-            from.free(block, step_id);
+        for (index, other) in self.groups.iter_mut().enumerate() {
+            let pairs = direction.pairs(moves_of(moves, index, other));
+            let (from, to) = direction.tiers(other.tiers_mut(&mut self.tiers));
+            let first = pairs.len();
+            store.for_each_seq(group, |_, seq| {
+                let (table, last_step) = (&mut seq.tables[index], seq.last_step);
+                GroupBlocks::hand_over(from, to, table, last_step, (&mut *pairs, first));
+            });
         }
     }
 
@@ -97,7 +131,7 @@ impl BlockSpaceManager {
             let before = chain.prefix.filter(|_| is_full);
             let lookup = before.and_then(|before| self.lookup(entry, place, before));
             let twin = if let Some(twin) = twins.get(&block) {
-                self.tiers(direction).1.fork(*twin);
+                direction.tiers(&mut self.tiers).1.fork(*twin);
                 *twin
             } else {
                 let (twin, is_moved) = match self.blank_twin(direction, block, lookup.is_some()) {
@@ -109,7 +143,9 @@ impl BlockSpaceManager {
                     pairs.push((block, twin));
                 }
                 let step_id = self.step_id;
-                if let (Some(cache), true) = (self.tiers(direction).1.cached_mut(), is_full) {
+                if let (Some(cache), true) =
+                    (direction.tiers(&mut self.tiers).1.cached_mut(), is_full)
+                {
                     cache.mark_pending(twin, step_id);
                 }
                 twins.insert(block, twin);
@@ -117,7 +153,7 @@ impl BlockSpaceManager {
             };
             let last_step = entry.last_step;
             store.seq_mut(seq).table.replace(place, twin);
-            let (from, to) = self.tiers(direction);
+            let (from, to) = direction.tiers(&mut self.tiers);
             from.free(block, last_step);
             if let (Some(cache), true) = (to.cached(), is_full) {
                 chain = Chain { num_blocks: place + 1, prefix: cache.prefix_of(twin) };
@@ -137,13 +173,13 @@ impl BlockSpaceManager {
         if direction == Direction::Out || is_full {
             return None;
         }
-        let origin = self.cpu.cached()?.origin(host)?;
-        self.gpu.cached_mut()?.retake(origin)
+        let origin = self.tiers.cpu.cached()?.origin(host)?;
+        self.tiers.gpu.cached_mut()?.retake(origin)
     }
 
     fn note_origin(&mut self, direction: Direction, block: BlockId, twin: BlockId) {
         if let (Direction::Out, Some(gpu), Some(cpu)) =
-            (direction, self.gpu.cached(), self.cpu.cached_mut())
+            (direction, self.tiers.gpu.cached(), self.tiers.cpu.cached_mut())
         {
             cpu.set_origin(twin, gpu.stamped(block));
         }
@@ -158,7 +194,7 @@ impl BlockSpaceManager {
         num_prefix_tokens: usize,
     ) -> (BlockId, bool) {
         let (step_id, moves_all) = (self.step_id, self.config.choices.swap_in_cached_blocks);
-        let (_, to) = self.tiers(direction);
+        let (_, to) = direction.tiers(&mut self.tiers);
         let Some((prefix, tokens)) = lookup else {
             return (to.allocate(num_prefix_tokens).expect(PROMISED), true);
         };
@@ -174,13 +210,5 @@ impl BlockSpaceManager {
             cache.register(twin, prefix, tokens);
         }
         (twin, true)
-    }
-
-    /// The tier that blocks leave, and the one they go to.
-    fn tiers(&mut self, direction: Direction) -> (&mut Allocator, &mut Allocator) {
-        match direction {
-            Direction::Out => (&mut self.gpu, &mut self.cpu),
-            Direction::In => (&mut self.cpu, &mut self.gpu),
-        }
     }
 }

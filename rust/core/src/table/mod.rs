@@ -1,23 +1,23 @@
 //! Block tables: the map from the logical blocks of a sequence to physical blocks.
 //!
-//! [`crate::space`] counts the references.  A table grows by one of
-//! two rules: without end, or round a ring of as many blocks as a sliding window spans, where
-//! a new logical block replaces one that no query attends to any more.  A table of
-//! static size (cross attention) never grows.  Invariants:
+//! [`crate::space`] counts the references.  A table of the first KV group grows by one of two
+//! rules: without end, or round a ring of as many blocks as a sliding window spans, where a new
+//! logical block replaces one that no query attends to any more.  Those of the other groups are
+//! [`SpanTable`]s.  Invariants:
 //! 1. Logical block `i` holds the keys and values of tokens `i * block_size ..` of its
 //!    sequence, until a later block takes its place in the ring.
 //! 2. The physical blocks of one table are distinct.
 //!
 //! Costs: 4 bytes a physical block.
 
-mod window;
+mod span;
 
 use std::num::NonZeroUsize;
 use std::ops::Range;
 
 use crate::ids::BlockId;
 
-pub use window::WindowTable;
+pub use span::SpanTable;
 
 /// Number of blocks of `num_tokens` tokens.
 pub fn num_blocks_for(num_tokens: usize, block_size: usize) -> usize {

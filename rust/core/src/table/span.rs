@@ -1,16 +1,16 @@
-//! Window tables: the blocks of a sequence in sliding-window layers.
+//! Span tables: the blocks of a sequence in one KV group beside the first.
 //!
 //! Owns the map only, as [`super::BlockTable`] does.  It grows at the end; blocks that no later
 //! query attends to are removed from the beginning.
 //!
 //! Costs: 4 bytes a block; removing blocks from the beginning moves the later ones.  A pointer for
-//! a sequence without any: sequences are read in every step, and each byte of them costs.
+//! a table without any: sequences are read in every step, and each byte of them costs.
 
 use crate::ids::BlockId;
 
 /// Physical blocks of the logical blocks from `first` on.
 #[derive(Clone, Debug, Default)]
-pub struct WindowTable(Option<Box<Mapped>>);
+pub struct SpanTable(Option<Box<Mapped>>);
 
 #[derive(Clone, Debug, Default)]
 struct Mapped {
@@ -18,7 +18,7 @@ struct Mapped {
     blocks: Vec<BlockId>,
 }
 
-impl WindowTable {
+impl SpanTable {
     /// The logical blocks from `first` on, mapped to `blocks`.
     pub(crate) fn new(first: usize, blocks: Vec<BlockId>) -> Self {
         Self(Some(Box::new(Mapped { first, blocks })))
@@ -42,6 +42,11 @@ impl WindowTable {
     /// The physical blocks, to be exchanged.
     pub(crate) fn blocks_mut(&mut self) -> &mut [BlockId] {
         self.0.as_mut().map_or(&mut [], |mapped| &mut mapped.blocks)
+    }
+
+    /// Whether nothing is mapped.
+    pub fn is_empty(&self) -> bool {
+        self.blocks().is_empty()
     }
 
     /// The physical block of logical block `index`, which is mapped.

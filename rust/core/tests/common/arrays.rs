@@ -17,16 +17,15 @@ pub struct Arrays {
     pub sample_rows: Vec<i32>,
     pub row_handles: Vec<i64>,
     pub adapter_slots: Vec<i32>,
-    pub state_slots: Vec<i32>,
-    pub window_tables: Vec<i32>,
-    pub window_slots: Vec<i64>,
     pub cross_lens: Vec<i32>,
-    pub cross_tables: Vec<i32>,
+    pub group_tables: Vec<Vec<i32>>,
+    pub group_slots: Vec<Vec<i64>>,
 }
 
 impl Arrays {
     /// Those of the open step, filled.
     pub fn filled(scheduler: &Scheduler, limits: &Limits) -> Self {
+        let num_groups = limits.cache.groups.len();
         let limits = &limits.scheduler;
         let rows = limits.max_num_seqs;
         let tokens = limits.max_num_batched_tokens;
@@ -43,11 +42,9 @@ impl Arrays {
             sample_rows: vec![-7; samples],
             row_handles: vec![-7; rows],
             adapter_slots: vec![-7; rows],
-            state_slots: vec![-7; rows],
-            window_tables: vec![-7; rows * blocks],
-            window_slots: vec![-7; tokens],
             cross_lens: vec![-7; rows],
-            cross_tables: vec![-7; rows * blocks],
+            group_tables: vec![vec![-7; rows * blocks]; num_groups],
+            group_slots: vec![vec![-7; tokens]; num_groups],
         };
         let mut buffers = InputBuffers::default();
         buffers.token_ids = &mut arrays.token_ids;
@@ -60,11 +57,9 @@ impl Arrays {
         buffers.sample_rows = &mut arrays.sample_rows;
         buffers.row_handles = &mut arrays.row_handles;
         buffers.adapter_slots = Some(&mut arrays.adapter_slots);
-        buffers.state_slots = Some(&mut arrays.state_slots);
-        buffers.window_tables = Some(&mut arrays.window_tables);
-        buffers.window_slots = Some(&mut arrays.window_slots);
         buffers.cross_lens = Some(&mut arrays.cross_lens);
-        buffers.cross_tables = Some(&mut arrays.cross_tables);
+        buffers.group_tables = arrays.group_tables.iter_mut().map(Vec::as_mut_slice).collect();
+        buffers.group_slots = arrays.group_slots.iter_mut().map(Vec::as_mut_slice).collect();
         scheduler.prepare_inputs(&mut buffers).unwrap();
         arrays
     }

@@ -1,52 +1,52 @@
-//! The layers with a window, as a model that knows nothing but the moves.
+//! The KV groups beside the first, each as a model that knows nothing but the moves.
 
-use pagedserve_core::config::{CacheConfig, WindowGroup};
-use pagedserve_core::outputs::SchedulerOutputs;
+use pagedserve_core::config::{CacheConfig, KvGroup, KvKind};
+use pagedserve_core::outputs::{Moves, SchedulerOutputs};
 
 use crate::common::arrays::Arrays;
 use crate::common::slots::{Slots, at, copy_block, write};
 
-/// What lies in the slots of both tiers.
-pub struct WindowModel {
-    group: WindowGroup,
+/// What lies in the slots of both tiers of a group's pool.
+pub struct GroupModel {
+    group: KvGroup,
+    /// Place of the group among those beside the first.
+    index: usize,
     block_size: usize,
     device: Slots,
     host: Slots,
 }
 
-impl WindowModel {
-    /// Empty; `None` where layers with a window have no blocks of their own.
-    pub fn new(cache: &CacheConfig) -> Option<Self> {
-        let model = |group| Self {
-            group,
-            block_size: cache.block_size,
-            device: Slots::new(),
-            host: Slots::new(),
-        };
-        cache.window_group.map(model)
+impl GroupModel {
+    /// One for each group with a pool of its own, empty.
+    pub fn all(cache: &CacheConfig) -> Vec<Self> {
+        let groups = cache.groups.iter().enumerate();
+        let with_pool = groups.filter(|(_, group)| group.kind != KvKind::Cross);
+        with_pool
+            .map(|(index, group)| Self {
+                group: *group,
+                index,
+                // A state is the one slot of its block.
+                block_size: if group.kind == KvKind::State { 1 } else { cache.block_size },
+                device: Slots::new(),
+                host: Slots::new(),
+            })
+            .collect()
     }
 
     /// Does the moves of a step, in order.
     pub fn move_blocks(&mut self, outputs: &SchedulerOutputs) {
-        for pair in &outputs.window_blocks_to_swap_out {
-            let values = copy_block(&self.device, *pair, self.block_size);
-            write(&mut self.host, values);
-        }
-        for pair in &outputs.window_blocks_to_swap_in {
-            let values = copy_block(&self.host, *pair, self.block_size);
-            write(&mut self.device, values);
-        }
-        for pair in &outputs.window_blocks_to_copy {
-            let values = copy_block(&self.device, *pair, self.block_size);
-            write(&mut self.device, values);
-        }
+        let moves = &outputs.moves[self.index + 1];
+        move_blocks(moves, self.block_size, &mut self.device, &mut self.host);
     }
 
     /// Writes every token of a row, and guesses of its own into the lookahead behind them.
     pub fn write(&mut self, outputs: &SchedulerOutputs, arrays: &Arrays, row: usize, keys: &[u64]) {
+        if self.group.kind == KvKind::State {
+            return;
+        }
         for index in at(arrays.query_start[row])..at(arrays.query_start[row + 1]) {
             let position = usize::try_from(arrays.positions[index]).unwrap();
-            let slot = usize::try_from(arrays.window_slots[index]).unwrap();
+            let slot = usize::try_from(arrays.group_slots[self.index][index]).unwrap();
             assert_eq!(slot, self.slot(outputs, arrays, row, position));
             self.device.insert(slot, keys[position]);
         }
@@ -59,15 +59,34 @@ impl WindowModel {
         }
     }
 
-    /// Each query of a row finds the keys of its window, once all rows have written.
-    pub fn attend(&self, outputs: &SchedulerOutputs, arrays: &Arrays, row: usize, keys: &[u64]) {
+    /// Each query of a row finds the keys that it sees, once all rows have written; a state is that
+    /// of all tokens before the row, and becomes that of the last.
+    pub fn attend(
+        &mut self,
+        outputs: &SchedulerOutputs,
+        arrays: &Arrays,
+        row: usize,
+        keys: &[u64],
+    ) {
         let num_keys = at(arrays.seq_lens[row]);
         let first_query = usize::try_from(arrays.positions[at(arrays.query_start[row])]).unwrap();
-        let hidden = (first_query + 1).saturating_sub(self.group.window);
-        for (position, key) in keys.iter().enumerate().take(num_keys).skip(hidden) {
+        let first_seen = match self.group.kind {
+            KvKind::Window(window) => (first_query + 1).saturating_sub(window),
+            _ => return self.advance_state(arrays, row, first_query, &keys[..num_keys]),
+        };
+        for (position, key) in keys.iter().enumerate().take(num_keys).skip(first_seen) {
             let found = self.device.get(&self.slot(outputs, arrays, row, position));
-            assert_eq!(found, Some(key), "row {row} sees a foreign window key at {position}");
+            assert_eq!(found, Some(key), "row {row} sees a foreign key at {position}");
         }
+    }
+
+    fn advance_state(&mut self, arrays: &Arrays, row: usize, first_query: usize, keys: &[u64]) {
+        let slot = at(arrays.group_tables[self.index][row]);
+        if first_query > 0 {
+            let found = self.device.get(&slot);
+            assert_eq!(found, Some(&keys[first_query - 1]), "row {row} continues a foreign state");
+        }
+        self.device.insert(slot, keys[keys.len() - 1]);
     }
 
     fn slot(
@@ -77,7 +96,23 @@ impl WindowModel {
         row: usize,
         position: usize,
     ) -> usize {
-        let table = &arrays.window_tables[row * outputs.max_num_blocks..];
+        let table = &arrays.group_tables[self.index][row * outputs.table_widths[self.index]..];
         at(table[position / self.block_size]) * self.block_size + position % self.block_size
+    }
+}
+
+/// Does the moves of a pool's blocks, in order.
+pub fn move_blocks(moves: &Moves, block_size: usize, device: &mut Slots, host: &mut Slots) {
+    for pair in &moves.swap_out {
+        let values = copy_block(device, *pair, block_size);
+        write(host, values);
+    }
+    for pair in &moves.swap_in {
+        let values = copy_block(host, *pair, block_size);
+        write(device, values);
+    }
+    for pair in &moves.copy {
+        let values = copy_block(device, *pair, block_size);
+        write(device, values);
     }
 }

@@ -3,7 +3,7 @@
 #![allow(clippy::disallowed_types, reason = "proptest shares strategies by Arc")]
 
 use pagedserve_core::config::{
-    CacheConfig, Policy, PreemptionMode, SchedulerConfig, VictimPolicy, WindowGroup,
+    CacheConfig, KvGroup, KvKind, Policy, PreemptionMode, SchedulerConfig, VictimPolicy,
 };
 use proptest::prelude::*;
 
@@ -16,16 +16,11 @@ fn cache() -> impl Strategy<Value = CacheConfig> {
         1 => (1..20usize).prop_map(|window| (false, Some(window))),
     ];
     let flags = any::<[bool; 7]>();
-    let group = prop::option::of((1..20usize, 0..30usize, 1..5usize));
-    (1..6usize, 4..40usize, 0..30usize, 0.0..0.2f64, features, flags, group).prop_map(
-        |(block_size, num_gpu_blocks, num_cpu_blocks, watermark, features, flags, group)| {
+    let groups = prop::collection::vec(group(), 0..4);
+    (1..6usize, 4..40usize, 0..30usize, 0.0..0.2f64, features, flags, groups).prop_map(
+        |(block_size, num_gpu_blocks, num_cpu_blocks, watermark, features, flags, groups)| {
             CacheConfig::new(block_size, num_gpu_blocks).with(|cache| {
-                cache.window_group = group.map(|(window, num_cpu_blocks, num_seqs)| {
-                    // `num_seqs` stands for the blocks of so many, once the limits are known.
-                    let mut group = WindowGroup::new(window, num_seqs);
-                    group.num_cpu_blocks = num_cpu_blocks;
-                    group
-                });
+                cache.groups = groups;
                 cache.num_cpu_blocks = num_cpu_blocks;
                 cache.watermark = watermark;
                 (cache.enable_prefix_caching, cache.sliding_window) = features;
@@ -41,6 +36,22 @@ fn cache() -> impl Strategy<Value = CacheConfig> {
     )
 }
 
+/// Of any kind; `num_gpu_blocks` stands for the blocks of so many sequences, once the limits are
+/// known.
+fn group() -> impl Strategy<Value = KvGroup> {
+    (0..5usize, 1..20usize, 0..30usize, 1..5usize).prop_map(
+        |(kind, window, num_cpu_blocks, num_seqs)| {
+            let mut group = match kind {
+                0 => KvGroup::state(num_seqs),
+                1 => return KvGroup::cross(),
+                _ => KvGroup::window(window, num_seqs),
+            };
+            group.num_cpu_blocks = num_cpu_blocks;
+            group
+        },
+    )
+}
+
 fn scheduler() -> impl Strategy<Value = SchedulerConfig> {
     let mode = prop_oneof![
         Just(None),
@@ -48,18 +59,14 @@ fn scheduler() -> impl Strategy<Value = SchedulerConfig> {
         Just(Some(PreemptionMode::Swap))
     ];
     let numbers = (4..12usize, 0..60usize, 0..4usize, 0..4usize, 1..4usize);
-    let flags = any::<[bool; 9]>();
+    let flags = any::<[bool; 8]>();
     (numbers, mode, flags).prop_map(|(numbers, preemption_mode, flags)| {
         let (max_num_seqs, spare, num_lookahead_slots, max_num_bypasses, max_loras) = numbers;
-        let has_states = flags[8];
         SchedulerConfig::new(max_num_seqs, max_num_seqs + spare, 48).with(|config| {
             config.preemption_mode = preemption_mode;
             config.enable_chunked_prefill = flags[0];
             config.policy = if flags[1] { Policy::Priority } else { Policy::Fcfs };
-            config.num_lookahead_slots =
-                if flags[2] && !has_states { num_lookahead_slots } else { 0 };
-            config.num_state_slots = if has_states { max_num_seqs } else { 0 };
-            config.num_cpu_state_slots = if has_states { spare / 4 } else { 0 };
+            config.num_lookahead_slots = if flags[2] { num_lookahead_slots } else { 0 };
             config.max_loras = Some(max_loras);
             config.max_num_bypasses = max_num_bypasses;
             config.victim_policy =
@@ -76,17 +83,31 @@ fn scheduler() -> impl Strategy<Value = SchedulerConfig> {
 /// Any that fit each other.
 pub fn limits() -> impl Strategy<Value = Limits> {
     (cache(), scheduler()).prop_map(|(mut cache, mut scheduler)| {
-        cache.enable_prefix_caching &= scheduler.num_state_slots == 0;
+        let has = |wanted: fn(KvKind) -> bool| cache.groups.iter().any(|g| wanted(g.kind));
+        let (has_states, has_windows) =
+            (has(|kind| kind == KvKind::State), has(|kind| matches!(kind, KvKind::Window(_))));
+        if has_states {
+            cache.enable_prefix_caching = false;
+            scheduler.num_lookahead_slots = 0;
+        }
+        if has_windows {
+            cache.sliding_window = None;
+        }
         // As the scheduler asks: a chunk of whole blocks must not be rounded down to nothing.
         if scheduler.choices.whole_block_chunks {
             scheduler.max_num_batched_tokens =
                 scheduler.max_num_batched_tokens.next_multiple_of(cache.block_size);
         }
-        if let Some(group) = &mut cache.window_group {
-            cache.sliding_window = None;
+        for group in &mut cache.groups {
             let num_seqs = scheduler.max_num_seqs.min(group.num_gpu_blocks);
-            group.num_gpu_blocks =
-                scheduler.num_window_blocks(num_seqs, group.window, cache.block_size);
+            match group.kind {
+                KvKind::Window(window) => {
+                    group.num_gpu_blocks =
+                        scheduler.num_window_blocks(num_seqs, window, cache.block_size);
+                }
+                KvKind::State => group.num_gpu_blocks = scheduler.max_num_seqs,
+                _ => {}
+            }
         }
         Limits { cache, scheduler }
     })

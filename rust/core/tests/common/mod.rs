@@ -3,9 +3,9 @@
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses a part")]
 
 pub mod arrays;
+pub mod groups;
 pub mod limits;
 pub mod slots;
-pub mod windows;
 
 use pagedserve_core::config::{CacheConfig, SchedulerConfig};
 use pagedserve_core::error::Result;

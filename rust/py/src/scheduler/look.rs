@@ -7,7 +7,7 @@ use pagedserve_core::scheduler::Stats;
 use pagedserve_core::sequence::GroupHandle;
 use pyo3::prelude::*;
 
-use crate::arrays::block_array;
+use crate::arrays::{block_array, table_blocks};
 use crate::error::OrRaise;
 use crate::gateway::Work;
 use crate::metadata::{self, SequenceGroupMetadata};
@@ -27,54 +27,30 @@ impl Scheduler {
         Ok(PyArray1::from_vec(py, tokens.or_raise()?))
     }
 
-    /// Return the physical blocks of a sequence by logical block, int32; empty while it waits.
+    /// Return the physical blocks of a sequence in a KV group, int32; empty while it waits.
     ///
-    /// Under a sliding window a physical block stands for several logical ones.
+    /// In the first group by logical block; under ``sliding_window`` a physical block stands for
+    /// several.  In another the first block is the first that a later query sees.
     ///
-    /// Raises:
-    ///     ``StaleHandleError``: The sequence has ended.
-    fn block_table<'py>(&self, py: Python<'py>, seq: i64) -> PyResult<Bound<'py, PyArray1<i32>>> {
-        let seq = Handle::from_bits(seq);
-        let blocks = self.0.look(py, |state| {
-            let table = &state.core.sequence(seq)?.table;
-            Ok::<_, Error>((0..table.len()).map(|index| table.block(index)).collect::<Vec<_>>())
-        });
-        Ok(block_array(py, blocks.or_raise()?))
-    }
-
-    /// Return the physical blocks of a sequence in the sliding-window layers, int32.
-    ///
-    /// The first block is the first that a later query attends to. Empty while the sequence waits,
-    /// and for a cache without ``window_group``.
+    /// Args:
+    ///     seq: Handle of the sequence.
+    ///     kv_group: Number of the group, 0 for the first.
     ///
     /// Raises:
     ///     ``StaleHandleError``: The sequence has ended.
-    fn window_block_table<'py>(
+    ///     ``IndexError``: There is no such group.
+    #[pyo3(signature = (seq, *, kv_group = 0))]
+    fn block_table<'py>(
         &self,
         py: Python<'py>,
         seq: i64,
+        kv_group: usize,
     ) -> PyResult<Bound<'py, PyArray1<i32>>> {
         let seq = Handle::from_bits(seq);
         let blocks = self.0.look(py, |state| {
-            state.core.sequence(seq).map(|sequence| sequence.window_table.blocks().to_vec())
+            state.core.sequence(seq).map(|sequence| table_blocks(sequence, kv_group))
         });
-        Ok(block_array(py, blocks.or_raise()?))
-    }
-
-    /// Return the physical blocks of a group's encoder, int32; empty for a decoder-only model.
-    ///
-    /// Raises:
-    ///     ``StaleHandleError``: The group has ended.
-    fn cross_block_table<'py>(
-        &self,
-        py: Python<'py>,
-        group: i64,
-    ) -> PyResult<Bound<'py, PyArray1<i32>>> {
-        let group = Handle::from_bits(group);
-        let blocks = self.0.look(py, |state| {
-            state.core.store().find_group(group).map(|group| group.cross_table.blocks().to_vec())
-        });
-        Ok(block_array(py, blocks.or_raise()?))
+        Ok(block_array(py, blocks.or_raise()??))
     }
 
     /// Return the computed leading blocks that all sequences of a group share, int32.
@@ -191,6 +167,18 @@ impl Scheduler {
     fn num_preemptions(&self, py: Python<'_>) -> usize {
         let stats = self.stats(py);
         stats.num_recompute_preemptions + stats.num_swap_preemptions
+    }
+
+    /// Used share of the fullest device pool of a KV group, from 0 to 1; states are left out.
+    #[getter]
+    fn gpu_cache_usage(&self, py: Python<'_>) -> f64 {
+        self.0.look(py, |state| state.core.space().usage().0)
+    }
+
+    /// Used share of the fullest host pool of a KV group, from 0 to 1; states are left out.
+    #[getter]
+    fn cpu_cache_usage(&self, py: Python<'_>) -> f64 {
+        self.0.look(py, |state| state.core.space().usage().1)
     }
 
     /// Total number of tokens whose computed keys and values were discarded.

@@ -1,0 +1,353 @@
+//! KV groups beside the first: layers that keep something else of a sequence than all its keys and
+//! values, each group with its own rules of [`KvKind`] and its own pool.
+//!
+//! Owns the blocks of such a pool on both tiers; a group of cross attention has none, and takes
+//! those of the first group.  Invariants:
+//! 1. Waiting sequences have no blocks, running ones have them on the device, swapped ones on the
+//!    host; a block's reference count is the number of tables that name it.
+//! 2. Between steps a table begins with the first block that a later query sees; a row maps what it
+//!    writes, and its update takes what has passed.
+//! 3. No row writes a shared block: its sequence first gets a separate block and a copy, and the
+//!    last of the sharers keeps the block.
+//! 4. Each use is checked first: `can_map` for the tokens of rows, `can_return` for a group that is
+//!    swapped in.  A sequence alone on the device always fits, and a pool of states has a block for
+//!    every sequence that may run.
+//! 5. With prefix caching a full block is known by the contents by which the block beside it in the
+//!    first group is, once it is computed.  At least the last token of a prompt is left, so no block
+//!    that was found is written.
+//! 6. A row whose first position is 0 begins with a fresh state, whatever lies in its block.
+//!
+//! Costs: O(blocks that come and go) a row, with prefix caching O(log n) each, and O(blocks of the
+//! prompt) a prompt that is looked up.
+
+use crate::block::{Allocator, CachedBlockAllocator, Prefix, UncachedBlockAllocator};
+use crate::config::{CacheConfig, KvGroup, KvKind};
+use crate::ids::{BlockId, BlockPair, TokenId};
+use crate::outputs::Moves;
+use crate::sequence::{Sequence, SequenceStatus};
+use crate::space::PROMISED;
+use crate::table::{SpanTable, num_blocks_for};
+
+/// What a block is looked up by in a prefix cache: what is before it, and its tokens.
+pub(super) type Contents<'a> = (Prefix, &'a [TokenId]);
+
+/// Blocks of the device and of the host.
+#[derive(Clone, Debug)]
+pub(super) struct Tiers {
+    pub(super) gpu: Allocator,
+    pub(super) cpu: Allocator,
+}
+
+impl Tiers {
+    /// Whether a block of either tier is used.
+    pub(super) fn is_used(&self) -> bool {
+        self.gpu.num_used() + self.cpu.num_used() > 0
+    }
+
+    /// The tier that groups of `status` are on; none for those that wait.
+    pub(super) fn of(&self, status: SequenceStatus) -> Option<&Allocator> {
+        match status {
+            SequenceStatus::Waiting => None,
+            SequenceStatus::Running => Some(&self.gpu),
+            SequenceStatus::Swapped => Some(&self.cpu),
+        }
+    }
+
+    /// Frees a block of a group of `status`, last used in step `last_step`.
+    pub(super) fn free(&mut self, block: BlockId, status: SequenceStatus, last_step: u64) {
+        match status {
+            SequenceStatus::Swapped => self.cpu.free(block, last_step),
+            _ => self.gpu.free(block, last_step),
+        }
+    }
+}
+
+impl KvKind {
+    /// The first logical block that a query after `num_computed` tokens sees.
+    pub(super) fn first_seen(self, num_computed: usize, block_size: usize) -> usize {
+        match self {
+            Self::Window(window) => (num_computed + 1).saturating_sub(window) / block_size,
+            Self::State | Self::Cross => 0,
+        }
+    }
+
+    /// The first logical block that a row after `num_computed` tokens writes.
+    fn first_written(self, num_computed: usize, block_size: usize) -> usize {
+        match self {
+            Self::Window(_) => num_computed / block_size,
+            Self::State => 0,
+            Self::Cross => usize::MAX,
+        }
+    }
+
+    /// Logical blocks in which the first `num_slots` tokens lie.
+    fn end(self, num_slots: usize, block_size: usize) -> usize {
+        match self {
+            Self::Window(_) => num_blocks_for(num_slots, block_size),
+            Self::State => 1,
+            Self::Cross => 0,
+        }
+    }
+
+    /// Whether each token has a slot of its own, which the model's inputs name.
+    pub(crate) fn has_slots(self) -> bool {
+        matches!(self, Self::Window(_))
+    }
+
+    /// Whether a sequence may begin after any prefix that the first group has computed, as a
+    /// sibling's: otherwise it computes every token that is not found in this group too.
+    pub(super) fn follows_first(self) -> bool {
+        self == Self::Cross
+    }
+}
+
+/// The blocks of one group.
+#[derive(Clone, Debug)]
+pub(super) struct GroupBlocks {
+    pub(super) kind: KvKind,
+    block_size: usize,
+    num_lookahead_slots: usize,
+    tiers: Option<Tiers>,
+}
+
+impl GroupBlocks {
+    /// All free.
+    pub(super) fn new(group: KvGroup, cache: &CacheConfig, num_lookahead_slots: usize) -> Self {
+        let KvGroup { kind, num_gpu_blocks, num_cpu_blocks } = group;
+        let block_size = cache.block_size;
+        let tiers = Tiers {
+            gpu: if cache.enable_prefix_caching {
+                Allocator::Cached(CachedBlockAllocator::new(num_gpu_blocks, block_size, false))
+            } else {
+                Allocator::Uncached(UncachedBlockAllocator::new(num_gpu_blocks))
+            },
+            cpu: Allocator::Uncached(UncachedBlockAllocator::new(num_cpu_blocks)),
+        };
+        let tiers = (kind != KvKind::Cross).then_some(tiers);
+        Self { kind, block_size, num_lookahead_slots, tiers }
+    }
+
+    /// Its pool; that of the first group where it has none.
+    pub(super) fn tiers<'a>(&'a self, first: &'a Tiers) -> &'a Tiers {
+        self.tiers.as_ref().unwrap_or(first)
+    }
+
+    /// As [`tiers`](Self::tiers).
+    pub(super) fn tiers_mut<'a>(&'a mut self, first: &'a mut Tiers) -> &'a mut Tiers {
+        self.tiers.as_mut().unwrap_or(first)
+    }
+
+    /// Its own pool.
+    pub(super) fn own_tiers(&self) -> Option<&Tiers> {
+        self.tiers.as_ref()
+    }
+
+    fn cache(&self) -> Option<&CachedBlockAllocator> {
+        self.tiers.as_ref()?.gpu.cached()
+    }
+
+    pub(super) fn cache_mut(&mut self) -> Option<&mut CachedBlockAllocator> {
+        self.tiers.as_mut()?.gpu.cached_mut()
+    }
+
+    fn first_seen(&self, num_computed: usize) -> usize {
+        self.kind.first_seen(num_computed, self.block_size)
+    }
+
+    /// The longest prefix in blocks, `most` at most, after which the next query's blocks are cached
+    /// here; `contents` are those of its blocks.
+    pub(super) fn longest_hit(&self, contents: &[Contents<'_>], most: usize) -> usize {
+        if self.kind.follows_first() {
+            return most;
+        }
+        let Some(cache) = self.cache() else { return 0 };
+        let (mut first_known, mut longest) = (0, 0);
+        for (index, (before, tokens)) in contents[..most].iter().enumerate() {
+            if !cache.find(*before, tokens).is_some_and(|block| cache.is_computed(block)) {
+                first_known = index + 1;
+            }
+            if first_known <= self.first_seen((index + 1) * self.block_size) {
+                longest = index + 1;
+            }
+        }
+        longest
+    }
+
+    /// The table of a sequence that begins after a prefix of which `contents` are the blocks, as
+    /// [`longest_hit`](Self::longest_hit) found it.
+    pub(super) fn begin(&mut self, contents: &[Contents<'_>]) -> SpanTable {
+        let first = self.first_seen(contents.len() * self.block_size);
+        let Some(cache) = self.cache_mut() else { return SpanTable::default() };
+        let seen = contents[first..].iter();
+        let blocks: Vec<BlockId> =
+            seen.map(|(before, tokens)| cache.find(*before, tokens).expect(PROMISED)).collect();
+        for block in &blocks {
+            cache.acquire_found(*block);
+        }
+        SpanTable::new(first, blocks)
+    }
+
+    /// Blocks that a row of `num_tokens` tokens takes of a sequence that has no table yet and begins
+    /// after `num_cached` tokens.  Those that it will find are counted, since most of them are free
+    /// until then.
+    pub(super) fn num_to_begin(
+        &self,
+        seq: &Sequence,
+        num_tokens: usize,
+        num_cached: usize,
+    ) -> usize {
+        if self.has_room_for_all() {
+            return 0;
+        }
+        let num_new = num_tokens.min(seq.len() - num_cached) + self.num_lookahead_slots;
+        self.kind.end(num_cached + num_new, self.block_size) - self.first_seen(num_cached)
+    }
+
+    /// Blocks that a row of `num_tokens` tokens of a running sequence with `table` takes, new ones
+    /// and copies of shared ones; one too many may be counted for each set of sharers.
+    pub(super) fn num_to_map(&self, seq: &Sequence, table: &SpanTable, num_tokens: usize) -> usize {
+        let Some(tiers) = self.tiers.as_ref().filter(|_| !self.has_room_for_all()) else {
+            return 0;
+        };
+        let computed = seq.num_computed_tokens;
+        let num_slots = computed + num_tokens.min(seq.len() - computed) + self.num_lookahead_slots;
+        let num_new = self.kind.end(num_slots, self.block_size).saturating_sub(table.end());
+        let written = self.kind.first_written(computed, self.block_size);
+        let written = table.blocks().iter().skip(written.saturating_sub(table.first()));
+        num_new + written.filter(|block| tiers.gpu.is_shared(**block)).count()
+    }
+
+    /// Whether the pool has a block for everybody who may run, invariant 4.
+    pub(super) fn has_room_for_all(&self) -> bool {
+        self.kind == KvKind::State
+    }
+
+    /// Gives a row of `num_tokens` tokens and the lookahead blocks of its own in `table`; the copies
+    /// that this takes go to `copies`.
+    pub(super) fn map(
+        &mut self,
+        table: &mut SpanTable,
+        num_computed: usize,
+        num_tokens: usize,
+        last_step: u64,
+        copies: &mut Vec<BlockPair>,
+    ) {
+        let Some(Tiers { gpu, .. }) = &mut self.tiers else { return };
+        let (kind, block_size) = (self.kind, self.block_size);
+        let written = kind.first_written(num_computed, block_size).saturating_sub(table.first());
+        if gpu.num_shared() > 0 {
+            for block in table.blocks_mut().iter_mut().skip(written) {
+                if gpu.is_shared(*block) {
+                    let own = gpu.allocate(0).expect(PROMISED);
+                    gpu.free(*block, last_step);
+                    copies.push((*block, own));
+                    *block = own;
+                }
+            }
+        }
+        let num_slots = num_computed + num_tokens + self.num_lookahead_slots;
+        for index in table.end()..kind.end(num_slots, block_size) {
+            let num_prefix_tokens = (index + 1) * block_size;
+            table.push(gpu.allocate(num_prefix_tokens).expect(PROMISED));
+        }
+    }
+
+    /// Notes that block `index` of a table was filled with `contents` in step `step_id`.
+    pub(super) fn note(
+        &mut self,
+        table: &SpanTable,
+        index: usize,
+        contents: Contents<'_>,
+        step_id: u64,
+    ) {
+        let Some(cache) = self.cache_mut() else { return };
+        let (before, tokens) = contents;
+        match cache.find(before, tokens) {
+            Some(known) if cache.is_computed(known) => return,
+            Some(known) => cache.unregister(known), // of a step that was given up
+            None => {}
+        }
+        let block = table.block(index);
+        cache.register(block, before, tokens);
+        cache.mark_pending(block, step_id);
+        cache.mark_computed(block);
+    }
+
+    /// Takes the blocks of a running sequence back that no query after `num_computed` tokens sees.
+    pub(super) fn pass(&mut self, table: &mut SpanTable, num_computed: usize, last_step: u64) {
+        let first_seen = self.first_seen(num_computed);
+        let Some(tiers) = &mut self.tiers else { return };
+        if first_seen > table.first() {
+            for block in table.drain_before(first_seen) {
+                tiers.gpu.free(block, last_step);
+            }
+        }
+    }
+
+    /// Blocks of its own pool that a group needs to be swapped in: the `num_held` that it has, and
+    /// those that its next rows take, one for each of `nums_uncomputed` tokens.
+    pub(super) fn num_to_return(
+        &self,
+        num_held: usize,
+        nums_uncomputed: impl Iterator<Item = usize>,
+    ) -> usize {
+        if self.has_room_for_all() || self.tiers.is_none() {
+            return 0;
+        }
+        let touched = |num_tokens: usize| {
+            self.kind.end(num_tokens + self.num_lookahead_slots, self.block_size) + 1
+        };
+        num_held + nums_uncomputed.map(touched).sum::<usize>()
+    }
+
+    /// Gives every block of a table a twin in the other tier, shared as it was: where a sibling's
+    /// was moved before, among `pairs` from `first` on.
+    pub(super) fn hand_over(
+        from: &mut Allocator,
+        to: &mut Allocator,
+        table: &mut SpanTable,
+        last_step: u64,
+        (pairs, first): (&mut Vec<BlockPair>, usize),
+    ) {
+        for block in table.blocks_mut() {
+            let twin = from.hand_over(*block, last_step, to, pairs, first);
+            *block = twin.expect(PROMISED);
+        }
+    }
+
+    /// Entries of the longest table that the model's inputs name: those of `tables`, or as many as
+    /// the first group's.
+    pub(super) fn width<'a>(
+        &self,
+        max_num_blocks: usize,
+        tables: impl Iterator<Item = &'a SpanTable>,
+    ) -> usize {
+        match self.kind {
+            KvKind::Window(_) => max_num_blocks,
+            KvKind::State => 1,
+            KvKind::Cross => tables.map(SpanTable::end).max().unwrap_or(0),
+        }
+    }
+
+    /// Whether `table` is as it must be between steps, for a sequence that does not wait.
+    pub(super) fn is_sound(&self, table: &SpanTable, computed: usize, num_encoder: usize) -> bool {
+        match self.kind {
+            KvKind::Cross => table.end() == num_blocks_for(num_encoder, self.block_size),
+            _ if computed == 0 && table.is_empty() => true,
+            KvKind::State => table.end() == 1,
+            KvKind::Window(_) => {
+                table.first() == self.first_seen(computed)
+                    && table.end() >= num_blocks_for(computed, self.block_size)
+            }
+        }
+    }
+}
+
+/// Pairs of each pool in which the blocks of a group move: those of its own, or of the first.
+pub(super) fn moves_of<'a>(
+    moves: &'a mut [Moves],
+    index: usize,
+    group: &GroupBlocks,
+) -> &'a mut Moves {
+    &mut moves[if group.own_tiers().is_some() { index + 1 } else { 0 }]
+}
