@@ -3,7 +3,8 @@
 A commit is unpacked below target/compare and stays there until `cargo clean`, so that comparing
 with it again builds nothing.  Both trees are built by the same commands, each into a target
 directory of its own: in one directory cargo takes crates of the other tree for fresh, since names,
-versions and places in the workspace are equal.  Neither is installed: a process uses one by having its package first on PYTHONPATH.
+versions and places in the workspace are equal.  Neither is installed: a process uses one by having
+its package first on PYTHONPATH.
 """
 
 import json
