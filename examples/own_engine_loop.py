@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedserve import CacheConfig, InputBuffers, Scheduler, SchedulerConfig
+from pagedserve.scheduler import CacheConfig, InputBuffers, Scheduler, SchedulerConfig
 
 BLOCK_SIZE, NUM_BLOCKS, MAX_TOKENS, MAX_ROWS, MAX_LEN = 4, 24, 64, 8, 40
 VOCAB_SIZE, NEW_TOKENS = 1000, 12

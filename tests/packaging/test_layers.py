@@ -66,6 +66,7 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "server": {"chat", "engine", "lora", "output", "pooling"},
     "deploy": {"engine", "executor", "lora", "models"},
     "replay": set(),
+    "scheduler": set(),
     "bench": set(),
     # Two of the public names; of models, that a start says what it does.
     "cli": {"bench", "deploy", "engine", "models", "server", "LLM", "__version__"},
@@ -85,6 +86,7 @@ CORE_USERS = {
     "pagedserve.models.fused.cpu",
     "pagedserve.replay",
     "pagedserve.runner.buffers",
+    "pagedserve.scheduler",
     "pagedserve.sampling.draw",
     "pagedserve.sampling.logprobs",
     "pagedserve.sampling.top_k",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pagedserve import CacheConfig, Scheduler, SchedulerConfig
+from pagedserve.scheduler import CacheConfig, Scheduler, SchedulerConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 INDEX_PAGE = ROOT / "python" / "README.md"
