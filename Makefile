@@ -112,9 +112,11 @@ grid: build ## every way of beam search against transformers (some 8 minutes)
 sweep: build ## every causal architecture of transformers, tiny; the table is in docs/models.md
 	OMP_WAIT_POLICY=passive $(BIN)/python -m tests.sweep
 
-stubs: build ## write the docstrings of the built module into the stubs of pagedserve._core
+stubs: build ## write the stub of the top level, and docstrings into those of pagedserve._core
 	$(BIN)/python -m tests.support.stubs
-	$(BIN)/ruff format --quiet python/pagedserve/_core
+	$(BIN)/python -m tests.support.exports
+	$(BIN)/ruff check --quiet --fix python/pagedserve/__init__.pyi
+	$(BIN)/ruff format --quiet python/pagedserve/_core python/pagedserve/__init__.pyi
 
 options: build ## write the options' tables into the pages under docs
 	$(BIN)/python -m tests.support.pages

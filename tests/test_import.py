@@ -1,9 +1,12 @@
+import ast
 import subprocess
 import sys
 
 import pytest
 
 import pagedserve
+import pagedserve.scheduler
+from tests.support.exports import HOME, STUB
 
 
 def run(code: str) -> str:
@@ -23,12 +26,31 @@ def test_importing_loads_no_extra_and_prints_nothing() -> None:
 def test_every_public_name_is_there() -> None:
     for name in pagedserve.__all__:
         assert getattr(pagedserve, name) is not None
-    assert set(dir(pagedserve)) == set(pagedserve.__all__)
+
+
+def test_dir_lists_no_name_of_the_scheduler_alone() -> None:
+    assert set(pagedserve.__all__) - set(dir(pagedserve)) <= set(pagedserve.scheduler.__all__)
+    assert set(dir(pagedserve)) < set(pagedserve.__all__)
+    assert {"LLM", "EngineClient", "ExecutorDeadError", "__version__"} <= set(dir(pagedserve))
+    assert "Scheduler" not in dir(pagedserve)
+
+
+def test_type_checkers_see_the_same_names() -> None:
+    stub = ast.parse(STUB.read_text())
+    imported = {
+        alias.name: node.module
+        for node in stub.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert imported == HOME, "make stubs"
+    (names,) = (node.value for node in stub.body if isinstance(node, ast.Assign))
+    assert sorted(ast.literal_eval(names)) == sorted(pagedserve.__all__), "make stubs"
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'LMM'"):
-        _ = pagedserve.LMM
+        _ = pagedserve.LMM  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("missing", ["torch", "transformers", "tqdm"])

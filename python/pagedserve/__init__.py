@@ -1,211 +1,85 @@
 """pagedserve: a paged-attention serving engine whose scheduler is a separate library.
 
 ``import pagedserve`` loads neither torch nor transformers; each name is loaded when first used.
+Type checkers read the names from ``__init__.pyi``, which ``make stubs`` writes from this module.
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import Final
 
-from pagedserve._core import __version__
+from pagedserve._core import __version__ as __version__
 from pagedserve.collector import collector_paused
 from pagedserve.errors import extra_needed
 
-if TYPE_CHECKING:
-    from pagedserve._core import (
-        BlockSpaceManager,
-        CacheChoices,
-        CacheConfig,
-        CachedBlockAllocator,
-        GroupStats,
-        InputBuffers,
-        KVGroup,
-        LRUEvictor,
-        Prefix,
-        ScheduledSequenceGroup,
-        Scheduler,
-        SchedulerChoices,
-        SchedulerConfig,
-        SchedulerOutputs,
-        SequenceGroupMetadata,
-        TokenLookup,
-        UncachedBlockAllocator,
-    )
-    from pagedserve.config import EngineArgs
-    from pagedserve.engine.arg_utils import AsyncEngineArgs
-    from pagedserve.engine.async_engine import AsyncLLMEngine
-    from pagedserve.engine.client import EngineClient
-    from pagedserve.engine.llm_engine import LLMEngine
-    from pagedserve.errors import (
-        ConcurrentCallError,
-        ConfigError,
-        EngineDeadError,
-        EngineStalledError,
-        ExecutorDeadError,
-        InvariantError,
-        ModelLoadError,
-        PagedServeError,
-        RequestError,
-        StaleHandleError,
-        StepError,
-        UnsupportedModelError,
-    )
-    from pagedserve.inputs import ExplicitEncoderDecoderPrompt, TextPrompt, TokensPrompt
-    from pagedserve.llm import LLM
-    from pagedserve.lora.request import LoRARequest
-    from pagedserve.outputs import (
-        BeamSearchOutput,
-        BeamSearchSequence,
-        ClassificationOutput,
-        ClassificationRequestOutput,
-        CompletionOutput,
-        EmbeddingOutput,
-        EmbeddingRequestOutput,
-        Logprob,
-        PoolingRequestOutput,
-        RequestMetrics,
-        RequestOutput,
-        ScoringOutput,
-        ScoringRequestOutput,
-    )
-    from pagedserve.pooling_params import PoolingParams
-    from pagedserve.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
-    from pagedserve.structured_outputs import StructuredOutputsParams
-
-__all__ = [
-    "LLM",
-    "AsyncEngineArgs",
-    "AsyncLLMEngine",
-    "BeamSearchOutput",
-    "BeamSearchParams",
-    "BeamSearchSequence",
-    "BlockSpaceManager",
-    "CacheChoices",
-    "CacheConfig",
-    "CachedBlockAllocator",
-    "ClassificationOutput",
-    "ClassificationRequestOutput",
-    "CompletionOutput",
-    "ConcurrentCallError",
-    "ConfigError",
-    "EmbeddingOutput",
-    "EmbeddingRequestOutput",
-    "EngineArgs",
-    "EngineClient",
-    "EngineDeadError",
-    "EngineStalledError",
-    "ExecutorDeadError",
-    "ExplicitEncoderDecoderPrompt",
-    "GroupStats",
-    "InputBuffers",
-    "InvariantError",
-    "KVGroup",
-    "LLMEngine",
-    "LRUEvictor",
-    "LoRARequest",
-    "Logprob",
-    "ModelLoadError",
-    "PagedServeError",
-    "PoolingParams",
-    "PoolingRequestOutput",
-    "Prefix",
-    "RequestError",
-    "RequestMetrics",
-    "RequestOutput",
-    "RequestOutputKind",
-    "SamplingParams",
-    "ScheduledSequenceGroup",
-    "Scheduler",
-    "SchedulerChoices",
-    "SchedulerConfig",
-    "SchedulerOutputs",
-    "ScoringOutput",
-    "ScoringRequestOutput",
-    "SequenceGroupMetadata",
-    "StaleHandleError",
-    "StepError",
-    "StructuredOutputsParams",
-    "TextPrompt",
-    "TokenLookup",
-    "TokensPrompt",
-    "UncachedBlockAllocator",
-    "UnsupportedModelError",
-    "__version__",
-]
-
-_HOME = {
-    "LLM": "pagedserve.llm",
-    "AsyncEngineArgs": "pagedserve.engine.arg_utils",
-    "AsyncLLMEngine": "pagedserve.engine.async_engine",
-    "LLMEngine": "pagedserve.engine.llm_engine",
-    "EngineArgs": "pagedserve.config",
-    "EngineClient": "pagedserve.engine.client",
-    "LoRARequest": "pagedserve.lora.request",
-    "PoolingParams": "pagedserve.pooling_params",
-    "StructuredOutputsParams": "pagedserve.structured_outputs",
-    **dict.fromkeys(
-        ["BeamSearchParams", "RequestOutputKind", "SamplingParams"], "pagedserve.sampling_params"
-    ),
-    **dict.fromkeys(
-        ["ExplicitEncoderDecoderPrompt", "TextPrompt", "TokensPrompt"], "pagedserve.inputs"
-    ),
-    **dict.fromkeys(
-        [
-            "BeamSearchOutput",
-            "BeamSearchSequence",
-            "ClassificationOutput",
-            "ClassificationRequestOutput",
-            "CompletionOutput",
-            "EmbeddingOutput",
-            "EmbeddingRequestOutput",
-            "PoolingRequestOutput",
-            "Logprob",
-            "RequestMetrics",
-            "RequestOutput",
-            "ScoringOutput",
-            "ScoringRequestOutput",
-        ],
-        "pagedserve.outputs",
-    ),
-    **dict.fromkeys(
-        [
-            "BlockSpaceManager",
-            "CacheChoices",
-            "CacheConfig",
-            "CachedBlockAllocator",
-            "GroupStats",
-            "InputBuffers",
-            "LRUEvictor",
-            "Prefix",
-            "ScheduledSequenceGroup",
-            "Scheduler",
-            "SchedulerChoices",
-            "SchedulerConfig",
-            "SchedulerOutputs",
-            "SequenceGroupMetadata",
-            "TokenLookup",
-            "UncachedBlockAllocator",
-            "KVGroup",
-        ],
-        "pagedserve._core",
-    ),
-    **dict.fromkeys(
-        [
-            "ConcurrentCallError",
-            "ConfigError",
-            "EngineDeadError",
-            "EngineStalledError",
-            "ExecutorDeadError",
-            "InvariantError",
-            "ModelLoadError",
-            "PagedServeError",
-            "RequestError",
-            "StaleHandleError",
-            "StepError",
-            "UnsupportedModelError",
-        ],
-        "pagedserve.errors",
-    ),
+# Names that ``dir`` lists, by the module that defines them.
+_LISTED: Final = {
+    "pagedserve._core": ["__version__"],
+    "pagedserve.llm": ["LLM"],
+    "pagedserve.config": ["EngineArgs"],
+    "pagedserve.engine.arg_utils": ["AsyncEngineArgs"],
+    "pagedserve.engine.async_engine": ["AsyncLLMEngine"],
+    "pagedserve.engine.client": ["EngineClient"],
+    "pagedserve.engine.llm_engine": ["LLMEngine"],
+    "pagedserve.inputs": ["ExplicitEncoderDecoderPrompt", "TextPrompt", "TokensPrompt"],
+    "pagedserve.lora.request": ["LoRARequest"],
+    "pagedserve.pooling_params": ["PoolingParams"],
+    "pagedserve.sampling_params": ["BeamSearchParams", "RequestOutputKind", "SamplingParams"],
+    "pagedserve.structured_outputs": ["StructuredOutputsParams"],
+    "pagedserve.outputs": [
+        "BeamSearchOutput",
+        "BeamSearchSequence",
+        "ClassificationOutput",
+        "ClassificationRequestOutput",
+        "CompletionOutput",
+        "EmbeddingOutput",
+        "EmbeddingRequestOutput",
+        "Logprob",
+        "PoolingRequestOutput",
+        "RequestMetrics",
+        "RequestOutput",
+        "ScoringOutput",
+        "ScoringRequestOutput",
+    ],
+    "pagedserve.errors": [
+        "ConcurrentCallError",
+        "ConfigError",
+        "EngineDeadError",
+        "EngineStalledError",
+        "ExecutorDeadError",
+        "ModelLoadError",
+        "PagedServeError",
+        "RequestError",
+        "UnsupportedModelError",
+    ],
 }
+# Names whose public module is ``pagedserve.scheduler``, accepted here too.
+_SCHEDULER: Final = {
+    "pagedserve.scheduler": [
+        "BlockSpaceManager",
+        "CacheChoices",
+        "CacheConfig",
+        "CachedBlockAllocator",
+        "GroupStats",
+        "InputBuffers",
+        "InvariantError",
+        "LRUEvictor",
+        "Prefix",
+        "ScheduledSequenceGroup",
+        "Scheduler",
+        "SchedulerChoices",
+        "SchedulerConfig",
+        "SchedulerOutputs",
+        "SequenceGroupMetadata",
+        "StaleHandleError",
+        "StepError",
+        "TokenLookup",
+        "UncachedBlockAllocator",
+        "WindowGroup",
+    ],
+}
+_HOME: Final = {name: module for module, names in (_LISTED | _SCHEDULER).items() for name in names}
+
+__all__ = list(_HOME)
 
 
 def __getattr__(name: str) -> object:
@@ -218,4 +92,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted(name for names in _LISTED.values() for name in names)

@@ -46,7 +46,7 @@ def test_wheel_is_abi3_for_python_3_11(wheel: Path) -> None:
     assert tags
     assert all(tag.startswith("cp311-abi3-") for tag in tags), tags
     assert "pagedserve/_core.abi3.so" in contents(wheel)
-    typed = {"py.typed", "_core/__init__.pyi", "_core/cpu.pyi"}
+    typed = {"py.typed", "__init__.pyi", "_core/__init__.pyi", "_core/cpu.pyi"}
     assert {f"pagedserve/{name}" for name in typed} <= contents(wheel).keys()
 
 

@@ -1,0 +1,123 @@
+# Names at the top level.  `make stubs` writes this file from __init__.py.
+
+from pagedserve._core import __version__
+from pagedserve.config import EngineArgs
+from pagedserve.engine.arg_utils import AsyncEngineArgs
+from pagedserve.engine.async_engine import AsyncLLMEngine
+from pagedserve.engine.client import EngineClient
+from pagedserve.engine.llm_engine import LLMEngine
+from pagedserve.errors import (
+    ConcurrentCallError,
+    ConfigError,
+    EngineDeadError,
+    EngineStalledError,
+    ExecutorDeadError,
+    ModelLoadError,
+    PagedServeError,
+    RequestError,
+    UnsupportedModelError,
+)
+from pagedserve.inputs import ExplicitEncoderDecoderPrompt, TextPrompt, TokensPrompt
+from pagedserve.llm import LLM
+from pagedserve.lora.request import LoRARequest
+from pagedserve.outputs import (
+    BeamSearchOutput,
+    BeamSearchSequence,
+    ClassificationOutput,
+    ClassificationRequestOutput,
+    CompletionOutput,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    Logprob,
+    PoolingRequestOutput,
+    RequestMetrics,
+    RequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
+)
+from pagedserve.pooling_params import PoolingParams
+from pagedserve.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
+from pagedserve.scheduler import (
+    BlockSpaceManager,
+    CacheChoices,
+    CacheConfig,
+    CachedBlockAllocator,
+    GroupStats,
+    InputBuffers,
+    InvariantError,
+    LRUEvictor,
+    Prefix,
+    ScheduledSequenceGroup,
+    Scheduler,
+    SchedulerChoices,
+    SchedulerConfig,
+    SchedulerOutputs,
+    SequenceGroupMetadata,
+    StaleHandleError,
+    StepError,
+    TokenLookup,
+    UncachedBlockAllocator,
+    WindowGroup,
+)
+from pagedserve.structured_outputs import StructuredOutputsParams
+
+__all__ = [
+    "LLM",
+    "AsyncEngineArgs",
+    "AsyncLLMEngine",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
+    "BlockSpaceManager",
+    "CacheChoices",
+    "CacheConfig",
+    "CachedBlockAllocator",
+    "ClassificationOutput",
+    "ClassificationRequestOutput",
+    "CompletionOutput",
+    "ConcurrentCallError",
+    "ConfigError",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
+    "EngineArgs",
+    "EngineClient",
+    "EngineDeadError",
+    "EngineStalledError",
+    "ExecutorDeadError",
+    "ExplicitEncoderDecoderPrompt",
+    "GroupStats",
+    "InputBuffers",
+    "InvariantError",
+    "LLMEngine",
+    "LRUEvictor",
+    "LoRARequest",
+    "Logprob",
+    "ModelLoadError",
+    "PagedServeError",
+    "PoolingParams",
+    "PoolingRequestOutput",
+    "Prefix",
+    "RequestError",
+    "RequestMetrics",
+    "RequestOutput",
+    "RequestOutputKind",
+    "SamplingParams",
+    "ScheduledSequenceGroup",
+    "Scheduler",
+    "SchedulerChoices",
+    "SchedulerConfig",
+    "SchedulerOutputs",
+    "ScoringOutput",
+    "ScoringRequestOutput",
+    "SequenceGroupMetadata",
+    "StaleHandleError",
+    "StepError",
+    "StructuredOutputsParams",
+    "TextPrompt",
+    "TokenLookup",
+    "TokensPrompt",
+    "UncachedBlockAllocator",
+    "UnsupportedModelError",
+    "WindowGroup",
+    "__version__",
+]
