@@ -118,8 +118,10 @@ stubs: build ## write the stub of the top level, and docstrings into those of pa
 	$(BIN)/ruff check --quiet --fix python/pagedserve/__init__.pyi
 	$(BIN)/ruff format --quiet python/pagedserve/_core python/pagedserve/__init__.pyi
 
-options: build ## write the options' tables into the pages under docs
+options: build ## write the options' tables into the pages under docs, and their types
 	$(BIN)/python -m tests.support.pages
+	$(BIN)/python -m tests.support.typed_options
+	$(BIN)/ruff format --quiet python/pagedserve/engine_options.py
 
 chart: ## draw the README's chart from benches/results/chart.csv
 	$(PYTHON) benches/python/chart.py

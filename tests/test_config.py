@@ -1,4 +1,5 @@
 import argparse
+import ast
 import dataclasses
 import inspect
 import json
@@ -9,9 +10,12 @@ import torch
 
 from pagedserve import LLM, CacheConfig, EngineArgs, SchedulerConfig
 from pagedserve.deploy.options import DeployArgs
+from pagedserve.engine_options import EngineOptions
 from pagedserve.errors import ConfigError
 from pagedserve.options import Concern, options_of, parse_bytes, with_table
 from pagedserve.server.options import ServerArgs
+from pagedserve.speculative_config import SpeculativeConfig
+from tests.support import typed_options
 from tests.support.pages import DOCS, PAGES
 
 
@@ -192,6 +196,26 @@ def test_llm_takes_the_same_arguments_with_the_same_defaults() -> None:
         else field.default
         for field in dataclasses.fields(EngineArgs)
     } == {name: parameter.default for name, parameter in parameters.items()}
+
+
+def test_type_checkers_see_the_same_options() -> None:
+    written = typed_options.MODULE.read_text(encoding="utf-8")
+    made = ast.parse(typed_options.module())
+    assert ast.dump(ast.parse(written)) == ast.dump(made), "run make options"
+    names = [field.name for field in dataclasses.fields(EngineArgs)]
+    assert ["model", *EngineOptions.__annotations__] == names
+
+
+@pytest.mark.parametrize(
+    ("given", "held"),
+    [
+        ({"hf_token": True}, {"hf_token": None}),
+        ({"distributed_executor_backend": "uni"}, {"distributed_executor_backend": "mp"}),
+        ({"speculative_config": {"method": "ngram"}}, {"speculative_config": SpeculativeConfig()}),
+    ],
+)
+def test_further_types_of_options_are_converted(given: Any, held: Any) -> None:
+    assert EngineArgs("smollm2", **given) == EngineArgs("smollm2", **held)
 
 
 @pytest.mark.parametrize(("name", "arguments"), PAGES.items())

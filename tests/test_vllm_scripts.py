@@ -253,7 +253,7 @@ def test_an_absent_argument_is_named(llm: LLM) -> None:
     with pytest.raises(RequestError, match="not supported yet: prompt_adapter_request="):
         llm.generate("5", prompt_adapter_request=adapter)
     with pytest.raises(TypeError, match="unexpected keyword argument 'nonsense'"):
-        llm.generate("5", nonsense=None)
+        llm.generate("5", nonsense=None)  # type: ignore[call-arg]
 
 
 def test_names_at_the_top_level_are_vllms() -> None:

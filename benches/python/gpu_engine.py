@@ -330,11 +330,12 @@ def ranks(directory: str) -> None:
     expected = tokens_of(llm, prompts, EXACT_TOKENS)
     del llm
     free_memory()
-    for name, options in (
-        ("eager", {"enforce_eager": True}),
-        ("graphs", {}),
-        ("prefix cache, chunks", {"enable_prefix_caching": True, "enable_chunked_prefill": True}),
-    ):
+    ways: dict[str, dict[str, Any]] = {
+        "eager": {"enforce_eager": True},
+        "graphs": {},
+        "prefix cache, chunks": {"enable_prefix_caching": True, "enable_chunked_prefill": True},
+    }
+    for name, options in ways.items():
         llm = LLM(directory, tensor_parallel_size=2, **arguments, **options)
         same = [tokens_of(llm, prompts, EXACT_TOKENS) == expected for _ in range(2)]
         bar(f"tokens of two ranks, {name}", "one's, twice", str(same), holds=all(same))

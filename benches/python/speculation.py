@@ -113,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     config = {"method": args.method, "num_speculative_tokens": args.num_speculative_tokens}
     given: dict[str, Any] = {"dtype": args.dtype, "num_gpu_blocks": 2048, "max_num_seqs": 64}
     given |= {"use_tqdm_on_load": False, "disable_log_stats": True}
-    guesses = {} if args.method == "off" else {"speculative_config": config}
+    guesses: dict[str, Any] = {} if args.method == "off" else {"speculative_config": config}
     pair = LLM(args.model, **given), LLM(args.model, **guesses, **given)
     rows = []
     for num_rows in args.rows:

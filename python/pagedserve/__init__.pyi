@@ -6,6 +6,7 @@ from pagedserve.engine.arg_utils import AsyncEngineArgs
 from pagedserve.engine.async_engine import AsyncLLMEngine
 from pagedserve.engine.client import EngineClient
 from pagedserve.engine.llm_engine import LLMEngine
+from pagedserve.engine_options import EngineOptions
 from pagedserve.errors import (
     ConcurrentCallError,
     ConfigError,
@@ -82,6 +83,7 @@ __all__ = [
     "EngineArgs",
     "EngineClient",
     "EngineDeadError",
+    "EngineOptions",
     "EngineStalledError",
     "ExecutorDeadError",
     "ExplicitEncoderDecoderPrompt",

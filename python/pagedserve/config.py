@@ -1,14 +1,26 @@
 """``EngineArgs``: every option of an engine, each defined once.
 
-The table below feeds the arguments of ``LLM``, the command line and docs/options.md.
+The table below feeds the arguments of ``LLM``, the command line, docs/options.md and the types in
+``engine_options.py``.
 """
 
 import argparse
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Final, Literal, Self, TypeAlias, get_args
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    ForwardRef,
+    Literal,
+    Self,
+    TypeAlias,
+    TypeVar,
+    Unpack,
+    get_args,
+)
 
 import pagedserve.checks as checks
 from pagedserve.core_args import GPU_MEMORY_UTILIZATION, CoreArgs
@@ -36,6 +48,11 @@ ModelDtype: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
 AttentionBackend: TypeAlias = Literal["rust", "torch", "triton"]
 CpuKernels: TypeAlias = Literal["fused", "modules", "generic"]
 Quantization: TypeAlias = Literal["int8"]
+
+Init = TypeVar("Init", bound=Callable[..., None])
+
+if TYPE_CHECKING:
+    from pagedserve.engine_options import EngineOptions
 
 _DTYPE_ALIASES: Final = {"half": "float16", "float": "float32"}
 
@@ -72,6 +89,7 @@ class EngineArgs(CoreArgs):
         _dtype,
         "Data type of weights and KV cache. auto is float32 on the CPU, else the model's own.",
         concern="precision and kernels",
+        converts=Literal["half", "float"] | ForwardRef("torch.dtype"),
     )
     device: str = option(
         "auto",
@@ -127,6 +145,7 @@ class EngineArgs(CoreArgs):
         concern="speculative decoding",
         unset="one token per step",
         parse=parse_mapping,
+        converts=Mapping[str, Any],
     )
     enable_lora: bool = option(
         False, checks.flag, "Accept requests with LoRA adapters.", concern="LoRA"
@@ -210,6 +229,10 @@ class EngineArgs(CoreArgs):
         "Omit the log line of statistics that is written every ten seconds at level INFO.",
         concern="logging and tracing",
     )
+
+    if TYPE_CHECKING:  # the checks accept more types than the fields have
+
+        def __init__(self, model: str, **options: Unpack[EngineOptions]) -> None: ...
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -316,3 +339,11 @@ class EngineArgs(CoreArgs):
 
 
 EngineArgs.__doc__ = f"{inspect.getdoc(EngineArgs)}\n\n{describe(EngineArgs)}"
+
+
+def takes_engine_options(init: Init) -> Init:
+    """Give an ``__init__`` the signature of ``EngineArgs``, for ``help`` and ``inspect``."""
+    own, options = inspect.signature(init), inspect.signature(EngineArgs)
+    parameters = [own.parameters["self"], *options.parameters.values()]
+    setattr(init, "__signature__", own.replace(parameters=parameters))  # noqa: B010  # mypy
+    return init

@@ -1,10 +1,9 @@
 """``LLM``: offline inference; one call takes prompts and returns outputs."""
 
-import inspect
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Literal, NoReturn, SupportsIndex
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, SupportsIndex, Unpack
 
 from transformers import PreTrainedTokenizerBase
 
@@ -12,8 +11,8 @@ import pagedserve.checks as checks
 import pagedserve.executor.local  # noqa: F401  # report a missing torch when LLM is accessed
 import pagedserve.pooling.vectors as vectors
 from pagedserve.chat import Conversation, chat_prompt, conversations_of, read_chat_template
-from pagedserve.config import EngineArgs
-from pagedserve.engine.batches import Batches, UseTqdm
+from pagedserve.config import EngineArgs, takes_engine_options
+from pagedserve.engine.batches import Batches, PoolingOptions, UseTqdm
 from pagedserve.engine.calls import Calls, in_turn
 from pagedserve.engine.defaults import default_sampling_params
 from pagedserve.engine.engine_metrics import EngineMetrics
@@ -21,8 +20,9 @@ from pagedserve.engine.guard import ModelOwner
 from pagedserve.engine.llm_engine import LLMEngine
 from pagedserve.engine.metric_families import engine_labels
 from pagedserve.engine.request_metrics import RequestCounts
+from pagedserve.engine_options import EngineOptions
 from pagedserve.errors import EngineDeadError
-from pagedserve.inputs import Prompt, match_params, match_priorities, parse_prompts
+from pagedserve.inputs import Prompt, TextPrompt, match_params, match_priorities, parse_prompts
 from pagedserve.lora.request import LoRARequest, match_lora_requests
 from pagedserve.metrics import Metric, metrics_of
 from pagedserve.outputs import (
@@ -36,7 +36,7 @@ from pagedserve.outputs import (
 from pagedserve.pooling.rules import PoolingTask
 from pagedserve.pooling_params import PoolingParams
 from pagedserve.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
-from pagedserve.vllm_names import ABSENT_METHODS, refuse_arguments
+from pagedserve.vllm_names import ABSENT_METHODS, AbsentArguments, refuse_arguments
 
 
 class LLM(ModelOwner):
@@ -51,7 +51,8 @@ class LLM(ModelOwner):
         calls: Lock that serves calls in the order of arrival.
     """
 
-    def __init__(self, model: str, **options: Any) -> None:
+    @takes_engine_options
+    def __init__(self, model: str, **options: Unpack[EngineOptions]) -> None:
         """Load a model and allocate its KV cache; print the chosen settings to stderr.
 
         Args:
@@ -116,7 +117,7 @@ class LLM(ModelOwner):
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         *,
         priority: int | Sequence[int] | None = None,
-        **absent: None,
+        **absent: Unpack[AbsentArguments],
     ) -> list[RequestOutput]:
         """Generate completions of prompts, in one batch.
 
@@ -188,7 +189,7 @@ class LLM(ModelOwner):
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-        **absent: None,
+        **absent: Unpack[AbsentArguments],
     ) -> list[RequestOutput]:
         """Generate the assistant's reply to one or more conversations.
 
@@ -242,7 +243,7 @@ class LLM(ModelOwner):
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         *,
         use_tqdm: UseTqdm = False,
-        **absent: None,
+        **absent: Unpack[AbsentArguments],
     ) -> list[BeamSearchOutput]:
         """Run beam search on prompts.
 
@@ -281,7 +282,7 @@ class LLM(ModelOwner):
         *,
         use_tqdm: UseTqdm = True,
         pooling_task: PoolingTask = "encode",
-        **absent: None,
+        **absent: Unpack[AbsentArguments],
     ) -> list[PoolingRequestOutput]:
         """Compute one pooled vector per prompt, with a pooling model.
 
@@ -316,7 +317,7 @@ class LLM(ModelOwner):
         return [vectors.pooling_output(output, rules, params) for output in outputs]
 
     def embed(
-        self, prompts: Prompt | Sequence[Prompt], **options: Any
+        self, prompts: Prompt | Sequence[Prompt], **options: Unpack[PoolingOptions]
     ) -> list[EmbeddingRequestOutput]:
         """Compute an embedding of each prompt.
 
@@ -334,7 +335,7 @@ class LLM(ModelOwner):
         return [vectors.embedding_output(output) for output in pooled]
 
     def classify(
-        self, prompts: Prompt | Sequence[Prompt], **options: Any
+        self, prompts: Prompt | Sequence[Prompt], **options: Unpack[PoolingOptions]
     ) -> list[ClassificationRequestOutput]:
         """Compute the class probabilities of each prompt, with a classification model.
 
@@ -352,7 +353,10 @@ class LLM(ModelOwner):
         return [vectors.classification_output(output) for output in pooled]
 
     def score(
-        self, data_1: str | Sequence[str], data_2: str | Sequence[str], **options: Any
+        self,
+        data_1: str | Sequence[str],
+        data_2: str | Sequence[str],
+        **options: Unpack[PoolingOptions],
     ) -> list[ScoringRequestOutput]:
         """Score pairs of texts: cosine of their embeddings, or the output of a cross-encoder.
 
@@ -368,12 +372,14 @@ class LLM(ModelOwner):
             RequestError: As in ``encode``; also lists of different lengths.
         """
         pairs = vectors.match_pairs("data_1", data_1, data_2)
-        rules, options = self.llm_engine.model_info.pooling, {**options, "pooling_task": "score"}
+        rules = self.llm_engine.model_info.pooling
         if rules is not None and rules.takes_pairs:
-            both: Any = [{"prompt": left, "text_pair": right} for left, right in pairs]
-            return [vectors.pair_output(output) for output in self.encode(both, **options)]
+            both = [TextPrompt(prompt=left, text_pair=right) for left, right in pairs]
+            scored = self.encode(both, pooling_task="score", **options)
+            return [vectors.pair_output(output) for output in scored]
         texts = list(dict.fromkeys(text for pair in pairs for text in pair))
-        pooled = dict(zip(texts, self.encode(texts, **options), strict=True))
+        embedded = self.encode(texts, pooling_task="score", **options)
+        pooled = dict(zip(texts, embedded, strict=True))
         return [vectors.scoring_output(pooled[left], pooled[right]) for left, right in pairs]
 
     def get_metrics(self) -> list[Metric]:
@@ -382,17 +388,9 @@ class LLM(ModelOwner):
         families = [*self._batches.counts.families(), *self._metrics.families(snapshot)]
         return list(metrics_of(families))
 
-    def __getattr__(self, name: str) -> NoReturn:
-        reason = ABSENT_METHODS.get(name)
-        said = f"{type(self).__name__!r} object has no attribute {name!r}"
-        raise AttributeError(said if reason is None else f"{said}: {reason}")
+    if not TYPE_CHECKING:  # which would accept any name
 
-
-def _takes_options_of_engine_args() -> None:
-    """Give ``LLM.__init__`` the signature of ``EngineArgs``, for ``help`` and ``inspect``."""
-    own, options = inspect.signature(LLM.__init__), inspect.signature(EngineArgs)
-    parameters = [own.parameters["self"], *options.parameters.values()]
-    setattr(LLM.__init__, "__signature__", own.replace(parameters=parameters))  # noqa: B010  # mypy
-
-
-_takes_options_of_engine_args()
+        def __getattr__(self, name: str) -> NoReturn:
+            reason = ABSENT_METHODS.get(name)
+            said = f"{type(self).__name__!r} object has no attribute {name!r}"
+            raise AttributeError(said if reason is None else f"{said}: {reason}")

@@ -69,6 +69,7 @@ class ModelArgs:
         "Access token for hubs; True is the same as None.",
         concern="model",
         unset="that of HF_TOKEN or hf auth login",
+        converts=Literal[True],
         is_secret=True,
     )
     download_dir: str | None = option(

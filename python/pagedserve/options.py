@@ -92,6 +92,7 @@ class Option:
         concern: Group of help and documentation that lists it.
         unset: Meaning of None, where None is the default.
         parse: Converts the text of a command line; None uses the field's type.
+        converts: Type of further values that ``check`` converts to the field's type.
         part: Configuration of the core that takes it, "scheduler" or "cache".
         core_name: Its name there, where it differs.
     """
@@ -101,6 +102,7 @@ class Option:
     concern: Concern
     unset: str | None = None
     parse: Callable[[str], object] | None = None
+    converts: Any = None
     part: Literal["scheduler", "cache"] | None = None
     core_name: str | None = None
 

@@ -32,6 +32,7 @@ class ParallelArgs(ModelArgs):
         "How ranks are started: mp as processes on this machine, ray on the machines of the Ray "
         "cluster at RAY_ADDRESS, or of a new one on this machine.",
         concern="parallelism",
+        converts=Literal["uni"],
     )
     distributed_timeout_seconds: float = option(
         300.0,

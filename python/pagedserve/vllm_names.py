@@ -10,7 +10,7 @@ import ast
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
 from functools import wraps
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypedDict, TypeVar
 
 import pagedserve.checks as checks
 from pagedserve.errors import ConfigError, RequestError
@@ -170,18 +170,20 @@ ABSENT_PARAMS: Final[dict[str, tuple[object, ...]]] = {
     "skip_reading_prefix_cache": (False, None),
 }
 
-# Arguments of methods that are not supported; None changes nothing.
-ABSENT_ARGUMENTS: Final = frozenset(
-    [
-        "prompt_adapter_request",
-        "guided_options_request",
-        "tokenization_kwargs",
-        "mm_processor_kwargs",
-        "trace_headers",
-        "engine_config",
-        "stat_loggers",
-    ]
-)
+
+class AbsentArguments(TypedDict, total=False):
+    """Arguments of methods that are not supported; None changes nothing."""
+
+    prompt_adapter_request: None
+    guided_options_request: None
+    tokenization_kwargs: None
+    mm_processor_kwargs: None
+    trace_headers: None
+    stat_loggers: None
+
+
+# With the one that ``AsyncLLMEngine.from_engine_args`` takes by position.
+ABSENT_ARGUMENTS: Final = frozenset(AbsentArguments.__annotations__) | {"engine_config"}
 
 # Methods of LLM that are not supported, and why.
 ABSENT_METHODS: Final = {

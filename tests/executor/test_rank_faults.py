@@ -20,7 +20,7 @@ import numpy as np
 import psutil
 import pytest
 
-from pagedserve import LLM, SamplingParams, TokensPrompt
+from pagedserve import LLM, EngineOptions, SamplingParams, TokensPrompt
 from pagedserve.errors import ConfigError, ExecutorDeadError, UnsupportedModelError
 from pagedserve.executor.channel import PoolMoves
 from pagedserve.executor.ranks import RankedExecutor
@@ -31,6 +31,11 @@ from tests.support.families import save_family
 
 PROMPTS = [TokensPrompt(prompt_token_ids=[number, 2 * number]) for number in range(3, 9)]
 LONG = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
+TWO_RANKS: EngineOptions = {
+    "tensor_parallel_size": 2,
+    "num_gpu_blocks": 128,
+    "use_tqdm_on_load": False,
+}
 
 
 def ranks_of(pid: int) -> list[psutil.Process]:
@@ -113,8 +118,7 @@ def test_a_rank_that_dies_before_it_is_ready_ends_the_start(directory: Path) -> 
 
 
 def test_an_engine_that_died_is_collected(directory: Path) -> None:
-    options = {"tensor_parallel_size": 2, "num_gpu_blocks": 128, "use_tqdm_on_load": False}
-    made = Engine(LLM(str(directory), **options), [])
+    made = Engine(LLM(str(directory), **TWO_RANKS), [])
     made.rank.kill()
     made.fails()
     executor = weakref.ref(made.executor)
@@ -224,8 +228,7 @@ def test_another_engine_can_be_made_when_a_rank_has_died(engine: Engine, directo
     engine.rank.kill()
     engine.fails()
     executor = engine.executor  # still referred to, and not shut down
-    options = {"tensor_parallel_size": 2, "num_gpu_blocks": 128, "use_tqdm_on_load": False}
-    with LLM(str(directory), **options) as other:
+    with LLM(str(directory), **TWO_RANKS) as other:
         assert Engine(other, []).tokens() == engine.wanted
         with pytest.raises(ConfigError, match="group of ranks already"):
             engine.llm.llm_engine.restart()
@@ -255,10 +258,10 @@ def test_a_forked_child_leaves_the_ranks_alone(engine: Engine) -> None:
     ],
 )
 def test_what_ranks_cannot_do_is_refused(
-    directory: Path, options: dict[str, object], message: str
+    directory: Path, options: EngineOptions, message: str
 ) -> None:
     with pytest.raises((ConfigError, UnsupportedModelError), match=message):
-        LLM(str(directory), **{"tensor_parallel_size": 2, "use_tqdm_on_load": False} | options)
+        LLM(str(directory), **(TWO_RANKS | options))
 
 
 SCRIPT = """

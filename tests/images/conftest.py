@@ -19,8 +19,9 @@ class Family(NamedTuple):
     oracle: ImageOracle
 
     def load(self, **options: Any) -> LLM:
-        limits = {"max_model_len": 128, "generation_config": "vllm", "use_tqdm_on_load": False}
-        return LLM(str(self.directory), **({"num_gpu_blocks": 256} | limits | options))
+        given: dict[str, Any] = {"num_gpu_blocks": 256, "max_model_len": 128}
+        given |= {"generation_config": "vllm", "use_tqdm_on_load": False}
+        return LLM(str(self.directory), **(given | options))
 
 
 MakeFamily: TypeAlias = Callable[[str], Family]

@@ -33,8 +33,9 @@ TIGHT: dict[str, Any] = {"num_gpu_blocks": 64, "watermark": 0.0, "preemption_mod
 
 
 def engine_of(model: Path, **options: Any) -> LLM:
-    given = {"num_gpu_blocks": 400, "dtype": "float32", "block_size": 4, "max_num_seqs": 24}
-    return LLM(str(model), **(given | {"max_num_batched_tokens": 128} | options))
+    given: dict[str, Any] = {"num_gpu_blocks": 400, "dtype": "float32", "block_size": 4}
+    given |= {"max_num_seqs": 24, "max_num_batched_tokens": 128}
+    return LLM(str(model), **(given | options))
 
 
 def answers(llm: LLM) -> list[list[list[int]]]:

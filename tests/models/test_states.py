@@ -95,7 +95,8 @@ class Family(NamedTuple):
     oracle: Oracle
 
     def load(self, **options: Any) -> LLM:
-        limits = {"max_model_len": 64, "generation_config": "vllm", "max_num_seqs": 24}
+        limits: dict[str, Any] = {"max_model_len": 64, "max_num_seqs": 24}
+        limits |= {"generation_config": "vllm"}
         return LLM(model=str(self.directory), **(limits | options))
 
 

@@ -38,9 +38,9 @@ def mistral(save_tiny: Any) -> Path:
 
 
 def engine_of(model: Path, **options: Any) -> LLM:
-    given = {"num_gpu_blocks": 400, "max_num_batched_tokens": CHUNK, "max_num_seqs": CHUNK}
-    chunked = {"enable_chunked_prefill": True, "dtype": "float32", "block_size": BLOCK_SIZE}
-    return LLM(str(model), **(chunked | given | options))
+    given: dict[str, Any] = {"num_gpu_blocks": 400, "max_num_seqs": CHUNK}
+    given |= {"max_num_batched_tokens": CHUNK, "dtype": "float32", "block_size": BLOCK_SIZE}
+    return LLM(str(model), **({"enable_chunked_prefill": True} | given | options))
 
 
 def answers(llm: LLM, params: SamplingParams) -> list[RequestOutput]:

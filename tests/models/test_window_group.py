@@ -60,7 +60,7 @@ def saved(save_tiny: Any, family: str) -> Path:
 
 
 def engine_of(model: Path, **options: Any) -> LLM:
-    given = {"num_gpu_blocks": 400, "dtype": "float32", "block_size": BLOCK_SIZE}
+    given: dict[str, Any] = {"num_gpu_blocks": 400, "dtype": "float32", "block_size": BLOCK_SIZE}
     given |= {"max_num_batched_tokens": 128, "max_num_seqs": 64}  # with more a step could take all
     llm = LLM(str(model), **(given | options))
     # What was never written must not be read.

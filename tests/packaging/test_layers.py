@@ -26,6 +26,7 @@ SHARED = {
     "sigint",
     "speculative_config",
     "config",
+    "engine_options",
     "sampling_checks",
     "sampling_params",
     "pooling_params",

@@ -19,8 +19,9 @@ class Listener(NamedTuple):
     oracle: WhisperOracle
 
     def load(self, **options: Any) -> LLM:
-        limits = {"generation_config": "vllm", "use_tqdm_on_load": False, "block_size": 4}
-        return LLM(str(self.directory), **({"num_gpu_blocks": 512} | limits | options))
+        given: dict[str, Any] = {"num_gpu_blocks": 512, "block_size": 4}
+        given |= {"generation_config": "vllm", "use_tqdm_on_load": False}
+        return LLM(str(self.directory), **(given | options))
 
 
 MakeListener: TypeAlias = Callable[..., Listener]

@@ -17,7 +17,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Unpack
 
 from pagedserve.config import EngineArgs
 from pagedserve.engine.grammars import GrammarLanes
@@ -36,7 +36,7 @@ from pagedserve.outputs import PoolingRequestOutput, RequestOutput
 from pagedserve.pooling.vectors import pooling_output
 from pagedserve.pooling_params import PoolingParams
 from pagedserve.sampling_params import SamplingParams
-from pagedserve.vllm_names import refuse_arguments
+from pagedserve.vllm_names import AbsentArguments, refuse_arguments
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -82,7 +82,7 @@ class AsyncLLMEngine(ModelOwner):
         engine_config: None = None,
         start_engine_loop: bool = True,
         usage_context: object = None,  # noqa: ARG003  # no usage is reported
-        **absent: None,
+        **absent: Unpack[AbsentArguments],
     ) -> Self:
         """Load a model and start to run steps.
 
@@ -227,7 +227,7 @@ class AsyncLLMEngine(ModelOwner):
         lora_request: LoRARequest | None = None,
         *,
         priority: int = 0,
-        **absent: None,
+        **absent: Unpack[AbsentArguments],
     ) -> AsyncGenerator[PoolingRequestOutput, None]:
         """Run a pooling request.
 

@@ -10,9 +10,19 @@ from pagedserve.engine.stats import StatsLine
 from pagedserve.errors import ConcurrentCallError
 from pagedserve.models.progress import Bar, progress_shown
 from pagedserve.outputs import RequestOutput
+from pagedserve.pooling_params import PoolingParams
+from pagedserve.vllm_names import AbsentArguments
 
 # Whether a progress bar is shown, or a callable that creates it.
 UseTqdm: TypeAlias = bool | Callable[..., Any]
+
+
+class PoolingOptions(AbsentArguments, total=False):
+    """Options of the methods of ``LLM`` that pool; see ``LLM.encode``."""
+
+    pooling_params: PoolingParams | None
+    use_tqdm: UseTqdm
+
 
 # Seconds between two updates of the engine's statistics.
 _STATS_INTERVAL: Final = 2.0

@@ -11,7 +11,7 @@ Owns the scheduler, the executor and the requests; ``EngineLoop`` runs the steps
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Unpack
 
 import numpy as np
 
@@ -38,7 +38,7 @@ from pagedserve.outputs import RequestOutput
 from pagedserve.pooling_params import PoolingParams
 from pagedserve.sampling_params import SamplingParams
 from pagedserve.sigint import sigint_deferred
-from pagedserve.vllm_names import refuse_arguments
+from pagedserve.vllm_names import AbsentArguments, refuse_arguments
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -218,7 +218,7 @@ class LLMEngine(ModelOwner):
         *,
         priority: int = 0,
         output_token_ids: Sequence[int] = (),
-        **absent: None,
+        **absent: Unpack[AbsentArguments],
     ) -> None:
         """Add a request; later steps generate its tokens.
 
