@@ -21,7 +21,7 @@ _LISTED: Final = {
     "pagedserve.engine.client": ["EngineClient"],
     "pagedserve.engine.llm_engine": ["LLMEngine"],
     "pagedserve.engine_options": ["EngineOptions"],
-    "pagedserve.inputs": ["ExplicitEncoderDecoderPrompt", "TextPrompt", "TokensPrompt"],
+    "pagedserve.inputs": ["ExplicitEncoderDecoderPrompt", "Prompt", "TextPrompt", "TokensPrompt"],
     "pagedserve.lora.request": ["LoRARequest"],
     "pagedserve.pooling_params": ["PoolingParams"],
     "pagedserve.sampling_params": ["BeamSearchParams", "RequestOutputKind", "SamplingParams"],

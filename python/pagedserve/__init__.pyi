@@ -18,7 +18,7 @@ from pagedserve.errors import (
     RequestError,
     UnsupportedModelError,
 )
-from pagedserve.inputs import ExplicitEncoderDecoderPrompt, TextPrompt, TokensPrompt
+from pagedserve.inputs import ExplicitEncoderDecoderPrompt, Prompt, TextPrompt, TokensPrompt
 from pagedserve.llm import LLM
 from pagedserve.lora.request import LoRARequest
 from pagedserve.outputs import (
@@ -99,6 +99,7 @@ __all__ = [
     "PoolingParams",
     "PoolingRequestOutput",
     "Prefix",
+    "Prompt",
     "RequestError",
     "RequestMetrics",
     "RequestOutput",
