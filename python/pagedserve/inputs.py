@@ -70,7 +70,10 @@ class ExplicitEncoderDecoderPrompt(TypedDict):
     decoder_prompt: SingletonPrompt | None
 
 
-Prompt: TypeAlias = SingletonPrompt | ExplicitEncoderDecoderPrompt
+DictPrompt: TypeAlias = TextPrompt | TokensPrompt | ExplicitEncoderDecoderPrompt
+Prompt: TypeAlias = str | Sequence[SupportsIndex] | DictPrompt
+# One prompt or several; with two kinds of sequences mypy would infer no list of dictionaries.
+Prompts: TypeAlias = str | DictPrompt | Sequence[Prompt | SupportsIndex]
 
 
 @dataclass(frozen=True, slots=True)

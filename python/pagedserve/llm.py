@@ -22,7 +22,7 @@ from pagedserve.engine.metric_families import engine_labels
 from pagedserve.engine.request_metrics import RequestCounts
 from pagedserve.engine_options import EngineOptions
 from pagedserve.errors import EngineDeadError
-from pagedserve.inputs import Prompt, TextPrompt, match_params, match_priorities, parse_prompts
+from pagedserve.inputs import Prompts, TextPrompt, match_params, match_priorities, parse_prompts
 from pagedserve.lora.request import LoRARequest, match_lora_requests
 from pagedserve.metrics import Metric, metrics_of
 from pagedserve.outputs import (
@@ -110,7 +110,7 @@ class LLM(ModelOwner):
     @in_turn
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt] | None = None,
+        prompts: Prompts | None = None,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         prompt_token_ids: Sequence[SupportsIndex] | Sequence[Sequence[SupportsIndex]] | None = None,
         use_tqdm: UseTqdm = True,
@@ -238,7 +238,7 @@ class LLM(ModelOwner):
 
     def beam_search(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompts,
         params: BeamSearchParams,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         *,
@@ -277,7 +277,7 @@ class LLM(ModelOwner):
     @in_turn
     def encode(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompts,
         pooling_params: PoolingParams | None = None,
         *,
         use_tqdm: UseTqdm = True,
@@ -317,7 +317,7 @@ class LLM(ModelOwner):
         return [vectors.pooling_output(output, rules, params) for output in outputs]
 
     def embed(
-        self, prompts: Prompt | Sequence[Prompt], **options: Unpack[PoolingOptions]
+        self, prompts: Prompts, **options: Unpack[PoolingOptions]
     ) -> list[EmbeddingRequestOutput]:
         """Compute an embedding of each prompt.
 
@@ -335,7 +335,7 @@ class LLM(ModelOwner):
         return [vectors.embedding_output(output) for output in pooled]
 
     def classify(
-        self, prompts: Prompt | Sequence[Prompt], **options: Unpack[PoolingOptions]
+        self, prompts: Prompts, **options: Unpack[PoolingOptions]
     ) -> list[ClassificationRequestOutput]:
         """Compute the class probabilities of each prompt, with a classification model.
 

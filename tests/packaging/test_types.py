@@ -1,6 +1,7 @@
-"""What type checkers report of a user's program: nothing that is right, and every mistake."""
+"""What type checkers report of programs: nothing of right ones and of the docs, every mistake."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 import pagedserve
 import pagedserve.scheduler
 from tests.packaging.typed import user
+from tests.support.doc_blocks import python_examples
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = ROOT / "tests" / "packaging" / "typed"
@@ -25,10 +27,16 @@ follow_imports = skip
 """
 
 
-def test_mypy_accepts_a_users_program_and_refuses_each_mistake(tmp_path: Path) -> None:
+def test_mypy_accepts_right_programs_and_refuses_each_mistake(tmp_path: Path) -> None:
     (tmp_path / "mypy.ini").write_text(SETTINGS)
+    programs = [PROGRAMS / "user.py", PROGRAMS / "mistakes.py"]
+    for example in python_examples():
+        if "OpenAI(" not in example.code:
+            name = re.sub(r"\W", "_", example.page)
+            programs.append(tmp_path / f"{name}_{example.line}.py")
+            programs[-1].write_text(example.code, encoding="utf-8")
     done = subprocess.run(
-        [sys.executable, "-m", "mypy", PROGRAMS / "user.py", PROGRAMS / "mistakes.py"],
+        [sys.executable, "-m", "mypy", *programs],
         cwd=tmp_path,
         env=os.environ | {"MYPYPATH": str(ROOT / "python")},
         capture_output=True,

@@ -45,6 +45,7 @@ def wrong_options(model: str) -> None:
 def wrong_calls(llm: LLM) -> None:
     llm.genrate("a")  # type: ignore[attr-defined]
     llm.generate(1.5)  # type: ignore[arg-type]
+    llm.generate([{"promt": "a"}])  # type: ignore[list-item]
     llm.generate("a", SamplingParams(temperature="hot"))  # type: ignore[arg-type]
     llm.generate("a", nonsense=None)  # type: ignore[call-arg]
     llm.generate("a", trace_headers={})  # type: ignore[arg-type]

@@ -99,7 +99,8 @@ def offline(model: str) -> list[str]:
             TextPrompt(prompt="a", cache_salt="b"), [params], trace_headers=None
         )
         outputs += llm.generate([TokensPrompt(prompt_token_ids=[1, 2])])
-        prompts: list[Prompt] = ["a", [1, 2], {"prompt": "c", "cache_salt": "d"}]
+        outputs += llm.generate([[1, 2], "b", {"prompt": "c", "multi_modal_data": {"image": 3}}])
+        prompts: list[Prompt] = ["a", [1, 2], {"prompt_token_ids": [4]}]
         outputs += llm.generate(prompts)
         outputs += llm.generate(
             ExplicitEncoderDecoderPrompt(encoder_prompt="a", decoder_prompt=None),
