@@ -42,7 +42,7 @@ from tests.support.pages import DOCS, PAGES
         ({"preemption_mode": 1}, "preemption_mode is 1; it must be one of"),
         (
             {"attention_backend": "flash"},
-            "attention_backend is 'flash'; it must be one of rust, torch",
+            "attention_backend is 'flash'; it must be one of rust, triton, torch",
         ),
         (
             {"cpu_kernels": "fast"},

@@ -23,6 +23,7 @@ from typing import (
 )
 
 import pagedserve.checks as checks
+from pagedserve.attention.backends import AttentionBackendName, get_backend
 from pagedserve.core_args import GPU_MEMORY_UTILIZATION, CoreArgs
 from pagedserve.errors import ConfigError
 from pagedserve.images import MAX_IMAGES, limit_of_images
@@ -45,7 +46,6 @@ from pagedserve.vllm_names import (
 )
 
 ModelDtype: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
-AttentionBackend: TypeAlias = Literal["rust", "torch", "triton"]
 CpuKernels: TypeAlias = Literal["fused", "modules", "generic"]
 Quantization: TypeAlias = Literal["int8"]
 
@@ -106,9 +106,9 @@ class EngineArgs(CoreArgs):
         concern="precision and kernels",
         unset="none",
     )
-    attention_backend: AttentionBackend | None = option(
+    attention_backend: AttentionBackendName | None = option(
         None,
-        checks.choice((*get_args(AttentionBackend), None)),
+        checks.choice((*get_args(AttentionBackendName), None)),
         "Attention kernels: rust (on the CPU), triton (on NVIDIA GPUs; on the CPU in Triton's "
         "interpreter) or torch (anywhere).",
         concern="precision and kernels",
@@ -253,11 +253,11 @@ class EngineArgs(CoreArgs):
 
     def _contradictions(self) -> Iterator[str]:
         """Why options contradict each other."""
-        if self.cpu_kernels == "fused" and self.attention_backend not in (None, "rust"):
+        named = self.attention_backend
+        if self.cpu_kernels == "fused" and named and get_backend(named).fused_layers != "cpu":
             yield (
                 "cpu_kernels is 'fused', whose layers attend in Rust, and attention_backend is "
-                f"{self.attention_backend!r}: give 'modules' or 'generic', or leave one of the "
-                "two out"
+                f"{named!r}: give 'modules' or 'generic', or leave one of the two out"
             )
         if self.quantization is not None and self.cpu_kernels == "generic":
             yield (

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pagedserve.attention.backends import write_and_attend
+from pagedserve.attention.backends import get_backend
 from pagedserve.attention.interface import (
     AttentionCall,
     PagedAttention,
@@ -82,7 +82,7 @@ def test_biases_by_distance_are_an_option_and_others_are_for_whoever_sees_all() 
         assert keeper.call.options.position_bias is None
         assert keeper.call.position_bias is whole
     with pytest.raises(UnsupportedModelError, match="a custom bias to each score"):
-        PagedAttention(STEP, [QUERY], [None], write_and_attend("torch")).answer(keeper.call)
+        PagedAttention(STEP, [QUERY], [None], get_backend("torch")).answer(keeper.call)
 
 
 @pytest.mark.parametrize("name", ["indices", "block_indices"])

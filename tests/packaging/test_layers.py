@@ -42,6 +42,7 @@ SHARED = {
 PYTHON_LAYERS: dict[str, set[str]] = {
     **{leaf: set() for leaf in SHARED},
     "outputs": {"lora"},  # whose adapter answered
+    "config": {"attention"},  # whose backends an option names
     "host_ops": set(),
     "attention": {"host_ops", "kernels"},
     "cache": {"host_ops", "kernels"},

@@ -11,7 +11,6 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from pagedserve.attention.backends import min_block_size
 from pagedserve.attention.metadata import AttentionMetadata, BatchLayout
 from pagedserve.cache.engine import CacheEngine
 from pagedserve.lora.apply import AdapterModules
@@ -87,7 +86,7 @@ class MixedBatch:
         self._modules = modules
         self._sequences = sequences
         self._slots = np.array(slots, dtype=np.int32)
-        self._block_size = min_block_size(loaded.attention_backend)
+        self._block_size = loaded.attention_backend.min_block_size
         self._num_blocks = -(-max(map(len, sequences)) // self._block_size)
         cache = CacheEngine(
             loaded.layers,

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from pagedserve.attention.backends import get_backend
 from pagedserve.attention.interface import register
 from pagedserve.cache.engine import LayerShape
 from pagedserve.models.loader import LoadedModel
@@ -54,7 +55,7 @@ def loaded_model(family: str, *, is_fused: bool) -> LoadedModel:
         eos_token_ids=(2,),
         dtype=torch.bfloat16,
         device=GPU,
-        attention_backend="triton",
+        attention_backend=get_backend("triton"),
         weight_bytes=1,
         replaced_modules="none",
     )

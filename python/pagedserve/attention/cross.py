@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from pagedserve.attention.backend import AttentionBackend
 from pagedserve.attention.interface import AttentionCall, PagedAttention
-from pagedserve.attention.metadata import AttentionMetadata, BatchLayout, WriteAndAttend
+from pagedserve.attention.metadata import AttentionMetadata, BatchLayout
 from pagedserve.errors import UnsupportedModelError
 
 
@@ -91,7 +92,7 @@ class EncoderDecoderAttention(PagedAttention):
         self,
         metadata: AttentionMetadata,
         pools: Sequence[Tensor],
-        write_and_attend: WriteAndAttend,
+        backend: AttentionBackend,
         step: CrossStep,
     ) -> None:
         """Store a step.
@@ -99,11 +100,11 @@ class EncoderDecoderAttention(PagedAttention):
         Args:
             metadata: the step.
             pools: pool of each layer, for the keys of both of its calls; see `PagedAttention`.
-            write_and_attend: function of the backend.
+            backend: attention backend.
             step: cross-attention inputs of its tokens.
         """
         of_calls = [pool for pool in pools for _ in range(2)]
-        super().__init__(metadata, of_calls, [None] * len(of_calls), write_and_attend)
+        super().__init__(metadata, of_calls, [None] * len(of_calls), backend)
         self._step = step
 
     def answer(self, call: AttentionCall) -> Tensor:
@@ -114,11 +115,11 @@ class EncoderDecoderAttention(PagedAttention):
         pool = self.next_layer().pool
         options = replace(call.options, causal=False)
         if self._step.writing is not None:
-            self._write_and_attend(
+            self._backend.write_and_attend(
                 call.key, call.key, call.value, pool, metadata=self._step.writing, options=options
             )
         num_heads = call.key.shape[1]
-        return self._write_and_attend(
+        return self._backend.write_and_attend(
             call.query,
             call.query[:, :num_heads],
             call.query.new_zeros(1, num_heads, call.query.shape[2], call.value.shape[-1]),

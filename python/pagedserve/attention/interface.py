@@ -15,8 +15,9 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from pagedserve.attention.backend import AttentionBackend
 from pagedserve.attention.chunks import in_chunks
-from pagedserve.attention.metadata import AttentionMetadata, AttentionOptions, WriteAndAttend
+from pagedserve.attention.metadata import AttentionMetadata, AttentionOptions
 from pagedserve.errors import StepError, UnsupportedModelError
 
 ATTENTION_NAME = "pagedserve"
@@ -88,7 +89,7 @@ class PagedAttention:
         metadata: AttentionMetadata,
         pools: Sequence[Tensor],
         windows: Sequence[int | None],
-        write_and_attend: WriteAndAttend,
+        backend: AttentionBackend,
         *,
         causal: bool = True,
         by_window: Mapping[int, AttentionMetadata] | None = None,
@@ -100,13 +101,13 @@ class PagedAttention:
             pools: pool of each layer, ``[num_blocks, block_size, Hkv, D + Dv]``; the backend
                 defines the layout of a block.
             windows: window of each layer, as the probe found them.
-            write_and_attend: function of the backend; the same for all steps over one set of pools.
+            backend: attention backend; the same for all steps over one set of pools.
             causal: whether a token does not attend to later keys.
             by_window: the step over separate blocks, for layers with such a window.
         """
         self._metadata = metadata
         self._by_window = by_window or {}
-        self._write_and_attend = write_and_attend
+        self._backend = backend
         self._pools = pools
         self._windows = windows
         self._causal = causal
@@ -146,7 +147,7 @@ class PagedAttention:
         options = call.options
         if options.window != window or not self._causal:
             options = replace(options, window=window, causal=self._causal)
-        return self._write_and_attend(
+        return self._backend.write_and_attend(
             call.query,
             call.key,
             call.value,

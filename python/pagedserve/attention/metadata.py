@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar, cast
+from typing import TypeVar, cast
 
 import numpy as np
 import torch
@@ -143,19 +143,3 @@ class AttentionMetadata:
         if key not in self._derived:
             self._derived[key] = make()
         return cast(Derived, self._derived[key])
-
-
-class WriteAndAttend(Protocol):
-    """Type of the function ``write_and_attend`` of a backend's module."""
-
-    def __call__(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        pool: Tensor,
-        *,
-        metadata: AttentionMetadata,
-        options: AttentionOptions,
-    ) -> Tensor:
-        """Write the step's keys and values into the pool, then attend over it."""

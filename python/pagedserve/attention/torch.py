@@ -6,10 +6,13 @@ a token are adjacent in the pool, so one gather reads both; compared with separa
 5 to 15 % of a decode layer.
 """
 
+from typing import Final
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from pagedserve.attention.backend import AttentionBackend
 from pagedserve.attention.buckets import (
     Bucket,
     FreshBucket,
@@ -21,25 +24,49 @@ from pagedserve.attention.metadata import AttentionMetadata, AttentionOptions
 from pagedserve.kernels.reference import write_cache
 
 
-def write_and_attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    pool: Tensor,
-    *,
-    metadata: AttentionMetadata,
-    options: AttentionOptions,
-) -> Tensor:
-    """Write the step's keys and values into the pool, then ``attend`` with the same arguments."""
+class TorchBackend(AttentionBackend):
+    """torch's operations, on any device."""
+
+    name = "torch"
+
+    def obstacle(self, device: torch.device, dtype: torch.dtype) -> str | None:
+        """Support all tensors."""
+
+    def write_and_attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        pool: Tensor,
+        *,
+        metadata: AttentionMetadata,
+        options: AttentionOptions,
+    ) -> Tensor:
+        """Write with `write_to_pool`, then `attend` with the same arguments."""
+        write_to_pool(key, value, pool, metadata.slot_mapping)
+        return attend(query, key, value, pool, metadata=metadata, options=options)
+
+
+BACKEND: Final = TorchBackend()
+
+
+def write_to_pool(key: Tensor, value: Tensor, pool: Tensor, slot_mapping: Tensor) -> None:
+    """Write a step's keys and values into their slots.
+
+    Args:
+        key: ``[1, Hkv, T, D]``.
+        value: ``[1, Hkv, T, Dv]``.
+        pool: ``[num_blocks, block_size, Hkv, D + Dv]``, written in place.
+        slot_mapping: int64 ``[T]``; tokens with -1 are not written.
+    """
     key_size = key.shape[-1]
     write_cache(
         key[0].transpose(0, 1),
         value[0].transpose(0, 1),
         pool[..., :key_size],
         pool[..., key_size:],
-        metadata.slot_mapping,
+        slot_mapping,
     )
-    return attend(query, key, value, pool, metadata=metadata, options=options)
 
 
 def attend(

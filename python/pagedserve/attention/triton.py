@@ -1,48 +1,82 @@
 """Paged attention in Triton: per layer one write and one attention over the pool in place.
 
-Importing this module imports triton.  Sizes come from host integers of the step, so a layer needs
-no synchronization and can be captured in a CUDA graph.
+The kernels, and with them triton, are imported by the first call.  Sizes come from host integers of
+the step, so a layer needs no synchronization and can be captured in a CUDA graph.
 """
 
+import os
+from importlib.util import find_spec
+from typing import Final
+
+import torch
 from torch import Tensor
 
+from pagedserve.attention.backend import AttentionBackend
 from pagedserve.attention.metadata import AttentionMetadata, AttentionOptions
-from pagedserve.errors import UnsupportedModelError
-from pagedserve.kernels.attention import paged_attention
-from pagedserve.kernels.cache import write_cache
+from pagedserve.errors import ConfigError, UnsupportedModelError
 
 
-def write_and_attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    pool: Tensor,
-    *,
-    metadata: AttentionMetadata,
-    options: AttentionOptions,
-) -> Tensor:
-    """Write the step's keys and values into the pool, then attend over it.
+class TritonBackend(AttentionBackend):
+    """Kernels of `pagedserve.kernels`, on NVIDIA GPUs and in Triton's interpreter."""
 
-    Args:
-        query: ``[1, H, T, D]``.
-        key: ``[1, Hkv, T, D]``.
-        value: ``[1, Hkv, T, Dv]``.
-        pool: ``[num_blocks, block_size, Hkv, D + Dv]``.
-        metadata: the step.
-        options: scale, window, cap, sinks, slopes, whether it is causal.
+    name = "triton"
+    min_block_size = 16  # a tile of keys is several whole blocks, or a power-of-two part of one
+    can_record_graphs = True
+    fused_layers = "gpu"
 
-    Returns:
-        ``[T, H, Dv]``; undefined for tokens of no row.
-    """
-    key_size = key.shape[-1]
-    write_cache(
-        key[0].transpose(0, 1),
-        value[0].transpose(0, 1),
-        pool[..., :key_size],
-        pool[..., key_size:],
-        metadata.slot_mapping,
-    )
-    return attend(query[0].transpose(0, 1), pool, metadata=metadata, options=options)
+    def obstacle(self, device: torch.device, dtype: torch.dtype) -> str | None:
+        """Refuse other devices, and an installation without triton."""
+        del dtype
+        if find_spec("triton") is None:
+            return "needs the package triton, and it is not installed"
+        if device.type == "cuda" or _is_interpreted():
+            return None
+        return (
+            f"computes on CUDA devices; the model is on {device}, where it runs only in Triton's "
+            "interpreter, with TRITON_INTERPRET=1 in the environment"
+        )
+
+    def check_block_size(self, block_size: int) -> None:
+        """Refuse other sizes than powers of two from 16."""
+        is_power = block_size & (block_size - 1) == 0
+        if not is_power or block_size < self.min_block_size:
+            raise ConfigError(
+                f"block_size is {block_size}; with attention_backend {self.name!r} it must be a "
+                f"power of two, at least {self.min_block_size}: give one, or "
+                "attention_backend='torch'"
+            )
+
+    def describe(self) -> str:
+        """Name, and whether the kernels are interpreted."""
+        if _is_interpreted():
+            return f"{self.name} (interpreted: TRITON_INTERPRET is set, for tests)"
+        return self.name
+
+    def write_and_attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        pool: Tensor,
+        *,
+        metadata: AttentionMetadata,
+        options: AttentionOptions,
+    ) -> Tensor:
+        """See `AttentionBackend`."""
+        from pagedserve.kernels.cache import write_cache
+
+        key_size = key.shape[-1]
+        write_cache(
+            key[0].transpose(0, 1),
+            value[0].transpose(0, 1),
+            pool[..., :key_size],
+            pool[..., key_size:],
+            metadata.slot_mapping,
+        )
+        return attend(query[0].transpose(0, 1), pool, metadata=metadata, options=options)
+
+
+BACKEND: Final = TritonBackend()
 
 
 def attend(
@@ -59,6 +93,8 @@ def attend(
     Returns:
         ``[T, H, Dv]``; undefined for tokens of no row.
     """
+    from pagedserve.kernels.attention import paged_attention
+
     if options.position_bias is not None:
         raise UnsupportedModelError(
             "the model adds biases by distance to its scores: accepted are the attention backends "
@@ -81,3 +117,7 @@ def attend(
         max_query_len=rows.max_query_len,
         max_seq_len=rows.max_seq_len,
     )
+
+
+def _is_interpreted() -> bool:
+    return os.environ.get("TRITON_INTERPRET", "") in ("1", "true", "on", "yes", "y")

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pagedserve._core import KVGroup, SchedulerConfig, SchedulerOutputs
-from pagedserve.attention.backends import check_block_size
 from pagedserve.attention.cross import CrossStep
 from pagedserve.cache.engine import (
     CacheEngine,
@@ -79,7 +78,7 @@ class LocalExecutor:
         self.loaded = load_model(args, group=group)
         _check_options(args, self.loaded)
         self._cuda = cuda_of(self.loaded.device)
-        is_recordable = self._cuda is not None and self.loaded.attention_backend == "triton"
+        is_recordable = self._cuda is not None and self.loaded.attention_backend.can_record_graphs
         # How rows with states are batched depends on the step; pooling models only prefill.
         is_decoding = not self.loaded.states and self.loaded.pooling is None
         self._captures_graphs = is_recordable and is_decoding and not args.enforce_eager
@@ -139,7 +138,7 @@ class LocalExecutor:
             ConfigError: The attention backend does not support the block size.
         """
         loaded = self.loaded
-        check_block_size(loaded.attention_backend, block_size)
+        loaded.attention_backend.check_block_size(block_size)
         layers, _ = split_layers(loaded.stored_layers, group_window)
         return kv_bytes_per_block(layers, block_size=block_size, dtype=loaded.dtype)
 
@@ -220,7 +219,7 @@ class LocalExecutor:
             groups=shape.groups,
             states=loaded.states,
         )
-        has_kernels = self._adapters is not None and loaded.attention_backend == "triton"
+        has_kernels = self._adapters is not None and loaded.attention_backend.can_record_graphs
         known = loaded.encoder_decoder
         buffers = StepBuffers(
             max_num_tokens=limits.max_num_tokens,

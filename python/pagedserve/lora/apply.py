@@ -92,9 +92,9 @@ class _Hooks(NamedTuple):
 
 
 def _hooks(loaded: LoadedModel, num_slots: int, max_rank: int) -> _Hooks:
-    """Kernels if attention has them, else torch's operations."""
+    """Kernels where CUDA graphs may record them, else torch's operations."""
     room: dict[str, Any] = {"num_slots": num_slots, "device": loaded.device}
-    if loaded.attention_backend != "triton":
+    if not loaded.attention_backend.can_record_graphs:
         kinds: tuple[Any, ...] = (AdaptedLinear, AdaptedHead, AdaptedEmbedding)
     else:
         from pagedserve.lora.triton import TritonEmbedding, TritonHead, TritonLinear

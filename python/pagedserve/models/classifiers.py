@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GenericForSequenceClassification
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
+from pagedserve.attention.backend import AttentionBackend
 from pagedserve.cache.engine import LayerShape
-from pagedserve.config import AttentionBackend
 from pagedserve.errors import UnsupportedModelError
 from pagedserve.models.files import architecture_of
 from pagedserve.models.paged_logits import encoder_hidden_states

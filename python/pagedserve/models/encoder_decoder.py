@@ -20,10 +20,11 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES
 
+from pagedserve.attention.backend import AttentionBackend
 from pagedserve.attention.cross import WholeAttention
 from pagedserve.attention.interface import answering
 from pagedserve.cache.engine import LayerShape
-from pagedserve.config import AttentionBackend, EngineArgs
+from pagedserve.config import EngineArgs
 from pagedserve.errors import UnsupportedModelError
 from pagedserve.models.architectures.relative_bias import list_biases
 from pagedserve.models.audio_processor import load_audio_processor

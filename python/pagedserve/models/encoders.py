@@ -11,9 +11,9 @@ from typing import Any, Final
 import torch
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 
+from pagedserve.attention.backend import AttentionBackend
 from pagedserve.attention.interface import answering
 from pagedserve.cache.engine import LayerShape
-from pagedserve.config import AttentionBackend
 from pagedserve.errors import UnsupportedModelError
 from pagedserve.models.files import architecture_of
 from pagedserve.models.flat_batch import flat_batch_hidden_states

@@ -16,12 +16,13 @@ from transformers import (
     PreTrainedModel,
 )
 
-from pagedserve.attention.backends import choose_backend, describe
+from pagedserve.attention.backend import AttentionBackend
+from pagedserve.attention.backends import choose_backend
 from pagedserve.attention.interface import register
 from pagedserve.cache.engine import LayerShape
 from pagedserve.cache.states import LayerStates
 from pagedserve.collector import collector_paused
-from pagedserve.config import AttentionBackend, CpuKernels, EngineArgs
+from pagedserve.config import CpuKernels, EngineArgs
 from pagedserve.errors import ConfigError, PagedServeError
 from pagedserve.host_ops.capabilities import use_instructions
 from pagedserve.images import TEXT_ALONE
@@ -119,7 +120,7 @@ class LoadedModel:
 
     def describe_backends(self) -> str:
         """Describe the attention backend and the replaced modules in one line."""
-        backend = describe(self.attention_backend)
+        backend = self.attention_backend.describe()
         return f"attention: {backend}; replaced modules: {self.replaced_modules}"
 
 
@@ -160,7 +161,7 @@ def load_model(
         dtype = _dtype(config, text_config, device)
         backend = choose_backend(config.attention_backend, device, dtype)
         wanted = kernels_wanted(config, device, backend)
-        how = (dtype, device, describe(backend), max_model_len, wanted, config.quantization)
+        how = (dtype, device, backend.describe(), max_model_len, wanted, config.quantization)
         names_classes = rules is not None and rules.classes is not None
         more = ["classes"] * names_classes
         more += [] if group is None else [f"{group.size} ranks"]

@@ -10,13 +10,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from pagedserve._core import KVGroup
-from pagedserve.attention.backends import min_block_size, write_and_attend
+from pagedserve.attention.backend import AttentionBackend
 from pagedserve.attention.cross import CrossStep, EncoderDecoderAttention
 from pagedserve.attention.interface import PagedAttention, answering
 from pagedserve.attention.metadata import AttentionMetadata, BatchLayout
 from pagedserve.cache.engine import CacheEngine, LayerShape
 from pagedserve.cache.states import LayerStates
-from pagedserve.config import AttentionBackend
 from pagedserve.models.flat_batch import (
     StepImages,
     decoder_logits,
@@ -109,7 +108,7 @@ def encoder_hidden_states(
         AttentionMetadata(batch.layout, batch.slot_mapping.to(model.device)),
         cache.gpu_pools * len(layers),
         [layer.window for layer in layers],
-        write_and_attend(backend),
+        backend,
         causal=False,
     )
     with answering(attention):
@@ -158,7 +157,7 @@ def encoder_decoder_logits(
         attention = EncoderDecoderAttention(
             AttentionMetadata(batch.layout, batch.slot_mapping.to(model.device)),
             cache.gpu_pools,
-            write_and_attend(backend),
+            backend,
             step,
         )
         with answering(attention):
@@ -200,7 +199,7 @@ def _cache_of_nan(
     dtype: torch.dtype,
 ) -> CacheEngine:
     """A cache with as many blocks for each prompt as the longest needs, and a state slot."""
-    block_size = min_block_size(backend)
+    block_size = backend.min_block_size
     cache = CacheEngine(
         layers,
         num_gpu_blocks=len(prompts) * -(-max(map(len, prompts)) // block_size),
@@ -227,7 +226,7 @@ def _attention(
         AttentionMetadata(batch.layout, batch.slot_mapping.to(model.device)),
         cache.gpu_pools,
         [layer.window for layer in layers],
-        write_and_attend(backend),
+        backend,
     )
 
 

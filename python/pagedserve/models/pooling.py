@@ -8,7 +8,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from pagedserve.config import AttentionBackend, EngineArgs
+from pagedserve.attention.backend import AttentionBackend
+from pagedserve.config import EngineArgs
 from pagedserve.errors import UnsupportedModelError
 from pagedserve.models.classifiers import class_rules
 from pagedserve.models.encoders import is_encoder

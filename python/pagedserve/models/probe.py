@@ -26,11 +26,12 @@ from transformers import (
     PreTrainedModel,
 )
 
+from pagedserve.attention.backend import AttentionBackend
 from pagedserve.attention.backends import choose_backend
 from pagedserve.attention.interface import AttentionCall, answering, paged_attention_forward
 from pagedserve.cache.engine import LayerShape
 from pagedserve.cache.states import LayerStates
-from pagedserve.config import AttentionBackend, CpuKernels, Quantization
+from pagedserve.config import CpuKernels, Quantization
 from pagedserve.errors import PagedServeError, UnsupportedModelError
 from pagedserve.images import TEXT_ALONE
 from pagedserve.models.files import architecture_of, first_line

@@ -11,8 +11,7 @@ from typing import Any, Final
 
 from transformers import PreTrainedModel
 
-from pagedserve.attention.backends import min_block_size
-from pagedserve.config import AttentionBackend
+from pagedserve.attention.backend import AttentionBackend
 
 # So low that a check has several windows and chunks; blocks may not be larger.
 _LOWERED: Final = 8
@@ -30,7 +29,7 @@ _NAMES: Final = (
 @contextmanager
 def lowered_thresholds(model: PreTrainedModel, backend: AttentionBackend) -> Iterator[bool]:
     """A context in which the model's thresholds are lowered; yields whether it has any."""
-    lowered = max(_LOWERED, min_block_size(backend))
+    lowered = max(_LOWERED, backend.min_block_size)
     places = [
         (holder, name)
         for holder, names in _holders(model)

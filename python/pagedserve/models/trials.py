@@ -18,11 +18,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from pagedserve.attention.backends import min_block_size
+from pagedserve.attention.backend import AttentionBackend
 from pagedserve.attention.interface import ATTENTION_NAME
 from pagedserve.cache.engine import LayerShape
 from pagedserve.cache.states import LayerStates
-from pagedserve.config import AttentionBackend
 from pagedserve.errors import UnsupportedModelError
 from pagedserve.models.files import architecture_of
 from pagedserve.models.paged_logits import flat_logits, paged_logits
@@ -180,7 +179,7 @@ def make_trial(
         selects_logits: see `Trial`.
         is_lowered: see `Trial`; the caller lowers the thresholds.
     """
-    block_size = min_block_size(backend)
+    block_size = backend.min_block_size
     lengths = [min(4 * block_size - 2, max_len), min(2 * block_size - 2, max_len)]
     prompts = [prompt_of(model, length) for length in lengths]
     rows = [torch.tensor(sorted({*range(0, length, 3), length - 1})[::-1]) for length in lengths]

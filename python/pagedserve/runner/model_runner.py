@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pagedserve.attention.backends import write_and_attend
 from pagedserve.attention.cross import CrossStep, EncoderDecoderAttention
 from pagedserve.attention.interface import PagedAttention, answering
 from pagedserve.attention.metadata import AttentionMetadata, BatchLayout
@@ -38,7 +37,7 @@ class Forward:
         """Store the components without copies."""
         self._model = loaded.model
         self.selects_logits = loaded.selects_logits
-        self._write_and_attend = write_and_attend(loaded.attention_backend)
+        self._backend = loaded.attention_backend
         self._windows = [layer.window for layer in loaded.layers]
         self._cache = cache
         self._states = loaded.states
@@ -80,13 +79,13 @@ class Forward:
     def _attention(self, inputs: StepInputs) -> PagedAttention:
         if inputs.cross is not None:
             return EncoderDecoderAttention(
-                inputs.metadata, self._pools, self._write_and_attend, inputs.cross
+                inputs.metadata, self._pools, self._backend, inputs.cross
             )
         return PagedAttention(
             inputs.metadata,
             self._pools,
             self._windows,
-            self._write_and_attend,
+            self._backend,
             causal=not self._is_encoder,
             by_window=self._by_window(inputs),
         )

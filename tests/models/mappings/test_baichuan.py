@@ -152,7 +152,7 @@ def test_logits_are_those_of_the_plain_model(
     directory, config, weights = save(form)
     loaded = load_on(backend, directory, precision)
     assert loaded.max_model_len == 64
-    found = paged_logits(loaded.model, loaded.layers, PROMPTS, [33, 5], backend)
+    found = paged_logits(loaded.model, loaded.layers, PROMPTS, [33, 5], loaded.attention_backend)
     rounded = {name: weight.to(loaded.dtype).double() for name, weight in weights.items()}
     for prompt, ours in zip(PROMPTS, found, strict=True):
         exact = plain_logits(config, rounded, prompt)

@@ -1,11 +1,12 @@
 """Which modules are replaced on a device, and fallbacks if the numerics check fails."""
 
-from typing import Final
+from typing import Final, Literal
 
 import torch
 from transformers import PreTrainedModel
 
-from pagedserve.config import AttentionBackend, CpuKernels, EngineArgs
+from pagedserve.attention.backend import AttentionBackend
+from pagedserve.config import CpuKernels, EngineArgs
 from pagedserve.models.fused.cpu.replace import replace_for_cpu
 from pagedserve.models.fused.gpu.replace import replace_for_gpu
 from pagedserve.parallel.group import RankGroup
@@ -19,8 +20,7 @@ def kernels_wanted(
     """The kernels of an option, or else the fastest for the attention backend."""
     if config.cpu_kernels is not None:
         return config.cpu_kernels
-    fusing = "rust" if _takes_cpu_modules(config, device, backend) else "triton"
-    return "fused" if backend == fusing else "modules"
+    return "fused" if backend.fused_layers == _kind(config, device, backend) else "modules"
 
 
 def with_fewer(kernels: CpuKernels, config: EngineArgs) -> CpuKernels | None:
@@ -41,12 +41,19 @@ def replace_modules_of(
     Ranks of a model replace the same modules.
     """
     everywhere = bool if group is None else group.agree
-    if _takes_cpu_modules(config, model.device, backend):
+    if _kind(config, model.device, backend) == "cpu":
         return replace_for_cpu(model, kernels, config.quantization, everywhere)
     return replace_for_gpu(model, kernels, everywhere)
 
 
-def _takes_cpu_modules(config: EngineArgs, device: torch.device, backend: AttentionBackend) -> bool:
-    """In Triton's interpreter a model gets GPU modules, unless an option names those of the CPU."""
+def _kind(
+    config: EngineArgs, device: torch.device, backend: AttentionBackend
+) -> Literal["cpu", "gpu"]:
+    """Kind of the replacements: those of the device.
+
+    In Triton's interpreter a model gets GPU modules, unless an option names those of the CPU.
+    """
+    if device.type != "cpu":
+        return "gpu"
     names_cpu = config.cpu_kernels is not None or config.quantization is not None
-    return device.type == "cpu" and (backend != "triton" or names_cpu)
+    return "cpu" if names_cpu else backend.fused_layers or "cpu"

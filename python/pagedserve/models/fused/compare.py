@@ -6,10 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pagedserve.attention.backends import write_and_attend
+from pagedserve.attention.backend import AttentionBackend
 from pagedserve.attention.interface import PagedAttention, answering
 from pagedserve.attention.metadata import AttentionMetadata, BatchLayout
-from pagedserve.config import AttentionBackend
 
 _NUM_TOKENS: Final = 5
 _BLOCK_SIZE: Final = 16
@@ -34,10 +33,8 @@ def layers_agree(layer: Any, fused: nn.Module, backend: AttentionBackend) -> boo
         1, _BLOCK_SIZE, attention.k_proj.out_features // head_size, 2 * head_size
     )
 
-    attend = write_and_attend(backend)
-
     def run(module: nn.Module) -> Tensor:
-        with answering(PagedAttention(_metadata(weight.device), [pool], [None], attend)):
+        with answering(PagedAttention(_metadata(weight.device), [pool], [None], backend)):
             output = module(
                 hidden.clone(), attention_mask=None, position_embeddings=(cosines, sines)
             )

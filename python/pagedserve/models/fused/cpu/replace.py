@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from pagedserve.attention.rust import BACKEND
 from pagedserve.config import CpuKernels, Quantization
 from pagedserve.errors import ConfigError
 from pagedserve.host_ops.capabilities import has_kernels, has_vectors
@@ -103,7 +104,7 @@ def _replace_layers(
     model: nn.Module, quantization: Quantization | None, everywhere: Callable[[bool], bool]
 ) -> int:
     def agree(layer: nn.Module, fused: CpuDecoderLayer) -> bool:
-        return layers_agree(_quantized(layer, quantization), fused, "rust")
+        return layers_agree(_quantized(layer, quantization), fused, BACKEND)
 
     make = partial(CpuDecoderLayer, quantization=quantization)
     return replace_modules(model, can_fuse, make, agree, everywhere)

@@ -38,9 +38,10 @@ def replace_for_gpu(
 
 
 def _replace_layers(model: nn.Module, everywhere: Callable[[bool], bool]) -> int:
+    from pagedserve.attention.triton import BACKEND
     from pagedserve.models.fused.gpu.layers import GpuDecoderLayer, can_fuse  # imports triton
 
-    agree = partial(layers_agree, backend="triton")
+    agree = partial(layers_agree, backend=BACKEND)
     return replace_modules(model, can_fuse, GpuDecoderLayer, agree, everywhere)
 
 
