@@ -20,6 +20,7 @@ from pagedserve.models.probe_cache import ProbeCacheEntry
 SaveTiny = Callable[..., Path]
 RESULT = ProbeResult(
     (LayerShape(num_kv_heads=2, key_size=8, value_size=4, window=16),),
+    ("model.layers.0.self_attn",),
     max_exact_len=64,
     selects_logits=True,
     vocab_size=97,

@@ -7,7 +7,7 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from pagedserve.attention.backends import get_backend
-from pagedserve.attention.interface import register
+from pagedserve.attention.interface import number_layers, register
 from pagedserve.cache.engine import LayerShape
 from pagedserve.models.loader import LoadedModel
 from tests.support.fake_cuda import GPU
@@ -41,6 +41,7 @@ def loaded_model(family: str, *, is_fused: bool) -> LoadedModel:
     hf_config._attn_implementation = "pagedserve"
     with torch.device(GPU):
         model = kind._from_config(hf_config, dtype=torch.bfloat16)
+    number_layers(model, [f"model.layers.{index}.self_attn" for index in range(2)])
     if is_fused:
         layers = model.model.layers
         assert all(can_fuse(layer) for layer in layers)

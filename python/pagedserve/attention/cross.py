@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pagedserve.attention.backend import AttentionBackend
-from pagedserve.attention.interface import AttentionCall, PagedAttention
+from pagedserve.attention.interface import AttentionCall, PagedAttention, layers_of
 from pagedserve.attention.metadata import AttentionMetadata, BatchLayout
 from pagedserve.errors import UnsupportedModelError
 
@@ -86,7 +86,10 @@ def _rows_of_one(
 
 
 class EncoderDecoderAttention(PagedAttention):
-    """Attention of a decoder's step, with cross-attention over the tables of encoders."""
+    """Attention of a decoder's step, with cross-attention over the tables of encoders.
+
+    Layers with even indices are self-attention; the next one is its cross-attention.
+    """
 
     def __init__(
         self,
@@ -109,10 +112,11 @@ class EncoderDecoderAttention(PagedAttention):
 
     def answer(self, call: AttentionCall) -> Tensor:
         """Write and attend; cross-attention first writes the encoders' new keys, if any."""
-        is_cross = self.num_calls % 2 == 1
+        layers = layers_of(call.module)
+        is_cross = any(layer % 2 for layer in layers)
         if not is_cross or call.mask is not None:
             return super().answer(call)
-        pool = self.next_layer().pool
+        pool = self.attend_next(layers).pool
         options = replace(call.options, causal=False)
         if self._step.writing is not None:
             self._backend.write_and_attend(

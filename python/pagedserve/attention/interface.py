@@ -2,15 +2,19 @@
 
 One function is registered under the name ``"pagedserve"``, and no mask function, so the models
 create no masks.  The handler of a forward pass is a context variable, because not every model
-passes keyword arguments on to the function.  A layer is identified by the ordinal of its call,
-because some models number their layers twice or not at all.
+passes keyword arguments on to the function.
+
+A *layer* is a call of the function in a forward pass, with a separate pool.  The modules that call
+it learn the indices of their layers when the model is loaded (`number_layers`), because some models
+number their layers twice or not at all.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from torch import Tensor, nn
 from transformers import AttentionInterface
@@ -22,6 +26,8 @@ from pagedserve.errors import StepError, UnsupportedModelError
 
 ATTENTION_NAME = "pagedserve"
 
+# Attribute of a module with the indices of its layers.
+_LAYERS: Final = "pagedserve_layers"
 # Arguments that change attention and that paged attention does not support: biases are slopes here,
 # models have tensors of them.
 _UNKNOWN_ARGUMENTS = ("indices", "block_indices", "head_mask", "alibi")
@@ -32,6 +38,7 @@ class AttentionCall:
     """Arguments of one layer's call of the attention function.
 
     Attributes:
+        module: the attention module that makes it.
         query: ``[1, H, T, D]``.
         key: ``[1, Hkv, T, D]``.
         value: ``[1, Hkv, T, Dv]``.
@@ -43,6 +50,7 @@ class AttentionCall:
             by distance in ``options``.
     """
 
+    module: nn.Module
     query: Tensor
     key: Tensor
     value: Tensor
@@ -81,8 +89,28 @@ class LayerStep(NamedTuple):
     metadata: AttentionMetadata
 
 
+def number_layers(model: nn.Module, names: Iterable[str]) -> None:
+    """Store the indices of their layers in attention modules.
+
+    Args:
+        model: model that contains the modules.
+        names: name of each layer's module; one that is called several times has several layers.
+    """
+    found: dict[str, list[int]] = defaultdict(list)
+    for index, name in enumerate(names):
+        found[name].append(index)
+    for name, indices in found.items():
+        vars(model.get_submodule(name))[_LAYERS] = tuple(indices)
+
+
+def layers_of(module: nn.Module) -> tuple[int, ...]:
+    """Indices of an attention module's layers, in the order of its calls; empty if unnumbered."""
+    layers: tuple[int, ...] = vars(module).get(_LAYERS, ())
+    return layers
+
+
 class PagedAttention:
-    """Serves the calls of one step from the KV pools, the n-th call from the n-th pool."""
+    """Serves the calls of one step, each from the pool of its layer."""
 
     def __init__(
         self,
@@ -111,18 +139,28 @@ class PagedAttention:
         self._pools = pools
         self._windows = windows
         self._causal = causal
-        self.num_calls = 0
+        self._has_attended = bytearray(len(pools))
 
-    def next_layer(self) -> LayerStep:
-        """Inputs of the next layer that attends.
+    @property
+    def num_calls(self) -> int:
+        """Number of layers that have attended."""
+        return self._has_attended.count(1)
+
+    def attend_next(self, layers: Sequence[int]) -> LayerStep:
+        """Inputs of the first of a module's layers that has not attended in this step.
 
         Raises:
-            StepError: all layers have attended.
+            StepError: all of them have.
         """
-        layer = self.num_calls
-        if layer == len(self._pools):
-            raise StepError(f"the model made more attention calls than its {layer} layers")
-        self.num_calls += 1
+        for layer in layers:
+            if not self._has_attended[layer]:
+                break
+        else:
+            raise StepError(
+                f"a module made more attention calls than the {len(layers)} that it made when the "
+                "model was loaded"
+            )
+        self._has_attended[layer] = 1
         window = self._windows[layer]
         metadata = self._metadata if window is None else self._by_window.get(window, self._metadata)
         return LayerStep(self._pools[layer], window, metadata)
@@ -143,7 +181,7 @@ class PagedAttention:
                 "the model adds a custom bias to each score: paged attention supports slopes, and "
                 "biases that are listed by distance"
             )
-        pool, window, metadata = self.next_layer()
+        pool, window, metadata = self.attend_next(layers_of(call.module))
         options = call.options
         if options.window != window or not self._causal:
             options = replace(options, window=window, causal=self._causal)
@@ -219,6 +257,7 @@ def paged_attention_forward(
         position_bias=bias if is_listed else None,
     )
     call = AttentionCall(
+        module=module,
         query=query,
         key=key,
         value=value,

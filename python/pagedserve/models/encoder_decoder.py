@@ -169,4 +169,5 @@ def _find_layers(model: PreTrainedModel) -> tuple[LayerShape, ...]:
             "decoders whose every layer attends to its own tokens, then to the encoder's, with "
             "keys of one size"
         )
+    recorder.number(model)
     return layers

@@ -80,4 +80,5 @@ def _find_layers(model: PreTrainedModel) -> tuple[LayerShape, ...]:
             f"made {len(stored)} calls of the attention interface; accepted are encoders whose "
             "every layer attends through it once, with keys of one size"
         )
+    recorder.number(model)
     return tuple(recorder.layers)

@@ -18,7 +18,7 @@ from transformers import (
 
 from pagedserve.attention.backend import AttentionBackend
 from pagedserve.attention.backends import choose_backend
-from pagedserve.attention.interface import register
+from pagedserve.attention.interface import number_layers, register
 from pagedserve.cache.engine import LayerShape
 from pagedserve.cache.states import LayerStates
 from pagedserve.collector import collector_paused
@@ -180,7 +180,7 @@ def load_model(
                 cached.save(probed)
         else:
             model = loading.load()
-            replaced_modules = loading.replace(model, probed.kernels)
+            replaced_modules = loading.replace(model, probed, probed.kernels)
         if probed.kernels != wanted:
             logger.warning(_FEWER_KERNELS, wanted, config.model, str(dtype)[6:], probed.kernels)
         if rules is not None:
@@ -316,8 +316,9 @@ class _Loading:
             if value not in (None, "generic"):
                 raise ConfigError(f"{name} is {value!r}, and {what} keeps its own modules")
 
-    def replace(self, model: PreTrainedModel, kernels: CpuKernels) -> str:
-        """Replace modules; returns a description."""
+    def replace(self, model: PreTrainedModel, probed: ProbeResult, kernels: CpuKernels) -> str:
+        """Number the layers that a probe found, and replace modules; returns a description."""
+        number_layers(model, probed.modules)
         return replace_modules_of(model, self.config, self.backend, kernels, self.group)
 
     def try_modules(self, kernels: CpuKernels) -> tuple[PreTrainedModel, ProbeResult, str]:
@@ -335,7 +336,7 @@ class _Loading:
             self.group.from_first(lambda: self._compare_with_whole(probe))
         images = try_images(model, self.config, probe, self.max_model_len)
         while kernels != "generic":
-            replaced = self.replace(model, kernels)
+            replaced = self.replace(model, probe.result, kernels)
             try:
                 check_replaced(model, probe, self.config.quantization)
             except PagedServeError:
@@ -348,7 +349,7 @@ class _Loading:
             del model
             model = self.load()
         else:
-            replaced = self.replace(model, kernels)
+            replaced = self.replace(model, probe.result, kernels)
         result = judge_images(model, images, probe, self.config.quantization)
         return model, replace(result, kernels=kernels), replaced
 

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, Final, NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import (
     AttentionInterface,
     AttentionMaskInterface,
@@ -28,7 +28,12 @@ from transformers import (
 
 from pagedserve.attention.backend import AttentionBackend
 from pagedserve.attention.backends import choose_backend
-from pagedserve.attention.interface import AttentionCall, answering, paged_attention_forward
+from pagedserve.attention.interface import (
+    AttentionCall,
+    answering,
+    number_layers,
+    paged_attention_forward,
+)
 from pagedserve.cache.engine import LayerShape
 from pagedserve.cache.states import LayerStates
 from pagedserve.config import CpuKernels, Quantization
@@ -72,12 +77,14 @@ class CallRecorder:
     def __init__(self, masks: MaskReader | None = None) -> None:
         """Start empty; `masks` has the masks of a probe forward pass."""
         self._masks = masks
+        self.modules: list[nn.Module] = []
         self.layers: list[LayerShape] = []
         self.mask_windows: list[int | None] = []
         self.has_window: list[bool] = []
 
     def answer(self, call: AttentionCall) -> Tensor:
         """Record the call."""
+        self.modules.append(call.module)
         self.layers.append(
             LayerShape(
                 num_kv_heads=call.key.shape[1],
@@ -94,6 +101,23 @@ class CallRecorder:
         _, num_heads, num_tokens, _ = call.query.shape
         return call.query.new_zeros(num_tokens, num_heads, call.value.shape[-1])
 
+    def number(self, model: PreTrainedModel) -> tuple[str, ...]:
+        """Number the layers of the modules that made the calls; returns the name of each.
+
+        Raises:
+            UnsupportedModelError: a module is not part of the model.
+        """
+        names = {module: name for name, module in model.named_modules()}
+        for module in self.modules:
+            if module not in names:
+                raise UnsupportedModelError(
+                    f"architecture {architecture_of(model.config)} cannot be run: "
+                    f"{type(module).__name__}, which attends, is not one of its modules"
+                )
+        found = tuple(names[module] for module in self.modules)
+        number_layers(model, found)
+        return found
+
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
@@ -101,6 +125,7 @@ class ProbeResult:
 
     Attributes:
         layers: KV shape of each attention call, in the order of the calls.
+        modules: name of the module that makes each of them.
         max_exact_len: maximum length for which these layers describe the model's attention.
         selects_logits: see `pagedserve.models.flat_batch.flat_batch_logits`.
         vocab_size: rows of the embedding.
@@ -111,6 +136,7 @@ class ProbeResult:
     """
 
     layers: tuple[LayerShape, ...]
+    modules: tuple[str, ...]
     max_exact_len: int
     selects_logits: bool
     vocab_size: int
@@ -210,7 +236,7 @@ def _own_failure(model: PreTrainedModel) -> Exception | None:
 
 
 def find_layers(model: PreTrainedModel, *, max_model_len: int) -> ProbeResult:
-    """Run the model on a few tokens and find its layers.
+    """Run the model on a few tokens, find its layers and number them.
 
     Raises:
         UnsupportedModelError: a layer keeps unsupported contents, or does not use our attention
@@ -238,6 +264,7 @@ def find_layers(model: PreTrainedModel, *, max_model_len: int) -> ProbeResult:
     )
     return ProbeResult(
         tuple(layers),
+        recorder.number(model),
         masks.max_exact_len,
         selects_logits,
         vocab_size(model),

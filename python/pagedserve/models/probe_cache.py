@@ -75,7 +75,8 @@ class ProbeCacheEntry:
                 tuple(StateShape(**state | {"shape": tuple(state["shape"])}) for state in kept)
                 for kept in content["states"]
             )
-            return ProbeResult(**(found | {"layers": layers, "states": states}))
+            lists = {"layers": layers, "modules": tuple(content["modules"]), "states": states}
+            return ProbeResult(**(found | lists))
         except (OSError, ValueError, TypeError, KeyError):
             return None
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from pagedserve.attention.backend import AttentionBackend
-from pagedserve.attention.interface import PagedAttention, answering
+from pagedserve.attention.interface import PagedAttention, answering, layers_of
 from pagedserve.attention.metadata import AttentionMetadata, BatchLayout
 
 _NUM_TOKENS: Final = 5
@@ -32,9 +32,11 @@ def layers_agree(layer: Any, fused: nn.Module, backend: AttentionBackend) -> boo
     pool = hidden.new_zeros(
         1, _BLOCK_SIZE, attention.k_proj.out_features // head_size, 2 * head_size
     )
+    num_layers = 1 + max(layers_of(attention))  # only the last of these attends
 
     def run(module: nn.Module) -> Tensor:
-        with answering(PagedAttention(_metadata(weight.device), [pool], [None], backend)):
+        step = _metadata(weight.device)
+        with answering(PagedAttention(step, [pool] * num_layers, [None] * num_layers, backend)):
             output = module(
                 hidden.clone(), attention_mask=None, position_embeddings=(cosines, sines)
             )

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from pagedserve._core.cpu import DecoderLayer
-from pagedserve.attention.interface import current_step
+from pagedserve.attention.interface import current_step, layers_of
 from pagedserve.config import Quantization
 from pagedserve.host_ops.capabilities import DTYPE_NAMES
 from pagedserve.models.fused.cpu.linears import (
@@ -51,6 +51,7 @@ class CpuDecoderLayer(FusedModule):
         qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
         output, down = own_linear(attention.o_proj), own_linear(mlp.down_proj)
         self._group = group_of(attention.o_proj)
+        self._layers = layers_of(attention)
         has_bias = qkv[0].bias is not None
         self._head_size = int(attention.head_dim)
         self._rotates = bool(getattr(attention, "use_rope", True))
@@ -92,7 +93,7 @@ class CpuDecoderLayer(FusedModule):
         **_: object,
     ) -> Tensor:
         """Run the layer: hidden states ``[1, T, F]``; cosines and sines ``[1, T, rotary size]``."""
-        pool, window, metadata = current_step().next_layer()
+        pool, window, metadata = current_step().attend_next(self._layers)
         layout = metadata.layout
         cosines, sines = (angles.contiguous() for angles in position_embeddings)
         hidden_states = hidden_states.contiguous()

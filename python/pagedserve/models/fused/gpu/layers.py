@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pagedserve.attention.interface import current_step
+from pagedserve.attention.interface import current_step, layers_of
 from pagedserve.attention.metadata import AttentionOptions
 from pagedserve.attention.triton import attend
 from pagedserve.kernels.layer import add_norm, rotate_and_write, swiglu
@@ -51,6 +51,7 @@ class GpuDecoderLayer(FusedModule):
         """Take the weights of a layer that `can_fuse` accepts; stacked ones are copies."""
         super().__init__()
         attention, mlp, names = layer.self_attn, layer.mlp, norm_names(layer)
+        self._layers = layers_of(attention)
         if names is None:
             raise TypeError(f"{type(layer).__name__} is no decoder layer of a known family")
         self.attention_norm = GpuRMSNorm(getattr(layer, names.attention))
@@ -76,7 +77,7 @@ class GpuDecoderLayer(FusedModule):
         **_: object,
     ) -> Tensor:
         """Run the layer: hidden states ``[1, T, F]``; cosines and sines ``[1, T, rotary size]``."""
-        pool, window, metadata = current_step().next_layer()
+        pool, window, metadata = current_step().attend_next(self._layers)
         hidden = hidden_states.contiguous().flatten(0, 1)
         query = self._rotate_and_write(
             self.qkv(self.attention_norm(hidden)),
