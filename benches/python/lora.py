@@ -8,7 +8,6 @@ to the step without in the same round.
 import argparse
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -68,8 +67,8 @@ class DecodeStep:
         started = perf_counter()
         index = self._inputs.sample_index
         rows = AdapterRows(slots, self._inputs.token_ids.device)
-        with nullcontext() if modules is None else modules.step(rows):
-            self._forward(self._inputs, index)
+        adapters = None if modules is None else modules.of_step(rows)
+        self._forward(self._inputs, index, adapters=adapters)
         return perf_counter() - started
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pagedserve.cache.engine import CacheEngine, LayerShape
+from pagedserve.models.adapters import StepAdapters
 from pagedserve.runner.buffers import StepInputs
 from pagedserve.runner.graphs import DecodeGraphs
 from pagedserve.runner.model_runner import ModelRunner
@@ -64,7 +65,10 @@ class ZeroForward:
     def __init__(self) -> None:
         self.fails = False
 
-    def __call__(self, inputs: StepInputs, index: Tensor | None = None) -> Tensor:
+    def __call__(
+        self, inputs: StepInputs, index: Tensor | None = None, adapters: StepAdapters | None = None
+    ) -> Tensor:
+        assert adapters is None
         if self.fails:
             raise RuntimeError("the model failed")
         num_rows = inputs.token_ids.shape[1] if index is None else len(index)

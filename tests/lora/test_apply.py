@@ -194,8 +194,6 @@ def test_what_fits_no_slot_is_refused(oracle: Any, slot: int) -> None:
 def test_a_slot_that_does_not_exist_is_refused_in_a_step(oracle: Any) -> None:
     directory, _ = oracle([{"r": 4, **QV}])
     _, modules = generic(directory)
-    with (
-        pytest.raises(StepError, match="slots must be below 2; got 2"),
-        modules.step(AdapterRows(np.array([0, 2, -1], dtype=np.int32), torch.device("cpu"))),
-    ):
-        pass
+    rows = AdapterRows(np.array([0, 2, -1], dtype=np.int32), torch.device("cpu"))
+    with pytest.raises(StepError, match="slots must be below 2; got 2"):
+        modules.of_step(rows)

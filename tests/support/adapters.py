@@ -104,8 +104,9 @@ class MixedBatch:
         """Of all tokens but the last of each sequence, ``[T - 1, V]``."""
         lengths = [len(sequence) - 1 for sequence in self._sequences]
         inputs = self._inputs([(0, length) for length in lengths])
-        with self._modules.step(AdapterRows(np.repeat(self._slots, lengths), self._device)):
-            return list(self._forward(inputs).split(lengths))
+        rows = AdapterRows(np.repeat(self._slots, lengths), self._device)
+        logits = self._forward(inputs, adapters=self._modules.of_step(rows))
+        return list(logits.split(lengths))
 
     @torch.inference_mode()
     def last_logits(self) -> Tensor:
@@ -113,8 +114,8 @@ class MixedBatch:
         inputs = self._inputs([(len(tokens) - 1, len(tokens)) for tokens in self._sequences])
         index = torch.arange(0, len(self._sequences), 2, dtype=torch.int32)
         rows = [AdapterRows(slots, self._device) for slots in (self._slots, self._slots[::2])]
-        with self._modules.step(*rows):
-            return self._forward(inputs, index.to(self._device))
+        adapters = self._modules.of_step(*rows)
+        return self._forward(inputs, index.to(self._device), adapters=adapters)
 
     def _inputs(self, spans: Sequence[tuple[int, int]]) -> StepInputs:
         positions = [np.arange(*span) for span in spans]

@@ -7,8 +7,9 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from pagedserve.attention.backends import get_backend
-from pagedserve.attention.interface import number_layers, register
+from pagedserve.attention.interface import number_layers
 from pagedserve.cache.engine import LayerShape
+from pagedserve.models.attention_function import register
 from pagedserve.models.loader import LoadedModel
 from tests.support.fake_cuda import GPU
 

@@ -1,36 +1,24 @@
-"""The attention function that transformers' models call, and the handlers of the calls.
+"""Attention calls of a model's modules, and their handler over the KV pools.
 
-One function is registered under the name ``"pagedserve"``, and no mask function, so the models
-create no masks.  The handler of a forward pass is a context variable, because not every model
-passes keyword arguments on to the function.
-
-A *layer* is a call of the function in a forward pass, with a separate pool.  The modules that call
-it learn the indices of their layers when the model is loaded (`number_layers`), because some models
-number their layers twice or not at all.
+A *layer* is a call of the attention function in a forward pass, with a separate pool.  The modules
+that call it learn the indices of their layers when the model is loaded (`number_layers`), because
+some models number their layers twice or not at all.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from torch import Tensor, nn
-from transformers import AttentionInterface
 
 from pagedserve.attention.backend import AttentionBackend
 from pagedserve.attention.chunks import in_chunks
 from pagedserve.attention.metadata import AttentionMetadata, AttentionOptions
 from pagedserve.errors import StepError, UnsupportedModelError
 
-ATTENTION_NAME = "pagedserve"
-
 # Attribute of a module with the indices of its layers.
 _LAYERS: Final = "pagedserve_layers"
-# Arguments that change attention and that paged attention does not support: biases are slopes here,
-# models have tensors of them.
-_UNKNOWN_ARGUMENTS = ("indices", "block_indices", "head_mask", "alibi")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,19 +54,6 @@ class AttentionHandler(Protocol):
 
     def answer(self, call: AttentionCall) -> Tensor:
         """Returns ``[T, H, Dv]``."""
-
-
-_handler: ContextVar[AttentionHandler] = ContextVar("pagedserve_attention_handler")
-
-
-@contextmanager
-def answering(handler: AttentionHandler) -> Iterator[None]:
-    """Let the handler serve every attention call in this context."""
-    token = _handler.set(handler)
-    try:
-        yield
-    finally:
-        _handler.reset(token)
 
 
 class LayerStep(NamedTuple):
@@ -193,83 +168,3 @@ class PagedAttention:
             metadata=metadata if call.chunk is None else in_chunks(metadata, call.chunk),
             options=options,
         )
-
-
-def current_step() -> PagedAttention:
-    """The step in progress, for layers that call attention directly.
-
-    Raises:
-        StepError: outside of `answering`, or without pools.
-    """
-    handler = _handler.get(None)
-    if not isinstance(handler, PagedAttention):
-        raise StepError("a fused layer was called outside of a step of the model runner")
-    return handler
-
-
-def paged_attention_forward(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: object = None,
-    *,
-    scaling: float | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
-    """Compute attention; transformers calls it once per layer.
-
-    Args:
-        module: the attention module.
-        query: ``[1, H, T, D]``.
-        key: ``[1, Hkv, T, D]``.
-        value: ``[1, Hkv, T, Dv]``.
-        attention_mask: passed on to the handler.
-        scaling: factor of the scores; None is ``D ** -0.5``.
-        **kwargs: supported are ``sliding_window``, ``attention_chunk_size``, ``softcap``,
-            ``s_aux``, ``alibi_slopes`` and ``position_bias``; the last is ``[1, H, T, T]``, or
-            ``[H, N]`` by distance.
-
-    Returns:
-        ``([1, T, H, Dv], None)``.
-
-    Raises:
-        UnsupportedModelError: an argument is not supported.
-        StepError: outside of `answering`.
-    """
-    for name in _UNKNOWN_ARGUMENTS:
-        if kwargs.get(name) is not None:
-            raise UnsupportedModelError(
-                f"{type(module).__name__} passes {name!r} to attention: paged attention knows "
-                "sliding_window, softcap, s_aux, alibi_slopes and position_bias only"
-            )
-    handler = _handler.get(None)
-    if handler is None:
-        raise StepError("paged attention was called outside of a step of the model runner")
-    bias: Tensor | None = kwargs.get("position_bias")
-    is_listed = bias is not None and bias.dim() == 2  # noqa: PLR2004  # [H, N]
-    options = AttentionOptions(
-        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
-        window=kwargs.get("sliding_window"),
-        softcap=kwargs.get("softcap"),
-        sinks=kwargs.get("s_aux"),
-        alibi=kwargs.get("alibi_slopes"),
-        position_bias=bias if is_listed else None,
-    )
-    call = AttentionCall(
-        module=module,
-        query=query,
-        key=key,
-        value=value,
-        options=options,
-        has_window="sliding_window" in kwargs,
-        chunk=kwargs.get("attention_chunk_size"),
-        mask=attention_mask,
-        position_bias=None if is_listed else bias,
-    )
-    return handler.answer(call).unsqueeze(0), None
-
-
-def register() -> None:
-    """Register the function with transformers; idempotent."""
-    AttentionInterface.register(ATTENTION_NAME, paged_attention_forward)

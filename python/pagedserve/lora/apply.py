@@ -1,7 +1,6 @@
 """Adapters of a loaded model: the modules that can have them, and their slots."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple, TypeAlias
@@ -19,11 +18,11 @@ from pagedserve.lora.modules import (
     AdaptedPacked,
 )
 from pagedserve.lora.weights import LoraWeights
-from pagedserve.models.adapters import AdapterRows, StepAdapters, adapting
+from pagedserve.models.adapters import AdapterRows, StepAdapters
 from pagedserve.models.fused.cpu.linears import PackedEmbedding, PackedLinear
 from pagedserve.models.fused.parts import FusedModule, FusedPart
 from pagedserve.models.loader import LoadedModel
-from pagedserve.models.states import mixing_modules
+from pagedserve.models.mixers import mixing_modules
 
 # Hooks into a module, from its parts by their names in the model.
 Hook: TypeAlias = Callable[[nn.Module, Mapping[str, FusedPart]], AdaptedModules]
@@ -66,21 +65,23 @@ class AdapterModules:
         for place in self._places:
             place.load(slot, {name: weights[name] for name in place.targets if name in weights})
 
-    @contextmanager
-    def step(self, tokens: AdapterRows, samples: AdapterRows | None = None) -> Iterator[None]:
-        """A context in which one forward pass applies adapters.
+    def of_step(
+        self, tokens: AdapterRows, samples: AdapterRows | None = None
+    ) -> StepAdapters | None:
+        """Adapters of one forward pass; None if no row has one.
 
         Args:
             tokens: adapters of the flat batch.
             samples: adapters of the tokens that need logits; None is all.
+
+        Raises:
+            StepError: there is no such slot.
         """
         if len(tokens.slots) == 0:
-            yield
-            return
+            return None
         if tokens.slots[-1] >= self._num_slots:
             raise StepError(f"slots must be below {self._num_slots}; got {tokens.slots[-1]}")
-        with adapting(StepAdapters(tokens, tokens if samples is None else samples)):
-            yield
+        return StepAdapters(tokens, tokens if samples is None else samples)
 
 
 class _Hooks(NamedTuple):

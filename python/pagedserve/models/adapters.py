@@ -1,12 +1,5 @@
-"""Adapter rows of the forward pass in progress, for the modules that apply adapters.
+"""Adapter rows of a forward pass, for the modules that apply adapters; the host knows the slots."""
 
-Slots are known to the host.  A forward pass without adapter rows sets no context, so that it costs
-each module only a check.
-"""
-
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, TypeAlias
@@ -100,21 +93,3 @@ class StepAdapters:
 
     tokens: AdapterRows
     samples: AdapterRows
-
-
-_step: ContextVar[StepAdapters | None] = ContextVar("pagedserve_adapters", default=None)
-
-
-@contextmanager
-def adapting(step: StepAdapters) -> Iterator[None]:
-    """A context in which modules apply their adapters."""
-    token = _step.set(step)
-    try:
-        yield
-    finally:
-        _step.reset(token)
-
-
-def current_adapters() -> StepAdapters | None:
-    """Adapter rows of the forward pass in progress; None without adapters."""
-    return _step.get()

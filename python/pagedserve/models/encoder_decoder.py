@@ -22,7 +22,6 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_SPEECH_SEQ_2_SEQ_MA
 
 from pagedserve.attention.backend import AttentionBackend
 from pagedserve.attention.cross import WholeAttention
-from pagedserve.attention.interface import answering
 from pagedserve.cache.engine import LayerShape
 from pagedserve.config import EngineArgs
 from pagedserve.errors import UnsupportedModelError
@@ -31,6 +30,7 @@ from pagedserve.models.audio_processor import load_audio_processor
 from pagedserve.models.encoder_prompts import EncoderDecoder
 from pagedserve.models.files import architecture_of
 from pagedserve.models.flat_batch import decoder_logits
+from pagedserve.models.forward_context import ForwardContext, forwarding
 from pagedserve.models.limits import num_positions
 from pagedserve.models.paged_logits import encoder_decoder_logits
 from pagedserve.models.probe import CallRecorder, refusing_failures
@@ -100,7 +100,7 @@ def encoder_states(model: PreTrainedModel, inputs: Tensor) -> Tensor:
     encoder: Any = model.get_encoder()
     dtype = model.dtype if inputs.is_floating_point() else inputs.dtype
     given = {encoder.main_input_name: inputs[None].to(model.device, dtype)}
-    with answering(WholeAttention()):
+    with forwarding(ForwardContext(attention=WholeAttention())):
         return cast(Tensor, encoder(**given).last_hidden_state[0])
 
 
@@ -155,9 +155,12 @@ def _own_logits(model: PreTrainedModel, states: Tensor, prompt: Tensor) -> Tenso
 
 def _find_layers(model: PreTrainedModel) -> tuple[LayerShape, ...]:
     recorder, prompt = CallRecorder(), prompt_of(model, 2)
-    with answering(recorder):
-        states = no_states(model).expand(3, -1)  # distinguishes the two kinds of calls
-        decoder_logits(model, prompt[None], torch.arange(2, device=model.device)[None], states)
+    context = ForwardContext(
+        attention=recorder,
+        positions=torch.arange(2, device=model.device)[None],
+        encoder_states=no_states(model).expand(3, -1),  # distinguishes the two kinds of calls
+    )
+    decoder_logits(model, prompt[None], context)
     layers = tuple(recorder.layers)
     config = model.config
     num_layers = getattr(config, "decoder_layers", None) or config.num_decoder_layers

@@ -12,11 +12,11 @@ import torch
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 
 from pagedserve.attention.backend import AttentionBackend
-from pagedserve.attention.interface import answering
 from pagedserve.cache.engine import LayerShape
 from pagedserve.errors import UnsupportedModelError
 from pagedserve.models.files import architecture_of
 from pagedserve.models.flat_batch import flat_batch_hidden_states
+from pagedserve.models.forward_context import ForwardContext
 from pagedserve.models.paged_logits import encoder_hidden_states
 from pagedserve.models.probe import CallRecorder, refusing_failures
 from pagedserve.models.trials import TOLERANCE, compare, prompt_of, using_attention
@@ -70,8 +70,8 @@ def check_encoder(
 
 def _find_layers(model: PreTrainedModel) -> tuple[LayerShape, ...]:
     recorder = CallRecorder()
-    with answering(recorder):
-        flat_batch_hidden_states(model, prompt_of(model, 2)[None])
+    prompt = prompt_of(model, 2)[None]
+    flat_batch_hidden_states(model, prompt, ForwardContext(attention=recorder))
     num_layers = model.config.get_text_config().num_hidden_layers
     stored = [(layer.num_kv_heads, layer.key_size, layer.value_size) for layer in recorder.layers]
     if len(stored) != num_layers or any(first != second for first, second in pairwise(stored)):

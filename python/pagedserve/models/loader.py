@@ -18,7 +18,7 @@ from transformers import (
 
 from pagedserve.attention.backend import AttentionBackend
 from pagedserve.attention.backends import choose_backend
-from pagedserve.attention.interface import number_layers, register
+from pagedserve.attention.interface import number_layers
 from pagedserve.cache.engine import LayerShape
 from pagedserve.cache.states import LayerStates
 from pagedserve.collector import collector_paused
@@ -27,6 +27,7 @@ from pagedserve.errors import ConfigError, PagedServeError
 from pagedserve.host_ops.capabilities import use_instructions
 from pagedserve.images import TEXT_ALONE
 from pagedserve.models.architectures import prepare_architecture
+from pagedserve.models.attention_function import register
 from pagedserve.models.classifiers import EncoderHead, with_class_head
 from pagedserve.models.device import choose_device
 from pagedserve.models.encoder_decoder import check_encoder_decoder, class_of, encoder_decoder_of

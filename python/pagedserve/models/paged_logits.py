@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from pagedserve._core import KVGroup
 from pagedserve.attention.backend import AttentionBackend
 from pagedserve.attention.cross import CrossStep, EncoderDecoderAttention
-from pagedserve.attention.interface import PagedAttention, answering
+from pagedserve.attention.interface import PagedAttention
 from pagedserve.attention.metadata import AttentionMetadata, BatchLayout
 from pagedserve.cache.engine import CacheEngine, LayerShape
 from pagedserve.cache.states import LayerStates
@@ -22,9 +22,10 @@ from pagedserve.models.flat_batch import (
     flat_batch_hidden_states,
     flat_batch_logits,
 )
+from pagedserve.models.forward_context import ForwardContext
 from pagedserve.models.image_features import step_images
 from pagedserve.models.prompt_images import PromptImages
-from pagedserve.models.states import PooledStates, keeping
+from pagedserve.models.states import PooledStates
 
 
 def paged_logits(
@@ -70,16 +71,20 @@ def paged_logits(
         batch = _FlatBatch.of(prompts, spans, cache)
         wanted = [place for place in places if place in batch.places]
         index = torch.tensor([batch.places[place] for place in wanted])
-        pooled = PooledStates(states, cache.states.device, batch.layout, model.device)
-        with answering(_attention(model, layers, cache, backend, batch)), keeping(pooled):
-            logits = flat_logits(
-                model,
-                batch.tokens,
-                batch.positions,
-                index=index,
-                selects_logits=selects_logits,
-                images=batch.images(images or {}, features or {}, model.device),
-            )
+        in_images = batch.images(images or {}, features or {}, model.device)
+        context = ForwardContext(
+            attention=_attention(model, layers, cache, backend, batch),
+            positions=batch.positions[None].to(model.device),
+            states=PooledStates(states, cache.states.device, batch.layout, model.device),
+        )
+        logits = flat_logits(
+            model,
+            batch.tokens,
+            context,
+            index=index,
+            selects_logits=selects_logits,
+            images=in_images,
+        )
         found |= dict(zip(wanted, logits, strict=True))
     return [
         torch.stack([found[row, int(position)] for position in wanted])
@@ -111,9 +116,9 @@ def encoder_hidden_states(
         backend,
         causal=False,
     )
-    with answering(attention):
-        positions = batch.positions[None].to(model.device)
-        states = flat_batch_hidden_states(model, batch.tokens[None], positions)
+    positions = batch.positions[None].to(model.device)
+    context = ForwardContext(attention=attention, positions=positions)
+    states = flat_batch_hidden_states(model, batch.tokens[None], context)
     return list(states.split([len(prompt) for prompt in prompts]))
 
 
@@ -160,9 +165,12 @@ def encoder_decoder_logits(
             backend,
             step,
         )
-        with answering(attention):
-            positions = batch.positions[None].to(model.device)
-            logits = decoder_logits(model, batch.tokens[None], positions, step.states)
+        context = ForwardContext(
+            attention=attention,
+            positions=batch.positions[None].to(model.device),
+            encoder_states=step.states,
+        )
+        logits = decoder_logits(model, batch.tokens[None], context)
         for row, of_row in enumerate(logits.float().split([end - start for start, end in spans])):
             found[row].append(of_row)
     return [torch.cat(of_prompt) for of_prompt in found]
@@ -172,7 +180,7 @@ def encoder_decoder_logits(
 def flat_logits(
     model: PreTrainedModel,
     tokens: Tensor,
-    positions: Tensor | None = None,
+    context: ForwardContext | None = None,
     *,
     index: Tensor,
     selects_logits: bool,
@@ -182,7 +190,7 @@ def flat_logits(
     return flat_batch_logits(
         model,
         tokens[None],
-        None if positions is None else positions[None].to(model.device),
+        context,
         index.to(model.device),
         selects_logits=selects_logits,
         images=images,

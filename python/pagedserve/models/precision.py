@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pagedserve.models.states import mixing_modules
+from pagedserve.models.mixers import mixing_modules
 
 
 @contextmanager

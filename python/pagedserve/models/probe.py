@@ -4,7 +4,7 @@ A model that computes part of its attention outside of our function would silent
 tokens.  So a model is refused unless
 
 1. its layers keep only keys and values of a sequence, or states that are kept by a module that
-   supports flat batches (`pagedserve.models.states`);
+   supports flat batches (`pagedserve.models.mixers`);
 2. every layer that attends makes attention calls, all of them equally many;
 3. its logits over paged KV equal those of its original attention, both unchanged and with windows,
    chunks and other thresholds lowered until a few dozen tokens exceed them (`models.trials`).
@@ -28,23 +28,21 @@ from transformers import (
 
 from pagedserve.attention.backend import AttentionBackend
 from pagedserve.attention.backends import choose_backend
-from pagedserve.attention.interface import (
-    AttentionCall,
-    answering,
-    number_layers,
-    paged_attention_forward,
-)
+from pagedserve.attention.interface import AttentionCall, number_layers
 from pagedserve.cache.engine import LayerShape
 from pagedserve.cache.states import LayerStates
 from pagedserve.config import CpuKernels, Quantization
 from pagedserve.errors import PagedServeError, UnsupportedModelError
 from pagedserve.images import TEXT_ALONE
+from pagedserve.models.attention_function import paged_attention_forward
 from pagedserve.models.files import architecture_of, first_line
+from pagedserve.models.forward_context import ForwardContext, forwarding
 from pagedserve.models.masks import MaskReader
+from pagedserve.models.mixers import mixing_modules
 from pagedserve.models.paged_logits import flat_logits
 from pagedserve.models.precision import computing_in_float32
 from pagedserve.models.quantized import is_quantized
-from pagedserve.models.states import StateRecorder, keeping, mixing_modules
+from pagedserve.models.states import StateRecorder
 from pagedserve.models.thresholds import lowered_thresholds
 from pagedserve.models.trials import Trial, make_trial, prompt_of, using_attention, vocab_size
 
@@ -244,7 +242,7 @@ def find_layers(model: PreTrainedModel, *, max_model_len: int) -> ProbeResult:
     """
     num_attending = _count_attending(model)
     recorder, states = CallRecorder(), StateRecorder(len(mixing_modules(model)), model.device)
-    with answering(recorder), keeping(states):
+    with forwarding(ForwardContext(attention=recorder, states=states)):
         selects_logits = _selects_logits(model)
     num_calls = len(recorder.layers)
     is_whole = num_calls > 0 and num_calls % num_attending == 0 if num_attending else not num_calls
@@ -376,8 +374,12 @@ def _mask_windows(model: PreTrainedModel, masks: MaskReader) -> list[int | None]
     recorder = CallRecorder(masks)
     AttentionInterface.register(_PROBE_NAME, paged_attention_forward)
     AttentionMaskInterface.register(_PROBE_NAME, masks)
-    with using_attention(model, _PROBE_NAME), answering(recorder):
+    with using_attention(model, _PROBE_NAME):
         flat_logits(
-            model, prompt_of(model, 2), index=torch.zeros(1, dtype=torch.long), selects_logits=True
+            model,
+            prompt_of(model, 2),
+            ForwardContext(attention=recorder),
+            index=torch.zeros(1, dtype=torch.long),
+            selects_logits=True,
         )
     return recorder.mask_windows

@@ -19,10 +19,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from pagedserve.attention.backend import AttentionBackend
-from pagedserve.attention.interface import ATTENTION_NAME
 from pagedserve.cache.engine import LayerShape
 from pagedserve.cache.states import LayerStates
 from pagedserve.errors import UnsupportedModelError
+from pagedserve.models.attention_function import ATTENTION_NAME
 from pagedserve.models.files import architecture_of
 from pagedserve.models.paged_logits import flat_logits, paged_logits
 from pagedserve.models.precision import computing_in_float32

@@ -1,7 +1,6 @@
 """Model runner: from a step's inputs to logits, with the best method for the step."""
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Protocol
 
@@ -10,19 +9,21 @@ import torch
 from torch import Tensor
 
 from pagedserve.attention.cross import CrossStep, EncoderDecoderAttention
-from pagedserve.attention.interface import PagedAttention, answering
+from pagedserve.attention.interface import PagedAttention
 from pagedserve.attention.metadata import AttentionMetadata, BatchLayout
 from pagedserve.cache.engine import CacheEngine
 from pagedserve.errors import StepError
 from pagedserve.lora.apply import AdapterModules
+from pagedserve.models.adapters import StepAdapters
 from pagedserve.models.flat_batch import (
     StepImages,
     decoder_logits,
     flat_batch_hidden_states,
     flat_batch_logits,
 )
+from pagedserve.models.forward_context import ForwardContext
 from pagedserve.models.loader import LoadedModel
-from pagedserve.models.states import PooledStates, keeping
+from pagedserve.models.states import PooledStates
 from pagedserve.runner.buffers import BatchSizes, StepBuffers, StepInputs
 
 
@@ -51,6 +52,7 @@ class Forward:
         inputs: StepInputs,
         index: Tensor | None = None,
         token_types: Tensor | None = None,
+        adapters: StepAdapters | None = None,
     ) -> Tensor:
         """Run the model on one step: a flat batch, ``[1, T]``.
 
@@ -59,6 +61,7 @@ class Forward:
             index: int32 ``[N]``, positions in T that need logits; None is all.
             token_types: int64 ``[T]``, segment of each token of a text pair, for an encoder; None
                 for single texts.
+            adapters: rows of the adapters; None if no row has one.
 
         Returns:
             Logits ``[N, V]``, in the model's dtype; for a pooling model, states ``[N, F]``.
@@ -67,8 +70,14 @@ class Forward:
             StepError: a layer did not attend over the pools.
         """
         attention = self._attention(inputs)
-        with answering(attention), self._keeping(inputs.metadata.layout):
-            logits = self._run(inputs, index, token_types)
+        context = ForwardContext(
+            attention=attention,
+            positions=inputs.positions,
+            adapters=adapters,
+            states=self._states_of(inputs.metadata.layout) if self._states else None,
+            encoder_states=None if inputs.cross is None else inputs.cross.states,
+        )
+        logits = self._run(inputs, context, index, token_types)
         if attention.num_calls != len(self._windows):
             raise StepError(
                 f"the model made {attention.num_calls} attention calls instead of "
@@ -95,27 +104,28 @@ class Forward:
         metadata = inputs.window_metadata
         return {} if metadata is None else dict.fromkeys(self._cache.windows, metadata)
 
-    def _keeping(self, layout: BatchLayout) -> AbstractContextManager[None]:
-        """A context that binds the state slots of the rows, if layers keep states."""
-        if not self._states:
-            return nullcontext()
+    def _states_of(self, layout: BatchLayout) -> PooledStates:
+        """The states in the slots of the rows."""
         pools = self._cache.states.device
-        return keeping(PooledStates(self._states, pools, layout, self._model.device))
+        return PooledStates(self._states, pools, layout, self._model.device)
 
-    def _run(self, inputs: StepInputs, index: Tensor | None, token_types: Tensor | None) -> Tensor:
+    def _run(
+        self,
+        inputs: StepInputs,
+        context: ForwardContext,
+        index: Tensor | None,
+        token_types: Tensor | None,
+    ) -> Tensor:
         if self._is_encoder:
-            states = flat_batch_hidden_states(
-                self._model, inputs.token_ids, inputs.positions, token_types
-            )
+            states = flat_batch_hidden_states(self._model, inputs.token_ids, context, token_types)
             return states if index is None else states.index_select(0, index)
         if inputs.cross is not None:
-            states = inputs.cross.states
-            logits = decoder_logits(self._model, inputs.token_ids, inputs.positions, states)
+            logits = decoder_logits(self._model, inputs.token_ids, context)
             return logits if index is None else logits.index_select(0, index)
         return flat_batch_logits(
             self._model,
             inputs.token_ids,
-            inputs.positions,
+            context,
             index,
             selects_logits=self.selects_logits,
             images=inputs.images,
@@ -190,15 +200,14 @@ class ModelRunner:
         if self._padded is not None and is_plain and self._padded.fits(sizes):
             return self._padded.run(sizes, previous_tokens, is_adapted=is_adapted)
         # Sorted first, since kernels read the result, which is uploaded with the step.
-        adapting = self._adapting(sizes, more_index) if is_adapted else nullcontext()
+        adapters = self._step_adapters(sizes, more_index) if is_adapted else None
         inputs = self._buffers.inputs(sizes, self._block_size, previous_tokens)
         if images is not None or cross is not None:
             inputs = replace(inputs, images=images, cross=cross)
         index = None if self._samples_all(sizes) else inputs.sample_index
         if more_index is not None:
             index = torch.cat((inputs.sample_index, self._buffers.to_device(more_index)))
-        with adapting:
-            return self._forward(inputs, index).float()
+        return self._forward(inputs, index, adapters=adapters).float()
 
     @torch.inference_mode()
     def hidden_states(self, sizes: BatchSizes, token_types: Tensor | None = None) -> Tensor:
@@ -230,18 +239,16 @@ class ModelRunner:
             return False
         return bool((self._buffers.adapter_slots[: sizes.num_rows] >= 0).any())
 
-    def _adapting(
-        self, sizes: BatchSizes, more_index: Tensor | None
-    ) -> AbstractContextManager[None]:
-        """A context that applies the adapters of the step's rows."""
+    def _step_adapters(self, sizes: BatchSizes, more_index: Tensor | None) -> StepAdapters | None:
+        """Adapters of the step's rows."""
         assert self._adapters is not None  # noqa: S101  # checked by the caller
         buffers, num_rows = self._buffers, sizes.num_rows
         ends = buffers.query_start[1 : num_rows + 1]
         token_slots = np.repeat(buffers.adapter_slots[:num_rows], np.diff(ends, prepend=0))
         tokens = buffers.adapter_rows(token_slots, "token")
         if not self._forward.selects_logits:  # its head computes every token
-            return self._adapters.step(tokens)
+            return self._adapters.of_step(tokens)
         samples = buffers.sample_index[: sizes.num_samples]
         if more_index is not None:
             samples = np.concatenate((samples, more_index.numpy()))
-        return self._adapters.step(tokens, buffers.adapter_rows(token_slots[samples], "sample"))
+        return self._adapters.of_step(tokens, buffers.adapter_rows(token_slots[samples], "sample"))

@@ -14,7 +14,6 @@ Invariants:
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Final
 
@@ -22,7 +21,7 @@ import torch
 from torch import Tensor
 
 from pagedserve.attention.metadata import AttentionMetadata, DeviceRows
-from pagedserve.models.adapters import StepAdapters, adapting
+from pagedserve.models.adapters import StepAdapters
 from pagedserve.runner.buffers import BatchSizes, StepBuffers, StepInputs
 from pagedserve.runner.model_runner import Forward
 
@@ -148,5 +147,4 @@ class PaddedDecode:
         return self._run(self._inputs(step, size), adapters)
 
     def _run(self, inputs: StepInputs, adapters: StepAdapters | None) -> Tensor:
-        with nullcontext() if adapters is None else adapting(adapters):
-            return self._forward(inputs).float()
+        return self._forward(inputs, adapters=adapters).float()

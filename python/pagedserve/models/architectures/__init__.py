@@ -7,12 +7,12 @@ transformers built it, so that the probe can compare with it.
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from pagedserve.attention.interface import ATTENTION_NAME
 from pagedserve.models.architectures.attention import attends_by_itself, hand_over_attention
 from pagedserve.models.architectures.llama4 import hand_over_chunks
 from pagedserve.models.architectures.positions import hand_over_positions
 from pagedserve.models.architectures.rope import fix_rope
 from pagedserve.models.architectures.states import hand_over_states
+from pagedserve.models.attention_function import ATTENTION_NAME
 
 
 def attention_to_build_with(config: PreTrainedConfig) -> str:

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from pagedserve.attention.interface import ATTENTION_NAME, paged_attention_forward
 from pagedserve.errors import UnsupportedModelError
 from pagedserve.models.architectures.alibi import alibi_slopes
+from pagedserve.models.attention_function import ATTENTION_NAME, paged_attention_forward
 
 Arguments = dict[str, Any]
 

@@ -7,6 +7,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from pagedserve.models.architectures.attention import Arguments, is_eager
+from pagedserve.models.forward_context import current_context
 
 
 class _GivenPositions:
@@ -29,12 +30,6 @@ def hand_over_chunks(model: PreTrainedModel) -> None:
     """Make a Llama 4 use chunked attention, and scale by the positions that it is given."""
     if model.config.get_text_config().model_type != "llama4_text":
         return
-    given: _GivenPositions | None = None
-
-    def remember(_: object, _args: object, kwargs: Arguments) -> None:
-        nonlocal given
-        positions = kwargs.get("position_ids")
-        given = None if positions is None else _GivenPositions(positions[0])
 
     def hand_over(module: Any, args: Any, kwargs: Arguments) -> tuple[Any, Arguments]:
         if is_eager(model):
@@ -42,9 +37,11 @@ def hand_over_chunks(model: PreTrainedModel) -> None:
         config = module.config
         if config.layer_types[module.layer_idx] == "chunked_attention":
             return args, kwargs | {"attention_chunk_size": config.attention_chunk_size}
+        context = current_context()
+        positions = None if context is None else context.positions
+        given = None if positions is None else _GivenPositions(positions[0])
         return args, kwargs | {"past_key_values": given}
 
-    model.register_forward_pre_hook(remember, with_kwargs=True)
     for module in model.modules():
         if type(module).__name__ == "Llama4TextAttention":
             module.register_forward_pre_hook(hand_over, with_kwargs=True)

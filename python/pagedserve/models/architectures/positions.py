@@ -8,6 +8,8 @@ from typing import Any, Final
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from pagedserve.models.forward_context import current_context
+
 # Their decoders compute positions instead of taking them.
 _COUNTING: Final = frozenset(
     (
@@ -53,22 +55,23 @@ def hand_over_positions(model: PreTrainedModel) -> None:
 
 
 def _embed_given(model: nn.Module, embedding: Any) -> None:
-    """Make a position embedding use the positions that the model is called with."""
-    embed, given = embedding.forward, None
+    """Make a position embedding use the positions of the forward pass."""
+    embed = embedding.forward
 
-    def take(_: object, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        nonlocal given
-        given = kwargs.pop("position_ids", None)
+    def drop(_: object, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        kwargs.pop("position_ids", None)
         return args, kwargs
 
     def forward(
         tokens: Any, past_key_values_length: int = 0, position_ids: Tensor | None = None
     ) -> Tensor:
+        context = current_context()
+        given = None if context is None else context.positions
         positions = position_ids if given is None else given[0]
         embedded: Tensor = embed(tokens, past_key_values_length, position_ids=positions)
         return embedded
 
-    model.register_forward_pre_hook(take, with_kwargs=True)
+    model.register_forward_pre_hook(drop, with_kwargs=True)
     embedding.forward = forward
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from transformers import DynamicCache, PreTrainedModel
 
-from pagedserve.models.states import CACHE_NAMES, Mixer
+from pagedserve.models.mixers import CACHE_NAMES, Mixer
 
 # What a module calls to store a state in a cache.
 _WRITES: Final = frozenset(("update_conv_state", "update_recurrent_state", "set_linear_cache"))

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from pagedserve.attention.backend import AttentionBackend
-from pagedserve.attention.interface import PagedAttention, answering, layers_of
+from pagedserve.attention.interface import PagedAttention, layers_of
 from pagedserve.attention.metadata import AttentionMetadata, BatchLayout
+from pagedserve.models.forward_context import ForwardContext, forwarding
 
 _NUM_TOKENS: Final = 5
 _BLOCK_SIZE: Final = 16
@@ -36,7 +37,8 @@ def layers_agree(layer: Any, fused: nn.Module, backend: AttentionBackend) -> boo
 
     def run(module: nn.Module) -> Tensor:
         step = _metadata(weight.device)
-        with answering(PagedAttention(step, [pool] * num_layers, [None] * num_layers, backend)):
+        attend = PagedAttention(step, [pool] * num_layers, [None] * num_layers, backend)
+        with forwarding(ForwardContext(attention=attend)):
             output = module(
                 hidden.clone(), attention_mask=None, position_embeddings=(cosines, sines)
             )

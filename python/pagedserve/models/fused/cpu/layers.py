@@ -6,9 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from pagedserve._core.cpu import DecoderLayer
-from pagedserve.attention.interface import current_step, layers_of
+from pagedserve.attention.interface import layers_of
 from pagedserve.config import Quantization
 from pagedserve.host_ops.capabilities import DTYPE_NAMES
+from pagedserve.models.forward_context import current_step
 from pagedserve.models.fused.cpu.linears import (
     adapter_arrays,
     can_pack,

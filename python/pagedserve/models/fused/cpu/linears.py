@@ -21,7 +21,8 @@ from pagedserve._core.cpu import PackedWeights
 from pagedserve.config import Quantization
 from pagedserve.host_ops.capabilities import DTYPE_NAMES
 from pagedserve.host_ops.memory import empty_in_huge_pages
-from pagedserve.models.adapters import AdapterArrays, current_adapters
+from pagedserve.models.adapters import AdapterArrays
+from pagedserve.models.forward_context import current_adapters
 from pagedserve.models.fused.families import Gate
 from pagedserve.models.fused.parts import FusedModule, parts_of
 

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pagedserve.attention.interface import current_step, layers_of
+from pagedserve.attention.interface import layers_of
 from pagedserve.attention.metadata import AttentionOptions
 from pagedserve.attention.triton import attend
 from pagedserve.kernels.layer import add_norm, rotate_and_write, swiglu
-from pagedserve.models.adapters import current_adapters
+from pagedserve.models.forward_context import current_adapters, current_step
 from pagedserve.models.fused.families import (
     attention_linears,
     gate_of,
