@@ -110,7 +110,7 @@ class EngineArgs(CoreArgs):
         None,
         checks.choice((*get_args(AttentionBackendName), None)),
         "Attention kernels: rust (on the CPU), triton (on NVIDIA GPUs; on the CPU in Triton's "
-        "interpreter) or torch (anywhere).",
+        "interpreter), torch (anywhere) or sdpa (anywhere, with no padding between sequences).",
         concern="precision and kernels",
         unset="the first of them that supports the model and the device",
     )

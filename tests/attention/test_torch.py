@@ -14,79 +14,14 @@ from pagedserve.attention.buckets import (
     PlanOptions,
     plan_buckets,
 )
-from pagedserve.attention.metadata import AttentionMetadata, AttentionOptions, BatchLayout
-from pagedserve.attention.torch import attend, step_buckets
-from pagedserve.kernels.reference import paged_attention, write_cache
+from pagedserve.attention.metadata import AttentionMetadata, AttentionOptions
+from pagedserve.attention.torch import BACKEND, attend, step_buckets
+from pagedserve.kernels.reference import write_cache
+from tests.support.attention_steps import KEY_SIZE, Row, Step
 
-Row = tuple[int, int]  # cached keys, queries
-
-HEADS, KV_HEADS, KEY_SIZE = 4, 2, 8
 PLAIN = PlanOptions(
     window=None, causal=True, allow_fresh=True, dtype=torch.float32, device=torch.device("cpu")
 )
-
-
-class Step:
-    """A step over random rows: cached keys written, everything else in the pool NaN."""
-
-    def __init__(self, rows: list[Row], *, block_size: int = 4, value_size: int = KEY_SIZE) -> None:
-        torch.manual_seed(1)
-        lengths = [cached + queries for cached, queries in rows]
-        counts = [-(-length // block_size) for length in lengths]
-        ids = np.random.default_rng(1).permutation(sum(counts) + 2).astype(np.int32)
-        # Entries past a row's last block name a block that nobody wrote.
-        tables = np.full((len(rows), max(counts)), ids[-1], dtype=np.int32)
-        self.pool = torch.full((len(ids), block_size, KV_HEADS, KEY_SIZE + value_size), torch.nan)
-        slots: list[int] = []
-        for row, (cached, _) in enumerate(rows):
-            start = sum(counts[:row])
-            tables[row, : counts[row]] = ids[start : start + counts[row]]
-            own = [
-                int(tables[row, position // block_size]) * block_size + position % block_size
-                for position in range(lengths[row])
-            ]
-            self.pool.flatten(0, 1)[own[:cached]] = torch.randn(
-                cached, KV_HEADS, KEY_SIZE + value_size
-            )
-            slots += own[cached:]
-        self.query_start = np.cumsum([0, *(queries for _, queries in rows)]).astype(np.int32)
-        self.layout = BatchLayout(
-            self.query_start, np.array(lengths, dtype=np.int32), tables, block_size
-        )
-        num_tokens = len(slots)
-        self.query = torch.randn(1, num_tokens, HEADS, KEY_SIZE).transpose(1, 2)
-        self.key = torch.randn(1, num_tokens, KV_HEADS, KEY_SIZE).transpose(1, 2)
-        self.value = torch.randn(1, num_tokens, KV_HEADS, value_size).transpose(1, 2)
-        self.slot_mapping = torch.tensor(slots)
-
-    def compare(self, options: AttentionOptions) -> None:
-        caches = self.pool[..., :KEY_SIZE], self.pool[..., KEY_SIZE:]
-        key, value = self.key[0].transpose(0, 1), self.value[0].transpose(0, 1)
-        write_cache(key, value, *caches, self.slot_mapping)
-        got = attend(
-            self.query,
-            self.key,
-            self.value,
-            self.pool,
-            metadata=AttentionMetadata(self.layout, self.slot_mapping),
-            options=options,
-        )
-        expected = paged_attention(
-            self.query[0].transpose(0, 1),
-            *caches,
-            block_tables=torch.from_numpy(self.layout.block_tables),
-            query_start=torch.from_numpy(self.layout.query_start),
-            seq_lens=torch.from_numpy(self.layout.seq_lens),
-            scale=options.scale,
-            window=options.window,
-            softcap=options.softcap,
-            sinks=options.sinks,
-            alibi=options.alibi,
-            causal=options.causal,
-        )
-        assert not expected.isnan().any()
-        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
-
 
 rows_of_a_step = st.lists(
     st.tuples(st.integers(0, 40), st.integers(1, 30)), min_size=1, max_size=12
@@ -104,15 +39,17 @@ def test_any_mix_of_rows(
     rows: list[Row], block_size: int, window: int | None, *, causal: bool
 ) -> None:
     options = AttentionOptions(scale=0.3, window=window, causal=causal)
-    Step(rows, block_size=block_size).compare(options)
+    Step(rows, block_size=block_size).compare(BACKEND, options)
 
 
 @settings(max_examples=20, deadline=None)
 @given(rows=rows_of_a_step, window=st.sampled_from([None, 6]))
 def test_softcap_and_sinks(rows: list[Row], window: int | None) -> None:
     sinks = torch.tensor([0.5, -1.0, 2.0, 0.0])
-    Step(rows).compare(AttentionOptions(scale=0.3, window=window, softcap=1.5, sinks=sinks))
-    Step(rows).compare(AttentionOptions(scale=0.3, window=window, sinks=sinks))
+    Step(rows).compare(
+        BACKEND, AttentionOptions(scale=0.3, window=window, softcap=1.5, sinks=sinks)
+    )
+    Step(rows).compare(BACKEND, AttentionOptions(scale=0.3, window=window, sinks=sinks))
 
 
 @settings(max_examples=20, deadline=None)
@@ -120,21 +57,23 @@ def test_softcap_and_sinks(rows: list[Row], window: int | None) -> None:
 def test_alibi(rows: list[Row], window: int | None, is_capped: bool) -> None:
     slopes, sinks = torch.tensor([0.5, 0.1, 0.02, 1.0]), torch.tensor([0.5, -1.0, 2.0, 0.0])
     options = AttentionOptions(scale=0.3, window=window, alibi=slopes)
-    Step(rows).compare(options)
+    Step(rows).compare(BACKEND, options)
     if is_capped:
-        Step(rows).compare(replace(options, softcap=1.5, sinks=sinks))
+        Step(rows).compare(BACKEND, replace(options, softcap=1.5, sinks=sinks))
 
 
 def test_values_of_another_size() -> None:
-    Step([(9, 1), (0, 12), (5, 4)], value_size=3).compare(AttentionOptions(scale=0.3))
+    Step([(9, 1), (0, 12), (5, 4)], value_size=3).compare(BACKEND, AttentionOptions(scale=0.3))
 
 
 def test_long_chunk_over_a_cached_prefix_is_cut_into_runs() -> None:
-    Step([(100, 600), (0, 300), (37, 1)], block_size=16).compare(AttentionOptions(scale=0.2))
-    Step([(100, 600)], block_size=16).compare(AttentionOptions(scale=0.2, window=70))
+    Step([(100, 600), (0, 300), (37, 1)], block_size=16).compare(
+        BACKEND, AttentionOptions(scale=0.2)
+    )
+    Step([(100, 600)], block_size=16).compare(BACKEND, AttentionOptions(scale=0.2, window=70))
     options = AttentionOptions(scale=0.2, window=70, causal=False)
-    Step([(0, 600), (0, 90)], block_size=16).compare(options)
-    Step([(0, 600), (0, 90)], block_size=16).compare(replace(options, window=None))
+    Step([(0, 600), (0, 90)], block_size=16).compare(BACKEND, options)
+    Step([(0, 600), (0, 90)], block_size=16).compare(BACKEND, replace(options, window=None))
 
 
 def test_the_plan_covers_every_query_once() -> None:

@@ -1,5 +1,6 @@
 """Encoder-decoders give what ``transformers.generate`` gives of each prompt alone."""
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,9 @@ def generate(llm: Any, given: Any, params: Any) -> list[list[list[int]]]:
     return tokens_of(llm.generate(given, params, use_tqdm=False))
 
 
-@pytest.mark.parametrize("backend", ["rust", "torch"])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    ("name", "backend"), [*product(FAMILIES, ("rust", "torch")), ("bart", "sdpa")]
+)
 def test_prompts_together_are_answered_as_each_alone(
     family: MakeFamily, name: str, backend: str
 ) -> None:

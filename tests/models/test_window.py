@@ -60,7 +60,8 @@ def logprobs_of(output: RequestOutput) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("backend", "kernels"), [("rust", "fused"), ("rust", "generic"), ("torch", "generic")]
+    ("backend", "kernels"),
+    [("rust", "fused"), ("rust", "generic"), ("torch", "generic"), ("sdpa", "modules")],
 )
 def test_tokens_are_those_of_transformers(mistral: Path, backend: str, kernels: str) -> None:
     llm = engine_of(mistral, attention_backend=backend, cpu_kernels=kernels)

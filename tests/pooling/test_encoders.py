@@ -45,7 +45,7 @@ def embed(llm: LLM, prompts: list[list[int]], **options: Any) -> np.ndarray[Any,
     return np.array([output.outputs.embedding for output in outputs])
 
 
-@pytest.mark.parametrize("backend", ["rust", "torch"])
+@pytest.mark.parametrize("backend", ["rust", "torch", "sdpa"])
 @pytest.mark.parametrize("model_type", ENCODERS)
 def test_embeddings_are_those_of_transformers(
     save_bare: SaveEncoder, model_type: str, backend: Any

@@ -46,7 +46,7 @@ def generate(llm: LLM, given: Any, params: Any) -> list[list[int]]:
     return written(llm.generate(given, params, use_tqdm=False))
 
 
-@pytest.mark.parametrize("backend", ["rust", "torch"])
+@pytest.mark.parametrize("backend", ["rust", "torch", "sdpa"])
 def test_sounds_together_are_written_as_each_alone(listener: MakeListener, backend: str) -> None:
     model, given = listener(), sounds(8)
     expected = [

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pagedserve.attention.backend import AttentionBackend
 
 # The registry: the first that supports a model and its device is the default.
-AttentionBackendName: TypeAlias = Literal["rust", "triton", "torch"]
+AttentionBackendName: TypeAlias = Literal["rust", "triton", "torch", "sdpa"]
 
 
 @cache

@@ -26,7 +26,11 @@ PRECISIONS = ("float32", "half")
 @pytest.mark.parametrize(
     ("backend", "precision"),
     [
-        *((backend, precision) for backend in ("rust", "torch") for precision in PRECISIONS),
+        *(
+            (backend, precision)
+            for backend in ("rust", "torch", "sdpa")
+            for precision in PRECISIONS
+        ),
         *(pytest.param("triton", each, marks=pytest.mark.slow) for each in PRECISIONS),
     ],
 )
