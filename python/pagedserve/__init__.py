@@ -56,6 +56,7 @@ _LISTED: Final = {
 # Names whose public module is ``pagedserve.scheduler``, accepted here too.
 _SCHEDULER: Final = {
     "pagedserve.scheduler": [
+        "BlockMoves",
         "BlockSpaceManager",
         "CacheChoices",
         "CacheConfig",
@@ -75,7 +76,7 @@ _SCHEDULER: Final = {
         "StepError",
         "TokenLookup",
         "UncachedBlockAllocator",
-        "WindowGroup",
+        "KVGroup",
     ],
 }
 _HOME: Final = {name: module for module, names in (_LISTED | _SCHEDULER).items() for name in names}

@@ -39,6 +39,7 @@ from pagedserve.outputs import (
 from pagedserve.pooling_params import PoolingParams
 from pagedserve.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from pagedserve.scheduler import (
+    BlockMoves,
     BlockSpaceManager,
     CacheChoices,
     CacheConfig,
@@ -46,6 +47,7 @@ from pagedserve.scheduler import (
     GroupStats,
     InputBuffers,
     InvariantError,
+    KVGroup,
     LRUEvictor,
     Prefix,
     ScheduledSequenceGroup,
@@ -58,7 +60,6 @@ from pagedserve.scheduler import (
     StepError,
     TokenLookup,
     UncachedBlockAllocator,
-    WindowGroup,
 )
 from pagedserve.structured_outputs import StructuredOutputsParams
 
@@ -69,6 +70,7 @@ __all__ = [
     "BeamSearchOutput",
     "BeamSearchParams",
     "BeamSearchSequence",
+    "BlockMoves",
     "BlockSpaceManager",
     "CacheChoices",
     "CacheConfig",
@@ -90,6 +92,7 @@ __all__ = [
     "GroupStats",
     "InputBuffers",
     "InvariantError",
+    "KVGroup",
     "LLMEngine",
     "LRUEvictor",
     "LoRARequest",
@@ -121,6 +124,5 @@ __all__ = [
     "TokensPrompt",
     "UncachedBlockAllocator",
     "UnsupportedModelError",
-    "WindowGroup",
     "__version__",
 ]

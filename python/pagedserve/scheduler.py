@@ -16,12 +16,14 @@ Example:
 """
 
 from pagedserve._core import (
+    BlockMoves,
     BlockSpaceManager,
     CacheChoices,
     CacheConfig,
     CachedBlockAllocator,
     GroupStats,
     InputBuffers,
+    KVGroup,
     LRUEvictor,
     Prefix,
     ScheduledSequenceGroup,
@@ -32,7 +34,6 @@ from pagedserve._core import (
     SequenceGroupMetadata,
     TokenLookup,
     UncachedBlockAllocator,
-    WindowGroup,
 )
 from pagedserve.errors import (
     ConfigError,
@@ -44,6 +45,7 @@ from pagedserve.errors import (
 )
 
 __all__ = [
+    "BlockMoves",
     "BlockSpaceManager",
     "CacheChoices",
     "CacheConfig",
@@ -52,6 +54,7 @@ __all__ = [
     "GroupStats",
     "InputBuffers",
     "InvariantError",
+    "KVGroup",
     "LRUEvictor",
     "PagedServeError",
     "Prefix",
@@ -66,5 +69,4 @@ __all__ = [
     "StepError",
     "TokenLookup",
     "UncachedBlockAllocator",
-    "WindowGroup",
 ]

@@ -1,8 +1,9 @@
 """KV pools of each layer on device and host, and the moves of blocks between them.
 
 Owns the pools.  A block id means the same block in every layer of a KV group.  Device and host
-number their blocks separately.  A pool is ``[num_blocks, block_size, Hkv, D + Dv]``: keys and values
-of a token are adjacent, so that attention gathers both at once and a block is moved as one range.
+number their blocks separately.  A pool is ``[num_blocks, block_size, Hkv, D + Dv]``: keys and
+values of a token are adjacent, so that attention gathers both at once and a block is moved as one
+range.
 
 On a GPU `pagedserve.kernels` swaps and copies blocks; swaps run on a separate stream, which events
 order against the steps.  On a CPU Rust does both, and without triton torch's operations.

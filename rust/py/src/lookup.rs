@@ -19,7 +19,7 @@ use crate::config::count;
 ///     ``ConfigError``: A negative number.
 ///
 /// Example:
-///     >>> from pagedserve import TokenLookup
+///     >>> from pagedserve.scheduler import TokenLookup
 ///     >>> lookup = TokenLookup(min_match=2, max_match=8)
 ///     >>> lookup.extend([5, 6, 7, 8, 9, 5, 6])
 ///     >>> lookup.propose(3)

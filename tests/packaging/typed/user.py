@@ -53,6 +53,7 @@ from pagedserve import (
     __version__,
 )
 from pagedserve.scheduler import (
+    BlockMoves,
     BlockSpaceManager,
     CacheChoices,
     CacheConfig,
@@ -60,6 +61,7 @@ from pagedserve.scheduler import (
     GroupStats,
     InputBuffers,
     InvariantError,
+    KVGroup,
     LRUEvictor,
     Prefix,
     ScheduledSequenceGroup,
@@ -72,7 +74,6 @@ from pagedserve.scheduler import (
     StepError,
     TokenLookup,
     UncachedBlockAllocator,
-    WindowGroup,
 )
 
 
@@ -253,6 +254,7 @@ def managed() -> list[int]:
         space.allocate(group)
     space.append_token(seq, 9)
     blocks: list[int] = space.block_table(seq).tolist()
+    assert_type(space.moves, list[BlockMoves])
     space.free(seq)
     try:
         space.fork(seq)
@@ -279,8 +281,8 @@ def drafted() -> list[int]:
 
 def windows() -> int:
     config = SchedulerConfig.classic(max_model_len=64, preemption_mode="recompute")
-    least = WindowGroup.num_gpu_blocks_for(config, window=8, block_size=4)
-    return WindowGroup(window=8, num_gpu_blocks=least).num_gpu_blocks
+    least = KVGroup.num_gpu_blocks_for(config, window=8, block_size=4)
+    return KVGroup("window", window=8, num_gpu_blocks=least).num_gpu_blocks
 
 
 def out_of_order() -> str:

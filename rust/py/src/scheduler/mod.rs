@@ -49,7 +49,7 @@ use crate::outputs::GroupStats;
 ///
 /// Example:
 ///     >>> import numpy as np
-///     >>> from pagedserve import CacheConfig, InputBuffers, Scheduler, SchedulerConfig
+///     >>> from pagedserve.scheduler import CacheConfig, InputBuffers, Scheduler, SchedulerConfig
 ///     >>> scheduler = Scheduler(
 ///     ...     SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=64, max_model_len=32),
 ///     ...     CacheConfig(block_size=4, num_gpu_blocks=32),
