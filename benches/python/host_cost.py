@@ -9,14 +9,14 @@ scheduler, the processing of the step, the tokenizer's text.  Costs are medians 
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import median
 from time import perf_counter
 
 import numpy as np
 
 from pagedserve import EngineArgs, LLMEngine, SamplingParams
-from pagedserve._core import InputBuffers, SchedulerOutputs
+from pagedserve._core import InputBuffers
 from pagedserve.errors import RequestError
 from pagedserve.executor.memory import MemoryPlan
 from pagedserve.executor.protocol import (
@@ -24,13 +24,11 @@ from pagedserve.executor.protocol import (
     CacheShape,
     ModelInfo,
     ModelOutput,
-    StepHandle,
+    StepInput,
     StepLimits,
 )
-from pagedserve.models.encoder_prompts import EncoderInput
-from pagedserve.models.prompt_images import PlacedImage, PromptImages
+from pagedserve.models.prompt_images import PlacedImage
 from pagedserve.sampling.results import SampledRows
-from pagedserve.sampling.rows import PromptTargets, RowSampling
 from pagedserve.sampling_params import RequestOutputKind
 
 TEXT = "The keys and values of a sequence live in blocks, and a table says where: naïve, 日本語. "
@@ -78,7 +76,7 @@ class Handle:
     def results(self) -> ModelOutput:
         """The tokens."""
         starts = np.arange(len(self._tokens) + 1)
-        return ModelOutput(SampledRows(self._tokens, starts, None, None, {}), None)
+        return ModelOutput(SampledRows(self._tokens, starts, None, None, {}))
 
 
 class KnownTokens:
@@ -129,25 +127,11 @@ class KnownTokens:
     def image_positions(self, token_ids: Sequence[int], images: Sequence[PlacedImage]) -> None:
         """There are none."""
 
-    def encode_prompts(self, prompts: Mapping[int, EncoderInput]) -> None:
-        """See ``Executor``; there are none."""
-
-    def encode_images(self, images: Sequence[PlacedImage]) -> None:
-        """There are none."""
-
-    def launch(
-        self,
-        scheduled: SchedulerOutputs,
-        rows: Sequence[RowSampling],
-        prompts: PromptTargets | None = None,
-        after: StepHandle | None = None,
-        images: Mapping[int, PromptImages] | None = None,
-    ) -> Handle:
+    def launch(self, step: StepInput) -> Handle:
         """Give every sample the next token."""
-        del rows, prompts, after, images
         token = self.token_ids[self._step % len(self.token_ids)]
         self._step += 1
-        return Handle([token] * scheduled.num_samples)
+        return Handle([token] * step.sizes.num_samples)
 
 
 def running_engine(num_rows: int, num_tokens: int, kind: RequestOutputKind) -> LLMEngine:

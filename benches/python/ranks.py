@@ -9,9 +9,9 @@ import argparse
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import fields
 from multiprocessing.connection import Client, Listener
 from statistics import median, quantiles
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,20 +21,14 @@ from measuring import report_table
 
 from pagedserve import LLM, SamplingParams
 from pagedserve.executor.actors import send_at_once
-from pagedserve.executor.channel import RemoteChannel, StepChannel
-from pagedserve.executor.protocol import CacheShape, StepLimits
+from pagedserve.executor.channel import PublishedMoves, RemoteChannel, StepChannel
+from pagedserve.executor.model_step import ModelStep
+from pagedserve.executor.protocol import CacheShape, StepLimits, StepSizes
 from pagedserve.parallel.shared_memory import SharedMemory
 
 MAX_ROWS = 256
 BLOCKS_PER_ROW = 128
-NO_MOVES = dict.fromkeys(
-    (
-        *("blocks_to_swap_out", "blocks_to_swap_in", "blocks_to_copy"),
-        *("window_blocks_to_swap_out", "window_blocks_to_swap_in", "window_blocks_to_copy"),
-        *("states_to_swap_out", "states_to_swap_in", "states_to_copy"),
-    ),
-    np.zeros((0, 2), np.int64),
-)
+NO_MOVES = PublishedMoves(*[np.zeros((0, 2), np.int64)] * len(fields(PublishedMoves)))
 ROUNDS = 3000
 # Of SmolLM2-135M's hidden states.
 NUM_FEATURES = 576
@@ -90,7 +84,7 @@ def messages_us(sizes: Sequence[int]) -> list[dict[str, object]]:
             for size, spent in times.items():
                 time.sleep(0.0002)  # the rank goes to sleep
                 started = time.perf_counter()
-                here.publish(step_of(size), None)
+                here.publish(step_of(size))
                 connection.send_bytes(here.message([slice(0, size * BYTES_PER_ROW)]))
                 connection.recv_bytes()
                 spent.append(1e6 * (time.perf_counter() - started))
@@ -130,23 +124,22 @@ def summary(times: dict[int, list[float]]) -> list[dict[str, object]]:
     ]
 
 
-def step_of(num_rows: int) -> SimpleNamespace:
+def step_of(num_rows: int) -> ModelStep:
     """A step of decodes, as far as ranks are told of it."""
-    return SimpleNamespace(
+    sizes = StepSizes(
         num_rows=num_rows,
         num_batched_tokens=num_rows,
         num_samples=num_rows,
         max_num_blocks=BLOCKS_PER_ROW,
-        has_moves=False,
-        **NO_MOVES,
     )
+    return ModelStep(sizes=sizes, moves=NO_MOVES)
 
 
 def one_way_us(channel: StepChannel, num_rows: int) -> float:
     """Half of the time to publish a step and hear that a rank is done with it."""
     step = step_of(num_rows)
     started = time.perf_counter()
-    channel.publish(step, None)
+    channel.publish(step)
     channel.wait_until_read()
     return 1e6 * (time.perf_counter() - started) / 2
 

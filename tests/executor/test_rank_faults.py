@@ -11,9 +11,8 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import httpx
 import numpy as np
@@ -22,6 +21,9 @@ import pytest
 
 from pagedserve import LLM, SamplingParams, TokensPrompt
 from pagedserve.errors import ConfigError, ExecutorDeadError, UnsupportedModelError
+from pagedserve.executor.channel import PublishedMoves
+from pagedserve.executor.model_step import ModelStep
+from pagedserve.executor.protocol import StepSizes
 from pagedserve.executor.ranks import RankedExecutor
 from pagedserve.parallel.group import RankGroup
 from tests.server.conftest import Process
@@ -169,24 +171,9 @@ def test_a_rank_that_dies_while_nothing_runs_is_noticed(engine: Engine) -> None:
 
 
 def test_a_rank_that_raises_is_quoted(engine: Engine) -> None:
-    nothing = np.zeros((0, 2), np.int64)
-    step = SimpleNamespace(
-        num_rows=0,
-        num_batched_tokens=0,
-        num_samples=0,
-        max_num_blocks=0,
-        has_moves=True,
-        blocks_to_copy=np.array([[0, 10**6]]),
-        **dict.fromkeys(
-            (
-                *("blocks_to_swap_out", "blocks_to_swap_in", "window_blocks_to_swap_out"),
-                *("window_blocks_to_swap_in", "window_blocks_to_copy"),
-                *("states_to_swap_out", "states_to_swap_in", "states_to_copy"),
-            ),
-            nothing,
-        ),
-    )
-    engine.executor._channel.publish(step, None)
+    nothing = [np.zeros((0, 2), np.int64)] * len(fields(PublishedMoves))
+    moves = replace(PublishedMoves(*nothing), blocks_to_copy=np.array([[0, 10**6]]))
+    engine.executor._channel.publish(ModelStep(sizes=StepSizes(0, 0, 0, 0), moves=moves))
     wait_until(lambda: not ranks_of(os.getpid()))
     error = engine.fails()
     assert error.rank == 1

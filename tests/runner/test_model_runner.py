@@ -10,6 +10,7 @@ import torch
 from pagedserve import _core
 from pagedserve.errors import StepError
 from pagedserve.executor.local import LocalExecutor
+from pagedserve.executor.protocol import StepInput
 from pagedserve.sampling.rows import RowSampling
 
 MakeScheduler = Callable[..., _core.Scheduler]
@@ -90,7 +91,7 @@ def test_a_failed_forward_leaves_the_runner_usable(
 
     hook = layer.register_forward_pre_hook(fail)
     with pytest.raises(RuntimeError, match="broken layer"):
-        executor.launch(outputs, [RowSampling(temperature=0.0)])
+        executor.launch(StepInput.of(outputs, [RowSampling(temperature=0.0)]))
     hook.remove()
     scheduler.abandon(outputs.step_id)
     with pytest.raises(StepError, match="outside"):
@@ -107,7 +108,7 @@ def test_a_wrong_number_of_parameters_is_refused(
     outputs = scheduler.schedule(0.0)
     scheduler.prepare_inputs(executor.buffers.writable())
     with pytest.raises(StepError, match="2 sampling parameters for 1 samples"):
-        executor.launch(outputs, [RowSampling(), RowSampling()])
+        executor.launch(StepInput.of(outputs, [RowSampling(), RowSampling()]))
 
 
 def test_bytes_of_a_block_count_every_layer(executor: LocalExecutor) -> None:

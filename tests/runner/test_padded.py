@@ -12,7 +12,7 @@ from pagedserve import _core
 from pagedserve.config import EngineArgs
 from pagedserve.executor.local import LocalExecutor
 from pagedserve.executor.profile import largest_decode, largest_prefill
-from pagedserve.executor.protocol import CacheShape, StepLimits
+from pagedserve.executor.protocol import CacheShape, StepInput, StepLimits
 from pagedserve.models.adapters import StepAdapters
 from pagedserve.runner.buffers import BatchSizes, StepBuffers
 from pagedserve.runner.model_runner import Forward
@@ -100,7 +100,7 @@ def generate(executor: LocalExecutor, scheduler: _core.Scheduler) -> dict[int, l
         outputs = scheduler.schedule(0.0)
         scheduler.prepare_inputs(executor.buffers.writable())
         rows = [RowSampling(temperature=0.0)] * outputs.num_samples
-        tokens = executor.launch(outputs, rows).results().sampled.tokens
+        tokens = executor.launch(StepInput.of(outputs, rows)).results().sampled.tokens
         parents = executor.buffers.sample_rows[: outputs.num_samples].copy()
         handles = executor.buffers.row_handles[parents].tolist()
         for handle, token in zip(handles, tokens.tolist(), strict=True):
@@ -131,7 +131,7 @@ def test_inputs_stand_for_the_tokens_of_the_step_before(
     outputs = scheduler.schedule(0.0)
     scheduler.prepare_inputs(executor.buffers.writable())
     rows = [RowSampling(temperature=0.0)] * 3
-    tokens = executor.launch(outputs, rows).tokens()
+    tokens = executor.launch(StepInput.of(outputs, rows)).tokens()
     assert tokens is not None
     assert scheduler.update_async(outputs.step_id)
     outputs = scheduler.schedule(0.0)

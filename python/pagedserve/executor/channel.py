@@ -18,7 +18,7 @@ import itertools
 import mmap
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
@@ -28,55 +28,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pagedserve._core.cpu import bump, wait_for_bump
-from pagedserve.executor.launched import StepWork
-from pagedserve.executor.protocol import CacheShape
+from pagedserve.executor.model_step import ModelStep
+from pagedserve.executor.protocol import CacheShape, StepSizes
 from pagedserve.parallel.shared_memory import SharedMemory
 
 # Each rank's counter has a separate cache line.
 _LINE: Final = 64
 # Seconds after which a waiting process checks whether the others are alive.
 _PATIENCE: Final = 0.2
-_MOVES: Final = (
-    "blocks_to_swap_out",
-    "blocks_to_swap_in",
-    "blocks_to_copy",
-    "window_blocks_to_swap_out",
-    "window_blocks_to_swap_in",
-    "window_blocks_to_copy",
-    "states_to_swap_out",
-    "states_to_swap_in",
-    "states_to_copy",
-)
-_NO_MOVES: Final = [np.zeros((0, 2), np.int64)] * len(_MOVES)
-_SIZES: Final = ("num_rows", "num_batched_tokens", "num_samples", "max_num_blocks")
+_SIZES: Final = tuple(size.name for size in fields(StepSizes))
 
 
 @dataclass(frozen=True, slots=True)
-class StepMessage:
-    """Header of a step for the ranks: sizes and moves of ``SchedulerOutputs``.
+class PublishedMoves:
+    """Moves of a published step, ``BlockMoves``: int64 ``[n, 2]`` each."""
 
-    Attributes:
-        more_index: int32 ``[P]``, further positions that need logits; None for none.
-        num_rows: Rows, R.
-        num_batched_tokens: Number of tokens, T.
-        num_samples: Samples, S.
-        max_num_blocks: Entries of a row of the block tables, B.
-        blocks_to_swap_out: int64 ``[n, 2]``, like all that follow.
-        blocks_to_swap_in: See ``SchedulerOutputs``.
-        blocks_to_copy: See ``SchedulerOutputs``.
-        window_blocks_to_swap_out: See ``SchedulerOutputs``.
-        window_blocks_to_swap_in: See ``SchedulerOutputs``.
-        window_blocks_to_copy: See ``SchedulerOutputs``.
-        states_to_swap_out: See ``SchedulerOutputs``.
-        states_to_swap_in: See ``SchedulerOutputs``.
-        states_to_copy: See ``SchedulerOutputs``.
-    """
-
-    more_index: Tensor | None
-    num_rows: int
-    num_batched_tokens: int
-    num_samples: int
-    max_num_blocks: int
     blocks_to_swap_out: NDArray[np.int64]
     blocks_to_swap_in: NDArray[np.int64]
     blocks_to_copy: NDArray[np.int64]
@@ -89,8 +55,12 @@ class StepMessage:
 
     @property
     def has_moves(self) -> bool:
-        """Whether blocks are moved before the model runs."""
+        """Whether any of the arrays has a row."""
         return any(getattr(self, name).size for name in _MOVES)
+
+
+_MOVES: Final = tuple(array.name for array in fields(PublishedMoves))
+_NO_MOVES: Final = PublishedMoves(*[np.zeros((0, 2), np.int64)] * len(_MOVES))
 
 
 class StepChannel:
@@ -171,27 +141,23 @@ class StepChannel:
                 wait_for_bump(self._addresses[rank], seen, _PATIENCE)
                 self._check()
 
-    def publish(self, step: StepWork, index: NDArray[np.int32] | None) -> None:
-        """Start the step in the arrays on all ranks.
-
-        Args:
-            step: Sizes and moves of the step.
-            index: int32 ``[P]``, further positions that need logits; None for none.
-        """
+    def publish(self, step: ModelStep) -> None:
+        """Start the step in the arrays on all ranks."""
         self.wait_until_read()
         header = self._header
-        header[: len(_SIZES)] = [getattr(step, name) for name in _SIZES]
+        header[: len(_SIZES)] = [getattr(step.sizes, name) for name in _SIZES]
         place, start = len(_SIZES), 0
         header[place : place + len(_MOVES)] = 0
-        if step.has_moves:
+        if step.moves.has_moves:
             for name in _MOVES:
-                pairs = getattr(step, name).reshape(-1)
+                pairs = getattr(step.moves, name).reshape(-1)
                 self._pairs[start : start + pairs.size] = pairs
                 header[place] = pairs.size
                 start, place = start + pairs.size, place + 1
-        header[-1] = -1 if index is None else index.size
+        index = step.more_index
+        header[-1] = -1 if index is None else len(index)
         if index is not None:
-            self._index[: index.size] = index
+            self._index[: len(index)] = index.numpy()
         self.step += 1
         bump(self._addresses[0])
 
@@ -227,26 +193,30 @@ class StepChannel:
         for start, stop in bounds:
             self._arrays[start:stop] = take(np.uint8, stop - start)
 
-    def take(self) -> StepMessage:
+    def take(self) -> ModelStep:
         """Wait until a step is published, and read it."""
         while int(self._counts[0]) == self.step & 0xFFFFFFFF:
             wait_for_bump(self._addresses[0], self.step & 0xFFFFFFFF, 3600.0)
         return self._read()
 
-    def _read(self) -> StepMessage:
+    def _read(self) -> ModelStep:
         self.step += 1
         header = self._header.tolist()
         sizes, lengths, num_wanted = header[: len(_SIZES)], header[len(_SIZES) : -1], header[-1]
-        moves = self._moves(lengths) if any(lengths) else _NO_MOVES
         index = None if num_wanted < 0 else torch.from_numpy(self._index[:num_wanted].copy())
-        return StepMessage(index, *sizes, *moves)
+        return ModelStep(
+            sizes=StepSizes(*sizes),
+            moves=self._moves(lengths) if any(lengths) else _NO_MOVES,
+            more_index=index,
+        )
 
-    def _moves(self, lengths: Sequence[int]) -> list[NDArray[np.int64]]:
+    def _moves(self, lengths: Sequence[int]) -> PublishedMoves:
         ends = itertools.accumulate(lengths)
-        return [
+        arrays = [
             self._pairs[end - length : end].reshape(-1, 2).copy()
             for end, length in zip(ends, lengths, strict=True)
         ]
+        return PublishedMoves(*arrays)
 
     def done(self) -> None:
         """Mark the step as completed by this rank."""
@@ -271,7 +241,7 @@ class RemoteChannel(StepChannel):
         super().__init__(own, shape, rank=rank, num_ranks=num_ranks)
         self._connection = connection
 
-    def take(self) -> StepMessage:
+    def take(self) -> ModelStep:
         """Wait for a step, and read it; see ``StepChannel``.
 
         Raises:

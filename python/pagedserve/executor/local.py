@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pagedserve._core import SchedulerConfig, SchedulerOutputs, WindowGroup
+from pagedserve._core import SchedulerConfig, WindowGroup
 from pagedserve.attention.backends import check_block_size
 from pagedserve.attention.cross import CrossStep
 from pagedserve.cache.engine import (
@@ -23,7 +23,7 @@ from pagedserve.cache.states import state_bytes_per_slot
 from pagedserve.config import EngineArgs
 from pagedserve.device import cuda_of
 from pagedserve.errors import ConfigError, StepError
-from pagedserve.executor.launched import LaunchedRun, StepWork
+from pagedserve.executor.launched import LaunchedRun, tokens_of
 from pagedserve.executor.memory import (
     DEFAULT_KV_CACHE_BYTES,
     MemoryPlan,
@@ -31,31 +31,25 @@ from pagedserve.executor.memory import (
     free_host_bytes,
     plan_memory,
 )
+from pagedserve.executor.model_step import ModelStep
 from pagedserve.executor.profile import available_memory
-from pagedserve.executor.protocol import (
-    CacheShape,
-    ModelInfo,
-    StepHandle,
-    StepLimits,
-)
+from pagedserve.executor.protocol import CacheShape, ModelInfo, StepInput, StepLimits, StepSizes
 from pagedserve.images import ImageRules
 from pagedserve.lora.apply import AdapterModules
 from pagedserve.lora.host import HostAdapter, HostAdapters
-from pagedserve.models.encoder_prompts import EncoderInput
-from pagedserve.models.flat_batch import StepImages
 from pagedserve.models.image_features import image_positions
 from pagedserve.models.loader import LoadedModel, load_model
-from pagedserve.models.prompt_images import PlacedImage, PromptImages
+from pagedserve.models.prompt_images import PlacedImage
 from pagedserve.parallel.group import RankGroup
-from pagedserve.pooling.pooler import pool_rows, token_types
+from pagedserve.pooling.pooler import pool_rows
+from pagedserve.pooling.pooler import token_types as find_token_types
 from pagedserve.pooling.rules import PoolingRules
 from pagedserve.runner.buffers import StepBuffers, StepMemory
 from pagedserve.runner.encoder import PromptEncoder
 from pagedserve.runner.graphs import DecodeGraphs
-from pagedserve.runner.images import ImageTower
+from pagedserve.runner.images import ImageTower, on_device
 from pagedserve.runner.model_runner import Forward, ModelRunner
 from pagedserve.runner.padded import ladder
-from pagedserve.sampling.rows import PromptTargets, RowSampling
 from pagedserve.sampling.sampler import Sampler
 
 # Attributes that hold weights and pools.
@@ -280,85 +274,96 @@ class LocalExecutor:
         """Positions ``[3, P]`` of a prompt of P tokens, for models with 3D positions."""
         return image_positions(self.loaded.model, token_ids, images)
 
-    def encode_images(self, images: Sequence[PlacedImage]) -> None:
-        """Compute the features of images for the next launched step; see ``Executor``."""
-        self._tower.encode(images)
-
-    def encode_prompts(self, prompts: Mapping[int, EncoderInput]) -> None:
-        """Compute the encoder's states of prompts, by row, for the next launched step."""
-        assert self._encoder is not None  # noqa: S101  # called for encoder-decoders only
-        self._encoder.encode(prompts)
-
-    def launch(
-        self,
-        scheduled: SchedulerOutputs,
-        rows: Sequence[RowSampling],
-        prompts: PromptTargets | None = None,
-        after: StepHandle | None = None,
-        images: Mapping[int, PromptImages] | None = None,
-    ) -> LaunchedRun:
-        """Launch one step: moves, adapters, forward pass, sampling; see ``Executor``."""
-        if scheduled.num_rows and len(rows) != scheduled.num_samples:
-            raise StepError(f"{len(rows)} sampling parameters for {scheduled.num_samples} samples")
-        if self._adapters is not None:
-            for ordinal, slot in scheduled.adapters_to_load:
-                self._adapters.load(slot, self._host_adapters.weights(ordinal))
-        if scheduled.num_rows == 0:
-            self.forward(scheduled)
+    def launch(self, step: StepInput) -> LaunchedRun:
+        """Launch one step: encoders, adapters, moves, forward pass, sampling; see ``Executor``."""
+        sizes, rows = step.sizes, step.rows
+        if sizes.num_rows and len(rows) != sizes.num_samples:
+            raise StepError(f"{len(rows)} sampling parameters for {sizes.num_samples} samples")
+        states, failed = self._encode(step)
+        if failed:
+            return LaunchedRun(failed=failed)
+        found = self.forward(self._model_step(step, states), tokens_of(step.after))
+        if sizes.num_rows == 0:
             return LaunchedRun()
         if self.loaded.pooling is not None:
-            self._cache.move(scheduled)
-            return LaunchedRun(pooled=self._pool(scheduled, self.loaded.pooling, rows))
-        index = None if prompts is None else torch.from_numpy(prompts.index)
-        previous_tokens = after.tokens() if isinstance(after, LaunchedRun) else None
-        of_step = None
-        if images is not None:
-            ends = self.buffers.query_start[: scheduled.num_rows + 1]
-            of_step = self._tower.of_step(images, ends, self.buffers.positions)
-        cross = None
-        if self._encoder is not None:
-            layout = self.buffers.layout(scheduled, self._cache.block_size)
-            sizes = scheduled.num_rows, scheduled.max_num_cross_blocks
-            cross = self._encoder.of_step(layout, *self.buffers.cross_tables(*sizes))
-        logits = self.forward(scheduled, index, previous_tokens, of_step, cross)
-        samples = self._sampler.launch(logits[: len(rows)], rows) if rows else None
-        return LaunchedRun(samples, prompts, logits[len(rows) :])
+            return LaunchedRun(pooled=self._pool(sizes, self.loaded.pooling, found))
+        samples = self._sampler.launch(found[: len(rows)], rows) if rows else None
+        return LaunchedRun(samples, step.prompts, found[len(rows) :])
 
-    def forward(
-        self,
-        step: StepWork,
-        more_index: Tensor | None = None,
-        previous_tokens: Tensor | None = None,
-        images: StepImages | None = None,
-        cross: CrossStep | None = None,
-    ) -> Tensor:
-        """Move blocks, and run the model on a step.
-
-        Args:
-            step: Sizes and moves of the step; without rows only the moves are done.
-            more_index: As in ``ModelRunner.execute``.
-            previous_tokens: As in ``ModelRunner.execute``.
-            images: As in ``ModelRunner.execute``.
-            cross: As in ``ModelRunner.execute``.
+    def _encode(self, step: StepInput) -> tuple[Mapping[int, Tensor], Mapping[int, str]]:
+        """Run the encoders on a step's images and encoder inputs.
 
         Returns:
-            Logits, float32 ``[S + P, V]``.
+            Encoder states of the prompts that start in the step, by row, and the error of each row
+            that failed.
         """
-        self._cache.move(step)
-        if step.num_rows == 0:
-            return torch.empty(0, self.loaded.vocab_size)
-        return self._runner.execute(step, more_index, previous_tokens, images, cross)
+        if step.images:
+            buffers = self.buffers
+            return {}, self._tower.encode(step.images, buffers.query_start, buffers.positions)
+        if step.encoder_inputs and self._encoder is not None:
+            return self._encoder.encode(step.encoder_inputs)
+        return {}, {}
 
-    def _pool(
-        self, scheduled: SchedulerOutputs, rules: PoolingRules, rows: Sequence[RowSampling]
-    ) -> Tensor:
-        """Pool each prompt that ends in the step, float32 ``[S, F]``."""
-        if rules.pooling_type == "LAST":
-            return self._runner.execute(scheduled)
-        sampled = self.buffers.sample_rows[: scheduled.num_samples]
-        ends = self.buffers.query_start[: scheduled.num_rows + 1]
-        types = token_types(ends, sampled, [row.pair_start for row in rows])
-        states = self._runner.hidden_states(scheduled, types)
+    def _model_step(self, step: StepInput, states: Mapping[int, Tensor]) -> ModelStep:
+        """The model's input of a step whose images are encoded; ``states`` are an encoder's."""
+        ends = self.buffers.query_start[: step.sizes.num_rows + 1]
+        images = token_types = None
+        if step.images:
+            images = self._tower.of_step(step.images, ends, self.buffers.positions)
+        if _pools_others(self.loaded):
+            sampled = self.buffers.sample_rows[: step.sizes.num_samples]
+            token_types = find_token_types(ends, sampled, [row.pair_start for row in step.rows])
+        return ModelStep(
+            sizes=step.sizes,
+            moves=step.moves,
+            adapters=[
+                (slot, self._host_adapters.weights(ordinal)) for ordinal, slot in step.adapters
+            ],
+            more_index=None if step.prompts is None else torch.from_numpy(step.prompts.index),
+            images=images,
+            encoder_states=states,
+            token_types=token_types,
+        )
+
+    def forward(self, step: ModelStep, previous_tokens: Tensor | None = None) -> Tensor:
+        """Load adapters, move blocks, and run the model.
+
+        Args:
+            step: The step; its arrays are in the buffers.
+            previous_tokens: As in ``ModelRunner.execute``.
+
+        Returns:
+            Logits, float32 ``[S + P, V]``; for a pooling model states, ``[S, F]`` if it pools the
+            last token of each prompt and ``[T, F]`` if others.
+        """
+        for slot, weights in step.adapters:
+            assert self._adapters is not None  # noqa: S101  # no other model has adapters
+            self._adapters.load(slot, weights)
+        self._cache.move(step.moves)
+        if step.sizes.num_rows == 0:
+            return torch.empty(0, self.loaded.vocab_size)
+        if _pools_others(self.loaded):
+            return self._runner.hidden_states(step.sizes, step.token_types)
+        images = None if step.images is None else on_device(step.images, self.loaded.device)
+        return self._runner.execute(
+            step.sizes, step.more_index, previous_tokens, images, self._cross(step)
+        )
+
+    def _cross(self, step: ModelStep) -> CrossStep | None:
+        """Cross-attention inputs of a step; None for a decoder-only model."""
+        if self._encoder is None:
+            return None
+        sizes, buffers = step.sizes, self.buffers
+        tables = buffers.cross_tables(sizes.num_rows, sizes.max_num_cross_blocks)
+        layout = buffers.layout(sizes, self._cache.block_size)
+        return self._encoder.of_step(layout, *tables, step.encoder_states)
+
+    def _pool(self, sizes: StepSizes, rules: PoolingRules, states: Tensor) -> Tensor:
+        """Pool each prompt that ends in the step, float32 ``[S, F]``; see ``forward``."""
+        if not _pools_others(self.loaded):
+            return states
+        sampled = self.buffers.sample_rows[: sizes.num_samples]
+        ends = self.buffers.query_start[: sizes.num_rows + 1]
         vectors = pool_rows(states, ends, rules.pooling_type)
         vectors = vectors[torch.from_numpy(sampled.copy()).to(vectors.device)]
         return vectors if self.loaded.head is None else self.loaded.head(vectors)
@@ -384,5 +389,9 @@ def _check_options(args: EngineArgs, loaded: LoadedModel) -> None:
 
 def _sees_whole_prompts(loaded: LoadedModel) -> bool:
     """See ``ModelInfo.sees_whole_prompts``."""
-    pools_others = loaded.pooling is not None and loaded.pooling.pooling_type != "LAST"
-    return loaded.is_encoder or pools_others
+    return loaded.is_encoder or _pools_others(loaded)
+
+
+def _pools_others(loaded: LoadedModel) -> bool:
+    """Whether it pools the states of other tokens than the last."""
+    return loaded.pooling is not None and loaded.pooling.pooling_type != "LAST"

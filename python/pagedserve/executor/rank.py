@@ -78,8 +78,7 @@ def _serve(spec: RankSpec, connection: Connection) -> None:
     if memory is not None:  # else the channel notices the end
         threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
     while True:
-        step = channel.take()
-        executor.forward(step, step.more_index)
+        executor.forward(channel.take())
         channel.done()
 
 

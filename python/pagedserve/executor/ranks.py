@@ -15,22 +15,20 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from pagedserve.attention.cross import CrossStep
 from pagedserve.config import EngineArgs
 from pagedserve.errors import ConfigError, UnsupportedModelError
 from pagedserve.executor.channel import StepChannel
-from pagedserve.executor.launched import StepWork
 from pagedserve.executor.local import LocalExecutor
 from pagedserve.executor.memory import MemoryPlan
+from pagedserve.executor.model_step import ModelStep
 from pagedserve.executor.processes import Backend, RankProcesses
 from pagedserve.executor.protocol import CacheShape, StepLimits
 from pagedserve.executor.subprocesses import LocalBackend
 from pagedserve.models.device import choose_device
-from pagedserve.models.flat_batch import StepImages
 from pagedserve.models.loader import LoadedModel
 from pagedserve.models.split import check_split
 from pagedserve.parallel.group import ExchangeError, MeetingPlace, RankGroup
-from pagedserve.runner.buffers import StepBuffers
+from pagedserve.runner.buffers import BatchSizes, StepBuffers
 from pagedserve.sigint import sigint_deferred
 
 
@@ -107,33 +105,26 @@ class RankedExecutor(LocalExecutor):
         super().init_cache(shape, self._channel)
         self._ranks.answers()
 
-    def forward(
-        self,
-        step: StepWork,
-        more_index: Tensor | None = None,
-        previous_tokens: Tensor | None = None,
-        images: StepImages | None = None,
-        cross: CrossStep | None = None,
-    ) -> Tensor:
-        """Move blocks, and run the model on a step; see ``LocalExecutor``."""
+    def forward(self, step: ModelStep, previous_tokens: Tensor | None = None) -> Tensor:
+        """Run the model of all ranks on a step; see ``LocalExecutor``."""
         self._ranks.check()
         if previous_tokens is not None:
-            self.buffers.complete(step, previous_tokens)
+            self.buffers.complete(step.sizes, previous_tokens)
         with sigint_deferred():
-            self._channel.publish(step, None if more_index is None else more_index.numpy())
+            self._channel.publish(step)
             self._ranks.launched()
             try:
-                self._send(step)
-                logits = super().forward(step, more_index, None, images, cross)
+                self._send(step.sizes)
+                logits = super().forward(step)
             except Exception as error:
                 raise self._ranks.failure(error) from error
             self._ranks.finished()
         return logits
 
-    def _send(self, step: StepWork) -> None:
+    def _send(self, sizes: BatchSizes) -> None:
         """Send the published step to the ranks on other machines."""
         if connections := self._ranks.connections:
-            message = self._channel.message(self.buffers.used(step))
+            message = self._channel.message(self.buffers.used(sizes))
             for connection in connections:
                 connection.send_bytes(message)
 

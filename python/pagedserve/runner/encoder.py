@@ -15,24 +15,38 @@ from pagedserve.models.encoder_prompts import EncoderInput
 
 
 class PromptEncoder:
-    """Computes encoder states of prompts, and keeps them until the step that writes their keys."""
+    """Computes the encoder states of prompts, and the cross-attention inputs of a step."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        """Start empty."""
+        """Store the model."""
         self._model = model
         self._nothing = no_states(model)
-        self._encoded: dict[int, Tensor] = {}
 
-    def encode(self, prompts: Mapping[int, EncoderInput]) -> None:
-        """Compute the states of prompts, by row, for the next step."""
-        self._encoded = {
-            row: encoder_states(self._model, torch.as_tensor(prompt.inputs))
-            for row, prompt in prompts.items()
-        }
+    def encode(
+        self, prompts: Mapping[int, EncoderInput]
+    ) -> tuple[dict[int, Tensor], dict[int, str]]:
+        """Compute the encoder states of prompts.
+
+        Args:
+            prompts: encoder inputs by row.
+
+        Returns:
+            The states ``[S, F]`` by row, and the error of each row that failed.
+        """
+        states, failed = {}, {}
+        for row, prompt in prompts.items():
+            try:
+                states[row] = encoder_states(self._model, torch.as_tensor(prompt.inputs))
+            except Exception as error:  # noqa: BLE001  # models raise many types
+                failed[row] = f"its encoder input failed: {type(error).__name__}: {error}"
+        return states, failed
 
     def of_step(
-        self, layout: BatchLayout, lens: NDArray[np.int32], tables: NDArray[np.int32]
+        self,
+        layout: BatchLayout,
+        lens: NDArray[np.int32],
+        tables: NDArray[np.int32],
+        states: Mapping[int, Tensor],
     ) -> CrossStep:
-        """Cross-attention inputs of the step; see `CrossStep.of`."""
-        encoded, self._encoded = self._encoded, {}
-        return CrossStep.of(layout, lens, tables, encoded, self._nothing)
+        """Cross-attention inputs of a step; see `CrossStep.of`."""
+        return CrossStep.of(layout, lens, tables, states, self._nothing)
