@@ -122,7 +122,7 @@ def test_an_encoder_that_fails_ends_its_request_alone(
     expected = [model.generate(prompt, 20) for prompt in given]
     llm = model.load()
     executor: Any = llm.llm_engine.model_executor
-    encoder = executor.loaded.model.get_encoder()
+    encoder = executor.worker.loaded.model.get_encoder()
     forward = encoder.forward
 
     def failing(input_ids: torch.Tensor, **more: Any) -> Any:

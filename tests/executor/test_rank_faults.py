@@ -173,7 +173,9 @@ def test_a_rank_that_dies_while_nothing_runs_is_noticed(engine: Engine) -> None:
 def test_a_rank_that_raises_is_quoted(engine: Engine) -> None:
     nothing = [np.zeros((0, 2), np.int64)] * len(fields(PublishedMoves))
     moves = replace(PublishedMoves(*nothing), blocks_to_copy=np.array([[0, 10**6]]))
-    engine.executor._channel.publish(ModelStep(sizes=StepSizes(0, 0, 0, 0), moves=moves))
+    channel = engine.executor._channel
+    assert channel is not None
+    channel.publish(ModelStep(sizes=StepSizes(0, 0, 0, 0), moves=moves))
     wait_until(lambda: not ranks_of(os.getpid()))
     error = engine.fails()
     assert error.rank == 1

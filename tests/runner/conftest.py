@@ -45,7 +45,7 @@ def make_scheduler(executor: LocalExecutor) -> Callable[..., _core.Scheduler]:
                 ),
             )
         )
-        for pool in executor._cache.gpu_pools:
+        for pool in executor.worker.cache.gpu_pools:
             pool.fill_(torch.nan)
         limits = {"max_num_seqs": 16, "max_num_batched_tokens": MAX_MODEL_LEN}
         return _core.Scheduler(

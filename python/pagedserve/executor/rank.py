@@ -45,7 +45,7 @@ def _serve(spec: RankSpec, connection: Connection) -> None:
     import torch
 
     from pagedserve.executor.channel import RemoteChannel, StepChannel
-    from pagedserve.executor.local import LocalExecutor
+    from pagedserve.executor.worker import Worker
     from pagedserve.models.device import choose_device
     from pagedserve.parallel.group import RankGroup
 
@@ -62,23 +62,23 @@ def _serve(spec: RankSpec, connection: Connection) -> None:
         memory=memory,
         check=partial(_check, connection),
     )
-    executor = LocalExecutor(spec.args, group)
+    worker = Worker(spec.args, group)
     connection.send(Answer("done"))
     request, (argument,) = connection.recv()
     while request == "determine_num_blocks":
-        connection.send(Answer("done", executor.determine_num_blocks(argument)))
+        connection.send(Answer("done", worker.determine_num_blocks(argument)))
         request, (argument,) = connection.recv()
     rank, size = spec.rank, spec.size
     if memory is None:
         channel: StepChannel = RemoteChannel(connection, argument, rank=rank, num_ranks=size)
     else:
         channel = StepChannel(memory, argument, rank=rank, num_ranks=size)
-    executor.init_cache(argument, channel)
+    worker.init_cache(argument, channel)
     connection.send(Answer("done"))
     if memory is not None:  # else the channel notices the end
         threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
     while True:
-        executor.forward(channel.take())
+        worker.forward(channel.take())
         channel.done()
 
 
