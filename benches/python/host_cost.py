@@ -16,9 +16,9 @@ from time import perf_counter
 import numpy as np
 
 from pagedserve import EngineArgs, LLMEngine, SamplingParams
-from pagedserve._core import InputBuffers
 from pagedserve.errors import RequestError
 from pagedserve.executor.memory import MemoryPlan
+from pagedserve.executor.numpy_buffers import NumpyBuffers
 from pagedserve.executor.protocol import (
     Adapter,
     CacheShape,
@@ -36,33 +36,6 @@ NUM_STREAMS = 64
 STREAM_TOKENS = 2000
 WINDOW = 100
 BLOCK_SIZE = 16
-
-
-class Buffers:
-    """The arrays of a step; see ``pagedserve.executor.protocol.HostBuffers``."""
-
-    def __init__(self, shape: CacheShape) -> None:
-        rows, tokens = shape.limits.max_num_rows, shape.limits.max_num_tokens
-        blocks = -(-shape.limits.max_model_len // shape.block_size)
-        self.query_start = np.zeros(rows + 1, np.int32)
-        self.positions = np.zeros(tokens, np.int64)
-        self.sample_rows = np.zeros(rows, np.int32)
-        self.row_handles = np.zeros(rows, np.int64)
-        self._core = InputBuffers(
-            token_ids=np.zeros(tokens, np.int32),
-            positions=self.positions,
-            slot_mapping=np.zeros(tokens, np.int64),
-            query_start=self.query_start,
-            seq_lens=np.zeros(rows, np.int32),
-            block_tables=np.zeros(rows * blocks, np.int32),
-            sample_index=np.zeros(rows, np.int32),
-            sample_rows=self.sample_rows,
-            row_handles=self.row_handles,
-        )
-
-    def writable(self) -> InputBuffers:
-        """Always: no device reads them."""
-        return self._core
 
 
 class Handle:
@@ -115,7 +88,7 @@ class KnownTokens:
 
     def init_cache(self, shape: CacheShape) -> None:
         """Allocate the step's arrays."""
-        self.buffers = Buffers(shape)
+        self.buffers = NumpyBuffers(shape)
 
     def load_adapter(self, name: str, path: str) -> Adapter:
         """There are none."""

@@ -9,13 +9,13 @@ from pagedserve.errors import RequestError
 from pagedserve.executor.protocol import Executor
 from pagedserve.images import ImageRules
 from pagedserve.inputs import TokenizedPrompt, salt_of
-from pagedserve.models.image_processor import ImageProcessor, load_image_processor
 from pagedserve.models.prompt_images import PromptImages
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from pagedserve.images import GivenImage
+    from pagedserve.models.image_processor import ImageProcessor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class ImagePlacer:
     """
 
     executor: Executor
-    processor: ImageProcessor
+    processor: "ImageProcessor"
     rules: ImageRules
 
     def has_any(self, prompt: TokenizedPrompt, images: "Sequence[GivenImage]") -> bool:
@@ -66,5 +66,7 @@ def image_placer(
     rules = executor.model_info.images
     if isinstance(rules, str):
         return None
+    from pagedserve.models.image_processor import load_image_processor
+
     processor = load_image_processor(args, tokenizer)
     return ImagePlacer(executor=executor, processor=processor, rules=rules)
