@@ -253,7 +253,7 @@ class EngineArgs(CoreArgs):
 
     def _absent_of_ranks(self) -> Iterator[str]:
         """Reasons why options do not work with tensor parallelism."""
-        for name, neutral in (("enable_lora", False), ("quantization", None)):
+        for name, neutral in (("quantization", None),):
             if (value := getattr(self, name)) != neutral:
                 yield (
                     f"{name} is {value!r}, which is supported with one process alone, and "

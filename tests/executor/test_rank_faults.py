@@ -246,7 +246,6 @@ def test_a_forked_child_leaves_the_ranks_alone(engine: Engine) -> None:
     ("options", "message"),
     [
         ({"tensor_parallel_size": 5}, "12 attention heads"),
-        ({"enable_lora": True}, "enable_lora is True"),
         ({"quantization": "int8"}, "quantization is 'int8'"),
     ],
 )

@@ -3,7 +3,8 @@
 The core writes the arrays of a step into this memory, and every rank reads them there: only a
 header, the block moves and a wake-up are added.  Nothing is pickled or copied, and waiting
 processes sleep.  Ranks on other machines receive the used part of that memory as one message, and
-copy it to separate memory of the same layout.  Invariants:
+copy it to separate memory of the same layout.  What few steps need, such as adapters and image
+features, is pickled and follows on the ranks' connections.  Invariants:
 
 1. It holds one step, which is not overwritten while a rank may still read it: each rank counts the
    steps that it has completed.
@@ -17,6 +18,7 @@ both sides, 80 us round trip over loopback for one row, 140 for 256 (benches/pyt
 import itertools
 import mmap
 import os
+import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from multiprocessing.connection import Connection
@@ -28,7 +30,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pagedserve._core.cpu import bump, wait_for_bump
-from pagedserve.executor.model_step import ModelStep
+from pagedserve.executor.model_step import NO_EXTRAS, ModelStep, StepExtras
 from pagedserve.executor.protocol import CacheShape, StepSizes
 from pagedserve.parallel.shared_memory import SharedMemory
 
@@ -78,6 +80,7 @@ class StepChannel:
         rank: int,
         num_ranks: int,
         readers: Sequence[int] = (),
+        connection: Connection | None = None,
         check: Callable[[], None] = lambda: None,
     ) -> None:
         """Prepare the channel; ``allocate`` maps the memory.
@@ -88,6 +91,7 @@ class StepChannel:
             rank: Rank of this process.
             num_ranks: Number of ranks.
             readers: Ranks besides 0 that map the memory; rank 0 waits for them.
+            connection: Connection from rank 0 that delivers the extras of steps; None for rank 0.
             check: Raises if another rank has died.
         """
         self.step = 0
@@ -95,6 +99,7 @@ class StepChannel:
         self._rank = rank
         self._num_ranks = num_ranks
         self._readers = readers
+        self._connection = connection
         self._check = check
         group = shape.window_group
         num_blocks = shape.num_gpu_blocks + shape.num_cpu_blocks
@@ -108,7 +113,7 @@ class StepChannel:
         """Map the memory; return the part for the arrays of a step, uint8 ``[bytes]``, zeroed."""
         lengths = [
             _LINE * self._num_ranks,
-            8 * (len(_SIZES) + len(_MOVES) + 1),
+            8 * (len(_SIZES) + len(_MOVES) + 2),
             16 * self._max_pairs,
             4 * self._max_index,
             num_bytes,
@@ -155,7 +160,8 @@ class StepChannel:
                 header[place] = pairs.size
                 start, place = start + pairs.size, place + 1
         index = step.more_index
-        header[-1] = -1 if index is None else len(index)
+        header[-2] = -1 if index is None else len(index)
+        header[-1] = step.extras is not NO_EXTRAS
         if index is not None:
             self._index[: len(index)] = index.numpy()
         self.step += 1
@@ -167,8 +173,8 @@ class StepChannel:
         Args:
             pieces: Byte ranges of the arrays that it uses.
         """
-        num_pairs = int(self._header[len(_SIZES) : -1].sum())
-        index = self._index[: max(0, int(self._header[-1]))]
+        num_pairs = int(self._header[len(_SIZES) : -2].sum())
+        index = self._index[: max(0, int(self._header[-2]))]
         bounds = np.array([(piece.start, piece.stop) for piece in pieces], np.int64)
         arrays = [self._arrays[piece] for piece in pieces]
         parts = [np.array([len(pieces)]), bounds, self._header, self._pairs[:num_pairs], index]
@@ -187,7 +193,7 @@ class StepChannel:
         num_pieces = int(take(np.int64, 1)[0])
         bounds = take(np.int64, 2 * num_pieces).reshape(-1, 2).tolist()
         self._header[:] = take(np.int64, self._header.size)
-        num_pairs, num_wanted = int(self._header[len(_SIZES) : -1].sum()), int(self._header[-1])
+        num_pairs, num_wanted = int(self._header[len(_SIZES) : -2].sum()), int(self._header[-2])
         self._pairs[:num_pairs] = take(np.int64, num_pairs)
         self._index[: max(0, num_wanted)] = take(np.int32, max(0, num_wanted))
         for start, stop in bounds:
@@ -201,14 +207,23 @@ class StepChannel:
 
     def _read(self) -> ModelStep:
         self.step += 1
-        header = self._header.tolist()
-        sizes, lengths, num_wanted = header[: len(_SIZES)], header[len(_SIZES) : -1], header[-1]
+        *header, num_wanted, has_extras = self._header.tolist()
+        sizes, lengths = header[: len(_SIZES)], header[len(_SIZES) :]
         index = None if num_wanted < 0 else torch.from_numpy(self._index[:num_wanted].copy())
         return ModelStep(
             sizes=StepSizes(*sizes),
             moves=self._moves(lengths) if any(lengths) else _NO_MOVES,
             more_index=index,
+            extras=self._receive_extras() if has_extras else NO_EXTRAS,
         )
+
+    def _receive_extras(self) -> StepExtras:
+        extras: StepExtras = pickle.loads(self._receive())  # noqa: S301  # of rank 0
+        return extras
+
+    def _receive(self) -> bytes:
+        assert self._connection is not None  # noqa: S101  # only ranks besides 0 receive
+        return self._connection.recv_bytes()
 
     def _moves(self, lengths: Sequence[int]) -> PublishedMoves:
         ends = itertools.accumulate(lengths)
@@ -238,8 +253,7 @@ class RemoteChannel(StepChannel):
             num_ranks: Number of ranks.
         """
         own = os.memfd_create("pagedserve-step")
-        super().__init__(own, shape, rank=rank, num_ranks=num_ranks)
-        self._connection = connection
+        super().__init__(own, shape, rank=rank, num_ranks=num_ranks, connection=connection)
 
     def take(self) -> ModelStep:
         """Wait for a step, and read it; see ``StepChannel``.
@@ -247,5 +261,5 @@ class RemoteChannel(StepChannel):
         Raises:
             EOFError: Rank 0 has ended.
         """
-        self._put(self._connection.recv_bytes())
+        self._put(self._receive())
         return self._read()

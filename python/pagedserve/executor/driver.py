@@ -4,6 +4,7 @@ Encoders and adapters come before the model of all ranks, sampling or pooling af
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
 import numpy as np
@@ -13,11 +14,11 @@ from torch import Tensor
 
 from pagedserve.config import EngineArgs
 from pagedserve.errors import StepError
+from pagedserve.executor.adapter_slots import AdapterSlots
 from pagedserve.executor.launched import LaunchedRun, tokens_of
-from pagedserve.executor.model_step import ModelStep
+from pagedserve.executor.model_step import NO_EXTRAS, ModelStep, StepExtras
 from pagedserve.executor.protocol import StepInput, StepSizes
 from pagedserve.executor.worker import Worker, pools_others
-from pagedserve.lora.host import HostAdapter, HostAdapters
 from pagedserve.models.image_features import image_positions
 from pagedserve.models.prompt_images import PlacedImage
 from pagedserve.pooling.pooler import pool_rows, token_types
@@ -35,27 +36,24 @@ class Driver:
 
     Attributes:
         worker: Worker of this process.
+        adapters: Adapters of the model.
     """
 
-    def __init__(self, args: EngineArgs, worker: Worker) -> None:
-        """Start with empty caches of adapters and images."""
+    def __init__(
+        self, args: EngineArgs, worker: Worker, adapters: AdapterSlots | None = None
+    ) -> None:
+        """Start with an empty cache of images.
+
+        Args:
+            args: Options of the engine.
+            worker: Worker of this process.
+            adapters: Adapters of a worker before this one; None starts without.
+        """
         self.worker = worker
-        adapters = worker.adapters
-        self._host_adapters = HostAdapters(
-            {} if adapters is None else adapters.targets,
-            max_rank=args.max_lora_rank,
-            max_cpu_loras=args.max_cpu_loras or args.max_loras,
-        )
+        targets = {} if worker.adapters is None else worker.adapters.targets
+        self.adapters = AdapterSlots(args, targets) if adapters is None else adapters
         self._tower = ImageTower(worker.loaded.model, int(args.mm_processor_cache_gb * 2**30))
         self._sampler = Sampler(worker.cuda)
-
-    def load_adapter(self, name: str, path: str) -> HostAdapter:
-        """Load the adapter of a directory into host memory; see ``Executor``."""
-        return self._host_adapters.load(name, path)
-
-    def drop_adapter(self, ordinal: int) -> None:
-        """Evict an adapter from host memory once it is no longer referenced."""
-        self._host_adapters.drop(ordinal)
 
     def image_positions(
         self, token_ids: Sequence[int], images: Sequence[PlacedImage]
@@ -103,6 +101,14 @@ class Driver:
 
     def _model_step(self, step: StepInput, states: Mapping[int, Tensor]) -> ModelStep:
         """The model's input of a step whose images are encoded; ``states`` are an encoder's."""
+        index = None if step.prompts is None else torch.from_numpy(step.prompts.index)
+        adapters, extras = self.adapters.load(step.adapters), NO_EXTRAS
+        if adapters or step.images or states or pools_others(self.worker.loaded):
+            extras = replace(self._extras(step), adapters=adapters, encoder_states=states)
+        return ModelStep(sizes=step.sizes, moves=step.moves, more_index=index, extras=extras)
+
+    def _extras(self, step: StepInput) -> StepExtras:
+        """Image features of a step, and segments of the texts that it pools."""
         buffers, images, types = self.worker.buffers, None, None
         ends = buffers.query_start[: step.sizes.num_rows + 1]
         if step.images:
@@ -110,17 +116,7 @@ class Driver:
         if pools_others(self.worker.loaded):
             sampled = buffers.sample_rows[: step.sizes.num_samples]
             types = token_types(ends, sampled, [row.pair_start for row in step.rows])
-        return ModelStep(
-            sizes=step.sizes,
-            moves=step.moves,
-            adapters=[
-                (slot, self._host_adapters.weights(ordinal)) for ordinal, slot in step.adapters
-            ],
-            more_index=None if step.prompts is None else torch.from_numpy(step.prompts.index),
-            images=images,
-            encoder_states=states,
-            token_types=types,
-        )
+        return StepExtras(images=images, token_types=types)
 
     def _pool(self, sizes: StepSizes, rules: PoolingRules, states: Tensor) -> Tensor:
         """Pool each prompt that ends in the step, float32 ``[S, F]``; see ``Worker.forward``."""

@@ -60,11 +60,11 @@ class LocalExecutor:
 
     def load_adapter(self, name: str, path: str) -> HostAdapter:
         """Load the adapter of a directory into host memory; thread-safe, callable during a step."""
-        return self.driver.load_adapter(name, path)
+        return self.driver.adapters.host.load(name, path)
 
     def drop_adapter(self, ordinal: int) -> None:
         """Evict an adapter from host memory once it is no longer referenced."""
-        self.driver.drop_adapter(ordinal)
+        self.driver.adapters.host.drop(ordinal)
 
     def image_positions(
         self, token_ids: Sequence[int], images: Sequence[PlacedImage]

@@ -72,7 +72,7 @@ def _serve(spec: RankSpec, connection: Connection) -> None:
     if memory is None:
         channel: StepChannel = RemoteChannel(connection, argument, rank=rank, num_ranks=size)
     else:
-        channel = StepChannel(memory, argument, rank=rank, num_ranks=size)
+        channel = StepChannel(memory, argument, rank=rank, num_ranks=size, connection=connection)
     worker.init_cache(argument, channel)
     connection.send(Answer("done"))
     if memory is not None:  # else the channel notices the end
@@ -92,10 +92,10 @@ def _check(connection: Connection) -> None:
 
 def _end_with(connection: Connection) -> None:
     """End this process with the engine's: one that waits for a step would not notice."""
-    try:
-        connection.recv()
-    except (EOFError, OSError):
-        os._exit(1)
+    poll = select.poll()
+    poll.register(connection, select.POLLRDHUP)
+    poll.poll()
+    os._exit(1)
 
 
 def _say(connection: Connection, answer: Answer) -> None:

@@ -8,6 +8,7 @@ All ranks compute each step together; only this process samples and knows reques
 """
 
 import os
+import pickle
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -19,11 +20,12 @@ from torch import Tensor
 
 from pagedserve.config import EngineArgs
 from pagedserve.errors import ConfigError
+from pagedserve.executor.adapter_slots import AdapterSlots
 from pagedserve.executor.channel import StepChannel
 from pagedserve.executor.driver import Driver
 from pagedserve.executor.launched import LaunchedRun
 from pagedserve.executor.memory import MemoryPlan
-from pagedserve.executor.model_step import ModelStep
+from pagedserve.executor.model_step import NO_EXTRAS, ModelStep
 from pagedserve.executor.processes import Backend, RankProcesses
 from pagedserve.executor.protocol import CacheShape, ModelInfo, StepInput, StepLimits
 from pagedserve.executor.subprocesses import LocalBackend
@@ -53,7 +55,9 @@ class RankedExecutor:
         self._shape: CacheShape | None = None
         self._driver: Driver | None = None
         self._channel: StepChannel | None = None
+        self._adapters: AdapterSlots | None = None
         self._start()
+        self._adapters = self.driver.adapters
 
     def _start(self) -> None:
         args = self._args
@@ -84,7 +88,7 @@ class RankedExecutor:
                     memory=self._memory,
                     check=self._ranks.check,
                 )
-                self._driver = Driver(args, Worker(args, group))
+                self._driver = Driver(args, Worker(args, group), self._adapters)
                 self._ranks.answers()
             except BaseException as error:
                 self._end()
@@ -144,11 +148,11 @@ class RankedExecutor:
 
     def load_adapter(self, name: str, path: str) -> HostAdapter:
         """Load the adapter of a directory into host memory; thread-safe, callable during a step."""
-        return self.driver.load_adapter(name, path)
+        return self.driver.adapters.host.load(name, path)
 
     def drop_adapter(self, ordinal: int) -> None:
         """Evict an adapter from host memory once it is no longer referenced."""
-        self.driver.drop_adapter(ordinal)
+        self.driver.adapters.host.drop(ordinal)
 
     def image_positions(
         self, token_ids: Sequence[int], images: Sequence[PlacedImage]
@@ -174,18 +178,22 @@ class RankedExecutor:
             channel.publish(step)
             self._ranks.launched()
             try:
-                self._send(channel, worker.buffers.used(step.sizes))
+                self._send(channel, step)
                 found = worker.forward(step)
             except Exception as error:
                 raise self._ranks.failure(error) from error
             self._ranks.finished()
         return found
 
-    def _send(self, channel: StepChannel, used: Sequence[slice]) -> None:
-        """Send the published step to the ranks on other machines; ``used`` are its byte ranges."""
-        if connections := self._ranks.connections:
-            message = channel.message(used)
-            for connection in connections:
+    def _send(self, channel: StepChannel, step: ModelStep) -> None:
+        """Send what ranks do not read in the shared memory of the published step."""
+        if remote := self._ranks.remote_connections:
+            message = channel.message(self.worker.buffers.used(step.sizes))
+            for connection in remote:
+                connection.send_bytes(message)
+        if step.extras is not NO_EXTRAS:
+            message = pickle.dumps(step.extras)
+            for connection in self._ranks.connections:
                 connection.send_bytes(message)
 
     def check(self) -> None:
@@ -196,6 +204,7 @@ class RankedExecutor:
         """Reload everything that died; pools and their contents are lost."""
         self._free()
         self._start()
+        self.driver.adapters.lose()
         if self._shape is not None:
             self.init_cache(self._shape)
 

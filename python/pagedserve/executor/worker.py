@@ -246,15 +246,16 @@ class Worker:
             Logits, float32 ``[S + P, V]``; for a pooling model states, ``[S, F]`` if it pools the
             last token of each prompt and ``[T, F]`` if others.
         """
-        for slot, weights in step.adapters:
+        extras = step.extras
+        for slot, weights in extras.adapters:
             assert self.adapters is not None  # noqa: S101  # no other model has adapters
             self.adapters.load(slot, weights)
         self.cache.move(step.moves)
         if step.sizes.num_rows == 0:
             return torch.empty(0, self.loaded.vocab_size)
         if pools_others(self.loaded):
-            return self.runner.hidden_states(step.sizes, step.token_types)
-        images = None if step.images is None else on_device(step.images, self.loaded.device)
+            return self.runner.hidden_states(step.sizes, extras.token_types)
+        images = None if extras.images is None else on_device(extras.images, self.loaded.device)
         return self.runner.execute(
             step.sizes, step.more_index, previous_tokens, images, self._cross(step)
         )
@@ -266,7 +267,7 @@ class Worker:
         sizes, buffers = step.sizes, self.buffers
         tables = buffers.cross_tables(sizes.num_rows, sizes.max_num_cross_blocks)
         layout = buffers.layout(sizes, self.cache.block_size)
-        return CrossStep.of(layout, *tables, step.encoder_states, self._no_states)
+        return CrossStep.of(layout, *tables, step.extras.encoder_states, self._no_states)
 
 
 def _check_options(args: EngineArgs, loaded: LoadedModel, group: RankGroup | None) -> None:

@@ -7,6 +7,7 @@ which may be packed or replaced by a faster one, within a module with the collec
 transformers' code.
 """
 
+from dataclasses import replace
 from typing import Any, Final
 
 from torch import nn
@@ -17,6 +18,7 @@ from transformers.distributed.configuration_utils import DistributedConfig
 from pagedserve.parallel.group import RankGroup
 from pagedserve.parallel.modules import Gathered, Reduced, VocabEmbedding
 from pagedserve.parallel.plan import ShardPlan, starred
+from pagedserve.parallel.shards import Shard, keep_shards
 
 # Styles whose modules need no collective once their parameters are plain.
 _LOCAL: Final = ("colwise", "replicated_with_grad_allreduce", "local_params", "replicate")
@@ -34,9 +36,11 @@ def split_options(plan: ShardPlan) -> dict[str, Any]:
 def localise(model: PreTrainedModel, plan: ShardPlan, group: RankGroup) -> None:
     """Convert a rank's shards to plain modules, in place."""
     modules: dict[str, Any] = dict(model.named_modules())
-    local = _LocalParameters()
+    local, shards = _LocalParameters(), {}
     for name, module in modules.items():
         style = plan.style_of(name)
+        if isinstance(module, nn.Linear | nn.Embedding) and "packed" not in str(style):
+            shards[name] = _shard(module, group)
         if isinstance(module, nn.Embedding) and style == "embedding_rowwise":
             replacement: nn.Module | None = _embedding(module, local, group)
         elif style in _LOCAL + _SUMMED + _GATHERED:
@@ -45,6 +49,8 @@ def localise(model: PreTrainedModel, plan: ShardPlan, group: RankGroup) -> None:
             continue
         if starred(name) in plan.overrides:
             _keep_own_head(module, plan, group)
+            own = _features_of_own_head(shards[name].out_features, plan, group)
+            shards[name] = replace(shards[name], outputs=own)
         if replacement is not None:
             parent, _, leaf = name.rpartition(".")
             setattr(modules[parent] if parent else model, leaf, replacement)
@@ -52,6 +58,7 @@ def localise(model: PreTrainedModel, plan: ShardPlan, group: RankGroup) -> None:
         # transformers' attention repeats keys by it; ours uses the shapes.
         if hasattr(module, "num_key_value_groups") and hasattr(module, "k_proj"):
             module.num_key_value_groups = module.q_proj.out_features // module.k_proj.out_features
+    keep_shards(model, shards)
     has_hooks = any("forward" in vars(module) for module in model.modules())
     if not has_hooks:
         # They keep the groups of an unused mesh alive.
@@ -83,6 +90,23 @@ class _LocalParameters:
         return known[0]
 
 
+def _shard(module: Any, group: RankGroup) -> Shard:
+    """Which features of a module this rank has."""
+    weight = module.weight
+    features = [slice(0, size) for size in weight.shape]
+    placements: Any = weight.placements if isinstance(weight, DTensor) else ()
+    for placement in placements:
+        if placement.is_shard():
+            axis = placement.dim % weight.ndim
+            count = -(-weight.shape[axis] // group.size)
+            ends = (min(rank * count, weight.shape[axis]) for rank in (group.rank, group.rank + 1))
+            features[axis] = slice(*ends)
+    if isinstance(module, nn.Embedding):
+        return Shard(*weight.shape, *features)
+    outputs, inputs = features
+    return Shard(weight.shape[1], weight.shape[0], inputs, outputs)
+
+
 def _embedding(
     module: nn.Embedding, local: _LocalParameters, group: RankGroup
 ) -> VocabEmbedding | None:
@@ -112,9 +136,13 @@ def _replacement(
 
 def _keep_own_head(module: Any, plan: ShardPlan, group: RankGroup) -> None:
     """Select from a replicated projection the KV head that this rank's queries attend to."""
-    size = module.out_features // plan.kv_heads
-    first = group.rank * plan.kv_heads // plan.size * size
+    own = _features_of_own_head(module.out_features, plan, group)
     for key, parameter in list(module.named_parameters(recurse=False)):
-        own = parameter[first : first + size].clone()
-        setattr(module, key, nn.Parameter(own, requires_grad=False))
-    module.out_features = size
+        setattr(module, key, nn.Parameter(parameter[own].clone(), requires_grad=False))
+    module.out_features = own.stop - own.start
+
+
+def _features_of_own_head(out_features: int, plan: ShardPlan, group: RankGroup) -> slice:
+    size = out_features // plan.kv_heads
+    first = group.rank * plan.kv_heads // plan.size * size
+    return slice(first, first + size)
