@@ -13,18 +13,21 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
 import psutil
 import pytest
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-from pagedserve import LLM, SamplingParams, TokensPrompt
+from pagedserve import LLM, EngineArgs, SamplingParams, TokensPrompt
 from pagedserve.errors import ConfigError, ExecutorDeadError, UnsupportedModelError
 from pagedserve.executor.channel import PublishedMoves
 from pagedserve.executor.model_step import ModelStep
 from pagedserve.executor.protocol import StepSizes
 from pagedserve.executor.ranks import RankedExecutor
+from pagedserve.models.split import check_split
 from pagedserve.parallel.group import RankGroup
 from tests.server.conftest import Process
 from tests.support.children import child_says
@@ -242,18 +245,28 @@ def test_a_forked_child_leaves_the_ranks_alone(engine: Engine) -> None:
     assert engine.tokens() == engine.wanted
 
 
+def test_heads_that_ranks_cannot_share_are_refused(directory: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match="12 attention heads"):
+        LLM(str(directory), tensor_parallel_size=5, use_tqdm_on_load=False)
+
+
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("kind", "message"),
     [
-        ({"tensor_parallel_size": 5}, "12 attention heads"),
-        ({"quantization": "int8"}, "quantization is 'int8'"),
+        ("bart", "BartForConditionalGeneration cannot be: transformers has no plan"),
+        ("bert", "BertModel .* is an encoder, whose attention over whole texts is"),
+        ("lfm2", "Lfm2ForCausalLM cannot be: transformers' plan splits 0%"),
     ],
 )
-def test_what_ranks_cannot_do_is_refused(
-    directory: Path, options: dict[str, object], message: str
+def test_models_that_ranks_cannot_share_are_refused(
+    tmp_path: Path, kind: str, message: str
 ) -> None:
-    with pytest.raises((ConfigError, UnsupportedModelError), match=message):
-        LLM(str(directory), **{"tensor_parallel_size": 2, "use_tqdm_on_load": False} | options)
+    classes = {"bart": AutoModelForSeq2SeqLM, "bert": AutoModel}
+    config = AutoConfig.for_model(kind, num_hidden_layers=2, hidden_size=48, vocab_size=97)
+    model: Any = classes.get(kind, AutoModelForCausalLM).from_config(config)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModelError, match=message):
+        check_split(EngineArgs(str(tmp_path), tensor_parallel_size=2))
 
 
 SCRIPT = """

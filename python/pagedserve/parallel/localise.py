@@ -7,6 +7,7 @@ which may be packed or replaced by a faster one, within a module with the collec
 transformers' code.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -18,7 +19,7 @@ from transformers.distributed.configuration_utils import DistributedConfig
 from pagedserve.parallel.group import RankGroup
 from pagedserve.parallel.modules import Gathered, Reduced, VocabEmbedding
 from pagedserve.parallel.plan import ShardPlan, starred
-from pagedserve.parallel.shards import Shard, keep_shards
+from pagedserve.parallel.shards import Shard, keep_peaks, keep_shards
 
 # Styles whose modules need no collective once their parameters are plain.
 _LOCAL: Final = ("colwise", "replicated_with_grad_allreduce", "local_params", "replicate")
@@ -33,8 +34,18 @@ def split_options(plan: ShardPlan) -> dict[str, Any]:
     }
 
 
-def localise(model: PreTrainedModel, plan: ShardPlan, group: RankGroup) -> None:
-    """Convert a rank's shards to plain modules, in place."""
+def localise(
+    model: PreTrainedModel, plan: ShardPlan, group: RankGroup, *, keeps_peaks: bool
+) -> None:
+    """Convert a rank's shards to plain modules, in place.
+
+    Args:
+        model: model of transformers.
+        plan: its sharding plan.
+        group: ranks that share it.
+        keeps_peaks: whether to record the largest weights of layers that are split by inputs, so
+            that their shards are quantized as the whole layers.
+    """
     modules: dict[str, Any] = dict(model.named_modules())
     local, shards = _LocalParameters(), {}
     for name, module in modules.items():
@@ -48,22 +59,30 @@ def localise(model: PreTrainedModel, plan: ShardPlan, group: RankGroup) -> None:
         else:
             continue
         if starred(name) in plan.overrides:
-            _keep_own_head(module, plan, group)
-            own = _features_of_own_head(shards[name].out_features, plan, group)
-            shards[name] = replace(shards[name], outputs=own)
+            shards[name] = replace(shards[name], outputs=_keep_own_head(module, plan, group))
         if replacement is not None:
             parent, _, leaf = name.rpartition(".")
             setattr(modules[parent] if parent else model, leaf, replacement)
-    for module in modules.values():
-        # transformers' attention repeats keys by it; ours uses the shapes.
-        if hasattr(module, "num_key_value_groups") and hasattr(module, "k_proj"):
-            module.num_key_value_groups = module.q_proj.out_features // module.k_proj.out_features
+        if keeps_peaks and style in _SUMMED and isinstance(module, nn.Linear):
+            keep_peaks(module, group)
+    _count_groups(modules, plan)
     keep_shards(model, shards)
     has_hooks = any("forward" in vars(module) for module in model.modules())
     if not has_hooks:
         # They keep the groups of an unused mesh alive.
         model._device_mesh = model._mesh_manager = None  # noqa: SLF001
         group.drop_others()
+
+
+def _count_groups(modules: Mapping[str, Any], plan: ShardPlan) -> None:
+    """Count the queries of each KV head on this rank.
+
+    transformers' attention repeats keys by the number; ours uses the shapes.
+    """
+    for name, module in modules.items():
+        if starred(f"{name}.k_proj") in plan.overrides and hasattr(module, "num_key_value_groups"):
+            groups = module.num_key_value_groups
+            module.num_key_value_groups = groups * plan.kv_heads // plan.size
 
 
 class _LocalParameters:
@@ -134,15 +153,16 @@ def _replacement(
     return Reduced(module, group, part)
 
 
-def _keep_own_head(module: Any, plan: ShardPlan, group: RankGroup) -> None:
-    """Select from a replicated projection the KV head that this rank's queries attend to."""
-    own = _features_of_own_head(module.out_features, plan, group)
-    for key, parameter in list(module.named_parameters(recurse=False)):
-        setattr(module, key, nn.Parameter(parameter[own].clone(), requires_grad=False))
-    module.out_features = own.stop - own.start
+def _keep_own_head(module: Any, plan: ShardPlan, group: RankGroup) -> slice:
+    """Select from a replicated projection the KV head that this rank's queries attend to.
 
-
-def _features_of_own_head(out_features: int, plan: ShardPlan, group: RankGroup) -> slice:
-    size = out_features // plan.kv_heads
+    Returns:
+        The features of that head.
+    """
+    size = module.out_features // plan.kv_heads
     first = group.rank * plan.kv_heads // plan.size * size
-    return slice(first, first + size)
+    features = slice(first, first + size)
+    for key, parameter in list(module.named_parameters(recurse=False)):
+        setattr(module, key, nn.Parameter(parameter[features].clone(), requires_grad=False))
+    module.out_features = size
+    return features

@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
+from pagedserve.parallel.group import RankGroup
 from pagedserve.parallel.modules import Gathered, Reduced, VocabEmbedding
 
 _NONE: Final[Mapping[str, "Shard"]] = MappingProxyType({})
@@ -38,6 +40,17 @@ def keep_shards(model: nn.Module, shards: Mapping[str, Shard]) -> None:
 def shards_of(model: nn.Module) -> Mapping[str, Shard]:
     """Recorded shards by the names of modules; empty for a whole model."""
     return getattr(model, "pagedserve_shards", _NONE)
+
+
+def keep_peaks(module: Any, group: RankGroup) -> None:
+    """Record the largest magnitude of each output feature's weights over all ranks."""
+    peaks = module.weight.detach().abs().amax(dim=1).float().contiguous()
+    module.peaks = torch.stack(group.all_gather(peaks)).amax(dim=0)
+
+
+def peaks_of(module: nn.Module) -> Tensor | None:
+    """Recorded magnitudes, float32 ``[N]``; None if no other rank has weights of its features."""
+    return getattr(module, "peaks", None)
 
 
 def inner_of(module: Any) -> Any:
