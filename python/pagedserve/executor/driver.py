@@ -54,6 +54,8 @@ class Driver:
         self.adapters = AdapterSlots(args, targets) if adapters is None else adapters
         self._tower = ImageTower(worker.loaded.model, int(args.mm_processor_cache_gb * 2**30))
         self._sampler = Sampler(worker.cuda)
+        self._sends_states = worker.is_shared and bool(worker.loaded.states)
+        self._needs_extras = self._sends_states or pools_others(worker.loaded)
 
     def image_positions(
         self, token_ids: Sequence[int], images: Sequence[PlacedImage]
@@ -103,12 +105,12 @@ class Driver:
         """The model's input of a step whose images are encoded; ``states`` are an encoder's."""
         index = None if step.prompts is None else torch.from_numpy(step.prompts.index)
         adapters, extras = self.adapters.load(step.adapters), NO_EXTRAS
-        if adapters or step.images or states or pools_others(self.worker.loaded):
+        if adapters or step.images or states or self._needs_extras:
             extras = replace(self._extras(step), adapters=adapters, encoder_states=states)
         return ModelStep(sizes=step.sizes, moves=step.moves, more_index=index, extras=extras)
 
     def _extras(self, step: StepInput) -> StepExtras:
-        """Image features of a step, and segments of the texts that it pools."""
+        """Image features of a step, segments of pooled text pairs, and slots of states."""
         buffers, images, types = self.worker.buffers, None, None
         ends = buffers.query_start[: step.sizes.num_rows + 1]
         if step.images:
@@ -116,7 +118,8 @@ class Driver:
         if pools_others(self.worker.loaded):
             sampled = buffers.sample_rows[: step.sizes.num_samples]
             types = token_types(ends, sampled, [row.pair_start for row in step.rows])
-        return StepExtras(images=images, token_types=types)
+        slots = buffers.state_slots[: step.sizes.num_rows] if self._sends_states else None
+        return StepExtras(images=images, token_types=types, state_slots=slots)
 
     def _pool(self, sizes: StepSizes, rules: PoolingRules, states: Tensor) -> Tensor:
         """Pool each prompt that ends in the step, float32 ``[S, F]``; see ``Worker.forward``."""

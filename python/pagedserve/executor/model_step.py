@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pagedserve.cache.engine import BlockMoves
@@ -21,12 +23,15 @@ class StepExtras:
         images: Image features of the step's tokens; None for text only.
         encoder_states: Encoder states ``[S, F]`` of the prompts that start in the step, by row.
         token_types: Segment of each token of text pairs, int64 ``[T]``, for a pooling model.
+        state_slots: Slot of each row's state, int32 ``[R]``, for ranks besides 0, whose buffers do
+            not share it; None if the buffers have it.
     """
 
     adapters: Sequence[tuple[int, Mapping[str, LoraWeights]]] = ()
     images: StepImages | None = None
     encoder_states: Mapping[int, Tensor] = field(default_factory=dict)
     token_types: Tensor | None = None
+    state_slots: NDArray[np.int32] | None = None
 
 
 NO_EXTRAS: Final = StepExtras()

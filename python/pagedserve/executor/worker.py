@@ -18,7 +18,7 @@ from pagedserve.cache.engine import (
 from pagedserve.cache.states import state_bytes_per_slot
 from pagedserve.config import EngineArgs
 from pagedserve.device import cuda_of
-from pagedserve.errors import ConfigError, StepError, UnsupportedModelError
+from pagedserve.errors import ConfigError, StepError
 from pagedserve.executor.memory import (
     DEFAULT_KV_CACHE_BYTES,
     MemoryPlan,
@@ -68,7 +68,7 @@ class Worker:
         self._args = args
         self._group = group
         self.loaded = load_model(args, group=group)
-        _check_options(args, self.loaded, group)
+        _check_options(args, self.loaded)
         self.cuda = cuda_of(self.loaded.device)
         is_recordable = self.cuda is not None and self.loaded.attention_backend == "triton"
         # How rows with states are batched depends on the step; pooling models only prefill.
@@ -83,6 +83,11 @@ class Worker:
         if self.loaded.encoder_decoder is not None:
             self._no_states = no_states(self.loaded.model)
         self._buffers: StepBuffers | None = None
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether several ranks share the model."""
+        return self._group is not None
 
     @property
     def model_info(self) -> ModelInfo:
@@ -148,7 +153,7 @@ class Worker:
             num_gpu_blocks = limits.max_num_rows * -(-limits.max_model_len // args.block_size)
         return plan_memory(
             block_bytes=block_bytes,
-            state_bytes=state_bytes_per_slot(self.loaded.states),
+            state_bytes=num_parts * state_bytes_per_slot(self.loaded.states),
             max_num_seqs=limits.max_num_rows,
             block_size=args.block_size,
             weight_bytes=num_parts * self.loaded.weight_bytes,
@@ -250,6 +255,8 @@ class Worker:
         for slot, weights in extras.adapters:
             assert self.adapters is not None  # noqa: S101  # no other model has adapters
             self.adapters.load(slot, weights)
+        if extras.state_slots is not None:
+            self.buffers.state_slots[: step.sizes.num_rows] = extras.state_slots
         self.cache.move(step.moves)
         if step.sizes.num_rows == 0:
             return torch.empty(0, self.loaded.vocab_size)
@@ -270,18 +277,12 @@ class Worker:
         return CrossStep.of(layout, *tables, step.extras.encoder_states, self._no_states)
 
 
-def _check_options(args: EngineArgs, loaded: LoadedModel, group: RankGroup | None) -> None:
+def _check_options(args: EngineArgs, loaded: LoadedModel) -> None:
     """Refuse options that the model does not support.
 
     Raises:
         ConfigError: It is a pooling model or an encoder-decoder.
-        UnsupportedModelError: It cannot be shared by ranks.
     """
-    if group is not None and loaded.states:
-        raise UnsupportedModelError(
-            "tensor_parallel_size is for models that keep nothing of a sequence but keys and "
-            f"values; {type(loaded.model).__name__} has layers with states"
-        )
     refused = {}
     if loaded.encoder_decoder is not None:
         refused["enable_lora"] = "adapters are for decoder-only models"

@@ -159,7 +159,7 @@ class StepBuffers:
         self.sample_index: NDArray[np.int32] = host.sample_index.numpy()
         self.sample_rows: NDArray[np.int32] = np.zeros(max_num_samples, dtype=np.int32)
         self.row_handles: NDArray[np.int64] = np.zeros(max_num_rows, dtype=np.int64)
-        self._state_slots: NDArray[np.int32] = np.zeros(max_num_rows, dtype=np.int32)
+        self.state_slots: NDArray[np.int32] = np.zeros(max_num_rows, dtype=np.int32)
         self._cross_lens: NDArray[np.int32] = np.zeros(max_num_rows, dtype=np.int32)
         self._cross_tables: NDArray[np.int32] = np.zeros(max_num_rows * max_cross_blocks, np.int32)
         has_encoder = max_cross_blocks > 0
@@ -174,7 +174,7 @@ class StepBuffers:
             sample_rows=self.sample_rows,
             row_handles=self.row_handles,
             adapter_slots=self.adapter_slots if has_adapters else None,
-            state_slots=self._state_slots,
+            state_slots=self.state_slots,
             window_tables=self._window_tables if has_windows else None,
             window_slots=self._window_slots if has_windows else None,
             cross_lens=self._cross_lens if has_encoder else None,
@@ -306,7 +306,7 @@ class StepBuffers:
             seq_lens=self._seq_lens[:num_rows],
             block_tables=tables,
             block_size=block_size,
-            state_slots=self._state_slots[:num_rows],
+            state_slots=self.state_slots[:num_rows],
         )
 
     def cross_tables(
