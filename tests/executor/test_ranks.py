@@ -125,3 +125,17 @@ def test_ranks_give_the_tokens_of_one_process(
         shared.llm_engine.shutdown()
     assert tokens_of(found) == tokens_of(wanted)
     assert logprobs_of(found) == pytest.approx(logprobs_of(wanted), abs=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 3])
+def test_draft_tokens_change_no_token_on_ranks(directories: dict[str, Path], size: int) -> None:
+    wanted = answers(engine(directories["llama"], 1, **TIGHT))
+    drafts = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}
+    shared = engine(directories["llama"], size, **TIGHT, speculative_config=drafts)
+    try:
+        found = answers(shared)
+        assert shared.llm_engine.stats.num_draft_tokens > 0
+    finally:
+        shared.llm_engine.shutdown()
+    assert tokens_of(found) == tokens_of(wanted)
