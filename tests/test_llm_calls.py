@@ -328,7 +328,7 @@ def test_shutdown_gives_the_memory_back_and_may_be_repeated(directory: Path) -> 
     with load(directory) as llm:
         assert tokens(llm)
         executor: Any = llm.llm_engine.model_executor
-        model, cache = weakref.ref(executor.loaded.model), weakref.ref(executor._cache)
+        model, cache = weakref.ref(executor.worker.loaded.model), weakref.ref(executor.worker.cache)
     assert (model(), cache()) == (None, None)
     llm.shutdown()
     llm.llm_engine.shutdown()

@@ -9,28 +9,26 @@ scheduler, the processing of the step, the tokenizer's text.  Costs are medians 
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import median
 from time import perf_counter
 
 import numpy as np
 
 from pagedserve import EngineArgs, LLMEngine, SamplingParams
-from pagedserve._core import InputBuffers, SchedulerOutputs
 from pagedserve.errors import RequestError
 from pagedserve.executor.memory import MemoryPlan
+from pagedserve.executor.numpy_buffers import NumpyBuffers
 from pagedserve.executor.protocol import (
     Adapter,
     CacheShape,
     ModelInfo,
     ModelOutput,
-    StepHandle,
+    StepInput,
     StepLimits,
 )
-from pagedserve.models.encoder_prompts import EncoderInput
-from pagedserve.models.prompt_images import PlacedImage, PromptImages
+from pagedserve.models.prompt_images import PlacedImage
 from pagedserve.sampling.results import SampledRows
-from pagedserve.sampling.rows import PromptTargets, RowSampling
 from pagedserve.sampling_params import RequestOutputKind
 
 TEXT = "The keys and values of a sequence live in blocks, and a table says where: naïve, 日本語. "
@@ -38,33 +36,6 @@ NUM_STREAMS = 64
 STREAM_TOKENS = 2000
 WINDOW = 100
 BLOCK_SIZE = 16
-
-
-class Buffers:
-    """The arrays of a step; see ``pagedserve.executor.protocol.HostBuffers``."""
-
-    def __init__(self, shape: CacheShape) -> None:
-        rows, tokens = shape.limits.max_num_rows, shape.limits.max_num_tokens
-        blocks = -(-shape.limits.max_model_len // shape.block_size)
-        self.query_start = np.zeros(rows + 1, np.int32)
-        self.positions = np.zeros(tokens, np.int64)
-        self.sample_rows = np.zeros(rows, np.int32)
-        self.row_handles = np.zeros(rows, np.int64)
-        self._core = InputBuffers(
-            token_ids=np.zeros(tokens, np.int32),
-            positions=self.positions,
-            slot_mapping=np.zeros(tokens, np.int64),
-            query_start=self.query_start,
-            seq_lens=np.zeros(rows, np.int32),
-            block_tables=np.zeros(rows * blocks, np.int32),
-            sample_index=np.zeros(rows, np.int32),
-            sample_rows=self.sample_rows,
-            row_handles=self.row_handles,
-        )
-
-    def writable(self) -> InputBuffers:
-        """Always: no device reads them."""
-        return self._core
 
 
 class Handle:
@@ -78,7 +49,7 @@ class Handle:
     def results(self) -> ModelOutput:
         """The tokens."""
         starts = np.arange(len(self._tokens) + 1)
-        return ModelOutput(SampledRows(self._tokens, starts, None, None, {}), None)
+        return ModelOutput(SampledRows(self._tokens, starts, None, None, {}))
 
 
 class KnownTokens:
@@ -117,7 +88,7 @@ class KnownTokens:
 
     def init_cache(self, shape: CacheShape) -> None:
         """Allocate the step's arrays."""
-        self.buffers = Buffers(shape)
+        self.buffers = NumpyBuffers(shape)
 
     def load_adapter(self, name: str, path: str) -> Adapter:
         """There are none."""
@@ -129,25 +100,11 @@ class KnownTokens:
     def image_positions(self, token_ids: Sequence[int], images: Sequence[PlacedImage]) -> None:
         """There are none."""
 
-    def encode_prompts(self, prompts: Mapping[int, EncoderInput]) -> None:
-        """See ``Executor``; there are none."""
-
-    def encode_images(self, images: Sequence[PlacedImage]) -> None:
-        """There are none."""
-
-    def launch(
-        self,
-        scheduled: SchedulerOutputs,
-        rows: Sequence[RowSampling],
-        prompts: PromptTargets | None = None,
-        after: StepHandle | None = None,
-        images: Mapping[int, PromptImages] | None = None,
-    ) -> Handle:
+    def launch(self, step: StepInput) -> Handle:
         """Give every sample the next token."""
-        del rows, prompts, after, images
         token = self.token_ids[self._step % len(self.token_ids)]
         self._step += 1
-        return Handle([token] * scheduled.num_samples)
+        return Handle([token] * step.sizes.num_samples)
 
 
 def running_engine(num_rows: int, num_tokens: int, kind: RequestOutputKind) -> LLMEngine:

@@ -11,7 +11,6 @@ import time
 from collections.abc import Sequence
 from multiprocessing.connection import Client, Listener
 from statistics import median, quantiles
-from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -21,7 +20,8 @@ from measuring import report_table
 from pagedserve import LLM, SamplingParams
 from pagedserve.executor.actors import send_at_once
 from pagedserve.executor.channel import RemoteChannel, StepChannel
-from pagedserve.executor.protocol import CacheShape, StepLimits
+from pagedserve.executor.model_step import ModelStep
+from pagedserve.executor.protocol import CacheShape, StepLimits, StepSizes
 from pagedserve.parallel.shared_memory import SharedMemory
 
 MAX_ROWS = 256
@@ -81,7 +81,7 @@ def messages_us(sizes: Sequence[int]) -> list[dict[str, object]]:
             for size, spent in times.items():
                 time.sleep(0.0002)  # the rank goes to sleep
                 started = time.perf_counter()
-                here.publish(step_of(size), None)
+                here.publish(step_of(size))
                 connection.send_bytes(here.message([slice(0, size * BYTES_PER_ROW)]))
                 connection.recv_bytes()
                 spent.append(1e6 * (time.perf_counter() - started))
@@ -121,23 +121,22 @@ def summary(times: dict[int, list[float]]) -> list[dict[str, object]]:
     ]
 
 
-def step_of(num_rows: int) -> SimpleNamespace:
+def step_of(num_rows: int) -> ModelStep:
     """A step of decodes, as far as ranks are told of it."""
-    return SimpleNamespace(
+    sizes = StepSizes(
         num_rows=num_rows,
         num_batched_tokens=num_rows,
         num_samples=num_rows,
         max_num_blocks=BLOCKS_PER_ROW,
-        has_moves=False,
-        moves=(),
     )
+    return ModelStep(sizes=sizes)
 
 
 def one_way_us(channel: StepChannel, num_rows: int) -> float:
     """Half of the time to publish a step and hear that a rank is done with it."""
     step = step_of(num_rows)
     started = time.perf_counter()
-    channel.publish(step, None)
+    channel.publish(step)
     channel.wait_until_read()
     return 1e6 * (time.perf_counter() - started) / 2
 

@@ -83,7 +83,7 @@ class TimedScheduler:
 
 def model_of(llm: LLM) -> nn.Module:
     """The model that an engine runs."""
-    return cast(nn.Module, executor_of(llm).loaded.model)
+    return cast(nn.Module, executor_of(llm).worker.loaded.model)
 
 
 def executor_of(llm: LLM) -> LocalExecutor:
@@ -172,7 +172,7 @@ def least_seconds(llm: LLM, requests: Sequence[Request], rates: Rates) -> dict[s
     num_sampled = sum(out for _, out in lengths)
     # A prompt reads itself once, and each later token all that are before it and itself.
     num_read = sum(prompt * out + out * (out - 1) // 2 for prompt, out in lengths)
-    token_bytes = executor_of(llm).kv_bytes_per_block(1)
+    token_bytes = executor_of(llm).worker.kv_bytes_per_block(1)
     return {
         "attention": num_read * token_bytes / (rates.read_gb_per_s * 1e9),
         "linear layers": 2 * (weights - num_weights(head)) * num_tokens / (rates.gflops * 1e9),

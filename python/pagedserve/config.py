@@ -276,12 +276,6 @@ class EngineArgs(CoreArgs):
 
     def _absent_of_ranks(self) -> Iterator[str]:
         """Reasons why options do not work with tensor parallelism."""
-        for name, neutral in (("enable_lora", False), ("quantization", None)):
-            if (value := getattr(self, name)) != neutral:
-                yield (
-                    f"{name} is {value!r}, which is supported with one process alone, and "
-                    f"tensor_parallel_size is {self.tensor_parallel_size}: leave one of the two out"
-                )
         if self.load_format == "dummy":
             yield (
                 f"load_format is 'dummy', and tensor_parallel_size is {self.tensor_parallel_size}, "

@@ -26,12 +26,6 @@ class Moves:
     copy: NDArray[np.int64] = field(default_factory=no_pairs)
 
 
-@dataclass
-class Step:
-    moves: list[Moves]
-    has_moves: bool = True
-
-
 def make_cache() -> CacheEngine:
     cache = CacheEngine(
         LAYERS,
@@ -74,7 +68,7 @@ def test_swap_out_comes_before_swap_in_and_copies_last() -> None:
         swap_in=np.array([[0, 2]]),  # comes back as block 2
         copy=np.array([[2, 3]]),  # and is copied from there
     )
-    cache.move(Step([moves]))
+    cache.move([moves])
     assert contents(cache.cpu_pools) == [1, -1, -1]
     assert contents(cache.gpu_pools) == [0, 1, 1, 1]
 

@@ -12,7 +12,7 @@ import pytest
 from torch import Tensor
 
 from pagedserve import EngineArgs, LLMEngine, SamplingParams
-from pagedserve.executor import local
+from pagedserve.executor import worker
 from pagedserve.executor.local import LocalExecutor
 from tests.support.adapter_files import save_adapter
 from tests.support.fake_cuda import GPU, FakeGpu
@@ -40,9 +40,9 @@ class DryEngine:
         self.cuda = RecordingCuda(GPU, held=[0, GIB])
         loaded = loaded_model("llama", is_fused=True)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(local, "load_model", lambda *_, **__: loaded)
-            patch.setattr(local, "cuda_of", lambda _device: self.cuda)
-            patch.setattr(local, "StepBuffers", WatchedBuffers)
+            patch.setattr(worker, "load_model", lambda *_, **__: loaded)
+            patch.setattr(worker, "cuda_of", lambda _device: self.cuda)
+            patch.setattr(worker, "StepBuffers", WatchedBuffers)
             options = {"block_size": 16, "swap_space": 0} | options
             args = EngineArgs(model="made up", **options)
             executor = LocalExecutor(args)

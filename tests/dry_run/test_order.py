@@ -190,17 +190,9 @@ class Moves:
     copy: NDArray[np.int64]
 
 
-@dataclass
-class Step:
-    """Moves of a step."""
-
-    moves: list[Moves]
-    has_moves: bool = True
-
-
-def moves(*, out: Any = (), into: Any = (), copy: Any = ()) -> Step:
+def moves(*, out: Any = (), into: Any = (), copy: Any = ()) -> list[Moves]:
     arrays = [np.array(pairs, dtype=np.int64).reshape(-1, 2) for pairs in (out, into, copy)]
-    return Step([Moves(arrays[0], arrays[1], arrays[2])])
+    return [Moves(arrays[0], arrays[1], arrays[2])]
 
 
 @dataclass

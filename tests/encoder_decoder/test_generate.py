@@ -117,6 +117,31 @@ def test_beams_are_those_of_transformers_among_other_requests(
     assert llm.llm_engine.snapshot().num_preemptions > 0
 
 
+def test_an_encoder_that_fails_ends_its_request_alone(
+    family: MakeFamily, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, given = family("bart"), prompts(4)
+    expected = [model.generate(prompt, 20) for prompt in given]
+    llm = model.load()
+    executor: Any = llm.llm_engine.model_executor
+    encoder = executor.worker.loaded.model.get_encoder()
+    forward = encoder.forward
+
+    def failing(input_ids: torch.Tensor, **more: Any) -> Any:
+        if input_ids[0].tolist() == given[2]:
+            raise ValueError("unreadable")
+        return forward(input_ids=input_ids, **more)
+
+    monkeypatch.setattr(encoder, "forward", failing)
+    params = SamplingParams(n=2, seed=1, max_tokens=20)
+    outputs = llm.generate(given, [GREEDY, GREEDY, params, GREEDY], use_tqdm=False)
+    failed = outputs.pop(2)
+    assert failed.outputs[0].finish_reason == "error"
+    assert failed.outputs[0].stop_reason == "its encoder input failed: ValueError: unreadable"
+    assert tokens_of(outputs) == expected[:2] + expected[3:]
+    assert llm.llm_engine.scheduler.num_free_gpu_blocks == 256
+
+
 def test_an_aborted_request_gives_its_blocks_back(family: MakeFamily) -> None:
     engine = family("bart").load().llm_engine
     engine.add_request("first", {"prompt_token_ids": prompts(1)[0]}, GREEDY)

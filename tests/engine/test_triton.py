@@ -39,8 +39,8 @@ for backend, kernels, is_padded in ways:
     )
     executor = llm.llm_engine.model_executor
     if is_padded:
-        forward = Forward(executor.loaded, executor._cache)
-        executor._runner._padded = PaddedDecode(
+        forward = Forward(executor.worker.loaded, executor.worker.cache)
+        executor.worker.runner._padded = PaddedDecode(
             forward, executor.buffers, sizes=(4,), block_size=16
         )
     given = [{"prompt_token_ids": prompt} for prompt in prompts]

@@ -13,17 +13,21 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import numpy as np
 import psutil
 import pytest
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-from pagedserve import LLM, EngineOptions, SamplingParams, TokensPrompt
+from pagedserve import LLM, EngineArgs, EngineOptions, SamplingParams, TokensPrompt
 from pagedserve.errors import ConfigError, ExecutorDeadError, UnsupportedModelError
 from pagedserve.executor.channel import PoolMoves
+from pagedserve.executor.model_step import ModelStep
+from pagedserve.executor.protocol import StepSizes
 from pagedserve.executor.ranks import RankedExecutor
+from pagedserve.models.split import check_split
 from pagedserve.parallel.group import RankGroup
 from tests.server.conftest import Process
 from tests.support.children import child_says
@@ -31,11 +35,6 @@ from tests.support.families import save_family
 
 PROMPTS = [TokensPrompt(prompt_token_ids=[number, 2 * number]) for number in range(3, 9)]
 LONG = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
-TWO_RANKS: EngineOptions = {
-    "tensor_parallel_size": 2,
-    "num_gpu_blocks": 128,
-    "use_tqdm_on_load": False,
-}
 
 
 def ranks_of(pid: int) -> list[psutil.Process]:
@@ -118,7 +117,12 @@ def test_a_rank_that_dies_before_it_is_ready_ends_the_start(directory: Path) -> 
 
 
 def test_an_engine_that_died_is_collected(directory: Path) -> None:
-    made = Engine(LLM(str(directory), **TWO_RANKS), [])
+    options: EngineOptions = {
+        "tensor_parallel_size": 2,
+        "num_gpu_blocks": 128,
+        "use_tqdm_on_load": False,
+    }
+    made = Engine(LLM(str(directory), **options), [])
     made.rank.kill()
     made.fails()
     executor = weakref.ref(made.executor)
@@ -175,15 +179,10 @@ def test_a_rank_that_dies_while_nothing_runs_is_noticed(engine: Engine) -> None:
 
 def test_a_rank_that_raises_is_quoted(engine: Engine) -> None:
     nothing = np.zeros((0, 2), np.int64)
-    step = SimpleNamespace(
-        num_rows=0,
-        num_batched_tokens=0,
-        num_samples=0,
-        max_num_blocks=0,
-        has_moves=True,
-        moves=[PoolMoves(swap_out=nothing, swap_in=nothing, copy=np.array([[0, 10**6]]))],
-    )
-    engine.executor._channel.publish(step, None)
+    moves = PoolMoves(nothing, nothing, copy=np.array([[0, 10**6]]))
+    channel = engine.executor._channel
+    assert channel is not None
+    channel.publish(ModelStep(sizes=StepSizes(0, 0, 0, 0), moves=[moves]))
     wait_until(lambda: not ranks_of(os.getpid()))
     error = engine.fails()
     assert error.rank == 1
@@ -228,7 +227,12 @@ def test_another_engine_can_be_made_when_a_rank_has_died(engine: Engine, directo
     engine.rank.kill()
     engine.fails()
     executor = engine.executor  # still referred to, and not shut down
-    with LLM(str(directory), **TWO_RANKS) as other:
+    options: EngineOptions = {
+        "tensor_parallel_size": 2,
+        "num_gpu_blocks": 128,
+        "use_tqdm_on_load": False,
+    }
+    with LLM(str(directory), **options) as other:
         assert Engine(other, []).tokens() == engine.wanted
         with pytest.raises(ConfigError, match="group of ranks already"):
             engine.llm.llm_engine.restart()
@@ -249,19 +253,28 @@ def test_a_forked_child_leaves_the_ranks_alone(engine: Engine) -> None:
     assert engine.tokens() == engine.wanted
 
 
+def test_heads_that_ranks_cannot_share_are_refused(directory: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match="12 attention heads"):
+        LLM(str(directory), tensor_parallel_size=5, use_tqdm_on_load=False)
+
+
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("kind", "message"),
     [
-        ({"tensor_parallel_size": 5}, "12 attention heads"),
-        ({"enable_lora": True}, "enable_lora is True"),
-        ({"quantization": "int8"}, "quantization is 'int8'"),
+        ("bart", "BartForConditionalGeneration cannot be: transformers has no plan"),
+        ("bert", "BertModel .* is an encoder, whose attention over whole texts is"),
+        ("lfm2", "Lfm2ForCausalLM cannot be: transformers' plan splits 0%"),
     ],
 )
-def test_what_ranks_cannot_do_is_refused(
-    directory: Path, options: EngineOptions, message: str
+def test_models_that_ranks_cannot_share_are_refused(
+    tmp_path: Path, kind: str, message: str
 ) -> None:
-    with pytest.raises((ConfigError, UnsupportedModelError), match=message):
-        LLM(str(directory), **(TWO_RANKS | options))
+    classes = {"bart": AutoModelForSeq2SeqLM, "bert": AutoModel}
+    config = AutoConfig.for_model(kind, num_hidden_layers=2, hidden_size=48, vocab_size=97)
+    model: Any = classes.get(kind, AutoModelForCausalLM).from_config(config)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModelError, match=message):
+        check_split(EngineArgs(str(tmp_path), tensor_parallel_size=2))
 
 
 SCRIPT = """

@@ -32,11 +32,12 @@ def engine(directory: Path, size: int, **options: Any) -> LLM:
     )
 
 
-def answers(llm: LLM) -> list[RequestOutput]:
+def answers(llm: LLM, num_tokens: int = 990) -> list[RequestOutput]:
     """Greedy, drawn, forked and scored requests, some of which begin alike."""
+    lengths = range(20, 62, 7)
     prompts: list[TokensPrompt] = [
-        {"prompt_token_ids": [3 + (7 * i * (i % 3) + 13 * j) % 990 for j in range(20 + 7 * i)]}
-        for i in range(6)
+        {"prompt_token_ids": [3 + (7 * i * (i % 3) + 13 * j) % num_tokens for j in range(length)]}
+        for i, length in enumerate(lengths)
     ]
     kinds = [
         SamplingParams(temperature=0, max_tokens=24, logprobs=2, prompt_logprobs=1),
@@ -83,6 +84,32 @@ GRID = [
 ]
 
 
+INT8 = [
+    ("llama", 2, "fused"),
+    *(
+        pytest.param(*case, marks=pytest.mark.slow)
+        for case in itertools.product(("llama", "gemma2", "qwen3"), (2, 3), ("fused", "modules"))
+        if case != ("llama", 2, "fused")
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "size", "kernels"), INT8)
+def test_int8_weights_of_ranks_are_those_of_one_process(
+    directories: dict[str, Path], name: str, size: int, kernels: str
+) -> None:
+    """Shards are quantized as the whole layers, so log-probabilities differ by sums alone."""
+    options = {**TIGHT, "cpu_kernels": kernels, "quantization": "int8"}
+    wanted = answers(engine(directories[name], 1, **options))
+    shared = engine(directories[name], size, **options)
+    try:
+        found = answers(shared)
+    finally:
+        shared.llm_engine.shutdown()
+    assert tokens_of(found) == tokens_of(wanted)
+    assert logprobs_of(found) == pytest.approx(logprobs_of(wanted), abs=1e-4)
+
+
 @pytest.mark.parametrize(("name", "size", "kernels"), GRID)
 def test_ranks_give_the_tokens_of_one_process(
     directories: dict[str, Path], name: str, size: int, kernels: str
@@ -98,3 +125,17 @@ def test_ranks_give_the_tokens_of_one_process(
         shared.llm_engine.shutdown()
     assert tokens_of(found) == tokens_of(wanted)
     assert logprobs_of(found) == pytest.approx(logprobs_of(wanted), abs=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 3])
+def test_draft_tokens_change_no_token_on_ranks(directories: dict[str, Path], size: int) -> None:
+    wanted = answers(engine(directories["llama"], 1, **TIGHT))
+    drafts = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}
+    shared = engine(directories["llama"], size, **TIGHT, speculative_config=drafts)
+    try:
+        found = answers(shared)
+        assert shared.llm_engine.stats.num_draft_tokens > 0
+    finally:
+        shared.llm_engine.shutdown()
+    assert tokens_of(found) == tokens_of(wanted)

@@ -95,7 +95,7 @@ def test_ranks_on_two_nodes_give_the_tokens_of_one_process(
     llm = engine(directory, 3, **options)
     ranks = executor_of(llm)._ranks
     assert ranks.readers == [1], "the first is beside this process"
-    assert len(ranks.connections) == 1, "and the last on the other node"
+    assert len(ranks.remote_connections) == 1, "and the last on the other node"
     assert tokens_of(answers(llm)) == wanted
     llm.llm_engine.shutdown()
     assert actors() == []

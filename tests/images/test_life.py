@@ -45,7 +45,7 @@ def tokens_of(output: RequestOutput) -> list[int]:
 def count_tower(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows by one with each image that the tower sees."""
     executor: Any = llm.llm_engine.model_executor
-    model, calls = executor.loaded.model, []
+    model, calls = executor.worker.loaded.model, []
     features = model.get_image_features
 
     def counted(**arrays: Any) -> Any:
@@ -113,14 +113,14 @@ def test_a_tower_that_fails_ends_its_request_alone(
     made = family("llava")
     llm = made.load(async_scheduling=async_scheduling, max_num_seqs=2)
     executor: Any = llm.llm_engine.model_executor
-    features = executor.loaded.model.get_image_features
+    features = executor.worker.loaded.model.get_image_features
 
     def failing(pixel_values: torch.Tensor, **more: Any) -> Any:
         if pixel_values.amin((2, 3)).equal(pixel_values.amax((2, 3))):
             raise ValueError("nothing to see")
         return features(pixel_values=pixel_values, **more)
 
-    monkeypatch.setattr(executor.loaded.model, "get_image_features", failing)
+    monkeypatch.setattr(executor.worker.loaded.model, "get_image_features", failing)
     flat = prompt_of(made, 1)
     flat["multi_modal_data"] = {"image": Image.new("RGB", (16, 16))}  # of one colour
     prompts = ["w5 w6 w7", prompt_of(made, 2), flat, prompt_of(made, 2)]

@@ -192,9 +192,9 @@ def test_kernels_of_a_gpu_give_each_row_what_peft_answers_alone(
     llm = LLM(str(tiny), max_loras=3, **OPTIONS | more)
     executor: Any = llm.llm_engine.model_executor
     if is_padded:
-        forward = Forward(executor.loaded, executor._cache)
+        forward = Forward(executor.worker.loaded, executor.worker.cache)
         padded = PaddedDecode(forward, executor.buffers, sizes=(4,), block_size=16)
-        executor._runner._padded = padded
+        executor.worker.runner._padded = padded
     kinds = ("patterns", "embeddings and head")
     wanted = [*(adapters[list(KINDS).index(kind)] for kind in kinds), None]
     params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True, logprobs=1)

@@ -32,7 +32,7 @@ REPLACED = """
 import sys
 from pagedserve import LLM
 llm = LLM(model=sys.argv[1], dtype="bfloat16", cpu_instructions="avx2", num_gpu_blocks=64)
-print(llm.llm_engine.model_executor.loaded.replaced_modules)
+print(llm.llm_engine.model_executor.worker.loaded.replaced_modules)
 """
 GENERIC = {"cpu_kernels": "generic", "attention_backend": "torch"}
 

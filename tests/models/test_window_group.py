@@ -64,7 +64,7 @@ def engine_of(model: Path, **options: Any) -> LLM:
     given |= {"max_num_batched_tokens": 128, "max_num_seqs": 64}  # with more a step could take all
     llm = LLM(str(model), **(given | options))
     # What was never written must not be read.
-    for pool in llm.llm_engine.model_executor._cache.gpu_pools:  # type: ignore[attr-defined]
+    for pool in llm.llm_engine.model_executor.worker.cache.gpu_pools:  # type: ignore[attr-defined]
         pool.fill_(float("nan"))
     return llm
 

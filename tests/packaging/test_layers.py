@@ -49,7 +49,7 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "pooling": set(),
     "parallel": {"host_ops"},
     "models": {"attention", "cache", "host_ops", "kernels", "parallel", "pooling"},
-    "lora": {"kernels", "models"},
+    "lora": {"kernels", "models", "parallel"},
     "sampling": {"host_ops", "kernels"},
     "drafts": set(),
     "runner": {"attention", "cache", "lora", "models", "sampling"},

@@ -11,7 +11,7 @@ import torch
 from pagedserve import _core
 from pagedserve.config import EngineArgs
 from pagedserve.executor.local import LocalExecutor
-from pagedserve.executor.protocol import CacheShape, StepLimits
+from pagedserve.executor.protocol import CacheShape, StepInput, StepLimits
 from pagedserve.sampling.rows import RowSampling
 
 BLOCK_SIZE = 4
@@ -45,7 +45,7 @@ def make_scheduler(executor: LocalExecutor) -> Callable[..., _core.Scheduler]:
                 ),
             )
         )
-        for pool in executor._cache.gpu_pools:
+        for pool in executor.worker.cache.gpu_pools:
             pool.fill_(torch.nan)
         limits = {"max_num_seqs": 16, "max_num_batched_tokens": MAX_MODEL_LEN}
         return _core.Scheduler(
@@ -81,7 +81,7 @@ def run(
                 continue
             scheduler.prepare_inputs(executor.buffers.writable())
             rows = [RowSampling(temperature=0.0)] * outputs.num_samples
-            tokens = executor.launch(outputs, rows).results().sampled.tokens
+            tokens = executor.launch(StepInput.of(outputs, rows)).results().sampled.tokens
             parents = executor.buffers.sample_rows[: outputs.num_samples].copy()
             for parent, token in zip(parents.tolist(), tokens.tolist(), strict=True):
                 texts[int(executor.buffers.row_handles[parent])].append(token)

@@ -10,6 +10,7 @@ import torch
 from pagedserve import _core
 from pagedserve.errors import StepError
 from pagedserve.executor.local import LocalExecutor
+from pagedserve.executor.protocol import StepInput
 from pagedserve.sampling.rows import RowSampling
 
 MakeScheduler = Callable[..., _core.Scheduler]
@@ -65,9 +66,9 @@ def test_only_sampled_rows_pass_the_head(
         scheduler.add_seq_group(np.arange(size, dtype=np.int32), arrival_time=0.0)
     outputs = scheduler.schedule(0.0)
     scheduler.prepare_inputs(executor.buffers.writable())
-    logits = executor._runner.execute(outputs)
+    logits = executor.worker.runner.execute(outputs)
     assert outputs.num_batched_tokens == 14
-    assert logits.shape == (2, executor.loaded.vocab_size)
+    assert logits.shape == (2, executor.worker.loaded.vocab_size)
     assert logits.dtype == torch.float32
     assert not logits.isnan().any()
 
@@ -83,18 +84,18 @@ def test_a_failed_forward_leaves_the_runner_usable(
     scheduler.add_seq_group(np.arange(5, dtype=np.int32), arrival_time=0.0)
     outputs = scheduler.schedule(0.0)
     scheduler.prepare_inputs(executor.buffers.writable())
-    layer = executor.loaded.model.get_submodule("model.layers.3")
+    layer = executor.worker.loaded.model.get_submodule("model.layers.3")
 
     def fail(*_: object) -> None:
         raise RuntimeError("broken layer")
 
     hook = layer.register_forward_pre_hook(fail)
     with pytest.raises(RuntimeError, match="broken layer"):
-        executor.launch(outputs, [RowSampling(temperature=0.0)])
+        executor.launch(StepInput.of(outputs, [RowSampling(temperature=0.0)]))
     hook.remove()
     scheduler.abandon(outputs.step_id)
     with pytest.raises(StepError, match="outside"):
-        executor.loaded.model(input_ids=torch.tensor([[1]]), use_cache=False)
+        executor.worker.loaded.model(input_ids=torch.tensor([[1]]), use_cache=False)
     fresh = make_scheduler(100)
     assert run(fresh, prompts[:3], NUM_TOKENS) == expected[:3]
 
@@ -107,8 +108,8 @@ def test_a_wrong_number_of_parameters_is_refused(
     outputs = scheduler.schedule(0.0)
     scheduler.prepare_inputs(executor.buffers.writable())
     with pytest.raises(StepError, match="2 sampling parameters for 1 samples"):
-        executor.launch(outputs, [RowSampling(), RowSampling()])
+        executor.launch(StepInput.of(outputs, [RowSampling(), RowSampling()]))
 
 
 def test_bytes_of_a_block_count_every_layer(executor: LocalExecutor) -> None:
-    assert executor.kv_bytes_per_block(16) == 30 * 3 * (64 + 64) * 16 * 4
+    assert executor.worker.kv_bytes_per_block(16) == 30 * 3 * (64 + 64) * 16 * 4

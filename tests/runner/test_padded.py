@@ -12,7 +12,7 @@ from pagedserve import _core
 from pagedserve.config import EngineArgs
 from pagedserve.executor.local import LocalExecutor
 from pagedserve.executor.profile import largest_decode, largest_prefill
-from pagedserve.executor.protocol import CacheShape, StepLimits
+from pagedserve.executor.protocol import CacheShape, StepInput, StepLimits
 from pagedserve.models.adapters import StepAdapters
 from pagedserve.runner.buffers import BatchSizes, StepBuffers
 from pagedserve.runner.model_runner import Forward
@@ -55,7 +55,7 @@ def fresh_scheduler(executor: LocalExecutor) -> _core.Scheduler:
             limits=StepLimits(max_num_tokens=MAX_LEN, max_num_rows=8, max_model_len=MAX_LEN),
         )
     )
-    for pool in executor._cache.gpu_pools:
+    for pool in executor.worker.cache.gpu_pools:
         pool.fill_(torch.nan)
     config = _core.SchedulerConfig(
         max_num_seqs=8, max_num_batched_tokens=MAX_LEN, max_model_len=MAX_LEN
@@ -82,10 +82,10 @@ class Recorder(PaddedDecode):
 
 
 def padded(executor: LocalExecutor, sizes: tuple[int, ...]) -> Recorder:
-    worker = executor
-    forward = Forward(worker.loaded, worker._cache)
+    worker = executor.worker
+    forward = Forward(worker.loaded, worker.cache)
     decode = Recorder(forward, executor.buffers, sizes=sizes, block_size=BLOCK_SIZE)
-    worker._runner._padded = decode
+    worker.runner._padded = decode
     return decode
 
 
@@ -100,7 +100,7 @@ def generate(executor: LocalExecutor, scheduler: _core.Scheduler) -> dict[int, l
         outputs = scheduler.schedule(0.0)
         scheduler.prepare_inputs(executor.buffers.writable())
         rows = [RowSampling(temperature=0.0)] * outputs.num_samples
-        tokens = executor.launch(outputs, rows).results().sampled.tokens
+        tokens = executor.launch(StepInput.of(outputs, rows)).results().sampled.tokens
         parents = executor.buffers.sample_rows[: outputs.num_samples].copy()
         handles = executor.buffers.row_handles[parents].tolist()
         for handle, token in zip(handles, tokens.tolist(), strict=True):
@@ -131,13 +131,13 @@ def test_inputs_stand_for_the_tokens_of_the_step_before(
     outputs = scheduler.schedule(0.0)
     scheduler.prepare_inputs(executor.buffers.writable())
     rows = [RowSampling(temperature=0.0)] * 3
-    tokens = executor.launch(outputs, rows).tokens()
+    tokens = executor.launch(StepInput.of(outputs, rows)).tokens()
     assert tokens is not None
     assert scheduler.update_async(outputs.step_id)
     outputs = scheduler.schedule(0.0)
     scheduler.prepare_inputs(executor.buffers.writable())
     assert executor.buffers.on_device.token_ids[:3].tolist() == [-1, -2, -3]
-    runner = executor._runner
+    runner = executor.worker.runner
     expected = runner.execute(outputs, previous_tokens=tokens).clone()
     assert executor.buffers.on_device.token_ids[:3].equal(tokens)
     decode = padded(executor, (4,))
@@ -148,7 +148,7 @@ def test_inputs_stand_for_the_tokens_of_the_step_before(
 
 def written(executor: LocalExecutor) -> list[list[bool]]:
     """Which slots of the first layer hold something."""
-    pool = executor._cache.gpu_pools[0]
+    pool = executor.worker.cache.gpu_pools[0]
     return (~pool.isnan()).any(dim=3).any(dim=2).tolist()
 
 
@@ -266,9 +266,9 @@ def test_the_largest_steps_can_be_tried_out(
     assert [row.num_queries for row in prefill] == [32, 32, 16]
     assert [(row.num_queries, row.seq_len) for row in decode] == [(1, MAX_LEN)] * 6
     shapes: list[torch.Size] = []
-    head = executor.loaded.model.get_output_embeddings()
+    head = executor.worker.loaded.model.get_output_embeddings()
     hook = head.register_forward_hook(lambda _module, _given, out: shapes.append(out.shape))
     for rows in (prefill, decode):
-        run_trial(executor.loaded, rows, num_samples=6, block_size=BLOCK_SIZE)
+        run_trial(executor.worker.loaded, rows, num_samples=6, block_size=BLOCK_SIZE)
     hook.remove()
     assert shapes == [(1, 6, 97), (1, 6, 97)]

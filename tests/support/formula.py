@@ -1,7 +1,7 @@
 """An engine whose model is a formula: everything but the model's arithmetic is real."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,16 +13,14 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from pagedserve import EngineArgs, LLMEngine, RequestOutput, SchedulerOutputs
-from pagedserve.executor.launched import LaunchedRun
+from pagedserve import EngineArgs, LLMEngine, RequestOutput
+from pagedserve.executor.launched import LaunchedRun, tokens_of
 from pagedserve.executor.memory import MemoryPlan, free_host_bytes, plan_memory
-from pagedserve.executor.protocol import CacheShape, Executor, ModelInfo, StepHandle, StepLimits
+from pagedserve.executor.protocol import CacheShape, Executor, ModelInfo, StepInput, StepLimits
 from pagedserve.lora.adapter import CONFIG, WEIGHTS
 from pagedserve.lora.host import HostAdapter, HostAdapters
-from pagedserve.models.encoder_prompts import EncoderInput
-from pagedserve.models.prompt_images import PlacedImage, PromptImages
+from pagedserve.models.prompt_images import PlacedImage
 from pagedserve.runner.buffers import StepBuffers
-from pagedserve.sampling.rows import PromptTargets, RowSampling
 from pagedserve.sampling.sampler import Sampler
 
 EOS = 256
@@ -143,38 +141,26 @@ class FormulaExecutor:
         assert not token_ids
         assert not images
 
-    def encode_prompts(self, prompts: Mapping[int, EncoderInput]) -> None:
-        assert not prompts
-
-    def encode_images(self, images: Sequence[PlacedImage]) -> None:
-        assert not images
-
     @property
     def buffers(self) -> StepBuffers:
         assert self._buffers is not None
         return self._buffers
 
-    def launch(
-        self,
-        scheduled: SchedulerOutputs,
-        rows: Sequence[RowSampling],
-        prompts: PromptTargets | None = None,
-        after: StepHandle | None = None,
-        images: Mapping[int, PromptImages] | None = None,
-    ) -> LaunchedRun:
-        assert images is None
-        previous_tokens = after.tokens() if isinstance(after, LaunchedRun) else None
-        inputs = self.buffers.inputs(scheduled, self._block_size, previous_tokens)
-        self.num_rows.append(scheduled.num_rows)
+    def launch(self, step: StepInput) -> LaunchedRun:
+        assert not step.images
+        assert not step.encoder_inputs
+        sizes, rows, prompts = step.sizes, step.rows, step.prompts
+        inputs = self.buffers.inputs(sizes, self._block_size, tokens_of(step.after))
+        self.num_rows.append(sizes.num_rows)
         self.before_sampling()
         index = inputs.sample_index
         if prompts is not None:
             index = torch.cat((index, torch.from_numpy(prompts.index)))
-        for ordinal, slot in scheduled.adapters_to_load:
+        for ordinal, slot in step.adapters:
             a, b = self._adapters.weights(ordinal)[SHIFT]
             self._shifts[slot] = int(a * b)
-        lengths = torch.from_numpy(np.diff(self.buffers.query_start[: scheduled.num_rows + 1]))
-        slots = torch.from_numpy(self.buffers.adapter_slots[: scheduled.num_rows]).long()
+        lengths = torch.from_numpy(np.diff(self.buffers.query_start[: sizes.num_rows + 1]))
+        slots = torch.from_numpy(self.buffers.adapter_slots[: sizes.num_rows]).long()
         shifts = self._shifts[slots].repeat_interleave(lengths.long())
         logits = formula_logits(
             inputs.token_ids[0, index], inputs.positions[0, index], shifts[index.long()]

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from pagedserve._core import KVGroup
-from pagedserve.cache.moves import BlockMoves, StepMoves
+from pagedserve.cache.moves import BlockMoves
 from pagedserve.cache.states import LayerStates, StatePools
 from pagedserve.device import Cuda
 from pagedserve.host_ops.blocks import copy_blocks as copy_in_host
@@ -232,11 +232,9 @@ class CacheEngine:
         # In the order of the layers.
         self.gpu_pools = [next(of_group[layer.window in self.windows]) for layer in layers]
 
-    def move(self, step: StepMoves) -> None:
-        """Execute the moves of a step."""
-        if not step.has_moves:
-            return
-        for pools, moves in zip(self._group_pools, step.moves, strict=True):
+    def move(self, step: Sequence[BlockMoves]) -> None:
+        """Execute the moves of a step in each group's pool; none if it is empty."""
+        for pools, moves in zip(self._group_pools, step, strict=len(step) > 0):
             if pools is not None:
                 pools.move(moves)
 

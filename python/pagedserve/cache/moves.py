@@ -1,6 +1,5 @@
 """Moves of blocks in one pool, as the core decides them and ranks pass them on."""
 
-from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -21,15 +20,3 @@ class BlockMoves(Protocol):
     @property
     def copy(self) -> NDArray[np.int64]:
         """(source, destination), both on the device."""
-
-
-class StepMoves(Protocol):
-    """Moves of a step, of ``pagedserve._core.SchedulerOutputs``."""
-
-    @property
-    def has_moves(self) -> bool:
-        """Whether anything is moved."""
-
-    @property
-    def moves(self) -> Sequence[BlockMoves]:
-        """Moves in the pool of each KV group, the first group's first."""

@@ -1,15 +1,38 @@
-"""Construction of the scheduler and the KV cache from arguments and a loaded model."""
+"""Construction of an engine's components from its arguments.
+
+A tokenizer and an executor are imported only to be loaded: an engine that is given both needs no
+torch.
+"""
 
 import logging
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pagedserve._core import CacheConfig, KVGroup, Scheduler, SchedulerConfig
 from pagedserve.config import EngineArgs
 from pagedserve.engine.scheduler_config import scheduler_config, step_limits
+from pagedserve.errors import extra_needed
 from pagedserve.executor.memory import MemoryPlan
 from pagedserve.executor.protocol import CacheShape, Executor
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 logger = logging.getLogger(__name__)
+
+
+def load_tokenizer(args: EngineArgs) -> "PreTrainedTokenizerBase":
+    """Load the model's tokenizer; see `pagedserve.models.tokenizer`."""
+    with extra_needed("pagedserve.LLMEngine", "engine"):
+        import pagedserve.models.tokenizer as tokenizer
+    return tokenizer.load_tokenizer(args)
+
+
+def load_executor(args: EngineArgs) -> Executor:
+    """Load the model into this process or its ranks; see `pagedserve.executor.choose`."""
+    with extra_needed("pagedserve.LLMEngine", "engine"):
+        from pagedserve.executor.choose import make_executor
+    return make_executor(args)
 
 
 @dataclass(frozen=True, slots=True)

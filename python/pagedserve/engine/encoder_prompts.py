@@ -4,13 +4,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-from pagedserve._core import SchedulerOutputs
 from pagedserve.audio import NO_AUDIO
-from pagedserve.engine.request import RequestTable
 from pagedserve.engine.speech_prompts import HearsAudio, audio_for_encoder, begin_speech
 from pagedserve.engine.token_rules import TokenRules
 from pagedserve.errors import RequestError
-from pagedserve.executor.protocol import Executor, ModelInfo
+from pagedserve.executor.protocol import ModelInfo
 from pagedserve.images import TEXT_ALONE
 from pagedserve.inputs import ParsedPrompt, tokenize_prompt
 from pagedserve.models.encoder_prompts import EncoderDecoder, EncoderInput
@@ -98,20 +96,3 @@ def _started(token_ids: list[int], known: EncoderDecoder) -> list[int]:
     """Return a decoder prompt with the decoder's start token before it."""
     start = known.decoder_prompt[0]
     return token_ids if token_ids[0] == start else [start, *token_ids]
-
-
-def encode_prompts(executor: Executor, requests: RequestTable, scheduled: SchedulerOutputs) -> None:
-    """Run the encoder for the requests that start in a step, whose inputs are in the buffers.
-
-    A request starts where the first token of any of its rows is computed: once, and again after a
-    preemption by recompute.  Its rows share one encoder output, so the first represents all.
-    """
-    buffers = executor.buffers
-    starts = buffers.query_start[: scheduled.num_rows]
-    rows = (buffers.positions[starts] == 0).nonzero()[0]
-    sequences = requests.by_handles(buffers.row_handles[rows].tolist())
-    beginning: dict[int, tuple[int, EncoderInput]] = {}
-    for row, sequence in zip(rows.tolist(), sequences, strict=True):
-        if sequence.request.encoder is not None:
-            beginning.setdefault(sequence.request.group, (row, sequence.request.encoder))
-    executor.encode_prompts(dict(beginning.values()))

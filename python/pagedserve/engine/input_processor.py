@@ -22,12 +22,11 @@ from pagedserve.engine.grammars import grammar_of
 from pagedserve.engine.images import ImagePlacer, image_placer
 from pagedserve.engine.request import Request, start_search
 from pagedserve.engine.row_sampler import RowSampler
-from pagedserve.engine.speech_prompts import HearsAudio
+from pagedserve.engine.speech_prompts import HearsAudio, audio_processor
 from pagedserve.errors import RequestError
 from pagedserve.executor.protocol import Adapter, Executor, ModelInfo
 from pagedserve.inputs import ParsedPrompt, TokenizedPrompt, check_unicode, tokenize_prompt
 from pagedserve.lora.request import LoRARequest
-from pagedserve.models.audio_processor import load_audio_processor
 from pagedserve.output.detokenizer import Detokenizer
 from pagedserve.output.stop import StopRule
 from pagedserve.outputs import RequestMetrics
@@ -89,7 +88,6 @@ class InputProcessor:
         Raises:
             ModelLoadError: The model's image or audio processor cannot be loaded.
         """
-        known = executor.model_info.encoder_decoder
         return cls(
             tokenizer=tokenizer,
             model=executor.model_info,
@@ -98,7 +96,7 @@ class InputProcessor:
             max_model_len=config.max_model_len,
             args=args,
             images=image_placer(args, tokenizer, executor),
-            audio=load_audio_processor(args) if known and known.speech else None,
+            audio=audio_processor(args, executor.model_info),
         )
 
     def process(

@@ -19,7 +19,7 @@ import pagedserve.checks as checks
 from pagedserve._core import Scheduler
 from pagedserve.config import EngineArgs
 from pagedserve.engine.adapters import AdapterTable
-from pagedserve.engine.build import build
+from pagedserve.engine.build import build, load_executor, load_tokenizer
 from pagedserve.engine.decision_log import DecisionLog
 from pagedserve.engine.drafting import drafter_of
 from pagedserve.engine.guard import EngineGuard, ModelOwner, exclusive
@@ -33,7 +33,6 @@ from pagedserve.inputs import Prompt, match_params, parse_prompt
 from pagedserve.lora.request import LoRARequest
 from pagedserve.models.hub import HubOptions
 from pagedserve.models.progress import loading
-from pagedserve.models.tokenizer import load_tokenizer
 from pagedserve.outputs import RequestOutput
 from pagedserve.pooling_params import PoolingParams
 from pagedserve.sampling_params import SamplingParams
@@ -90,11 +89,9 @@ class LLMEngine(ModelOwner):
         self.guard = EngineGuard()
         with loading(args.model, is_shown=args.use_tqdm_on_load):
             # Before the weights, so that a model without a tokenizer is refused at once.
-            self.tokenizer = tokenizer or load_tokenizer(args)
+            self.tokenizer = load_tokenizer(args) if tokenizer is None else tokenizer
             if executor is None:
-                from pagedserve.executor.choose import make_executor
-
-                executor = make_executor(args)
+                executor = load_executor(args)
         self.model_executor = executor
         try:
             self._set_up(args, executor, choose)

@@ -18,6 +18,7 @@ about a microsecond per plain row.
 import logging
 import time
 from collections import deque
+from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
@@ -25,13 +26,12 @@ import numpy as np
 from pagedserve._core import GroupStats, Scheduler, SchedulerOutputs
 from pagedserve.engine.clock import request_time
 from pagedserve.engine.drafting import Drafter
-from pagedserve.engine.encoder_prompts import encode_prompts
-from pagedserve.engine.images import ImagesFailed, encode_images, rows_with_images
 from pagedserve.engine.output_processor import make_output
-from pagedserve.engine.prompt_logprobs import prompt_targets, record_prompts, scored_rows
+from pagedserve.engine.prompt_logprobs import record_prompts, scored_rows
 from pagedserve.engine.request import Request, RequestTable, Sequence
 from pagedserve.engine.stats import EngineStats, step_line
 from pagedserve.engine.step import Step
+from pagedserve.engine.step_input import make_input
 from pagedserve.engine.step_update import StepUpdate, process_step, record_step
 from pagedserve.executor.protocol import Executor, ModelOutput
 from pagedserve.output.stop import Finish
@@ -108,12 +108,6 @@ class EngineLoop:
             self._process(last)
             if not self._requests:
                 self._process_all()  # no further call would process it
-        except ImagesFailed as failure:
-            self._roll_back()
-            with sigint_deferred():
-                request, finish = failure.request, Finish("error", str(failure))
-                self.end(request, finish, self._scheduler.abort(request.group))
-            return failure.scheduled
         except BaseException:
             self._roll_back()
             raise
@@ -220,16 +214,9 @@ class EngineLoop:
             if step.scheduled.is_empty:
                 return step
             self._prepare(step, after)
-            rows = step.rows(after)
-            targets = prompt_targets(step.scored) if step.scored else None
-        previous = after.handle if after else None
+            inputs = make_input(step, self._requests, self._executor.buffers, after)
         started = now()
-        if self._requests.has_encoders:
-            encode_prompts(self._executor, self._requests, step.scheduled)
-        images = None
-        if step.with_images:
-            images = encode_images(self._executor, step.scheduled, step.with_images)
-        step.handle = self._executor.launch(step.scheduled, rows, targets, previous, images)
+        step.handle = self._executor.launch(inputs)
         self._stats.executor_seconds += now() - started
         return step
 
@@ -261,8 +248,6 @@ class EngineLoop:
         self._record_scheduled(scheduled, prefilling)
         if self._requests.has_scored:
             step.scored = scored_rows(prefilling, buffers.query_start, buffers.positions)
-        if self._requests.has_images:
-            step.with_images = rows_with_images(self._requests, buffers, scheduled.num_rows)
 
     def _can_launch_ahead(self, step: Step) -> bool:
         """End a step for the scheduler before its tokens are known, if nothing depends on them."""
@@ -284,6 +269,9 @@ class EngineLoop:
         waiting_since = now()
         output = step.handle.results()
         self._stats.executor_seconds += now() - waiting_since
+        if output.failed:
+            self._end_failed_rows(step, output.failed)
+            return
         if self._drafter is not None and step.started is not None:
             self._drafter.observe(step.scheduled, now() - step.started)
         with sigint_deferred():
@@ -302,6 +290,15 @@ class EngineLoop:
             self._stats.num_generation_tokens += update.num_tokens
             for request in touched:
                 self._give_out(request, ended)
+
+    def _end_failed_rows(self, step: Step, failed: Mapping[int, str]) -> None:
+        """End the requests of rows that failed; the next step repeats the work of the others."""
+        self._roll_back()
+        with sigint_deferred():
+            for row, error in failed.items():
+                request = step.encoded[row]
+                if not request.is_finished:
+                    self.end(request, Finish("error", error), self._scheduler.abort(request.group))
 
     def _update(
         self, step: Step, update: StepUpdate, output: ModelOutput

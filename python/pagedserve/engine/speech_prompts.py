@@ -8,8 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedserve.audio import Audio
+from pagedserve.config import EngineArgs
 from pagedserve.engine.token_rules import TokenRules
 from pagedserve.errors import RequestError
+from pagedserve.executor.protocol import ModelInfo
 from pagedserve.images import TEXT_ALONE
 from pagedserve.inputs import ParsedPrompt, tokenize_prompt
 from pagedserve.models.encoder_prompts import EncoderInput
@@ -21,6 +23,19 @@ class HearsAudio(Protocol):
 
     def features(self, audio: Audio, name: str) -> NDArray[np.float32]:
         """Compute features; see ``pagedserve.models.audio_processor``."""
+
+
+def audio_processor(args: EngineArgs, model: ModelInfo) -> HearsAudio | None:
+    """Load the audio processor; None if the model does not accept audio.
+
+    Raises:
+        ModelLoadError: It cannot be loaded.
+    """
+    if model.encoder_decoder is None or model.encoder_decoder.speech is None:
+        return None
+    from pagedserve.models.audio_processor import load_audio_processor
+
+    return load_audio_processor(args)
 
 
 def audio_for_encoder(

@@ -3,7 +3,8 @@
 The core writes the arrays of a step into this memory, and every rank reads them there: only a
 header, the block moves and a wake-up are added.  Nothing is pickled or copied, and waiting
 processes sleep.  Ranks on other machines receive the used part of that memory as one message, and
-copy it to separate memory of the same layout.  Invariants:
+copy it to separate memory of the same layout.  What few steps need, such as adapters and image
+features, is pickled and follows on the ranks' connections.  Invariants:
 
 1. It holds one step, which is not overwritten while a rank may still read it: each rank counts the
    steps that it has completed.
@@ -17,10 +18,11 @@ both sides, 80 us round trip over loopback for one row, 140 for 256 (benches/pyt
 import itertools
 import mmap
 import os
+import pickle
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from multiprocessing.connection import Connection
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -28,49 +30,24 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pagedserve._core.cpu import bump, wait_for_bump
-from pagedserve.executor.launched import StepWork
-from pagedserve.executor.protocol import CacheShape
+from pagedserve.executor.model_step import NO_EXTRAS, ModelStep, StepExtras
+from pagedserve.executor.protocol import CacheShape, StepSizes
 from pagedserve.parallel.shared_memory import SharedMemory
 
 # Each rank's counter has a separate cache line.
 _LINE: Final = 64
 # Seconds after which a waiting process checks whether the others are alive.
 _PATIENCE: Final = 0.2
-_SIZES: Final = ("num_rows", "num_batched_tokens", "num_samples", "max_num_blocks")
+_SIZES: Final = tuple(size.name for size in fields(StepSizes))
 
 
-class PoolMoves(NamedTuple):
-    """Moves in one pool, int64 ``[n, 2]`` each; see `pagedserve.cache.moves.BlockMoves`."""
+@dataclass(frozen=True, slots=True)
+class PoolMoves:
+    """Moves in one pool, ``BlockMoves``: int64 ``[n, 2]`` each."""
 
     swap_out: NDArray[np.int64]
     swap_in: NDArray[np.int64]
     copy: NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class StepMessage:
-    """Header of a step for the ranks: sizes and moves of ``SchedulerOutputs``.
-
-    Attributes:
-        more_index: int32 ``[P]``, further positions that need logits; None for none.
-        num_rows: Rows, R.
-        num_batched_tokens: Number of tokens, T.
-        num_samples: Samples, S.
-        max_num_blocks: Entries of a row of the block tables, B.
-        moves: Moves in the pool of each KV group.
-    """
-
-    more_index: Tensor | None
-    num_rows: int
-    num_batched_tokens: int
-    num_samples: int
-    max_num_blocks: int
-    moves: tuple[PoolMoves, ...]
-
-    @property
-    def has_moves(self) -> bool:
-        """Whether blocks are moved before the model runs."""
-        return any(pairs.size for moves in self.moves for pairs in moves)
 
 
 class StepChannel:
@@ -88,6 +65,7 @@ class StepChannel:
         rank: int,
         num_ranks: int,
         readers: Sequence[int] = (),
+        connection: Connection | None = None,
         check: Callable[[], None] = lambda: None,
     ) -> None:
         """Prepare the channel; ``allocate`` maps the memory.
@@ -98,6 +76,7 @@ class StepChannel:
             rank: Rank of this process.
             num_ranks: Number of ranks.
             readers: Ranks besides 0 that map the memory; rank 0 waits for them.
+            connection: Connection from rank 0 that delivers the extras of steps; None for rank 0.
             check: Raises if another rank has died.
         """
         self.step = 0
@@ -105,6 +84,7 @@ class StepChannel:
         self._rank = rank
         self._num_ranks = num_ranks
         self._readers = readers
+        self._connection = connection
         self._check = check
         num_blocks = shape.num_gpu_blocks + shape.num_cpu_blocks
         num_blocks += sum(group.num_gpu_blocks + group.num_cpu_blocks for group in shape.groups)
@@ -118,7 +98,7 @@ class StepChannel:
         """Map the memory; return the part for the arrays of a step, uint8 ``[bytes]``, zeroed."""
         lengths = [
             _LINE * self._num_ranks,
-            8 * (len(_SIZES) + self._num_lengths + 1),
+            8 * (len(_SIZES) + self._num_lengths + 2),
             16 * self._max_pairs,
             4 * self._max_index,
             num_bytes,
@@ -151,27 +131,23 @@ class StepChannel:
                 wait_for_bump(self._addresses[rank], seen, _PATIENCE)
                 self._check()
 
-    def publish(self, step: StepWork, index: NDArray[np.int32] | None) -> None:
-        """Start the step in the arrays on all ranks.
-
-        Args:
-            step: Sizes and moves of the step.
-            index: int32 ``[P]``, further positions that need logits; None for none.
-        """
+    def publish(self, step: ModelStep) -> None:
+        """Start the step in the arrays on all ranks."""
         self.wait_until_read()
         header = self._header
-        header[: len(_SIZES)] = [getattr(step, name) for name in _SIZES]
+        header[: len(_SIZES)] = [getattr(step.sizes, name) for name in _SIZES]
         place, start = len(_SIZES), 0
-        header[place:-1] = 0
-        if step.has_moves:
-            for moves in step.moves:
-                for pairs in (moves.swap_out, moves.swap_in, moves.copy):
-                    self._pairs[start : start + pairs.size] = pairs.reshape(-1)
-                    header[place] = pairs.size
-                    start, place = start + pairs.size, place + 1
-        header[-1] = -1 if index is None else index.size
+        header[place:-2] = 0
+        for moves in step.moves:
+            for pairs in (moves.swap_out, moves.swap_in, moves.copy):
+                self._pairs[start : start + pairs.size] = pairs.reshape(-1)
+                header[place] = pairs.size
+                start, place = start + pairs.size, place + 1
+        index = step.more_index
+        header[-2] = -1 if index is None else len(index)
+        header[-1] = step.extras is not NO_EXTRAS
         if index is not None:
-            self._index[: index.size] = index
+            self._index[: len(index)] = index.numpy()
         self.step += 1
         bump(self._addresses[0])
 
@@ -181,8 +157,8 @@ class StepChannel:
         Args:
             pieces: Byte ranges of the arrays that it uses.
         """
-        num_pairs = int(self._header[len(_SIZES) : -1].sum())
-        index = self._index[: max(0, int(self._header[-1]))]
+        num_pairs = int(self._header[len(_SIZES) : -2].sum())
+        index = self._index[: max(0, int(self._header[-2]))]
         bounds = np.array([(piece.start, piece.stop) for piece in pieces], np.int64)
         arrays = [self._arrays[piece] for piece in pieces]
         parts = [np.array([len(pieces)]), bounds, self._header, self._pairs[:num_pairs], index]
@@ -201,26 +177,37 @@ class StepChannel:
         num_pieces = int(take(np.int64, 1)[0])
         bounds = take(np.int64, 2 * num_pieces).reshape(-1, 2).tolist()
         self._header[:] = take(np.int64, self._header.size)
-        num_pairs, num_wanted = int(self._header[len(_SIZES) : -1].sum()), int(self._header[-1])
+        num_pairs, num_wanted = int(self._header[len(_SIZES) : -2].sum()), int(self._header[-2])
         self._pairs[:num_pairs] = take(np.int64, num_pairs)
         self._index[: max(0, num_wanted)] = take(np.int32, max(0, num_wanted))
         for start, stop in bounds:
             self._arrays[start:stop] = take(np.uint8, stop - start)
 
-    def take(self) -> StepMessage:
+    def take(self) -> ModelStep:
         """Wait until a step is published, and read it."""
         while int(self._counts[0]) == self.step & 0xFFFFFFFF:
             wait_for_bump(self._addresses[0], self.step & 0xFFFFFFFF, 3600.0)
         return self._read()
 
-    def _read(self) -> StepMessage:
+    def _read(self) -> ModelStep:
         self.step += 1
-        header = self._header.tolist()
-        (rows, tokens, samples, blocks), num_wanted = header[: len(_SIZES)], header[-1]
-        lengths = header[len(_SIZES) : -1]
-        moves = self._moves(lengths)
+        *header, num_wanted, has_extras = self._header.tolist()
+        sizes, lengths = header[: len(_SIZES)], header[len(_SIZES) :]
         index = None if num_wanted < 0 else torch.from_numpy(self._index[:num_wanted].copy())
-        return StepMessage(index, rows, tokens, samples, blocks, moves)
+        return ModelStep(
+            sizes=StepSizes(*sizes),
+            moves=self._moves(lengths) if any(lengths) else (),
+            more_index=index,
+            extras=self._receive_extras() if has_extras else NO_EXTRAS,
+        )
+
+    def _receive_extras(self) -> StepExtras:
+        extras: StepExtras = pickle.loads(self._receive())  # noqa: S301  # of rank 0
+        return extras
+
+    def _receive(self) -> bytes:
+        assert self._connection is not None  # noqa: S101  # only ranks besides 0 receive
+        return self._connection.recv_bytes()
 
     def _moves(self, lengths: Sequence[int]) -> tuple[PoolMoves, ...]:
         ends = itertools.accumulate(lengths)
@@ -250,14 +237,13 @@ class RemoteChannel(StepChannel):
             num_ranks: Number of ranks.
         """
         own = os.memfd_create("pagedserve-step")
-        super().__init__(own, shape, rank=rank, num_ranks=num_ranks)
-        self._connection = connection
+        super().__init__(own, shape, rank=rank, num_ranks=num_ranks, connection=connection)
 
-    def take(self) -> StepMessage:
+    def take(self) -> ModelStep:
         """Wait for a step, and read it; see ``StepChannel``.
 
         Raises:
             EOFError: Rank 0 has ended.
         """
-        self._put(self._connection.recv_bytes())
+        self._put(self._receive())
         return self._read()

@@ -1,20 +1,15 @@
 """A launched step of this process, and its results."""
 
-from typing import Protocol
+from collections.abc import Mapping
 
 from torch import Tensor
 
-from pagedserve.cache.moves import StepMoves
-from pagedserve.executor.protocol import ModelOutput
-from pagedserve.runner.buffers import BatchSizes
+from pagedserve.errors import StepError
+from pagedserve.executor.protocol import ModelOutput, StepHandle
 from pagedserve.sampling.logprobs import prompt_logprobs
 from pagedserve.sampling.results import SampledRows
 from pagedserve.sampling.rows import PromptTargets
 from pagedserve.sampling.sampler import LaunchedSamples
-
-
-class StepWork(BatchSizes, StepMoves, Protocol):
-    """Sizes and moves of a step: of ``SchedulerOutputs``, or as received by another rank."""
 
 
 class LaunchedRun:
@@ -26,6 +21,7 @@ class LaunchedRun:
         prompts: PromptTargets | None = None,
         logits: Tensor | None = None,
         pooled: Tensor | None = None,
+        failed: Mapping[int, str] | None = None,
     ) -> None:
         """Store what the results need.
 
@@ -34,11 +30,13 @@ class LaunchedRun:
             prompts: Positions of prompts that need log-probabilities.
             logits: Logits of the positions of ``prompts``, float32 ``[P, V]``.
             pooled: Vectors of a pooling model, float32 ``[S, F]``, instead of all those.
+            failed: Errors of rows, if the model did not run for them; see ``ModelOutput``.
         """
         self._pooled = pooled
         self._samples = samples
         self._prompts = prompts
         self._logits = logits
+        self._failed = failed
 
     @property
     def is_async_safe(self) -> bool:
@@ -51,10 +49,25 @@ class LaunchedRun:
 
     def results(self) -> ModelOutput:
         """Wait for the step; called before another is launched, unless it is async-safe."""
+        if self._failed:
+            return ModelOutput(SampledRows.none(), failed=self._failed)
         if self._pooled is not None:
             pooled = self._pooled.cpu().numpy()
             return ModelOutput(SampledRows.of_nothing(len(pooled)), None, pooled)
         sampled = SampledRows.none() if self._samples is None else self._samples.results()
         if self._prompts is None or self._logits is None:
-            return ModelOutput(sampled, None)
+            return ModelOutput(sampled)
         return ModelOutput(sampled, prompt_logprobs(self._prompts, self._logits))
+
+
+def tokens_of(after: StepHandle | None) -> Tensor | None:
+    """Tokens of the step that another follows, int32 ``[S]`` on its device; None if none.
+
+    Raises:
+        StepError: It was launched by another executor.
+    """
+    if after is None:
+        return None
+    if not isinstance(after, LaunchedRun):
+        raise StepError("a step follows one that another executor launched")
+    return after.tokens()

@@ -174,7 +174,12 @@ class RankProcesses:
 
     @property
     def connections(self) -> list[Connection]:
-        """Connections to ranks that do not."""
+        """Connections to all of them."""
+        return [rank.process.connection for rank in self._ranks.values()]
+
+    @property
+    def remote_connections(self) -> list[Connection]:
+        """Connections to ranks that do not map the shared memory of steps."""
         ranks = self._ranks.values()
         return [rank.process.connection for rank in ranks if rank.process.memory is None]
 

@@ -6,8 +6,9 @@ the Protocol and is passed to the engine.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,12 @@ from pagedserve.models.prompt_images import PlacedImage, PromptImages
 from pagedserve.pooling.rules import PoolingRules
 from pagedserve.sampling.results import PositionLogprobs, SampledRows
 from pagedserve.sampling.rows import PromptTargets, RowSampling
+
+if TYPE_CHECKING:
+    from pagedserve.cache.moves import BlockMoves
+
+# Of rows.
+_NOTHING: Final[Mapping[int, Any]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +118,7 @@ class HostBuffers(Protocol):
 
     @property
     def sample_rows(self) -> NDArray[np.int32]:
-        """Row of each sample, ``[max_num_rows]``."""
+        """Row of each sample, ``[max_num_samples]``."""
 
     @property
     def row_handles(self) -> NDArray[np.int64]:
@@ -122,14 +129,21 @@ class HostBuffers(Protocol):
 
 
 class ModelOutput(NamedTuple):
-    """Results of a step: samples, and log-probabilities of prompts.
+    """Results of a step.
 
-    For a pooling model, ``pooled`` float32 ``[S, F]`` is the result, and tokens are undefined.
+    Attributes:
+        sampled: Sampled tokens; undefined for a pooling model.
+        prompt_logprobs: Log-probabilities of prompts, if any are required.
+        pooled: Vectors of a pooling model, float32 ``[S, F]``.
+        failed: Error of each row whose images or encoder input could not be computed, in one line.
+            If there are any, the model did not run and nothing else is defined: the engine ends
+            their requests, and repeats the step for the others.
     """
 
     sampled: SampledRows
-    prompt_logprobs: PositionLogprobs | None
+    prompt_logprobs: PositionLogprobs | None = None
     pooled: NDArray[np.float32] | None = None
+    failed: Mapping[int, str] = _NOTHING
 
 
 class StepHandle(Protocol):
@@ -144,6 +158,82 @@ class StepHandle(Protocol):
 
     def results(self) -> ModelOutput:
         """Wait for the step, and return its results."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepSizes:
+    """Sizes of a step.
+
+    Attributes:
+        num_rows: Rows, R; 0 for a step that only moves blocks.
+        num_batched_tokens: Tokens, T.
+        num_samples: Sampled positions, S.
+        max_num_blocks: Entries of a row of the block tables, B.
+        max_num_cross_blocks: Entries of a row of the tables of the last KV group beside the first,
+            which is that of cross attention if there is one.
+    """
+
+    num_rows: int
+    num_batched_tokens: int
+    num_samples: int
+    max_num_blocks: int
+    max_num_cross_blocks: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepInput:
+    """Everything that an executor needs for a step, besides the arrays in its buffers.
+
+    Attributes:
+        sizes: Sizes of the step.
+        moves: Moves in the pool of each KV group, the first group's first, which precede the model;
+            empty without any.
+        adapters: Adapters to load before the model runs, as (ordinal, slot).
+        rows: Sampling parameters of the S samples.
+        prompts: Positions that need log-probabilities; None for none.
+        images: Images of the rows' prompts, by row; those with tokens in the step are encoded.
+        encoder_inputs: Encoder inputs of the prompts that start in the step, by row.
+        after: The step before this one, if the core does not know its tokens yet: an input of
+            ``-1 - i`` represents its token i.
+    """
+
+    sizes: StepSizes
+    moves: "Sequence[BlockMoves]"
+    adapters: Sequence[tuple[int, int]] = ()
+    rows: Sequence[RowSampling] = ()
+    prompts: PromptTargets | None = None
+    images: Mapping[int, PromptImages] = field(default_factory=dict)
+    encoder_inputs: Mapping[int, EncoderInput] = field(default_factory=dict)
+    after: StepHandle | None = None
+
+    @classmethod
+    def of(
+        cls,
+        scheduled: SchedulerOutputs,
+        rows: Sequence[RowSampling],
+        *,
+        prompts: PromptTargets | None = None,
+        images: Mapping[int, PromptImages] = _NOTHING,
+        encoder_inputs: Mapping[int, EncoderInput] = _NOTHING,
+        after: StepHandle | None = None,
+    ) -> Self:
+        """Create the input of a scheduled step; see the attributes."""
+        return cls(
+            sizes=StepSizes(
+                num_rows=scheduled.num_rows,
+                num_batched_tokens=scheduled.num_batched_tokens,
+                num_samples=scheduled.num_samples,
+                max_num_blocks=scheduled.max_num_blocks,
+                max_num_cross_blocks=scheduled.table_widths[-1] if scheduled.table_widths else 0,
+            ),
+            moves=scheduled.moves if scheduled.has_moves else (),
+            adapters=scheduled.adapters_to_load,
+            rows=rows,
+            prompts=prompts,
+            images=images,
+            encoder_inputs=encoder_inputs,
+            after=after,
+        )
 
 
 class Adapter(Protocol):
@@ -189,16 +279,6 @@ class Executor(Protocol):
         Thread-safe, and callable during a step.
         """
 
-    def encode_images(self, images: Sequence[PlacedImage]) -> None:
-        """Compute the features of images for the next launched step.
-
-        Raises:
-            Exception: The model's encoder failed.
-        """
-
-    def encode_prompts(self, prompts: Mapping[int, EncoderInput]) -> None:
-        """Compute the encoder's states of prompts, by row, for the next launched step."""
-
     def check(self) -> None:
         """Check that steps can be run; thread-safe.
 
@@ -216,26 +296,10 @@ class Executor(Protocol):
     def buffers(self) -> HostBuffers:
         """Arrays that the core fills before ``launch``; available after ``init_cache``."""
 
-    def launch(
-        self,
-        scheduled: SchedulerOutputs,
-        rows: Sequence[RowSampling],
-        prompts: PromptTargets | None = None,
-        after: StepHandle | None = None,
-        images: Mapping[int, PromptImages] | None = None,
-    ) -> StepHandle:
-        """Launch one step, whose inputs the core has written to the buffers.
+    def launch(self, step: StepInput) -> StepHandle:
+        """Launch one step, whose arrays the core has written to the buffers.
 
         On a GPU this returns once everything is queued, on the CPU once the model has run.
-
-        Args:
-            scheduled: Decisions of the step; its block moves, and the loading of its adapters into
-                slots, precede the model.
-            rows: Parameters of its S samples.
-            prompts: Positions that need log-probabilities.
-            after: Previous step, if the core does not know its tokens yet: an input of ``-1 - i``
-                represents its token i.
-            images: Images of the rows' prompts, by row; those with tokens in the step are encoded.
 
         Raises:
             StepError: The numbers of rows and samples differ.

@@ -45,7 +45,7 @@ def _serve(spec: RankSpec, connection: Connection) -> None:
     import torch
 
     from pagedserve.executor.channel import RemoteChannel, StepChannel
-    from pagedserve.executor.local import LocalExecutor
+    from pagedserve.executor.worker import Worker
     from pagedserve.models.device import choose_device
     from pagedserve.parallel.group import RankGroup
 
@@ -62,24 +62,23 @@ def _serve(spec: RankSpec, connection: Connection) -> None:
         memory=memory,
         check=partial(_check, connection),
     )
-    executor = LocalExecutor(spec.args, group)
+    worker = Worker(spec.args, group)
     connection.send(Answer("done"))
     request, (argument,) = connection.recv()
     while request == "determine_num_blocks":
-        connection.send(Answer("done", executor.determine_num_blocks(argument)))
+        connection.send(Answer("done", worker.determine_num_blocks(argument)))
         request, (argument,) = connection.recv()
     rank, size = spec.rank, spec.size
     if memory is None:
         channel: StepChannel = RemoteChannel(connection, argument, rank=rank, num_ranks=size)
     else:
-        channel = StepChannel(memory, argument, rank=rank, num_ranks=size)
-    executor.init_cache(argument, channel)
+        channel = StepChannel(memory, argument, rank=rank, num_ranks=size, connection=connection)
+    worker.init_cache(argument, channel)
     connection.send(Answer("done"))
     if memory is not None:  # else the channel notices the end
         threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
     while True:
-        step = channel.take()
-        executor.forward(step, step.more_index)
+        worker.forward(channel.take())
         channel.done()
 
 
@@ -93,10 +92,10 @@ def _check(connection: Connection) -> None:
 
 def _end_with(connection: Connection) -> None:
     """End this process with the engine's: one that waits for a step would not notice."""
-    try:
-        connection.recv()
-    except (EOFError, OSError):
-        os._exit(1)
+    poll = select.poll()
+    poll.register(connection, select.POLLRDHUP)
+    poll.poll()
+    os._exit(1)
 
 
 def _say(connection: Connection, answer: Answer) -> None:

@@ -8,33 +8,38 @@ All ranks compute each step together; only this process samples and knows reques
 """
 
 import os
+import pickle
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from pagedserve.attention.cross import CrossStep
 from pagedserve.config import EngineArgs
-from pagedserve.errors import ConfigError, UnsupportedModelError
+from pagedserve.errors import ConfigError
+from pagedserve.executor.adapter_slots import AdapterSlots
 from pagedserve.executor.channel import StepChannel
-from pagedserve.executor.launched import StepWork
-from pagedserve.executor.local import LocalExecutor
+from pagedserve.executor.driver import Driver
+from pagedserve.executor.launched import LaunchedRun
 from pagedserve.executor.memory import MemoryPlan
+from pagedserve.executor.model_step import NO_EXTRAS, ModelStep
 from pagedserve.executor.processes import Backend, RankProcesses
-from pagedserve.executor.protocol import CacheShape, StepLimits
+from pagedserve.executor.protocol import CacheShape, ModelInfo, StepInput, StepLimits
 from pagedserve.executor.subprocesses import LocalBackend
+from pagedserve.executor.worker import Worker
+from pagedserve.lora.host import HostAdapter
 from pagedserve.models.device import choose_device
-from pagedserve.models.flat_batch import StepImages
-from pagedserve.models.loader import LoadedModel
+from pagedserve.models.prompt_images import PlacedImage
 from pagedserve.models.split import check_split
 from pagedserve.parallel.group import ExchangeError, MeetingPlace, RankGroup
 from pagedserve.runner.buffers import StepBuffers
 from pagedserve.sigint import sigint_deferred
 
 
-class RankedExecutor(LocalExecutor):
+class RankedExecutor:
     """Rank 0, which runs the other ranks; an ``Executor``."""
 
     def __init__(self, args: EngineArgs) -> None:
@@ -46,10 +51,16 @@ class RankedExecutor(LocalExecutor):
             ExecutorDeadError: A rank died.
         """
         check_split(args)
+        self._args = args
         self._shape: CacheShape | None = None
-        self._start(args)
+        self._driver: Driver | None = None
+        self._channel: StepChannel | None = None
+        self._adapters: AdapterSlots | None = None
+        self._start()
+        self._adapters = self.driver.adapters
 
-    def _start(self, args: EngineArgs) -> None:
+    def _start(self) -> None:
+        args = self._args
         _leave_dead_group(args)
         size = args.tensor_parallel_size
         num_threads = max(1, torch.get_num_threads() // size)
@@ -77,25 +88,53 @@ class RankedExecutor(LocalExecutor):
                     memory=self._memory,
                     check=self._ranks.check,
                 )
-                super().__init__(args, group)
+                self._driver = Driver(args, Worker(args, group), self._adapters)
                 self._ranks.answers()
-                _check_model(self.loaded)
             except BaseException as error:
                 self._end()
                 if isinstance(error, ExchangeError):
                     raise self._ranks.failure(error) from error
                 raise
 
+    @property
+    def driver(self) -> Driver:
+        """Runs the steps.
+
+        Raises:
+            ExecutorDeadError: A rank has died, or the executor was shut down.
+        """
+        self._ranks.check()
+        assert self._driver is not None  # noqa: S101  # while the ranks are alive
+        return self._driver
+
+    @property
+    def worker(self) -> Worker:
+        """Holds the shard of this process and its KV pools; see ``driver``."""
+        return self.driver.worker
+
+    @property
+    def model_info(self) -> ModelInfo:
+        """Properties of the model."""
+        return self.worker.model_info
+
+    @property
+    def buffers(self) -> StepBuffers:
+        """Arrays that the core fills before ``launch``; available after ``init_cache``."""
+        return self.worker.buffers
+
     def determine_num_blocks(self, limits: StepLimits) -> MemoryPlan:
         """Compute the number of KV blocks, the minimum over all ranks."""
         self._ranks.ask("determine_num_blocks", limits)
-        plans: list[MemoryPlan] = [super().determine_num_blocks(limits), *self._ranks.answers()]
+        plans: list[MemoryPlan] = [
+            self.worker.determine_num_blocks(limits),
+            *self._ranks.answers(),
+        ]
         return min(plans, key=lambda plan: plan.num_gpu_blocks)
 
-    def init_cache(self, shape: CacheShape) -> None:  # type: ignore[override]
+    def init_cache(self, shape: CacheShape) -> None:
         """Allocate KV pools and step buffers; called once, before the first step."""
         self._shape = shape
-        self._channel = StepChannel(
+        channel = self._channel = StepChannel(
             self._memory,
             shape,
             rank=0,
@@ -104,48 +143,58 @@ class RankedExecutor(LocalExecutor):
             check=self._ranks.check,
         )
         self._ranks.ask("init_cache", shape)
-        super().init_cache(shape, self._channel)
+        self.worker.init_cache(shape, channel)
         self._ranks.answers()
 
-    def forward(
-        self,
-        step: StepWork,
-        more_index: Tensor | None = None,
-        previous_tokens: Tensor | None = None,
-        images: StepImages | None = None,
-        cross: CrossStep | None = None,
-    ) -> Tensor:
-        """Move blocks, and run the model on a step; see ``LocalExecutor``."""
-        self._ranks.check()
-        if previous_tokens is not None:
-            self.buffers.complete(step, previous_tokens)
-        with sigint_deferred():
-            self._channel.publish(step, None if more_index is None else more_index.numpy())
-            self._ranks.launched()
-            try:
-                self._send(step)
-                logits = super().forward(step, more_index, None, images, cross)
-            except Exception as error:
-                raise self._ranks.failure(error) from error
-            self._ranks.finished()
-        return logits
+    def load_adapter(self, name: str, path: str) -> HostAdapter:
+        """Load the adapter of a directory into host memory; thread-safe, callable during a step."""
+        return self.driver.adapters.host.load(name, path)
 
-    def _send(self, step: StepWork) -> None:
-        """Send the published step to the ranks on other machines."""
-        if connections := self._ranks.connections:
-            message = self._channel.message(self.buffers.used(step))
-            for connection in connections:
-                connection.send_bytes(message)
+    def drop_adapter(self, ordinal: int) -> None:
+        """Evict an adapter from host memory once it is no longer referenced."""
+        self.driver.adapters.host.drop(ordinal)
 
-    @property
-    def buffers(self) -> StepBuffers:
-        """Arrays that the core fills before ``launch``; available after ``init_cache``.
+    def image_positions(
+        self, token_ids: Sequence[int], images: Sequence[PlacedImage]
+    ) -> NDArray[np.int64] | None:
+        """Positions ``[3, P]`` of a prompt of P tokens, for models with 3D positions."""
+        return self.driver.image_positions(token_ids, images)
+
+    def launch(self, step: StepInput) -> LaunchedRun:
+        """Launch one step on all ranks; see ``Executor``.
 
         Raises:
             ExecutorDeadError: A rank has died.
         """
-        self._ranks.check()
-        return super().buffers
+        return self.driver.launch(step, self._forward)
+
+    def _forward(self, step: ModelStep, previous_tokens: Tensor | None) -> Tensor:
+        """Run the model of all ranks; see ``Worker.forward``."""
+        worker, channel = self.worker, self._channel
+        assert channel is not None  # noqa: S101  # launched after init_cache
+        if previous_tokens is not None:
+            worker.buffers.complete(step.sizes, previous_tokens)
+        with sigint_deferred():
+            channel.publish(step)
+            self._ranks.launched()
+            try:
+                self._send(channel, step)
+                found = worker.forward(step)
+            except Exception as error:
+                raise self._ranks.failure(error) from error
+            self._ranks.finished()
+        return found
+
+    def _send(self, channel: StepChannel, step: ModelStep) -> None:
+        """Send what ranks do not read in the shared memory of the published step."""
+        if remote := self._ranks.remote_connections:
+            message = channel.message(self.worker.buffers.used(step.sizes))
+            for connection in remote:
+                connection.send_bytes(message)
+        if step.extras is not NO_EXTRAS:
+            message = pickle.dumps(step.extras)
+            for connection in self._ranks.connections:
+                connection.send_bytes(message)
 
     def check(self) -> None:
         """Check that steps can be run; thread-safe."""
@@ -153,20 +202,25 @@ class RankedExecutor(LocalExecutor):
 
     def restart(self) -> None:
         """Reload everything that died; pools and their contents are lost."""
-        args, shape = self._args, self._shape
-        self._end()
-        # Drops the old weights and pools, but keeps what a retry needs if this one fails.
-        kept = {"_args": args, "_shape": shape, "_ranks": self._ranks, "_end": self._end}
-        self.__dict__.clear()
-        self.__dict__.update(kept)
-        self._start(args)
-        if shape is not None:
-            self.init_cache(shape)
+        self._free()
+        self._start()
+        self.driver.adapters.lose()
+        if self._shape is not None:
+            self.init_cache(self._shape)
 
     def shutdown(self) -> None:
         """Stop its processes and free weights and pools; no step may be running."""
+        self._free()
+
+    def _free(self) -> None:
+        """End the ranks, and free the shard of this process."""
         self._end()
-        super().shutdown()
+        self._channel = None
+        if self._driver is None:
+            return
+        cuda, self._driver = self._driver.worker.cuda, None
+        if cuda is not None:
+            cuda.release_unused()
 
 
 def _backend(args: EngineArgs) -> Backend:
@@ -175,14 +229,6 @@ def _backend(args: EngineArgs) -> Backend:
     from pagedserve.executor.actors import RayBackend
 
     return RayBackend(args)
-
-
-def _check_model(loaded: LoadedModel) -> None:
-    if loaded.states:
-        raise UnsupportedModelError(
-            "tensor_parallel_size is for models that keep nothing of a sequence but keys and "
-            f"values; {type(loaded.model).__name__} has layers with states"
-        )
 
 
 # The ranks that were started last, and their finalizer: a process is in one group at a time.

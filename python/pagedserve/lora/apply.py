@@ -23,6 +23,7 @@ from pagedserve.models.fused.cpu.linears import PackedEmbedding, PackedLinear
 from pagedserve.models.fused.parts import FusedModule, FusedPart
 from pagedserve.models.loader import LoadedModel
 from pagedserve.models.mixers import mixing_modules
+from pagedserve.parallel.shards import inner_of, shards_of
 
 # Hooks into a module, from its parts by their names in the model.
 Hook: TypeAlias = Callable[[nn.Module, Mapping[str, FusedPart]], AdaptedModules]
@@ -32,7 +33,8 @@ class AdapterModules:
     """The modules of a model that can have adapters.
 
     Attributes:
-        targets: features in and out of each, by its name in transformers' model.
+        targets: features in and out of each, by its name in transformers' model; those of the
+            whole model if ranks share it.
     """
 
     def __init__(self, loaded: LoadedModel, *, num_slots: int, max_rank: int) -> None:
@@ -44,10 +46,14 @@ class AdapterModules:
             max_rank: maximum rank of an adapter.
         """
         self._num_slots = num_slots
+        self._shards = shards_of(loaded.model)
         self._places = list(_places(loaded.model, _hooks(loaded, num_slots, max_rank)))
         self.targets: dict[str, tuple[int, int]] = {}
         for place in self._places:
             self.targets |= place.targets
+        for name, shard in self._shards.items():
+            if name in self.targets:
+                self.targets[name] = shard.in_features, shard.out_features
 
     def load(self, slot: int, weights: Mapping[str, LoraWeights]) -> None:
         """Load an adapter into a slot, replacing its contents.
@@ -63,7 +69,15 @@ class AdapterModules:
         if not 0 <= slot < self._num_slots:
             raise StepError(f"slot must be below {self._num_slots}; got {slot}")
         for place in self._places:
-            place.load(slot, {name: weights[name] for name in place.targets if name in weights})
+            names = [name for name in place.targets if name in weights]
+            place.load(slot, {name: self._own(name, weights[name]) for name in names})
+
+    def _own(self, name: str, weights: LoraWeights) -> LoraWeights:
+        """What this rank needs of a module's weights."""
+        shard = self._shards.get(name)
+        if shard is None:
+            return weights
+        return LoraWeights(weights.a[:, shard.inputs], weights.b[shard.outputs])
 
     def of_step(
         self, tokens: AdapterRows, samples: AdapterRows | None = None
@@ -110,9 +124,9 @@ def _places(model: PreTrainedModel, hooks: _Hooks) -> Iterator[AdaptedModules]:
 
     Excludes experts and mixers: they process a subset of the tokens, in another order.
     """
-    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    head, embedding = map(inner_of, (model.get_output_embeddings(), model.get_input_embeddings()))
     inside: set[nn.Module] = {part for mixer in mixing_modules(model) for part in mixer.modules()}
-    for name, module in model.named_modules():
+    for name, module in _named_modules(model):
         part = _part(module)
         if module in inside or ".experts." in name:
             continue
@@ -129,6 +143,15 @@ def _places(model: PreTrainedModel, hooks: _Hooks) -> Iterator[AdaptedModules]:
                 yield AdaptedPacked(parts) if is_packed else hooks.linear(home, parts)
         elif part is not None:
             yield hooks.linear(module, {name: part})
+
+
+def _named_modules(model: PreTrainedModel) -> Iterator[tuple[str, Any]]:
+    """The modules by their names in transformers' model: a rank's without what wraps them."""
+    modules = dict(model.named_modules())
+    for name, module in modules.items():
+        parent = name.rpartition(".")[0]
+        is_inner = parent in modules and inner_of(modules[parent]) is module
+        yield parent if is_inner else name, module
 
 
 def _homes(name: str, module: FusedModule) -> Iterator[dict[str, FusedPart]]:

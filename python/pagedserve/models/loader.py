@@ -244,7 +244,12 @@ class _Loading:
         else:
             with weights_read() if self.device.type == "cpu" else nullcontext():
                 model = load_weights(
-                    auto_class, self.files, self.dtype, self.config.load_format, self.group
+                    auto_class,
+                    self.files,
+                    self.dtype,
+                    self.config.load_format,
+                    self.group,
+                    quantizes=self.config.quantization is not None,
                 )
         cast(nn.Module, model).to(self.device).eval()
         return model

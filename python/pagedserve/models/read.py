@@ -29,6 +29,8 @@ def load_weights(
     dtype: torch.dtype,
     load_format: LoadFormat,
     group: RankGroup | None = None,
+    *,
+    quantizes: bool = False,
 ) -> PreTrainedModel:
     """Load a model with the weights of its files.
 
@@ -38,6 +40,7 @@ def load_weights(
         dtype: dtype of the weights.
         load_format: which files.
         group: ranks that share it: each loads a shard; None loads everything.
+        quantizes: whether the weights are quantized later.
 
     Raises:
         ModelLoadError: transformers cannot read them, weights are missing, have another shape, or
@@ -76,7 +79,7 @@ def load_weights(
     else:
         check_dtypes(files.name, files.directory, model)
     if group is not None:
-        localise(model, plan, group)
+        localise(model, plan, group, keeps_peaks=quantizes)
     check_finite(files.name, model)
     return cast(PreTrainedModel, model)
 

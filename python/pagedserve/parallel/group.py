@@ -128,6 +128,10 @@ class RankGroup:
         if self.agree(memory is not None and device.type == "cpu"):
             self._memory = SharedMemory(cast(int, memory), rank, size, check)
 
+    def __deepcopy__(self, memo: dict[int, object]) -> Self:
+        """Return the group itself, as a copied module has the same ranks."""
+        return self
+
     def all_reduce(self, values: Tensor) -> None:
         """Sum a contiguous tensor over the ranks, in place."""
         if self._memory is not None and self._memory.takes(values.dtype):

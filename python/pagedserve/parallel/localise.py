@@ -7,6 +7,8 @@ which may be packed or replaced by a faster one, within a module with the collec
 transformers' code.
 """
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from torch import nn
@@ -17,6 +19,7 @@ from transformers.distributed.configuration_utils import DistributedConfig
 from pagedserve.parallel.group import RankGroup
 from pagedserve.parallel.modules import Gathered, Reduced, VocabEmbedding
 from pagedserve.parallel.plan import ShardPlan, starred
+from pagedserve.parallel.shards import Shard, keep_peaks, keep_shards
 
 # Styles whose modules need no collective once their parameters are plain.
 _LOCAL: Final = ("colwise", "replicated_with_grad_allreduce", "local_params", "replicate")
@@ -31,12 +34,24 @@ def split_options(plan: ShardPlan) -> dict[str, Any]:
     }
 
 
-def localise(model: PreTrainedModel, plan: ShardPlan, group: RankGroup) -> None:
-    """Convert a rank's shards to plain modules, in place."""
+def localise(
+    model: PreTrainedModel, plan: ShardPlan, group: RankGroup, *, keeps_peaks: bool
+) -> None:
+    """Convert a rank's shards to plain modules, in place.
+
+    Args:
+        model: model of transformers.
+        plan: its sharding plan.
+        group: ranks that share it.
+        keeps_peaks: whether to record the largest weights of layers that are split by inputs, so
+            that their shards are quantized as the whole layers.
+    """
     modules: dict[str, Any] = dict(model.named_modules())
-    local = _LocalParameters()
+    local, shards = _LocalParameters(), {}
     for name, module in modules.items():
         style = plan.style_of(name)
+        if isinstance(module, nn.Linear | nn.Embedding) and "packed" not in str(style):
+            shards[name] = _shard(module, group)
         if isinstance(module, nn.Embedding) and style == "embedding_rowwise":
             replacement: nn.Module | None = _embedding(module, local, group)
         elif style in _LOCAL + _SUMMED + _GATHERED:
@@ -44,19 +59,30 @@ def localise(model: PreTrainedModel, plan: ShardPlan, group: RankGroup) -> None:
         else:
             continue
         if starred(name) in plan.overrides:
-            _keep_own_head(module, plan, group)
+            shards[name] = replace(shards[name], outputs=_keep_own_head(module, plan, group))
         if replacement is not None:
             parent, _, leaf = name.rpartition(".")
             setattr(modules[parent] if parent else model, leaf, replacement)
-    for module in modules.values():
-        # transformers' attention repeats keys by it; ours uses the shapes.
-        if hasattr(module, "num_key_value_groups") and hasattr(module, "k_proj"):
-            module.num_key_value_groups = module.q_proj.out_features // module.k_proj.out_features
+        if keeps_peaks and style in _SUMMED and isinstance(module, nn.Linear):
+            keep_peaks(module, group)
+    _count_groups(modules, plan)
+    keep_shards(model, shards)
     has_hooks = any("forward" in vars(module) for module in model.modules())
     if not has_hooks:
         # They keep the groups of an unused mesh alive.
         model._device_mesh = model._mesh_manager = None  # noqa: SLF001
         group.drop_others()
+
+
+def _count_groups(modules: Mapping[str, Any], plan: ShardPlan) -> None:
+    """Count the queries of each KV head on this rank.
+
+    transformers' attention repeats keys by the number; ours uses the shapes.
+    """
+    for name, module in modules.items():
+        if starred(f"{name}.k_proj") in plan.overrides and hasattr(module, "num_key_value_groups"):
+            groups = module.num_key_value_groups
+            module.num_key_value_groups = groups * plan.kv_heads // plan.size
 
 
 class _LocalParameters:
@@ -81,6 +107,23 @@ class _LocalParameters:
             # The DTensor is kept: its address must not be reused.
             known = self._made[id(parameter)] = made, parameter
         return known[0]
+
+
+def _shard(module: Any, group: RankGroup) -> Shard:
+    """Which features of a module this rank has."""
+    weight = module.weight
+    features = [slice(0, size) for size in weight.shape]
+    placements: Any = weight.placements if isinstance(weight, DTensor) else ()
+    for placement in placements:
+        if placement.is_shard():
+            axis = placement.dim % weight.ndim
+            count = -(-weight.shape[axis] // group.size)
+            ends = (min(rank * count, weight.shape[axis]) for rank in (group.rank, group.rank + 1))
+            features[axis] = slice(*ends)
+    if isinstance(module, nn.Embedding):
+        return Shard(*weight.shape, *features)
+    outputs, inputs = features
+    return Shard(weight.shape[1], weight.shape[0], inputs, outputs)
 
 
 def _embedding(
@@ -110,11 +153,16 @@ def _replacement(
     return Reduced(module, group, part)
 
 
-def _keep_own_head(module: Any, plan: ShardPlan, group: RankGroup) -> None:
-    """Select from a replicated projection the KV head that this rank's queries attend to."""
+def _keep_own_head(module: Any, plan: ShardPlan, group: RankGroup) -> slice:
+    """Select from a replicated projection the KV head that this rank's queries attend to.
+
+    Returns:
+        The features of that head.
+    """
     size = module.out_features // plan.kv_heads
     first = group.rank * plan.kv_heads // plan.size * size
+    features = slice(first, first + size)
     for key, parameter in list(module.named_parameters(recurse=False)):
-        own = parameter[first : first + size].clone()
-        setattr(module, key, nn.Parameter(own, requires_grad=False))
+        setattr(module, key, nn.Parameter(parameter[features].clone(), requires_grad=False))
     module.out_features = size
+    return features

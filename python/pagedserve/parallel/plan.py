@@ -120,10 +120,15 @@ def _heads(config: PreTrainedConfig) -> tuple[int, int]:
 
 
 def _split_share(model: PreTrainedModel, plan: ShardPlan) -> float:
-    """Fraction of the bytes of numbered modules that is split, or replicated by necessity."""
+    """Fraction of the bytes of the decoder's layers that is split, or replicated by necessity.
+
+    A vision encoder is not counted: its images are encoded by one rank for all.
+    """
     split = total = 0
+    decoder: Any = model.get_decoder()
+    inside = {id(parameter) for parameter in decoder.parameters()}
     for name, parameter in model.named_parameters():
-        if _NUMBER.search(name) is None:
+        if _NUMBER.search(name) is None or id(parameter) not in inside:
             continue
         module = name.rpartition(".")[0]
         style = plan.style_of(name) or plan.style_of(module)

@@ -161,12 +161,12 @@ class StepBuffers:
         self.sample_index: NDArray[np.int32] = host.sample_index.numpy()
         self.sample_rows: NDArray[np.int32] = np.zeros(max_num_samples, dtype=np.int32)
         self.row_handles: NDArray[np.int64] = np.zeros(max_num_rows, dtype=np.int64)
-        self._state_slots: NDArray[np.int32] = np.zeros(max_num_rows, dtype=np.int32)
+        self.state_slots: NDArray[np.int32] = np.zeros(max_num_rows, dtype=np.int32)
         self._cross_lens: NDArray[np.int32] = np.zeros(max_num_rows, dtype=np.int32)
         self._cross_tables: NDArray[np.int32] = np.zeros(max_num_rows * max_cross_blocks, np.int32)
         tables = {
             "window": self._window_tables,
-            "state": self._state_slots,
+            "state": self.state_slots,
             "cross": self._cross_tables,
         }
         self._core = InputBuffers(
@@ -313,7 +313,7 @@ class StepBuffers:
             seq_lens=self._seq_lens[:num_rows],
             block_tables=tables,
             block_size=block_size,
-            state_slots=self._state_slots[:num_rows],
+            state_slots=self.state_slots[:num_rows],
         )
 
     def cross_tables(

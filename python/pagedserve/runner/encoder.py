@@ -2,37 +2,30 @@
 
 from collections.abc import Mapping
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from pagedserve.attention.cross import CrossStep
-from pagedserve.attention.metadata import BatchLayout
-from pagedserve.models.encoder_decoder import encoder_states, no_states
+from pagedserve.models.encoder_decoder import encoder_states
 from pagedserve.models.encoder_prompts import EncoderInput
 
 
-class PromptEncoder:
-    """Computes encoder states of prompts, and keeps them until the step that writes their keys."""
+def encode_prompts(
+    model: PreTrainedModel, prompts: Mapping[int, EncoderInput]
+) -> tuple[dict[int, Tensor], dict[int, str]]:
+    """Compute the encoder states of prompts.
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        """Start empty."""
-        self._model = model
-        self._nothing = no_states(model)
-        self._encoded: dict[int, Tensor] = {}
+    Args:
+        model: encoder-decoder.
+        prompts: encoder inputs by row.
 
-    def encode(self, prompts: Mapping[int, EncoderInput]) -> None:
-        """Compute the states of prompts, by row, for the next step."""
-        self._encoded = {
-            row: encoder_states(self._model, torch.as_tensor(prompt.inputs))
-            for row, prompt in prompts.items()
-        }
-
-    def of_step(
-        self, layout: BatchLayout, lens: NDArray[np.int32], tables: NDArray[np.int32]
-    ) -> CrossStep:
-        """Cross-attention inputs of the step; see `CrossStep.of`."""
-        encoded, self._encoded = self._encoded, {}
-        return CrossStep.of(layout, lens, tables, encoded, self._nothing)
+    Returns:
+        The states ``[S, F]`` by row, and the error of each row that failed.
+    """
+    states, failed = {}, {}
+    for row, prompt in prompts.items():
+        try:
+            states[row] = encoder_states(model, torch.as_tensor(prompt.inputs))
+        except Exception as error:  # noqa: BLE001  # models raise many types
+            failed[row] = f"its encoder input failed: {type(error).__name__}: {error}"
+    return states, failed

@@ -4,6 +4,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -16,7 +17,7 @@ from pagedserve.models.prompt_images import PlacedImage, PromptImages
 class ImageTower:
     """Computes features of images, and caches the most recently used.
 
-    Invariant: features of the step that is being prepared are never evicted.
+    Invariant: features of the step that is being encoded are never evicted.
     """
 
     def __init__(self, model: PreTrainedModel, max_bytes: int) -> None:
@@ -27,8 +28,34 @@ class ImageTower:
         self._in_use: set[bytes] = set()
         self._num_bytes = 0
 
-    def encode(self, images: Sequence[PlacedImage]) -> None:
-        """Compute the features of images, and keep them until the end of the next step."""
+    def encode(
+        self,
+        rows: Mapping[int, PromptImages],
+        query_start: NDArray[np.int32],
+        positions: NDArray[np.int64],
+    ) -> dict[int, str]:
+        """Compute the features of images with tokens in a step.
+
+        Args:
+            rows: rows of the step whose prompts have images.
+            query_start: int32 ``[R + 1]``, start of each row in the step's tokens.
+            positions: int64 ``[T]``, indices of tokens in their sequences.
+
+        Returns:
+            Error of each row whose images the encoder failed to compute.
+        """
+        self._in_use.clear()
+        failed = {}
+        for row, images in rows.items():
+            start, end = query_start[row : row + 2].tolist()
+            first = int(positions[start])
+            try:
+                self._encode(images.within(first, first + end - start))
+            except Exception as error:  # noqa: BLE001  # models raise many types
+                failed[row] = f"its images failed: {type(error).__name__}: {error}"
+        return failed
+
+    def _encode(self, images: Sequence[PlacedImage]) -> None:
         for image in images:
             digest = image.digest
             if digest not in self._kept:
@@ -36,6 +63,10 @@ class ImageTower:
                 self._num_bytes += self._kept[digest].nbytes
             self._kept.move_to_end(digest)
             self._in_use.add(digest)
+        if images:
+            self._evict()
+
+    def _evict(self) -> None:
         for digest in [digest for digest in self._kept if digest not in self._in_use]:
             if self._num_bytes <= self._max_bytes:
                 break
@@ -47,6 +78,14 @@ class ImageTower:
         query_start: NDArray[np.int32],
         positions: NDArray[np.int64],
     ) -> StepImages | None:
-        """Image inputs of a step; see `step_images`."""
-        self._in_use.clear()
-        return step_images(rows, query_start, positions, self._kept, self._model.device)
+        """Image inputs of a step whose images are encoded, in host memory; see `step_images`."""
+        return step_images(rows, query_start, positions, self._kept, torch.device("cpu"))
+
+
+def on_device(images: StepImages, device: torch.device) -> StepImages:
+    """Copy the image inputs of a step to a device."""
+    return StepImages(
+        places=images.places.to(device),
+        features=[part.to(device) for part in images.features],
+        positions=None if images.positions is None else images.positions.to(device),
+    )

@@ -155,7 +155,7 @@ def test_the_real_model_answers_as_before(smollm2: LLM, int8: LLM) -> None:
         """Of both texts, each in two chunks."""
         executor = llm.llm_engine.model_executor
         assert isinstance(executor, LocalExecutor)
-        loaded = executor.loaded
+        loaded = executor.worker.loaded
         model, backend = loaded.model, loaded.attention_backend
         logits = paged_logits(model, loaded.layers, prompts, [20, 20], backend)
         return torch.cat(logits).log_softmax(dim=-1)

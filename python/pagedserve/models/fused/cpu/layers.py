@@ -21,6 +21,7 @@ from pagedserve.models.fused.cpu.norms import CpuRMSNorm, norm_weight
 from pagedserve.models.fused.families import attention_linears, gate_of, norm_epsilon, norm_names
 from pagedserve.models.fused.parts import FusedModule, layer_parts
 from pagedserve.parallel.modules import group_of, own_linear
+from pagedserve.parallel.shards import peaks_of
 
 
 def can_fuse(layer: Any) -> bool:
@@ -62,9 +63,9 @@ class CpuDecoderLayer(FusedModule):
                 torch.cat([linear.bias for linear in qkv]) if has_bias else None,
                 quantization=quantization,
             ),
-            pack(output.weight, output.bias, quantization=quantization),
+            pack(output.weight, output.bias, quantization=quantization, peaks=peaks_of(output)),
             pack_gated(mlp.gate_proj.weight, mlp.up_proj.weight, gate, quantization),
-            pack(down.weight, down.bias, quantization=quantization),
+            pack(down.weight, down.bias, quantization=quantization, peaks=peaks_of(down)),
         )
         self.parts = layer_parts(layer, *self.packed)
         # Biases of row-parallel layers, which are added after the all-reduce.

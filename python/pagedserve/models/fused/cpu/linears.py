@@ -25,6 +25,7 @@ from pagedserve.models.adapters import AdapterArrays
 from pagedserve.models.forward_context import current_adapters
 from pagedserve.models.fused.families import Gate
 from pagedserve.models.fused.parts import FusedModule, parts_of
+from pagedserve.parallel.shards import peaks_of
 
 PANEL_FEATURES: Final = 64  # as in rust/cpu/src/linear.rs
 
@@ -42,10 +43,16 @@ class Int8Weights(NamedTuple):
         return (self.values.float() * self.scales[:, None]).to(dtype)
 
 
-def quantize(weight: Tensor) -> Int8Weights:
-    """Quantize weights ``[N, K]`` to int8, ties to even."""
+def quantize(weight: Tensor, peaks: Tensor | None = None) -> Int8Weights:
+    """Quantize weights ``[N, K]`` to int8, ties to even.
+
+    Args:
+        weight: the weights.
+        peaks: float32 ``[N]``, largest magnitudes in the whole layer of which these are a shard;
+            None for a whole layer.
+    """
     weight = weight.detach().float()
-    scales = weight.abs().amax(dim=1) / _LARGEST_INT8
+    scales = (weight.abs().amax(dim=1) if peaks is None else peaks) / _LARGEST_INT8
     # Without a scale all weights of a feature are zero, or so small that they become zero.
     steps = weight / scales.masked_fill(scales == 0, torch.inf)[:, None]
     return Int8Weights(steps.round_().clamp_(-_LARGEST_INT8, _LARGEST_INT8).to(torch.int8), scales)
@@ -70,6 +77,7 @@ def pack(
     *,
     gate: Gate | None = None,
     quantization: Quantization | None = None,
+    peaks: Tensor | None = None,
 ) -> PackedWeights:
     """Pack the weights ``[N, K]`` and bias ``[N]`` of a linear layer.
 
@@ -78,12 +86,13 @@ def pack(
         bias: bias of any dtype.
         gate: makes a gated layer: the first 32 features of each 64, activated, times the others.
         quantization: quantization of the weights; None keeps them.
+        peaks: as in `quantize`.
     """
     num_features, depth = weight.shape
     panels, scales = (
         (_panels(weight.detach(), torch.int32).view(np.uint32), None)
         if quantization is None
-        else _int8_panels(weight)
+        else _int8_panels(weight, peaks)
     )
     return PackedWeights(
         panels,
@@ -96,8 +105,10 @@ def pack(
     )
 
 
-def _int8_panels(weight: Tensor) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    values, scales = quantize(weight)
+def _int8_panels(
+    weight: Tensor, peaks: Tensor | None
+) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    values, scales = quantize(weight, peaks)
     return _panels(values, torch.int8), scales.numpy()
 
 
@@ -185,7 +196,8 @@ class PackedLinear(FusedModule):
         self.in_features = linear.in_features
         self.out_features = linear.out_features
         self.output_dtype = output_dtype or linear.weight.dtype
-        self.packed = (pack(linear.weight, linear.bias, quantization=quantization),)
+        peaks = peaks_of(linear)
+        self.packed = (pack(linear.weight, linear.bias, quantization=quantization, peaks=peaks),)
         self.parts = parts_of(self.packed[0], {"": linear})
         self._weight_dtype = linear.weight.dtype
 

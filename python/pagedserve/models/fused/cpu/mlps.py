@@ -16,6 +16,7 @@ from pagedserve.models.fused.cpu.linears import (
 from pagedserve.models.fused.families import Gate, gate_of, mlp_linears
 from pagedserve.models.fused.parts import FusedModule, mlp_parts
 from pagedserve.parallel.modules import group_of, own_linear
+from pagedserve.parallel.shards import peaks_of
 
 
 def packable_gate_of(mlp: Any) -> Gate | None:
@@ -37,7 +38,7 @@ class PackedGatedMLP(FusedModule):
         self._sizes = down.in_features, down.out_features
         self.packed = (
             pack_gated(mlp.gate_proj.weight, mlp.up_proj.weight, gate, quantization),
-            pack(down.weight, down.bias, quantization=quantization),
+            pack(down.weight, down.bias, quantization=quantization, peaks=peaks_of(down)),
         )
         self.parts = mlp_parts(mlp, *self.packed)
 

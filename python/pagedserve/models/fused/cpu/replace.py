@@ -29,6 +29,7 @@ from pagedserve.models.fused.cpu.norms import CpuRMSNorm
 from pagedserve.models.fused.families import is_norm, is_plain_linear
 from pagedserve.models.fused.replace import replace_modules
 from pagedserve.parallel.modules import Gathered
+from pagedserve.parallel.shards import peaks_of
 
 _KINDS: Final[dict[type, str]] = {
     PackedGatedMLP: "gated layers",
@@ -183,7 +184,8 @@ def _quantized(module: nn.Module, quantization: Quantization | None) -> nn.Modul
     module = deepcopy(module)
     for child in module.modules():
         if isinstance(child, nn.Linear | nn.Embedding):
-            child.weight.copy_(quantize(child.weight).dequantize(child.weight.dtype))
+            kept = quantize(child.weight, peaks_of(child))
+            child.weight.copy_(kept.dequantize(child.weight.dtype))
     return module
 
 

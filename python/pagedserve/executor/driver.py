@@ -1,0 +1,133 @@
+"""``Driver``: what surrounds the model in a step, in the engine's process alone.
+
+Encoders and adapters come before the model of all ranks, sampling or pooling after it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pagedserve.config import EngineArgs
+from pagedserve.errors import StepError
+from pagedserve.executor.adapter_slots import AdapterSlots
+from pagedserve.executor.launched import LaunchedRun, tokens_of
+from pagedserve.executor.model_step import NO_EXTRAS, ModelStep, StepExtras
+from pagedserve.executor.protocol import StepInput, StepSizes
+from pagedserve.executor.worker import Worker, pools_others
+from pagedserve.models.image_features import image_positions
+from pagedserve.models.prompt_images import PlacedImage
+from pagedserve.pooling.pooler import pool_rows, token_types
+from pagedserve.pooling.rules import PoolingRules
+from pagedserve.runner.encoder import encode_prompts
+from pagedserve.runner.images import ImageTower
+from pagedserve.sampling.sampler import Sampler
+
+# As ``Worker.forward``: of this process, or of all ranks.
+Forward: TypeAlias = Callable[[ModelStep, Tensor | None], Tensor]
+
+
+class Driver:
+    """Runs whole steps over the model of a worker.
+
+    Attributes:
+        worker: Worker of this process.
+        adapters: Adapters of the model.
+    """
+
+    def __init__(
+        self, args: EngineArgs, worker: Worker, adapters: AdapterSlots | None = None
+    ) -> None:
+        """Start with an empty cache of images.
+
+        Args:
+            args: Options of the engine.
+            worker: Worker of this process.
+            adapters: Adapters of a worker before this one; None starts without.
+        """
+        self.worker = worker
+        targets = {} if worker.adapters is None else worker.adapters.targets
+        self.adapters = AdapterSlots(args, targets) if adapters is None else adapters
+        self._tower = ImageTower(worker.loaded.model, int(args.mm_processor_cache_gb * 2**30))
+        self._sampler = Sampler(worker.cuda)
+        self._sends_states = worker.is_shared and bool(worker.loaded.states)
+        self._needs_extras = self._sends_states or pools_others(worker.loaded)
+
+    def image_positions(
+        self, token_ids: Sequence[int], images: Sequence[PlacedImage]
+    ) -> NDArray[np.int64] | None:
+        """Positions ``[3, P]`` of a prompt of P tokens, for models with 3D positions."""
+        return image_positions(self.worker.loaded.model, token_ids, images)
+
+    def launch(self, step: StepInput, forward: Forward) -> LaunchedRun:
+        """Launch one step: encoders, adapters, moves, forward pass, sampling.
+
+        Args:
+            step: The step; its arrays are in the buffers.
+            forward: Runs the model.
+
+        Raises:
+            StepError: The numbers of rows and samples differ.
+        """
+        sizes, rows = step.sizes, step.rows
+        if sizes.num_rows and len(rows) != sizes.num_samples:
+            raise StepError(f"{len(rows)} sampling parameters for {sizes.num_samples} samples")
+        states, failed = self._encode(step)
+        if failed:
+            return LaunchedRun(failed=failed)
+        found = forward(self._model_step(step, states), tokens_of(step.after))
+        if sizes.num_rows == 0:
+            return LaunchedRun()
+        if (rules := self.worker.loaded.pooling) is not None:
+            return LaunchedRun(pooled=self._pool(sizes, rules, found))
+        samples = self._sampler.launch(found[: len(rows)], rows) if rows else None
+        return LaunchedRun(samples, step.prompts, found[len(rows) :])
+
+    def _encode(self, step: StepInput) -> tuple[Mapping[int, Tensor], Mapping[int, str]]:
+        """Run the encoders on a step's images and encoder inputs.
+
+        Returns:
+            Encoder states of the prompts that start in the step, by row, and the error of each row
+            that failed.
+        """
+        if step.images:
+            buffers = self.worker.buffers
+            return {}, self._tower.encode(step.images, buffers.query_start, buffers.positions)
+        if step.encoder_inputs:
+            return encode_prompts(self.worker.loaded.model, step.encoder_inputs)
+        return {}, {}
+
+    def _model_step(self, step: StepInput, states: Mapping[int, Tensor]) -> ModelStep:
+        """The model's input of a step whose images are encoded; ``states`` are an encoder's."""
+        index = None if step.prompts is None else torch.from_numpy(step.prompts.index)
+        adapters, extras = self.adapters.load(step.adapters), NO_EXTRAS
+        if adapters or step.images or states or self._needs_extras:
+            extras = replace(self._extras(step), adapters=adapters, encoder_states=states)
+        return ModelStep(sizes=step.sizes, moves=step.moves, more_index=index, extras=extras)
+
+    def _extras(self, step: StepInput) -> StepExtras:
+        """Image features of a step, segments of pooled text pairs, and slots of states."""
+        buffers, images, types = self.worker.buffers, None, None
+        ends = buffers.query_start[: step.sizes.num_rows + 1]
+        if step.images:
+            images = self._tower.of_step(step.images, ends, buffers.positions)
+        if pools_others(self.worker.loaded):
+            sampled = buffers.sample_rows[: step.sizes.num_samples]
+            types = token_types(ends, sampled, [row.pair_start for row in step.rows])
+        slots = buffers.state_slots[: step.sizes.num_rows] if self._sends_states else None
+        return StepExtras(images=images, token_types=types, state_slots=slots)
+
+    def _pool(self, sizes: StepSizes, rules: PoolingRules, states: Tensor) -> Tensor:
+        """Pool each prompt that ends in the step, float32 ``[S, F]``; see ``Worker.forward``."""
+        loaded, buffers = self.worker.loaded, self.worker.buffers
+        if not pools_others(loaded):
+            return states
+        sampled = buffers.sample_rows[: sizes.num_samples]
+        ends = buffers.query_start[: sizes.num_rows + 1]
+        vectors = pool_rows(states, ends, rules.pooling_type)
+        vectors = vectors[torch.from_numpy(sampled.copy()).to(vectors.device)]
+        return vectors if loaded.head is None else loaded.head(vectors)
