@@ -187,10 +187,10 @@ class RowSampler:
             presence_penalty=params.presence_penalty,
             frequency_penalty=params.frequency_penalty,
             repetition_penalty=params.repetition_penalty,
-            bias=params.logit_bias,
+            logit_bias=params.logit_bias,
             allowed_token_ids=params.allowed_token_ids,
             banned_token_ids=banned,
-            processors=params.logits_processors,
+            logits_processors=params.logits_processors,
         )
 
 

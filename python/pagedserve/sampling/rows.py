@@ -21,11 +21,11 @@ class LogitsEdits:
         frequency_penalty: subtracted from each token once per occurrence in the output.
         repetition_penalty: above 0; divides positive and multiplies negative logits of the tokens
             in prompt or output (Keskar et al. 2019, "CTRL", section 4.1).
-        bias: pairs of a token and the value added to its logit.
+        logit_bias: pairs of a token and the value added to its logit.
         allowed_token_ids: the only tokens that may be sampled; None allows all.
         banned_token_ids: tokens that must not be sampled, allowed or not.
-        processors: called in turn with the output's token ids and float32 logits ``[V]``, both
-            copies that may be modified; each returns the logits ``[V]`` for the next.
+        logits_processors: called in turn with the output's token ids and float32 logits ``[V]``,
+            both copies that may be modified; each returns the logits ``[V]`` for the next.
     """
 
     prompt_token_ids: Sequence[int] | NDArray[np.int32] = ()
@@ -33,10 +33,10 @@ class LogitsEdits:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
-    bias: tuple[tuple[int, float], ...] = ()
+    logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: tuple[int, ...] | None = None
     banned_token_ids: tuple[int, ...] = ()
-    processors: tuple[LogitsProcessor, ...] = ()
+    logits_processors: tuple[LogitsProcessor, ...] = ()
 
 
 # Not frozen: rows with a grammar are created anew each step, which would cost three times that.
