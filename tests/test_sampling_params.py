@@ -30,7 +30,6 @@ DEFAULTS = {
     "early_stopping": False,
     "stop": (),
     "stop_token_ids": (),
-    "bad_words": (),
     "include_stop_str_in_output": False,
     "ignore_eos": False,
     "max_tokens": 16,
@@ -40,12 +39,13 @@ DEFAULTS = {
     "detokenize": True,
     "skip_special_tokens": True,
     "spaces_between_special_tokens": True,
-    "logit_bias": (),
-    "allowed_token_ids": None,
     "logits_processors": (),
     "truncate_prompt_tokens": None,
-    "structured_outputs": None,
     "output_kind": RequestOutputKind.CUMULATIVE,
+    "bad_words": (),
+    "logit_bias": (),
+    "allowed_token_ids": None,
+    "structured_outputs": None,
 }
 BEAMS: dict[str, Any] = {"use_beam_search": True, "n": 2, "temperature": 0}
 

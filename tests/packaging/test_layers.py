@@ -26,7 +26,6 @@ SHARED = {
     "sigint",
     "speculative_config",
     "config",
-    "sampling_checks",
     "sampling_params",
     "pooling_params",
     "audio",

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from pagedserve.errors import RequestError
-from pagedserve.sampling_checks import UNDRAWN
 from pagedserve.sampling_params import SamplingParams
+from pagedserve.sampling_params.options import PARAMETERS
 
 # Name, type, help, and the default of ``generate``.
 _COMMON: Final = (
@@ -104,7 +104,7 @@ def _asks_to_draw(options: argparse.Namespace) -> bool:
 
 
 def _is_drawn(options: argparse.Namespace, name: str) -> bool:
-    return getattr(options, name) not in (None, *UNDRAWN[name])
+    return getattr(options, name) not in (None, *PARAMETERS[name].off)
 
 
 def _contradictions(options: argparse.Namespace) -> Iterator[str]:
@@ -123,7 +123,7 @@ def _contradictions(options: argparse.Namespace) -> Iterator[str]:
         yield "--beam-width and --best-of are both given; give one of them"
     if width < max(2, n):
         yield f"--beam-width is {width}; it must be at least 2 and at least --n, {n}"
-    for name in UNDRAWN:
+    for name in [name for name, known in PARAMETERS.items() if known.off]:
         if _is_drawn(options, name):
             option = f"--{name.replace('_', '-')}"
             yield f"{option} and --beam-width are both given; beam search does not sample: give one"

@@ -4,8 +4,8 @@ from typing import Any, Final
 
 from pagedserve.errors import RequestError
 from pagedserve.inputs import Prompt, TextPrompt, TokensPrompt
-from pagedserve.sampling_checks import CHECKS
 from pagedserve.sampling_params import RequestOutputKind, SamplingParams
+from pagedserve.sampling_params.checks import truncate_prompt_tokens
 from pagedserve.server.bounds import MAX_PROMPTS, check_schema
 from pagedserve.server.protocol import Body, ChatBody, CompletionBody
 from pagedserve.server.tools import check_text_of_tools, forced_by_choice
@@ -205,8 +205,6 @@ def _common(body: Body, default: SamplingParams) -> dict[str, Any]:
         }
     given["structured_outputs"] = _structured_outputs(body)
     if body.truncation_side == "right":  # truncated before the engine sees the prompt
-        CHECKS["truncate_prompt_tokens"](
-            "truncate_prompt_tokens", given.pop("truncate_prompt_tokens", None)
-        )
+        truncate_prompt_tokens("truncate_prompt_tokens", given.pop("truncate_prompt_tokens", None))
     given["output_kind"] = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY
     return given
