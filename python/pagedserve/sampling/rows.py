@@ -14,6 +14,9 @@ from pagedserve.sampling_params import LogitsProcessor
 class LogitsEdits:
     """Edits of one row's logits; all token ids are below the vocabulary's size V.
 
+    An attribute with the name of a sampling parameter has the value of the request; a request with
+    another value than the default here has its logits edited.
+
     Attributes:
         prompt_token_ids: the prompt, a list or an int32 array; for `repetition_penalty`.
         output_token_ids: the tokens generated so far, likewise.
@@ -43,6 +46,8 @@ class LogitsEdits:
 @dataclass(slots=True, kw_only=True)
 class RowSampling:
     """Sampling parameters of one row; read-only.
+
+    An attribute with the name of a sampling parameter has the value of the request.
 
     Attributes:
         temperature: 0 is greedy.
