@@ -275,6 +275,7 @@ def test_all_else_that_rows_may_want_stays_on_the_device(gpu: FakeGpu) -> None:
         allowed_token_ids=(4, 5, 6),
         banned_token_ids=(4,),
         logits_processors=(lambda _ids, row: row * 2,),
+        top_n_sigma=1.0,
     )
     rows = [
         RowSampling(temperature=0.0, num_logprobs=3),

@@ -1,11 +1,12 @@
-"""Edits of logits before sampling: processors, biases, penalties, allowed tokens, grammars.
+"""Edits of logits before sampling: processors, biases, penalties, allowed tokens, top_n_sigma.
 
 The order, and why:
 
 1. Processors, so that they see the model's logits and nothing that depends on our formulas.
 2. Bias, then the penalties: a penalty scales preferences, and a bias is one.  Repetition comes
    before presence and frequency: it depends on the sign of a logit, which they would change.
-3. Allowed and banned tokens, then grammars, last, so that nothing reverts them.
+3. Allowed and banned tokens, then grammars, so that nothing reverts them.
+4. `top_n_sigma`, whose standard deviation is that of the tokens that are left.
 
 Temperature and filters follow when the token is sampled (`pagedserve.sampling.draw`).
 
@@ -50,7 +51,9 @@ def edit_logits(logits: Tensor, rows: Sequence[RowSampling]) -> dict[int, str]:
     _penalise_repetition(logits, edited)
     _penalise_output(logits, edited)
     _restrict(logits, edited)
-    return errors | _keep_to_grammars(logits, rows)
+    errors |= _keep_to_grammars(logits, rows)
+    _keep_within_deviations(logits, edited)
+    return errors
 
 
 def _keep_to_grammars(logits: Tensor, rows: Sequence[RowSampling]) -> dict[int, str]:
@@ -151,6 +154,34 @@ def _restrict(logits: Tensor, rows: _EditedRows) -> None:
     logits.view(-1)[index] = values
     banned = _cells(((row, edit.banned_token_ids) for row, edit in rows), logits)
     logits.view(-1)[_on_device(banned, logits)] = -torch.inf
+
+
+def _keep_within_deviations(logits: Tensor, rows: _EditedRows) -> None:
+    """Keep tokens near enough to the most likely one: `top_n_sigma`."""
+    num_deviations = {row: edit.top_n_sigma for row, edit in rows if edit.top_n_sigma > 0}
+    if not num_deviations:
+        return
+    index = _on_device(np.array(list(num_deviations)), logits)
+    values = logits[index]
+    # The mean of V logits is at most V ** 0.5 deviations below the largest, so that the difference
+    # of squares keeps its digits.
+    offsets = values.double() - values.amax(dim=-1, keepdim=True)
+    is_finite = offsets > -torch.inf
+    count = is_finite.sum(dim=-1)
+    finite = offsets.where(is_finite, 0.0)
+    variance = _row_sums(finite.square()) / count - (_row_sums(finite) / count).square()
+    distance = _on_device(np.array(list(num_deviations.values())), logits) * variance.sqrt()
+    logits[index] = values.masked_fill_(offsets < -distance[:, None], -torch.inf)
+
+
+def _row_sums(values: Tensor) -> Tensor:
+    """Sums of rows ``[N, V]``, which are overwritten; added in one order, whatever the batch."""
+    width = values.shape[1]
+    while width > 1:
+        half = (width + 1) // 2
+        values[:, : width - half] += values[:, half:width]
+        width = half
+    return values[:, 0]
 
 
 def _cells(

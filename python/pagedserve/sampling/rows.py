@@ -27,6 +27,9 @@ class LogitsEdits:
         logit_bias: pairs of a token and the value added to its logit.
         allowed_token_ids: the only tokens that may be sampled; None allows all.
         banned_token_ids: tokens that must not be sampled, allowed or not.
+        top_n_sigma: above 0, keep tokens whose logit is at most this many standard deviations of
+            the row's finite logits below the largest, after all other edits and the grammar (Tang
+            et al. 2024, "Top-n-sigma: not all logits are you need").
         logits_processors: called in turn with the output's token ids and float32 logits ``[V]``,
             both copies that may be modified; each returns the logits ``[V]`` for the next.
     """
@@ -39,6 +42,7 @@ class LogitsEdits:
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: tuple[int, ...] | None = None
     banned_token_ids: tuple[int, ...] = ()
+    top_n_sigma: float = -1.0
     logits_processors: tuple[LogitsProcessor, ...] = ()
 
 

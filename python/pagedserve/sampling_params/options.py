@@ -291,6 +291,16 @@ class SamplingOptions:
     )
     # The name of structured_outputs until vLLM 0.9.
     guided_decoding: InitVar[StructuredOutputsParams | Mapping[str, Any] | None] = None
+    top_n_sigma: Real = parameter(
+        -1.0,
+        checks.real("a number, at least -1; 0 or less keeps all tokens", low=-1),
+        "Keep tokens whose logit is at most this many standard deviations of the logits below the "
+        "largest, at any temperature; -1 or 0 keeps all.",
+        concern="sampling",
+        off=(-1, 0),
+        flag="standard deviations of the logits below the most likely token to sample from; -1 is "
+        "all",
+    )
 
     def __post_init__(
         self, guided_decoding: StructuredOutputsParams | Mapping[str, Any] | None
