@@ -70,7 +70,9 @@ def test_json_is_one_object_a_line_and_nothing_else(
 
 
 @pytest.mark.usefixtures("loaded")
-@pytest.mark.parametrize("option", [("--top-p", "0.9"), ("--top-k", "50"), ("--min-p", "0.01")])
+@pytest.mark.parametrize(
+    "option", [("--top-p", "0.9"), ("--top-k", "50"), ("--min-p", "0.01"), ("--top-n-sigma", "2")]
+)
 def test_who_says_how_to_draw_is_drawn_for(
     capsys: pytest.CaptureFixture[str], option: tuple[str, str]
 ) -> None:

@@ -13,6 +13,7 @@ from pagedserve.deploy.options import DeployArgs
 from pagedserve.engine_options import EngineOptions
 from pagedserve.errors import ConfigError
 from pagedserve.options import Concern, options_of, parse_bytes, with_table
+from pagedserve.sampling_params.options import PARAMETERS
 from pagedserve.server.options import ServerArgs
 from pagedserve.speculative_config import SpeculativeConfig
 from tests.support import typed_options
@@ -237,12 +238,13 @@ def test_help_has_one_group_for_each_concern() -> None:
     ServerArgs.add_cli_args(parser)
     DeployArgs.add_cli_args(parser)
     shown = parser.format_help()
-    places = [shown.index(f"\n{concern}:\n") for concern in get_args(Concern)]
-    assert all(shown.count(f"\n{concern}:\n") == 1 for concern in get_args(Concern))
-    logging = shown[places[get_args(Concern).index("logging and tracing")] :]
+    all_options = (*options_of(EngineArgs), *options_of(ServerArgs), *options_of(DeployArgs))
+    concerns = {known.concern for _, known in all_options}
+    assert all(shown.count(f"\n{concern}:\n") == 1 for concern in concerns)
+    logging = shown[shown.index("\nlogging and tracing:\n") :]
     assert logging.index("--decision-log ") < logging.index("--log-format ") < len(logging)
-    for known in (*options_of(EngineArgs), *options_of(ServerArgs), *options_of(DeployArgs)):
-        assert known[1].text.endswith(".")
+    assert {*concerns, *(known.concern for known in PARAMETERS.values())} == {*get_args(Concern)}
+    assert all(known.text.endswith(".") for _, known in all_options)
 
 
 def test_a_parsers_own_defaults_are_obeyed() -> None:

@@ -30,7 +30,6 @@ DEFAULTS = {
     "early_stopping": False,
     "stop": (),
     "stop_token_ids": (),
-    "bad_words": (),
     "include_stop_str_in_output": False,
     "ignore_eos": False,
     "max_tokens": 16,
@@ -40,12 +39,14 @@ DEFAULTS = {
     "detokenize": True,
     "skip_special_tokens": True,
     "spaces_between_special_tokens": True,
-    "logit_bias": (),
-    "allowed_token_ids": None,
     "logits_processors": (),
     "truncate_prompt_tokens": None,
-    "structured_outputs": None,
     "output_kind": RequestOutputKind.CUMULATIVE,
+    "bad_words": (),
+    "logit_bias": (),
+    "allowed_token_ids": None,
+    "structured_outputs": None,
+    "top_n_sigma": -1.0,
 }
 BEAMS: dict[str, Any] = {"use_beam_search": True, "n": 2, "temperature": 0}
 
@@ -83,6 +84,7 @@ SAMPLED: dict[str, Any] = {
     "truncate_prompt_tokens": 100,
     "structured_outputs": StructuredOutputsParams(regex="a"),
     "output_kind": RequestOutputKind.DELTA,
+    "top_n_sigma": 1.5,
 }
 
 
@@ -153,6 +155,8 @@ IDS = "a list of token ids"
         ("top_k", np.array([1, 2]), "an integer"),
         ("min_p", -0.1, "from 0 to 1"),
         ("min_p", 1.1, "from 0 to 1"),
+        ("top_n_sigma", -1.5, "a number, at least -1; 0 or less keeps all tokens"),
+        ("top_n_sigma", math.inf, "a number, at least -1"),
         ("seed", -2, "at least 0, or -1 or None for none"),
         ("seed", "x", "an integer"),
         ("use_beam_search", 1, TRUTH),
@@ -244,6 +248,7 @@ def test_a_bad_element_is_named_with_its_place(given: dict[str, Any], message: s
         (BEAMS | {"top_p": 0.9}, "top_p is 0.9 with use_beam_search"),
         (BEAMS | {"top_k": 1}, "top_k is 1 with use_beam_search"),
         (BEAMS | {"min_p": 0.1}, "min_p is 0.1 with use_beam_search"),
+        (BEAMS | {"top_n_sigma": 1}, "top_n_sigma is 1.0 with use_beam_search"),
     ],
 )
 def test_a_contradiction_is_named(given: dict[str, Any], message: str) -> None:

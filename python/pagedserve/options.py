@@ -13,7 +13,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field
 from types import NoneType, UnionType
-from typing import Any, Final, Literal, TypeAlias, get_args, get_origin
+from typing import Any, Final, Literal, TypeAlias, Union, get_args, get_origin
 
 from pagedserve.checks import Check
 from pagedserve.errors import ConfigError, RequestError
@@ -28,7 +28,13 @@ Concern: TypeAlias = Literal[
     "speculative decoding",
     "LoRA",
     "multimodal input",
+    "length",
     "sampling",
+    "penalties and allowed tokens",
+    "parallel sampling",
+    "beam search",
+    "log-probabilities",
+    "text",
     "server",
     "chat and tool calls",
     "limits",
@@ -105,6 +111,11 @@ class Option:
     converts: Any = None
     part: Literal["scheduler", "cache"] | None = None
     core_name: str | None = None
+
+    def elsewhere(self, name: str) -> str:
+        """Where else it can be given, for a column of its table; "" for no column."""
+        del name
+        return ""
 
 
 def option(
@@ -193,9 +204,9 @@ def add_arguments(
         for argument, known in found:
             shown = _default_text(own.get(argument.name, argument.default), known)
             group.add_argument(
-                f"--{argument.name.replace('_', '-')}",
+                flag_of(argument.name),
                 help=f"{known.text} ({shown})".replace("%", "%%"),
-                **_argument(argument.type, known),
+                **argument_of(argument.type, known),
             )
     parser.set_defaults(**own)
 
@@ -208,8 +219,17 @@ def _group(parser: argparse.ArgumentParser, title: str) -> argparse._ArgumentGro
     return parser.add_argument_group(title)
 
 
-def _argument(kind: Any, known: Option) -> dict[str, Any]:
-    (plain,) = [member for member in _members(kind) if member is not NoneType]
+def flag_of(name: str) -> str:
+    """The option of a command line for a field."""
+    return f"--{name.replace('_', '-')}"
+
+
+def argument_of(kind: Any, known: Option) -> dict[str, Any]:
+    """How ``add_argument`` converts an option, by the type of its field."""
+    members = [member for member in _members(kind) if member is not NoneType]
+    if list[str] in members:
+        return {"action": "append"}
+    (plain,) = members
     if plain is bool:
         return {"action": argparse.BooleanOptionalAction}
     if get_origin(plain) is Literal:
@@ -220,7 +240,7 @@ def _argument(kind: Any, known: Option) -> dict[str, Any]:
 
 
 def _members(kind: Any) -> tuple[Any, ...]:
-    return get_args(kind) if isinstance(kind, UnionType) or NoneType in get_args(kind) else (kind,)
+    return get_args(kind) if get_origin(kind) in {Union, UnionType} else (kind,)
 
 
 def describe(arguments: type) -> str:
@@ -244,12 +264,22 @@ def table(arguments: type) -> str:
 
 
 def _table(found: Iterable[tuple[dataclasses.Field[Any], Option]]) -> str:
+    columns = ["option", "type", "default", "also as", "what it is"]
     rows = [
-        f"| `{argument.name}` | {_shown_type(argument.type)} "
-        f"| {_default_text(argument.default, known, short=True)} | {known.text} |"
+        [
+            f"`{argument.name}`",
+            _shown_type(argument.type),
+            _default_text(argument.default, known, short=True),
+            known.elsewhere(argument.name),
+            known.text,
+        ]
         for argument, known in found
     ]
-    return "\n".join(["| option | type | default | what it is |", "|---|---|---|---|", *rows])
+    if not any(row[3] for row in rows):
+        for row in (columns, *rows):
+            del row[3]
+    header, *lines = (f"| {' | '.join(row)} |" for row in (columns, *rows))
+    return "\n".join([header, f"|{'---|' * len(columns)}", *lines])
 
 
 def with_table(page: str, arguments: type) -> str:
@@ -268,8 +298,14 @@ def _shown_type(kind: Any) -> str:
         elif get_origin(member) is tuple:
             shown.append(f"several `{get_args(member)[0].__name__}`")
         else:
-            shown.append("`None`" if member is NoneType else f"`{member.__name__}`")
+            shown.append("`None`" if member is NoneType else f"`{_type_name(member)}`")
     return ", ".join(shown)
+
+
+def _type_name(kind: Any) -> str:
+    if get_origin(kind) not in {list, dict}:
+        return str(kind.__name__)
+    return f"{kind.__name__}[{', '.join(map(_type_name, get_args(kind)))}]"
 
 
 def _default_text(default: object, known: Option, *, short: bool = False) -> str:

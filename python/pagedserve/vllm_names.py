@@ -288,17 +288,32 @@ def _unknown(name: str, value: object, own: Collection[str]) -> str:
     return f"unknown option: {name}={value!r}{hint or _WHERE_LISTED}"
 
 
+def takes_names(
+    own_names: Callable[[dict[str, Any]], dict[str, Any]],
+) -> Callable[[type[T]], type[T]]:
+    """Let a dataclass accept further names of its arguments.
+
+    Args:
+        own_names: Returns named arguments by the names of the dataclass.
+    """
+
+    def decorate(arguments: type[T]) -> type[T]:
+        make: Callable[..., None] = arguments.__init__
+
+        @wraps(make)
+        def init(self: T, *positional: Any, **named: Any) -> None:
+            make(self, *positional, **own_names(named))
+
+        arguments.__init__ = init  # type: ignore[method-assign,assignment]
+        return arguments
+
+    return decorate
+
+
 def takes_vllm_names(arguments: type[T]) -> type[T]:
     """Let a dataclass of options accept vLLM's names too."""
-    make: Callable[..., None] = arguments.__init__
     own = [option.name for option in fields(arguments)]  # type: ignore[arg-type]  # a dataclass
-
-    @wraps(make)
-    def init(self: T, *positional: Any, **options: Any) -> None:
-        make(self, *positional, **own_options(options, own))
-
-    arguments.__init__ = init  # type: ignore[method-assign,assignment]
-    return arguments
+    return takes_names(lambda given: own_options(given, own))(arguments)
 
 
 def add_hidden_arguments(parser: argparse.ArgumentParser) -> None:

@@ -79,6 +79,7 @@ PACKAGES: Final = (
     "engine",
     "server",
     "sampling",
+    "sampling_params",
     "output",
     "drafts",
     "executor",

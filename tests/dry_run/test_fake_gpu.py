@@ -271,10 +271,11 @@ def test_all_else_that_rows_may_want_stays_on_the_device(gpu: FakeGpu) -> None:
         presence_penalty=0.5,
         frequency_penalty=0.5,
         repetition_penalty=1.3,
-        bias=((5, 2.0),),
+        logit_bias=((5, 2.0),),
         allowed_token_ids=(4, 5, 6),
         banned_token_ids=(4,),
-        processors=(lambda _ids, row: row * 2,),
+        logits_processors=(lambda _ids, row: row * 2,),
+        top_n_sigma=1.0,
     )
     rows = [
         RowSampling(temperature=0.0, num_logprobs=3),

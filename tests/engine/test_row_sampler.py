@@ -98,5 +98,5 @@ def test_edits_have_what_the_request_says_and_has() -> None:
     edits = source(params).row([4, 3], 0).edits
     assert edits is not None
     assert (edits.prompt_token_ids, edits.output_token_ids) == ([7], [4, 3])
-    assert (edits.presence_penalty, edits.bias) == (0.5, ((3, 1.5),))
+    assert (edits.presence_penalty, edits.logit_bias) == (0.5, ((3, 1.5),))
     assert edits.allowed_token_ids == (3, 4)

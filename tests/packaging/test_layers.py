@@ -27,7 +27,6 @@ SHARED = {
     "speculative_config",
     "config",
     "engine_options",
-    "sampling_checks",
     "sampling_params",
     "pooling_params",
     "audio",

@@ -23,12 +23,12 @@ VOCAB_SIZE = 12
 def naive_edit(logits: list[float], edits: LogitsEdits) -> list[float]:
     """One token after the other."""
     values = torch.tensor(logits)
-    for processor in edits.processors:
+    for processor in edits.logits_processors:
         values = processor(list(edits.output_token_ids), values.clone())
     edited = values.tolist()
     prompt, output = list(edits.prompt_token_ids), list(edits.output_token_ids)
     for token in range(VOCAB_SIZE):
-        edited[token] += sum(value for place, value in edits.bias if place == token)
+        edited[token] += sum(value for place, value in edits.logit_bias if place == token)
         if token in prompt or token in output:
             penalty = edits.repetition_penalty
             edited[token] = (
@@ -62,17 +62,17 @@ ONE_BY_ONE: dict[str, st.SearchStrategy[Any]] = {
     "presence_penalty": st.sampled_from([-1.5, 0.0, 0.7]),
     "frequency_penalty": st.sampled_from([-0.5, 0.0, 0.3]),
     "repetition_penalty": st.sampled_from([0.5, 1.0, 1.3]),
-    "bias": st.lists(st.tuples(token, st.floats(-5, 5, width=32)), max_size=5).map(tuple),
+    "logit_bias": st.lists(st.tuples(token, st.floats(-5, 5, width=32)), max_size=5).map(tuple),
     "allowed_token_ids": st.none() | ids.map(tuple),
     "banned_token_ids": ids.map(tuple),
-    "processors": st.lists(st.sampled_from([favour_length, halve]), max_size=3).map(tuple),
+    "logits_processors": st.lists(st.sampled_from([favour_length, halve]), max_size=3).map(tuple),
 }
 logits_of_a_row = st.lists(st.floats(-10, 10, width=32), min_size=VOCAB_SIZE, max_size=VOCAB_SIZE)
 
 
 def check(batch: list[tuple[list[float], LogitsEdits | None]]) -> None:
     logits = torch.tensor([row for row, _ in batch])
-    assert edit_logits(logits, [edits for _, edits in batch]) == {}
+    assert edit_logits(logits, [RowSampling(edits=edits) for _, edits in batch]) == {}
     for edited, (row, edits) in zip(logits.tolist(), batch, strict=True):
         expected = row if edits is None else naive_edit(row, edits)
         assert edited == pytest.approx(expected, rel=1e-5, abs=1e-5)
@@ -115,7 +115,7 @@ def test_banned_tokens_never_come_and_the_logits_are_left_alone() -> None:
         LogitsEdits(banned_token_ids=(0,)),
         LogitsEdits(banned_token_ids=(0, 2)),
         None,
-        LogitsEdits(allowed_token_ids=(0, 1), banned_token_ids=(0,), bias=((0, 99.0),)),
+        LogitsEdits(allowed_token_ids=(0, 1), banned_token_ids=(0,), logit_bias=((0, 99.0),)),
     ]
     assert sample(logits, edits).tokens.tolist() == [2, 1, 0, 1]
     assert logits.tolist() == [[5.0, 1.0, 4.0]] * 4
@@ -133,7 +133,7 @@ def test_processors_may_do_what_they_like_with_their_copies() -> None:
 
     output = np.array([1, 2], dtype=np.int32)
     logits = torch.tensor([[1.0, 2.0, 3.0]] * 2)
-    edits = LogitsEdits(output_token_ids=output, processors=(spoil,), banned_token_ids=(0,))
+    edits = LogitsEdits(output_token_ids=output, logits_processors=(spoil,), banned_token_ids=(0,))
     assert sample(logits, [edits, None]).tokens.tolist() == [2, 2]
     assert output.tolist() == [1, 2]
     assert kept[0].tolist() == [50.0, 2.0, 3.0]
@@ -175,51 +175,51 @@ def returning(value: object) -> Callable[[list[int], Tensor], Any]:
     ("edits", "reason"),
     [
         (
-            LogitsEdits(processors=(favour_length, explode)),
+            LogitsEdits(logits_processors=(favour_length, explode)),
             "logits processor explode raised ValueError: bad very bad",
         ),
         (
-            LogitsEdits(processors=(partial(explode),)),
+            LogitsEdits(logits_processors=(partial(explode),)),
             "logits processor partial raised ValueError: bad very bad",
         ),
         (
-            LogitsEdits(processors=(returning(None),)),
+            LogitsEdits(logits_processors=(returning(None),)),
             "logits processor give returned NoneType, " + WANTED,
         ),
         (
-            LogitsEdits(processors=(returning(torch.zeros(1, 3)),)),
+            LogitsEdits(logits_processors=(returning(torch.zeros(1, 3)),)),
             "logits processor give returned float32 [1, 3], " + WANTED,
         ),
         (
-            LogitsEdits(processors=(returning(torch.zeros(3, dtype=torch.int64)),)),
+            LogitsEdits(logits_processors=(returning(torch.zeros(3, dtype=torch.int64)),)),
             "logits processor give returned int64 [3], " + WANTED,
         ),
         (
-            LogitsEdits(processors=(returning(torch.zeros(3).to_sparse()),)),
+            LogitsEdits(logits_processors=(returning(torch.zeros(3).to_sparse()),)),
             "logits processor give returned torch.sparse_coo float32 [3], " + WANTED,
         ),
         (
-            LogitsEdits(processors=(returning(torch.zeros(3, device="meta")),)),
+            LogitsEdits(logits_processors=(returning(torch.zeros(3, device="meta")),)),
             "logits processor give returned meta float32 [3], " + WANTED,
         ),
         (
-            LogitsEdits(processors=(Nameless(),)),
+            LogitsEdits(logits_processors=(Nameless(),)),
             "logits processor Nameless returned NoneType, " + WANTED,
         ),
         (
-            LogitsEdits(processors=(stay_silent,)),
+            LogitsEdits(logits_processors=(stay_silent,)),
             "logits processor stay_silent raised SilentError",
         ),
         (
-            LogitsEdits(processors=(returning(torch.tensor([0.0, math.nan, 0.0])),)),
+            LogitsEdits(logits_processors=(returning(torch.tensor([0.0, math.nan, 0.0])),)),
             "logits processor give returned NaN",
         ),
         (
-            LogitsEdits(processors=(returning(torch.tensor([0.0, math.inf, 0.0])),)),
+            LogitsEdits(logits_processors=(returning(torch.tensor([0.0, math.inf, 0.0])),)),
             "the edited logits hold infinity",
         ),
         (
-            LogitsEdits(processors=(returning(torch.full((3,), -math.inf)),)),
+            LogitsEdits(logits_processors=(returning(torch.full((3,), -math.inf)),)),
             "no token is left to sample: the edited logits are all -inf",
         ),
         (
@@ -252,7 +252,7 @@ def test_a_failure_stays_in_its_row(edits: LogitsEdits, reason: str) -> None:
 @pytest.mark.parametrize(
     "edits",
     [
-        lambda token_id: LogitsEdits(bias=((token_id, 1.0),)),
+        lambda token_id: LogitsEdits(logit_bias=((token_id, 1.0),)),
         lambda token_id: LogitsEdits(banned_token_ids=(token_id,)),
         lambda token_id: LogitsEdits(output_token_ids=[token_id], presence_penalty=1.0),
     ],

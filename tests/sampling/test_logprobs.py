@@ -84,7 +84,7 @@ def random_logits(num_rows: int) -> Tensor:
 
 def test_logprobs_are_the_models_whatever_the_row_does_to_its_logits() -> None:
     logits = random_logits(5)
-    edits = LogitsEdits(bias=((3, 50.0),), banned_token_ids=(int(logits[1].argmax()),))
+    edits = LogitsEdits(logit_bias=((3, 50.0),), banned_token_ids=(int(logits[1].argmax()),))
     rows = [
         RowSampling(temperature=0.0, num_logprobs=2),
         RowSampling(temperature=3.0, edits=edits, uniforms=(0.1, 0.5, 0.9), num_logprobs=4),
@@ -129,7 +129,7 @@ def test_more_logprobs_than_tokens_are_all_tokens() -> None:
 
 def test_candidates_are_the_likeliest_of_the_edited_logits() -> None:
     logits = random_logits(4)
-    edits = LogitsEdits(bias=((3, 1.5),), allowed_token_ids=(3, 5, 8))
+    edits = LogitsEdits(logit_bias=((3, 1.5),), allowed_token_ids=(3, 5, 8))
     rows = [
         RowSampling(num_candidates=4, temperature=0.5, top_k=1),
         RowSampling(temperature=0.0, num_logprobs=1),

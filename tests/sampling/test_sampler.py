@@ -159,9 +159,10 @@ def random_row(generator: np.random.Generator, vocab_size: int) -> RowSampling:
         presence_penalty=float(generator.choice([0.0, 0.7])),
         frequency_penalty=float(generator.choice([0.0, 0.3])),
         repetition_penalty=float(generator.choice([1.0, 1.3])),
-        bias=tuple((token, 2.5) for token in ids(3)),
+        logit_bias=tuple((token, 2.5) for token in ids(3)),
         allowed_token_ids=ids(50) if generator.random() < 0.3 else None,
         banned_token_ids=ids(3),
+        top_n_sigma=float(generator.choice([-1.0, 2.0])),
     )
     return RowSampling(
         temperature=float(generator.choice([0.0, 0.5, 1.0, 3.0])),

@@ -32,7 +32,9 @@ def choice(served: Served, **body: Any) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("field", [{"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}])
+@pytest.mark.parametrize(
+    "field", [{"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}, {"top_n_sigma": 1e-3}]
+)
 def test_filters_leave_the_likeliest(
     shared: Served, formula: FormulaModel, field: dict[str, Any]
 ) -> None:

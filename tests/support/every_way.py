@@ -35,7 +35,7 @@ def every_way(number: int, stops: list[str]) -> SamplingParams:
         {"temperature": 0, "stop": stops[:2], "min_tokens": 3, "logprobs": 2} | penalties,
         {"n": 4, "stop": stops[2:], "include_stop_str_in_output": True} | random,
         {"n": 4, "stop": stops[:1], "length_penalty": 0.7, "repetition_penalty": 1.1} | beams,
-        {"n": 2, "best_of": 4, "top_p": 0.8} | random | penalties,
+        {"n": 2, "best_of": 4, "top_p": 0.8, "top_n_sigma": 2.5} | random | penalties,
     ]
     return SamplingParams(**(given | kinds[number % len(kinds)]))
 

@@ -6,6 +6,7 @@ from typing import Final
 from pagedserve.config import EngineArgs
 from pagedserve.deploy.options import DeployArgs
 from pagedserve.options import with_table
+from pagedserve.sampling_params.options import SamplingOptions
 from pagedserve.server.bounds import BOUNDS
 from pagedserve.server.options import ServerArgs
 from pagedserve.speculative_config import SpeculativeConfig
@@ -14,6 +15,7 @@ DOCS: Final = Path(__file__).parents[2] / "docs"
 # The pages and whose options they list.
 PAGES: Final[dict[str, type]] = {
     "options.md": EngineArgs,
+    "sampling.md": SamplingOptions,
     "serving.md": ServerArgs,
     "speculation.md": SpeculativeConfig,
     "deploy.md": DeployArgs,

@@ -5,68 +5,69 @@ None is an option that was not given; its default is that of ``generate`` or of 
 
 import argparse
 from collections.abc import Iterator
+from dataclasses import Field
 from typing import Any, Final
 
 from pagedserve.errors import RequestError
-from pagedserve.sampling_checks import UNDRAWN
+from pagedserve.options import argument_of, by_concern, flag_of
 from pagedserve.sampling_params import SamplingParams
+from pagedserve.sampling_params.options import PARAMETERS, SamplingOptions
 
-# Name, type, help, and the default of ``generate``.
-_COMMON: Final = (
-    ("max-tokens", int, "maximum number of new tokens", "128"),
-    (
-        "temperature",
-        float,
-        "randomness of sampling; 0 is greedy",
-        "0; 1 with top-p, top-k, min-p or several outputs",
-    ),
-    ("top-p", float, "cumulative probability of the sampled tokens, above 0, at most 1", "1.0"),
-    ("top-k", int, "number of most likely tokens to sample from; -1 is all", "-1"),
-    ("min-p", float, "minimum probability relative to the most likely token, 0 to 1", "0.0"),
-    ("presence-penalty", float, "penalty on tokens that have occurred, -2 to 2", "0.0"),
-    ("frequency-penalty", float, "penalty per occurrence of a token, -2 to 2", "0.0"),
-    (
-        "repetition-penalty",
-        float,
-        "above 1 discourages repetition, below 1 encourages it",
-        "1.0",
-    ),
-)
-_OFFLINE: Final = (
-    ("n", int, "number of outputs per prompt", "1"),
-    ("best-of", int, "number of sampled sequences; the most likely --n are returned", "--n"),
-    ("beam-width", int, "number of beams of a search; the best --n are returned", None),
-    ("length-penalty", float, "exponent of the length that a beam's score is divided by", "1.0"),
-    ("logprobs", int, "number of most likely tokens to print for each position", None),
-)
+# Sampling parameters with an option, in the order of help.
+_FLAGS: Final[dict[str, Field[Any]]] = {
+    field.name: field
+    for _, found in by_concern(SamplingOptions)
+    for field, _ in found
+    if PARAMETERS[field.name].flag is not None
+}
+# Those of requests: one text without log-probabilities is shown of a response.
+_ONLINE: Final = [
+    name for name in _FLAGS if name not in {"n", "best_of", "length_penalty", "logprobs"}
+]
+# Those of ``generate``, whose seed is the engine's.
+_OFFLINE: Final = [name for name in _FLAGS if name != "seed"]
+# Parameters that request random sampling.
+_FILTERS: Final = [
+    name for name, known in PARAMETERS.items() if known.off and name != "temperature"
+]
+
 _MAX_TOKENS: Final = 128
+# Defaults of ``generate`` that are not those of the parameters.
+_DEFAULTS: Final = {
+    "max_tokens": str(_MAX_TOKENS),
+    "temperature": (
+        f"0; 1 with {', '.join(name.replace('_', '-') for name in _FILTERS)} or several outputs"
+    ),
+    "best_of": "--n",
+}
 
 
 def add_sampling(group: argparse._ArgumentGroup) -> None:
     """Add the options that are fields of requests to a server."""
-    for name, kind, text, _ in _COMMON:
-        group.add_argument(f"--{name}", type=kind, help=text)
-    group.add_argument("--seed", type=int, help="seed of the random numbers")
-    _add_stop(group)
+    for name in _ONLINE:
+        _add(group, name, PARAMETERS[name].flag)
 
 
 def sampling_fields(options: argparse.Namespace) -> dict[str, Any]:
     """The fields of a request for the options of ``add_sampling``."""
-    names = [name.replace("-", "_") for name, *_ in _COMMON] + ["seed", "stop"]
-    given = {name: getattr(options, name) for name in names}
+    given = {name: getattr(options, name) for name in _ONLINE}
     return {name: value for name, value in given.items() if value is not None}
 
 
 def add_generation(group: argparse._ArgumentGroup) -> None:
     """Add the options of ``generate``."""
-    for name, kind, text, default in (*_COMMON, *_OFFLINE):
-        shown = text if default is None else f"{text} ({default})"
-        group.add_argument(f"--{name}", type=kind, help=shown)
-    _add_stop(group)
+    for name in _OFFLINE:
+        if name == "length_penalty":
+            text = "number of beams of a search; the best --n are returned"
+            group.add_argument("--beam-width", type=int, help=text)
+        default = _DEFAULTS.get(name, _FLAGS[name].default)
+        shown = "" if default is None else f" ({default})"
+        _add(group, name, f"{PARAMETERS[name].flag}{shown}")
 
 
-def _add_stop(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--stop", action="append", help="stop string; may be repeated")
+def _add(group: argparse._ArgumentGroup, name: str, text: str | None) -> None:
+    kind = argument_of(_FLAGS[name].type, PARAMETERS[name])
+    group.add_argument(flag_of(name), help=text, **kind)
 
 
 def sampling_params(options: argparse.Namespace) -> SamplingParams:
@@ -77,21 +78,15 @@ def sampling_params(options: argparse.Namespace) -> SamplingParams:
     """
     for reason in _contradictions(options):
         raise RequestError(reason)
-    same_names = (
-        "top_p top_k min_p n length_penalty presence_penalty frequency_penalty "
-        "repetition_penalty logprobs stop"
-    )
+    given = {name: getattr(options, name) for name in _OFFLINE}
     has_beams = options.beam_width is not None
-    temperature = options.temperature
-    if temperature is None:
-        temperature = 1.0 if _asks_to_draw(options) and not has_beams else 0.0
-    return SamplingParams.from_optional(
-        **{name: getattr(options, name) for name in same_names.split()},
-        max_tokens=_MAX_TOKENS if options.max_tokens is None else options.max_tokens,
-        best_of=options.beam_width if has_beams else options.best_of,
-        use_beam_search=has_beams,
-        temperature=temperature,
-    )
+    if has_beams:
+        given |= {"use_beam_search": True, "best_of": options.beam_width}
+    if options.temperature is None:
+        given["temperature"] = 1.0 if _asks_to_draw(options) and not has_beams else 0.0
+    if options.max_tokens is None:
+        given["max_tokens"] = _MAX_TOKENS
+    return SamplingParams.from_optional(**given)
 
 
 def _num_sampled(options: argparse.Namespace) -> int:
@@ -99,12 +94,12 @@ def _num_sampled(options: argparse.Namespace) -> int:
 
 
 def _asks_to_draw(options: argparse.Namespace) -> bool:
-    drawn = any(_is_drawn(options, name) for name in ("top_p", "top_k", "min_p"))
+    drawn = any(_is_drawn(options, name) for name in _FILTERS)
     return drawn or _num_sampled(options) > 1
 
 
 def _is_drawn(options: argparse.Namespace, name: str) -> bool:
-    return getattr(options, name) not in (None, *UNDRAWN[name])
+    return getattr(options, name) not in (None, *PARAMETERS[name].off)
 
 
 def _contradictions(options: argparse.Namespace) -> Iterator[str]:
@@ -123,7 +118,9 @@ def _contradictions(options: argparse.Namespace) -> Iterator[str]:
         yield "--beam-width and --best-of are both given; give one of them"
     if width < max(2, n):
         yield f"--beam-width is {width}; it must be at least 2 and at least --n, {n}"
-    for name in UNDRAWN:
+    for name in ("temperature", *_FILTERS):
         if _is_drawn(options, name):
-            option = f"--{name.replace('_', '-')}"
-            yield f"{option} and --beam-width are both given; beam search does not sample: give one"
+            yield (
+                f"{flag_of(name)} and --beam-width are both given; beam search does not sample: "
+                "give one"
+            )

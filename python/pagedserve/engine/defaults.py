@@ -10,19 +10,10 @@ from pagedserve.config import EngineArgs
 from pagedserve.errors import ConfigError, RequestError
 from pagedserve.regular_files import read_json
 from pagedserve.sampling_params import SamplingParams
+from pagedserve.sampling_params.options import PARAMETERS
 
 if TYPE_CHECKING:
     from pagedserve.executor.protocol import ModelInfo
-
-# Keys of generation_config.json with the names of the sampling parameters.
-_NAMES: Final = {
-    "repetition_penalty": "repetition_penalty",
-    "temperature": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "max_new_tokens": "max_tokens",
-}
 
 # Tokens per step with chunked prefill: with many simultaneous conversations the last first token
 # comes sooner than with the engine's 512 (benches/results/2026-11-22-serving.md).
@@ -40,7 +31,9 @@ def default_sampling_params(args: EngineArgs) -> SamplingParams:
         recommended = _read(_directory(args) / "generation_config.json", args.generation_config)
     recommended |= args.override_generation_config or {}
     given = {
-        name: recommended[key] for key, name in _NAMES.items() if recommended.get(key) is not None
+        name: value
+        for name, known in PARAMETERS.items()
+        if known.recommended_as and (value := recommended.get(known.recommended_as)) is not None
     }
     try:
         return SamplingParams(**given)

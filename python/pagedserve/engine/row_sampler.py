@@ -1,17 +1,27 @@
 """Sampler inputs for the new tokens of a request."""
 
 from collections.abc import Sequence
+from dataclasses import fields
+from functools import partial
 from typing import Final
 
 import numpy as np
 
 from pagedserve.engine.token_rules import TokenRules
 from pagedserve.sampling.bad_words import BadWords
-from pagedserve.sampling.grammar import Grammar, GrammarState
+from pagedserve.sampling.grammar import Grammar
 from pagedserve.sampling.rows import LogitsEdits, RowSampling
 from pagedserve.sampling_params import SamplingParams
+from pagedserve.sampling_params.options import PARAMETERS
 
 _DRAWN_AT_ONCE: Final = 64
+
+# What a row takes from the sampling parameters of a request, by name.
+_ROW_PARAMETERS: Final = [field.name for field in fields(RowSampling) if field.name in PARAMETERS]
+# What the edits of a row take, and the values that edit nothing.
+_UNEDITED: Final = {
+    field.name: field.default for field in fields(LogitsEdits) if field.name in PARAMETERS
+}
 
 
 class UniformStream:
@@ -53,12 +63,11 @@ class RowSampler:
         "_bad_words",
         "_banned",
         "_has_edits",
-        "_num_candidates",
+        "_make",
+        "_make_edits",
+        "_min_tokens",
         "_num_logprobs",
-        "_pair_start",
-        "_params",
         "_plain",
-        "_prompt",
         "_rules",
         "_seconds",
         "_uniforms",
@@ -101,16 +110,22 @@ class RowSampler:
         num_states = 1 if num_seqs == 1 and not num_drafts else num_seqs * (2 + num_drafts)
         self.grammar = None if grammar is None else grammar.states(num_states)
         self._rules = rules
-        self._pair_start = pair_start
-        self._params = params
-        self._prompt = prompt_token_ids
+        self._min_tokens = params.min_tokens
         self._bad_words = bad_words
         self._banned = banned_at_first
-        self._num_candidates = num_candidates
         # Beams take theirs from the candidates.
         self._num_logprobs = (params.logprobs or 0) if params.keeps_logprobs else None
-        self._has_edits = bad_words is not None or _edits_logits(params)
-        self._plain = self._make((0.0,), None)
+        self._make = partial(
+            RowSampling,
+            **{name: getattr(params, name) for name in _ROW_PARAMETERS},
+            num_logprobs=self._num_logprobs,
+            num_candidates=num_candidates,
+            pair_start=pair_start,
+        )
+        edits = {name: getattr(params, name) for name in _UNEDITED}
+        self._make_edits = partial(LogitsEdits, **edits, prompt_token_ids=prompt_token_ids)
+        self._has_edits = bad_words is not None or edits != _UNEDITED
+        self._plain = self._make()
         # Beams are greedy.
         draws = range(choice, choice + (0 if self._plain.is_greedy else num_seqs))
         self._uniforms = [UniformStream(*key, index) for index in draws]
@@ -123,8 +138,7 @@ class RowSampler:
         """Row for the token after ``token_ids``, the new tokens of sequence ``index``.
 
         The first row of a request samples a token for each of its sequences.  ``num_unknown``
-        further
-        tokens may follow ``token_ids`` if the row does not depend on them.
+        further tokens may follow ``token_ids`` if the row does not depend on them.
         """
         count = len(token_ids) + num_unknown
         rules = self._rules
@@ -134,16 +148,21 @@ class RowSampler:
         if self._uniforms:
             streams = self._uniforms if count == 0 else [self._uniforms[index]]
             uniforms = tuple(stream.at(count) for stream in streams)
-        banned = self._banned if count < self._params.min_tokens else ()
+        banned = self._banned if count < self._min_tokens else ()
         if rules is not None:
             banned += rules.banned(count)
         edits = self._edits(token_ids, banned) if self._has_edits or banned else None
         if self.grammar is not None:
             second = self._seconds[index].at(count) if self._seconds else 0.0
-            return self._make(uniforms, edits, self.grammar.at(token_ids), second)
+            return self._make(
+                uniforms=uniforms,
+                second_uniform=second,
+                edits=edits,
+                grammar=self.grammar.at(token_ids),
+            )
         if edits is None and not self._uniforms:
             return self._plain
-        return self._make(uniforms, edits)
+        return self._make(uniforms=uniforms, edits=edits)
 
     def forced(self, token_ids: Sequence[int]) -> list[int]:
         """Tokens that most likely follow ``token_ids`` because its grammar forces their text."""
@@ -155,51 +174,7 @@ class RowSampler:
             return drafts
         return drafts[: self.grammar.num_possible(token_ids, drafts)]
 
-    def _make(
-        self,
-        uniforms: tuple[float, ...],
-        edits: LogitsEdits | None,
-        grammar: GrammarState | None = None,
-        second_uniform: float = 0.0,
-    ) -> RowSampling:
-        params = self._params
-        return RowSampling(
-            temperature=params.temperature,
-            top_p=params.top_p,
-            top_k=params.top_k,
-            min_p=params.min_p,
-            uniforms=uniforms,
-            second_uniform=second_uniform,
-            edits=edits,
-            grammar=grammar,
-            num_logprobs=self._num_logprobs,
-            num_candidates=self._num_candidates,
-            pair_start=self._pair_start,
-        )
-
     def _edits(self, token_ids: Sequence[int], banned: tuple[int, ...]) -> LogitsEdits:
-        params = self._params
         if self._bad_words is not None:
             banned = (*banned, *self._bad_words.banned_after(token_ids))
-        return LogitsEdits(
-            prompt_token_ids=self._prompt,
-            output_token_ids=token_ids,
-            presence_penalty=params.presence_penalty,
-            frequency_penalty=params.frequency_penalty,
-            repetition_penalty=params.repetition_penalty,
-            bias=params.logit_bias,
-            allowed_token_ids=params.allowed_token_ids,
-            banned_token_ids=banned,
-            processors=params.logits_processors,
-        )
-
-
-def _edits_logits(params: SamplingParams) -> bool:
-    return bool(
-        params.presence_penalty
-        or params.frequency_penalty
-        or params.repetition_penalty != 1
-        or params.logit_bias
-        or params.allowed_token_ids is not None
-        or params.logits_processors
-    )
+        return self._make_edits(output_token_ids=token_ids, banned_token_ids=banned)

@@ -1,11 +1,12 @@
-"""Edits of logits before sampling: processors, biases, penalties, allowed and banned tokens.
+"""Edits of logits before sampling: processors, biases, penalties, allowed tokens, top_n_sigma.
 
 The order, and why:
 
 1. Processors, so that they see the model's logits and nothing that depends on our formulas.
 2. Bias, then the penalties: a penalty scales preferences, and a bias is one.  Repetition comes
    before presence and frequency: it depends on the sign of a logit, which they would change.
-3. Allowed and banned tokens last, so that nothing reverts them.
+3. Allowed and banned tokens, then grammars, so that nothing reverts them.
+4. `top_n_sigma`, whose standard deviation is that of the tokens that are left.
 
 Temperature and filters follow when the token is sampled (`pagedserve.sampling.draw`).
 
@@ -22,21 +23,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pagedserve.sampling.grammar import GrammarState, compute_masks
+from pagedserve.sampling.grammar import compute_masks
 from pagedserve.sampling.masks import unpack_masks
-from pagedserve.sampling.rows import LogitsEdits
+from pagedserve.sampling.rows import LogitsEdits, RowSampling
 from pagedserve.sampling_params import LogitsProcessor
 
 # Edits with the indices of their rows.
 _EditedRows = Sequence[tuple[int, LogitsEdits]]
 
 
-def edit_logits(logits: Tensor, edits: Sequence[LogitsEdits | None]) -> dict[int, str]:
+def edit_logits(logits: Tensor, rows: Sequence[RowSampling]) -> dict[int, str]:
     """Edit rows in place.
 
     Args:
         logits: float32 ``[N, V]``, contiguous; must not contain NaN.
-        edits: edits of the N rows, None for no edits.
+        rows: parameters of the N rows.
 
     Returns:
         Errors of failed rows, in one line each; their logits are undefined.
@@ -44,18 +45,20 @@ def edit_logits(logits: Tensor, edits: Sequence[LogitsEdits | None]) -> dict[int
     Raises:
         IndexError: A token id is not below V.
     """
-    rows = [(row, edit) for row, edit in enumerate(edits) if edit is not None]
-    errors = _run_processors(logits, rows)
-    _add_bias(logits, rows)
-    _penalise_repetition(logits, rows)
-    _penalise_output(logits, rows)
-    _restrict(logits, rows)
+    edited = [(index, row.edits) for index, row in enumerate(rows) if row.edits is not None]
+    errors = _run_processors(logits, edited)
+    _add_bias(logits, edited)
+    _penalise_repetition(logits, edited)
+    _penalise_output(logits, edited)
+    _restrict(logits, edited)
+    errors |= _keep_to_grammars(logits, rows)
+    _keep_within_deviations(logits, edited)
     return errors
 
 
-def keep_to_grammars(logits: Tensor, grammars: Sequence[GrammarState | None]) -> dict[int, str]:
-    """Mask tokens that grammars do not allow, in place; otherwise as `edit_logits`."""
-    states = {row: state for row, state in enumerate(grammars) if state is not None}
+def _keep_to_grammars(logits: Tensor, rows: Sequence[RowSampling]) -> dict[int, str]:
+    """Mask tokens that grammars do not allow, in place, and return errors of rows."""
+    states = {index: row.grammar for index, row in enumerate(rows) if row.grammar is not None}
     if not states:
         return {}
     masks = _on_device(compute_masks(list(states.values())), logits)
@@ -68,7 +71,7 @@ def keep_to_grammars(logits: Tensor, grammars: Sequence[GrammarState | None]) ->
 def _run_processors(logits: Tensor, rows: _EditedRows) -> dict[int, str]:
     errors = {}
     for row, edit in rows:
-        for processor in edit.processors:
+        for processor in edit.logits_processors:
             token_ids = np.asarray(edit.output_token_ids, dtype=np.int64).tolist()
             fault = _run(processor, token_ids, logits[row])
             if fault is not None:
@@ -118,8 +121,8 @@ def _told(error: Exception) -> str:
 
 
 def _add_bias(logits: Tensor, rows: _EditedRows) -> None:
-    cells = _cells(((row, [token for token, _ in edit.bias]) for row, edit in rows), logits)
-    values = [value for _, edit in rows for _, value in edit.bias]
+    cells = _cells(((row, [token for token, _ in edit.logit_bias]) for row, edit in rows), logits)
+    values = [value for _, edit in rows for _, value in edit.logit_bias]
     logits.view(-1).index_add_(0, _on_device(cells, logits), logits.new_tensor(values))
 
 
@@ -151,6 +154,34 @@ def _restrict(logits: Tensor, rows: _EditedRows) -> None:
     logits.view(-1)[index] = values
     banned = _cells(((row, edit.banned_token_ids) for row, edit in rows), logits)
     logits.view(-1)[_on_device(banned, logits)] = -torch.inf
+
+
+def _keep_within_deviations(logits: Tensor, rows: _EditedRows) -> None:
+    """Keep tokens near enough to the most likely one: `top_n_sigma`."""
+    num_deviations = {row: edit.top_n_sigma for row, edit in rows if edit.top_n_sigma > 0}
+    if not num_deviations:
+        return
+    index = _on_device(np.array(list(num_deviations)), logits)
+    values = logits[index]
+    # The mean of V logits is at most V ** 0.5 deviations below the largest, so that the difference
+    # of squares keeps its digits.
+    offsets = values.double() - values.amax(dim=-1, keepdim=True)
+    is_finite = offsets > -torch.inf
+    count = is_finite.sum(dim=-1)
+    finite = offsets.where(is_finite, 0.0)
+    variance = _row_sums(finite.square()) / count - (_row_sums(finite) / count).square()
+    distance = _on_device(np.array(list(num_deviations.values())), logits) * variance.sqrt()
+    logits[index] = values.masked_fill_(offsets < -distance[:, None], -torch.inf)
+
+
+def _row_sums(values: Tensor) -> Tensor:
+    """Sums of rows ``[N, V]``, which are overwritten; added in one order, whatever the batch."""
+    width = values.shape[1]
+    while width > 1:
+        half = (width + 1) // 2
+        values[:, : width - half] += values[:, half:width]
+        width = half
+    return values[:, 0]
 
 
 def _cells(

@@ -14,6 +14,9 @@ from pagedserve.sampling_params import LogitsProcessor
 class LogitsEdits:
     """Edits of one row's logits; all token ids are below the vocabulary's size V.
 
+    An attribute with the name of a sampling parameter has the value of the request; a request with
+    another value than the default here has its logits edited.
+
     Attributes:
         prompt_token_ids: the prompt, a list or an int32 array; for `repetition_penalty`.
         output_token_ids: the tokens generated so far, likewise.
@@ -21,11 +24,14 @@ class LogitsEdits:
         frequency_penalty: subtracted from each token once per occurrence in the output.
         repetition_penalty: above 0; divides positive and multiplies negative logits of the tokens
             in prompt or output (Keskar et al. 2019, "CTRL", section 4.1).
-        bias: pairs of a token and the value added to its logit.
+        logit_bias: pairs of a token and the value added to its logit.
         allowed_token_ids: the only tokens that may be sampled; None allows all.
         banned_token_ids: tokens that must not be sampled, allowed or not.
-        processors: called in turn with the output's token ids and float32 logits ``[V]``, both
-            copies that may be modified; each returns the logits ``[V]`` for the next.
+        top_n_sigma: above 0, keep tokens whose logit is at most this many standard deviations of
+            the row's finite logits below the largest, after all other edits and the grammar (Tang
+            et al. 2024, "Top-n-sigma: not all logits are you need").
+        logits_processors: called in turn with the output's token ids and float32 logits ``[V]``,
+            both copies that may be modified; each returns the logits ``[V]`` for the next.
     """
 
     prompt_token_ids: Sequence[int] | NDArray[np.int32] = ()
@@ -33,16 +39,19 @@ class LogitsEdits:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
-    bias: tuple[tuple[int, float], ...] = ()
+    logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: tuple[int, ...] | None = None
     banned_token_ids: tuple[int, ...] = ()
-    processors: tuple[LogitsProcessor, ...] = ()
+    top_n_sigma: float = -1.0
+    logits_processors: tuple[LogitsProcessor, ...] = ()
 
 
 # Not frozen: rows with a grammar are created anew each step, which would cost three times that.
 @dataclass(slots=True, kw_only=True)
 class RowSampling:
     """Sampling parameters of one row; read-only.
+
+    An attribute with the name of a sampling parameter has the value of the request.
 
     Attributes:
         temperature: 0 is greedy.

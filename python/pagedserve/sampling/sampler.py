@@ -26,7 +26,7 @@ from torch import Tensor
 from pagedserve.device import Cuda, to_device
 from pagedserve.sampling.chunks import copy_rows, in_chunks, select_rows
 from pagedserve.sampling.draw import draw
-from pagedserve.sampling.edits import edit_logits, keep_to_grammars
+from pagedserve.sampling.edits import edit_logits
 from pagedserve.sampling.grammar import GrammarState, compute_masks
 from pagedserve.sampling.logprobs import (
     empty_candidates,
@@ -172,8 +172,7 @@ class _Collector:
     def edit_and_sample(self, index: NDArray[np.int64], logits: Tensor) -> None:
         """Edit and sample the rows `index`, whose logits are a copy, one chunk."""
         rows = [self._rows[i] for i in index]
-        failed = edit_logits(logits, [row.edits for row in rows])
-        failed |= keep_to_grammars(logits, [row.grammar for row in rows])
+        failed = edit_logits(logits, rows)
         self.errors.update({int(index[n]): why for n, why in failed.items()})
         self._sample(index, logits, rows)
 

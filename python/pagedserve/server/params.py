@@ -4,36 +4,18 @@ from typing import Any, Final
 
 from pagedserve.errors import RequestError
 from pagedserve.inputs import Prompt, TextPrompt, TokensPrompt
-from pagedserve.sampling_checks import CHECKS
 from pagedserve.sampling_params import RequestOutputKind, SamplingParams
+from pagedserve.sampling_params.checks import truncate_prompt_tokens
+from pagedserve.sampling_params.options import PARAMETERS
 from pagedserve.server.bounds import MAX_PROMPTS, check_schema
 from pagedserve.server.protocol import Body, ChatBody, CompletionBody
 from pagedserve.server.tools import check_text_of_tools, forced_by_choice
 from pagedserve.structured_outputs import StructuredOutputsParams
 
 # Parameters that a model's generation_config may set, if the body does not.
-_RECOMMENDED: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-
-# Fields that are parameters of the engine, with the same name.
-_SAME: Final = (
-    "best_of",
-    "presence_penalty",
-    "frequency_penalty",
-    "seed",
-    "stop",
-    "stop_token_ids",
-    "include_stop_str_in_output",
-    "ignore_eos",
-    "min_tokens",
-    "skip_special_tokens",
-    "spaces_between_special_tokens",
-    "allowed_token_ids",
-    "bad_words",
-    "truncate_prompt_tokens",
-    "use_beam_search",
-    "length_penalty",
-    "early_stopping",
-)
+_RECOMMENDED: Final = [name for name, known in PARAMETERS.items() if known.recommended_as]
+# Parameters that are fields.
+_FIELDS: Final = [name for name, known in PARAMETERS.items() if known.request != "none"]
 # Fields of vLLM 0.6 to 0.9: guided_json, ...
 _GUIDED: Final = ("json", "regex", "choice", "grammar", "json_object")
 # Larger biases are clamped to it, as by OpenAI.
@@ -187,16 +169,14 @@ def _structured_outputs(body: Body) -> StructuredOutputsParams | None:
 
 
 def _common(body: Body, default: SamplingParams) -> dict[str, Any]:
-    given: dict[str, Any] = {name: getattr(default, name) for name in _RECOMMENDED}
-    for name in (*_RECOMMENDED, *_SAME):
-        value = getattr(body, name)
-        if value is not None:
-            given[name] = value
-    if body.use_beam_search and body.temperature is None:
+    own = {name: value for name in _FIELDS if (value := getattr(body, name)) is not None}
+    given = {name: getattr(default, name) for name in _RECOMMENDED} | own
+    searches = own.get("use_beam_search", False)
+    if searches and "temperature" not in own:
         given["temperature"] = 0.0
     given["n"] = body.n or 1
     is_greedy = given["temperature"] == 0 or given["top_k"] == 1
-    if is_greedy and not body.use_beam_search and body.best_of in (None, body.n):
+    if is_greedy and not searches and own.get("best_of") in {None, body.n}:
         # All outputs would be equal: one is generated, and repeated.
         given |= {"n": 1, "best_of": None}
     if body.logit_bias is not None:
@@ -205,8 +185,6 @@ def _common(body: Body, default: SamplingParams) -> dict[str, Any]:
         }
     given["structured_outputs"] = _structured_outputs(body)
     if body.truncation_side == "right":  # truncated before the engine sees the prompt
-        CHECKS["truncate_prompt_tokens"](
-            "truncate_prompt_tokens", given.pop("truncate_prompt_tokens", None)
-        )
+        truncate_prompt_tokens("truncate_prompt_tokens", given.pop("truncate_prompt_tokens", None))
     given["output_kind"] = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY
     return given

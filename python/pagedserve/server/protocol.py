@@ -6,14 +6,15 @@ unless its value requests nothing (``ABSENT``).
 """
 
 import reprlib
-from typing import Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from fastapi import UploadFile
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
 import pagedserve.checks as checks
 from pagedserve.errors import RequestError
-from pagedserve.sampling_params import EarlyStopping
+from pagedserve.options import options_of
+from pagedserve.sampling_params.options import PARAMETERS, SamplingOptions
 from pagedserve.server.bounds import MAX_ID_CHARS
 from pagedserve.server.fields import (
     Messages,
@@ -114,34 +115,39 @@ class TextBody(EngineBody):
     truncate_prompt_tokens: int | None = None
 
 
-class Body(TextBody):
+# Types of fields that are validated in a single pass, by their plain ones.
+_FIELD_TYPES: Final[dict[Any, Any]] = {list[int]: TokenIds}
+
+
+def _parameter(name: str, **limits: Any) -> Any:
+    """A field that is a sampling parameter; None leaves it at its default."""
+    return Field(default=None, description=PARAMETERS[name].text, **limits)
+
+
+if TYPE_CHECKING:
+    SamplingBody = TextBody
+else:
+    # Fields of the sampling parameters that need nothing else of a server.
+    SamplingBody = create_model(
+        "SamplingBody",
+        __base__=TextBody,
+        **{
+            field.name: (_FIELD_TYPES.get(field.type, field.type) | None, _parameter(field.name))
+            for field, known in options_of(SamplingOptions)
+            if known.request == "same"
+        },
+    )
+
+
+class Body(SamplingBody):
     """Fields of both kinds of completions."""
 
-    n: int | None = Field(default=None, ge=1)
-    best_of: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    seed: int | None = Field(default=None, ge=-_MAX_INT, le=_MAX_INT)
-    stop: str | list[str] | None = None
-    stop_token_ids: TokenIds | None = None
-    include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
-    max_tokens: int | None = None
-    min_tokens: int | None = None
-    skip_special_tokens: bool | None = None
-    spaces_between_special_tokens: bool | None = None
-    logit_bias: dict[str, float] | None = None
-    allowed_token_ids: TokenIds | None = None
-    bad_words: list[str] | None = None
-    use_beam_search: bool | None = None
-    length_penalty: float | None = None
-    early_stopping: EarlyStopping | None = None
-    prompt_logprobs: int | None = None
+    n: int | None = _parameter("n", ge=1)
+    seed: int | None = _parameter("seed", ge=-_MAX_INT, le=_MAX_INT)
+    max_tokens: int | None = _parameter("max_tokens")
+    skip_special_tokens: bool | None = _parameter("skip_special_tokens")
+    logit_bias: dict[str, float] | None = _parameter("logit_bias")
+    prompt_logprobs: int | None = _parameter("prompt_logprobs")
     echo: bool = False
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -151,7 +157,7 @@ class Body(TextBody):
     stream_interval: int = Field(default=1, ge=1, description="New tokens of a part of a stream.")
     truncation_side: Literal["left", "right"] = "left"
     response_format: ResponseFormat | None = None
-    structured_outputs: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = _parameter("structured_outputs")
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = None

@@ -1,0 +1,122 @@
+"""``SamplingParams``: the sampling parameters of one request."""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Self
+
+from pagedserve.errors import RequestError
+from pagedserve.options import describe
+from pagedserve.sampling_params.checks import biases_of_json
+from pagedserve.sampling_params.contradictions import contradictions
+from pagedserve.sampling_params.options import PARAMETERS, SamplingOptions, unknown_parameter
+from pagedserve.sampling_params.processors import with_prompt
+from pagedserve.structured_outputs import StructuredOutputsParams
+from pagedserve.vllm_names import ABSENT_PARAMS, is_neutral, takes_names
+
+# None is a value of its parameter: no limit.
+_LEN: Final = "max_tokens"
+# Names of arguments.
+_OWN_NAMES: Final = SamplingOptions.__dataclass_fields__.keys()
+
+
+def _own_names(given: dict[str, Any]) -> dict[str, Any]:
+    """Arguments without those of vLLM that are not supported and change nothing."""
+    if given.keys() <= _OWN_NAMES:
+        return given
+    for name, value in given.items():
+        if name not in _OWN_NAMES and name not in ABSENT_PARAMS:
+            raise unknown_parameter(name, value)
+        if name in ABSENT_PARAMS and not is_neutral(value, ABSENT_PARAMS[name]):
+            raise RequestError(f"not supported yet: {name}={value!r}; leave it out")
+    return {name: value for name, value in given.items() if name in _OWN_NAMES}
+
+
+@takes_names(_own_names)
+class SamplingParams(SamplingOptions):
+    """The sampling parameters of one request.
+
+    Each value is checked when it is set, by the constructor or by assignment.  Combinations of
+    values are checked by the constructor and again when a request is created, which keeps a copy.
+
+    Raises:
+        RequestError: A value out of range (the message lists what is accepted), two parameters that
+            contradict each other, or one that does not exist or is not supported yet, by name.
+    """
+
+    __slots__ = ()
+
+    def __post_init__(
+        self, guided_decoding: StructuredOutputsParams | Mapping[str, Any] | None
+    ) -> None:
+        SamplingOptions.__post_init__(self, guided_decoding)
+        self.check()
+
+    @classmethod
+    def from_optional(cls, **given: Any) -> Self:
+        """Construct from arguments where None is the default, except for ``max_tokens``.
+
+        Keys of ``logit_bias`` may be strings of digits, as in JSON.
+        """
+        given = {name: value for name, value in given.items() if value is not None or name == _LEN}
+        if "logit_bias" in given:
+            given["logit_bias"] = biases_of_json(given["logit_bias"])
+        return cls(**given)
+
+    def clone(self) -> Self:
+        """Return a copy that shares no mutable state."""
+        copied = object.__new__(type(self))
+        for name in PARAMETERS:
+            object.__setattr__(copied, name, getattr(self, name))
+        return copied
+
+    def check(self) -> None:
+        """Check the combination of the values.
+
+        Raises:
+            RequestError: Two values contradict each other.
+        """
+        error = next(contradictions(self), None)
+        if error is not None:
+            raise error
+
+    def resolved(self, *, max_model_len: int, vocab_size: int) -> Self:
+        """Return a checked copy for one engine, with -1 replaced by numbers.
+
+        Args:
+            max_model_len: Maximum tokens of a sequence.
+            vocab_size: Vocabulary size of the model.
+
+        Raises:
+            RequestError: As ``check``.
+        """
+        self.check()
+        params = self.clone()
+        if params.logprobs == -1:
+            params.logprobs = vocab_size
+        if params.prompt_logprobs == -1:
+            params.prompt_logprobs = vocab_size
+        if params.truncate_prompt_tokens == -1:
+            params.truncate_prompt_tokens = max(1, max_model_len - 1)
+        return params
+
+    def with_prompt(self, token_ids: Sequence[int]) -> Self:
+        """Bind the prompt to the logits processors that take it."""
+        bound = with_prompt(self.logits_processors, token_ids)
+        if bound is self.logits_processors:
+            return self
+        params = self.clone()
+        params.logits_processors = bound
+        return params
+
+    @property
+    def chooses_best(self) -> bool:
+        """Whether more sequences are sampled than are returned."""
+        return not self.use_beam_search and self.max_num_running_seqs > self.n
+
+    @property
+    def keeps_logprobs(self) -> bool:
+        """Whether the log-probability of each sampled token is needed, to return or to rank."""
+        return not self.use_beam_search and (self.logprobs is not None or self.chooses_best)
+
+
+SamplingParams.__doc__ = f"{inspect.getdoc(SamplingParams)}\n\n{describe(SamplingParams)}"

@@ -1,0 +1,42 @@
+"""Logits processors, which a request may bring: their types, and those that take the prompt."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LogitsProcessor: TypeAlias = "Callable[[list[int], Tensor], Tensor]"
+AnyLogitsProcessor: TypeAlias = "LogitsProcessor | Callable[[list[int], list[int], Tensor], Tensor]"
+
+_NUM_WITH_PROMPT: Final = 3
+
+
+def with_prompt(
+    processors: tuple[LogitsProcessor, ...], token_ids: Sequence[int]
+) -> tuple[LogitsProcessor, ...]:
+    """Bind the prompt to the processors with three arguments, the first of which it is."""
+    if not any(map(_takes_prompt, processors)):
+        return processors
+    prompt = list(token_ids)
+    return tuple(
+        _bound(processor, prompt) if _takes_prompt(processor) else processor
+        for processor in processors
+    )
+
+
+def _takes_prompt(processor: LogitsProcessor) -> bool:
+    try:
+        return len(inspect.signature(processor).parameters) == _NUM_WITH_PROMPT
+    except (TypeError, ValueError):  # some builtins have no signature
+        return False
+
+
+def _bound(processor: Any, prompt: list[int]) -> LogitsProcessor:
+    def bound(token_ids: list[int], logits: "Tensor") -> "Tensor":
+        changed: Tensor = processor(prompt, token_ids, logits)
+        return changed
+
+    bound.__name__ = getattr(processor, "__name__", type(processor).__name__)
+    return bound
