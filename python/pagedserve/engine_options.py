@@ -50,7 +50,7 @@ class EngineOptions(TypedDict, total=False):
     dtype: "Literal['auto', 'float32', 'bfloat16', 'float16', 'half', 'float'] | torch.dtype | None"
     device: str | None
     quantization: Literal["int8"] | None
-    attention_backend: Literal["rust", "torch", "triton"] | None
+    attention_backend: Literal["rust", "triton", "torch", "sdpa"] | None
     cpu_kernels: Literal["fused", "modules", "generic"] | None
     cpu_instructions: str | None
     enforce_eager: bool | None

@@ -15,6 +15,8 @@ import pytest
 from pagedserve import LLM, SamplingParams, TokensPrompt
 from pagedserve.errors import ConfigError, ExecutorDeadError
 from pagedserve.executor.ranks import RankedExecutor
+from tests.executor.test_rank_adapters import OPTIONS, check_equal, saved_adapters
+from tests.executor.test_rank_adapters import answers as adapted_answers
 from tests.executor.test_ranks import ROOMY, TIGHT, answers, tokens_of
 from tests.support.families import save_family
 
@@ -99,6 +101,20 @@ def test_ranks_on_two_nodes_give_the_tokens_of_one_process(
     assert tokens_of(answers(llm)) == wanted
     llm.llm_engine.shutdown()
     assert actors() == []
+
+
+@pytest.mark.slow
+def test_adapters_reach_a_rank_on_another_node(
+    cluster: Any, directory: Path, tmp_path: Path
+) -> None:
+    adapters = saved_adapters(directory, tmp_path)
+    options = TIGHT | OPTIONS
+    alone = LLM(str(directory), max_model_len=256, max_num_seqs=8, **options)
+    wanted = adapted_answers(alone, adapters)
+    llm = engine(directory, 3, **options)
+    assert len(executor_of(llm)._ranks.remote_connections) == 1
+    check_equal(adapted_answers(llm, adapters), wanted)
+    llm.llm_engine.shutdown()
 
 
 SCRIPT = """

@@ -613,7 +613,7 @@ class Scheduler:
 
     Example:
         >>> import numpy as np
-        >>> from pagedserve import CacheConfig, InputBuffers, Scheduler, SchedulerConfig
+        >>> from pagedserve.scheduler import CacheConfig, InputBuffers, Scheduler, SchedulerConfig
         >>> scheduler = Scheduler(
         ...     SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=64, max_model_len=32),
         ...     CacheConfig(block_size=4, num_gpu_blocks=32),
@@ -1367,7 +1367,7 @@ class TokenLookup:
         ``ConfigError``: A negative number.
 
     Example:
-        >>> from pagedserve import TokenLookup
+        >>> from pagedserve.scheduler import TokenLookup
         >>> lookup = TokenLookup(min_match=2, max_match=8)
         >>> lookup.extend([5, 6, 7, 8, 9, 5, 6])
         >>> lookup.propose(3)
