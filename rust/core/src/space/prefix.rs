@@ -248,9 +248,8 @@ impl BlockSpaceManager {
         seq: SeqHandle,
         first: usize,
     ) {
-        let entry = store.seq(seq);
         if let Some(cache) = self.tiers.gpu.cached_mut() {
-            let block_size = self.config.block_size;
+            let (entry, block_size) = (store.seq(seq), self.config.block_size);
             for index in first / block_size..entry.num_computed_tokens / block_size {
                 cache.mark_computed(entry.table.block(index));
             }
