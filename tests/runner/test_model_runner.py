@@ -10,7 +10,7 @@ import torch
 from pagedserve import _core
 from pagedserve.errors import StepError
 from pagedserve.executor.local import LocalExecutor
-from pagedserve.executor.protocol import StepInput
+from pagedserve.executor.protocol import ModelOutput, StepInput
 from pagedserve.sampling.rows import RowSampling
 
 MakeScheduler = Callable[..., _core.Scheduler]
@@ -109,6 +109,23 @@ def test_a_wrong_number_of_parameters_is_refused(
     scheduler.prepare_inputs(executor.buffers.writable())
     with pytest.raises(StepError, match="2 sampling parameters for 1 samples"):
         executor.launch(StepInput.of(outputs, [RowSampling(), RowSampling()]))
+
+
+def test_a_step_after_one_of_another_executor_is_refused(
+    executor: LocalExecutor, make_scheduler: MakeScheduler
+) -> None:
+    class Handle:
+        is_async_safe = True
+
+        def results(self) -> ModelOutput:
+            raise NotImplementedError
+
+    scheduler = make_scheduler(50)
+    scheduler.add_seq_group(np.arange(5, dtype=np.int32), arrival_time=0.0)
+    outputs = scheduler.schedule(0.0)
+    scheduler.prepare_inputs(executor.buffers.writable())
+    with pytest.raises(StepError, match="one that another executor launched"):
+        executor.launch(StepInput.of(outputs, [RowSampling()], after=Handle()))
 
 
 def test_bytes_of_a_block_count_every_layer(executor: LocalExecutor) -> None:
