@@ -86,10 +86,6 @@ from tests.support.pages import DOCS, PAGES
             r"gpu_memory_utilization is 0\.5, and the model is on the CPU.*give kv_cache_memory",
         ),
         (
-            {"tensor_parallel_size": 2, "enable_lora": True},
-            "enable_lora is True, which is supported with one process alone, and tensor_parallel_s",
-        ),
-        (
             {"tensor_parallel_size": 2, "load_format": "dummy"},
             "load_format is 'dummy', and tensor_parallel_size is 2, whose ranks read",
         ),
