@@ -84,11 +84,12 @@ GRID = [
 ]
 
 
+# Ranks keep tied embeddings as they are, as Gemma 2 has, and one process quantizes them.
 INT8 = [
     ("llama", 2, "fused"),
     *(
         pytest.param(*case, marks=pytest.mark.slow)
-        for case in itertools.product(("llama", "gemma2", "qwen3"), (2, 3), ("fused", "modules"))
+        for case in itertools.product(("llama", "qwen3"), (2, 3), ("fused", "modules"))
         if case != ("llama", 2, "fused")
     ),
 ]
