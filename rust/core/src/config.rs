@@ -168,8 +168,8 @@ impl KvGroup {
     /// Checks that one sequence, and for states as many as may run, fit into the pool.
     fn validate_size(&self, scheduler: &SchedulerConfig, block_size: usize) -> Result<()> {
         let (num_blocks, max_num_seqs) = (self.num_gpu_blocks, scheduler.max_num_seqs);
+        let least = |window| scheduler.num_window_blocks(1, window, block_size);
         let refusal = match self.kind {
-            KvKind::Cross => return Ok(()),
             KvKind::State if num_blocks < max_num_seqs => format!(
                 "num_gpu_blocks of the KV group of states is {num_blocks}, below max_num_seqs, \
                  {max_num_seqs}; every sequence that runs has one"
@@ -179,18 +179,13 @@ impl KvGroup {
                  go back to before a token"
                     .to_owned()
             }
-            KvKind::State => return Ok(()),
-            KvKind::Window(window) => {
-                let least = scheduler.num_window_blocks(1, window, block_size);
-                if num_blocks >= least {
-                    return Ok(());
-                }
-                format!(
-                    "num_gpu_blocks of the KV group with a window of {window} tokens is \
-                     {num_blocks}; a sequence and a step of {} tokens need {least}",
-                    scheduler.max_num_batched_tokens
-                )
-            }
+            KvKind::Window(window) if num_blocks < least(window) => format!(
+                "num_gpu_blocks of the KV group with a window of {window} tokens is {num_blocks}; \
+                 a sequence and a step of {} tokens need {}",
+                scheduler.max_num_batched_tokens,
+                least(window)
+            ),
+            KvKind::Window(_) | KvKind::State | KvKind::Cross => return Ok(()),
         };
         Err(Error::Config(refusal))
     }

@@ -32,7 +32,7 @@ use crate::config::{
     CacheChoices, CacheConfig, KvGroup, Policy, SchedulerChoices, SchedulerConfig, VictimPolicy,
 };
 use crate::ids::TokenId;
-use crate::outputs::SchedulerOutputs;
+use crate::outputs::{Moves, SchedulerOutputs};
 use crate::scheduler::SampledOutputs;
 use crate::sequence::{GroupHandle, Request};
 
@@ -203,8 +203,8 @@ impl<W: Write> DecisionLog<W> {
             line.text(",\"").text(mode.as_str()).text("\"]");
         });
         line.text(",\"swapped_in\":").numbers(outputs.swapped_in.iter().map(|g| g.to_bits()));
-        let (first, others) = outputs.moves.split_first().expect("at least one KV group");
-        line.text(",\"moves\":").numbers(first.counts());
+        let (first, others) = (outputs.moves.first(), outputs.moves.get(1..).unwrap_or_default());
+        line.text(",\"moves\":").numbers(first.map_or([0; 3], Moves::counts));
         if others.iter().any(|moves| !moves.is_empty()) {
             line.text(",\"group_moves\":");
             line.list(others, |line, moves| {
