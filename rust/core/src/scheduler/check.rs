@@ -15,7 +15,7 @@ impl Scheduler {
     /// Checks the whole state, at any moment between two calls.
     ///
     /// # Errors
-    /// [`Error::Invariant`] with the first broken one.
+    /// [`crate::Error::Invariant`] with the first broken one.
     pub fn check(&self) -> Result<()> {
         self.check_membership()?;
         self.check_sequences()?;

@@ -5,7 +5,7 @@
 //!
 //! The first KV group keeps all keys and values of a sequence, and names the prefixes by which all
 //! groups find cached blocks; its blocks are allocated with the prompt.  The others, in a list, each
-//! follow the rules of their kind: see [`group`].  Every verb below serves all of them.
+//! follow the rules of their kind: see `group.rs`.  Every verb below serves all of them.
 //!
 //! Invariants of the first group:
 //! 1. A block's reference count is the number of block tables that name it.
