@@ -189,7 +189,8 @@ def plan_memory(
         state_bytes: Recurrent states of one sequence.
         max_num_seqs: Maximum number of running sequences, each with a state.
         longest: Maximum number of tokens of a sequence; without layers that keep all keys every
-            sequence gets blocks for as many.
+            sequence gets blocks for as many, unless their number was given and is not that of
+            ``windows``.
         windows: Requirements of sliding-window layers; they get at most half of the KV cache beside
             other layers, or as many blocks as the others if their number was given.  If that is too
             little for a step, all layers share blocks.
@@ -210,7 +211,7 @@ def plan_memory(
     num_window_blocks = _num_window_blocks(windows, share, num_gpu_blocks)
     if windows is not None and not num_window_blocks:  # then all layers share
         block_bytes, windows = block_bytes + windows.block_bytes, None
-    if not block_bytes:
+    if not block_bytes and (windows is not None or num_gpu_blocks is None):
         num_gpu_blocks = max_num_seqs * -(-longest // block_size)
     window_pool_bytes = 0 if windows is None else num_window_blocks * windows.block_bytes
     needed = -(-(max_model_len or 1) // block_size)
