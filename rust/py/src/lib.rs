@@ -9,6 +9,7 @@ mod config;
 mod cpu;
 mod error;
 mod gateway;
+mod groups;
 mod log_files;
 mod lookup;
 mod metadata;
@@ -33,9 +34,11 @@ mod _core {
     #[pymodule_export]
     use super::blocks::{CachedBlockAllocator, LRUEvictor, Prefix, UncachedBlockAllocator};
     #[pymodule_export]
-    use super::config::{CacheChoices, CacheConfig, KVGroup, SchedulerChoices, SchedulerConfig};
+    use super::config::{CacheChoices, CacheConfig, SchedulerChoices, SchedulerConfig};
     #[pymodule_export]
     use super::cpu::module as cpu;
+    #[pymodule_export]
+    use super::groups::KVGroup;
     #[pymodule_export]
     use super::lookup::TokenLookup;
     #[pymodule_export]
