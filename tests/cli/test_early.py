@@ -51,8 +51,7 @@ def test_refusals_import_no_heavy_module(tmp_path: Path, taken_port: str) -> Non
         ("serve", "hub/model", "--generation-config", "./none"): "generation_config: cannot read",
         ("serve", "hub/model", "--max_model_lens", "5"): "; did you mean --max-model-len?",
         ("serve", "hub/model", "--swap_space=-1"): "swap_space is -1.0; it must be",
-        ("serve", "hub/model", *ranks, "--enable-lora"): "tensor_parallel_size is 2",
-        ("serve", "hub/model", *ranks, "--quantization", "int8"): "tensor_parallel_size is 2",
+        ("serve", "hub/model", *ranks, "--load-format", "dummy"): "tensor_parallel_size is 2",
         (
             "generate",
             *("--model", "smollm2", "--prompt", "a", "--device", "cpu"),
