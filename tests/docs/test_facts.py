@@ -29,7 +29,7 @@ def page(name: str) -> str:
 def test_arrays_of_a_step_are_those_of_the_core() -> None:
     source = (ROOT / "rust" / "core" / "src" / "inputs.rs").read_text(encoding="utf-8")
     struct = source[source.index("pub struct InputBuffers") :].partition("\n}")[0]
-    fields = re.findall(r"pub (\w+): (?:Option<)?&'a mut \[(\w+)\]", struct)
+    fields = re.findall(r"pub (\w+): (?:Option<|Vec<)?&'a mut \[(\w+)\]", struct)
     rows = re.findall(r"^\| `(\w+)` \| (int\d+) \[", page("step.md"), re.MULTILINE)
     assert rows == [(name, _TYPES[kind]) for name, kind in fields]
 
@@ -38,7 +38,7 @@ def test_arrays_of_a_step_are_those_of_the_stub() -> None:
     stub = (ROOT / "python" / "pagedserve" / "_core" / "__init__.pyi").read_text(encoding="utf-8")
     arguments = stub[stub.index("class InputBuffers") :].partition("-> InputBuffers")[0]
     rows = re.findall(r"^\| `(\w+)` \| (int\d+) \[", page("step.md"), re.MULTILINE)
-    assert rows == re.findall(r"(\w+): NDArray\[np\.(\w+)\]", arguments)
+    assert rows == re.findall(r"(\w+): (?:Sequence\[)?NDArray\[np\.(\w+)\]", arguments)
 
 
 def documented_routes() -> set[str]:

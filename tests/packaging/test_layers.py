@@ -85,8 +85,10 @@ CORE_USERS = {
     "pagedserve.host_ops",
     "pagedserve.parallel.shared_memory",
     "pagedserve.models.fused.cpu",
+    "pagedserve.models.paged_logits",  # KV groups of its cache
     "pagedserve.replay",
     "pagedserve.runner.buffers",
+    "pagedserve.runner.profile",
     "pagedserve.scheduler",
     "pagedserve.sampling.draw",
     "pagedserve.sampling.logprobs",

@@ -448,8 +448,8 @@ class InputBuffers:
         row_handles: NDArray[np.int64],  # [>= R]
         adapter_slots: NDArray[np.int32] | None = None,  # [>= R]
         cross_lens: NDArray[np.int32] | None = None,  # [>= R]
-        group_tables: Sequence[NDArray[np.int32]] = ...,  # [>= R * W] each, as block_tables
-        group_slots: Sequence[NDArray[np.int64]] = ...,  # [>= T] each, or empty
+        group_tables: Sequence[NDArray[np.int32]] | NDArray[np.int32] = ...,  # [>= R * W] each
+        group_slots: Sequence[NDArray[np.int64]] | NDArray[np.int64] = ...,  # [>= T] each, or empty
     ) -> InputBuffers: ...
 
 @final

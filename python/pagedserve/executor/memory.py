@@ -79,7 +79,7 @@ class MemoryPlan:
         num_cpu_blocks: Blocks for preempted requests, in host memory.
         free_bytes: Free after the model is loaded, before the pool is allocated.
         available: Result of the profile run on a GPU; None without one.
-        groups: KV groups with a pool of their own: sliding-window layers, recurrent states.
+        groups: KV groups with a separate pool: sliding-window layers, recurrent states.
         group_bytes: One block of each of them over its layers.
     """
 
@@ -267,7 +267,7 @@ def plan_memory(
 
 
 def _num_window_blocks(need: WindowNeed | None, num_bytes: int, num_gpu_blocks: int | None) -> int:
-    """Blocks in so many bytes, or the given number; 0 if a step might need more."""
+    """Blocks that fit in the bytes, or the given number; 0 if a step might need more."""
     if need is None:
         return 0
     most = num_bytes // need.block_bytes if num_gpu_blocks is None else num_gpu_blocks

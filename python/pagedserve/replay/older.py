@@ -1,7 +1,7 @@
 """Decision logs of format 3, read as the current one.
 
-There a window and the states of recurrences were options of their own, each with moves of its own,
-and every request might have an encoder.
+There a window and the states of recurrences were separate options with separate moves, and every
+request might have an encoder.
 """
 
 from typing import Any
