@@ -1,5 +1,7 @@
 //! Admission: which waiting groups join, and why others do not.
 
+use std::cell::LazyCell;
+
 use crate::outputs::{IgnoredReason, PromptRefusal, Refusal};
 use crate::scheduler::rows::Phase;
 use crate::scheduler::{Scheduler, SchedulingBudget};
@@ -116,8 +118,8 @@ impl Scheduler {
         if let Some(reason) = self.prompt_too_long(group, budget) {
             return Admission::Never(reason);
         }
-        let num_tokens = || self.num_tokens_to_admit(group, budget);
-        match self.space.can_allocate(&self.store, group, num_tokens) {
+        let num_tokens = LazyCell::new(|| self.num_tokens_to_admit(group, budget));
+        match self.space.can_allocate(&self.store, group, || *num_tokens) {
             AllocStatus::Ok => {}
             AllocStatus::Later => return Admission::NotNow(Refusal::NoBlocks),
             AllocStatus::Never => return Admission::Never(self.never_fits(group)),
@@ -128,7 +130,7 @@ impl Scheduler {
         if !budget.can_encode(self.store.group(group).num_encoder_tokens) {
             return Admission::NotNow(Refusal::NoTokens);
         }
-        self.judge_budget(num_tokens(), group, budget).map_or(Admission::Yes, Admission::NotNow)
+        self.judge_budget(*num_tokens, group, budget).map_or(Admission::Yes, Admission::NotNow)
     }
 
     pub(super) fn judge_budget(

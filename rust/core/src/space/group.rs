@@ -264,7 +264,7 @@ impl GroupBlocks {
         let (before, tokens) = contents;
         match cache.find(before, tokens) {
             Some(known) if cache.is_computed(known) => return,
-            Some(known) => cache.unregister(known), // of a step that was given up
+            Some(known) => cache.unregister(known), // of an abandoned step
             None => {}
         }
         let block = table.block(index);
@@ -298,21 +298,6 @@ impl GroupBlocks {
             self.kind.end(num_tokens + self.num_lookahead_slots, self.block_size) + 1
         };
         num_held + nums_uncomputed.map(touched).sum::<usize>()
-    }
-
-    /// Gives every block of a table a twin in the other tier, shared as it was: where a sibling's
-    /// was moved before, among `pairs` from `first` on.
-    pub(super) fn hand_over(
-        from: &mut Allocator,
-        to: &mut Allocator,
-        table: &mut SpanTable,
-        last_step: u64,
-        (pairs, first): (&mut Vec<BlockPair>, usize),
-    ) {
-        for block in table.blocks_mut() {
-            let twin = from.hand_over(*block, last_step, to, pairs, first);
-            *block = twin.expect(PROMISED);
-        }
     }
 
     /// Entries of the longest table that the model's inputs name: those of `tables`, or as many as

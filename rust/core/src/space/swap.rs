@@ -107,8 +107,10 @@ impl BlockSpaceManager {
             let (from, to) = direction.tiers(other.tiers_mut(&mut self.tiers));
             let first = pairs.len();
             store.for_each_seq(group, |_, seq| {
-                let (table, last_step) = (&mut seq.tables[index], seq.last_step);
-                GroupBlocks::hand_over(from, to, table, last_step, (&mut *pairs, first));
+                for block in seq.tables[index].blocks_mut() {
+                    let twin = from.hand_over(*block, seq.last_step, to, pairs, first);
+                    *block = twin.expect(PROMISED);
+                }
             });
         }
     }

@@ -39,7 +39,7 @@ impl GroupModel {
         move_blocks(moves, self.block_size, &mut self.device, &mut self.host);
     }
 
-    /// Writes every token of a row, and guesses of its own into the lookahead behind them.
+    /// Writes every token of a row, and keys of drafts into the lookahead after them.
     pub fn write(&mut self, outputs: &SchedulerOutputs, arrays: &Arrays, row: usize, keys: &[u64]) {
         if self.group.kind == KvKind::State {
             return;
