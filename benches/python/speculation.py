@@ -1,6 +1,6 @@
 """Steps with guessed tokens beside steps without, in turn until all have answered; tokens compared.
 
-A ratio is that of the seconds of all steps of a round, above 1 the guesses are faster: its median
+A ratio is that of the seconds of all steps of a round, above 1 the drafts are faster: its median
 over the rounds and its spread.  `--method off` compares an engine with another like it.
 """
 
@@ -61,7 +61,7 @@ def prompts(llm: LLM, kind: str, num_rows: int) -> list[str]:
 
 
 class Round:
-    """One batch on both engines: seconds, tokens, and how many guesses were right."""
+    """One batch on both engines: seconds, tokens, and how many draft tokens were accepted."""
 
     def __init__(self, pair: Sequence[LLM], batch: Sequence[str], params: SamplingParams) -> None:
         engines = [llm.llm_engine for llm in pair]
@@ -81,7 +81,7 @@ class Round:
 
     @property
     def num_different(self) -> int:
-        """Texts that are not the same with guesses as without."""
+        """Texts that differ with drafts."""
         without, with_ = self.tokens
         return sum(tokens != with_[request] for request, tokens in without.items())
 
@@ -113,8 +113,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     config = {"method": args.method, "num_speculative_tokens": args.num_speculative_tokens}
     given: dict[str, Any] = {"dtype": args.dtype, "num_gpu_blocks": 2048, "max_num_seqs": 64}
     given |= {"use_tqdm_on_load": False, "disable_log_stats": True}
-    guesses: dict[str, Any] = {} if args.method == "off" else {"speculative_config": config}
-    pair = LLM(args.model, **given), LLM(args.model, **guesses, **given)
+    drafts: dict[str, Any] = {} if args.method == "off" else {"speculative_config": config}
+    pair = LLM(args.model, **given), LLM(args.model, **drafts, **given)
     rows = []
     for num_rows in args.rows:
         for kind in WORK:

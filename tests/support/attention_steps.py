@@ -23,7 +23,7 @@ class Step:
         lengths = [cached + queries for cached, queries in rows]
         counts = [-(-length // block_size) for length in lengths]
         ids = np.random.default_rng(1).permutation(sum(counts) + 2).astype(np.int32)
-        # Entries past a row's last block name a block that nobody wrote.
+        # Entries past a row's last block name a block that was never written.
         tables = np.full((len(rows), max(counts)), ids[-1], dtype=np.int32)
         self.pool = torch.full((len(ids), block_size, KV_HEADS, KEY_SIZE + value_size), torch.nan)
         slots: list[int] = []
