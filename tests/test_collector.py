@@ -1,12 +1,20 @@
-"""When a server's garbage is collected."""
+"""When a server's garbage is collected.
+
+Each test runs in a process of its own: whatever another test left behind may collect at any time.
+"""
 
 import gc
+import subprocess
+import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 
+import pagedserve.collector
 from pagedserve.collector import IdleCollector
+from tests.support.doc_blocks import ROOT
 
 
 class Knot:
@@ -16,8 +24,8 @@ class Knot:
         self.itself = self
 
 
-@pytest.fixture
-def collector() -> Iterator[IdleCollector]:
+@contextmanager
+def running_collector() -> Iterator[IdleCollector]:
     before = gc.get_threshold()
     collector = IdleCollector()
     collector.start()
@@ -31,26 +39,40 @@ def old_knot() -> "weakref.ref[Knot]":
     """Garbage of the oldest generation, after which a full collection is due."""
     knot = Knot()
     ref = weakref.ref(knot)
-    enough = gc.get_count()[2] + 20
-    while gc.get_count()[2] < enough:  # a call does nothing while another thread collects
+    for _ in range(20):
         gc.collect(1)
     return ref
 
 
-def test_a_full_collection_waits_until_nothing_runs(collector: IdleCollector) -> None:
-    knot = old_knot()
-    kept = [[number] for number in range(200_000)]  # after so many Python itself would collect
-    collector.look(is_idle=False)
-    assert knot() is not None
-    collector.look(is_idle=True)
-    assert knot() is None
-    assert len(kept) == 200_000
+def a_full_collection_waits_until_nothing_runs() -> None:
+    with running_collector() as collector:
+        knot = old_knot()
+        kept = [[number] for number in range(200_000)]  # after so many Python itself would collect
+        collector.look(is_idle=False)
+        assert knot() is not None
+        collector.look(is_idle=True)
+        assert knot() is None
+        assert len(kept) == 200_000
 
 
-def test_a_server_that_is_never_idle_collects_once_a_minute(
-    collector: IdleCollector, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("pagedserve.collector._MAX_WAIT", 0.0)
-    knot = old_knot()
-    collector.look(is_idle=False)
-    assert knot() is None
+def a_server_that_is_never_idle_collects_once_a_minute() -> None:
+    pagedserve.collector._MAX_WAIT = 0.0  # type: ignore[misc]
+    with running_collector() as collector:
+        knot = old_knot()
+        collector.look(is_idle=False)
+        assert knot() is None
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        a_full_collection_waits_until_nothing_runs,
+        a_server_that_is_never_idle_collects_once_a_minute,
+    ],
+)
+def test_when_garbage_is_collected(check: Callable[[], None]) -> None:
+    code = f"from tests.test_collector import {check.__name__} as check; check()"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
