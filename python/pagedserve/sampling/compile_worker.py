@@ -45,6 +45,8 @@ MAX_KEPT_BYTES: Final = 16 << 20
 _NICENESS: Final = 5
 # Maximum tokens of a text that is tested.
 _NUM_STEPS: Final = 3
+# Assertions of llguidance that a grammar can fail, and what they mean.
+_ASSERTIONS: Final = {"grammar.symbols.len()": "it has more than 65,525 symbols"}
 # Bytes; threads of glibc and Rust have at least 2 MiB.
 STACK_BYTES: Final = 1 << 20
 _LENGTH: Final = struct.Struct("<I")
@@ -127,6 +129,13 @@ def read_vocabulary(start: dict[str, Any]) -> "LLTokenizer":
 
 def fault_of(source: str, vocabulary: "LLTokenizer") -> str:
     """Compile llguidance's input; return the error, empty if a text can start."""
+    error, _, backtrace = _error_of(source, vocabulary).partition("\n<backtrace>")
+    if not backtrace:
+        return error
+    return next((text for code, text in _ASSERTIONS.items() if code in error), error)
+
+
+def _error_of(source: str, vocabulary: "LLTokenizer") -> str:
     from llguidance import LLMatcher, LLParserLimits
 
     limits = LLParserLimits(**PARSER_LIMITS)
