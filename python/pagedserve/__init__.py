@@ -20,7 +20,7 @@ _LISTED: Final = {
     "pagedserve.engine.async_engine": ["AsyncLLMEngine"],
     "pagedserve.engine.client": ["EngineClient"],
     "pagedserve.engine.llm_engine": ["LLMEngine"],
-    "pagedserve.engine_options": ["EngineOptions"],
+    "pagedserve.config.engine_options": ["EngineOptions"],
     "pagedserve.inputs": ["ExplicitEncoderDecoderPrompt", "Prompt", "TextPrompt", "TokensPrompt"],
     "pagedserve.lora.request": ["LoRARequest"],
     "pagedserve.pooling_params": ["PoolingParams"],

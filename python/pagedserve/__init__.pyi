@@ -2,11 +2,11 @@
 
 from pagedserve._core import __version__
 from pagedserve.config import EngineArgs
+from pagedserve.config.engine_options import EngineOptions
 from pagedserve.engine.arg_utils import AsyncEngineArgs
 from pagedserve.engine.async_engine import AsyncLLMEngine
 from pagedserve.engine.client import EngineClient
 from pagedserve.engine.llm_engine import LLMEngine
-from pagedserve.engine_options import EngineOptions
 from pagedserve.errors import (
     ConcurrentCallError,
     ConfigError,

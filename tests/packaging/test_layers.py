@@ -13,7 +13,6 @@ import pytest
 
 # Leaves that every part of the package may name.
 SHARED = {
-    "argument_parser",
     "collector",
     "device",
     "errors",
@@ -21,15 +20,9 @@ SHARED = {
     "checks",
     "references",
     "regular_files",
-    "options",
     "vllm_names",
-    "model_args",
-    "parallel_args",
-    "core_args",
     "sigint",
-    "speculative_config",
     "config",
-    "engine_options",
     "sampling_params",
     "pooling_params",
     "audio",
@@ -81,7 +74,7 @@ CORE_USERS = {
     "pagedserve",
     "pagedserve.attention.rust",
     "pagedserve.cache.engine",
-    "pagedserve.core_args",
+    "pagedserve.config.core_options",
     "pagedserve.drafts",
     "pagedserve.engine",
     "pagedserve.executor",
@@ -134,9 +127,8 @@ MANY_PARAMETERS = {
     "executor.memory.plan_memory",
 }
 MANY_FIELDS = {
-    "bench.options.BenchOptions",  # a table of options, as the next five
-    "config.EngineArgs",
-    "engine_options.EngineOptions",
+    "bench.options.BenchOptions",  # a table of options, as the next three
+    "config.engine_options.EngineOptions",
     "sampling_params.options.SamplingOptions",
     "server.options.ServerArgs",
     "server.protocol.Body",

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from pagedserve.config import EngineArgs, Quantization
+from pagedserve.config import EngineArgs
+from pagedserve.config.precision import Quantization
 from pagedserve.errors import PagedServeError, UnsupportedModelError
 from pagedserve.models.files import architecture_of, first_line
 from pagedserve.models.image_features import image_features, image_positions

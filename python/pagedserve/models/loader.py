@@ -22,7 +22,8 @@ from pagedserve.attention.interface import number_layers
 from pagedserve.cache.engine import LayerShape
 from pagedserve.cache.states import LayerStates
 from pagedserve.collector import collector_paused
-from pagedserve.config import CpuKernels, EngineArgs
+from pagedserve.config import EngineArgs
+from pagedserve.config.precision import CpuKernels
 from pagedserve.errors import ConfigError, PagedServeError
 from pagedserve.host_ops.capabilities import use_instructions
 from pagedserve.images import TEXT_ALONE

@@ -14,7 +14,7 @@ from typing import (
 )
 
 from pagedserve.checks import Check
-from pagedserve.options import Concern, Option, flag_of
+from pagedserve.config.options import Concern, Option, flag_of
 from pagedserve.sampling_params.processors import AnyLogitsProcessor, LogitsProcessor
 from pagedserve.structured_outputs import StructuredOutputsParams
 

@@ -4,8 +4,8 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Self
 
+from pagedserve.config.options import describe
 from pagedserve.errors import RequestError
-from pagedserve.options import describe
 from pagedserve.sampling_params.checks import biases_of_json
 from pagedserve.sampling_params.contradictions import contradictions
 from pagedserve.sampling_params.options import PARAMETERS, SamplingOptions, unknown_parameter
