@@ -10,7 +10,6 @@ from transformers import PreTrainedTokenizerBase
 import pagedserve.checks as checks
 import pagedserve.executor.local  # noqa: F401  # report a missing torch when LLM is accessed
 import pagedserve.pooling.vectors as vectors
-from pagedserve.chat import Conversation, chat_prompt, conversations_of, read_chat_template
 from pagedserve.config import EngineArgs
 from pagedserve.config.engine_args import takes_engine_options
 from pagedserve.config.engine_options import EngineOptions
@@ -23,7 +22,9 @@ from pagedserve.engine.llm_engine import LLMEngine
 from pagedserve.engine.metric_families import engine_labels
 from pagedserve.engine.request_metrics import RequestCounts
 from pagedserve.errors import EngineDeadError
-from pagedserve.inputs import Prompts, TextPrompt, match_params, match_priorities, parse_prompts
+from pagedserve.inputs import TextPrompt
+from pagedserve.inputs.chat import Conversation, chat_prompt, conversations_of, read_chat_template
+from pagedserve.inputs.prompts import Prompts, match_params, match_priorities, parse_prompts
 from pagedserve.lora.request import LoRARequest, match_lora_requests
 from pagedserve.metrics import Metric, metrics_of
 from pagedserve.outputs import (

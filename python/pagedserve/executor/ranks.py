@@ -30,9 +30,9 @@ from pagedserve.executor.processes import Backend, RankProcesses
 from pagedserve.executor.protocol import CacheShape, ModelInfo, StepInput, StepLimits
 from pagedserve.executor.subprocesses import LocalBackend
 from pagedserve.executor.worker import Worker
+from pagedserve.inputs.prompt_images import PlacedImage
 from pagedserve.lora.host import HostAdapter
 from pagedserve.models.device import choose_device
-from pagedserve.models.prompt_images import PlacedImage
 from pagedserve.models.split import check_split
 from pagedserve.parallel.group import ExchangeError, MeetingPlace, RankGroup
 from pagedserve.runner.buffers import StepBuffers

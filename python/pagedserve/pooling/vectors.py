@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedserve.errors import RequestError
-from pagedserve.inputs import ParsedPrompt
+from pagedserve.inputs.prompts import ParsedPrompt
 from pagedserve.outputs import (
     ClassificationOutput,
     ClassificationRequestOutput,
