@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 import pagedserve.checks as checks
 import pagedserve.executor.local  # noqa: F401  # report a missing torch when LLM is accessed
-import pagedserve.pooling.vectors as vectors
+import pagedserve.output.pooling as vectors
 from pagedserve.config import EngineArgs
 from pagedserve.config.engine_args import takes_engine_options
 from pagedserve.config.engine_options import EngineOptions

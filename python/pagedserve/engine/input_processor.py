@@ -30,7 +30,7 @@ from pagedserve.lora.request import LoRARequest
 from pagedserve.output.detokenizer import Detokenizer
 from pagedserve.output.stop import StopRule
 from pagedserve.outputs import RequestMetrics
-from pagedserve.pooling.vectors import with_prompt
+from pagedserve.pooling.rules import PoolingRules
 from pagedserve.pooling_params import PoolingParams
 from pagedserve.sampling.bad_words import BadWords
 from pagedserve.sampling.grammar import GrammarCompiler
@@ -243,7 +243,7 @@ class InputProcessor:
                 "completions and chats, or a model that is loaded with runner='pooling'"
             )
         self.model.pooling.check(params)
-        prompt = with_prompt(prompt, self.model.pooling, params.prompt_name)
+        prompt = _with_prompt(prompt, self.model.pooling, params.prompt_name)
         tokenized = self._tokens_to_pool(prompt, params.truncate_prompt_tokens, name)
         token_ids = tokenized.token_ids
         return Request(
@@ -397,6 +397,16 @@ class InputProcessor:
             text, verbose=False, truncation=max_length is not None, max_length=max_length
         ).input_ids
         return token_ids
+
+
+def _with_prompt(
+    prompt: ParsedPrompt, rules: PoolingRules, prompt_name: str | None
+) -> ParsedPrompt:
+    """Prepend a named prefix of the model to a text; token ids stay unchanged."""
+    name = prompt_name or rules.default_prompt_name
+    if name is None or prompt.text is None or prompt.token_ids is not None:
+        return prompt
+    return replace(prompt, text=rules.prompts[name] + prompt.text)
 
 
 def _image_placer(
