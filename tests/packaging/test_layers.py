@@ -13,55 +13,68 @@ import pytest
 
 # Leaves that every part of the package may name.
 SHARED = {
+    "checks",
     "collector",
     "device",
     "errors",
     "extras",
-    "checks",
     "references",
     "regular_files",
-    "vllm_names",
     "sigint",
-    "config",
-    "sampling_params",
-    "pooling_params",
-    "inputs",
-    "structured_outputs",
-    "outputs",
+    "vllm_names",
 }
 
 # Each part of the package, and the parts it may name besides itself and the shared ones.
 PYTHON_LAYERS: dict[str, set[str]] = {
     **{leaf: set() for leaf in SHARED},
-    "outputs": {"lora"},  # whose adapter answered
-    "config": {"attention"},  # whose backends an option names
     "host_ops": set(),
     "attention": {"host_ops", "kernels"},
+    "config": {"attention"},  # whose backends an option names
+    "sampling_params": {"config"},  # how an option is defined
+    "pooling_params": set(),
+    "inputs": {"sampling_params"},
     "cache": {"host_ops", "kernels"},
-    "pooling": set(),
+    "pooling": {"pooling_params"},
     "parallel": {"host_ops"},
-    "models": {"attention", "cache", "host_ops", "kernels", "parallel", "pooling"},
-    "lora": {"kernels", "models", "parallel"},
-    "sampling": {"host_ops", "kernels"},
-    "drafts": set(),
-    "runner": {"attention", "cache", "lora", "models", "sampling"},
-    "executor": {
-        *("attention", "cache", "lora", "models", "parallel", "pooling", "runner", "sampling"),
+    "models": {
+        *("attention", "cache", "config", "host_ops", "inputs", "kernels", "parallel", "pooling"),
     },
-    "output": set(),
+    "lora": {"kernels", "models", "parallel"},
+    "outputs": {"lora"},  # whose adapter answered
+    "sampling": {"host_ops", "kernels", "sampling_params"},
+    "drafts": {"inputs", "outputs", "sampling_params"},
+    "runner": {"attention", "cache", "inputs", "lora", "models", "sampling"},
+    "executor": {
+        *("attention", "cache", "config", "inputs", "lora", "models", "parallel", "pooling"),
+        *("runner", "sampling"),
+    },
+    "output": {"outputs", "pooling", "pooling_params", "sampling_params"},
     "engine": {
-        *("drafts", "executor", "host_ops", "lora", "models", "output", "pooling", "sampling"),
+        *("config", "drafts", "executor", "host_ops", "inputs", "lora", "models", "output"),
+        *("outputs", "pooling", "pooling_params", "sampling", "sampling_params"),
     },
     "metrics": {"engine"},
-    "llm": {"engine", "executor", "lora", "metrics", "pooling"},
-    "utils": set(),  # a name of vLLM's
-    "server": {"engine", "lora", "output", "pooling"},
-    "deploy": {"engine", "executor", "lora", "models"},
+    "llm": {
+        *("config", "engine", "executor", "inputs", "lora", "metrics", "output", "outputs"),
+        *("pooling", "pooling_params", "sampling_params"),
+    },
+    "utils": {"config"},  # a name of vLLM's
+    "server": {
+        *("config", "engine", "inputs", "lora", "output", "outputs", "pooling", "pooling_params"),
+        "sampling_params",
+    },
+    "deploy": {
+        *("config", "engine", "executor", "inputs", "lora", "models", "outputs"),
+        *("pooling_params", "sampling_params"),
+    },
     "replay": set(),
     "scheduler": set(),
     "bench": set(),
     # Two of the public names; of models, that a start says what it does.
-    "cli": {"bench", "deploy", "engine", "models", "server", "LLM", "__version__"},
+    "cli": {
+        *("bench", "config", "deploy", "engine", "models", "outputs", "sampling_params", "server"),
+        *("LLM", "__version__"),
+    },
 }
 
 # The modules and packages that may name the Rust core.
@@ -145,13 +158,6 @@ def imports_in(tree: ast.AST) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def imports_for_types(path: Path) -> Iterator[str]:
-    """Those that only a type checker follows."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            yield from imports_in(node)
-
-
 def modules_of_package(root: Path) -> Iterator[tuple[str, Path]]:
     package = root / "python" / "pagedserve"
     for path in sorted(package.rglob("*.py")):
@@ -229,10 +235,14 @@ def test_files_do_not_import_in_a_circle(root: Path) -> None:
     graph = {}
     for module, path in modules.items():
         if module != "pagedserve":
-            names = set(imports(path)) - set(imports_for_types(path))
+            names = imports(path)  # those for type checkers too
             homes = {name if name in modules else name.rpartition(".")[0] for name in names}
             graph[module] = homes & modules.keys() - {module, "pagedserve"}
     TopologicalSorter(graph).prepare()  # its CycleError names the circle
+
+
+def test_parts_do_not_name_each_other_in_a_circle(root: Path) -> None:
+    TopologicalSorter(named_parts(root)).prepare()
 
 
 def test_every_permission_of_a_part_is_used(root: Path) -> None:
