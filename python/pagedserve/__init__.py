@@ -25,7 +25,7 @@ _LISTED: Final = {
     "pagedserve.lora.request": ["LoRARequest"],
     "pagedserve.pooling_params": ["PoolingParams"],
     "pagedserve.sampling_params": ["BeamSearchParams", "RequestOutputKind", "SamplingParams"],
-    "pagedserve.structured_outputs": ["StructuredOutputsParams"],
+    "pagedserve.sampling_params.structured_outputs": ["StructuredOutputsParams"],
     "pagedserve.outputs": [
         "BeamSearchOutput",
         "BeamSearchSequence",

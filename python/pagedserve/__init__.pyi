@@ -38,6 +38,7 @@ from pagedserve.outputs import (
 )
 from pagedserve.pooling_params import PoolingParams
 from pagedserve.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
+from pagedserve.sampling_params.structured_outputs import StructuredOutputsParams
 from pagedserve.scheduler import (
     BlockMoves,
     BlockSpaceManager,
@@ -61,7 +62,6 @@ from pagedserve.scheduler import (
     TokenLookup,
     UncachedBlockAllocator,
 )
-from pagedserve.structured_outputs import StructuredOutputsParams
 
 __all__ = [
     "LLM",

@@ -8,7 +8,7 @@ import pytest
 from pagedserve import LLMEngine, RequestError, RequestOutput, SamplingParams
 from pagedserve.inputs.prompts import parse_prompt
 from pagedserve.sampling_params import RequestOutputKind
-from pagedserve.structured_outputs import StructuredOutputsParams
+from pagedserve.sampling_params.structured_outputs import StructuredOutputsParams
 
 if TYPE_CHECKING:
     from pagedserve import LLM

@@ -29,7 +29,7 @@ from pagedserve.sampling_params.parameter import (
     TokenIds,
     parameter,
 )
-from pagedserve.structured_outputs import StructuredOutputsParams
+from pagedserve.sampling_params.structured_outputs import StructuredOutputsParams
 
 _hold: Final = object.__setattr__
 

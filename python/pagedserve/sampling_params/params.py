@@ -10,7 +10,7 @@ from pagedserve.sampling_params.checks import biases_of_json
 from pagedserve.sampling_params.contradictions import contradictions
 from pagedserve.sampling_params.options import PARAMETERS, SamplingOptions, unknown_parameter
 from pagedserve.sampling_params.processors import with_prompt
-from pagedserve.structured_outputs import StructuredOutputsParams
+from pagedserve.sampling_params.structured_outputs import StructuredOutputsParams
 from pagedserve.vllm_names import ABSENT_PARAMS, is_neutral, takes_names
 
 # None is a value of its parameter: no limit.
