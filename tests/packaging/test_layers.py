@@ -5,6 +5,7 @@ import io
 import re
 import tokenize
 from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import TypeAlias
@@ -337,18 +338,20 @@ def code_lines(source: str) -> set[int]:
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def definitions(root: Path) -> Iterator[tuple[str, ast.ClassDef | Function, set[int]]]:
+@cache
+def definitions(root: Path) -> list[tuple[str, ast.ClassDef | Function, set[int]]]:
     """Classes and functions of the package by qualified name, with the lines of code around."""
+    found: list[tuple[str, ast.ClassDef | Function, set[int]]] = []
     for module, path in modules_of_package(root):
         source = path.read_text()
         lines = code_lines(source)
-        tree = ast.parse(source)
-        inside = [(module.removeprefix("pagedserve."), tree.body)]
+        inside = [(module.removeprefix("pagedserve."), ast.parse(source).body)]
         for name, body in inside:
             for node in body:
                 if isinstance(node, ast.ClassDef | Function):
-                    yield f"{name}.{node.name}", node, lines
+                    found.append((f"{name}.{node.name}", node, lines))
                     inside.append((f"{name}.{node.name}", node.body))
+    return found
 
 
 def test_functions_are_short(root: Path) -> None:

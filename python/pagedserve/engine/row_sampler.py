@@ -143,8 +143,8 @@ class RowSampler:
         count = len(token_ids) + num_unknown
         rules = self._rules
         if rules is not None and count < len(rules.first):
-            edits = LogitsEdits(allowed_token_ids=rules.first[count])
-            return RowSampling(temperature=0, edits=edits, num_logprobs=self._num_logprobs)
+            first = LogitsEdits(allowed_token_ids=rules.first[count])
+            return RowSampling(temperature=0, edits=first, num_logprobs=self._num_logprobs)
         uniforms: tuple[float, ...] = (0.0,)
         if self._uniforms:
             streams = self._uniforms if count == 0 else [self._uniforms[index]]
