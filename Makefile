@@ -121,7 +121,7 @@ stubs: build ## write the stub of the top level, and docstrings into those of pa
 options: build ## write the options' tables into the pages under docs, and their types
 	$(BIN)/python -m tests.support.pages
 	$(BIN)/python -m tests.support.typed_options
-	$(BIN)/ruff format --quiet python/pagedserve/engine_options.py
+	$(BIN)/ruff format --quiet python/pagedserve/config/engine_options.py
 
 chart: ## draw the README's chart from benches/results/chart.csv
 	$(PYTHON) benches/python/chart.py

@@ -16,7 +16,7 @@ from pagedserve import (
     SamplingParams,
     SchedulerConfig,
 )
-from pagedserve.options import options_of
+from pagedserve.config.options import options_of
 from pagedserve.server.options import ServerArgs
 from pagedserve.vllm_names import ABSENT_METHODS, ABSENT_OPTIONS, ALIASES, HINTS
 

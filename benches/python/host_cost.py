@@ -27,7 +27,7 @@ from pagedserve.executor.protocol import (
     StepInput,
     StepLimits,
 )
-from pagedserve.models.prompt_images import PlacedImage
+from pagedserve.inputs.prompt_images import PlacedImage
 from pagedserve.sampling.results import SampledRows
 from pagedserve.sampling_params import RequestOutputKind
 

@@ -17,7 +17,7 @@ from measuring import report_table
 from torch import Tensor
 
 from pagedserve import _core
-from pagedserve.config import Quantization
+from pagedserve.config.precision import Quantization
 from pagedserve.models.fused.cpu.linears import multiply, pack
 
 # (N, K) of a layer of SmolLM2-135M: q, k and v; output; gate and up; down.

@@ -2,11 +2,11 @@
 
 from pagedserve._core import __version__
 from pagedserve.config import EngineArgs
+from pagedserve.config.engine_options import EngineOptions
 from pagedserve.engine.arg_utils import AsyncEngineArgs
 from pagedserve.engine.async_engine import AsyncLLMEngine
 from pagedserve.engine.client import EngineClient
 from pagedserve.engine.llm_engine import LLMEngine
-from pagedserve.engine_options import EngineOptions
 from pagedserve.errors import (
     ConcurrentCallError,
     ConfigError,
@@ -38,6 +38,7 @@ from pagedserve.outputs import (
 )
 from pagedserve.pooling_params import PoolingParams
 from pagedserve.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
+from pagedserve.sampling_params.structured_outputs import StructuredOutputsParams
 from pagedserve.scheduler import (
     BlockMoves,
     BlockSpaceManager,
@@ -61,7 +62,6 @@ from pagedserve.scheduler import (
     TokenLookup,
     UncachedBlockAllocator,
 )
-from pagedserve.structured_outputs import StructuredOutputsParams
 
 __all__ = [
     "LLM",

@@ -1,4 +1,4 @@
-"""CUDA calls other than kernels: synchronization, copies, graphs and memory.
+"""Choice of a device, and CUDA calls other than kernels: synchronization, copies, graphs, memory.
 
 Every such call of a step, of the graphs and of the profile run goes through a `Cuda` that is
 passed in, None where the model computes in host memory.  A double that records calls can replace
@@ -13,6 +13,8 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+
+from pagedserve.errors import ConfigError
 
 
 class Event(Protocol):
@@ -142,3 +144,31 @@ def cuda_of(device: torch.device) -> Cuda | None:
 def to_device(host: Tensor, cuda: Cuda | None) -> Tensor:
     """Copy a host tensor to the device of the logits without blocking the host."""
     return host if cuda is None else cuda.to_device(host)
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the device of that name; a GPU becomes the current device, on which kernels launch.
+
+    Args:
+        name: "auto", "cpu", "cuda" or "cuda:N"; "auto" is the first visible GPU, else the CPU.
+
+    Raises:
+        ConfigError: The GPU does not exist.
+    """
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name == "cpu" or (name == "auto" and num_gpus == 0):
+        return torch.device("cpu")
+    index = int(name.partition(":")[2] or 0)
+    if num_gpus == 0:
+        reason = "is built without CUDA" if torch.version.cuda is None else "finds no CUDA device"
+        raise ConfigError(
+            f"device is {name!r}, and torch {torch.__version__} {reason}: give 'cpu' or 'auto'"
+        )
+    if index >= num_gpus:
+        raise ConfigError(
+            f"device is {name!r}, and there are {num_gpus} CUDA devices: accepted are cuda:0 to "
+            f"cuda:{num_gpus - 1}"
+        )
+    device = torch.device("cuda", index)
+    torch.cuda.set_device(device)
+    return device

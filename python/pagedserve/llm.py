@@ -9,9 +9,10 @@ from transformers import PreTrainedTokenizerBase
 
 import pagedserve.checks as checks
 import pagedserve.executor.local  # noqa: F401  # report a missing torch when LLM is accessed
-import pagedserve.pooling.vectors as vectors
-from pagedserve.chat import Conversation, chat_prompt, conversations_of, read_chat_template
-from pagedserve.config import EngineArgs, takes_engine_options
+import pagedserve.output.pooling as vectors
+from pagedserve.config import EngineArgs
+from pagedserve.config.engine_args import takes_engine_options
+from pagedserve.config.engine_options import EngineOptions
 from pagedserve.engine.batches import Batches, PoolingOptions, UseTqdm
 from pagedserve.engine.calls import Calls, in_turn
 from pagedserve.engine.defaults import default_sampling_params
@@ -20,9 +21,10 @@ from pagedserve.engine.guard import ModelOwner
 from pagedserve.engine.llm_engine import LLMEngine
 from pagedserve.engine.metric_families import engine_labels
 from pagedserve.engine.request_metrics import RequestCounts
-from pagedserve.engine_options import EngineOptions
 from pagedserve.errors import EngineDeadError
-from pagedserve.inputs import Prompts, TextPrompt, match_params, match_priorities, parse_prompts
+from pagedserve.inputs import TextPrompt
+from pagedserve.inputs.chat import Conversation, chat_prompt, conversations_of, read_chat_template
+from pagedserve.inputs.prompts import Prompts, match_params, match_priorities, parse_prompts
 from pagedserve.lora.request import LoRARequest, match_lora_requests
 from pagedserve.metrics import Metric, metrics_of
 from pagedserve.outputs import (

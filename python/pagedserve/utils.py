@@ -3,6 +3,6 @@
 It contains nothing else.
 """
 
-from pagedserve.argument_parser import FlexibleArgumentParser
+from pagedserve.config.argument_parser import FlexibleArgumentParser
 
 __all__ = ["FlexibleArgumentParser"]

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pagedserve import LLMEngine, RequestError, RequestOutput, SamplingParams
-from pagedserve.inputs import parse_prompt
+from pagedserve.inputs.prompts import parse_prompt
 from pagedserve.sampling_params import RequestOutputKind
-from pagedserve.structured_outputs import StructuredOutputsParams
+from pagedserve.sampling_params.structured_outputs import StructuredOutputsParams
 
 if TYPE_CHECKING:
     from pagedserve import LLM

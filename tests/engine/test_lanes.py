@@ -13,7 +13,7 @@ from pagedserve.collector import collector_paused
 from pagedserve.engine.grammars import GrammarLanes
 from pagedserve.engine.lanes import SMALL_COST, Lanes, input_cost
 from pagedserve.sampling_params import SamplingParams
-from pagedserve.structured_outputs import StructuredOutputsParams
+from pagedserve.sampling_params.structured_outputs import StructuredOutputsParams
 
 
 @pytest.fixture

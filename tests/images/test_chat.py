@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from pagedserve import EngineArgs, LLMEngine, RequestError, SamplingParams
-from pagedserve.images import MAX_SUM_PIXELS, EncodedImage, image_of_url, images_of_parts
+from pagedserve.inputs.images import MAX_SUM_PIXELS, EncodedImage, image_of_url, images_of_parts
 from pagedserve.server.options import ServerArgs
 from tests.images.conftest import Family, MakeFamily
 from tests.server.conftest import Served

@@ -11,7 +11,7 @@ from PIL import Image
 import pagedserve.models.image_trial as image_trial
 from pagedserve import LLM, EngineArgs, LLMEngine, LoRARequest, RequestOutput, SamplingParams
 from pagedserve.errors import ConfigError, RequestError
-from pagedserve.inputs import parse_prompt
+from pagedserve.inputs.prompts import parse_prompt
 from pagedserve.models.image_features import image_features
 from tests.images.conftest import Family, MakeFamily
 from tests.support.images import picture

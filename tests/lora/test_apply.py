@@ -13,7 +13,8 @@ from peft import LoraConfig
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from pagedserve.config import CpuKernels, EngineArgs, Quantization
+from pagedserve.config import EngineArgs
+from pagedserve.config.precision import CpuKernels, Quantization
 from pagedserve.errors import StepError
 from pagedserve.lora.apply import AdapterModules
 from pagedserve.models.adapters import AdapterRows

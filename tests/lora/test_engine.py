@@ -19,7 +19,7 @@ from pagedserve import (
     RequestOutput,
     SamplingParams,
 )
-from pagedserve.config import Quantization
+from pagedserve.config.precision import Quantization
 from pagedserve.lora.adapter import CONFIG, WEIGHTS
 from pagedserve.runner.model_runner import Forward
 from pagedserve.runner.padded import PaddedDecode

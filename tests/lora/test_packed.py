@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from pagedserve.config import Quantization
+from pagedserve.config.precision import Quantization
 from pagedserve.errors import StepError
 from pagedserve.host_ops.capabilities import DTYPE_NAMES
 from pagedserve.models.adapters import AdapterArrays, AdapterRows

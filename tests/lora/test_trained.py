@@ -11,7 +11,7 @@ from peft import PeftModel
 from torch import Tensor
 
 from pagedserve import LLM, LoRARequest, RequestOutput, SamplingParams
-from pagedserve.config import ModelDtype, Quantization
+from pagedserve.config.precision import ModelDtype, Quantization
 from tests.support.lora import rounded
 
 DIRECTORY = Path(__file__).parents[2] / "examples/adapters/pirate"

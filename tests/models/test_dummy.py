@@ -10,8 +10,8 @@ import torch
 
 from pagedserve import LLM, SamplingParams
 from pagedserve.config import EngineArgs
+from pagedserve.device import choose_device
 from pagedserve.errors import ConfigError, ModelLoadError, UnsupportedModelError
-from pagedserve.models.device import choose_device
 from pagedserve.models.loader import LoadedModel, load_model
 from pagedserve.models.tokenizer import load_tokenizer
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from transformers import MistralConfig
 
-from pagedserve.chat import chat_prompt
 from pagedserve.config import EngineArgs
+from pagedserve.inputs.chat import chat_prompt
 from pagedserve.models.tokenizer import load_tokenizer
 
 TEXTS = ["Hello  wörld, 你好!", " two\n\n\tTabs   three 1234", "🙂 ", "don't_stop", ""]

@@ -11,12 +11,16 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from pagedserve import LLMEngine, SamplingParams
 from pagedserve.config import EngineArgs
 from pagedserve.errors import RequestError
+from pagedserve.sampling_params.structured_outputs import (
+    MAX_CHARS,
+    MAX_CHOICES,
+    StructuredOutputsParams,
+)
 from pagedserve.server.bounds import check_bounds
 from pagedserve.server.errors import scrubbed
 from pagedserve.server.options import ServerArgs
 from pagedserve.server.params import completion_params
 from pagedserve.server.protocol import CompletionBody
-from pagedserve.structured_outputs import MAX_CHARS, MAX_CHOICES, StructuredOutputsParams
 from tests.server.conftest import Served
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ import soundfile
 import torch
 
 from pagedserve import LLM, EngineArgs, LLMEngine, SamplingParams
-from pagedserve.audio import Audio, audio_of_file
 from pagedserve.engine.defaults import server_defaults
+from pagedserve.inputs.audio import Audio, audio_of_file
 from pagedserve.server.options import ServerArgs
 from tests.server.conftest import Process, Served
 from tests.support.whisper import Sound, save_whisper, sounds

@@ -23,7 +23,11 @@ from pagedserve.sampling.schemas import (
     TrialsSpentError,
 )
 from pagedserve.sampling.sources import GrammarKey, Trials, compiled_source
-from pagedserve.structured_outputs import MAX_CHARS, MAX_CHOICES, StructuredOutputsParams
+from pagedserve.sampling_params.structured_outputs import (
+    MAX_CHARS,
+    MAX_CHOICES,
+    StructuredOutputsParams,
+)
 from tests.hostile.grammar_kinds import random_keywords
 from tests.support.examples import examples
 

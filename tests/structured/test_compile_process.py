@@ -14,7 +14,7 @@ from pagedserve.errors import PagedServeError, RequestError
 from pagedserve.sampling import compile_process, compile_worker, sources
 from pagedserve.sampling.grammar import GrammarCompiler
 from pagedserve.sampling.sources import GrammarKey
-from pagedserve.structured_outputs import StructuredOutputsParams
+from pagedserve.sampling_params.structured_outputs import StructuredOutputsParams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -12,7 +12,7 @@ from pagedserve.sampling.ebnf import is_ebnf
 from pagedserve.sampling.grammar import GrammarCompiler
 from pagedserve.sampling.lark import MAX_RULE_CHAIN, prepare_lark
 from pagedserve.sampling.schemas import GrammarError
-from pagedserve.structured_outputs import StructuredOutputsParams
+from pagedserve.sampling_params.structured_outputs import StructuredOutputsParams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

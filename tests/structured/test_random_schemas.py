@@ -10,7 +10,7 @@ import pytest
 
 from pagedserve import RequestError
 from pagedserve.sampling.grammar import GrammarCompiler, compute_masks
-from pagedserve.structured_outputs import StructuredOutputsParams
+from pagedserve.sampling_params.structured_outputs import StructuredOutputsParams
 from tests.support.examples import examples
 
 if TYPE_CHECKING:

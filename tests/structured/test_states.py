@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pagedserve.sampling.grammar import Grammar, GrammarCompiler, GrammarStates, compute_masks
-from pagedserve.structured_outputs import StructuredOutputsParams
+from pagedserve.sampling_params.structured_outputs import StructuredOutputsParams
 
 if TYPE_CHECKING:
     from pagedserve import LLM

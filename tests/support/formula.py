@@ -17,9 +17,9 @@ from pagedserve import EngineArgs, LLMEngine, RequestOutput
 from pagedserve.executor.launched import LaunchedRun, tokens_of
 from pagedserve.executor.memory import MemoryPlan, free_host_bytes, plan_memory
 from pagedserve.executor.protocol import CacheShape, Executor, ModelInfo, StepInput, StepLimits
+from pagedserve.inputs.prompt_images import PlacedImage
 from pagedserve.lora.adapter import CONFIG, WEIGHTS
 from pagedserve.lora.host import HostAdapter, HostAdapters
-from pagedserve.models.prompt_images import PlacedImage
 from pagedserve.runner.buffers import StepBuffers
 from pagedserve.sampling.sampler import Sampler
 

@@ -10,7 +10,7 @@ from peft.tuners.lora import LoraLayer
 from torch import nn
 from transformers import PreTrainedModel
 
-from pagedserve.config import Quantization
+from pagedserve.config.precision import Quantization
 from pagedserve.models.fused.cpu.linears import quantize
 
 # Ways to make an adapter; ranks from 4 to 64.

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from pagedserve.sampling.grammar import GrammarCompiler, GrammarState, GrammarStates
-from pagedserve.structured_outputs import StructuredOutputsParams
+from pagedserve.sampling_params.structured_outputs import StructuredOutputsParams
 
 
 def packed(allowed: NDArray[np.bool_]) -> NDArray[np.int32]:

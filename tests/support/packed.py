@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from pagedserve import _core
-from pagedserve.config import Quantization
+from pagedserve.config.precision import Quantization
 from pagedserve.host_ops.capabilities import DTYPE_NAMES
 from pagedserve.models.fused.cpu.linears import quantize
 

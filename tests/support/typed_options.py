@@ -6,9 +6,9 @@ from types import NoneType
 from typing import Any, Final, ForwardRef, Literal, get_args, get_origin
 
 from pagedserve.config import EngineArgs
-from pagedserve.options import options_of
+from pagedserve.config.options import options_of
 
-MODULE: Final = Path(__file__).parents[2] / "python" / "pagedserve" / "engine_options.py"
+MODULE: Final = Path(__file__).parents[2] / "python" / "pagedserve" / "config" / "engine_options.py"
 
 _HEAD: Final = '''\
 """``EngineOptions``: the options of ``EngineArgs`` as keyword arguments, for type checkers.
@@ -19,7 +19,7 @@ _HEAD: Final = '''\
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
-from pagedserve.speculative_config import SpeculativeConfig
+from pagedserve.config.speculative import SpeculativeConfig
 
 if TYPE_CHECKING:
     import torch

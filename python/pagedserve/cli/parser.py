@@ -8,8 +8,8 @@ import argparse
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from pagedserve.argument_parser import FlexibleArgumentParser
 from pagedserve.checks import did_you_mean
+from pagedserve.config.argument_parser import FlexibleArgumentParser
 from pagedserve.errors import ConfigError
 
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import Field
 from typing import Any, Final
 
+from pagedserve.config.options import argument_of, by_concern, flag_of
 from pagedserve.errors import RequestError
-from pagedserve.options import argument_of, by_concern, flag_of
 from pagedserve.sampling_params import SamplingParams
 from pagedserve.sampling_params.options import PARAMETERS, SamplingOptions
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, fields
 from typing import Self
 
 import pagedserve.checks as checks
+from pagedserve.config.options import add_arguments, check_options, describe, option
 from pagedserve.errors import ConfigError
-from pagedserve.options import add_arguments, check_options, describe, option
 
 _AMOUNT = checks.real("a number, at least 0", low=0)
 

@@ -30,10 +30,11 @@ from pagedserve.engine.stream import Reader, Stream, Streams, call_in, set_answe
 from pagedserve.engine.thread import EngineThread
 from pagedserve.errors import EngineDeadError, EngineStalledError, RequestError
 from pagedserve.executor.protocol import Adapter, ModelInfo
-from pagedserve.inputs import Prompt, match_params, parse_prompt
+from pagedserve.inputs import Prompt
+from pagedserve.inputs.prompts import match_params, parse_prompt
 from pagedserve.lora.request import LoRARequest
+from pagedserve.output.pooling import pooling_output
 from pagedserve.outputs import PoolingRequestOutput, RequestOutput
-from pagedserve.pooling.vectors import pooling_output
 from pagedserve.pooling_params import PoolingParams
 from pagedserve.sampling_params import SamplingParams
 from pagedserve.vllm_names import AbsentArguments, refuse_arguments

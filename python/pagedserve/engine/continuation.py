@@ -10,7 +10,7 @@ from pagedserve._core import Scheduler
 from pagedserve.engine.output_processor import make_output
 from pagedserve.engine.request import Request
 from pagedserve.errors import RequestError
-from pagedserve.inputs import checked_token_ids
+from pagedserve.inputs.prompts import checked_token_ids
 from pagedserve.output.stop import find_stop
 from pagedserve.sampling_params import RequestOutputKind
 

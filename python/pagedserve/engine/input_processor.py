@@ -17,20 +17,20 @@ from pagedserve._core import Scheduler, SchedulerConfig
 from pagedserve.config import EngineArgs
 from pagedserve.engine.clock import request_time
 from pagedserve.engine.continuation import continue_behind
-from pagedserve.engine.encoder_prompts import split_prompt
 from pagedserve.engine.grammars import grammar_of
-from pagedserve.engine.images import ImagePlacer, image_placer
 from pagedserve.engine.request import Request, start_search
 from pagedserve.engine.row_sampler import RowSampler
-from pagedserve.engine.speech_prompts import HearsAudio, audio_processor
 from pagedserve.errors import RequestError
 from pagedserve.executor.protocol import Adapter, Executor, ModelInfo
-from pagedserve.inputs import ParsedPrompt, TokenizedPrompt, check_unicode, tokenize_prompt
+from pagedserve.inputs.audio import AudioFeatures
+from pagedserve.inputs.encoder_prompts import split_prompt
+from pagedserve.inputs.prompt_images import ImagePlacer
+from pagedserve.inputs.prompts import ParsedPrompt, TokenizedPrompt, check_unicode, tokenize_prompt
 from pagedserve.lora.request import LoRARequest
 from pagedserve.output.detokenizer import Detokenizer
 from pagedserve.output.stop import StopRule
 from pagedserve.outputs import RequestMetrics
-from pagedserve.pooling.vectors import with_prompt
+from pagedserve.pooling.rules import PoolingRules
 from pagedserve.pooling_params import PoolingParams
 from pagedserve.sampling.bad_words import BadWords
 from pagedserve.sampling.grammar import GrammarCompiler
@@ -54,7 +54,7 @@ class InputProcessor:
         max_model_len: Maximum tokens of a sequence.
         args: Options of the engine.
         images: Image placer; None if the model does not accept images.
-        audio: Audio processor; None if the model does not accept audio.
+        audio: Computes features of audio; None if the model does not accept audio.
         grammars: Grammar compiler.
     """
 
@@ -65,7 +65,7 @@ class InputProcessor:
     max_model_len: int
     args: EngineArgs
     images: ImagePlacer | None = None
-    audio: HearsAudio | None = None
+    audio: AudioFeatures | None = None
     grammars: GrammarCompiler = field(init=False)
     _numbers: "itertools.count[int]" = field(default_factory=itertools.count)
     _detokenizers: dict[bool, Detokenizer] = field(default_factory=dict)
@@ -95,8 +95,8 @@ class InputProcessor:
             max_num_seqs=config.max_num_seqs,
             max_model_len=config.max_model_len,
             args=args,
-            images=image_placer(args, tokenizer, executor),
-            audio=audio_processor(args, executor.model_info),
+            images=_image_placer(args, tokenizer, executor),
+            audio=_audio_features(args, executor.model_info),
         )
 
     def process(
@@ -118,7 +118,7 @@ class InputProcessor:
 
         Args:
             request_id: Request id.
-            prompt: Prompt parsed by ``pagedserve.inputs``.
+            prompt: Prompt parsed by ``pagedserve.inputs.prompts``.
             params: Sampling parameters, or pooling parameters.
             arrival_time: Seconds of the wall clock; None is now.
             priority: Priority; the lowest is served first, with ``scheduling_policy="priority"``.
@@ -134,8 +134,9 @@ class InputProcessor:
         """
         prompt, encoder, rules = split_prompt(
             prompt,
-            self.model,
+            self.model.encoder_decoder,
             name,
+            vocab_size=self.model.vocab_size,
             encode=self._encode,
             encode_bare=self._encode_word,
             audio=self.audio,
@@ -242,7 +243,7 @@ class InputProcessor:
                 "completions and chats, or a model that is loaded with runner='pooling'"
             )
         self.model.pooling.check(params)
-        prompt = with_prompt(prompt, self.model.pooling, params.prompt_name)
+        prompt = _with_prompt(prompt, self.model.pooling, params.prompt_name)
         tokenized = self._tokens_to_pool(prompt, params.truncate_prompt_tokens, name)
         token_ids = tokenized.token_ids
         return Request(
@@ -396,3 +397,48 @@ class InputProcessor:
             text, verbose=False, truncation=max_length is not None, max_length=max_length
         ).input_ids
         return token_ids
+
+
+def _with_prompt(
+    prompt: ParsedPrompt, rules: PoolingRules, prompt_name: str | None
+) -> ParsedPrompt:
+    """Prepend a named prefix of the model to a text; token ids stay unchanged."""
+    name = prompt_name or rules.default_prompt_name
+    if name is None or prompt.text is None or prompt.token_ids is not None:
+        return prompt
+    return replace(prompt, text=rules.prompts[name] + prompt.text)
+
+
+def _image_placer(
+    args: EngineArgs, tokenizer: PreTrainedTokenizerBase, executor: Executor
+) -> ImagePlacer | None:
+    """Create the image placer; None if the model does not accept images.
+
+    Raises:
+        ModelLoadError: The model's image processor cannot be loaded.
+    """
+    rules = executor.model_info.images
+    if isinstance(rules, str):
+        return None
+    from pagedserve.models.image_processor import load_image_processor
+
+    processor = load_image_processor(args, tokenizer)
+    return ImagePlacer(
+        token_id=processor.token_id,
+        rules=rules,
+        preprocess=processor.place,
+        positions=executor.image_positions,
+    )
+
+
+def _audio_features(args: EngineArgs, model: ModelInfo) -> AudioFeatures | None:
+    """Load the audio processor; None if the model does not accept audio.
+
+    Raises:
+        ModelLoadError: It cannot be loaded.
+    """
+    if model.encoder_decoder is None or model.encoder_decoder.speech is None:
+        return None
+    from pagedserve.models.audio_processor import load_audio_processor
+
+    return load_audio_processor(args).features

@@ -29,7 +29,8 @@ from pagedserve.engine.request import Request, RequestTable
 from pagedserve.engine.stats import EngineSnapshot, EngineStats, StatsLine, cache_config
 from pagedserve.errors import EngineDeadError, InvariantError
 from pagedserve.executor.protocol import Executor, ModelInfo
-from pagedserve.inputs import Prompt, match_params, parse_prompt
+from pagedserve.inputs import Prompt
+from pagedserve.inputs.prompts import match_params, parse_prompt
 from pagedserve.lora.request import LoRARequest
 from pagedserve.models.hub import HubOptions
 from pagedserve.models.progress import loading

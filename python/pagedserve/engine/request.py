@@ -15,9 +15,9 @@ from pagedserve.drafts.proposer import DraftedText
 from pagedserve.engine.row_sampler import RowSampler
 from pagedserve.errors import RequestError
 from pagedserve.executor.protocol import Adapter
+from pagedserve.inputs.encoder_prompts import EncoderInput
+from pagedserve.inputs.prompt_images import PromptImages
 from pagedserve.lora.request import LoRARequest
-from pagedserve.models.encoder_prompts import EncoderInput
-from pagedserve.models.prompt_images import PromptImages
 from pagedserve.output.beam import Beam, BeamSearch
 from pagedserve.output.detokenizer import Detokenizer, TextStream
 from pagedserve.output.logprobs import TokenLogprob

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from pagedserve.engine.token_rules import TokenRules
+from pagedserve.inputs.speech import TokenRules
 from pagedserve.sampling.bad_words import BadWords
 from pagedserve.sampling.grammar import Grammar
 from pagedserve.sampling.rows import LogitsEdits, RowSampling
@@ -143,7 +143,8 @@ class RowSampler:
         count = len(token_ids) + num_unknown
         rules = self._rules
         if rules is not None and count < len(rules.first):
-            return rules.row(count, self._num_logprobs)
+            first = LogitsEdits(allowed_token_ids=rules.first[count])
+            return RowSampling(temperature=0, edits=first, num_logprobs=self._num_logprobs)
         uniforms: tuple[float, ...] = (0.0,)
         if self._uniforms:
             streams = self._uniforms if count == 0 else [self._uniforms[index]]

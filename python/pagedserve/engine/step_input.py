@@ -6,8 +6,8 @@ from pagedserve.engine.prompt_logprobs import prompt_targets
 from pagedserve.engine.request import RequestTable, Sequence
 from pagedserve.engine.step import Step
 from pagedserve.executor.protocol import HostBuffers, StepInput
-from pagedserve.models.encoder_prompts import EncoderInput
-from pagedserve.models.prompt_images import PromptImages
+from pagedserve.inputs.encoder_prompts import EncoderInput
+from pagedserve.inputs.prompt_images import PromptImages
 from pagedserve.sampling.rows import RowSampling
 
 

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
 from pagedserve.config import EngineArgs
+from pagedserve.device import choose_device
 from pagedserve.errors import ConfigError, extra_needed
 from pagedserve.executor.subprocesses import StopWatch
-from pagedserve.models.device import choose_device
 
 # Seconds: to wait for Ray's reason why an actor ended; without a response after which an actor
 # counts

@@ -19,8 +19,8 @@ from pagedserve.executor.launched import LaunchedRun, tokens_of
 from pagedserve.executor.model_step import NO_EXTRAS, ModelStep, StepExtras
 from pagedserve.executor.protocol import StepInput, StepSizes
 from pagedserve.executor.worker import Worker, pools_others
+from pagedserve.inputs.prompt_images import PlacedImage
 from pagedserve.models.image_features import image_positions
-from pagedserve.models.prompt_images import PlacedImage
 from pagedserve.pooling.pooler import pool_rows, token_types
 from pagedserve.pooling.rules import PoolingRules
 from pagedserve.runner.encoder import encode_prompts

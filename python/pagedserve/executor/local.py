@@ -12,8 +12,8 @@ from pagedserve.executor.launched import LaunchedRun
 from pagedserve.executor.memory import MemoryPlan
 from pagedserve.executor.protocol import CacheShape, ModelInfo, StepInput, StepLimits
 from pagedserve.executor.worker import Worker
+from pagedserve.inputs.prompt_images import PlacedImage
 from pagedserve.lora.host import HostAdapter
-from pagedserve.models.prompt_images import PlacedImage
 from pagedserve.runner.buffers import StepBuffers
 
 

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from pagedserve._core import InputBuffers, KVGroup, SchedulerOutputs
 from pagedserve.executor.memory import MemoryPlan
-from pagedserve.images import TEXT_ALONE, ImageRules
-from pagedserve.models.encoder_prompts import EncoderDecoder, EncoderInput
-from pagedserve.models.prompt_images import PlacedImage, PromptImages
+from pagedserve.inputs.encoder_prompts import EncoderDecoder, EncoderInput
+from pagedserve.inputs.images import TEXT_ALONE, ImageRules
+from pagedserve.inputs.prompt_images import PlacedImage, PromptImages
 from pagedserve.pooling.rules import PoolingRules
 from pagedserve.sampling.results import PositionLogprobs, SampledRows
 from pagedserve.sampling.rows import PromptTargets, RowSampling

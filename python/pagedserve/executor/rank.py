@@ -44,9 +44,9 @@ def serve(connection: Connection) -> None:
 def _serve(spec: RankSpec, connection: Connection) -> None:
     import torch
 
+    from pagedserve.device import choose_device
     from pagedserve.executor.channel import RemoteChannel, StepChannel
     from pagedserve.executor.worker import Worker
-    from pagedserve.models.device import choose_device
     from pagedserve.parallel.group import RankGroup
 
     torch.set_num_threads(spec.num_threads)

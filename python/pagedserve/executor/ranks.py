@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pagedserve.config import EngineArgs
+from pagedserve.device import choose_device
 from pagedserve.errors import ConfigError
 from pagedserve.executor.adapter_slots import AdapterSlots
 from pagedserve.executor.channel import StepChannel
@@ -30,9 +31,8 @@ from pagedserve.executor.processes import Backend, RankProcesses
 from pagedserve.executor.protocol import CacheShape, ModelInfo, StepInput, StepLimits
 from pagedserve.executor.subprocesses import LocalBackend
 from pagedserve.executor.worker import Worker
+from pagedserve.inputs.prompt_images import PlacedImage
 from pagedserve.lora.host import HostAdapter
-from pagedserve.models.device import choose_device
-from pagedserve.models.prompt_images import PlacedImage
 from pagedserve.models.split import check_split
 from pagedserve.parallel.group import ExchangeError, MeetingPlace, RankGroup
 from pagedserve.runner.buffers import StepBuffers

@@ -27,7 +27,7 @@ from pagedserve.executor.memory import (
 from pagedserve.executor.model_step import ModelStep
 from pagedserve.executor.profile import available_memory
 from pagedserve.executor.protocol import CacheShape, ModelInfo, StepLimits
-from pagedserve.images import ImageRules
+from pagedserve.inputs.images import ImageRules
 from pagedserve.lora.apply import AdapterModules
 from pagedserve.models.encoder_decoder import no_states
 from pagedserve.models.loader import LoadedModel, load_model

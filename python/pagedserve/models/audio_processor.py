@@ -6,9 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import AutoFeatureExtractor
 
-from pagedserve.audio import Audio
 from pagedserve.config import EngineArgs
 from pagedserve.errors import ModelLoadError, RequestError, extra_needed
+from pagedserve.inputs.audio import Audio
 from pagedserve.models.files import find_model_files, first_line, quiet_transformers
 
 

@@ -25,9 +25,10 @@ from pagedserve.attention.cross import WholeAttention
 from pagedserve.cache.engine import LayerShape
 from pagedserve.config import EngineArgs
 from pagedserve.errors import UnsupportedModelError
+from pagedserve.inputs.encoder_prompts import EncoderDecoder
+from pagedserve.inputs.speech import SpeechRules
 from pagedserve.models.architectures.relative_bias import list_biases
 from pagedserve.models.audio_processor import load_audio_processor
-from pagedserve.models.encoder_prompts import EncoderDecoder
 from pagedserve.models.files import architecture_of
 from pagedserve.models.flat_batch import decoder_logits
 from pagedserve.models.forward_context import ForwardContext, forwarding
@@ -35,7 +36,6 @@ from pagedserve.models.limits import num_positions
 from pagedserve.models.paged_logits import encoder_decoder_logits
 from pagedserve.models.probe import CallRecorder, refusing_failures
 from pagedserve.models.trials import TOLERANCE, compare, prompt_of, using_attention, vocab_size
-from pagedserve.speech import SpeechRules
 
 # Tokens of the check's prompts, of the encoder and of the decoder.
 _ENCODED: Final = (13, 5)

@@ -11,7 +11,6 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from pagedserve.config import EngineArgs
 from pagedserve.errors import ModelLoadError, PagedServeError, UnsupportedModelError
-from pagedserve.models.encoder_prompts import FAMILIES
 from pagedserve.models.hub import HubOptions, Part
 from pagedserve.models.mappings import register_mapping
 from pagedserve.models.progress import are_bars_shown
@@ -19,6 +18,8 @@ from pagedserve.models.quantized import check_quant_method
 from pagedserve.models.registry import resolve_model
 
 _MESSAGE_CHARACTERS: Final = 500
+# Supported model_types of encoder-decoders: their layers use the attention interface.
+_ENCODER_DECODERS: Final = ("bart", "marian", "mbart", "mt5", "pegasus", "t5", "whisper")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,10 +140,11 @@ def _load_config(name: str, directory: Path) -> PreTrainedConfig:
         check_quant_method(config)
     except ValueError as error:
         raise ModelLoadError(f"model {name!r}: config.json: {error}") from error
-    if config.is_encoder_decoder and config.model_type not in FAMILIES:
+    if config.is_encoder_decoder and config.model_type not in _ENCODER_DECODERS:
         raise UnsupportedModelError(
             f"architecture {architecture_of(config)} cannot be run: it is an encoder-decoder; "
-            f"accepted are those of model_type {', '.join(FAMILIES)}, and decoder-only models"
+            f"accepted are those of model_type {', '.join(_ENCODER_DECODERS)}, and decoder-only "
+            "models"
         )
     return config
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from pagedserve.errors import StepError
+from pagedserve.inputs.prompt_images import PlacedImage, PromptImages
 from pagedserve.models.flat_batch import StepImages
-from pagedserve.models.prompt_images import PlacedImage, PromptImages
 
 
 @torch.inference_mode()

@@ -17,9 +17,9 @@ from transformers.models.auto import processing_auto
 
 from pagedserve.config import EngineArgs
 from pagedserve.errors import ModelLoadError, RequestError, extra_needed
-from pagedserve.images import decoded
+from pagedserve.inputs.images import decoded
+from pagedserve.inputs.prompt_images import PlacedImage
 from pagedserve.models.files import find_model_files, first_line, quiet_transformers
-from pagedserve.models.prompt_images import PlacedImage
 
 # Keys of a processor's output for text.
 _OF_TEXT: Final = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")

@@ -11,14 +11,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from pagedserve.config import EngineArgs, Quantization
+from pagedserve.config import EngineArgs
+from pagedserve.config.precision import Quantization
 from pagedserve.errors import PagedServeError, UnsupportedModelError
+from pagedserve.inputs.prompt_images import PromptImages
 from pagedserve.models.files import architecture_of, first_line
 from pagedserve.models.image_features import image_features, image_positions
 from pagedserve.models.image_processor import ImageProcessor, load_image_processor
 from pagedserve.models.paged_logits import paged_logits
 from pagedserve.models.probe import QUANTIZED_TOLERANCE, Probe, ProbeResult
-from pagedserve.models.prompt_images import PromptImages
 from pagedserve.models.tokenizer import load_tokenizer
 from pagedserve.models.towers import why_no_images
 from pagedserve.models.trials import prompt_of, using_attention

@@ -22,16 +22,17 @@ from pagedserve.attention.interface import number_layers
 from pagedserve.cache.engine import LayerShape
 from pagedserve.cache.states import LayerStates
 from pagedserve.collector import collector_paused
-from pagedserve.config import CpuKernels, EngineArgs
+from pagedserve.config import EngineArgs
+from pagedserve.config.precision import CpuKernels
+from pagedserve.device import choose_device
 from pagedserve.errors import ConfigError, PagedServeError
 from pagedserve.host_ops.capabilities import use_instructions
-from pagedserve.images import TEXT_ALONE
+from pagedserve.inputs.encoder_prompts import EncoderDecoder
+from pagedserve.inputs.images import TEXT_ALONE
 from pagedserve.models.architectures import prepare_architecture
 from pagedserve.models.attention_function import register
 from pagedserve.models.classifiers import EncoderHead, with_class_head
-from pagedserve.models.device import choose_device
 from pagedserve.models.encoder_decoder import check_encoder_decoder, class_of, encoder_decoder_of
-from pagedserve.models.encoder_prompts import EncoderDecoder
 from pagedserve.models.encoders import check_encoder
 from pagedserve.models.files import (
     ModelFiles,

@@ -16,6 +16,7 @@ from pagedserve.attention.interface import PagedAttention
 from pagedserve.attention.metadata import AttentionMetadata, BatchLayout
 from pagedserve.cache.engine import CacheEngine, LayerShape
 from pagedserve.cache.states import LayerStates
+from pagedserve.inputs.prompt_images import PromptImages
 from pagedserve.models.flat_batch import (
     StepImages,
     decoder_logits,
@@ -24,7 +25,6 @@ from pagedserve.models.flat_batch import (
 )
 from pagedserve.models.forward_context import ForwardContext
 from pagedserve.models.image_features import step_images
-from pagedserve.models.prompt_images import PromptImages
 from pagedserve.models.states import PooledStates
 
 

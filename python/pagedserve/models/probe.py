@@ -31,9 +31,9 @@ from pagedserve.attention.backends import choose_backend
 from pagedserve.attention.interface import AttentionCall, number_layers
 from pagedserve.cache.engine import LayerShape
 from pagedserve.cache.states import LayerStates
-from pagedserve.config import CpuKernels, Quantization
+from pagedserve.config.precision import CpuKernels, Quantization
 from pagedserve.errors import PagedServeError, UnsupportedModelError
-from pagedserve.images import TEXT_ALONE
+from pagedserve.inputs.images import TEXT_ALONE
 from pagedserve.models.attention_function import paged_attention_forward
 from pagedserve.models.files import architecture_of, first_line
 from pagedserve.models.forward_context import ForwardContext, forwarding

@@ -5,8 +5,8 @@ from typing import Any, cast
 import torch
 from transformers import AutoModel, PreTrainedModel
 
+from pagedserve.config.model import LoadFormat
 from pagedserve.errors import ModelLoadError, UnsupportedModelError
-from pagedserve.model_args import LoadFormat
 from pagedserve.models.architectures import attention_to_build_with
 from pagedserve.models.attention_function import ATTENTION_NAME
 from pagedserve.models.checkpoint_checks import (

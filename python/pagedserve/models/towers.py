@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from pagedserve.images import TEXT_ALONE
+from pagedserve.inputs.images import TEXT_ALONE
 
 # Their images are rows of embeddings in the prompt, with causal attention.
 _FAMILIES: Final = frozenset(("idefics3", "llava", "qwen2_5_vl", "qwen2_vl", "smolvlm"))

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from pagedserve.inputs.encoder_prompts import EncoderInput
 from pagedserve.models.encoder_decoder import encoder_states
-from pagedserve.models.encoder_prompts import EncoderInput
 
 
 def encode_prompts(

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from pagedserve.inputs.prompt_images import PlacedImage, PromptImages
 from pagedserve.models.flat_batch import StepImages
 from pagedserve.models.image_features import image_features, step_images
-from pagedserve.models.prompt_images import PlacedImage, PromptImages
 
 
 class ImageTower:

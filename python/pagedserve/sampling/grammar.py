@@ -28,7 +28,7 @@ from pagedserve.errors import GRAMMAR_FAULT, RequestError, extra_needed
 from pagedserve.sampling.compile_process import CompileProcess
 from pagedserve.sampling.schemas import GrammarError
 from pagedserve.sampling.sources import PARSER_LIMITS, GrammarKey
-from pagedserve.structured_outputs import StructuredOutputsParams
+from pagedserve.sampling_params.structured_outputs import StructuredOutputsParams
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher, LLTokenizer

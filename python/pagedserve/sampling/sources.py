@@ -26,7 +26,7 @@ from pagedserve.sampling.schemas import (
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
-    from pagedserve.structured_outputs import GrammarKind
+    from pagedserve.sampling_params.structured_outputs import GrammarKind
 
 # Limits of llguidance's parser; others have its defaults.
 PARSER_LIMITS: Final[dict[str, Any]] = {"verbose_errors": False}

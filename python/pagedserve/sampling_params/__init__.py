@@ -5,7 +5,7 @@ from pagedserve.sampling_params.checks import EarlyStopping
 from pagedserve.sampling_params.output_kind import RequestOutputKind
 from pagedserve.sampling_params.params import SamplingParams
 from pagedserve.sampling_params.processors import LogitsProcessor
-from pagedserve.structured_outputs import StructuredOutputsParams
+from pagedserve.sampling_params.structured_outputs import StructuredOutputsParams
 
 # The class and its name until vLLM 0.9.
 GuidedDecodingParams = StructuredOutputsParams

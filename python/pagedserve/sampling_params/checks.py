@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, TypeAlias
 import pagedserve.checks as checks
 from pagedserve.errors import RequestError
 from pagedserve.sampling_params.output_kind import RequestOutputKind
-from pagedserve.structured_outputs import StructuredOutputsParams
+from pagedserve.sampling_params.structured_outputs import StructuredOutputsParams
 
 EarlyStopping: TypeAlias = bool | Literal["never"]
 

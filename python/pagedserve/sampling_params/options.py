@@ -11,8 +11,8 @@ from typing import Any, Final
 import pagedserve.checks as checks
 import pagedserve.sampling_params.checks as own_checks
 from pagedserve.checks import Check
+from pagedserve.config.options import options_of
 from pagedserve.errors import RequestError
-from pagedserve.options import options_of
 from pagedserve.sampling_params.checks import EarlyStopping
 from pagedserve.sampling_params.output_kind import RequestOutputKind
 from pagedserve.sampling_params.parameter import (
@@ -29,7 +29,7 @@ from pagedserve.sampling_params.parameter import (
     TokenIds,
     parameter,
 )
-from pagedserve.structured_outputs import StructuredOutputsParams
+from pagedserve.sampling_params.structured_outputs import StructuredOutputsParams
 
 _hold: Final = object.__setattr__
 

@@ -14,9 +14,9 @@ from typing import (
 )
 
 from pagedserve.checks import Check
-from pagedserve.options import Concern, Option, flag_of
+from pagedserve.config.options import Concern, Option, flag_of
 from pagedserve.sampling_params.processors import AnyLogitsProcessor, LogitsProcessor
-from pagedserve.structured_outputs import StructuredOutputsParams
+from pagedserve.sampling_params.structured_outputs import StructuredOutputsParams
 
 _Accepted = TypeVar("_Accepted")
 _Held = TypeVar("_Held")

@@ -4,13 +4,13 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Self
 
+from pagedserve.config.options import describe
 from pagedserve.errors import RequestError
-from pagedserve.options import describe
 from pagedserve.sampling_params.checks import biases_of_json
 from pagedserve.sampling_params.contradictions import contradictions
 from pagedserve.sampling_params.options import PARAMETERS, SamplingOptions, unknown_parameter
 from pagedserve.sampling_params.processors import with_prompt
-from pagedserve.structured_outputs import StructuredOutputsParams
+from pagedserve.sampling_params.structured_outputs import StructuredOutputsParams
 from pagedserve.vllm_names import ABSENT_PARAMS, is_neutral, takes_names
 
 # None is a value of its parameter: no limit.

@@ -15,6 +15,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp
 
 from pagedserve._core import __version__
+from pagedserve.engine.clock import request_time
 from pagedserve.errors import PagedServeError, RequestError
 from pagedserve.server.answer import Answer
 from pagedserve.server.body import json_route
@@ -48,7 +49,7 @@ from pagedserve.server.protocol import (
     TokenizeBody,
     UnloadLoraBody,
 )
-from pagedserve.server.request_log import log_request
+from pagedserve.server.request_log import log_request, span_attributes
 from pagedserve.server.speech import speech_job
 
 # Routes of OpenAI's and vLLM's servers that this one lacks.
@@ -153,7 +154,10 @@ def _request_ended(job: Job, request: Request, error: ServerError | None) -> Non
     if job.context.args.enable_log_requests:
         log_request(job, error)
     if job.context.tracer is not None:
-        job.context.tracer.request_ended(job, request.headers, error)
+        seconds = request_time() - job.arrival_time
+        job.context.tracer.request_ended(
+            span_attributes(job, seconds), seconds, headers=request.headers, error=error
+        )
 
 
 def _add_completions(app: FastAPI, context: Context) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 from pagedserve.errors import RequestError
 from pagedserve.lora.request import MAX_NAME_CHARACTERS
 from pagedserve.regular_files import MAX_PATH_CHARACTERS
-from pagedserve.structured_outputs import MAX_CHARS, MAX_CHOICES
+from pagedserve.sampling_params.structured_outputs import MAX_CHARS, MAX_CHOICES
 
 # Bodies up to this many bytes are read in the event loop, and not counted among the open ones.
 SMALL_BODY_BYTES: Final = 64 << 10

@@ -5,9 +5,9 @@ from functools import partial
 from json.encoder import encode_basestring_ascii
 from typing import Any
 
-from pagedserve.chat import text_of_content
 from pagedserve.errors import RequestError
 from pagedserve.inputs import Prompt
+from pagedserve.inputs.chat import text_of_content
 from pagedserve.outputs import CompletionOutput, RequestOutput
 from pagedserve.server.context import Context
 from pagedserve.server.job import GenerationJob

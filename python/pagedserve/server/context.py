@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
 
-from pagedserve.chat import Conversation, chat_prompt
 from pagedserve.engine.client import EngineClient
 from pagedserve.engine.lanes import Lanes
 from pagedserve.errors import RequestError
-from pagedserve.images import ImageRules
-from pagedserve.inputs import TokensPrompt, check_unicode
+from pagedserve.inputs import TokensPrompt
+from pagedserve.inputs.chat import Conversation, chat_prompt
+from pagedserve.inputs.images import ImageRules
+from pagedserve.inputs.prompts import check_unicode
+from pagedserve.inputs.speech import SpeechRules
 from pagedserve.output.detokenizer import Detokenizer
 from pagedserve.pooling.rules import PoolingRules
 from pagedserve.sampling_params import SamplingParams
@@ -25,7 +27,6 @@ from pagedserve.server.options import ServerArgs
 from pagedserve.server.protocol import Body, ChatBody, TokenizeBody
 from pagedserve.server.tool_formats import REASONING_FORMATS, TOOL_FORMATS, tool_format_of
 from pagedserve.server.tools import AnswerReader
-from pagedserve.speech import SpeechRules
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Final, Literal, NamedTuple, Self
 
 import pagedserve.checks as checks
-from pagedserve.options import add_arguments, check_options, describe, option, parse_bytes
+from pagedserve.config.options import add_arguments, check_options, describe, option, parse_bytes
 from pagedserve.server.bounds import MAX_ID_CHARS
 from pagedserve.server.tool_formats import REASONING_FORMATS, TOOL_FORMATS
 

@@ -7,10 +7,10 @@ from pagedserve.inputs import Prompt, TextPrompt, TokensPrompt
 from pagedserve.sampling_params import RequestOutputKind, SamplingParams
 from pagedserve.sampling_params.checks import truncate_prompt_tokens
 from pagedserve.sampling_params.options import PARAMETERS
+from pagedserve.sampling_params.structured_outputs import StructuredOutputsParams
 from pagedserve.server.bounds import MAX_PROMPTS, check_schema
 from pagedserve.server.protocol import Body, ChatBody, CompletionBody
 from pagedserve.server.tools import check_text_of_tools, forced_by_choice
-from pagedserve.structured_outputs import StructuredOutputsParams
 
 # Parameters that a model's generation_config may set, if the body does not.
 _RECOMMENDED: Final = [name for name, known in PARAMETERS.items() if known.recommended_as]

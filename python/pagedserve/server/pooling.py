@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedserve.inputs import Prompt, TextPrompt, TokensPrompt
+from pagedserve.output.pooling import cosine, finished_vector, match_pairs
 from pagedserve.outputs import FinishReason, RequestOutput
 from pagedserve.pooling.rules import PoolingRules, PoolingTask
-from pagedserve.pooling.vectors import cosine, finished_vector, match_pairs
 from pagedserve.pooling_params import PoolingParams
 from pagedserve.server.context import Context
 from pagedserve.server.errors import ServerError

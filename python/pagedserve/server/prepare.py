@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from pagedserve.chat import read_chat_template
 from pagedserve.config import EngineArgs
 from pagedserve.errors import ConfigError
+from pagedserve.inputs.chat import read_chat_template
 from pagedserve.server.listen import Listener, allow_descriptors, listen
 from pagedserve.server.options import ServerArgs
 

@@ -12,8 +12,8 @@ from fastapi import UploadFile
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 import pagedserve.checks as checks
+from pagedserve.config.options import options_of
 from pagedserve.errors import RequestError
-from pagedserve.options import options_of
 from pagedserve.sampling_params.options import PARAMETERS, SamplingOptions
 from pagedserve.server.bounds import MAX_ID_CHARS
 from pagedserve.server.fields import (

@@ -1,4 +1,7 @@
-"""One log line per finished request; users' texts are included only if requested."""
+"""What is recorded of a finished request: one log line, and the attributes of its span.
+
+Users' texts are included only if requested, and only in the log.
+"""
 
 import json
 import logging
@@ -10,7 +13,7 @@ from starlette.types import Scope
 
 from pagedserve.engine.clock import request_time
 from pagedserve.server.errors import ServerError, scrubbed
-from pagedserve.server.job import Job
+from pagedserve.server.job import Job, TokenJob
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +32,50 @@ def log_request(job: Job, error: ServerError | None) -> None:
         fields |= texts
         said += "".join(f", {name} {_quoted(texts[name])}" for name in texts)
     logger.info("%s", said, extra={"fields": fields})
+
+
+def span_attributes(job: Job, seconds: float) -> dict[str, Any]:
+    """Attributes of the span of a request of that duration, by vLLM's names, without texts."""
+    usage = job.usage
+    found: dict[str, Any] = {
+        "gen_ai.request.id": job.answer_id,
+        "gen_ai.response.model": job.model,
+        **(_asked(job) if isinstance(job, TokenJob) else {}),
+        "gen_ai.usage.num_sequences": job.num_seqs,
+        "gen_ai.usage.prompt_tokens": sum(usage.prompt_tokens.values()),
+        "gen_ai.usage.completion_tokens": usage.completion_tokens,
+        "gen_ai.response.finish_reasons": job.finishes or None,
+        "gen_ai.latency.e2e": seconds,
+        **_latencies(job),
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _asked(job: TokenJob) -> dict[str, Any]:
+    params = job.params
+    return {
+        "gen_ai.request.temperature": params.temperature,
+        "gen_ai.request.top_p": params.top_p,
+        "gen_ai.request.max_tokens": params.max_tokens,
+        "gen_ai.request.n": params.n * job.num_equal,
+        "gen_ai.request.best_of": params.best_of,
+    }
+
+
+def _latencies(job: Job) -> dict[str, Any]:
+    """Durations of its phases in seconds; for several prompts those of the first that ended."""
+    last = next(iter(job.last.values()), None)
+    if last is None:
+        return {}
+    metrics = last.metrics
+    return {
+        "gen_ai.latency.time_in_queue": metrics.time_in_queue,
+        "gen_ai.latency.time_to_first_token": metrics.time_to_first_token,
+        "gen_ai.latency.time_in_model_prefill": metrics.prefill_time,
+        "gen_ai.latency.time_in_model_decode": metrics.decode_time,
+        "gen_ai.latency.time_in_model_inference": metrics.inference_time,
+        "gen_ai.latency.time_in_scheduler": metrics.scheduler_time,
+    }
 
 
 def log_http(scope: Scope, seconds: float) -> None:

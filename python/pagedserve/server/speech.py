@@ -11,16 +11,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
-from pagedserve.audio import Audio, audio_of_file
 from pagedserve.engine.lanes import SMALL_COST
 from pagedserve.inputs import Prompt, TokensPrompt
+from pagedserve.inputs.audio import Audio, audio_of_file
+from pagedserve.inputs.speech import SpeechRules, SpeechTask
 from pagedserve.outputs import RequestOutput
 from pagedserve.sampling_params import RequestOutputKind, SamplingParams
 from pagedserve.server.context import Context
 from pagedserve.server.errors import ServerError
 from pagedserve.server.job import TokenJob
 from pagedserve.server.protocol import SpeechBody
-from pagedserve.speech import SpeechRules, SpeechTask
 
 # Approximate number of special tokens in a decoder prompt.
 _NUM_BEGINNING: Final = 4

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pagedserve.errors import RequestError
+from pagedserve.sampling_params.structured_outputs import StructuredOutputsParams
 from pagedserve.server.bounds import check_schema
 from pagedserve.server.fields import NamedToolChoice
 from pagedserve.server.forced_calls import ForcedCalls
@@ -13,7 +14,6 @@ from pagedserve.server.tag_stream import Parts, TagStream
 from pagedserve.server.tool_formats import ReasoningFormat, ToolFormat
 from pagedserve.server.tool_readers import Call, Schemas
 from pagedserve.server.tool_schemas import check_parameters, schema_of_arguments, schema_of_calls
-from pagedserve.structured_outputs import StructuredOutputsParams
 
 _ANY_ARGUMENTS: Final[dict[str, Any]] = {"type": "object"}
 # Number of tool names that an error lists.

@@ -17,9 +17,7 @@ from opentelemetry.trace import SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
-from pagedserve.engine.clock import request_time
 from pagedserve.server.errors import ServerError, scrubbed
-from pagedserve.server.job import Job, TokenJob
 
 _PARENT: Final = TraceContextTextMapPropagator()
 # Seconds at shutdown for the collector to accept the last spans.
@@ -45,21 +43,27 @@ class Tracer:
         self._tracer = provider.get_tracer("pagedserve")
 
     def request_ended(
-        self, job: Job, headers: Mapping[str, str], error: ServerError | None
+        self,
+        attributes: Mapping[str, AttributeValue],
+        seconds: float,
+        *,
+        headers: Mapping[str, str],
+        error: ServerError | None,
     ) -> None:
         """Create the span of a request that has finished, was refused or was cancelled.
 
         Args:
-            job: The request.
+            attributes: Attributes of the span.
+            seconds: Duration of the request until now.
             headers: Request headers; ``traceparent`` names the parent span.
             error: Error that was sent to the client.
         """
-        ended, seconds = time.time(), request_time() - job.arrival_time
+        ended = time.time()
         span = self._tracer.start_span(
             "llm_request",
             context=_PARENT.extract(headers),
             kind=SpanKind.SERVER,
-            attributes=_attributes(job, seconds),
+            attributes=attributes,
             start_time=_nanoseconds(ended - seconds),
         )
         if error is not None:
@@ -73,49 +77,6 @@ class Tracer:
         flushing = threading.Thread(target=self._processor.shutdown, daemon=True)
         flushing.start()
         flushing.join(_FLUSH_SECONDS)
-
-
-def _attributes(job: Job, seconds: float) -> dict[str, AttributeValue]:
-    usage = job.usage
-    found: dict[str, AttributeValue | None] = {
-        "gen_ai.request.id": job.answer_id,
-        "gen_ai.response.model": job.model,
-        **(_asked(job) if isinstance(job, TokenJob) else {}),
-        "gen_ai.usage.num_sequences": job.num_seqs,
-        "gen_ai.usage.prompt_tokens": sum(usage.prompt_tokens.values()),
-        "gen_ai.usage.completion_tokens": usage.completion_tokens,
-        "gen_ai.response.finish_reasons": job.finishes or None,
-        "gen_ai.latency.e2e": seconds,
-        **_latencies(job),
-    }
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def _asked(job: TokenJob) -> dict[str, AttributeValue | None]:
-    params = job.params
-    return {
-        "gen_ai.request.temperature": params.temperature,
-        "gen_ai.request.top_p": params.top_p,
-        "gen_ai.request.max_tokens": params.max_tokens,
-        "gen_ai.request.n": params.n * job.num_equal,
-        "gen_ai.request.best_of": params.best_of,
-    }
-
-
-def _latencies(job: Job) -> dict[str, AttributeValue | None]:
-    """Durations of its phases in seconds; for several prompts those of the first that ended."""
-    last = next(iter(job.last.values()), None)
-    if last is None:
-        return {}
-    metrics = last.metrics
-    return {
-        "gen_ai.latency.time_in_queue": metrics.time_in_queue,
-        "gen_ai.latency.time_to_first_token": metrics.time_to_first_token,
-        "gen_ai.latency.time_in_model_prefill": metrics.prefill_time,
-        "gen_ai.latency.time_in_model_decode": metrics.decode_time,
-        "gen_ai.latency.time_in_model_inference": metrics.inference_time,
-        "gen_ai.latency.time_in_scheduler": metrics.scheduler_time,
-    }
 
 
 def _nanoseconds(seconds: float) -> int:

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from pagedserve import _core
-from pagedserve.config import CpuKernels, EngineArgs
+from pagedserve.config import EngineArgs
+from pagedserve.config.precision import CpuKernels
 from pagedserve.errors import ConfigError, StepError
 from pagedserve.models.fused.cpu.layers import CpuDecoderLayer
 from pagedserve.models.fused.cpu.linears import PackedEmbedding, PackedLinear

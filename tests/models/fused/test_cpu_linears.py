@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from pagedserve import _core
-from pagedserve.config import Quantization
+from pagedserve.config.precision import Quantization
 from pagedserve.errors import StepError
 from pagedserve.host_ops.capabilities import DTYPE_NAMES
 from pagedserve.models.fused.cpu.linears import (

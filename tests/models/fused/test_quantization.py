@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from pagedserve import LLM, SamplingParams, _core
-from pagedserve.config import CpuKernels, EngineArgs
+from pagedserve.config import EngineArgs
+from pagedserve.config.precision import CpuKernels
 from pagedserve.errors import ConfigError
 from pagedserve.executor.local import LocalExecutor
 from pagedserve.models.fused.cpu.layers import CpuDecoderLayer

@@ -6,7 +6,8 @@ import torch
 from transformers import PreTrainedModel
 
 from pagedserve.attention.backend import AttentionBackend
-from pagedserve.config import CpuKernels, EngineArgs
+from pagedserve.config import EngineArgs
+from pagedserve.config.precision import CpuKernels
 from pagedserve.models.fused.cpu.replace import replace_for_cpu
 from pagedserve.models.fused.gpu.replace import replace_for_gpu
 from pagedserve.parallel.group import RankGroup

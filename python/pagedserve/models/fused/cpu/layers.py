@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from pagedserve._core.cpu import DecoderLayer
 from pagedserve.attention.interface import layers_of
-from pagedserve.config import Quantization
+from pagedserve.config.precision import Quantization
 from pagedserve.host_ops.capabilities import DTYPE_NAMES
 from pagedserve.models.forward_context import current_step
 from pagedserve.models.fused.cpu.linears import (

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pagedserve._core.cpu import PackedWeights
-from pagedserve.config import Quantization
+from pagedserve.config.precision import Quantization
 from pagedserve.host_ops.capabilities import DTYPE_NAMES
 from pagedserve.host_ops.memory import empty_in_huge_pages
 from pagedserve.models.adapters import AdapterArrays

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pagedserve.config import Quantization
+from pagedserve.config.precision import Quantization
 from pagedserve.models.fused.cpu.linears import (
     PANEL_FEATURES,
     can_pack,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from pagedserve.attention.rust import BACKEND
-from pagedserve.config import CpuKernels, Quantization
+from pagedserve.config.precision import CpuKernels, Quantization
 from pagedserve.errors import ConfigError
 from pagedserve.host_ops.capabilities import has_kernels, has_vectors
 from pagedserve.host_ops.heap import return_freed_memory

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from pagedserve.config import CpuKernels
+from pagedserve.config.precision import CpuKernels
 from pagedserve.models.fused.compare import is_close, layers_agree, random_numbers
 from pagedserve.models.fused.families import is_norm
 from pagedserve.models.fused.gpu.norms import GpuRMSNorm

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 import pagedserve.checks as checks
-from pagedserve.model_args import ModelArgs
-from pagedserve.options import option
+from pagedserve.config.options import option
 
 ExecutorBackend: TypeAlias = Literal["mp", "ray"]
 
@@ -15,9 +14,11 @@ def _backend(name: str, value: object) -> object:
     return checks.choice(get_args(ExecutorBackend))(name, "mp" if value in (None, "uni") else value)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParallelArgs(ModelArgs):
-    """The options of ``EngineArgs`` for tensor parallelism; ``EngineArgs`` checks them."""
+@dataclass(frozen=True, kw_only=True)
+class ParallelArgs:
+    """The options of ``EngineArgs`` for tensor parallelism."""
+
+    __slots__ = ()
 
     tensor_parallel_size: int = option(
         1,

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
 
 import pagedserve.checks as checks
-from pagedserve.options import Option, option
+from pagedserve.config.options import Option, option
 
 LoadFormat: TypeAlias = Literal["auto", "safetensors", "dummy"]
 RunnerType: TypeAlias = Literal["auto", "generate", "pooling"]
@@ -20,9 +20,11 @@ def _hf_token(name: str, value: object) -> str | None:
     return None if value is None or value is True else checks.text(name, value)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelArgs:
-    """The options of ``EngineArgs`` for a model's files; ``EngineArgs`` checks them."""
+    """The options of ``EngineArgs`` for the model and its files."""
+
+    __slots__ = ()
 
     model: str = field(
         kw_only=False,

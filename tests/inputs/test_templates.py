@@ -9,10 +9,10 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
-import pagedserve.templates as templates
+import pagedserve.inputs.templates as templates
 from pagedserve import RequestError
-from pagedserve.chat import chat_prompt
-from pagedserve.templates import bounded
+from pagedserve.inputs.chat import chat_prompt
+from pagedserve.inputs.templates import bounded
 
 HELLO = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "you\nthere"}]
 

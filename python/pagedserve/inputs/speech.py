@@ -1,10 +1,11 @@
-"""Speech models: the special tokens that select language, task and timestamps of the decoder."""
+"""Speech models: special tokens of the decoder, and rules for the tokens that follow them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Self, TypeAlias, get_args
 
 from pagedserve.errors import RequestError
+from pagedserve.sampling_params import SamplingParams
 
 # Task: text in the spoken language, or in English.
 SpeechTask: TypeAlias = Literal["transcribe", "translate"]
@@ -108,3 +109,43 @@ class SpeechRules:
         """Language code of a decoder's prompt; English for a model of one language."""
         names = {token: name for name, token in self.languages.items()}
         return next((names[token] for token in token_ids if token in names), "en")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenRules:
+    """Token rules of one request.
+
+    Attributes:
+        first: Candidates for each of the first new tokens, of which the most likely is taken; a
+            request with any has one sequence.
+        suppressed: Tokens that are never sampled after ``first``.
+        suppressed_first: Tokens that are not sampled directly after ``first``.
+    """
+
+    first: tuple[tuple[int, ...], ...] = ()
+    suppressed: tuple[int, ...] = ()
+    suppressed_first: tuple[int, ...] = ()
+
+    def check(self, params: SamplingParams, name: str) -> None:
+        """Check that a request is compatible with the rules.
+
+        Raises:
+            RequestError: It has several sequences or structured outputs, and its first tokens are
+                to be detected.
+        """
+        if self.first and params.structured_outputs is not None:
+            raise RequestError(
+                f"{name} names no language, which would be the first token of structured_outputs: "
+                "give the decoder a prompt that names it",
+                param="structured_outputs",
+            )
+        if self.first and params.max_num_running_seqs > 1:
+            raise RequestError(
+                f"{name} names no language, which is detected for one sequence alone: give the "
+                "decoder a prompt that names it"
+            )
+
+    def banned(self, num_tokens: int) -> tuple[int, ...]:
+        """Tokens that must not be sampled after this many new tokens, including ``first``."""
+        first = self.suppressed_first if num_tokens == len(self.first) else ()
+        return (*self.suppressed, *first)

@@ -3,9 +3,10 @@
 soundfile is an extra, imported with the first file.
 """
 
+from collections.abc import Callable
 from math import ceil
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, SupportsIndex
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, SupportsIndex, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,6 +66,10 @@ class Audio(NamedTuple):
         searched = self.samples[start : end + reach].astype(np.float64)
         sums = np.concatenate(([0.0], np.cumsum(searched**2)))
         return start + int(np.argmin(sums[width:] - sums[:-width])) + width // 2
+
+
+# Computes an encoder's features of audio, float32 ``[M, F]``, for a named prompt.
+AudioFeatures: TypeAlias = Callable[[Audio, str], NDArray[np.float32]]
 
 
 def audio_of(given: object, name: str) -> Audio | None:

@@ -1,13 +1,11 @@
-"""Outputs of pooling requests, and prefixes of their prompts."""
+"""Outputs of pooling requests."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pagedserve.errors import RequestError
-from pagedserve.inputs import ParsedPrompt
 from pagedserve.outputs import (
     ClassificationOutput,
     ClassificationRequestOutput,
@@ -24,14 +22,6 @@ from pagedserve.pooling_params import PoolingParams
 
 # Minimum norm, as in torch.
 _LEAST_LENGTH = 1e-12
-
-
-def with_prompt(prompt: ParsedPrompt, rules: PoolingRules, prompt_name: str | None) -> ParsedPrompt:
-    """Prepend a named prefix of the model to a text; token ids stay unchanged."""
-    name = prompt_name or rules.default_prompt_name
-    if name is None or prompt.text is None or prompt.token_ids is not None:
-        return prompt
-    return replace(prompt, text=rules.prompts[name] + prompt.text)
 
 
 def pooling_output(

@@ -6,14 +6,14 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NotRequired, SupportsIndex, TypeAlias, TypedDict
 
 import pagedserve.checks as checks
-from pagedserve.audio import Audio, audio_of
 from pagedserve.errors import RequestError
-from pagedserve.images import images_of
+from pagedserve.inputs.audio import Audio, audio_of
+from pagedserve.inputs.images import images_of
+from pagedserve.inputs.speech import TASKS, SpeechTask
 from pagedserve.sampling_params import SamplingParams
-from pagedserve.speech import TASKS, SpeechTask
 
 if TYPE_CHECKING:
-    from pagedserve.images import GivenImage
+    from pagedserve.inputs.images import GivenImage
 
 
 class TextPrompt(TypedDict):

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from pagedserve.errors import ConfigError, RequestError
-from pagedserve.images import TEXT_ALONE, ImageRules, images_of_parts
-from pagedserve.inputs import TokensPrompt, check_unicode
+from pagedserve.inputs.images import TEXT_ALONE, ImageRules, images_of_parts
+from pagedserve.inputs.prompts import TokensPrompt, check_unicode
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -93,7 +93,7 @@ def chat_prompt(
             "add_generation_prompt and continue_final_message are both True: a last message that "
             "is continued is followed by no other; give add_generation_prompt=False"
         )
-    from pagedserve.templates import bounded  # it imports transformers
+    from pagedserve.inputs.templates import bounded  # it imports transformers
 
     _check_variables(tokenizer, chat_template_kwargs or {})
     found = [part for message in conversation for part in _images_of(message)]

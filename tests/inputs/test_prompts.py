@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pagedserve.errors import RequestError
-from pagedserve.inputs import (
+from pagedserve.inputs.prompts import (
     ParsedPrompt,
     TokenizedPrompt,
     match_params,

@@ -166,16 +166,6 @@ def check_options(arguments: Any) -> None:
         object.__setattr__(arguments, argument.name, value)
 
 
-def core_options(arguments: Any, part: Literal["scheduler", "cache"]) -> dict[str, Any]:
-    """Arguments of one configuration of the core, without those at the core's default."""
-    values = {
-        known.core_name or argument.name: getattr(arguments, argument.name)
-        for argument, known in options_of(arguments)
-        if known.part == part
-    }
-    return {name: value for name, value in values.items() if value is not None}
-
-
 def by_concern(
     arguments: type,
 ) -> Iterator[tuple[Concern, list[tuple[dataclasses.Field[Any], Option]]]]:

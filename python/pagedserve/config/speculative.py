@@ -9,8 +9,8 @@ from dataclasses import dataclass, fields
 from typing import Any, Final, Literal, Self, TypeAlias, get_args
 
 import pagedserve.checks as checks
+from pagedserve.config.options import check_options, option, parse_mapping
 from pagedserve.errors import ConfigError, RequestError
-from pagedserve.options import check_options, option
 
 DraftMethod: TypeAlias = Literal["ngram", "suffix", "draft_model"]
 
@@ -128,3 +128,27 @@ def _without_brackets(given: Mapping[str, Any]) -> dict[str, Any]:
     if given.get("model") not in ("[ngram]", "ngram"):
         return dict(given)
     return {key: value for key, value in given.items() if key != "model"} | {"method": "ngram"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeculativeArgs:
+    """The option of ``EngineArgs`` for speculative decoding."""
+
+    __slots__ = ()
+
+    speculative_config: SpeculativeConfig | None = option(
+        None,
+        checks.optional(SpeculativeConfig.of),
+        'Propose several draft tokens and verify them in one step, as {"method": "ngram"}; JSON on '
+        "the command line. docs/speculation.md lists its options.",
+        concern="speculative decoding",
+        unset="one token per step",
+        parse=parse_mapping,
+        converts=Mapping[str, Any],
+    )
+
+    @property
+    def num_drafts(self) -> int:
+        """Maximum number of draft tokens of a sequence per step."""
+        drafts = self.speculative_config
+        return 0 if drafts is None else drafts.num_speculative_tokens

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from pagedserve import LLM, CacheConfig, EngineArgs, SchedulerConfig
+from pagedserve.config.engine_options import EngineOptions
+from pagedserve.config.options import Concern, options_of, parse_bytes, with_table
+from pagedserve.config.speculative import SpeculativeConfig
 from pagedserve.deploy.options import DeployArgs
-from pagedserve.engine_options import EngineOptions
 from pagedserve.errors import ConfigError
-from pagedserve.options import Concern, options_of, parse_bytes, with_table
 from pagedserve.sampling_params.options import PARAMETERS
 from pagedserve.server.options import ServerArgs
-from pagedserve.speculative_config import SpeculativeConfig
 from tests.support import typed_options
 from tests.support.pages import DOCS, PAGES
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
-import pagedserve.checks as checks
 from pagedserve.errors import RequestError, extra_needed
 
 if TYPE_CHECKING:
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
 
 # Why prompts of most models may not contain images.
 TEXT_ALONE: Final = "the model does not accept images"
-# Default limit of images per prompt.
-MAX_IMAGES: Final = 16
 # Limits of one image: bytes of its file, and pixels after decoding.
 MAX_BYTES: Final = 32 << 20
 MAX_PIXELS: Final = 1 << 25
@@ -33,14 +30,6 @@ _DATA: Final = "data:"
 _BASE64: Final = ";base64"
 # Characters of a URL that an error message quotes.
 _SHOWN_LENGTH: Final = 40
-
-
-def limit_of_images(name: str, value: object) -> dict[str, int]:
-    """Check an option: a mapping of ``image`` to the maximum number of images per prompt."""
-    limits = checks.mapping(name, value)
-    if set(limits) - {"image"}:
-        checks.refuse(name, value, 'a mapping like {"image": 4}')
-    return {kind: checks.count(0)(name, most) for kind, most in limits.items()}
 
 
 class ImageRules(NamedTuple):

@@ -6,7 +6,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
-from pagedserve.speculative_config import SpeculativeConfig
+from pagedserve.config.speculative import SpeculativeConfig
 
 if TYPE_CHECKING:
     import torch

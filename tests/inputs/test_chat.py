@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from pagedserve import RequestError
-from pagedserve.chat import chat_prompt, conversations_of
+from pagedserve.inputs.chat import chat_prompt, conversations_of
 
 TEMPLATE = (
     "{% for message in messages %}{{ message.role }} {{ message.content }} . {% endfor %}"

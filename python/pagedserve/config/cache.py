@@ -1,0 +1,102 @@
+"""``CacheArgs``: options of the KV cache and its memory."""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pagedserve.checks as checks
+from pagedserve.config.core_options import core_option, core_options
+from pagedserve.config.options import option, parse_bytes
+from pagedserve.errors import ConfigError
+
+# The default; a model on the CPU accepts nothing else.
+GPU_MEMORY_UTILIZATION: Final = 0.9
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheArgs:
+    """The options of ``EngineArgs`` for the KV cache and its memory."""
+
+    __slots__ = ()
+
+    max_model_len: int | None = option(
+        None,
+        checks.optional_count(2),
+        "Maximum number of tokens of a sequence, prompt and output together, at least 2.",
+        concern="memory and KV cache",
+        unset="the model's maximum",
+    )
+    kv_cache_memory: int | None = option(
+        None,
+        checks.optional_count(),
+        "Size of the KV cache in bytes; the command line also accepts units, as in 512MiB.",
+        concern="memory and KV cache",
+        unset="1 GiB on the CPU, less if less is free; on a GPU what gpu_memory_utilization leaves",
+        parse=parse_bytes,
+    )
+    gpu_memory_utilization: float = option(
+        GPU_MEMORY_UTILIZATION,
+        checks.real("a number above 0, at most 1", low=0, high=1, open_low=True),
+        "Fraction of the GPU's total memory for weights, activations, CUDA graphs and KV cache "
+        "together, above 0, at most 1. The largest step is run once to measure what activations "
+        "need. On the CPU only the default is accepted.",
+        concern="memory and KV cache",
+    )
+    num_gpu_blocks: int | None = option(
+        None,
+        checks.optional_count(),
+        "Number of KV blocks.",
+        concern="memory and KV cache",
+        unset="as many as fit in kv_cache_memory",
+    )
+    block_size: int = option(
+        16,
+        checks.count(),
+        "Number of tokens per KV block.",
+        concern="memory and KV cache",
+        part="cache",
+    )
+    swap_space: float | None = option(
+        None,
+        checks.optional(checks.real("a number of GiB, at least 0, or None", low=0)),
+        "Host memory for the KV blocks of preempted requests, in GiB.",
+        concern="memory and KV cache",
+        unset="as much as the KV cache, at most 4 and at most half of the free host memory",
+    )
+    watermark: float | None = core_option(
+        "cache",
+        "watermark",
+        checks.optional(checks.real("a number from 0 to 1, or None", low=0, high=1)),
+        "Fraction of the KV blocks that stays free when a prompt is admitted.",
+        concern="memory and KV cache",
+    )
+    enable_prefix_caching: bool | None = core_option(
+        "cache",
+        "enable_prefix_caching",
+        checks.optional(checks.flag),
+        "Keep computed KV blocks for later prompts with the same prefix.",
+        concern="memory and KV cache",
+    )
+    disable_hybrid_kv_cache_manager: bool = option(
+        False,
+        checks.flag,
+        "Store sliding-window layers in the same KV blocks as full-attention layers, with as many "
+        "tokens.",
+        concern="memory and KV cache",
+    )
+
+    @property
+    def cache_options(self) -> dict[str, Any]:
+        """Arguments of ``CacheConfig``, without those at the core's default."""
+        return core_options(self, "cache")
+
+    def check_without_gpu(self) -> None:
+        """Check the options of a model on the CPU.
+
+        Raises:
+            ConfigError: A fraction of the GPU's memory is given.
+        """
+        if self.gpu_memory_utilization != GPU_MEMORY_UTILIZATION:
+            raise ConfigError(
+                f"gpu_memory_utilization is {self.gpu_memory_utilization}, and the model is on the "
+                "CPU, whose memory other programs use too: give kv_cache_memory instead"
+            )

@@ -1,0 +1,147 @@
+"""``EngineArgs``: every option of an engine, each defined once.
+
+The tables of this room, one per concern, feed the arguments of ``LLM``, the command line,
+docs/options.md and the types in ``engine_options.py``.
+"""
+
+import argparse
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
+
+from pagedserve.attention.backends import get_backend
+from pagedserve.config.cache import CacheArgs
+from pagedserve.config.core_options import core_options
+from pagedserve.config.lora import LoRAArgs
+from pagedserve.config.model import ModelArgs
+from pagedserve.config.multimodal import MultimodalArgs
+from pagedserve.config.observability import ObservabilityArgs
+from pagedserve.config.options import add_arguments, check_options, describe
+from pagedserve.config.parallel import ParallelArgs
+from pagedserve.config.precision import PrecisionArgs
+from pagedserve.config.sampling import SamplingArgs
+from pagedserve.config.scheduler import SchedulerArgs
+from pagedserve.config.speculative import SpeculativeArgs
+from pagedserve.errors import ConfigError
+from pagedserve.vllm_names import (
+    ABSENT_OPTIONS,
+    ALIASES,
+    HINTS,
+    add_hidden_arguments,
+    takes_vllm_names,
+)
+
+if TYPE_CHECKING:
+    from pagedserve.config.engine_options import EngineOptions
+
+Init = TypeVar("Init", bound=Callable[..., None])
+
+
+@takes_vllm_names
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineArgs(  # lists the fields of its last base first
+    ObservabilityArgs,
+    SamplingArgs,
+    MultimodalArgs,
+    LoRAArgs,
+    SpeculativeArgs,
+    PrecisionArgs,
+    SchedulerArgs,
+    CacheArgs,
+    ParallelArgs,
+    ModelArgs,
+):
+    """Every option of an engine, checked on construction.
+
+    None leaves any option at its default.  vLLM's names of options are accepted too, with values
+    that require nothing unsupported; ``pagedserve.vllm_names`` lists them.
+
+    Raises:
+        ConfigError: An invalid value, an unknown option, or options that contradict each other;
+            the message says what is accepted.
+    """
+
+    if TYPE_CHECKING:  # the checks accept more types than the fields have
+
+        def __init__(self, model: str, **options: Unpack[EngineOptions]) -> None: ...
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        for reason in self._contradictions():
+            raise ConfigError(reason)
+
+    def _contradictions(self) -> Iterator[str]:
+        """Why options contradict each other."""
+        named = self.attention_backend
+        if self.cpu_kernels == "fused" and named and get_backend(named).fused_layers != "cpu":
+            yield (
+                "cpu_kernels is 'fused', whose layers attend in Rust, and attention_backend is "
+                f"{named!r}: give 'modules' or 'generic', or leave one of the two out"
+            )
+        if self.quantization is not None and self.cpu_kernels == "generic":
+            yield (
+                f"quantization is {self.quantization!r}, and cpu_kernels is 'generic', whose "
+                "linear layers are torch's: give 'fused' or 'modules', or leave one of the two out"
+            )
+        if self.enable_lora and (self.max_cpu_loras or self.max_loras) < self.max_loras:
+            yield (
+                f"max_cpu_loras is {self.max_cpu_loras}; it must be at least max_loras, "
+                f"{self.max_loras}"
+            )
+        if self.device == "cpu":
+            self.check_without_gpu()
+        if self.tensor_parallel_size > 1:
+            yield from self._absent_of_ranks()
+
+    def _absent_of_ranks(self) -> Iterator[str]:
+        """Reasons why options do not work with tensor parallelism."""
+        if self.load_format == "dummy":
+            yield (
+                f"load_format is 'dummy', and tensor_parallel_size is {self.tensor_parallel_size}, "
+                "whose ranks read their shards from the model's files: save the model"
+            )
+
+    @property
+    def scheduler_options(self) -> dict[str, Any]:
+        """Arguments of ``SchedulerConfig``, without those at the core's default."""
+        adapters = {"max_loras": self.max_loras} if self.enable_lora else {}
+        return core_options(self, "scheduler") | adapters | {"num_lookahead_slots": self.num_drafts}
+
+    @classmethod
+    def add_cli_args(
+        cls, parser: argparse.ArgumentParser, **defaults: object
+    ) -> argparse.ArgumentParser:
+        """Give a parser one option for each field, and hidden ones for vLLM's names.
+
+        Args:
+            parser: Parser of a command line.
+            defaults: Defaults that differ for this parser, by the names of fields.
+
+        Returns:
+            The parser.
+        """
+        add_arguments(parser, cls, defaults)
+        add_hidden_arguments(parser)
+        return parser
+
+    @classmethod
+    def from_cli_args(cls, namespace: argparse.Namespace) -> Self:
+        """The arguments that a parser with ``add_cli_args`` found.
+
+        Raises:
+            ConfigError: An invalid value.
+        """
+        names = [*(option.name for option in fields(cls)), *ALIASES, *ABSENT_OPTIONS, *HINTS]
+        return cls(**{name: getattr(namespace, name) for name in names if hasattr(namespace, name)})
+
+
+EngineArgs.__doc__ = f"{inspect.getdoc(EngineArgs)}\n\n{describe(EngineArgs)}"
+
+
+def takes_engine_options(init: Init) -> Init:
+    """Give an ``__init__`` the signature of ``EngineArgs``, for ``help`` and ``inspect``."""
+    own, options = inspect.signature(init), inspect.signature(EngineArgs)
+    parameters = [own.parameters["self"], *options.parameters.values()]
+    setattr(init, "__signature__", own.replace(parameters=parameters))  # noqa: B010  # mypy
+    return init

@@ -1,0 +1,90 @@
+"""``PrecisionArgs``: options of the device, of precision and of kernels."""
+
+import re
+from dataclasses import dataclass
+from typing import Final, ForwardRef, Literal, TypeAlias, get_args
+
+import pagedserve.checks as checks
+from pagedserve.attention.backends import AttentionBackendName
+from pagedserve.config.options import option
+
+ModelDtype: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
+CpuKernels: TypeAlias = Literal["fused", "modules", "generic"]
+Quantization: TypeAlias = Literal["int8"]
+
+_DTYPE_ALIASES: Final = {"half": "float16", "float": "float32"}
+
+_DEVICE: Final = re.compile(r"auto|cpu|cuda(:\d+)?")
+
+
+def _device(name: str, value: object) -> str:
+    if not isinstance(value, str) or not _DEVICE.fullmatch(value):
+        checks.refuse(name, value, "auto, cpu, cuda, cuda:0, cuda:1 and so on")
+    return value
+
+
+def _dtype(name: str, value: object) -> object:
+    """Check a dtype: a name, or a torch dtype, which prints as ``torch.float16``."""
+    word = str(value).removeprefix("torch.")
+    return checks.choice(get_args(ModelDtype))(name, _DTYPE_ALIASES.get(word, word))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrecisionArgs:
+    """The options of ``EngineArgs`` for the device, precision and kernels."""
+
+    __slots__ = ()
+
+    dtype: ModelDtype = option(
+        "auto",
+        _dtype,
+        "Data type of weights and KV cache. auto is float32 on the CPU, else the model's own.",
+        concern="precision and kernels",
+        converts=Literal["half", "float"] | ForwardRef("torch.dtype"),
+    )
+    device: str = option(
+        "auto",
+        _device,
+        "Device that runs the model: auto (the first GPU if there is one, else the CPU), cpu, cuda "
+        "or cuda:N.",
+        concern="precision and kernels",
+    )
+    quantization: Quantization | None = option(
+        None,
+        checks.choice((*get_args(Quantization), None)),
+        "Quantization of linear layers while they are loaded, on the CPU: int8 stores one byte per "
+        "weight and a scale per output feature, a quarter of float32's memory.",
+        concern="precision and kernels",
+        unset="none",
+    )
+    attention_backend: AttentionBackendName | None = option(
+        None,
+        checks.choice((*get_args(AttentionBackendName), None)),
+        "Attention kernels: rust (on the CPU), triton (on NVIDIA GPUs; on the CPU in Triton's "
+        "interpreter), torch (anywhere) or sdpa (anywhere, with no padding between sequences).",
+        concern="precision and kernels",
+        unset="the first of them that supports the model and the device",
+    )
+    cpu_kernels: CpuKernels | None = option(
+        None,
+        checks.choice((*get_args(CpuKernels), None)),
+        "How much of the model's code Rust kernels replace on the CPU: fused replaces whole "
+        "decoder layers of known families and else acts as modules, modules replaces gated MLPs, "
+        "linear layers and norms, generic nothing.",
+        concern="precision and kernels",
+        unset="the first of them that supports the model",
+    )
+    cpu_instructions: str | None = option(
+        None,
+        checks.optional(checks.text),
+        "Vector instructions of the Rust kernels, for the whole process: portable, avx2, avx512 or "
+        "avx512_bf16.",
+        concern="precision and kernels",
+        unset="the best that this CPU supports",
+    )
+    enforce_eager: bool = option(
+        False,
+        checks.flag,
+        "Capture no CUDA graphs, so that decode steps on a GPU launch each kernel.",
+        concern="precision and kernels",
+    )

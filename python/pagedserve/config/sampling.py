@@ -1,0 +1,43 @@
+"""``SamplingArgs``: options of random numbers, log-probabilities and default parameters."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pagedserve.checks as checks
+from pagedserve.config.options import option, parse_mapping
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingArgs:
+    """The options of ``EngineArgs`` for sampling."""
+
+    __slots__ = ()
+
+    seed: int = option(
+        0,
+        checks.count(0),
+        "Seed of the random numbers of requests without a seed.",
+        concern="sampling",
+    )
+    max_logprobs: int = option(
+        -1,
+        checks.integer("at least 0, or -1 for the whole vocabulary", low=-1),
+        "Maximum logprobs and prompt_logprobs of a request; -1 is the whole vocabulary.",
+        concern="sampling",
+    )
+    generation_config: str = option(
+        "auto",
+        checks.text,
+        "Source of the default sampling parameters: auto is the model's generation_config.json, "
+        "vllm is SamplingParams(), anything else is a directory with such a file.",
+        concern="sampling",
+    )
+    override_generation_config: Mapping[str, Any] | None = option(
+        None,
+        checks.optional(checks.mapping),
+        "Values that override those of generation_config; JSON on the command line.",
+        concern="sampling",
+        unset="none",
+        parse=parse_mapping,
+    )

@@ -1,0 +1,13 @@
+"""From what a caller gives to a tokenized prompt: text, conversations, images and audio.
+
+Knows no model and no executor: their parts in it are functions that are passed in.
+"""
+
+from pagedserve.inputs.prompts import (
+    ExplicitEncoderDecoderPrompt,
+    Prompt,
+    TextPrompt,
+    TokensPrompt,
+)
+
+__all__ = ["ExplicitEncoderDecoderPrompt", "Prompt", "TextPrompt", "TokensPrompt"]
