@@ -124,7 +124,8 @@ def _keep_within_deviations(logits: Array, rows: _EditedRows, ops: SamplingOps) 
     # The mean of V logits is at most V ** 0.5 deviations below the largest, so that the difference
     # of squares keeps its digits.
     peaks = xp.amax(values, axis=-1, keepdims=True)
-    offsets = xp.asarray(values, dtype=xp.float64) - peaks
+    offsets = xp.asarray(values, dtype=xp.float64)
+    offsets -= peaks
     is_finite = offsets > -np.inf
     count = is_finite.sum(axis=-1)
     finite = xp.where(is_finite, offsets, 0.0)
