@@ -27,10 +27,9 @@ from pagedserve.server.options import ServerArgs
 from pagedserve.server.protocol import Body, ChatBody, TokenizeBody
 from pagedserve.server.tool_formats import REASONING_FORMATS, TOOL_FORMATS, tool_format_of
 from pagedserve.server.tools import AnswerReader
+from pagedserve.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
     from pagedserve.server.tracing import Tracer
 
 T = TypeVar("T")
@@ -291,7 +290,7 @@ class Context:
 
     def _render(
         self,
-        tokenizer: "PreTrainedTokenizerBase",
+        tokenizer: Tokenizer,
         body: ChatBody | TokenizeBody,
         images: ImageRules | str,
     ) -> TokensPrompt:
