@@ -5,8 +5,8 @@
 //! those of the first group.  Invariants:
 //! 1. Waiting sequences have no blocks, running ones have them on the device, swapped ones on the
 //!    host; a block's reference count is the number of tables that name it.
-//! 2. Between steps a table begins with the first block that a later query sees; a row maps what it
-//!    writes, and its update takes what has passed.
+//! 2. Between steps a table has no block that has passed, which no later query sees; a row maps what
+//!    it writes, and its update takes what has passed.
 //! 3. No row writes a shared block: its sequence first gets a separate block and a copy, and the
 //!    last of the sharers keeps the block.
 //! 4. Each use is checked first: `can_map` for the tokens of rows, `can_return` for a group that is
@@ -19,6 +19,8 @@
 //!
 //! Costs: O(blocks that come and go) a row, with prefix caching O(log n) each, and O(blocks of the
 //! prompt) a prompt that is looked up.
+
+use std::ops::Range;
 
 use crate::block::{Allocator, CachedBlockAllocator, Prefix, UncachedBlockAllocator};
 use crate::config::{CacheConfig, KvGroup, KvKind};
@@ -63,11 +65,11 @@ impl Tiers {
 }
 
 impl KvKind {
-    /// The first logical block that a query after `num_computed` tokens sees.
-    pub(super) fn first_seen(self, num_computed: usize, block_size: usize) -> usize {
+    /// The logical blocks that no query after `num_computed` tokens sees, of those with such tokens.
+    fn passed(self, num_computed: usize, block_size: usize) -> Range<usize> {
         match self {
-            Self::Window(window) => (num_computed + 1).saturating_sub(window) / block_size,
-            Self::State | Self::Cross => 0,
+            Self::Window(window) => 0..(num_computed + 1).saturating_sub(window) / block_size,
+            Self::State | Self::Cross => 0..0,
         }
     }
 
@@ -150,8 +152,8 @@ impl GroupBlocks {
         self.tiers.as_mut()?.gpu.cached_mut()
     }
 
-    fn first_seen(&self, num_computed: usize) -> usize {
-        self.kind.first_seen(num_computed, self.block_size)
+    fn passed(&self, num_computed: usize) -> Range<usize> {
+        self.kind.passed(num_computed, self.block_size)
     }
 
     /// The longest prefix in blocks, `most` at most, after which the next query's blocks are cached
@@ -166,7 +168,7 @@ impl GroupBlocks {
             if !cache.find(*before, tokens).is_some_and(|block| cache.is_computed(block)) {
                 first_known = index + 1;
             }
-            if first_known <= self.first_seen((index + 1) * self.block_size) {
+            if first_known <= self.passed((index + 1) * self.block_size).end {
                 longest = index + 1;
             }
         }
@@ -176,15 +178,15 @@ impl GroupBlocks {
     /// The table of a sequence that begins after a prefix of which `contents` are the blocks, as
     /// [`longest_hit`](Self::longest_hit) found it.
     pub(super) fn begin(&mut self, contents: &[Contents<'_>]) -> SpanTable {
-        let first = self.first_seen(contents.len() * self.block_size);
+        let passed = self.passed(contents.len() * self.block_size);
         let Some(cache) = self.cache_mut() else { return SpanTable::default() };
-        let seen = contents[first..].iter();
+        let seen = contents[..passed.start].iter().chain(&contents[passed.end..]);
         let blocks: Vec<BlockId> =
             seen.map(|(before, tokens)| cache.find(*before, tokens).expect(PROMISED)).collect();
         for block in &blocks {
             cache.acquire_found(*block);
         }
-        SpanTable::new(first, blocks)
+        SpanTable::new(passed, blocks)
     }
 
     /// Blocks that a row of `num_tokens` tokens takes of a sequence that has no table yet and begins
@@ -200,7 +202,7 @@ impl GroupBlocks {
             return 0;
         }
         let num_new = num_tokens.min(seq.len() - num_cached) + self.num_lookahead_slots;
-        self.kind.end(num_cached + num_new, self.block_size) - self.first_seen(num_cached)
+        self.kind.end(num_cached + num_new, self.block_size) - self.passed(num_cached).len()
     }
 
     /// Blocks that a row of `num_tokens` tokens of a running sequence with `table` takes, new ones
@@ -213,7 +215,7 @@ impl GroupBlocks {
         let num_slots = computed + num_tokens.min(seq.len() - computed) + self.num_lookahead_slots;
         let num_new = self.kind.end(num_slots, self.block_size).saturating_sub(table.end());
         let written = self.kind.first_written(computed, self.block_size);
-        let written = table.blocks().iter().skip(written.saturating_sub(table.first()));
+        let written = table.blocks().iter().skip(table.place(written));
         num_new + written.filter(|block| tiers.gpu.is_shared(**block)).count()
     }
 
@@ -234,7 +236,7 @@ impl GroupBlocks {
     ) {
         let Some(Tiers { gpu, .. }) = &mut self.tiers else { return };
         let (kind, block_size) = (self.kind, self.block_size);
-        let written = kind.first_written(num_computed, block_size).saturating_sub(table.first());
+        let written = table.place(kind.first_written(num_computed, block_size));
         if gpu.num_shared() > 0 {
             for block in table.blocks_mut().iter_mut().skip(written) {
                 if gpu.is_shared(*block) {
@@ -275,10 +277,10 @@ impl GroupBlocks {
 
     /// Takes the blocks of a running sequence back that no query after `num_computed` tokens sees.
     pub(super) fn pass(&mut self, table: &mut SpanTable, num_computed: usize, last_step: u64) {
-        let first_seen = self.first_seen(num_computed);
+        let passed = self.passed(num_computed);
         let Some(tiers) = &mut self.tiers else { return };
-        if first_seen > table.first() {
-            for block in table.drain_before(first_seen) {
+        if passed.end > table.passed().end {
+            for block in table.pass(passed) {
                 tiers.gpu.free(block, last_step);
             }
         }
@@ -321,7 +323,7 @@ impl GroupBlocks {
             _ if computed == 0 && table.is_empty() => true,
             KvKind::State => table.end() == 1,
             KvKind::Window(_) => {
-                table.first() == self.first_seen(computed)
+                table.passed() == self.passed(computed)
                     && table.end() >= num_blocks_for(computed, self.block_size)
             }
         }
