@@ -137,7 +137,7 @@ pub struct KvGroup {
 
 impl KvGroup {
     /// A window of `window` tokens in a pool of `num_gpu_blocks`, at least
-    /// [`SchedulerConfig::num_window_blocks`] of one sequence; without host blocks.
+    /// [`SchedulerConfig::num_group_blocks`] of one sequence; without host blocks.
     pub fn window(window: usize, num_gpu_blocks: usize) -> Self {
         Self { kind: KvKind::Window(window), num_gpu_blocks, num_cpu_blocks: 0 }
     }
@@ -168,7 +168,7 @@ impl KvGroup {
     /// Checks that one sequence, and for states as many as may run, fit into the pool.
     fn validate_size(&self, scheduler: &SchedulerConfig, block_size: usize) -> Result<()> {
         let (num_blocks, max_num_seqs) = (self.num_gpu_blocks, scheduler.max_num_seqs);
-        let least = |window| scheduler.num_window_blocks(1, window, block_size);
+        let least = scheduler.num_group_blocks(self.kind, 1, block_size);
         let refusal = match self.kind {
             KvKind::State if num_blocks < max_num_seqs => format!(
                 "num_gpu_blocks of the KV group of states is {num_blocks}, below max_num_seqs, \
@@ -179,11 +179,10 @@ impl KvGroup {
                  go back to before a token"
                     .to_owned()
             }
-            KvKind::Window(window) if num_blocks < least(window) => format!(
+            KvKind::Window(window) if num_blocks < least => format!(
                 "num_gpu_blocks of the KV group with a window of {window} tokens is {num_blocks}; \
-                 a sequence and a step of {} tokens need {}",
+                 a sequence and a step of {} tokens need {least}",
                 scheduler.max_num_batched_tokens,
-                least(window)
             ),
             KvKind::Window(_) | KvKind::State | KvKind::Cross => return Ok(()),
         };
@@ -475,9 +474,14 @@ impl SchedulerConfig {
         Ok(())
     }
 
-    /// Largest number of window blocks that `num_seqs` running sequences use: those that each keeps
-    /// between steps, and those that the tokens of a step add.
-    pub fn num_window_blocks(&self, num_seqs: usize, window: usize, block_size: usize) -> usize {
+    /// Largest number of blocks of its own pool that `num_seqs` running sequences use in a KV group
+    /// of `kind`: those that each keeps between steps, and those that the tokens of a step add.
+    pub fn num_group_blocks(&self, kind: KvKind, num_seqs: usize, block_size: usize) -> usize {
+        let window = match kind {
+            KvKind::Window(window) => window,
+            KvKind::State => return num_seqs,
+            KvKind::Cross => return 0,
+        };
         let num_lookahead_slots = self.num_lookahead_slots;
         // m tokens lie in at most (m - 2) / block_size + 2 blocks; one more lets the chunks of a
         // step be counted together, rounded down.

@@ -5,7 +5,7 @@
 mod common;
 
 use common::{Limits, Output, add, add_wide, assert_all_returned, one_each, update};
-use pagedserve_core::config::{CacheConfig, KvGroup, SchedulerConfig};
+use pagedserve_core::config::{CacheConfig, KvGroup, KvKind, SchedulerConfig};
 use pagedserve_core::scheduler::Scheduler;
 use pagedserve_core::sequence::SeqHandle;
 
@@ -16,9 +16,9 @@ fn with_window(
 ) -> Limits {
     Limits::with(|cache, scheduler| {
         change(cache, scheduler);
-        let num_gpu_blocks =
-            scheduler.num_window_blocks(scheduler.max_num_seqs, window, cache.block_size);
-        let mut group = KvGroup::window(window, num_gpu_blocks);
+        let mut group = KvGroup::window(window, 0);
+        group.num_gpu_blocks =
+            scheduler.num_group_blocks(group.kind, scheduler.max_num_seqs, cache.block_size);
         group.num_cpu_blocks = 64;
         cache.groups = vec![group];
     })
@@ -89,7 +89,7 @@ fn forks_copy_the_block_that_they_write_and_share_those_before() {
 #[test]
 fn too_few_blocks_are_refused_with_how_many_are_needed() {
     let mut limits = with_window(8, |_, _| {});
-    let least = limits.scheduler.num_window_blocks(1, 8, limits.cache.block_size);
+    let least = limits.scheduler.num_group_blocks(KvKind::Window(8), 1, limits.cache.block_size);
     limits.cache.groups[0].num_gpu_blocks = least - 1;
     let refusal = Scheduler::new(limits.scheduler, &limits.cache).unwrap_err().to_string();
     assert!(refusal.contains(&format!("need {least}")), "{refusal}");
@@ -102,7 +102,7 @@ fn who_finds_no_window_block_waits_or_gives_way_and_all_end() {
         *scheduler = SchedulerConfig::new(4, 32, 60);
         scheduler.enable_chunked_prefill = true;
     });
-    let least = limits.scheduler.num_window_blocks(1, 8, 4);
+    let least = limits.scheduler.num_group_blocks(KvKind::Window(8), 1, 4);
     limits.cache.groups[0].num_gpu_blocks = least;
     let mut scheduler = limits.scheduler();
     for prompt in 0..4 {

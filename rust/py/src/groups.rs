@@ -107,7 +107,8 @@ impl KVGroup {
     ) -> PyResult<usize> {
         let block_size = count("block_size", block_size)?.max(1);
         let (window, num_seqs) = (count("window", window)?, count("num_seqs", num_seqs)?);
-        Ok(scheduler_config.0.num_window_blocks(num_seqs, window, block_size))
+        let kind = core::KvKind::Window(window);
+        Ok(scheduler_config.0.num_group_blocks(kind, num_seqs, block_size))
     }
 
     /// Return the constructor arguments, for pickle.

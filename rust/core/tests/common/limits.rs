@@ -99,15 +99,12 @@ pub fn limits() -> impl Strategy<Value = Limits> {
                 scheduler.max_num_batched_tokens.next_multiple_of(cache.block_size);
         }
         for group in &mut cache.groups {
-            let num_seqs = scheduler.max_num_seqs.min(group.num_gpu_blocks);
-            match group.kind {
-                KvKind::Window(window) => {
-                    group.num_gpu_blocks =
-                        scheduler.num_window_blocks(num_seqs, window, cache.block_size);
-                }
-                KvKind::State => group.num_gpu_blocks = scheduler.max_num_seqs,
-                _ => {}
-            }
+            let num_seqs = match group.kind {
+                KvKind::State => scheduler.max_num_seqs,
+                _ => scheduler.max_num_seqs.min(group.num_gpu_blocks),
+            };
+            group.num_gpu_blocks =
+                scheduler.num_group_blocks(group.kind, num_seqs, cache.block_size);
         }
         Limits { cache, scheduler }
     })
