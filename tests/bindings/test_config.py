@@ -137,6 +137,8 @@ def test_a_group_is_refused_where_it_cannot_be() -> None:
     fewer = KVGroup("window", window=9, num_gpu_blocks=least - 1)
     with pytest.raises(ConfigError, match=f"need {least}"):
         Scheduler(limits, CacheConfig(**CACHE, groups=[fewer]))
+    more = KVGroup.num_gpu_blocks_for(limits, window=9, block_size=block_size, num_sink_tokens=9)
+    assert more == least + -(-9 // block_size)
     enough = KVGroup("window", window=9, num_gpu_blocks=least)
     Scheduler(limits, CacheConfig(**CACHE, groups=[enough])).check()
 
@@ -146,6 +148,10 @@ def test_a_group_needs_what_belongs_to_its_kind() -> None:
         KVGroup("window", num_gpu_blocks=30)
     with pytest.raises(ConfigError, match='window is 9: the kind "state" has none'):
         KVGroup("state", window=9, num_gpu_blocks=30)
+    with pytest.raises(ConfigError, match='num_sink_tokens is 4: the kind "state" has none'):
+        KVGroup("state", num_sink_tokens=4, num_gpu_blocks=30)
+    with pytest.raises(ConfigError, match="num_sink_tokens is -1; it must not be negative"):
+        KVGroup("window", window=9, num_sink_tokens=-1, num_gpu_blocks=30)
     with pytest.raises(ConfigError, match='must be "window", "state" or "cross"'):
         KVGroup("all", num_gpu_blocks=30)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="the window of a KV group is 0"):
@@ -221,6 +227,7 @@ def test_every_field_reads_back() -> None:
     group: dict[str, Any] = {
         "kind": "window",
         "window": 9,
+        "num_sink_tokens": 5,
         "num_gpu_blocks": 30,
         "num_cpu_blocks": 4,
     }
@@ -238,7 +245,7 @@ def test_every_field_reads_back() -> None:
         (CacheConfig(**cache), cache),
         (CacheConfig(**CACHE, sliding_window=12), CACHE | {"sliding_window": 12}),
         (KVGroup(**group), group),
-        (KVGroup(**states), states | {"window": None}),
+        (KVGroup(**states), states | {"window": None, "num_sink_tokens": 0}),
     ]
     for config, values in made:
         for field, value in values.items():

@@ -105,15 +105,17 @@ class CacheChoices:
 class KVGroup:
     """Layers that keep something else of a sequence than all its keys and values.
 
-    With "window" they keep those of the newest tokens: a sequence has at most the blocks that its
-    window spans, and those that a step adds.  With "state" a block is the state of one sequence, as
-    recurrences have.  With "cross" they keep those of an encoder's output, in blocks of the first
-    group's pool.
+    With "window" they keep those of the newest tokens, and of sink tokens at the beginning: a
+    sequence has at most the blocks that its window and its sink tokens span, and those that a step
+    adds.  With "state" a block is the state of one sequence, as recurrences have.  With "cross"
+    they keep those of an encoder's output, in blocks of the first group's pool.
 
     Args:
         kind: "window", "state" or "cross".
         window: Tokens that a query attends to, itself included, in the layer with the largest
             window, at least 1; for "window" alone.
+        num_sink_tokens: First tokens of a sequence, which every query attends to beside its window;
+            0, the default, keeps none; for "window" alone.
         num_gpu_blocks: Blocks of the group's pool on the device: for "window" at least
             ``num_gpu_blocks_for`` one sequence, for "state" at least ``max_num_seqs``, for "cross"
             none.
@@ -130,12 +132,18 @@ class KVGroup:
         kind: _KVKind,
         *,
         window: int | None = None,
+        num_sink_tokens: int | None = None,
         num_gpu_blocks: int | None = None,
         num_cpu_blocks: int | None = None,
     ) -> KVGroup: ...
     @staticmethod
     def num_gpu_blocks_for(
-        scheduler_config: SchedulerConfig, *, window: int, block_size: int, num_seqs: int = 1
+        scheduler_config: SchedulerConfig,
+        *,
+        window: int,
+        block_size: int,
+        num_seqs: int = 1,
+        num_sink_tokens: int = 0,
     ) -> int:
         """Return the largest number of device blocks of a window that ``num_seqs`` sequences use.
 
@@ -146,6 +154,7 @@ class KVGroup:
             window: See the class.
             block_size: Tokens a block holds, at least 1.
             num_seqs: Number of sequences; the result for 1 is the least that a scheduler accepts.
+            num_sink_tokens: See the class.
         """
     def __getnewargs_ex__(self) -> tuple[tuple[str], dict[str, int | None]]: ...
     @property
@@ -154,6 +163,9 @@ class KVGroup:
     @property
     def window(self) -> int | None:
         """Tokens that a query attends to, itself included; None for another kind than "window"."""
+    @property
+    def num_sink_tokens(self) -> int:
+        """First tokens of a sequence that are kept beside a window; 0 for another kind."""
     @property
     def num_gpu_blocks(self) -> int:
         """Value of the argument, or its default; see the class."""

@@ -68,7 +68,11 @@ impl KvKind {
     /// The logical blocks that no query after `num_computed` tokens sees, of those with such tokens.
     fn passed(self, num_computed: usize, block_size: usize) -> Range<usize> {
         match self {
-            Self::Window(window) => 0..(num_computed + 1).saturating_sub(window) / block_size,
+            Self::Window { window, num_sink_tokens } => {
+                let num_kept = num_blocks_for(num_sink_tokens, block_size);
+                let first_seen = (num_computed + 1).saturating_sub(window) / block_size;
+                if num_kept < first_seen { num_kept..first_seen } else { 0..0 }
+            }
             Self::State | Self::Cross => 0..0,
         }
     }
@@ -76,7 +80,7 @@ impl KvKind {
     /// The first logical block that a row after `num_computed` tokens writes.
     fn first_written(self, num_computed: usize, block_size: usize) -> usize {
         match self {
-            Self::Window(_) => num_computed / block_size,
+            Self::Window { .. } => num_computed / block_size,
             Self::State => 0,
             Self::Cross => usize::MAX,
         }
@@ -85,7 +89,7 @@ impl KvKind {
     /// Logical blocks in which the first `num_slots` tokens lie.
     fn end(self, num_slots: usize, block_size: usize) -> usize {
         match self {
-            Self::Window(_) => num_blocks_for(num_slots, block_size),
+            Self::Window { .. } => num_blocks_for(num_slots, block_size),
             Self::State => 1,
             Self::Cross => 0,
         }
@@ -93,7 +97,7 @@ impl KvKind {
 
     /// Whether each token has a slot of its own, which the model's inputs name.
     pub(crate) fn has_slots(self) -> bool {
-        matches!(self, Self::Window(_))
+        matches!(self, Self::Window { .. })
     }
 
     /// Whether a sequence may begin after any prefix that the first group has computed, as a
@@ -163,12 +167,14 @@ impl GroupBlocks {
             return most;
         }
         let Some(cache) = self.cache() else { return 0 };
-        let (mut first_known, mut longest) = (0, 0);
+        // The blocks before the first one that is not cached, and those after the last.
+        let (mut num_leading, mut first_known, mut longest) = (usize::MAX, 0, 0);
         for (index, (before, tokens)) in contents[..most].iter().enumerate() {
             if !cache.find(*before, tokens).is_some_and(|block| cache.is_computed(block)) {
-                first_known = index + 1;
+                (num_leading, first_known) = (num_leading.min(index), index + 1);
             }
-            if first_known <= self.passed((index + 1) * self.block_size).end {
+            let passed = self.passed((index + 1) * self.block_size);
+            if passed.start <= num_leading && first_known <= passed.end {
                 longest = index + 1;
             }
         }
@@ -310,7 +316,7 @@ impl GroupBlocks {
         tables: impl Iterator<Item = &'a SpanTable>,
     ) -> usize {
         match self.kind {
-            KvKind::Window(_) => max_num_blocks,
+            KvKind::Window { .. } => max_num_blocks,
             KvKind::State => 1,
             KvKind::Cross => tables.map(SpanTable::end).max().unwrap_or(0),
         }
@@ -322,7 +328,7 @@ impl GroupBlocks {
             KvKind::Cross => table.end() == num_blocks_for(num_encoder, self.block_size),
             _ if computed == 0 && table.is_empty() => true,
             KvKind::State => table.end() == 1,
-            KvKind::Window(_) => {
+            KvKind::Window { .. } => {
                 table.passed() == self.passed(computed)
                     && table.end() >= num_blocks_for(computed, self.block_size)
             }
@@ -337,4 +343,87 @@ pub(super) fn moves_of<'a>(
     group: &GroupBlocks,
 ) -> &'a mut Moves {
     &mut moves[if group.own_tiers().is_some() { index + 1 } else { 0 }]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hash::PrefixKey;
+
+    const BLOCK_SIZE: usize = 3;
+    const NUM_BLOCKS: usize = 7;
+
+    /// The rule of the attention that a kind serves: whether a query attends to a key.
+    fn sees(kind: KvKind, query: usize, key: usize) -> bool {
+        match kind {
+            KvKind::Window { window, num_sink_tokens } => {
+                key < num_sink_tokens || query < key + window
+            }
+            KvKind::State | KvKind::Cross => false,
+        }
+    }
+
+    /// Whether a query after `num_computed` tokens attends to a token in block `index`.
+    fn sees_block(kind: KvKind, num_computed: usize, index: usize) -> bool {
+        let keys = index * BLOCK_SIZE..(index + 1) * BLOCK_SIZE;
+        keys.into_iter().any(|key| sees(kind, num_computed, key))
+    }
+
+    fn kinds() -> impl Iterator<Item = KvKind> {
+        let windows = [(1, 0), (4, 0), (9, 0), (1, 2), (5, 4), (8, 3), (2, 20)];
+        windows
+            .into_iter()
+            .map(|(window, num_sink_tokens)| KvKind::Window { window, num_sink_tokens })
+    }
+
+    #[test]
+    fn what_has_passed_is_seen_by_no_later_query_and_nothing_else_is() {
+        for kind in kinds() {
+            for num_computed in 0..NUM_BLOCKS * BLOCK_SIZE {
+                let passed = kind.passed(num_computed, BLOCK_SIZE);
+                for index in 0..=num_computed / BLOCK_SIZE {
+                    let is_seen = sees_block(kind, num_computed, index);
+                    assert_eq!(is_seen, !passed.contains(&index), "{kind:?}, {num_computed}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_longest_hit_has_every_block_that_its_next_query_sees() {
+        let tokens: Vec<TokenId> = (0..).take(NUM_BLOCKS * BLOCK_SIZE).collect();
+        let mut first = CachedBlockAllocator::new(NUM_BLOCKS, BLOCK_SIZE, false);
+        let mut before = Prefix::root(PrefixKey::default());
+        let mut contents = Vec::new();
+        for tokens in tokens.chunks(BLOCK_SIZE) {
+            contents.push((before, tokens));
+            let block = first.allocate(0).unwrap();
+            before = first.register(block, before, tokens);
+        }
+        let config = CacheConfig::new(BLOCK_SIZE, 1).with(|cache| {
+            cache.enable_prefix_caching = true;
+        });
+        for (kind, known) in kinds().flat_map(|kind| (0..1 << NUM_BLOCKS).map(move |k| (kind, k))) {
+            let group = KvGroup { kind, num_gpu_blocks: NUM_BLOCKS, num_cpu_blocks: 0 };
+            let mut blocks = GroupBlocks::new(group, &config, 0);
+            let is_known = |index: &usize| known >> index & 1 == 1;
+            for index in (0..NUM_BLOCKS).filter(is_known) {
+                let cache = blocks.cache_mut().unwrap();
+                let block = cache.allocate(0).unwrap();
+                cache.register(block, contents[index].0, contents[index].1);
+                cache.mark_computed(block);
+            }
+            let is_hit = |num_blocks: &usize| {
+                let seen = |index: &usize| sees_block(kind, num_blocks * BLOCK_SIZE, *index);
+                (0..*num_blocks).filter(seen).all(|index| is_known(&index))
+            };
+            let wanted = (0..=NUM_BLOCKS).filter(is_hit).max();
+            let found = blocks.longest_hit(&contents, NUM_BLOCKS);
+            assert_eq!(Some(found), wanted, "{kind:?} of {known:b}");
+            let table = blocks.begin(&contents[..found]);
+            let seen = (0..found).filter(|index| sees_block(kind, found * BLOCK_SIZE, *index));
+            let mapped = table.runs().map(|(first, blocks)| first..first + blocks.len());
+            assert!(mapped.into_iter().flatten().eq(seen), "{kind:?} of {known:b}: {table:?}");
+        }
+    }
 }
