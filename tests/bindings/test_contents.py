@@ -18,6 +18,7 @@ BLOCK_SIZE = 4
 WINDOW = 10
 WINDOW_GROUP = KVGroup("window", window=WINDOW, num_gpu_blocks=60, num_cpu_blocks=9)
 SINKS_GROUP = KVGroup("window", window=7, num_sink_tokens=5, num_gpu_blocks=60, num_cpu_blocks=9)
+CHUNKED_GROUP = KVGroup("chunked", window=10, num_gpu_blocks=60, num_cpu_blocks=9)
 STATES = KVGroup("state", num_gpu_blocks=8, num_cpu_blocks=4)
 ENCODERS = KVGroup("cross")
 
@@ -61,6 +62,18 @@ CONFIGURATIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"enable_chunked_prefill": True, "max_num_batched_tokens": 13},
         {"num_cpu_blocks": 12, "groups": [SINKS_GROUP], "enable_prefix_caching": True},
     ),
+    "attention chunks": (
+        {"num_lookahead_slots": 2, "preemption_mode": "swap"},
+        {"num_cpu_blocks": 12, "groups": [CHUNKED_GROUP]},
+    ),
+    "attention chunks and cached": (
+        {"enable_chunked_prefill": True, "max_num_batched_tokens": 13},
+        {
+            "num_cpu_blocks": 12,
+            "groups": [SINKS_GROUP, CHUNKED_GROUP],
+            "enable_prefix_caching": True,
+        },
+    ),
     "window": ({"num_lookahead_slots": 2}, {"num_cpu_blocks": 12, "sliding_window": WINDOW}),
 }
 
@@ -68,6 +81,8 @@ CONFIGURATIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 def is_seen(group: KVGroup, query: int, key: int) -> bool:
     """Whether a query, or one after it, attends to a key in the layers of a group."""
     assert group.window is not None
+    if group.kind == "chunked":
+        return key // group.window >= query // group.window
     return key < group.num_sink_tokens or query < key + group.window
 
 
@@ -179,9 +194,9 @@ class Model:
                 self.devices[index + 1][slot] = self.content(row.seq, position)
 
     def windows(self, row: Any) -> Iterator[tuple[int, list[int]]]:
-        """Each group with a window, and the row's table there."""
+        """Each group with a window or chunks, and the row's table there."""
         for index, group in enumerate(self.groups):
-            if group.kind == "window":
+            if group.window is not None:
                 yield index, row.group_tables[index]
 
     def slot(self, table: list[int], position: int) -> int:

@@ -56,6 +56,14 @@ CONFIGURATIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "enable_prefix_caching": True,
         },
     ),
+    "attention chunks": (
+        {"preemption_mode": "swap"},
+        {
+            "groups": [KVGroup("chunked", window=16, num_gpu_blocks=90, num_cpu_blocks=20)],
+            "num_cpu_blocks": 30,
+            "enable_prefix_caching": True,
+        },
+    ),
     "states": (
         {},
         {"groups": [KVGroup("state", num_gpu_blocks=12, num_cpu_blocks=5)], "num_cpu_blocks": 30},

@@ -111,6 +111,9 @@ pub enum KvKind {
         /// First tokens of a sequence, which every query attends to beside its window.
         num_sink_tokens: usize,
     },
+    /// Keys and values of the tokens of the current chunk: a query attends to those from the last
+    /// multiple of this many positions on, itself included (Llama 4).
+    Chunked(usize),
     /// One state of fixed size, as recurrences have; a block of the group is the state of one
     /// sequence.
     State,
@@ -119,10 +122,12 @@ pub enum KvKind {
 }
 
 impl KvKind {
-    /// The name of the kind, used in configurations and logs, and its window.
+    /// The name of the kind, used in configurations and logs, and the tokens that a query attends to
+    /// at most; none for states and encoders.
     pub fn named(self) -> (&'static str, Option<usize>) {
         match self {
             Self::Window { window, .. } => ("window", Some(window)),
+            Self::Chunked(chunk) => ("chunked", Some(chunk)),
             Self::State => ("state", None),
             Self::Cross => ("cross", None),
         }
@@ -132,7 +137,7 @@ impl KvKind {
     pub fn num_sink_tokens(self) -> usize {
         match self {
             Self::Window { num_sink_tokens, .. } => num_sink_tokens,
-            Self::State | Self::Cross => 0,
+            Self::Chunked(_) | Self::State | Self::Cross => 0,
         }
     }
 }
@@ -162,6 +167,12 @@ impl KvGroup {
         Self { kind, num_gpu_blocks, num_cpu_blocks: 0 }
     }
 
+    /// Chunks of `chunk` tokens in a pool of `num_gpu_blocks`, at least
+    /// [`SchedulerConfig::num_group_blocks`] of one sequence; without host blocks.
+    pub fn chunked(chunk: usize, num_gpu_blocks: usize) -> Self {
+        Self { kind: KvKind::Chunked(chunk), num_gpu_blocks, num_cpu_blocks: 0 }
+    }
+
     /// States in a pool of `num_gpu_blocks`, at least [`SchedulerConfig::max_num_seqs`]; without
     /// host blocks.
     pub fn state(num_gpu_blocks: usize) -> Self {
@@ -178,10 +189,10 @@ impl KvGroup {
     /// # Errors
     /// [`Error::Config`].
     pub fn validate(&self) -> Result<()> {
-        if let KvKind::Window { window, num_sink_tokens } = self.kind {
+        if let (_, Some(window)) = self.kind.named() {
             at_least_one("the window of a KV group", window)?;
-            fits_i32("num_sink_tokens of a KV group", num_sink_tokens)?;
         }
+        fits_i32("num_sink_tokens of a KV group", self.kind.num_sink_tokens())?;
         fits_i32("num_gpu_blocks of a KV group", self.num_gpu_blocks)?;
         fits_i32("num_cpu_blocks of a KV group", self.num_cpu_blocks)
     }
@@ -200,12 +211,14 @@ impl KvGroup {
                  go back to before a token"
                     .to_owned()
             }
-            KvKind::Window { window, .. } if num_blocks < least => format!(
-                "num_gpu_blocks of the KV group with a window of {window} tokens is {num_blocks}; \
-                 a sequence and a step of {} tokens need {least}",
-                scheduler.max_num_batched_tokens,
-            ),
-            KvKind::Window { .. } | KvKind::State | KvKind::Cross => return Ok(()),
+            KvKind::Window { window, .. } | KvKind::Chunked(window) if num_blocks < least => {
+                let num_tokens = scheduler.max_num_batched_tokens;
+                format!(
+                    "num_gpu_blocks of the KV group with a window of {window} tokens is \
+                     {num_blocks}; a sequence and a step of {num_tokens} tokens need {least}"
+                )
+            }
+            _ => return Ok(()),
         };
         Err(Error::Config(refusal))
     }
@@ -297,7 +310,7 @@ impl CacheConfig {
     fn validate_groups(&self) -> Result<()> {
         self.groups.iter().try_for_each(KvGroup::validate)?;
         let has = |wanted: fn(KvKind) -> bool| self.groups.iter().any(|group| wanted(group.kind));
-        let refusal = if has(|kind| matches!(kind, KvKind::Window { .. }))
+        let refusal = if has(|kind| matches!(kind, KvKind::Window { .. } | KvKind::Chunked(_)))
             && self.sliding_window.is_some()
         {
             "a KV group with a window and sliding_window exclude each other: the first group's \
@@ -500,6 +513,7 @@ impl SchedulerConfig {
     pub fn num_group_blocks(&self, kind: KvKind, num_seqs: usize, block_size: usize) -> usize {
         let (window, num_sink_tokens) = match kind {
             KvKind::Window { window, num_sink_tokens } => (window, num_sink_tokens),
+            KvKind::Chunked(chunk) => (chunk, 0),
             KvKind::State => return num_seqs,
             KvKind::Cross => return 0,
         };

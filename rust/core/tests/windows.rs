@@ -112,6 +112,29 @@ fn the_first_tokens_stay_beside_the_window() {
 }
 
 #[test]
+fn a_chunk_is_kept_to_its_end() {
+    for chunk in [1, 4, 6, 16, 40, 200] {
+        assert_keeps_what_is_seen(KvGroup::chunked(chunk, 0), |query, key| {
+            key / chunk >= query / chunk
+        });
+    }
+}
+
+#[test]
+fn a_prefix_counts_where_its_chunk_is_cached() {
+    let limits = with_group(KvGroup::chunked(16, 0), |cache, scheduler| {
+        *cache = CacheConfig::new(4, 60).with(|cache| cache.enable_prefix_caching = true);
+        *scheduler = SchedulerConfig::new(4, 64, 64);
+    });
+    let mut scheduler = limits.scheduler();
+    assert_eq!(num_found(&mut scheduler, 1, 40), 0);
+    assert_eq!(num_found(&mut scheduler, 1, 40), 36);
+    assert_eq!(num_found(&mut scheduler, 1, 35), 32, "nothing is seen where a chunk begins");
+    assert_eq!(num_found(&mut scheduler, 1, 19), 16);
+    assert_all_returned(&scheduler);
+}
+
+#[test]
 fn forks_share_the_first_tokens_when_others_have_passed() {
     let group = KvGroup::window_with_sinks(8, 6, 0);
     let limits = with_group(group, |cache, _| cache.block_size = 4);

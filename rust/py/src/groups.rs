@@ -13,18 +13,19 @@ use crate::error::OrRaise;
 ///
 /// With "window" they keep those of the newest tokens, and of sink tokens at the beginning: a
 /// sequence has at most the blocks that its window and its sink tokens span, and those that a step
-/// adds.  With "state" a block is the state of one sequence, as recurrences have.  With "cross"
-/// they keep those of an encoder's output, in blocks of the first group's pool.
+/// adds.  With "chunked" they keep those of the current chunk of positions, as in Llama 4.  With
+/// "state" a block is the state of one sequence, as recurrences have.  With "cross" they keep those
+/// of an encoder's output, in blocks of the first group's pool.
 ///
 /// Args:
-///     kind: "window", "state" or "cross".
-///     window: Tokens that a query attends to, itself included, in the layer with the largest
-///         window, at least 1; for "window" alone.
+///     kind: "window", "chunked", "state" or "cross".
+///     window: Largest number of tokens that a query attends to, itself included, at least 1: for
+///         "window" in the layer with the largest window, for "chunked" the size of a chunk.
 ///     num_sink_tokens: First tokens of a sequence, which every query attends to beside its window;
 ///         0, the default, keeps none; for "window" alone.
-///     num_gpu_blocks: Blocks of the group's pool on the device: for "window" at least
-///         ``num_gpu_blocks_for`` one sequence, for "state" at least ``max_num_seqs``, for "cross"
-///         none.
+///     num_gpu_blocks: Blocks of the group's pool on the device: for "window" and "chunked" at
+///         least ``num_gpu_blocks_for`` one sequence, for "state" at least ``max_num_seqs``, for
+///         "cross" none.
 ///     num_cpu_blocks: Blocks of the pool in host memory for swapped groups; 0, the default, turns
 ///         swapping off.
 ///
@@ -53,15 +54,18 @@ impl KVGroup {
         let blocks = optional_count("num_gpu_blocks", num_gpu_blocks)?.unwrap_or_default();
         let mut group = match (kind, window) {
             ("window", Some(window)) => core::KvGroup::window_with_sinks(window, sinks, blocks),
+            ("chunked", Some(window)) => core::KvGroup::chunked(window, blocks),
             ("state", None) => core::KvGroup::state(blocks),
             ("cross", None) => core::KvGroup::cross(),
-            ("window", None) => return refused("window is missing: the kind is \"window\"".into()),
+            ("window" | "chunked", None) => {
+                return refused(format!("window is missing: the kind is {kind:?}"));
+            }
             ("state" | "cross", Some(window)) => {
                 return refused(format!("window is {window}: the kind {kind:?} has none"));
             }
             _ => {
                 return refused(format!(
-                    "kind is {kind:?}; it must be \"window\", \"state\" or \"cross\""
+                    "kind is {kind:?}; it must be \"window\", \"chunked\", \"state\" or \"cross\""
                 ));
             }
         };
@@ -73,7 +77,7 @@ impl KVGroup {
         Ok(Self(group))
     }
 
-    /// Kind of the group: "window", "state" or "cross".
+    /// Kind of the group: "window", "chunked", "state" or "cross".
     #[getter]
     fn kind(&self) -> &'static str {
         self.named().0
@@ -91,7 +95,7 @@ impl KVGroup {
         self.0.num_cpu_blocks
     }
 
-    /// Tokens that a query attends to, itself included; None for another kind than "window".
+    /// Tokens that a query attends to at most, itself included; None for "state" and "cross".
     #[getter]
     fn window(&self) -> Option<usize> {
         self.named().1
@@ -103,9 +107,10 @@ impl KVGroup {
         self.0.kind.num_sink_tokens()
     }
 
-    /// Return the largest number of device blocks of a window that ``num_seqs`` sequences use.
+    /// Return the largest number of device blocks that ``num_seqs`` sequences use.
     ///
-    /// It counts the blocks that each keeps between steps and those that the tokens of a step add.
+    /// It counts the blocks of a window, or of chunks of as many tokens, that each keeps between
+    /// steps, and those that the tokens of a step add.
     ///
     /// Args:
     ///     scheduler_config: Limits of the scheduler.

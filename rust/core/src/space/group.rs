@@ -73,6 +73,7 @@ impl KvKind {
                 let first_seen = (num_computed + 1).saturating_sub(window) / block_size;
                 if num_kept < first_seen { num_kept..first_seen } else { 0..0 }
             }
+            Self::Chunked(chunk) => 0..num_computed / chunk * chunk / block_size,
             Self::State | Self::Cross => 0..0,
         }
     }
@@ -80,7 +81,7 @@ impl KvKind {
     /// The first logical block that a row after `num_computed` tokens writes.
     fn first_written(self, num_computed: usize, block_size: usize) -> usize {
         match self {
-            Self::Window { .. } => num_computed / block_size,
+            Self::Window { .. } | Self::Chunked(_) => num_computed / block_size,
             Self::State => 0,
             Self::Cross => usize::MAX,
         }
@@ -89,7 +90,7 @@ impl KvKind {
     /// Logical blocks in which the first `num_slots` tokens lie.
     fn end(self, num_slots: usize, block_size: usize) -> usize {
         match self {
-            Self::Window { .. } => num_blocks_for(num_slots, block_size),
+            Self::Window { .. } | Self::Chunked(_) => num_blocks_for(num_slots, block_size),
             Self::State => 1,
             Self::Cross => 0,
         }
@@ -97,7 +98,7 @@ impl KvKind {
 
     /// Whether each token has a slot of its own, which the model's inputs name.
     pub(crate) fn has_slots(self) -> bool {
-        matches!(self, Self::Window { .. })
+        matches!(self, Self::Window { .. } | Self::Chunked(_))
     }
 
     /// Whether a sequence may begin after any prefix that the first group has computed, as a
@@ -316,7 +317,7 @@ impl GroupBlocks {
         tables: impl Iterator<Item = &'a SpanTable>,
     ) -> usize {
         match self.kind {
-            KvKind::Window { .. } => max_num_blocks,
+            KvKind::Window { .. } | KvKind::Chunked(_) => max_num_blocks,
             KvKind::State => 1,
             KvKind::Cross => tables.map(SpanTable::end).max().unwrap_or(0),
         }
@@ -328,7 +329,7 @@ impl GroupBlocks {
             KvKind::Cross => table.end() == num_blocks_for(num_encoder, self.block_size),
             _ if computed == 0 && table.is_empty() => true,
             KvKind::State => table.end() == 1,
-            KvKind::Window { .. } => {
+            KvKind::Window { .. } | KvKind::Chunked(_) => {
                 table.passed() == self.passed(computed)
                     && table.end() >= num_blocks_for(computed, self.block_size)
             }
@@ -359,6 +360,7 @@ mod tests {
             KvKind::Window { window, num_sink_tokens } => {
                 key < num_sink_tokens || query < key + window
             }
+            KvKind::Chunked(chunk) => key / chunk >= query / chunk,
             KvKind::State | KvKind::Cross => false,
         }
     }
@@ -374,6 +376,7 @@ mod tests {
         windows
             .into_iter()
             .map(|(window, num_sink_tokens)| KvKind::Window { window, num_sink_tokens })
+            .chain([1, 3, 5, 6, 12, 40].map(KvKind::Chunked))
     }
 
     #[test]

@@ -74,6 +74,7 @@ impl GroupModel {
             KvKind::Window { window, num_sink_tokens } => {
                 ((first_query + 1).saturating_sub(window), num_sink_tokens)
             }
+            KvKind::Chunked(chunk) => (first_query / chunk * chunk, 0),
             _ => return self.advance_state(arrays, row, first_query, &keys[..num_keys]),
         };
         let is_seen = |position: usize| position < num_sinks || first_seen <= position;
