@@ -113,8 +113,8 @@ class CoreArgs(ParallelArgs):
     disable_hybrid_kv_cache_manager: bool = option(
         False,
         checks.flag,
-        "Store sliding-window layers in the same KV blocks as full-attention layers, with as many "
-        "tokens.",
+        "Store layers with a sliding window or attention chunks in the same KV blocks as "
+        "full-attention layers, with as many tokens.",
         concern="memory and KV cache",
     )
     max_num_seqs: int | None = _core_option(
