@@ -53,8 +53,11 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "drafts": set(),
     "runner": {"attention", "cache", "lora", "models", "sampling"},
     "executor": {
-        *("attention", "cache", "lora", "models", "parallel", "pooling", "runner", "sampling"),
+        *("attention", "cache", "lora", "models", "native", "parallel", "pooling", "runner"),
+        "sampling",
     },
+    # Decoders without torch: an executor of their own.
+    "native": {"cache", "executor", "host_ops", "models", "sampling"},
     "output": set(),
     "engine": {
         *("drafts", "executor", "host_ops", "lora", "models", "output", "pooling", "sampling"),
@@ -85,6 +88,7 @@ CORE_USERS = {
     "pagedserve.host_ops",
     "pagedserve.parallel.shared_memory",
     "pagedserve.models.fused.cpu",
+    "pagedserve.native",
     "pagedserve.models.paged_logits",  # KV groups of its cache
     "pagedserve.replay",
     "pagedserve.runner.buffers",

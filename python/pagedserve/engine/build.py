@@ -30,8 +30,8 @@ def load_tokenizer(args: EngineArgs) -> "PreTrainedTokenizerBase":
 
 def load_executor(args: EngineArgs) -> Executor:
     """Load the model into this process or its ranks; see `pagedserve.executor.choose`."""
-    with extra_needed("pagedserve.LLMEngine", "engine"):
-        from pagedserve.executor.choose import make_executor
+    from pagedserve.executor.choose import make_executor
+
     return make_executor(args)
 
 

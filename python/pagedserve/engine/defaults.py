@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pagedserve.config import EngineArgs
 from pagedserve.errors import ConfigError, RequestError
+from pagedserve.models.hub import HubOptions, Part
+from pagedserve.models.registry import resolve_model
 from pagedserve.regular_files import read_json
 from pagedserve.sampling_params import SamplingParams
 from pagedserve.sampling_params.options import PARAMETERS
@@ -43,9 +45,9 @@ def default_sampling_params(args: EngineArgs) -> SamplingParams:
 
 def _directory(args: EngineArgs) -> Path:
     if args.generation_config == "auto":
-        from pagedserve.models.files import find_model_files
-
-        return find_model_files(args).directory
+        # A GGUF file has none.
+        part: Part = "config" if args.load_format == "dummy" else "model"
+        return resolve_model(args.model, part=part, hub=HubOptions.of_model(args)).path
     return Path(args.generation_config)
 
 
