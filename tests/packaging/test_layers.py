@@ -94,9 +94,7 @@ CORE_USERS = {
     "pagedserve.runner.buffers",
     "pagedserve.runner.profile",
     "pagedserve.scheduler",
-    "pagedserve.sampling.draw",
-    "pagedserve.sampling.logprobs",
-    "pagedserve.sampling.top_k",
+    "pagedserve.sampling.on_host",
     "pagedserve.server.app",  # its version
 }
 

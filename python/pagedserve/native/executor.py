@@ -21,6 +21,8 @@ from pagedserve.native.pools import (
     layers_by_group,
     window_group_of,
 )
+from pagedserve.native.threads import num_compute_threads
+from pagedserve.sampling.on_host import HostOps
 from pagedserve.sampling.sampler import Sampler
 
 
@@ -33,7 +35,8 @@ class NativeExecutor:
         self._loaded: LoadedNative | None = load_native(args)
         self._buffers: NumpyBuffers | None = None
         self._pools: KVPools | None = None
-        self._sampler = Sampler()
+        self._ops = HostOps(num_threads=num_compute_threads)
+        self._sampler = Sampler(self._ops)
 
     @property
     def loaded(self) -> LoadedNative:
@@ -127,7 +130,7 @@ class NativeExecutor:
             index = np.concatenate((index, step.prompts.index))
         logits = model.logits(arrays, pools.layers, index)
         samples = self._sampler.launch(logits[: len(rows)], rows) if rows else None
-        return LaunchedRun(samples, step.prompts, logits[len(rows) :])
+        return LaunchedRun(samples, step.prompts, logits[len(rows) :], ops=self._ops)
 
     def load_adapter(self, name: str, path: str) -> Adapter:
         """Refuse adapters.
