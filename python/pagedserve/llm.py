@@ -5,10 +5,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, SupportsIndex, Unpack
 
-from transformers import PreTrainedTokenizerBase
-
 import pagedserve.checks as checks
-import pagedserve.executor.local  # noqa: F401  # report a missing torch when LLM is accessed
 import pagedserve.pooling.vectors as vectors
 from pagedserve.chat import Conversation, chat_prompt, conversations_of, read_chat_template
 from pagedserve.config import EngineArgs, takes_engine_options
@@ -36,6 +33,7 @@ from pagedserve.outputs import (
 from pagedserve.pooling.rules import PoolingTask
 from pagedserve.pooling_params import PoolingParams
 from pagedserve.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
+from pagedserve.tokenizer import Tokenizer
 from pagedserve.vllm_names import ABSENT_METHODS, AbsentArguments, refuse_arguments
 
 
@@ -84,7 +82,7 @@ class LLM(ModelOwner):
         with suppress(EngineDeadError):
             self.calls.run("shutdown", self.llm_engine.shutdown)
 
-    def get_tokenizer(self) -> PreTrainedTokenizerBase:
+    def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
         return self.llm_engine.tokenizer
 

@@ -16,6 +16,7 @@ SHARED = {
     "errors",
     "extras",
     "checks",
+    "byte_alphabet",
     "references",
     "regular_files",
     "options",
@@ -34,6 +35,7 @@ SHARED = {
     "images",
     "inputs",
     "structured_outputs",
+    "tokenizer",
     "outputs",
 }
 
@@ -47,7 +49,9 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "cache": {"host_ops", "kernels"},
     "pooling": set(),
     "parallel": {"host_ops"},
-    "models": {"attention", "cache", "host_ops", "kernels", "parallel", "pooling"},
+    "models": {
+        *("attention", "cache", "chat_renderer", "host_ops", "kernels", "parallel", "pooling"),
+    },
     "lora": {"kernels", "models", "parallel"},
     "sampling": {"host_ops", "kernels"},
     "drafts": set(),
@@ -63,9 +67,10 @@ PYTHON_LAYERS: dict[str, set[str]] = {
         *("drafts", "executor", "host_ops", "lora", "models", "output", "pooling", "sampling"),
     },
     "templates": set(),
+    "chat_renderer": {"templates"},
     "chat": {"templates"},
     "metrics": {"engine"},
-    "llm": {"chat", "engine", "executor", "lora", "metrics", "pooling"},
+    "llm": {"chat", "engine", "lora", "metrics", "pooling"},
     "utils": set(),  # a name of vLLM's
     "server": {"chat", "engine", "lora", "output", "pooling"},
     "deploy": {"engine", "executor", "lora", "models"},

@@ -10,10 +10,9 @@ from pagedserve.executor.protocol import Executor
 from pagedserve.images import ImageRules
 from pagedserve.inputs import TokenizedPrompt, salt_of
 from pagedserve.models.prompt_images import PromptImages
+from pagedserve.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
     from pagedserve.images import GivenImage
     from pagedserve.models.image_processor import ImageProcessor
 
@@ -55,9 +54,7 @@ class ImagePlacer:
         return replace(prompt, token_ids=token_ids, salt=salt), PromptImages(placed, positions)
 
 
-def image_placer(
-    args: EngineArgs, tokenizer: "PreTrainedTokenizerBase", executor: Executor
-) -> ImagePlacer | None:
+def image_placer(args: EngineArgs, tokenizer: Tokenizer, executor: Executor) -> ImagePlacer | None:
     """Create the image placer; None if the model does not accept images.
 
     Raises:

@@ -9,9 +9,7 @@ import itertools
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final, Self
-
-from transformers import PreTrainedTokenizerBase
+from typing import Any, Final, Self, cast
 
 from pagedserve._core import Scheduler, SchedulerConfig
 from pagedserve.config import EngineArgs
@@ -35,6 +33,7 @@ from pagedserve.pooling_params import PoolingParams
 from pagedserve.sampling.bad_words import BadWords
 from pagedserve.sampling.grammar import GrammarCompiler
 from pagedserve.sampling_params import RequestOutputKind, SamplingParams
+from pagedserve.tokenizer import Tokenizer
 
 # Added to a request's number: the salt of a prompt that must miss the prefix cache.
 _PRIVATE_SALT: Final = 1 << 63
@@ -58,7 +57,7 @@ class InputProcessor:
         grammars: Grammar compiler.
     """
 
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: Tokenizer
     model: ModelInfo
     scheduler: Scheduler
     max_num_seqs: int
@@ -72,13 +71,15 @@ class InputProcessor:
 
     def __post_init__(self) -> None:
         model = self.model
-        self.grammars = GrammarCompiler(self.tokenizer, model.vocab_size, model.eos_token_ids)
+        self.grammars = GrammarCompiler(
+            cast(Any, self.tokenizer), model.vocab_size, model.eos_token_ids
+        )
 
     @classmethod
     def of(
         cls,
         args: EngineArgs,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: Tokenizer,
         executor: Executor,
         scheduler: Scheduler,
         config: SchedulerConfig,

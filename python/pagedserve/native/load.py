@@ -11,9 +11,8 @@ from pagedserve._core.cpu import DecoderLayer, use_instructions
 from pagedserve.config import EngineArgs, Quantization
 from pagedserve.errors import ModelLoadError, PagedServeError, UnsupportedModelError
 from pagedserve.models.config_checks import check_config
-from pagedserve.models.hub import HubOptions
 from pagedserve.models.limits import check_max_model_len, eos_token_ids
-from pagedserve.models.registry import ModelSource, resolve_model
+from pagedserve.models.registry import ModelSource, find_source
 from pagedserve.native.checkpoint import Checkpoint
 from pagedserve.native.config import DecoderConfig
 from pagedserve.native.families import OTHER_BACKEND, UnsupportedError
@@ -93,7 +92,7 @@ def load_native(args: EngineArgs) -> LoadedNative:
 
 def _find(args: EngineArgs) -> _Files:
     """Find a model's files, downloading them if necessary, and read its config."""
-    source = resolve_model(args.model, hub=HubOptions.of_model(args))
+    source = find_source(args)
     with _named(args.model):
         if source.is_gguf:
             gguf = read_gguf(source.path)

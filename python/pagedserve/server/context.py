@@ -26,10 +26,9 @@ from pagedserve.server.protocol import Body, ChatBody, TokenizeBody
 from pagedserve.server.tool_formats import REASONING_FORMATS, TOOL_FORMATS, tool_format_of
 from pagedserve.server.tools import AnswerReader
 from pagedserve.speech import SpeechRules
+from pagedserve.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
     from pagedserve.server.tracing import Tracer
 
 T = TypeVar("T")
@@ -290,7 +289,7 @@ class Context:
 
     def _render(
         self,
-        tokenizer: "PreTrainedTokenizerBase",
+        tokenizer: Tokenizer,
         body: ChatBody | TokenizeBody,
         images: ImageRules | str,
     ) -> TokensPrompt:
