@@ -216,10 +216,10 @@ fn read_q3_k(block: &[u8; 110], to: &mut [f32; SUPER]) {
 #[inline(always)]
 fn six_bits(scales: &[u8], group: usize) -> (f32, f32) {
     let (scale, least) = if group < 4 {
-        (scales[group] & 63, scales[group + 4] & 63)
+        (scales[group] & 0x3f, scales[group + 4] & 0x3f)
     } else {
         let (low, index) = (scales[group + 4], group - 4);
-        (low & 15 | scales[index] >> 2 & 48, low >> 4 | scales[index + 4] >> 2 & 48)
+        (low & 15 | scales[index] >> 2 & 0x30, low >> 4 | scales[index + 4] >> 2 & 0x30)
     };
     (f32::from(scale), f32::from(least))
 }
