@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from pagedserve import LLM, EngineArgs, SamplingParams
+from pagedserve import LLM, EngineArgs, SamplingParams, TokensPrompt
 from pagedserve.native.load import load_native
 from tests.support.decoders import DECODERS, VOCAB_SIZE, save_decoder
 from tests.support.native import logits_of
@@ -33,7 +33,10 @@ def test_logits_are_those_of_transformers(decoder: Path) -> None:
 
 def answers(decoder: Path, backend: str, **options: Any) -> list[Any]:
     llm = LLM(model=str(decoder), backend=backend, num_gpu_blocks=64, **options)
-    prompts = [" ".join(f"w{(7 * word + row) % 96 + 1}" for word in range(30)) for row in range(3)]
+    prompts = [
+        TokensPrompt(prompt_token_ids=[(7 * place + row) % 96 + 1 for place in range(30)])
+        for row in range(3)
+    ]
     return [
         (list(output.outputs[0].token_ids), output.outputs[0].cumulative_logprob)
         for output in llm.generate(prompts, GREEDY, use_tqdm=False)
