@@ -17,7 +17,7 @@ SAMPLED = SamplingParams(temperature=0.8, top_k=40, top_p=0.9, seed=7, n=2, max_
 EDITED = SamplingParams(temperature=0, repetition_penalty=1.3, logit_bias={5: -2.0}, max_tokens=16)
 
 
-def make(backend: str, **options: Any) -> LLM:
+def make(backend: Any, **options: Any) -> LLM:
     return LLM(model="smollm2", backend=backend, **{"num_gpu_blocks": 256} | options)
 
 

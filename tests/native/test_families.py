@@ -31,7 +31,7 @@ def test_logits_are_those_of_transformers(decoder: Path) -> None:
     assert np.abs(found - expected).max() <= 1e-4 * max(1.0, np.abs(expected).max())
 
 
-def answers(decoder: Path, backend: str, **options: Any) -> list[Any]:
+def answers(decoder: Path, backend: Any, **options: Any) -> list[Any]:
     llm = LLM(model=str(decoder), backend=backend, num_gpu_blocks=64, **options)
     prompts = [
         TokensPrompt(prompt_token_ids=[(7 * place + row) % 96 + 1 for place in range(30)])

@@ -14,7 +14,11 @@ from pagedserve.models.fused.cpu.linears import pack, pack_gated, quantize
 from pagedserve.native.mapped import STORAGES
 
 TYPES = {name: gguf.GGMLQuantizationType[name] for name in STORAGES}
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES: dict[Any, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
 DEPTH = 512
 
 
@@ -41,7 +45,7 @@ def dequantized(rows: NDArray[np.uint8], name: str) -> NDArray[np.float32]:
 
 
 def packed(
-    parts: list[tuple[NDArray[np.uint8], str, int]], dtype: str, **options: Any
+    parts: list[tuple[NDArray[np.uint8], str, int]], dtype: Any, **options: Any
 ) -> tuple[NDArray[Any], NDArray[np.float32] | None]:
     num_rows = sum(len(rows) for rows, _, _ in parts)
     size = -(-num_rows // 64) * 64 * DEPTH
@@ -64,7 +68,7 @@ def packed(
     return panels, scales
 
 
-def numbers_of(panels: NDArray[Any], num_rows: int, dtype: str = "float32") -> NDArray[np.float32]:
+def numbers_of(panels: NDArray[Any], num_rows: int, dtype: Any = "float32") -> NDArray[np.float32]:
     """Rows of packed weights in float32, read back by the kernel."""
     weights = PackedWeights(panels, dtype=dtype, in_features=DEPTH, out_features=num_rows)
     rows = torch.empty(num_rows, DEPTH, dtype=DTYPES[dtype])
@@ -92,15 +96,15 @@ def test_panels_of_parts_are_those_of_torch(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_gated_layer_computes_what_torch_packs(dtype: str) -> None:
+def test_a_gated_layer_computes_what_torch_packs(dtype: Any) -> None:
     gate, up = (stored_rows(name, 96, seed) for name, seed in (("Q4_K", 3), ("F16", 4)))
     panels, _ = packed([(gate, "Q4_K", 0), (up, "F16", 0)], dtype, is_gated=True)
     ours = PackedWeights(panels, dtype=dtype, in_features=DEPTH, out_features=192, gate="silu")
-    weights = (
-        torch.from_numpy(dequantized(gate, "Q4_K")),
-        torch.from_numpy(dequantized(up, "F16")),
+    gates, ups = (
+        torch.from_numpy(dequantized(rows, name)).to(DTYPES[dtype])
+        for rows, name in ((gate, "Q4_K"), (up, "F16"))
     )
-    theirs = pack_gated(*(weight.to(DTYPES[dtype]) for weight in weights), "silu")
+    theirs = pack_gated(gates, ups, "silu")
     x = torch.randn(3, DEPTH, generator=torch.Generator().manual_seed(5)).to(DTYPES[dtype])
     outputs = []
     for layer in (ours, theirs):

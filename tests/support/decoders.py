@@ -1,7 +1,7 @@
 """Tiny random models of every family of the native backend, in Hugging Face format."""
 
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
@@ -80,6 +80,7 @@ def save_decoder(
         for parameter in model.parameters():
             if parameter.dim() == 1:  # norms and biases begin as ones and zeros
                 parameter.add_(torch.randn_like(parameter), alpha=0.1)
-    model.to(dtype).save_pretrained(directory)
+    cast(torch.nn.Module, model).to(dtype)
+    model.save_pretrained(directory)
     save_tokenizer(directory)
     return directory

@@ -55,7 +55,7 @@ def write_gguf(
             weights = weights + 1  # noqa: PLW2901
         stored = storage if weights.ndim > 1 else gguf.GGMLQuantizationType.F32
         writer.add_tensor(
-            names.get_name(name, try_suffixes=(".weight", ".bias")),
+            str(names.get_name(name, try_suffixes=(".weight", ".bias"))),
             gguf.quants.quantize(np.ascontiguousarray(weights), stored),
             raw_dtype=stored,
         )

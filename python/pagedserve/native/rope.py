@@ -45,8 +45,8 @@ class Rope:
         powers: NDArray[np.float64] = np.float64(self.theta) ** exponents.astype(np.float64)
         found: NDArray[np.float32] = np.float32(1) / powers.astype(np.float32)
         if self.divisors:
-            divided: NDArray[np.float32] = found / np.array(self.divisors, np.float32)
-            return divided
+            divisors: NDArray[np.float32] = np.array(self.divisors, np.float32)
+            return found / divisors
         if self.kind == "linear":
             return found / np.float32(self.factor)
         return self._llama3(found) if self.kind == "llama3" else found
