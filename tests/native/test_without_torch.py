@@ -48,6 +48,18 @@ def tokens_with_torch(model: str, prompts: list[str]) -> list[list[int]]:
     return [list(output.outputs[0].token_ids) for output in outputs]
 
 
+def test_a_native_engine_imports_no_torch_that_is_installed() -> None:
+    program = """
+import sys
+from pagedserve import LLM, SamplingParams
+
+llm = LLM(model="smollm2", backend="native")
+llm.generate(["hi"], SamplingParams(temperature=0, max_tokens=1), use_tqdm=False)
+assert not {"torch", "transformers"} & sys.modules.keys()
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
+
+
 @pytest.mark.parametrize("model", ["smollm2", "gemma3"])
 def test_tokens_are_those_with_torch(model: str, tmp_path: Path) -> None:
     prompts = ["The capital of France is", "Once upon a time"]

@@ -64,7 +64,8 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "native": {"cache", "executor", "host_ops", "models", "sampling"},
     "output": set(),
     "engine": {
-        *("drafts", "executor", "host_ops", "lora", "models", "output", "pooling", "sampling"),
+        *("drafts", "executor", "host_ops", "lora", "models", "native", "output", "pooling"),
+        "sampling",
     },
     "templates": set(),
     "chat_renderer": {"templates"},

@@ -3,13 +3,16 @@
 torch is imported once it is chosen.
 """
 
+import logging
 import os
 import threading
 
 from pagedserve.config import EngineArgs
 from pagedserve.errors import EngineDeadError, extra_needed
 from pagedserve.executor.protocol import Executor
-from pagedserve.native.choice import backend_of
+from pagedserve.native.choice import choose_backend
+
+logger = logging.getLogger(__name__)
 
 # Process that loaded the last model: this one, or one that it was forked from.
 _loaded_in: list[int] = []
@@ -44,7 +47,9 @@ def make_executor(args: EngineArgs) -> Executor:
         EngineDeadError: This process was forked from one that has loaded a model of torch.
         ImportError: The backend is torch, and a package that it needs is not installed.
     """
-    if backend_of(args) == "native":
+    backend = choose_backend(args)
+    logger.info("backend: %s, %s", backend.name, backend.reason)
+    if backend.name == "native":
         from pagedserve.native.executor import NativeExecutor
 
         return NativeExecutor(args)

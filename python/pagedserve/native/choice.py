@@ -1,41 +1,43 @@
 """Choice between the backends: torch with transformers, or Rust alone."""
 
-import logging
 from collections.abc import Iterator
 from importlib.util import find_spec
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from pagedserve.config import EngineArgs
 from pagedserve.errors import ConfigError
-
-logger = logging.getLogger(__name__)
 
 BackendName: TypeAlias = Literal["torch", "native"]
 
 _TORCH: Final = ("torch", "transformers")
 
 
-def backend_of(args: EngineArgs) -> BackendName:
-    """Backend of an engine; logs which one and why.
+class BackendChoice(NamedTuple):
+    """A backend, and why it is this one as text."""
 
-    "auto" is torch where it is installed.
+    name: BackendName
+    reason: str
+
+
+def choose_backend(args: EngineArgs) -> BackendChoice:
+    """Choose the backend of an engine; "auto" is torch where it is installed.
 
     Raises:
         ConfigError: An option that the native backend does not support, by name.
     """
-    backend, reason = args.backend, "as given"
-    if backend == "auto":
-        absent = [name for name in _TORCH if not _is_installed(name)]
-        backend = "native" if absent else "torch"
-        reason = f"without {' and '.join(absent)}" if absent else "which is installed"
-    logger.info("backend: %s, %s", backend, reason)
-    if backend == "native":
+    if args.backend != "auto":
+        choice = BackendChoice(args.backend, "as given")
+    elif absent := [name for name in _TORCH if not _is_installed(name)]:
+        choice = BackendChoice("native", f"without {' and '.join(absent)}")
+    else:
+        choice = BackendChoice("torch", "which is installed")
+    if choice.name == "native":
         for refusal in _refusals(args):
             raise ConfigError(
                 f"{refusal}: leave it out, or give backend='torch', which needs torch and "
                 "transformers"
             )
-    return backend
+    return choice
 
 
 def _is_installed(name: str) -> bool:
