@@ -63,8 +63,8 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
     [
         ("tqdm", "pagedserve.LLM"),
         ("tokenizers", "pagedserve.LLM"),
-        ("torch", "pagedserve.LLM(sys.argv[1])"),
-        ("transformers", "pagedserve.LLM(sys.argv[1])"),
+        ("torch", "pagedserve.LLM(sys.argv[1], backend='torch')"),
+        ("transformers", "pagedserve.LLM(sys.argv[1], backend='torch')"),
     ],
 )
 def test_a_missing_extra_names_the_command(tmp_path: Path, missing: str, used: str) -> None:

@@ -49,12 +49,14 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "runner": {"attention", "cache", "inputs", "lora", "models", "sampling"},
     "executor": {
         *("attention", "cache", "config", "inputs", "lora", "models", "parallel", "pooling"),
-        *("runner", "sampling"),
+        *("native", "runner", "sampling"),
     },
+    # Decoders without torch: a second executor.
+    "native": {"cache", "config", "executor", "host_ops", "inputs", "models", "sampling"},
     "output": {"outputs", "pooling", "pooling_params", "sampling_params"},
     "engine": {
-        *("config", "drafts", "executor", "host_ops", "inputs", "lora", "models", "output"),
-        *("outputs", "pooling", "pooling_params", "sampling", "sampling_params"),
+        *("config", "drafts", "executor", "host_ops", "inputs", "lora", "models", "native"),
+        *("output", "outputs", "pooling", "pooling_params", "sampling", "sampling_params"),
     },
     "metrics": {"engine"},
     "llm": {
@@ -92,6 +94,7 @@ CORE_USERS = {
     "pagedserve.host_ops",
     "pagedserve.parallel.shared_memory",
     "pagedserve.models.fused.cpu",
+    "pagedserve.native",
     "pagedserve.models.paged_logits",  # KV groups of its cache
     "pagedserve.replay",
     "pagedserve.runner.buffers",

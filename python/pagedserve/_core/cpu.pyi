@@ -17,6 +17,7 @@ __all__ = [
     "instruction_sets",
     "instructions_in_use",
     "logprobs",
+    "pack_rows",
     "paged_attention",
     "rms_norm",
     "top_k",
@@ -253,6 +254,42 @@ def copy_blocks(
 
     Raises:
         ``StepError``: A block outside of its pool, or pairs that are not contiguous.
+    """
+
+def pack_rows(
+    panels: NDArray[np.uint32 | np.int8],  # written
+    *,
+    # Of each part: address of the first row, rows, storage, size of interleaved heads or 0.
+    rows: Sequence[tuple[int, int, str, int]],
+    dtype: _DType,
+    in_features: int,  # K
+    is_gated: bool = False,
+    scales: NDArray[np.float32] | None = None,  # [N], written
+    num_threads: int = 1,
+    instructions: _InstructionSet | None = None,
+) -> list[int]:
+    """Pack the rows of a linear layer of K input features into panels for `PackedWeights`.
+
+    Args:
+        panels: uint32 units, or with ``scales`` int8, of the length that `PackedWeights` takes;
+            written.
+        rows: Parts of the layer, one after another: address of the first row, number of rows,
+            storage ("F32", "F16", "BF16", or a block type of GGUF such as "Q4_K"), and the size of
+            heads whose halves are interleaved, or 0.  Rows are contiguous; an address needs no
+            alignment.
+        dtype: Type that weights are rounded to.
+        in_features: Number of input features K.
+        is_gated: Whether the first of two parts is the gate of the second: they alternate in the
+            panels, 32 features each.
+        scales: Scales of int8 panels, float32 ``[N]``, written.
+        num_threads: Number of threads, the caller's included.
+        instructions: Instruction set; None for the one in use.
+
+    Returns:
+        How many weights of each part are not finite in the dtype.
+
+    Raises:
+        ``StepError``: Arguments that do not fit each other; nothing was written.
     """
 
 def top_k(

@@ -48,6 +48,7 @@ class EngineOptions(TypedDict, total=False):
     preemption_mode: Literal["recompute", "swap"] | None
     async_scheduling: bool | None
     dtype: "Literal['auto', 'float32', 'bfloat16', 'float16', 'half', 'float'] | torch.dtype | None"
+    backend: Literal["auto", "torch", "native"] | None
     device: str | None
     quantization: Literal["int8"] | None
     attention_backend: Literal["rust", "triton", "torch", "sdpa"] | None

@@ -9,6 +9,7 @@ from pagedserve.attention.backends import AttentionBackendName
 from pagedserve.config.options import option
 
 ModelDtype: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
+Backend: TypeAlias = Literal["auto", "torch", "native"]
 CpuKernels: TypeAlias = Literal["fused", "modules", "generic"]
 Quantization: TypeAlias = Literal["int8"]
 
@@ -41,6 +42,14 @@ class PrecisionArgs:
         "Data type of weights and KV cache. auto is float32 on the CPU, else the model's own.",
         concern="precision and kernels",
         converts=Literal["half", "float"] | ForwardRef("torch.dtype"),
+    )
+    backend: Backend = option(
+        "auto",
+        checks.choice(get_args(Backend)),
+        "What runs the model: torch with transformers, or native, which imports neither, on the "
+        "CPU for known families of decoder-only models (docs/cpu.md). auto is torch where both "
+        "are installed, else native.",
+        concern="precision and kernels",
     )
     device: str = option(
         "auto",

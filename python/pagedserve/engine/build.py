@@ -13,6 +13,7 @@ from pagedserve.engine.scheduler_config import scheduler_config, step_limits
 from pagedserve.errors import extra_needed
 from pagedserve.executor.memory import MemoryPlan
 from pagedserve.executor.protocol import CacheShape, Executor
+from pagedserve.native.choice import choose_backend
 from pagedserve.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -22,13 +23,14 @@ def load_tokenizer(args: EngineArgs) -> Tokenizer:
     """Load the model's tokenizer; see `pagedserve.models.tokenizer`."""
     with extra_needed("pagedserve.LLMEngine", "engine"):
         import pagedserve.models.tokenizer as tokenizer
-    return tokenizer.load_tokenizer(args)
+    is_native = choose_backend(args).name == "native"
+    return tokenizer.load_tokenizer(args, uses_transformers=False if is_native else None)
 
 
 def load_executor(args: EngineArgs) -> Executor:
     """Load the model into this process or its ranks; see `pagedserve.executor.choose`."""
-    with extra_needed("pagedserve.LLMEngine", "engine"):
-        from pagedserve.executor.choose import make_executor
+    from pagedserve.executor.choose import make_executor
+
     return make_executor(args)
 
 

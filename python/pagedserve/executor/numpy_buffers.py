@@ -1,12 +1,27 @@
 """Step buffers as numpy arrays, for an executor of one's own without torch."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pagedserve._core import InputBuffers
+from pagedserve.errors import StepError
 from pagedserve.executor.protocol import CacheShape, StepSizes
+
+
+class GroupBlocks(NamedTuple):
+    """Blocks of a step's rows in a KV group.
+
+    Attributes:
+        block_tables: Blocks of each row, int32 ``[R, B]``; of a group of states one state.
+        slot_mapping: Slot of each token's keys and values, int64 ``[T]``: block x block size +
+            offset, -1 if they are cached already; empty for a group of states.
+    """
+
+    block_tables: NDArray[np.int32]
+    slot_mapping: NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +38,7 @@ class StepArrays:
         block_tables: Blocks of each row, int32 ``[R, B]``.
         sample_index: Positions in T that need logits, int32 ``[S]``.
         adapter_slots: Slot of each row's adapter, -1 for none, int32 ``[R]``.
+        groups: Blocks in each of `CacheShape.groups`.
     """
 
     token_ids: NDArray[np.int32]
@@ -33,10 +49,17 @@ class StepArrays:
     block_tables: NDArray[np.int32]
     sample_index: NDArray[np.int32]
     adapter_slots: NDArray[np.int32]
+    groups: tuple[GroupBlocks, ...] = ()
+
+    def of_group(self, index: int) -> GroupBlocks:
+        """Blocks in a KV group, 0 for the first."""
+        if index == 0:
+            return GroupBlocks(self.block_tables, self.slot_mapping)
+        return self.groups[index - 1]
 
 
 class NumpyBuffers:
-    """The arrays of a step for a decoder-only model whose layers share blocks; ``HostBuffers``.
+    """The arrays of a step for a decoder-only model; ``HostBuffers``.
 
     Attributes:
         query_start: Start of each row in the step's tokens, int32 ``[max_num_rows + 1]``.
@@ -51,12 +74,25 @@ class NumpyBuffers:
         Args:
             shape: Shape of the KV cache, with the limits of a step.
             has_adapters: Whether rows may have adapters.
+
+        Raises:
+            StepError: The shape has a KV group of an encoder.
         """
         limits = shape.limits
         max_num_rows, max_num_tokens = limits.max_num_rows, limits.max_num_tokens
         max_num_samples = max(max_num_rows, limits.max_num_samples)
         longest = limits.max_model_len + limits.num_lookahead_slots
         max_num_blocks = max_num_rows * -(-longest // shape.block_size)
+        self._kinds = [group.kind for group in shape.groups]
+        if "cross" in self._kinds:
+            raise StepError("these buffers are for decoder-only models, without KV group 'cross'")
+        self._groups = [
+            GroupBlocks(
+                np.zeros(max_num_rows if kind == "state" else max_num_blocks, np.int32),
+                np.zeros(0 if kind == "state" else max_num_tokens, np.int64),
+            )
+            for kind in self._kinds
+        ]
         self.query_start = np.zeros(max_num_rows + 1, np.int32)
         self.positions = np.zeros(max_num_tokens, np.int64)
         self.sample_rows = np.zeros(max_num_samples, np.int32)
@@ -78,6 +114,8 @@ class NumpyBuffers:
             sample_rows=self.sample_rows,
             row_handles=self.row_handles,
             adapter_slots=self._adapter_slots if has_adapters else None,
+            group_tables=[group.block_tables for group in self._groups],
+            group_slots=[group.slot_mapping for group in self._groups],
         )
 
     def writable(self) -> InputBuffers:
@@ -92,6 +130,14 @@ class NumpyBuffers:
             sizes.max_num_blocks,
         )
         tables = self._block_tables[: num_rows * num_blocks]
+        widths = [1 if kind == "state" else num_blocks for kind in self._kinds]
+        groups = (
+            GroupBlocks(
+                group.block_tables[: num_rows * width].reshape(num_rows, width),
+                group.slot_mapping[:num_tokens],
+            )
+            for group, width in zip(self._groups, widths, strict=True)
+        )
         return StepArrays(
             token_ids=self._token_ids[:num_tokens],
             positions=self.positions[:num_tokens],
@@ -101,4 +147,5 @@ class NumpyBuffers:
             block_tables=tables.reshape(num_rows, num_blocks),
             sample_index=self._sample_index[: sizes.num_samples],
             adapter_slots=self._adapter_slots[:num_rows],
+            groups=tuple(groups),
         )

@@ -1,11 +1,8 @@
 """``Worker``: one device with a model, or a rank's shard of it, its KV pools and forward pass."""
 
-from functools import partial
-
 import torch
 from torch import Tensor
 
-from pagedserve._core import KVGroup, SchedulerConfig
 from pagedserve.attention.cross import CrossStep
 from pagedserve.cache.engine import (
     CacheEngine,
@@ -29,6 +26,7 @@ from pagedserve.executor.memory import (
 from pagedserve.executor.model_step import ModelStep
 from pagedserve.executor.profile import available_memory
 from pagedserve.executor.protocol import CacheShape, ModelInfo, StepLimits
+from pagedserve.executor.windows import window_need
 from pagedserve.inputs.images import ImageRules
 from pagedserve.lora.apply import AdapterModules
 from pagedserve.models.encoder_decoder import no_states
@@ -174,31 +172,14 @@ class Worker:
 
     def _window_need(self, limits: StepLimits, num_parts: int) -> WindowNeed | None:
         """Requirements of layers with windows or chunks, if they have separate blocks."""
-        if limits.group_window is None:
-            return None
-        block_size, caches_prefixes = self._args.block_size, self._args.enable_prefix_caching
         _, layers = split_layers(self.loaded.stored_layers, limits.group_window, limits.group_kind)
-        config = SchedulerConfig(
-            max_num_seqs=limits.max_num_rows,
-            max_num_batched_tokens=limits.max_num_tokens,
-            max_model_len=limits.max_model_len,
-            num_lookahead_slots=limits.num_lookahead_slots,
-            enable_chunked_prefill=True,  # only the limits are used
-        )
-        blocks_for = partial(
-            KVGroup.num_gpu_blocks_for,
-            config,
-            window=limits.group_window,
+        block_size = self._args.block_size
+        return window_need(
+            limits,
             block_size=block_size,
-        )
-        return WindowNeed(
-            window=limits.group_window,
-            kind=limits.group_kind,
             block_bytes=num_parts
             * kv_bytes_per_block(layers, block_size=block_size, dtype=self.loaded.dtype),
-            least_blocks=blocks_for(num_seqs=1),
-            # As many again for the ends of cached prefixes.
-            most_blocks=blocks_for(num_seqs=limits.max_num_rows * (2 if caches_prefixes else 1)),
+            caches_prefixes=bool(self._args.enable_prefix_caching),
         )
 
     def init_cache(self, shape: CacheShape, memory: StepMemory | None = None) -> None:

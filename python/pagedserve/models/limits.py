@@ -2,13 +2,12 @@
 
 import logging
 from collections.abc import Iterator, Mapping
-from typing import Any
-
-from transformers import GenerationConfig, PreTrainedConfig
+from typing import TYPE_CHECKING, Any
 
 from pagedserve.errors import ConfigError, ModelLoadError
-from pagedserve.models.architectures.positions import first_position
-from pagedserve.models.architectures.rope import has_long_set, original_positions
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +21,7 @@ _LENGTH_NAMES = ("max_position_embeddings", "max_target_positions", "max_seq_len
 _BATCH_DEPENDENT_ROPE = ("dynamic", "longrope")
 
 
-def derive_max_model_len(config: PreTrainedConfig, requested: int | None) -> int:
+def derive_max_model_len(config: "PreTrainedConfig", requested: int | None) -> int:
     """Compute the maximum sequence length, in tokens.
 
     Args:
@@ -34,6 +33,8 @@ def derive_max_model_len(config: PreTrainedConfig, requested: int | None) -> int
         ConfigError: the requested length exceeds that of the model.
         ModelLoadError: neither the config nor the user sets it.
     """
+    from pagedserve.models.architectures.rope import has_long_set, original_positions
+
     limit, reason = _num_positions(config)
     for parameters in _rope_parameters(config):
         rope_type = parameters.get("rope_type")
@@ -50,13 +51,15 @@ def derive_max_model_len(config: PreTrainedConfig, requested: int | None) -> int
     return check_max_model_len(requested, limit, reason)
 
 
-def num_positions(config: PreTrainedConfig) -> int | None:
+def num_positions(config: "PreTrainedConfig") -> int | None:
     """Number of positions of the model; None if its config does not set it."""
     return _num_positions(config)[0]
 
 
-def _num_positions(config: PreTrainedConfig) -> tuple[int | None, str]:
+def _num_positions(config: "PreTrainedConfig") -> tuple[int | None, str]:
     """Number of positions of the model, and the reason as text; None if its config has none."""
+    from pagedserve.models.architectures.positions import first_position
+
     for name in _LENGTH_NAMES:
         number = getattr(config, name, None)
         if isinstance(number, int | float) and number > 0:  # XLNet has -1
@@ -84,13 +87,12 @@ def check_max_model_len(requested: int | None, limit: int | None, reason: str) -
     return limit if requested is None else requested
 
 
-def eos_token_ids(
-    generation_config: GenerationConfig | None, config: PreTrainedConfig, vocab_size: int
-) -> tuple[int, ...]:
+def eos_token_ids(generation_config: object, config: object, vocab_size: int) -> tuple[int, ...]:
     """Tokens that end a sequence: the generation config's, else the model config's.
 
     Args:
-        generation_config: generation config of the model, if it has one.
+        generation_config: generation config of the model, if it has one; its attribute
+            ``eos_token_id`` counts, as of the next.
         config: config of the text model.
         vocab_size: rows of the embedding.  Some of several tokens may be beyond: those of another
             tokenizer are never generated.
@@ -126,7 +128,7 @@ def eos_token_ids(
     return ()
 
 
-def _rope_parameters(config: PreTrainedConfig) -> Iterator[Mapping[str, Any]]:
+def _rope_parameters(config: "PreTrainedConfig") -> Iterator[Mapping[str, Any]]:
     """Rotary parameters, which are one mapping or one for each type of layer."""
     parameters = getattr(config, "rope_parameters", None)
     if not isinstance(parameters, Mapping):

@@ -36,6 +36,7 @@ pub mod lora;
 mod math;
 pub mod moves;
 mod number;
+pub mod pack;
 mod pages;
 mod portable;
 mod scratch;

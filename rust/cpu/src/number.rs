@@ -89,6 +89,14 @@ impl Stored for f32 {
 #[repr(transparent)]
 pub(crate) struct BFloat16(u16);
 
+impl BFloat16 {
+    /// The number with these bits.
+    #[inline(always)]
+    pub(crate) fn from_bits(bits: u16) -> Self {
+        Self(bits)
+    }
+}
+
 impl Stored for BFloat16 {
     const ZERO: Self = Self(0);
 

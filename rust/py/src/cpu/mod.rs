@@ -13,6 +13,7 @@ mod layer;
 mod linear;
 mod lora;
 mod moves;
+mod pack;
 mod sampling;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -51,6 +52,8 @@ pub(crate) mod module {
     use super::linear::PackedWeights;
     #[pymodule_export]
     use super::moves::copy_blocks;
+    #[pymodule_export]
+    use super::pack::pack_rows;
     #[pymodule_export]
     use super::sampling::{draw, logprobs, top_k};
     #[pymodule_export]

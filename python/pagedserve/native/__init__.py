@@ -1,0 +1,1 @@
+"""Decoder models on the CPU with every layer in Rust, without torch and transformers."""

@@ -1,0 +1,181 @@
+"""The weights of a model in its mapped files, checked before anything is allocated.
+
+Owns the maps: weights are read from them while they are packed, and the files are closed with the
+last reference to the checkpoint.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagedserve.errors import ModelLoadError
+from pagedserve.native.config import DecoderConfig
+from pagedserve.native.families import OTHER_BACKEND, UnsupportedError
+from pagedserve.native.gguf_file import GgufFile
+from pagedserve.native.mapped import STORAGES, StoredTensor
+from pagedserve.native.numbers import ComputeDtype, rounded, widen
+from pagedserve.native.safetensors_file import read_safetensors
+from pagedserve.native.tensor_names import GGUF_NAMES, TensorNames, safetensors_names, shapes_of
+from pagedserve.regular_files import is_file, read_json
+
+_SINGLE: Final = "model.safetensors"
+_MAX_INDEX_BYTES: Final = 256 << 20
+# Dtypes of vectors, by their storage.
+_PLAIN: Final[dict[str, ComputeDtype]] = {
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+}
+# Elements of the arrays that hold them.
+_ELEMENTS: Final[dict[str, type[np.generic]]] = {
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": np.uint16,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """Weights of a model by name.
+
+    Attributes:
+        model: Name of the model in errors.
+        tensors: Tensors by name.
+        names: Names in this format.
+        norm_offset: Added to the weights of norms.
+        interleaved: Size of the heads of queries and keys, whose halves are interleaved; 0 if they
+            are in order.
+    """
+
+    model: str
+    tensors: Mapping[str, StoredTensor]
+    names: TensorNames
+    norm_offset: float
+    interleaved: int
+
+    @classmethod
+    def of_gguf(cls, model: str, gguf: GgufFile, config: DecoderConfig) -> Self:
+        """Weights of a GGUF file, checked; see `check`."""
+        return cls(
+            model=model,
+            tensors=gguf.tensors,
+            names=GGUF_NAMES,
+            norm_offset=0.0,  # the file's weights have it
+            interleaved=config.head_size if config.family.interleaves else 0,
+        ).check(config)
+
+    @classmethod
+    def of_directory(cls, model: str, directory: Path, config: DecoderConfig) -> Self:
+        """Weights of the safetensors files of a directory, checked; see `check`."""
+        try:
+            tensors = _tensors_of(directory)
+        except UnsupportedError:
+            raise
+        except ValueError as error:
+            raise ModelLoadError(f"model {model!r}: {error}") from error
+        names = safetensors_names(config.family)
+        if config.is_tied and names.embedding not in tensors and names.head in tensors:
+            tensors[names.embedding] = tensors[names.head]
+        return cls(
+            model=model,
+            tensors=tensors,
+            names=names,
+            norm_offset=config.family.norm_offset,
+            interleaved=0,
+        ).check(config)
+
+    def check(self, config: DecoderConfig) -> Self:
+        """Check that all weights are there, have their shapes, and are of known types.
+
+        Raises:
+            ModelLoadError: Names the first weight that does not fit.
+        """
+        shapes = shapes_of(config, self.names)
+        if missing := sorted(shapes.keys() - self.tensors.keys()):
+            raise ModelLoadError(
+                f"model {self.model!r}: its files lack {len(missing)} of the model's weights, the "
+                f"first is {missing[0]!r}"
+            )
+        found = {name: self.tensors[name] for name in sorted(shapes)}
+        odd = [name for name, tensor in found.items() if tensor.shape != shapes[name]]
+        if odd:
+            raise ModelLoadError(
+                f"model {self.model!r}: {odd[0]!r} is {found[odd[0]].shape} in its files, and its "
+                f"config makes it {shapes[odd[0]]}; {len(odd) - 1} more do not fit"
+            )
+        for name, tensor in found.items():
+            known = STORAGES if len(tensor.shape) > 1 else _PLAIN
+            if tensor.storage not in known:
+                raise ModelLoadError(
+                    f"model {self.model!r}: its files have {name!r} as {tensor.storage}; the "
+                    f"native backend reads {', '.join(known)}: {OTHER_BACKEND}"
+                )
+        return self
+
+    def vector(self, name: str, dtype: ComputeDtype) -> NDArray[np.float32]:
+        """Read a vector, rounded to the model's dtype.
+
+        Raises:
+            ModelLoadError: A number is not finite.
+        """
+        tensor = self.tensors[name]
+        stored = tensor.file.bytes_of(tensor.offset, tensor.num_bytes)
+        numbers = widen(stored.view(_ELEMENTS[tensor.storage]), _PLAIN[tensor.storage])
+        self.check_finite(name, int(np.count_nonzero(~np.isfinite(numbers))))
+        return rounded(numbers.copy(), dtype)
+
+    def norm(self, name: str, dtype: ComputeDtype) -> NDArray[np.float32]:
+        """Read the weight of a norm."""
+        weight = self.vector(name, dtype)
+        return np.float32(self.norm_offset) + weight if self.norm_offset else weight
+
+    def head_bias(self, name: str, dtype: ComputeDtype) -> NDArray[np.float32]:
+        """Read the bias of queries or keys."""
+        bias = self.vector(name, dtype)
+        if not self.interleaved:
+            return bias
+        heads = bias.reshape(-1, self.interleaved // 2, 2)
+        return np.ascontiguousarray(heads.swapaxes(1, 2)).reshape(-1)
+
+    def check_finite(self, name: str, num_odd: int) -> None:
+        """Refuse a tensor of which so many numbers are not finite.
+
+        Raises:
+            ModelLoadError: There are any.
+        """
+        if num_odd:
+            raise ModelLoadError(
+                f"model {self.model!r}: {num_odd} of the {self.tensors[name].num_weights} numbers "
+                f"of {name!r} are infinite or no numbers: its files are damaged, or it was saved "
+                "in a dtype that is too narrow"
+            )
+
+
+def _tensors_of(directory: Path) -> dict[str, StoredTensor]:
+    """Tensors of the files that transformers would read: one, or those of an index.
+
+    Raises:
+        UnsupportedError: There are only files of torch.
+        ValueError: A file is damaged.
+    """
+    single, index = directory / _SINGLE, directory / f"{_SINGLE}.index.json"
+    if is_file(single):
+        return read_safetensors(single)
+    if not is_file(index):
+        raise UnsupportedError(
+            f"it has no {_SINGLE}, and the native backend reads safetensors and GGUF: save it so, "
+            f"or {OTHER_BACKEND}"
+        )
+    content: Any = read_json(index, _MAX_INDEX_BYTES)
+    tensors: dict[str, StoredTensor] = {}
+    weight_map: dict[str, str] = content["weight_map"]  # checked with the directory
+    for shard in sorted(set(weight_map.values())):
+        found = read_safetensors(directory / shard)
+        if twice := found.keys() & tensors.keys():
+            raise ValueError(f"{min(twice)!r} is in {shard} and in another file")
+        tensors |= found
+    return tensors

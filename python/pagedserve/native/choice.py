@@ -1,0 +1,65 @@
+"""Choice between the backends: torch with transformers, or Rust alone."""
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+from pagedserve.config import EngineArgs
+from pagedserve.errors import ConfigError
+
+BackendName: TypeAlias = Literal["torch", "native"]
+
+_TORCH: Final = ("torch", "transformers")
+
+
+class BackendChoice(NamedTuple):
+    """A backend, and why it is this one as text."""
+
+    name: BackendName
+    reason: str
+
+
+def choose_backend(args: EngineArgs) -> BackendChoice:
+    """Choose the backend of an engine; "auto" is torch where it is installed.
+
+    Raises:
+        ConfigError: An option that the native backend does not support, by name.
+    """
+    if args.backend != "auto":
+        choice = BackendChoice(args.backend, "as given")
+    elif absent := [name for name in _TORCH if not _is_installed(name)]:
+        choice = BackendChoice("native", f"without {' and '.join(absent)}")
+    else:
+        choice = BackendChoice("torch", "which is installed")
+    if choice.name == "native":
+        for refusal in _refusals(args):
+            raise ConfigError(
+                f"{refusal}: leave it out, or give backend='torch', which needs torch and "
+                "transformers"
+            )
+    return choice
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except (ImportError, ValueError):  # a finder that refuses it, a module without a spec
+        return False
+
+
+def _refusals(args: EngineArgs) -> Iterator[str]:
+    """Options that the native backend does not support."""
+    drafts = args.speculative_config
+    refused = {
+        "device": args.device not in ("auto", "cpu"),
+        "attention_backend": args.attention_backend not in (None, "rust"),
+        "cpu_kernels": args.cpu_kernels not in (None, "fused"),
+        "tensor_parallel_size": args.tensor_parallel_size != 1,
+        "enable_lora": args.enable_lora,
+        "load_format": args.load_format == "dummy",
+        "runner": args.runner == "pooling",
+        "speculative_config": drafts is not None and drafts.method == "draft_model",
+    }
+    for name, is_refused in refused.items():
+        if is_refused:
+            yield f"{name} is {getattr(args, name)!r}, which the native backend does not support"

@@ -1,0 +1,99 @@
+"""``DecoderConfig``: what a decoder model computes, whatever format its files have."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from pagedserve.native.rope import Rope
+
+Gate: TypeAlias = Literal["silu", "gelu_tanh"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """Decoder models of one architecture.
+
+    Attributes:
+        model_type: Name in ``config.json``.
+        architecture: Class with a head for text, in ``config.json``.
+        gguf: Architecture in a GGUF file; None if there is none of its own.
+        gate: Activation of the gated MLP.
+        has_output_norms: Whether the outputs of attention and MLP have norms.
+        has_head_norms: Whether query and key heads have norms.
+        has_biases: Whether query, key and value projections have biases; None is the config's
+            ``attention_bias``, which is also that of the output.
+        norm_offset: Added to the weights of norms in safetensors files.
+        scales_embeddings: Whether embeddings are multiplied with the root of their size.
+        interleaves: Whether GGUF files interleave the halves of query and key heads.
+        defaults: Fields of ``config.json`` that may be absent.
+    """
+
+    model_type: str
+    architecture: str
+    gguf: str | None
+    gate: Gate = "silu"
+    has_output_norms: bool = False
+    has_head_norms: bool = False
+    has_biases: bool | None = False
+    norm_offset: float = 0.0
+    scales_embeddings: bool = False
+    interleaves: bool = False
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerConfig:
+    """A decoder layer.
+
+    Attributes:
+        rope: Rotary embedding; None for none.
+        window: Sliding window in tokens; None for full attention.
+    """
+
+    rope: Rope | None
+    window: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderConfig:
+    """A decoder model.
+
+    Attributes:
+        family: Its architecture.
+        vocab_size: Rows of the embedding.
+        hidden_size: Hidden features F.
+        inner_size: Inner features of the MLP.
+        num_heads: Query heads.
+        num_kv_heads: KV heads.
+        head_size: Size of a head.
+        epsilon: Epsilon of all norms.
+        scale: Factor of the scores.
+        score_softcap: Cap of the scores; None for none.
+        logit_softcap: Cap of the logits; None for none.
+        has_qkv_bias: Whether query, key and value projections have biases.
+        has_output_bias: Whether the output projection has one.
+        is_tied: Whether the head has the weights of the embedding.
+        max_positions: Maximum tokens of a sequence; None if the files do not say.
+        max_positions_reason: The same as text.
+        eos_token_id: Tokens that end a sequence, as in the files.
+        layers: The layers.
+    """
+
+    family: Family
+    vocab_size: int
+    hidden_size: int
+    inner_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    epsilon: float
+    scale: float
+    score_softcap: float | None
+    logit_softcap: float | None
+    has_qkv_bias: bool
+    has_output_bias: bool
+    is_tied: bool
+    max_positions: int | None
+    max_positions_reason: str
+    eos_token_id: object
+    layers: tuple[LayerConfig, ...]

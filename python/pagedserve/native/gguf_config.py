@@ -1,0 +1,116 @@
+"""The metadata of a GGUF file as the fields of a ``config.json``."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from pagedserve.native.config import Family
+from pagedserve.native.families import FAMILIES, OTHER_BACKEND, UnsupportedError
+from pagedserve.native.gguf_file import GgufFile
+from pagedserve.native.mapped import StoredTensor
+
+_ROPE_DIVISORS: Final = "rope_freqs.weight"
+# Fields of a config, by keys after the architecture.
+_KEYS: Final = {
+    "context_length": "max_position_embeddings",
+    "block_count": "num_hidden_layers",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "attention.key_length": "head_dim",
+    "attention.sliding_window": "sliding_window",
+    "rope.freq_base": "rope_theta",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+}
+# Models with so many layers scale scores by the hidden features of a head, not by its size.
+_SCALED_BY_HIDDEN_SIZE: Final = {"gemma2": 46, "gemma3_text": 62}
+
+
+def config_of_gguf(gguf: GgufFile) -> dict[str, Any]:
+    """Fields of a ``config.json`` for the model of a file.
+
+    Raises:
+        UnsupportedError: The architecture, or its rotary embedding.
+        ValueError: A field is missing.
+    """
+    family = _family_of(gguf.fields)
+    fields = _fields_of(family, gguf.fields)
+    embedding = gguf.tensors.get("token_embd.weight")
+    if embedding is None:
+        raise ValueError("it has no 'token_embd.weight'")
+    head_size = fields.setdefault("head_dim", _head_size(family, fields, gguf.fields))
+    if _own(family, gguf.fields, "rope.dimension_count", head_size) != head_size:
+        fields["partial_rotary_factor"] = "below 1"
+    if family.model_type in _SCALED_BY_HIDDEN_SIZE:
+        is_large = fields.get("num_hidden_layers") == _SCALED_BY_HIDDEN_SIZE[family.model_type]
+        per_head = fields["hidden_size"] // fields["num_attention_heads"]
+        fields["query_pre_attn_scalar"] = per_head if is_large else head_size
+    divisors = gguf.tensors.get(_ROPE_DIVISORS)
+    return fields | {
+        "model_type": family.model_type,
+        "architectures": [family.architecture],
+        "vocab_size": embedding.shape[0],
+        "tie_word_embeddings": "output.weight" not in gguf.tensors,
+        "attention_bias": "blk.0.attn_q.bias" in gguf.tensors,
+        "eos_token_id": gguf.fields.get("tokenizer.ggml.eos_token_id"),
+        "rope_parameters": _rope_parameters(family, gguf.fields),
+        "rope_divisors": () if divisors is None else _numbers(divisors, head_size // 2),
+    }
+
+
+def _family_of(metadata: Mapping[str, Any]) -> Family:
+    name = metadata.get("general.architecture")
+    for family in FAMILIES:
+        if family.gguf is not None and family.gguf == name:
+            return family
+    known = ", ".join(family.gguf for family in FAMILIES if family.gguf is not None)
+    raise UnsupportedError(
+        f"general.architecture is {str(name)[:80]!r}; the native backend has {known}: "
+        f"{OTHER_BACKEND}"
+    )
+
+
+def _own(family: Family, metadata: Mapping[str, Any], key: str, default: Any = None) -> Any:
+    """Value of a key of the architecture."""
+    return metadata.get(f"{family.gguf}.{key}", default)
+
+
+def _fields_of(family: Family, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields with a key of their own."""
+    values = {field: _own(family, metadata, key) for key, field in _KEYS.items()}
+    fields = {field: value for field, value in values.items() if value is not None}
+    for field in ("hidden_size", "num_attention_heads"):
+        if type(fields.get(field)) is not int or fields[field] < 1:
+            raise ValueError(f"its {field} is {fields.get(field)}; it must be an integer from 1")
+    # Without it there are as many as query heads, whatever a class's default.
+    fields.setdefault("num_key_value_heads", fields["num_attention_heads"])
+    return fields
+
+
+def _head_size(family: Family, fields: Mapping[str, Any], metadata: Mapping[str, Any]) -> int:
+    """Size of a head where no key gives it."""
+    default = family.defaults.get("head_dim")
+    if default is None and family.interleaves:
+        default = _own(family, metadata, "rope.dimension_count")
+    return int(default or fields["hidden_size"] // fields["num_attention_heads"])
+
+
+def _rope_parameters(family: Family, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Rotary scaling of layers with full attention, besides the divisors of frequencies."""
+    kind = _own(family, metadata, "rope.scaling.type", "none")
+    if kind == "none":
+        return {}
+    return {"rope_type": kind, "factor": _own(family, metadata, "rope.scaling.factor", 1.0)}
+
+
+def _numbers(tensor: StoredTensor, num: int) -> tuple[float, ...]:
+    if tensor.storage != "F32" or tensor.shape != (num,):
+        raise ValueError(f"{tensor.name!r} is {tensor.shape} of {tensor.storage}; it must be {num}")
+    found = tensor.file.bytes_of(tensor.offset, tensor.num_bytes).view(np.float32)
+    if not (np.isfinite(found).all() and (found > 0).all()):
+        raise ValueError(f"{tensor.name!r} must have finite numbers above 0")
+    return tuple(found.tolist())

@@ -1,0 +1,257 @@
+"""Loader of native models: from the engine's arguments to packed weights."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final
+
+from pagedserve._core.cpu import DecoderLayer, use_instructions
+from pagedserve.config import EngineArgs
+from pagedserve.config.precision import Quantization
+from pagedserve.errors import ModelLoadError, PagedServeError, UnsupportedModelError
+from pagedserve.models.config_checks import check_config
+from pagedserve.models.limits import check_max_model_len, eos_token_ids
+from pagedserve.models.registry import ModelSource, find_source
+from pagedserve.native.checkpoint import Checkpoint
+from pagedserve.native.config import DecoderConfig
+from pagedserve.native.families import OTHER_BACKEND, UnsupportedError
+from pagedserve.native.gguf_config import config_of_gguf
+from pagedserve.native.gguf_file import GgufFile, read_gguf
+from pagedserve.native.model import NativeModel
+from pagedserve.native.model_config import decoder_config
+from pagedserve.native.numbers import ComputeDtype, itemsize
+from pagedserve.native.packing import Packer, Part
+from pagedserve.native.tensor_names import LayerPart
+from pagedserve.native.threads import num_compute_threads
+from pagedserve.regular_files import is_file, read_json
+
+# Gates and what they gate take turns in panels, so many features each.
+_GATE_FEATURES: Final = 32
+# Files of models that make vectors instead of tokens.
+_POOLING_FILE: Final = "modules.json"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedNative:
+    """A model that is ready to run, with its limits.
+
+    Attributes:
+        model: The model.
+        max_model_len: Maximum tokens of a sequence.
+        eos_token_ids: Tokens that end a sequence.
+    """
+
+    model: NativeModel
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """A model's files, of which only headers were read.
+
+    Attributes:
+        source: Where they are.
+        gguf: Header of a GGUF file; None for a directory.
+        config: What the model computes.
+        generation: Contents of ``generation_config.json``, as attributes.
+    """
+
+    source: ModelSource
+    gguf: GgufFile | None
+    config: DecoderConfig
+    generation: SimpleNamespace
+
+
+def load_native(args: EngineArgs) -> LoadedNative:
+    """Load a model; see `pagedserve.native.refusals` for the options that this supports.
+
+    Raises:
+        ModelLoadError: The model does not exist, or its files are incomplete or damaged.
+        UnsupportedModelError: Its architecture, or something in its config, is not supported.
+        ConfigError: max_model_len exceeds that of the model, or the CPU lacks the instructions.
+    """
+    use_instructions(args.cpu_instructions)
+    files = _find(args)
+    config = files.config
+    dtype: ComputeDtype = "float32" if args.dtype == "auto" else args.dtype
+    with _named(args.model):
+        _check_sizes(config, dtype)
+        max_model_len = check_max_model_len(
+            args.max_model_len, config.max_positions, config.max_positions_reason
+        )
+        eos = eos_token_ids(files.generation, files.config, config.vocab_size)
+        if files.gguf is None:
+            checkpoint = Checkpoint.of_directory(args.model, files.source.path, config)
+        else:
+            checkpoint = Checkpoint.of_gguf(args.model, files.gguf, config)
+    model = _pack(checkpoint, config, dtype, args.quantization)
+    return LoadedNative(model, max_model_len, eos)
+
+
+def _find(args: EngineArgs) -> _Files:
+    """Find a model's files, downloading them if necessary, and read its config."""
+    source = find_source(args)
+    with _named(args.model):
+        if source.is_gguf:
+            gguf = read_gguf(source.path)
+            content = config_of_gguf(gguf)
+            check_config(content)
+            return _Files(source, gguf, decoder_config(content), SimpleNamespace())
+        if is_file(source.path / _POOLING_FILE):
+            raise UnsupportedError(
+                f"it has {_POOLING_FILE} of a sentence-transformers model, and the native backend "
+                f"has no pooling: {OTHER_BACKEND}"
+            )
+        # Both files were checked when they were found.
+        content = _object(source.path / "config.json")
+        generation = _object(source.path / "generation_config.json")
+        return _Files(source, None, decoder_config(content), SimpleNamespace(**generation))
+
+
+def _object(path: Path) -> dict[str, Any]:
+    """Contents of a JSON file; empty without it."""
+    found: Any = read_json(path) if is_file(path) else {}
+    return dict(found)
+
+
+@contextmanager
+def _named(model: str) -> Iterator[None]:
+    """A context whose errors name the model.
+
+    Raises:
+        UnsupportedModelError: What its files describe is not supported.
+        ModelLoadError: Its files are damaged.
+    """
+    try:
+        yield
+    except PagedServeError:
+        raise
+    except UnsupportedError as error:
+        raise UnsupportedModelError(f"model {model!r}: {error}") from error
+    except ValueError as error:
+        raise ModelLoadError(f"model {model!r}: {error}") from error
+    except (ArithmeticError, TypeError) as error:
+        raise ModelLoadError(
+            f"model {model!r}: a field of its config has an invalid value: {error}"
+        ) from error
+
+
+def _check_sizes(config: DecoderConfig, dtype: ComputeDtype) -> None:
+    """Refuse sizes that the kernels do not have.
+
+    Raises:
+        UnsupportedError: Names the size.
+    """
+    per_unit = 4 // itemsize(dtype)
+    multiples = {
+        "intermediate_size": (config.inner_size, _GATE_FEATURES),
+        "head_dim": (config.head_size, 2),
+        "hidden_size": (config.hidden_size, per_unit),
+    }
+    for name, (size, multiple) in multiples.items():
+        if size % multiple or not size:
+            raise UnsupportedError(
+                f"{name} is {size}; the native backend has multiples of {multiple}: {OTHER_BACKEND}"
+            )
+
+
+def _pack(
+    checkpoint: Checkpoint,
+    config: DecoderConfig,
+    dtype: ComputeDtype,
+    quantization: Quantization | None,
+) -> NativeModel:
+    """Pack all weights of a checked checkpoint."""
+    names, num_threads = checkpoint.names, num_compute_threads()
+    packer = Packer(checkpoint, dtype, num_threads)
+    head = packer.pack(
+        Part(names.embedding if config.is_tied else names.head), quantization=quantization
+    )
+    embedding = head if config.is_tied else packer.pack(Part(names.embedding))
+    packing = _LayerPacking(packer, config, quantization)
+    layers = [packing.pack(layer) for layer in range(len(config.layers))]
+    return NativeModel(
+        config,
+        dtype,
+        embedding=embedding,
+        layers=layers,
+        norm=checkpoint.norm(names.norm, dtype),
+        head=head,
+        num_threads=num_threads,
+        weight_bytes=packing.num_bytes + head.nbytes + (0 if config.is_tied else embedding.nbytes),
+    )
+
+
+@dataclass(slots=True)
+class _LayerPacking:
+    """Packs layers, and counts their bytes."""
+
+    packer: Packer
+    config: DecoderConfig
+    quantization: Quantization | None
+    num_bytes: int = 0
+
+    def pack(self, layer: int) -> DecoderLayer:
+        """Pack one layer."""
+        config, packer = self.config, self.packer
+        checkpoint, dtype = packer.checkpoint, packer.dtype
+        names = checkpoint.names
+
+        def part(name: LayerPart, *, has_heads: bool = False) -> Part:
+            return Part(names.of_layer(layer, name), has_heads)
+
+        def norm(name: LayerPart, exists: bool) -> Any:
+            return checkpoint.norm(names.of_layer(layer, name), dtype) if exists else None
+
+        four, heads = config.family.has_output_norms, config.family.has_head_norms
+        qkv = part("query", has_heads=True), part("key", has_heads=True), part("value")
+        linears = {
+            "qkv": packer.pack(*qkv, bias=self._qkv_bias(layer), quantization=self.quantization),
+            "output": packer.pack(
+                part("output"), bias=self._output_bias(layer), quantization=self.quantization
+            ),
+            "gate_up": packer.pack(
+                part("gate"), part("up"), gate=config.family.gate, quantization=self.quantization
+            ),
+            "down": packer.pack(part("down"), quantization=self.quantization),
+        }
+        self.num_bytes += sum(weights.nbytes for weights in linears.values())
+        return DecoderLayer(
+            dtype=dtype,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_size=config.head_size,
+            epsilon=config.epsilon,
+            scale=config.scale,
+            softcap=config.score_softcap,
+            attention_norm=norm("attention_norm", exists=True),
+            attention_output_norm=norm("attention_output_norm", exists=four),
+            mlp_norm=norm("mlp_norm", exists=True),
+            mlp_output_norm=norm("mlp_output_norm", exists=four),
+            query_norm=norm("query_norm", exists=heads),
+            key_norm=norm("key_norm", exists=heads),
+            **linears,
+        )
+
+    def _qkv_bias(self, layer: int) -> list[Any]:
+        if not self.config.has_qkv_bias:
+            return []
+        checkpoint, dtype = self.packer.checkpoint, self.packer.dtype
+        query, key, value = (
+            checkpoint.names.of_layer(layer, name, "bias") for name in ("query", "key", "value")
+        )
+        return [
+            checkpoint.head_bias(query, dtype),
+            checkpoint.head_bias(key, dtype),
+            checkpoint.vector(value, dtype),
+        ]
+
+    def _output_bias(self, layer: int) -> list[Any]:
+        if not self.config.has_output_bias:
+            return []
+        checkpoint = self.packer.checkpoint
+        name = checkpoint.names.of_layer(layer, "output", "bias")
+        return [checkpoint.vector(name, self.packer.dtype)]

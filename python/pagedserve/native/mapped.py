@@ -1,0 +1,107 @@
+"""Weight files mapped into memory, and the tensors in them."""
+
+import mmap
+import os
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from typing import Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Names of the storages that Rust reads (`pagedserve._core.cpu.pack_rows`): weights and bytes of a
+# block.
+STORAGES: Final[dict[str, tuple[int, int]]] = {
+    "F32": (1, 4),
+    "F16": (1, 2),
+    "BF16": (1, 2),
+    "Q4_0": (32, 18),
+    "Q4_1": (32, 20),
+    "Q5_0": (32, 22),
+    "Q5_1": (32, 24),
+    "Q8_0": (32, 34),
+    "Q2_K": (256, 84),
+    "Q3_K": (256, 110),
+    "Q4_K": (256, 144),
+    "Q5_K": (256, 176),
+    "Q6_K": (256, 210),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MappedFile:
+    """A file of weights, read by the system as its pages are used.
+
+    Attributes:
+        path: The file.
+        content: Its bytes, as long as this object is referenced.
+        address: Address of the first byte.
+    """
+
+    path: Path
+    content: mmap.mmap
+    address: int
+    _view: NDArray[np.uint8] = field(repr=False)
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Map a regular file.
+
+        Raises:
+            ValueError: It cannot be read, or is empty or no regular file.
+        """
+        try:
+            # Without O_NONBLOCK a pipe without a writer would block.
+            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            raise ValueError(f"{path.name} cannot be read: {error.strerror}") from error
+        with os.fdopen(descriptor, "rb") as file:
+            if not path.is_file():
+                raise ValueError(f"{path.name} is no regular file")
+            try:
+                content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            except ValueError as error:  # a file of no bytes has no mapping
+                raise ValueError(f"{path.name} is empty") from error
+        view = np.frombuffer(content, np.uint8)
+        return cls(path, content, int(view.ctypes.data), view)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return len(self._view)
+
+    def bytes_of(self, offset: int, num_bytes: int) -> NDArray[np.uint8]:
+        """View of some bytes, which are in the file."""
+        return self._view[offset : offset + num_bytes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredTensor:
+    """A tensor in a file, whose bytes were checked to be in it.
+
+    Attributes:
+        name: Name in the file.
+        storage: Type of its numbers, in the spelling of its format; see `STORAGES`.
+        shape: Sizes, rows first.
+        file: The file.
+        offset: First byte of it in the file.
+        num_bytes: Its bytes.
+    """
+
+    name: str
+    storage: str
+    shape: tuple[int, ...]
+    file: MappedFile
+    offset: int
+    num_bytes: int
+
+    @property
+    def address(self) -> int:
+        """Address of the first byte."""
+        return self.file.address + self.offset
+
+    @property
+    def num_weights(self) -> int:
+        """Number of its weights."""
+        return prod(self.shape)

@@ -1,0 +1,216 @@
+"""What a ``config.json`` means for the native backend.
+
+It is read as transformers does, defaults of its classes included; the metadata of a GGUF file
+become the same fields first (`pagedserve.native.gguf_config`).
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from pagedserve.native.config import DecoderConfig, Family, LayerConfig
+from pagedserve.native.families import OTHER_BACKEND, UnsupportedError, family_of
+from pagedserve.native.rope import ROPE_TYPES, Rope
+
+_GELU: Final = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast")
+_ACTIVATIONS: Final[Mapping[str, tuple[str, ...]]] = {"silu": ("silu", "swish"), "gelu_tanh": _GELU}
+
+# Fields whose null is a value: the class's default is another.
+_NULLABLE: Final = (
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "head_dim",
+    "num_key_value_heads",
+    "sliding_window",
+)
+# Fields that each type of rotary scaling needs.
+_ROPE_FIELDS: Final[dict[str, tuple[str, ...]]] = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+}
+
+
+def decoder_config(content: Mapping[str, Any]) -> DecoderConfig:
+    """What a model computes, by its ``config.json``, whose sizes were checked.
+
+    Args:
+        content: Contents of the file, as `pagedserve.models.config_checks` accepts them.
+
+    Raises:
+        UnsupportedError: The family, or a field of it.
+        ValueError: Sizes are missing or do not fit each other.
+    """
+    family = family_of(content)
+    given = {
+        name: value for name, value in content.items() if value is not None or name in _NULLABLE
+    }
+    fields = {**family.defaults, **given}
+    _refuse(family, fields)
+    return _config(family, fields)
+
+
+def _refuse(family: Family, fields: Mapping[str, Any]) -> None:
+    """Refuse fields that change what a layer computes."""
+    act = fields.get("hidden_activation") or fields.get("hidden_act")
+    accepted = _ACTIVATIONS[family.gate] + ("gelu",) * (family.model_type == "gemma")
+    refused = {
+        "quantization_config": bool(fields.get("quantization_config")),
+        "mlp_bias": bool(fields.get("mlp_bias")),
+        "use_bidirectional_attention": bool(fields.get("use_bidirectional_attention")),
+        "partial_rotary_factor": fields.get("partial_rotary_factor", 1) != 1,
+        "hidden_act": act is not None and act not in accepted,
+    }
+    for name, is_refused in refused.items():
+        if is_refused:
+            value = act if name == "hidden_act" else fields[name]
+            raise UnsupportedError(
+                f"{name} is {str(value)[:80]}, which the native backend does not support for "
+                f"model_type {family.model_type!r}: {OTHER_BACKEND}"
+            )
+
+
+def _config(family: Family, fields: Mapping[str, Any]) -> DecoderConfig:
+    hidden_size, num_heads = _size(fields, "hidden_size"), _size(fields, "num_attention_heads")
+    head_size = int(fields.get("head_dim") or hidden_size // num_heads)
+    positions = fields.get("max_position_embeddings", -1)
+    has_bias = bool(fields.get("attention_bias"))
+    has_qkv_bias = has_bias if family.has_biases is None else family.has_biases
+    num_layers = _size(fields, "num_hidden_layers")
+    return DecoderConfig(
+        family=family,
+        vocab_size=_size(fields, "vocab_size"),
+        hidden_size=hidden_size,
+        inner_size=_size(fields, "intermediate_size"),
+        num_heads=num_heads,
+        num_kv_heads=int(fields.get("num_key_value_heads") or num_heads),
+        head_size=head_size,
+        epsilon=float(fields.get("rms_norm_eps", 1e-6)),
+        scale=float(fields.get("query_pre_attn_scalar", head_size)) ** -0.5,
+        score_softcap=_cap(fields, "attn_logit_softcapping"),
+        logit_softcap=_cap(fields, "final_logit_softcapping"),
+        has_qkv_bias=has_qkv_bias,
+        has_output_bias=family.has_biases is None and has_bias,
+        is_tied=bool(fields.get("tie_word_embeddings", False)),
+        max_positions=int(positions) if positions > 0 else None,
+        max_positions_reason=f"its max_position_embeddings is {int(positions)}",
+        eos_token_id=fields.get("eos_token_id"),
+        layers=tuple(_layers(family, fields, num_layers)),
+    )
+
+
+def _layers(family: Family, fields: Mapping[str, Any], num_layers: int) -> list[LayerConfig]:
+    is_sliding = _sliding_layers(family, fields, num_layers)
+    has_rope = _rotated_layers(fields, num_layers)
+    window = fields.get("sliding_window")
+    if window is None:
+        is_sliding = [False] * num_layers
+    elif any(is_sliding) and (type(window) is not int or window < 1):
+        raise ValueError(f"sliding_window is {window}; it must be an integer from 1")
+    ropes = {sliding: _rope(family, fields, is_sliding=sliding) for sliding in set(is_sliding)}
+    return [
+        LayerConfig(ropes[sliding] if rotated else None, window if sliding else None)
+        for sliding, rotated in zip(is_sliding, has_rope, strict=True)
+    ]
+
+
+def _sliding_layers(family: Family, fields: Mapping[str, Any], num_layers: int) -> list[bool]:
+    """Which layers have the sliding window."""
+    types = fields.get("layer_types")
+    if family.model_type == "mistral":
+        return [True] * num_layers
+    if types is not None:
+        known = {"full_attention": False, "sliding_attention": True}
+        if not isinstance(types, list) or len(types) < num_layers or set(types) - set(known):
+            raise UnsupportedError(
+                f"layer_types is {str(types)[:80]}; it must name {num_layers} layers as one of "
+                f"{', '.join(known)}"
+            )
+        sliding = [known[name] for name in types[:num_layers]]
+        # Without the switch, Qwen's layers ignore their types.
+        is_off = "use_sliding_window" in fields and not fields["use_sliding_window"]
+        return [False] * num_layers if is_off else sliding
+    return _SLIDING.get(family.model_type, _no_sliding)(fields, num_layers)
+
+
+def _no_sliding(_: Mapping[str, Any], num_layers: int) -> list[bool]:
+    return [False] * num_layers
+
+
+def _sliding_of_qwen(fields: Mapping[str, Any], num_layers: int) -> list[bool]:
+    """Those after the first few, if they are switched on."""
+    is_on = bool(fields["use_sliding_window"])
+    return [is_on and layer >= fields["max_window_layers"] for layer in range(num_layers)]
+
+
+def _sliding_of_smollm3(fields: Mapping[str, Any], num_layers: int) -> list[bool]:
+    """Those without rotary embedding, if they are switched on."""
+    is_on = bool(fields["use_sliding_window"])
+    return [is_on and not rotated for rotated in _rotated_layers(fields, num_layers)]
+
+
+def _sliding_of_gemma(fields: Mapping[str, Any], num_layers: int) -> list[bool]:
+    """All but the last of each few."""
+    every = int(fields["sliding_window_pattern"])
+    return [bool((layer + 1) % every) for layer in range(num_layers)]
+
+
+_SLIDING: Final[dict[str, Callable[[Mapping[str, Any], int], list[bool]]]] = {
+    "qwen2": _sliding_of_qwen,
+    "qwen3": _sliding_of_qwen,
+    "smollm3": _sliding_of_smollm3,
+    "gemma2": _sliding_of_gemma,
+    "gemma3_text": _sliding_of_gemma,
+}
+
+
+def _rotated_layers(fields: Mapping[str, Any], num_layers: int) -> list[bool]:
+    """Which layers have rotary embeddings: of SmolLM3 not all."""
+    given = fields.get("no_rope_layers")
+    if given is not None:
+        if not isinstance(given, list) or len(given) < num_layers:
+            raise ValueError(
+                f"no_rope_layers is {str(given)[:80]}; it must have {num_layers} flags"
+            )
+        return [bool(flag) for flag in given[:num_layers]]
+    every = fields.get("no_rope_layer_interval")
+    return [every is None or (layer + 1) % int(every) != 0 for layer in range(num_layers)]
+
+
+def _rope(family: Family, fields: Mapping[str, Any], *, is_sliding: bool) -> Rope:
+    """Rotary parameters of layers; Gemma 3 has others where a window slides."""
+    is_local = family.model_type == "gemma3_text" and is_sliding
+    parameters = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
+    if not isinstance(parameters, Mapping):
+        raise TypeError(f"rope_parameters is {str(parameters)[:80]}; it must be an object")
+    kind = "sliding_attention" if is_sliding else "full_attention"
+    nested = parameters.get(kind)
+    parameters = nested if isinstance(nested, Mapping) else {} if is_local else parameters
+    rope_type = parameters.get("rope_type", parameters.get("type", "default"))
+    if rope_type not in ROPE_TYPES or parameters.get("partial_rotary_factor", 1) != 1:
+        raise UnsupportedError(
+            f"rope_type is {str(rope_type)[:80]!r}, of parameters {str(dict(parameters))[:200]}; "
+            f"the native backend has {', '.join(ROPE_TYPES)}, of whole heads: {OTHER_BACKEND}"
+        )
+    if absent := [name for name in _ROPE_FIELDS[rope_type] if name not in parameters]:
+        raise ValueError(f"rope_type is {rope_type!r}, which needs {', '.join(absent)}")
+    theta = fields["rope_local_base_freq"] if is_local else fields.get("rope_theta", 10_000.0)
+    original = parameters.get("original_max_position_embeddings")
+    return Rope(
+        theta=float(parameters.get("rope_theta") or theta),
+        kind=rope_type,
+        original_positions=int(original or fields.get("max_position_embeddings", 0)),
+        divisors=tuple(fields.get("rope_divisors", ())),
+        **{name: float(parameters[name]) for name in _ROPE_FIELDS[rope_type]},
+    )
+
+
+def _size(fields: Mapping[str, Any], name: str) -> int:
+    value = fields.get(name)
+    if type(value) is not int:
+        raise ValueError(f"{name} is {str(value)[:80]}; it must be an integer")
+    return value
+
+
+def _cap(fields: Mapping[str, Any], name: str) -> float | None:
+    value = fields.get(name)
+    return None if value is None else float(value)

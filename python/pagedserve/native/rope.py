@@ -1,0 +1,90 @@
+"""Rotary position embeddings: the frequencies of a config, and the angles of a step.
+
+The frequencies are computed as transformers does, in float32; powers, cosines and sines are rounded
+to float32 from float64, which is within a unit in the last place of torch's.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagedserve.native.numbers import ComputeDtype, narrow
+
+RopeType: TypeAlias = Literal["default", "linear", "llama3"]
+ROPE_TYPES: Final = get_args(RopeType)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rope:
+    """Rotary parameters of a layer.
+
+    Attributes:
+        theta: Base of the frequencies.
+        kind: How they are scaled.
+        factor: Divisor of the scaled frequencies.
+        low_freq_factor: Of llama3: wavelengths above the original positions over this are scaled.
+        high_freq_factor: Of llama3: those below the original positions over this are not.
+        original_positions: Of llama3: positions that the model was first trained for.
+        divisors: Divisor of each frequency, as GGUF files store them; empty for none.
+    """
+
+    theta: float
+    kind: RopeType = "default"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_positions: int = 8192
+    divisors: tuple[float, ...] = ()
+
+    def frequencies(self, head_size: int) -> NDArray[np.float32]:
+        """Compute the frequencies, float32 ``[head_size / 2]``."""
+        exponents = np.arange(0, head_size, 2, dtype=np.float32) / np.float32(head_size)
+        powers: NDArray[np.float64] = np.float64(self.theta) ** exponents.astype(np.float64)
+        found: NDArray[np.float32] = np.float32(1) / powers.astype(np.float32)
+        if self.divisors:
+            divisors: NDArray[np.float32] = np.array(self.divisors, np.float32)
+            return found / divisors
+        if self.kind == "linear":
+            return found / np.float32(self.factor)
+        return self._llama3(found) if self.kind == "llama3" else found
+
+    def _llama3(self, found: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Scale long wavelengths, and interpolate those between short and long ones."""
+        positions = self.original_positions
+        longest, shortest = positions / self.low_freq_factor, positions / self.high_freq_factor
+        lengths = np.float32(2 * math.pi) / found
+        scaled = np.where(lengths > longest, found / np.float32(self.factor), found)
+        low, high = np.float32(self.low_freq_factor), np.float32(self.high_freq_factor)
+        smooth = (np.float32(positions) / lengths - low) / (high - low)
+        between = (1 - smooth) * scaled / np.float32(self.factor) + smooth * scaled
+        is_between = ~(lengths < shortest) & ~(lengths > longest)
+        return np.where(is_between, between, scaled).astype(np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class Angles:
+    """Rotary angles of a step's tokens in the model's dtype, ``[T, head_size]`` each."""
+
+    cosines: NDArray[np.generic]
+    sines: NDArray[np.generic]
+
+    @classmethod
+    def of(
+        cls,
+        frequencies: NDArray[np.float32],
+        positions: NDArray[np.int64],
+        dtype: ComputeDtype,
+    ) -> "Angles":
+        """Compute the angles of positions ``[T]``."""
+        angles = positions.astype(np.float32)[:, None] * frequencies
+        exact = angles.astype(np.float64)
+        return cls(*(_doubled(wave(exact), dtype) for wave in (np.cos, np.sin)))
+
+
+def _doubled(half: NDArray[np.float64], dtype: ComputeDtype) -> NDArray[np.generic]:
+    """Round to a dtype, once for each half of a head."""
+    numbers = narrow(half.astype(np.float32), dtype)
+    return np.concatenate((numbers, numbers), axis=1)

@@ -1,0 +1,118 @@
+"""SmolLM2 on the native backend, against the torch backend on the same kernels."""
+
+from typing import Any
+
+import pytest
+
+from pagedserve import LLM, EngineArgs, LLMEngine, RequestOutput, SamplingParams
+
+PROMPTS = [
+    "The capital of France is",
+    "Once upon a time there was",
+    "One, two, three, four, one, two, three, four, one, two,",
+    "def fibonacci(n):",
+]
+GREEDY = SamplingParams(temperature=0, max_tokens=16, logprobs=3, prompt_logprobs=1)
+SAMPLED = SamplingParams(temperature=0.8, top_k=40, top_p=0.9, seed=7, n=2, max_tokens=16)
+EDITED = SamplingParams(temperature=0, repetition_penalty=1.3, logit_bias={5: -2.0}, max_tokens=16)
+
+
+def make(backend: Any, **options: Any) -> LLM:
+    return LLM(model="smollm2", backend=backend, **{"num_gpu_blocks": 256} | options)
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def pair(request: pytest.FixtureRequest) -> tuple[LLM, LLM]:
+    found, expected = (make(backend, dtype=request.param) for backend in ("native", "torch"))
+    return found, expected
+
+
+def answers(llm: LLM, params: SamplingParams) -> list[RequestOutput]:
+    return llm.generate(PROMPTS, params, use_tqdm=False)
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED, EDITED], ids=["greedy", "sampled", "edited"])
+def test_answers_are_those_of_torch(pair: tuple[LLM, LLM], params: SamplingParams) -> None:
+    found, expected = (answers(llm, params) for llm in pair)
+    for ours, theirs in zip(found, expected, strict=True):
+        for answer, other in zip(ours.outputs, theirs.outputs, strict=True):
+            assert answer.token_ids == other.token_ids
+            assert answer.finish_reason == other.finish_reason
+            assert answer.text == other.text
+
+
+def test_logprobs_are_those_of_torch(pair: tuple[LLM, LLM]) -> None:
+    tolerance = 0.05 if pair[0].llm_engine.model_info.backends.count("bfloat16") else 0.02
+    found, expected = (answers(llm, GREEDY) for llm in pair)
+    for ours, theirs in zip(found, expected, strict=True):
+        for kept, others in (
+            (ours.outputs[0].logprobs, theirs.outputs[0].logprobs),
+            (ours.prompt_logprobs, theirs.prompt_logprobs),
+        ):
+            assert kept is not None
+            assert others is not None
+            for position, other in zip(kept, others, strict=True):
+                assert (position is None) == (other is None)
+                for token, logprob in (position or {}).items():
+                    if other is not None and token in other:
+                        assert logprob.logprob == pytest.approx(other[token].logprob, abs=tolerance)
+
+
+def run(engine: LLMEngine, params: SamplingParams, num: int = 6) -> dict[str, list[list[int]]]:
+    for number in range(num):
+        engine.add_request(str(number), PROMPTS[number % len(PROMPTS)], params)
+    found = {}
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            if output.finished:
+                found[output.request_id] = [list(answer.token_ids) for answer in output.outputs]
+    return found
+
+
+LONG = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+FORKED = SamplingParams(temperature=1.0, seed=3, n=3, max_tokens=24, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def plain() -> dict[str, dict[str, list[list[int]]]]:
+    """Answers of the torch backend, with memory for all."""
+    engine = LLMEngine(EngineArgs("smollm2", backend="torch", num_gpu_blocks=256))
+    found = {"greedy": run(engine, LONG), "forked": run(engine, FORKED)}
+    engine.shutdown()
+    return found
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_gpu_blocks": 10, "swap_space": 0},  # preempted sequences are computed again
+        {"num_gpu_blocks": 20, "swap_space": 0.2},  # those with forks are swapped
+        {"enable_prefix_caching": True},
+        {"enable_chunked_prefill": True, "max_num_batched_tokens": 8, "max_num_seqs": 4},
+        {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}},
+        {"async_scheduling": True},
+    ],
+    ids=["recompute", "swap", "prefixes", "chunks", "drafts", "async"],
+)
+def test_answers_do_not_depend_on_the_schedule(
+    plain: dict[str, dict[str, list[list[int]]]], options: dict[str, Any]
+) -> None:
+    given = {"num_gpu_blocks": 256, "block_size": 16} | options
+    engine = LLMEngine(EngineArgs("smollm2", backend="native", **given))
+    assert run(engine, LONG) == plain["greedy"]
+    assert run(engine, FORKED) == plain["forked"]
+    stats = engine.stats
+    if "swap_space" in options:
+        assert engine.scheduler.num_preemptions > 0
+    if "speculative_config" in options:
+        assert stats.num_draft_tokens > 0
+    engine.shutdown()
+
+
+def test_int8_weights_are_those_of_torch() -> None:
+    params = SamplingParams(temperature=0, max_tokens=16)
+    found, expected = (
+        answers(make(backend, quantization="int8"), params) for backend in ("native", "torch")
+    )
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.outputs[0].token_ids == theirs.outputs[0].token_ids

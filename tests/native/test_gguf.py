@@ -1,0 +1,90 @@
+"""GGUF files of every family, written as llama.cpp does, against transformers' logits."""
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from pagedserve.config import EngineArgs
+from pagedserve.native.load import load_native
+from tests.support.decoders import VOCAB_SIZE, save_decoder
+from tests.support.gguf_models import write_gguf
+from tests.support.native import logits_of
+
+TOKENS = np.random.default_rng(3).integers(0, VOCAB_SIZE, 80, np.int32)
+# What a GGUF file has no field for.
+FIXED: dict[str, dict[str, Any]] = {
+    "smollm3": {"num_hidden_layers": 5, "no_rope_layer_interval": 4},
+    "gemma2": {"query_pre_attn_scalar": 32},
+    "gemma3": {
+        "num_hidden_layers": 7,
+        "sliding_window_pattern": 6,
+        "query_pre_attn_scalar": 32,
+        "rope_parameters": None,
+    },
+}
+
+
+def check_logits(directory: Path, path: Path) -> None:
+    """The logits of the file are those of the directory."""
+    model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    with torch.inference_mode():
+        expected = model(torch.from_numpy(TOKENS)[None].long()).logits[0].numpy()
+    loaded = load_native(EngineArgs(str(path), backend="native"))
+    found = logits_of(loaded, TOKENS, 40)
+    assert loaded.eos_token_ids == (2,)
+    assert loaded.max_model_len == 256
+    assert np.abs(found - expected).max() <= 1e-4 * max(1.0, np.abs(expected).max())
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "llama",
+        "llama, tied, biases",
+        "llama, linear rope",
+        "qwen2",
+        "qwen3",
+        "smollm3",
+        "gemma",
+        "gemma2",
+        "gemma3",
+    ],
+)
+def test_logits_are_those_of_transformers(tmp_path: Path, name: str) -> None:
+    directory = save_decoder(tmp_path, name, **FIXED.get(name, {}))
+    check_logits(directory, write_gguf(directory, tmp_path / "model.gguf"))
+
+
+def test_frequencies_may_have_divisors(tmp_path: Path) -> None:
+    directory = save_decoder(tmp_path, "llama, scaled rope")
+    model: Any = AutoModelForCausalLM.from_pretrained(directory)
+    scaled = model.model.rotary_emb.inv_freq.numpy()
+    plain = 1 / 10_000 ** (np.arange(0, 32, 2, dtype=np.float32) / 32)
+    path = write_gguf(directory, tmp_path / "model.gguf", divisors=plain / scaled)
+    check_logits(directory, path)
+
+
+@pytest.mark.parametrize("storage", ["F16", "BF16", "Q8_0"])
+def test_other_types_are_the_numbers_that_they_stand_for(tmp_path: Path, storage: str) -> None:
+    kind = gguf.GGMLQuantizationType[storage]
+    directory = save_decoder(tmp_path, "qwen3")
+    path = write_gguf(directory, tmp_path / "model.gguf", kind)
+    round_weights(directory, kind)
+    check_logits(directory, path)
+
+
+def round_weights(directory: Path, kind: gguf.GGMLQuantizationType) -> None:
+    """Quantize the matrices of a directory, and save what they stand for."""
+    from safetensors.numpy import load_file, save_file
+
+    weights = load_file(directory / "model.safetensors")
+    for name, matrix in weights.items():
+        if matrix.ndim > 1:
+            stored = gguf.quants.quantize(matrix, kind)
+            weights[name] = gguf.quants.dequantize(stored, kind).reshape(matrix.shape)
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})

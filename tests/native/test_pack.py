@@ -1,0 +1,176 @@
+"""Packed rows of a file: against the `gguf` package and what torch's path packs."""
+
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from pagedserve import StepError
+from pagedserve._core.cpu import PackedWeights, instruction_sets, pack_rows
+from pagedserve.models.fused.cpu.linears import pack, pack_gated, quantize
+from pagedserve.native.mapped import STORAGES
+
+TYPES = {name: gguf.GGMLQuantizationType[name] for name in STORAGES}
+DTYPES: dict[Any, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+DEPTH = 512
+
+
+def stored_rows(name: str, num_rows: int, seed: int) -> NDArray[np.uint8]:
+    """Random rows, uint8 [rows, bytes], whose scales are finite and small."""
+    random = np.random.default_rng(seed)
+    weights, num_bytes = STORAGES[name]
+    if weights == 1:
+        numbers = random.normal(size=(num_rows, DEPTH)).astype(np.float32)
+        kept: NDArray[Any] = gguf.quants.quantize(numbers, TYPES[name])
+        return np.ascontiguousarray(kept).view(np.uint8).reshape(num_rows, -1)
+    blocks = random.integers(0, 256, (num_rows, DEPTH // weights, num_bytes), np.uint8)
+    scales = random.normal(scale=0.02, size=(*blocks.shape[:2], 2)).astype(np.float16)
+    places = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,)}.get(name, (0, 2))
+    two = name in ("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K")
+    for which, place in enumerate(places[: 1 + two]):
+        blocks[..., place : place + 2] = scales[..., which : which + 1].view(np.uint8)
+    return blocks.reshape(num_rows, -1)
+
+
+def dequantized(rows: NDArray[np.uint8], name: str) -> NDArray[np.float32]:
+    found: NDArray[np.float32] = gguf.quants.dequantize(rows, TYPES[name])
+    return found.reshape(len(rows), DEPTH)
+
+
+def packed(
+    parts: list[tuple[NDArray[np.uint8], str, int]], dtype: Any, **options: Any
+) -> tuple[NDArray[Any], NDArray[np.float32] | None]:
+    num_rows = sum(len(rows) for rows, _, _ in parts)
+    size = -(-num_rows // 64) * 64 * DEPTH
+    scales = None
+    if options.pop("int8", False):
+        panels: NDArray[Any] = np.full(size, 7, np.int8)
+        scales = np.zeros(num_rows, np.float32)
+    else:
+        panels = np.full(size * DTYPES[dtype].itemsize // 4, 7, np.uint32)
+    odd = pack_rows(
+        panels,
+        rows=[(rows.ctypes.data, len(rows), name, size) for rows, name, size in parts],
+        dtype=dtype,
+        in_features=DEPTH,
+        scales=scales,
+        num_threads=2,
+        **options,
+    )
+    assert odd == [0] * len(parts)
+    return panels, scales
+
+
+def numbers_of(panels: NDArray[Any], num_rows: int, dtype: Any = "float32") -> NDArray[np.float32]:
+    """Rows of packed weights in float32, read back by the kernel."""
+    weights = PackedWeights(panels, dtype=dtype, in_features=DEPTH, out_features=num_rows)
+    rows = torch.empty(num_rows, DEPTH, dtype=DTYPES[dtype])
+    weights.gather(np.arange(num_rows, dtype=np.int32), rows.data_ptr())
+    return rows.float().numpy()
+
+
+@pytest.mark.parametrize("instructions", instruction_sets())
+@pytest.mark.parametrize("name", STORAGES)
+def test_dequantised_numbers_are_those_of_the_gguf_package(name: str, instructions: str) -> None:
+    rows = stored_rows(name, 70, seed=len(name))
+    panels, _ = packed([(rows, name, 0)], "float32", instructions=instructions)
+    assert np.array_equal(numbers_of(panels, 70), dequantized(rows, name))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_panels_of_parts_are_those_of_torch(dtype: str) -> None:
+    parts = [(stored_rows("Q6_K", 40, 1), "Q6_K", 0), (stored_rows("BF16", 50, 2), "BF16", 0)]
+    whole = np.concatenate([dequantized(rows, name) for rows, name, _ in parts])
+    panels, _ = packed(parts, dtype)
+    expected = pack(torch.from_numpy(whole).to(DTYPES[dtype]))
+    assert expected.nbytes == panels.nbytes
+    again = numbers_of(panels, 90, dtype)
+    assert np.array_equal(again, torch.from_numpy(whole).to(DTYPES[dtype]).float().numpy())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_gated_layer_computes_what_torch_packs(dtype: Any) -> None:
+    gate, up = (stored_rows(name, 96, seed) for name, seed in (("Q4_K", 3), ("F16", 4)))
+    panels, _ = packed([(gate, "Q4_K", 0), (up, "F16", 0)], dtype, is_gated=True)
+    ours = PackedWeights(panels, dtype=dtype, in_features=DEPTH, out_features=192, gate="silu")
+    gates, ups = (
+        torch.from_numpy(dequantized(rows, name)).to(DTYPES[dtype])
+        for rows, name in ((gate, "Q4_K"), (up, "F16"))
+    )
+    theirs = pack_gated(gates, ups, "silu")
+    x = torch.randn(3, DEPTH, generator=torch.Generator().manual_seed(5)).to(DTYPES[dtype])
+    outputs = []
+    for layer in (ours, theirs):
+        output = torch.empty(3, 96)
+        layer.multiply(
+            num_rows=3,
+            x=x.data_ptr(),
+            x_stride=DEPTH,
+            output=output.data_ptr(),
+            output_stride=96,
+            output_dtype="float32",
+        )
+        outputs.append(output)
+    assert torch.equal(*outputs)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_int8_weights_are_those_of_torch(dtype: str) -> None:
+    rows = stored_rows("Q5_1", 70, 6)
+    rows[3] = 0
+    panels, scales = packed([(rows, "Q5_1", 0)], dtype, int8=True)
+    assert scales is not None
+    expected = quantize(torch.from_numpy(dequantized(rows, "Q5_1")).to(DTYPES[dtype]))
+    assert np.array_equal(scales, expected.scales.numpy())
+    values = panels.reshape(2, DEPTH, 64).swapaxes(1, 2).reshape(128, DEPTH)
+    assert np.array_equal(values[:70], expected.values.numpy())
+    assert not values[70:].any()
+
+
+def test_interleaved_heads_are_put_in_order() -> None:
+    rows = stored_rows("Q8_0", 64, 7)
+    panels, _ = packed([(rows, "Q8_0", 16)], "float32")
+    heads = dequantized(rows, "Q8_0").reshape(4, 8, 2, DEPTH)
+    assert np.array_equal(numbers_of(panels, 64), heads.swapaxes(1, 2).reshape(64, DEPTH))
+
+
+def test_numbers_that_are_not_finite_are_counted() -> None:
+    numbers = np.ones((2, DEPTH), np.float32)
+    numbers[1, 5:7] = np.nan, np.inf
+    numbers[0, 0] = 1e30
+    panels = np.zeros(64 * DEPTH // 2, np.uint32)
+    parts = [(numbers[row].ctypes.data, 1, "F32", 0) for row in range(2)]
+    assert pack_rows(panels, rows=parts, dtype="float16", in_features=DEPTH) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"rows": []}, "must have a part"),
+        ({"rows": [(0, 64, "F32", 0)]}, "must have an address"),
+        ({"rows": [(64, 64, "Q9", 0)]}, 'storage is "Q9"; it must be one of'),
+        ({"rows": [(64, -1, "F32", 0)]}, "number of rows"),
+        ({"rows": [(64, 64, "Q4_K", 0)], "in_features": 32}, "whole blocks of 256"),
+        ({"panels": np.zeros(5, np.uint32)}, "must have 32768 elements"),
+        ({"panels": np.zeros(5, np.int64)}, "uint32"),
+        ({"is_gated": True}, "gated layer two"),
+        ({"scales": np.zeros(3, np.float32)}, "int8"),
+    ],
+)
+def test_what_does_not_fit_is_refused(change: dict[str, Any], words: str) -> None:
+    rows = stored_rows("F32", 64, 8)
+    given: dict[str, Any] = {
+        "panels": np.zeros(64 * DEPTH, np.uint32),
+        "rows": [(rows.ctypes.data, 64, "F32", 0)],
+        "dtype": "float32",
+        "in_features": DEPTH,
+    } | change
+    with pytest.raises(StepError, match=words):
+        pack_rows(given.pop("panels"), **given)
