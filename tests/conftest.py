@@ -160,6 +160,6 @@ def licence(smollm2: "LLM") -> list[int]:
 def real_tokenizer(model_package: None) -> "PreTrainedTokenizerBase":
     """SmolLM2's, without its weights."""
     from pagedserve.config import EngineArgs
-    from pagedserve.models.tokenizer import load_tokenizer
+    from pagedserve.models.transformers_tokenizer import load_transformers_tokenizer
 
-    return load_tokenizer(EngineArgs("smollm2"))
+    return load_transformers_tokenizer(EngineArgs("smollm2"))

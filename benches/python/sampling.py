@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 import torch
 from measuring import report_table
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pagedserve.sampling.chunks import in_chunks
-from pagedserve.sampling.draw import RandomRows, draw, draw_on_device
+from pagedserve.sampling.gpu_draw import RandomRows, draw_on_device
 from pagedserve.sampling.logprobs import top_logprobs
 from pagedserve.sampling.rows import RowSampling
-from pagedserve.sampling.top_k import argmax
+from pagedserve.sampling.tensors import ops_for
 
 PARAMETERS: dict[str, dict[str, Any]] = {
     "temperature": {},
@@ -33,23 +34,26 @@ NUM_TOP = 5
 
 def ways(logits: Tensor) -> Iterator[tuple[str, Callable[[], object], Callable[[], object]]]:
     """What is measured: its name, the Rust kernel, torch."""
-    peaks, _ = argmax(logits)
+    ops, array = ops_for(None), logits.numpy()
+    peaks, _ = ops.argmax(array)
+    largest = torch.from_numpy(peaks)
     index = np.arange(len(logits))
     uniforms = np.linspace(0, 1, len(logits), endpoint=False).tolist()
     for name, more in PARAMETERS.items():
         rows = [RowSampling(temperature=0.7, uniforms=(each,), **more) for each in uniforms]
 
-        def in_rust(rows: list[RowSampling] = rows) -> Tensor:
-            return draw(logits, rows, index, peaks, cuda=None)
+        def in_rust(rows: list[RowSampling] = rows) -> NDArray[np.int32]:
+            tokens: NDArray[np.int32] = ops.draw(array, rows, index, peaks)
+            return tokens
 
         def by_torch(rows: list[RowSampling] = rows) -> list[Tensor]:
             return [
                 draw_on_device(
                     logits[chunk[0] : chunk[-1] + 1],
                     RandomRows.of([rows[i] for i in chunk], vocab_size=logits.shape[1]),
-                    peaks[chunk[0] : chunk[-1] + 1],
+                    largest[chunk[0] : chunk[-1] + 1],
                 )
-                for chunk in in_chunks(index, logits)
+                for chunk in in_chunks(index, logits.shape[1], ops)
             ]
 
         if in_rust().tolist() != torch.cat(by_torch()).tolist():
@@ -58,7 +62,7 @@ def ways(logits: Tensor) -> Iterator[tuple[str, Callable[[], object], Callable[[
     targets = logits.argmax(dim=-1).numpy()
     yield (
         f"log-probabilities, {NUM_TOP} most likely tokens",
-        lambda: top_logprobs(logits, targets, NUM_TOP),
+        lambda: top_logprobs(array, targets, NUM_TOP, ops),
         lambda: logits.log_softmax(dim=-1).topk(NUM_TOP),
     )
 

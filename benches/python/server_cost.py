@@ -30,7 +30,6 @@ from types import SimpleNamespace
 import uvicorn
 from measuring import report, report_table
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from transformers import PreTrainedTokenizerBase
 
 from pagedserve import RequestOutput, SamplingParams
 from pagedserve.config import EngineArgs
@@ -50,6 +49,7 @@ from pagedserve.server.context import Context
 from pagedserve.server.limits import Admission
 from pagedserve.server.metrics import Metrics
 from pagedserve.server.options import ServerArgs
+from pagedserve.tokenizer import Tokenizer
 
 MODEL = ModelInfo(
     vocab_size=1000, max_model_len=4096, eos_token_ids=(0,), device_type="cpu", backends="none"
@@ -172,7 +172,7 @@ class MadeUpEngine:
     async def check_health(self) -> None:
         """It is well."""
 
-    async def get_tokenizer(self) -> PreTrainedTokenizerBase:
+    async def get_tokenizer(self) -> Tokenizer:
         """That of the real model, which nothing is asked of."""
         return self._tokenizer
 

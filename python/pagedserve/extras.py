@@ -10,10 +10,13 @@ import shlex
 from typing import Final
 
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]+")
+_INCLUDED: Final = re.compile(r"pagedserve\[([a-z,-]+)\]")
 
 
 def requirements(extras: str) -> list[str]:
     """Requirements of extras, as ``torch>=2.6``; none without the package's metadata.
+
+    Those of an extra that another includes, as ``pagedserve[serve]``, are listed by themselves.
 
     Args:
         extras: Names with commas between them.
@@ -25,7 +28,10 @@ def requirements(extras: str) -> list[str]:
     found = []
     for extra in extras.split(","):
         marker = re.compile(rf"""extra\s*==\s*['"]{extra}['"]""")
-        found += [line.partition(";")[0].strip() for line in listed if marker.search(line)]
+        for line in filter(marker.search, listed):
+            requirement = line.partition(";")[0].strip()
+            included = _INCLUDED.fullmatch(requirement)
+            found += requirements(included[1]) if included else [requirement]
     return list(dict.fromkeys(found))
 
 

@@ -5,10 +5,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, SupportsIndex, Unpack
 
-from transformers import PreTrainedTokenizerBase
-
 import pagedserve.checks as checks
-import pagedserve.executor.local  # noqa: F401  # report a missing torch when LLM is accessed
 import pagedserve.output.pooling as vectors
 from pagedserve.config import EngineArgs
 from pagedserve.config.engine_args import takes_engine_options
@@ -38,6 +35,7 @@ from pagedserve.outputs import (
 from pagedserve.pooling.rules import PoolingTask
 from pagedserve.pooling_params import PoolingParams
 from pagedserve.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
+from pagedserve.tokenizer import Tokenizer
 from pagedserve.vllm_names import ABSENT_METHODS, AbsentArguments, refuse_arguments
 
 
@@ -86,7 +84,7 @@ class LLM(ModelOwner):
         with suppress(EngineDeadError):
             self.calls.run("shutdown", self.llm_engine.shutdown)
 
-    def get_tokenizer(self) -> PreTrainedTokenizerBase:
+    def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
         return self.llm_engine.tokenizer
 

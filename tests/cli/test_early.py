@@ -96,6 +96,16 @@ def test_missing_packages_are_named_with_a_command(monkeypatch: pytest.MonkeyPat
     check_installed("pagedserve serve", "serve")
 
 
+def test_an_extra_that_includes_another_lists_its_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = [
+        'jinja2>=3; extra == "cpu"',
+        'pagedserve[serve]; extra == "cpu"',
+        'uvicorn>=1; extra == "serve"',
+    ]
+    monkeypatch.setattr("importlib.metadata.requires", lambda _: listed)
+    assert requirements("cpu") == ["jinja2>=3", "uvicorn>=1"]
+
+
 def test_without_metadata_the_missing_module_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.metadata.requires", lambda _: None)
     assert install_command("engine", "torch") == "pip install torch"

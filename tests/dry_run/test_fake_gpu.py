@@ -26,6 +26,7 @@ from pagedserve.runner.model_runner import Forward, ModelRunner
 from pagedserve.runner.padded import ladder
 from pagedserve.runner.profile import peak_bytes, run_trial
 from pagedserve.sampling.logprobs import prompt_logprobs
+from pagedserve.sampling.on_gpu import GpuOps
 from pagedserve.sampling.rows import LogitsEdits, PromptTargets, RowSampling
 from pagedserve.sampling.sampler import Sampler
 from tests.support.fake_cuda import GPU, FakeGpu
@@ -81,7 +82,7 @@ class Engine:
             )
             self.graphs.capture(loaded.vocab_size, self.cuda)
         self.runner = ModelRunner(forward, self.buffers, BLOCK_SIZE, self.graphs)
-        self.sampler = Sampler(self.cuda)
+        self.sampler = Sampler(GpuOps(self.cuda))
         self.scheduler = _core.Scheduler(
             _core.SchedulerConfig(
                 max_model_len=MAX_LEN, max_num_seqs=MAX_ROWS, max_num_batched_tokens=512
@@ -230,7 +231,7 @@ def test_a_step_is_launched_behind_one_whose_tokens_nobody_knows(
 def test_a_top_p_alone_waits_once(gpu: FakeGpu) -> None:
     logits = torch.zeros(6, VOCAB_SIZE, device=GPU)
     rows = [RowSampling(temperature=1.0, top_p=0.9, uniforms=(0.5,)), GREEDY] * 3
-    samples = Sampler(RecordingCuda(GPU)).launch(logits, rows)
+    samples = Sampler(GpuOps(RecordingCuda(GPU))).launch(logits, rows)
     assert gpu.waits == ["aten.index.Tensor"]
     assert samples.results().tokens.shape == (6,)
 
@@ -239,7 +240,7 @@ def test_rows_that_draw_differently_wait_for_nothing(gpu: FakeGpu) -> None:
     logits = torch.zeros(6, VOCAB_SIZE, device=GPU)
     single_draw = RowSampling(temperature=1.0, uniforms=(0.5,))
     rows = [RowSampling(temperature=1.0, uniforms=(0.1, 0.2, 0.3)), single_draw, GREEDY] * 2
-    samples = Sampler(RecordingCuda(GPU)).launch(logits, rows)
+    samples = Sampler(GpuOps(RecordingCuda(GPU))).launch(logits, rows)
     assert samples._drawn.shape == (8,)
     assert samples.results().draw_start.tolist() == [0, 3, 4, 5, 8, 9, 10]
     assert gpu.waits == []
@@ -255,7 +256,7 @@ def test_grammars_are_kept_to_where_the_logits_are(gpu: FakeGpu, launches: list[
         RowSampling(temperature=1.0, uniforms=(0.5,)),
         GREEDY,
     ]
-    samples = Sampler(RecordingCuda(GPU)).launch(logits, rows)
+    samples = Sampler(GpuOps(RecordingCuda(GPU))).launch(logits, rows)
     assert gpu.waits == []
     found = samples.results()  # whose tokens nobody knows, so they are refused
     assert launches == ["_masked_argmax_kernel"] * 2  # for greedy and for random rows
@@ -287,7 +288,7 @@ def test_all_else_that_rows_may_want_stays_on_the_device(gpu: FakeGpu) -> None:
         RowSampling(temperature=1.0, top_p=0.5, min_p=0.1, uniforms=(0.1, 0.2)),
         GREEDY,
     ]
-    samples = Sampler(RecordingCuda(GPU)).launch(logits, rows)
+    samples = Sampler(GpuOps(RecordingCuda(GPU))).launch(logits, rows)
     assert not samples.is_async_safe
     found = samples.results()
     assert found.errors == {}
@@ -311,7 +312,7 @@ def test_more_positions_are_brought_there(gpu: FakeGpu, launches: list[str]) -> 
     assert logits.shape == (outputs.num_samples + 2, VOCAB_SIZE)
     assert gpu.waits == []
     targets = PromptTargets(np.array([0, 1], np.int32), np.array([5, 6], np.int64), num_top=3)
-    found = prompt_logprobs(targets, logits[outputs.num_samples :])
+    found = prompt_logprobs(targets, logits[outputs.num_samples :], GpuOps(engine.cuda))
     assert (found.logprobs.shape, found.top_token_ids.shape) == ((2,), (2, 3))
     engine.finish(outputs, samples)
 

@@ -20,6 +20,7 @@ from pagedserve.models.adapters import StepAdapters
 from pagedserve.runner.buffers import StepInputs
 from pagedserve.runner.graphs import DecodeGraphs
 from pagedserve.runner.model_runner import ModelRunner
+from pagedserve.sampling.on_gpu import GpuOps
 from pagedserve.sampling.rows import RowSampling
 from pagedserve.sampling.sampler import Sampler
 from tests.support.recording_cuda import (
@@ -105,7 +106,7 @@ def test_two_steps_on_their_way_order_their_copies(
     cuda: RecordingCuda, buffers: WatchedBuffers
 ) -> None:
     runner = ModelRunner(ZeroForward(), buffers, BLOCK_SIZE)  # type: ignore[arg-type]
-    sampler = Sampler(cuda)
+    sampler = Sampler(GpuOps(cuda))
     row = RowSampling(temperature=1.0, top_k=3, uniforms=(0.5,))
 
     def launch(previous_tokens: Tensor | None) -> Any:
@@ -148,7 +149,7 @@ def test_a_step_behind_another_may_fail(cuda: RecordingCuda, buffers: WatchedBuf
     runner = ModelRunner(forward, buffers, BLOCK_SIZE)  # type: ignore[arg-type]
     row = RowSampling(temperature=0.0)
     buffers.writable()
-    samples = Sampler(cuda).launch(runner.execute(Sizes(2)), [row] * 2)
+    samples = Sampler(GpuOps(cuda)).launch(runner.execute(Sizes(2)), [row] * 2)
     arrived = cuda.pinned_tensors[-1]
     forward.fails = True
     buffers.writable()

@@ -9,6 +9,7 @@ import torch
 
 from pagedserve import LLM, ConfigError, SamplingParams
 from pagedserve.device import Cuda
+from pagedserve.sampling.on_gpu import GpuOps
 from pagedserve.sampling.rows import RowSampling
 from pagedserve.sampling.sampler import Sampler
 from tests.support.adapter_files import save_adapter
@@ -129,8 +130,8 @@ def test_the_sampler_draws_on_the_gpu_what_it_draws_on_the_cpu() -> None:
         RowSampling(temperature=1.0, top_k=5, uniforms=(0.9,)),
         RowSampling(temperature=0.0, num_logprobs=3),
     ]
-    here = Sampler().sample(logits, rows)
-    there = Sampler(Cuda(torch.device("cuda", 0))).sample(logits.cuda(), rows)
+    here = Sampler().sample(logits.numpy(), rows)
+    there = Sampler(GpuOps(Cuda(torch.device("cuda", 0)))).sample(logits.cuda(), rows)
     assert here.tokens.tolist() == there.tokens.tolist()
     assert here.errors == there.errors
     assert list(here.errors) == [5]

@@ -12,7 +12,7 @@ from tests.support.masks import packed
 pytest.importorskip("triton", reason="triton is not installed")
 
 from pagedserve.kernels.masks import masked_argmax
-from pagedserve.sampling.masks import unpack_masks
+from pagedserve.sampling.on_gpu import unpack_masks
 
 
 @settings(max_examples=examples(20, all_of_them=80), deadline=None)

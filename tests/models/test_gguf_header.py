@@ -5,9 +5,11 @@ import struct
 from pathlib import Path
 
 import pytest
+from gguf import GGUFEndian, GGUFReader, GGUFWriter
 
 from pagedserve.errors import ModelLoadError
 from pagedserve.models.convert import check_gguf
+from pagedserve.models.gguf_header import read_fields
 from pagedserve.models.registry import resolve_model
 
 STRING, ARRAY, INTEGER = 8, 9, 4
@@ -77,3 +79,39 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.gguf")
     with pytest.raises(ModelLoadError, match=r"a\.gguf is no regular file"):
         resolve_model(str(tmp_path / "a.gguf")).directory()
+
+
+@pytest.mark.parametrize("order", [GGUFEndian.LITTLE, GGUFEndian.BIG])
+def test_fields_are_those_of_the_gguf_package(tmp_path: Path, order: GGUFEndian) -> None:
+    writer = GGUFWriter(tmp_path / "a.gguf", "llama", endianess=order)
+    writer.add_uint8("a.byte", 200)
+    writer.add_int16("a.short", -5)
+    writer.add_uint32("a.number", 1 << 31)
+    writer.add_int64("a.long", -(1 << 60))
+    writer.add_float32("a.float", 0.5)
+    writer.add_float64("a.double", 0.1)
+    writer.add_bool("a.flag", True)
+    writer.add_string("a.text", "wörld\n")
+    writer.add_array("a.numbers", [1, 2, 1 << 20])
+    writer.add_array("a.floats", [0.5, -2.0])
+    writer.add_array("a.texts", ["", "日本", "x" * 300])
+    writer.add_string("b.other", "y")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    fields = GGUFReader(tmp_path / "a.gguf").fields
+    expected = {name: field.contents() for name, field in fields.items() if name[:2] == "a."}
+    assert read_fields(tmp_path / "a.gguf", "a.") == expected
+    assert read_fields(tmp_path / "a.gguf", "b.", "general.arch") == {
+        "general.architecture": "llama",
+        "b.other": "y",
+    }
+
+
+@pytest.mark.parametrize(
+    "case", [case for case, (content, _) in CASES.items() if not content.startswith(TENSOR)]
+)
+def test_fields_of_a_header_that_lies_are_not_read(tmp_path: Path, case: str) -> None:
+    (tmp_path / "a.gguf").write_bytes(CASES[case][0])
+    with pytest.raises(ValueError, match=r"announce|value of type|version 99"):
+        read_fields(tmp_path / "a.gguf", "")

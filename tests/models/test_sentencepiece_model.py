@@ -9,7 +9,7 @@ from transformers import LlamaConfig
 
 from pagedserve.config import EngineArgs
 from pagedserve.errors import ModelLoadError
-from pagedserve.models.tokenizer import load_tokenizer
+from pagedserve.models.transformers_tokenizer import load_transformers_tokenizer
 
 sentencepiece: Any = pytest.importorskip("sentencepiece")
 
@@ -33,7 +33,7 @@ def llama_directory(tmp_path: Path) -> Path:
 
 
 def test_a_sentencepiece_model_splits_as_sentencepiece_does(llama_directory: Path) -> None:
-    tokenizer = load_tokenizer(EngineArgs(str(llama_directory), load_format="dummy"))
+    tokenizer = load_transformers_tokenizer(EngineArgs(str(llama_directory), load_format="dummy"))
     exact = sentencepiece.SentencePieceProcessor(
         model_file=str(llama_directory / "tokenizer.model")
     )
@@ -54,4 +54,4 @@ def test_a_conversion_that_splits_otherwise_is_refused(llama_directory: Path) ->
         minloglevel=2,
     )
     with pytest.raises(ModelLoadError, match="in another way than SentencePiece does"):
-        load_tokenizer(EngineArgs(str(llama_directory), load_format="dummy"))
+        load_transformers_tokenizer(EngineArgs(str(llama_directory), load_format="dummy"))

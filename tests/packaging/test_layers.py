@@ -14,6 +14,7 @@ import pytest
 
 # Leaves that every part of the package may name.
 SHARED = {
+    "byte_alphabet",
     "checks",
     "collector",
     "device",
@@ -22,6 +23,7 @@ SHARED = {
     "references",
     "regular_files",
     "sigint",
+    "tokenizer",
     "vllm_names",
 }
 
@@ -56,7 +58,7 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     },
     "metrics": {"engine"},
     "llm": {
-        *("config", "engine", "executor", "inputs", "lora", "metrics", "output", "outputs"),
+        *("config", "engine", "inputs", "lora", "metrics", "output", "outputs"),
         *("pooling", "pooling_params", "sampling_params"),
     },
     "utils": {"config"},  # a name of vLLM's
@@ -95,9 +97,7 @@ CORE_USERS = {
     "pagedserve.runner.buffers",
     "pagedserve.runner.profile",
     "pagedserve.scheduler",
-    "pagedserve.sampling.draw",
-    "pagedserve.sampling.logprobs",
-    "pagedserve.sampling.top_k",
+    "pagedserve.sampling.on_host",
     "pagedserve.server.app",  # its version
 }
 

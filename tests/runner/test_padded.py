@@ -131,8 +131,7 @@ def test_inputs_stand_for_the_tokens_of_the_step_before(
     outputs = scheduler.schedule(0.0)
     scheduler.prepare_inputs(executor.buffers.writable())
     rows = [RowSampling(temperature=0.0)] * 3
-    tokens = executor.launch(StepInput.of(outputs, rows)).tokens()
-    assert tokens is not None
+    tokens = torch.from_numpy(executor.launch(StepInput.of(outputs, rows)).tokens())
     assert scheduler.update_async(outputs.step_id)
     outputs = scheduler.schedule(0.0)
     scheduler.prepare_inputs(executor.buffers.writable())

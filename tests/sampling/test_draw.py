@@ -1,4 +1,4 @@
-"""The Rust kernels that sample, against the operations of torch and float64."""
+"""The Rust kernels that sample, against the operations of torch that GPUs use, and float64."""
 
 from dataclasses import replace
 from typing import Any
@@ -13,11 +13,11 @@ from torch import Tensor
 
 from pagedserve._core import cpu
 from pagedserve.errors import StepError
-from pagedserve.sampling.draw import RandomRows, draw, draw_on_device
+from pagedserve.sampling.gpu_draw import RandomRows, draw_on_device
 from pagedserve.sampling.logprobs import top_logprobs
-from pagedserve.sampling.masks import unpack_masks
+from pagedserve.sampling.on_gpu import unpack_masks
+from pagedserve.sampling.on_host import HOST
 from pagedserve.sampling.rows import RowSampling
-from pagedserve.sampling.top_k import argmax, logits_in_rust
 
 SIZES = (1, 2, 31, 64, 65, 700, 5000)
 samplings = st.builds(
@@ -44,11 +44,18 @@ def random_logits(num_rows: int, vocab_size: int, seed: int, spread: float = 3.0
 
 
 def drawn_by_torch(
-    logits: Tensor, rows: list[RowSampling], peaks: Tensor, masks: Tensor | None = None
+    logits: Tensor,
+    rows: list[RowSampling],
+    peaks: NDArray[np.float32],
+    masks: NDArray[np.int32] | None = None,
 ) -> list[int]:
     parameters = RandomRows.of(rows, vocab_size=logits.shape[1])
-    may_come = None if masks is None else unpack_masks(masks, logits.shape[1])
-    tokens: list[int] = draw_on_device(logits, parameters, peaks, may_come).tolist()
+    allowed = None
+    if masks is not None:
+        allowed = unpack_masks(torch.from_numpy(masks), logits.shape[1])
+    tokens: list[int] = draw_on_device(
+        logits, parameters, torch.from_numpy(peaks), allowed
+    ).tolist()
     return tokens
 
 
@@ -63,8 +70,8 @@ def test_the_tokens_are_those_of_torch(
     rows: list[RowSampling], vocab_size: int, spread: float, seed: int
 ) -> None:
     logits = random_logits(len(rows), vocab_size, seed, spread)
-    peaks, _ = argmax(logits)
-    found = draw(logits, rows, np.arange(len(rows)), peaks, cuda=None)
+    peaks, _ = HOST.argmax(logits.numpy())
+    found = HOST.draw(logits.numpy(), rows, np.arange(len(rows)), peaks)
     assert found.tolist() == drawn_by_torch(logits, rows, peaks)
 
 
@@ -78,14 +85,13 @@ def test_the_tokens_of_masks_are_those_of_torch(share: float, vocab_size: int, s
     generator = np.random.default_rng(seed)
     allowed = generator.random((5, -(-vocab_size // 32) * 32)) < share
     allowed[:, 0] = True
-    bits = np.packbits(allowed, axis=1, bitorder="little").view(np.int32)
-    masks = torch.from_numpy(bits)
+    masks = np.packbits(allowed, axis=1, bitorder="little").view(np.int32)
     logits = random_logits(5, vocab_size, seed)
     rows = [RowSampling(uniforms=(float(generator.random()),)) for _ in range(5)]
-    peaks, _ = argmax(logits, masks)
+    peaks, _ = HOST.argmax(logits.numpy(), masks)
     index = np.array([0, 1, 3])
     some = [rows[row] for row in index]
-    found = draw(logits, some, index, peaks[index], masks[index], cuda=None).tolist()
+    found = HOST.draw(logits.numpy(), some, index, peaks[index], masks[index]).tolist()
     everything = drawn_by_torch(logits, rows, peaks, masks)
     assert found == [everything[row] for row in index]
     assert all(allowed[row, token] for row, token in zip(index, found, strict=True))
@@ -95,7 +101,8 @@ def kernel_arguments(logits: Tensor, rows: list[RowSampling]) -> dict[str, Any]:
     """Arguments of the kernel for rows without filters, of one token each."""
     parameters = [(row.temperature, logits.shape[1], row.top_p, row.min_p) for row in rows]
     return {
-        **logits_in_rust(logits, 0),
+        "logits": logits.data_ptr(),
+        "vocab_size": logits.shape[1],
         "peaks": logits.amax(dim=1).numpy(),
         "parameters": np.array(parameters, np.float64).reshape(-1),
         "uniforms": np.array([row.uniforms[0] for row in rows]),
@@ -145,8 +152,8 @@ def test_rows_that_cannot_be_sampled_end_nothing() -> None:
     row = RowSampling(uniforms=(0.5,))
     for more in ({}, {"top_k": 3}, {"top_p": 0.5}):
         rows = [replace(row, **more)] * 4
-        peaks, _ = argmax(logits)
-        found = draw(logits, rows, np.arange(4), peaks, cuda=None).tolist()
+        peaks, _ = HOST.argmax(logits.numpy())
+        found = HOST.draw(logits.numpy(), rows, np.arange(4), peaks).tolist()
         assert found[3] == drawn_by_torch(logits[3:], rows[3:], peaks[3:])[0]
         assert all(0 <= token < 700 for token in found)
 
@@ -158,7 +165,7 @@ def test_logprobs_are_those_of_float64(vocab_size: int, instructions: Any) -> No
     before = cpu.instructions_in_use()
     cpu.use_instructions(instructions)
     try:
-        found = top_logprobs(logits, targets.numpy(), 3)
+        found = top_logprobs(logits.numpy(), targets.numpy(), 3)
     finally:
         cpu.use_instructions(before)
     exact = logits.double().log_softmax(dim=-1)

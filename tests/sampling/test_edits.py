@@ -16,13 +16,17 @@ from pagedserve.sampling.edits import edit_logits
 from pagedserve.sampling.results import SampledRows
 from pagedserve.sampling.rows import LogitsEdits, RowSampling
 from pagedserve.sampling.sampler import Sampler
+from pagedserve.sampling.tensors import ops_for
 
 VOCAB_SIZE = 12
+# Of an executor with torch, whose processors receive tensors.
+OPS = ops_for(None)
 
 
 def naive_edit(logits: list[float], edits: LogitsEdits) -> list[float]:
     """One token after the other."""
     values = torch.tensor(logits)
+    processor: Any
     for processor in edits.logits_processors:
         values = processor(list(edits.output_token_ids), values.clone())
     edited = values.tolist()
@@ -71,8 +75,8 @@ logits_of_a_row = st.lists(st.floats(-10, 10, width=32), min_size=VOCAB_SIZE, ma
 
 
 def check(batch: list[tuple[list[float], LogitsEdits | None]]) -> None:
-    logits = torch.tensor([row for row, _ in batch])
-    assert edit_logits(logits, [RowSampling(edits=edits) for _, edits in batch]) == {}
+    logits = np.array([row for row, _ in batch], np.float32)
+    assert edit_logits(logits, [RowSampling(edits=edits) for _, edits in batch], OPS) == {}
     for edited, (row, edits) in zip(logits.tolist(), batch, strict=True):
         expected = row if edits is None else naive_edit(row, edits)
         assert edited == pytest.approx(expected, rel=1e-5, abs=1e-5)
@@ -106,7 +110,7 @@ def test_all_edits_together_equal_the_naive_ones(data: st.DataObject) -> None:
 
 def sample(logits: Tensor, edits: list[LogitsEdits | None]) -> SampledRows:
     rows = [RowSampling(temperature=0.0, edits=edit) for edit in edits]
-    return Sampler().sample(logits, rows)
+    return Sampler(OPS).sample(logits.numpy(), rows)
 
 
 def test_banned_tokens_never_come_and_the_logits_are_left_alone() -> None:
@@ -242,7 +246,7 @@ def test_a_failure_stays_in_its_row(edits: LogitsEdits, reason: str) -> None:
         RowSampling(temperature=0.0, edits=edits),
         RowSampling(num_candidates=2, edits=edits),
     ]
-    sampled = Sampler().sample(logits, rows)
+    sampled = Sampler(OPS).sample(logits.numpy(), rows)
     assert sampled.errors == {1: reason, 3: reason, 4: reason}
     assert sampled.tokens.tolist() == [2, 0, 0, 1, 0]
     assert logits.tolist() == [[1.0, 3.0, 2.0]] * 5

@@ -7,10 +7,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from numpy.typing import NDArray
 
-from pagedserve.sampling import chunks
 from pagedserve.sampling.logprobs import top_logprobs
+from pagedserve.sampling.on_host import HostOps
 from pagedserve.sampling.rows import LogitsEdits, RowSampling
 from pagedserve.sampling.sampler import Sampler
 
@@ -49,8 +49,8 @@ def test_top_logprobs_equal_the_naive_ones(
 ) -> None:
     rows, targets = batch
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chunks, "_MAX_ELEMENTS_CPU", 4 * len(rows[0]))
-        found = top_logprobs(torch.tensor(rows), np.array(targets), num_top)
+        patch.setattr(HostOps, "max_elements", 4 * len(rows[0]))
+        found = top_logprobs(np.array(rows, np.float32), np.array(targets), num_top)
     target_logprobs, ranks, top_ids, top = (array.tolist() for array in found)
     for index, (row, target) in enumerate(zip(rows, targets, strict=True)):
         expected, order = naive_logprobs(row), naive_order(row)[:num_top]
@@ -63,7 +63,7 @@ def test_top_logprobs_equal_the_naive_ones(
 def test_top_logprobs_of_a_real_vocabulary_are_those_of_float64() -> None:
     logits = torch.randn(100, 49_152, generator=torch.Generator().manual_seed(1)) * 3
     targets = torch.arange(100) * 491
-    arrays = top_logprobs(logits, targets.numpy(), 5)
+    arrays = top_logprobs(logits.numpy(), targets.numpy(), 5)
     target_logprobs, ranks, top_ids, top = map(torch.from_numpy, arrays)
     expected = logits.double().log_softmax(dim=-1)
     assert torch.allclose(top.double(), expected.topk(5).values, atol=1e-5)
@@ -74,12 +74,12 @@ def test_top_logprobs_of_a_real_vocabulary_are_those_of_float64() -> None:
 
 
 def test_no_rows_have_no_logprobs() -> None:
-    found = top_logprobs(torch.zeros(0, 7), np.zeros(0, np.int64), 3)
+    found = top_logprobs(np.zeros((0, 7), np.float32), np.zeros(0, np.int64), 3)
     assert [tuple(array.shape) for array in found] == [(0,), (0,), (0, 3), (0, 3)]
 
 
-def random_logits(num_rows: int) -> Tensor:
-    return torch.randn(num_rows, 40, generator=torch.Generator().manual_seed(7)) * 2
+def random_logits(num_rows: int) -> NDArray[np.float32]:
+    return np.random.default_rng(7).normal(size=(num_rows, 40), scale=2).astype(np.float32)
 
 
 def test_logprobs_are_the_models_whatever_the_row_does_to_its_logits() -> None:

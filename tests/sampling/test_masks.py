@@ -5,13 +5,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pagedserve.sampling.on_host import HOST
 from pagedserve.sampling.rows import LogitsEdits, RowSampling
 from pagedserve.sampling.sampler import Sampler
-from pagedserve.sampling.top_k import argmax
 from tests.support.masks import dead_state, packed, state_of
 
 GREEDY = RowSampling(temperature=0)
@@ -29,7 +28,7 @@ def test_the_largest_of_those_that_may_come(vocab_size: int, share: float, seed:
     logits = random.integers(-9, 9, (5, vocab_size)).astype(np.float32)
     logits[random.random(logits.shape) < 0.1] = -np.inf
     allowed = random.random(logits.shape) < share
-    values, ids = argmax(torch.from_numpy(logits), torch.from_numpy(packed(allowed)))
+    values, ids = HOST.argmax(logits, packed(allowed))
     hidden = np.where(allowed, logits, -np.inf)
     assert values.tolist() == hidden.max(axis=1).tolist()
     for row, (value, found) in enumerate(zip(values.tolist(), ids.tolist(), strict=True)):
@@ -38,14 +37,15 @@ def test_the_largest_of_those_that_may_come(vocab_size: int, share: float, seed:
 
 
 def test_the_largest_of_some_rows() -> None:
-    logits = torch.randn(6, 300, generator=torch.Generator().manual_seed(0))
-    allowed = np.random.default_rng(0).random((3, 300)) < 0.1
-    rows = [4, 0, 5]
-    assert argmax(logits, rows=rows)[1].tolist() == logits[rows].argmax(dim=1).tolist()
-    hidden = logits[rows].where(torch.from_numpy(allowed), -torch.inf)
-    values, ids = argmax(logits, torch.from_numpy(packed(allowed)), rows)
-    assert values.tolist() == hidden.amax(dim=1).tolist()
-    assert ids.tolist() == hidden.argmax(dim=1).tolist()
+    random = np.random.default_rng(0)
+    logits = random.standard_normal((6, 300)).astype(np.float32)
+    allowed = random.random((3, 300)) < 0.1
+    rows = np.array([4, 0, 5])
+    assert HOST.argmax(logits, rows=rows)[1].tolist() == logits[rows].argmax(axis=1).tolist()
+    hidden = np.where(allowed, logits[rows], -np.inf)
+    values, ids = HOST.argmax(logits, packed(allowed), rows)
+    assert values.tolist() == hidden.max(axis=1).tolist()
+    assert ids.tolist() == hidden.argmax(axis=1).tolist()
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_the_largest_of_some_rows() -> None:
 )
 def test_grammars_let_come_what_lists_of_tokens_do(row: RowSampling) -> None:
     random = np.random.default_rng(0)
-    logits = torch.from_numpy(random.standard_normal((4, 300)).astype(np.float32))
+    logits = random.standard_normal((4, 300)).astype(np.float32)
     allowed = random.random((4, 300)) < 0.1
     changes: list[dict[str, Any] | None] = [
         {"presence_penalty": 1.5, "output_token_ids": tuple(range(0, 300, 3))},
@@ -88,8 +88,8 @@ def test_grammars_let_come_what_lists_of_tokens_do(row: RowSampling) -> None:
 
 def test_what_is_drawn_is_as_likely_as_among_what_may_come() -> None:
     chances = np.array([0.3, 0.25, 0.2, 0.15, 0.07, 0.03])
-    logits = torch.full((20_000, 300), -torch.inf)
-    logits[:, :6] = torch.from_numpy(np.log(chances)).float()
+    logits = np.full((20_000, 300), -np.inf, np.float32)
+    logits[:, :6] = np.log(chances)
     grammar = state_of([1, 3, 4, 200], 300)
     random = np.random.default_rng(0)
     rows = [
@@ -106,8 +106,8 @@ def test_what_is_drawn_is_as_likely_as_among_what_may_come() -> None:
 
 
 def test_a_row_that_nothing_may_follow_fails_alone() -> None:
-    logits = torch.zeros(3, 300)
-    logits[0, 7] = -torch.inf
+    logits = np.zeros((3, 300), np.float32)
+    logits[0, 7] = -np.inf
     nothing, fault = state_of([7], 300), dead_state(300)
     for row in (GREEDY, RowSampling(uniforms=(0.5,)), replace(GREEDY, num_candidates=2)):
         sampled = Sampler().sample(

@@ -6,11 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagedserve.sampling import chunks
+from pagedserve.sampling.on_host import HostOps
 from pagedserve.sampling.rows import LogitsEdits, RowSampling
 from pagedserve.sampling.sampler import Sampler
 
@@ -50,7 +49,7 @@ def naive_token(logits: list[float], row: RowSampling) -> int:
 
 def sample(logits: Any, rows: list[RowSampling]) -> list[int]:
     """The tokens of rows that all can be sampled."""
-    sampled = Sampler().sample(torch.as_tensor(logits), rows)
+    sampled = Sampler().sample(np.asarray(logits, np.float32), rows)
     assert not sampled.errors
     tokens: list[int] = sampled.tokens.tolist()
     return tokens
@@ -122,11 +121,11 @@ def test_flat_rows_keep_hundreds_of_tokens_as_naively(
     ],
 )
 def test_frequencies_pass_a_chi_squared_test(row: RowSampling) -> None:
-    logits = torch.randn(1, 30, generator=torch.Generator().manual_seed(3)) * 1.5
+    logits = np.random.default_rng(1).normal(size=(1, 30), scale=1.5).astype(np.float32)
     num_draws = 20_000
     uniforms = tuple(np.random.default_rng(5).random(num_draws).tolist())
     counts = np.bincount(sample(logits, [replace(row, uniforms=uniforms)]), minlength=30)
-    expected = np.array(naive_distribution(logits[0].double().tolist(), row)) * num_draws
+    expected = np.array(naive_distribution(logits[0].tolist(), row)) * num_draws
     assert counts[expected == 0].sum() == 0
     likely = expected >= 5
     statistic = ((counts - expected)[likely] ** 2 / expected[likely]).sum()
@@ -137,7 +136,7 @@ def test_frequencies_pass_a_chi_squared_test(row: RowSampling) -> None:
 
 
 def test_temperature_0_and_top_k_1_are_the_same_and_take_the_first_of_equals() -> None:
-    logits = torch.randn(64, 50).mul(2).round()
+    logits = np.random.default_rng(4).normal(size=(64, 50), scale=2).round()
     cold = sample(logits, [RowSampling(temperature=0.0, uniforms=(0.9, 0.1))] * 64)
     single = sample(logits, [RowSampling(temperature=5.0, top_k=1, uniforms=(0.9,))] * 64)
     # A random row in the batch takes it off the path of plain greedy batches.
@@ -177,13 +176,13 @@ def random_row(generator: np.random.Generator, vocab_size: int) -> RowSampling:
 
 
 def test_rows_are_independent_of_their_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunks, "_MAX_ELEMENTS_CPU", 700 * 7)
+    monkeypatch.setattr(HostOps, "max_elements", 700 * 7)
     generator = np.random.default_rng(2)
-    logits = torch.randn(96, 700, generator=torch.Generator().manual_seed(2)) * 2
-    given = logits.clone()
+    logits = generator.normal(size=(96, 700), scale=2).astype(np.float32)
+    given = logits.copy()
     rows = [random_row(generator, 700) for _ in range(96)]
     together = Sampler().sample(logits, rows)
-    assert torch.equal(logits, given)
+    assert np.array_equal(logits, given)
     assert together.candidates is not None
     for index, row in enumerate(rows):
         alone = Sampler().sample(logits[index : index + 1], [row])
@@ -206,7 +205,7 @@ def test_draws_from_one_row_equal_draws_one_by_one(seed: int) -> None:
     generator = np.random.default_rng(seed)
     logits = generator.normal(size=(1, 300)).astype(np.float32)
     row = replace(random_row(generator, 300), temperature=0.8, top_k=-1, num_candidates=0)
-    together = Sampler().sample(torch.from_numpy(logits), [row]).tokens.tolist()
+    together = Sampler().sample(logits, [row]).tokens.tolist()
     rows = [replace(row, uniforms=(uniform,)) for uniform in row.uniforms]
     assert together == [sample(logits, [single])[0] for single in rows]
 
@@ -219,14 +218,14 @@ def test_top_p_reaches_beyond_the_first_candidates() -> None:
 
 def test_the_largest_uniform_takes_the_last_kept_token() -> None:
     uniform = math.nextafter(1.0, 0.0)
-    logits = torch.zeros(1, 49_152)
+    logits = np.zeros((1, 49_152), np.float32)
     logits[0, 49_000:] = -1e9
     assert sample(logits, [RowSampling(uniforms=(uniform,))]) == [48_999]
 
 
 @pytest.mark.parametrize("temperature", [1e-6, 5e-324])
 def test_tiny_temperatures_do_not_overflow(temperature: float) -> None:
-    logits = torch.tensor([[1000.0, 999.0, -1000.0]])
+    logits = [[1000.0, 999.0, -1000.0]]
     row = RowSampling(temperature=temperature, top_p=0.9, uniforms=(0.99,))
     assert sample(logits, [row]) == [0]
 
@@ -249,7 +248,7 @@ def test_tiny_temperatures_do_not_overflow(temperature: float) -> None:
     ],
 )
 def test_unusable_logits_fail_their_row_alone(value: float, reason: str, row: RowSampling) -> None:
-    logits = torch.tensor([[0.0, 1.0, 2.0]] * 3)
+    logits = np.array([[0.0, 1.0, 2.0]] * 3, np.float32)
     logits[1, 0 if value > 0 else slice(None)] = value
     others = RowSampling(temperature=0.0), RowSampling(uniforms=(0.999,))
     sampled = Sampler().sample(logits, [others[0], row, others[1]])
@@ -258,7 +257,7 @@ def test_unusable_logits_fail_their_row_alone(value: float, reason: str, row: Ro
 
 
 def test_a_step_without_rows_gives_nothing() -> None:
-    sampled = Sampler().sample(torch.zeros(0, 5), [])
+    sampled = Sampler().sample(np.zeros((0, 5), np.float32), [])
     assert sampled.tokens.tolist() == []
     assert sampled.draw_start.tolist() == [0]
     assert (sampled.logprobs, sampled.candidates, sampled.errors) == (None, None, {})
@@ -268,5 +267,5 @@ def test_a_step_without_rows_gives_nothing() -> None:
 def test_equal_tokens_are_all_kept_however_many(top_k: int) -> None:
     uniforms = (0.0, 0.25, 0.5, 0.999)
     row = RowSampling(top_k=top_k, top_p=0.9, uniforms=uniforms)
-    sampled = Sampler().sample(torch.zeros(2, 600), [row, RowSampling(uniforms=(0.5,))])
+    sampled = Sampler().sample(np.zeros((2, 600), np.float32), [row, RowSampling(uniforms=(0.5,))])
     assert sampled.tokens.tolist() == [*(int(600 * u) for u in uniforms), 300]

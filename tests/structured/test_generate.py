@@ -180,7 +180,7 @@ def test_preempted_requests_write_what_they_would_have(
     smollm2: LLM, tiny_config: dict[str, Any], tmp_path: Path
 ) -> None:
     torch.manual_seed(0)
-    tokenizer = smollm2.get_tokenizer()
+    tokenizer: Any = smollm2.get_tokenizer()
     config = LlamaConfig(**(tiny_config | {"vocab_size": len(tokenizer)}))
     LlamaForCausalLM(config).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)

@@ -9,10 +9,10 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from pagedserve.sampling_params import EarlyStopping
+from pagedserve.tokenizer import Tokenizer
 from tests.support import references
 
 NAME = "beams"
@@ -182,7 +182,7 @@ class RememberingModel:
         return replaying
 
 
-def prompts_of(tokenizer: PreTrainedTokenizerBase, num_prompts: int) -> list[list[int]]:
+def prompts_of(tokenizer: Tokenizer, num_prompts: int) -> list[list[int]]:
     """Questions and openings in turn, so that the first few are of both kinds."""
     conversations = [[{"role": "user", "content": question}] for question in QUESTIONS]
     texts = [
@@ -207,9 +207,7 @@ def ask_width(
     return list(answers.items())
 
 
-def ask_live(
-    model: Any, tokenizer: PreTrainedTokenizerBase, grid: Grid, width: int
-) -> BeamReference:
+def ask_live(model: Any, tokenizer: Tokenizer, grid: Grid, width: int) -> BeamReference:
     """Ask transformers' model now."""
     prompts = prompts_of(tokenizer, grid.num_prompts)
     eos_token_id = int(model.generation_config.eos_token_id)
@@ -217,7 +215,7 @@ def ask_live(
     return BeamReference(eos_token_id, grid.num_tokens, prompts, answers)
 
 
-def ask(model: Any, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+def ask(model: Any, tokenizer: Tokenizer) -> dict[str, Any]:
     """Ask transformers' model everything that is recorded."""
     prompts = prompts_of(tokenizer, RECORDED_GRID.num_prompts)
     return {

@@ -22,6 +22,7 @@ from pagedserve.lora.adapter import CONFIG, WEIGHTS
 from pagedserve.lora.host import HostAdapter, HostAdapters
 from pagedserve.runner.buffers import StepBuffers
 from pagedserve.sampling.sampler import Sampler
+from pagedserve.sampling.tensors import as_array, ops_for
 
 EOS = 256
 VOCAB_SIZE = 257
@@ -79,7 +80,7 @@ class FormulaExecutor:
         self._args = args
         self.before_sampling: Callable[[], None] = lambda: None
         self.num_rows: list[int] = []
-        self._sampler = Sampler()
+        self._sampler = Sampler(ops_for(None))
         self._buffers: StepBuffers | None = None
         self._adapters = HostAdapters(
             {SHIFT: (1, 1)}, max_rank=1, max_cpu_loras=args.max_cpu_loras or args.max_loras
@@ -150,7 +151,9 @@ class FormulaExecutor:
         assert not step.images
         assert not step.encoder_inputs
         sizes, rows, prompts = step.sizes, step.rows, step.prompts
-        inputs = self.buffers.inputs(sizes, self._block_size, tokens_of(step.after))
+        previous = tokens_of(step.after)
+        previous = None if previous is None else torch.from_numpy(previous)
+        inputs = self.buffers.inputs(sizes, self._block_size, previous)
         self.num_rows.append(sizes.num_rows)
         self.before_sampling()
         index = inputs.sample_index
@@ -165,8 +168,9 @@ class FormulaExecutor:
         logits = formula_logits(
             inputs.token_ids[0, index], inputs.positions[0, index], shifts[index.long()]
         )
-        samples = self._sampler.launch(logits[: len(rows)], rows) if rows else None
-        return LaunchedRun(samples, prompts, logits[len(rows) :])
+        array = as_array(logits)
+        samples = self._sampler.launch(array[: len(rows)], rows) if rows else None
+        return LaunchedRun(samples, prompts, array[len(rows) :])
 
 
 class FormulaModel:

@@ -7,8 +7,8 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
-from transformers import PreTrainedTokenizerBase
 
+from pagedserve.tokenizer import Tokenizer
 from tests.support import references
 
 NAME = "greedy"
@@ -34,7 +34,7 @@ class GreedyReference:
     gaps: list[float]
 
 
-def prompts_of(tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[str, list[int]]]:
+def prompts_of(tokenizer: Tokenizer) -> Iterator[tuple[str, list[int]]]:
     """Windows of 1 to 600 tokens of a text that does not change."""
     source = tokenizer(references.SOURCE.read_text(encoding="utf-8"), verbose=False).input_ids
     # Many short ones, the longest first: so they preempt each other most.
@@ -84,7 +84,7 @@ def greedy_tokens(
     return tokens
 
 
-def ask(model: Any, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
+def ask(model: Any, tokenizer: Tokenizer) -> list[dict[str, Any]]:
     """Ask transformers' model everything that is recorded."""
     with patch.object(model.generation_config, "eos_token_id", None):
         return [asdict(ask_one(model, *prompt)) for prompt in prompts_of(tokenizer)]

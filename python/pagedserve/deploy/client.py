@@ -17,7 +17,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
@@ -34,9 +34,7 @@ from pagedserve.lora.request import LoRARequest
 from pagedserve.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from pagedserve.pooling_params import PoolingParams
 from pagedserve.sampling_params import SamplingParams
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from pagedserve.tokenizer import Tokenizer
 
 # Replicas that may die during a request without a new token.
 _MAX_DEATHS: Final = 3
@@ -60,7 +58,7 @@ class Deployed:
     """
 
     handle: DeploymentHandle[Replica]
-    tokenizer: "PreTrainedTokenizerBase"
+    tokenizer: Tokenizer
     facts: ReplicaFacts
     most: int
 
@@ -273,7 +271,7 @@ class ReplicatedEngine:
         """Unload an adapter on every replica; returns whether one had it."""
         return any(await self._ask_all("remove_lora", lora_id))
 
-    async def get_tokenizer(self) -> "PreTrainedTokenizerBase":
+    async def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
         return self._here.tokenizer
 

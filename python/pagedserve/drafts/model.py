@@ -3,15 +3,13 @@
 import itertools
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from pagedserve.drafts.proposer import DraftedText
 from pagedserve.inputs import TokensPrompt
 from pagedserve.outputs import RequestOutput
 from pagedserve.sampling_params import SamplingParams
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from pagedserve.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +21,7 @@ class DraftEngine(Protocol):
     def max_model_len(self) -> int:
         """Maximum tokens of a sequence."""
 
-    def get_tokenizer(self) -> "PreTrainedTokenizerBase":
+    def get_tokenizer(self) -> Tokenizer:
         """Return the draft model's tokenizer."""
 
     def add_request(self, request_id: str, prompt: TokensPrompt, params: SamplingParams) -> None:

@@ -17,7 +17,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Unpack
+from typing import Any, Final, Self, TypeVar, Unpack
 
 from pagedserve.config import EngineArgs
 from pagedserve.engine.grammars import GrammarLanes
@@ -37,10 +37,8 @@ from pagedserve.output.pooling import pooling_output
 from pagedserve.outputs import PoolingRequestOutput, RequestOutput
 from pagedserve.pooling_params import PoolingParams
 from pagedserve.sampling_params import SamplingParams
+from pagedserve.tokenizer import Tokenizer
 from pagedserve.vllm_names import AbsentArguments, refuse_arguments
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 T = TypeVar("T")
 
@@ -304,7 +302,7 @@ class AsyncLLMEngine(ModelOwner):
     async def get_tokenizer(
         self,
         lora_request: LoRARequest | None = None,  # noqa: ARG002  # adapters share the model's
-    ) -> "PreTrainedTokenizerBase":
+    ) -> Tokenizer:
         """Return the model's tokenizer."""
         return self._engine.tokenizer
 

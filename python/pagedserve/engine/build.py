@@ -6,7 +6,6 @@ torch.
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from pagedserve._core import CacheConfig, KVGroup, Scheduler, SchedulerConfig
 from pagedserve.config import EngineArgs
@@ -14,14 +13,12 @@ from pagedserve.engine.scheduler_config import scheduler_config, step_limits
 from pagedserve.errors import extra_needed
 from pagedserve.executor.memory import MemoryPlan
 from pagedserve.executor.protocol import CacheShape, Executor
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from pagedserve.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
 
-def load_tokenizer(args: EngineArgs) -> "PreTrainedTokenizerBase":
+def load_tokenizer(args: EngineArgs) -> Tokenizer:
     """Load the model's tokenizer; see `pagedserve.models.tokenizer`."""
     with extra_needed("pagedserve.LLMEngine", "engine"):
         import pagedserve.models.tokenizer as tokenizer

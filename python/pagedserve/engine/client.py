@@ -1,7 +1,7 @@
 """``EngineClient``: interface between a server and an engine, local or remote."""
 
 from collections.abc import AsyncGenerator, Iterable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from pagedserve.engine.stats import EngineSnapshot
 from pagedserve.executor.protocol import ModelInfo
@@ -10,9 +10,7 @@ from pagedserve.lora.request import LoRARequest
 from pagedserve.outputs import RequestOutput
 from pagedserve.pooling_params import PoolingParams
 from pagedserve.sampling_params import SamplingParams
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from pagedserve.tokenizer import Tokenizer
 
 
 class EngineClient(Protocol):
@@ -86,7 +84,7 @@ class EngineClient(Protocol):
     async def remove_lora(self, lora_id: int) -> bool:
         """Remove an adapter; running requests keep it.  Return whether the id was known."""
 
-    async def get_tokenizer(self) -> "PreTrainedTokenizerBase":
+    async def get_tokenizer(self) -> Tokenizer:
         """Return the model's tokenizer."""
 
     async def get_model_config(self) -> ModelInfo:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pagedserve.config import EngineArgs
 from pagedserve.errors import ConfigError, RequestError
+from pagedserve.models.registry import find_source
 from pagedserve.regular_files import read_json
 from pagedserve.sampling_params import SamplingParams
 from pagedserve.sampling_params.options import PARAMETERS
@@ -28,7 +29,7 @@ def default_sampling_params(args: EngineArgs) -> SamplingParams:
     """
     recommended: dict[str, Any] = {}
     if args.generation_config != "vllm":
-        recommended = _read(_directory(args) / "generation_config.json", args.generation_config)
+        recommended = _recommended(args)
     recommended |= args.override_generation_config or {}
     given = {
         name: value
@@ -41,12 +42,15 @@ def default_sampling_params(args: EngineArgs) -> SamplingParams:
         raise ConfigError(f"generation_config: {error}") from error
 
 
-def _directory(args: EngineArgs) -> Path:
+def _recommended(args: EngineArgs) -> dict[str, Any]:
+    """Contents of ``generation_config.json``; a GGUF file has none."""
+    directory = Path(args.generation_config)
     if args.generation_config == "auto":
-        from pagedserve.models.files import find_model_files
-
-        return find_model_files(args).directory
-    return Path(args.generation_config)
+        source = find_source(args)
+        if source.is_gguf:
+            return {}
+        directory = source.path
+    return _read(directory / "generation_config.json", args.generation_config)
 
 
 def _read(path: Path, named: str) -> dict[str, Any]:

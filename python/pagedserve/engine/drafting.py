@@ -8,7 +8,7 @@ may count their calls.
 
 from collections.abc import Callable
 from itertools import accumulate
-from typing import TYPE_CHECKING, Final, NamedTuple, Self
+from typing import Final, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,9 +24,7 @@ from pagedserve.engine.stats import EngineStats
 from pagedserve.engine.step import Step
 from pagedserve.engine.step_update import StepUpdate
 from pagedserve.errors import ConfigError
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from pagedserve.tokenizer import Tokenizer
 
 # Weight of one verified draft in the expected acceptance of the next.
 _WEIGHT: Final = 0.1
@@ -185,7 +183,7 @@ def drafter_of(
     args: EngineArgs,
     config: SchedulerConfig,
     stats: EngineStats,
-    tokenizer: "PreTrainedTokenizerBase",
+    tokenizer: Tokenizer,
     make_engine: Callable[[EngineArgs], DraftEngine],
 ) -> Drafter | None:
     """Create the proposer of draft tokens; None without speculative decoding.

@@ -8,9 +8,7 @@ the scheduler's state, so any thread may call it during a step.
 import itertools
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field, replace
-from typing import Final, Self
-
-from transformers import PreTrainedTokenizerBase
+from typing import Any, Final, Self, cast
 
 from pagedserve._core import Scheduler, SchedulerConfig
 from pagedserve.config import EngineArgs
@@ -34,6 +32,7 @@ from pagedserve.pooling_params import PoolingParams
 from pagedserve.sampling.bad_words import BadWords
 from pagedserve.sampling.grammar import GrammarCompiler
 from pagedserve.sampling_params import RequestOutputKind, SamplingParams
+from pagedserve.tokenizer import Tokenizer
 
 # Added to a request's number: the salt of a prompt that must miss the prefix cache.
 _PRIVATE_SALT: Final = 1 << 63
@@ -55,7 +54,7 @@ class InputProcessor:
         grammars: Grammar compiler.
     """
 
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: Tokenizer
     model: ModelInfo
     scheduler: Scheduler
     max_num_seqs: int
@@ -70,7 +69,9 @@ class InputProcessor:
 
     def __post_init__(self) -> None:
         model = self.model
-        self.grammars = GrammarCompiler(self.tokenizer, model.vocab_size, model.eos_token_ids)
+        self.grammars = GrammarCompiler(
+            cast(Any, self.tokenizer), model.vocab_size, model.eos_token_ids
+        )
         if model.pooling is not None:
             self._pooling = PoolingProcessor(
                 tokenizer=self.tokenizer,
@@ -84,7 +85,7 @@ class InputProcessor:
     def of(
         cls,
         args: EngineArgs,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: Tokenizer,
         executor: Executor,
         scheduler: Scheduler,
         config: SchedulerConfig,
@@ -332,9 +333,7 @@ class InputProcessor:
         return token_ids
 
 
-def _image_placer(
-    args: EngineArgs, tokenizer: PreTrainedTokenizerBase, executor: Executor
-) -> ImagePlacer | None:
+def _image_placer(args: EngineArgs, tokenizer: Tokenizer, executor: Executor) -> ImagePlacer | None:
     """Create the image placer; None if the model does not accept images.
 
     Raises:

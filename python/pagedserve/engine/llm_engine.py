@@ -11,7 +11,7 @@ Owns the scheduler, the executor and the requests; ``EngineLoop`` runs the steps
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Final, Unpack
+from typing import Final, Unpack
 
 import numpy as np
 
@@ -38,10 +38,8 @@ from pagedserve.outputs import RequestOutput
 from pagedserve.pooling_params import PoolingParams
 from pagedserve.sampling_params import SamplingParams
 from pagedserve.sigint import sigint_deferred
+from pagedserve.tokenizer import Tokenizer
 from pagedserve.vllm_names import AbsentArguments, refuse_arguments
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +69,7 @@ class LLMEngine(ModelOwner):
         args: EngineArgs,
         *,
         executor: Executor | None = None,
-        tokenizer: "PreTrainedTokenizerBase | None" = None,
+        tokenizer: Tokenizer | None = None,
         choose: Callable[[EngineArgs, ModelInfo], EngineArgs] | None = None,
     ) -> None:
         """Load the model and allocate the KV cache.
@@ -153,7 +151,7 @@ class LLMEngine(ModelOwner):
         """Maximum tokens of a sequence, prompt and output together."""
         return self.input_processor.max_model_len
 
-    def get_tokenizer(self) -> "PreTrainedTokenizerBase":
+    def get_tokenizer(self) -> Tokenizer:
         """Return the model's tokenizer."""
         return self.tokenizer
 

@@ -4,8 +4,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
-from transformers import PreTrainedTokenizerBase
-
 from pagedserve._core import Scheduler
 from pagedserve.engine.request import Request
 from pagedserve.engine.row_sampler import RowSampler
@@ -16,6 +14,7 @@ from pagedserve.outputs import RequestMetrics
 from pagedserve.pooling.rules import PoolingRules
 from pagedserve.pooling_params import PoolingParams
 from pagedserve.sampling_params import RequestOutputKind, SamplingParams
+from pagedserve.tokenizer import Tokenizer
 
 # Sampling parameters of a pooling request: one token, which is not returned.
 _ONE_TOKEN: Final = SamplingParams(temperature=0, max_tokens=1, detokenize=False)
@@ -33,7 +32,7 @@ class PoolingProcessor:
         max_model_len: Maximum tokens of a sequence.
     """
 
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: Tokenizer
     rules: PoolingRules
     vocab_size: int
     scheduler: Scheduler

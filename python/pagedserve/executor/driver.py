@@ -26,6 +26,7 @@ from pagedserve.pooling.rules import PoolingRules
 from pagedserve.runner.encoder import encode_prompts
 from pagedserve.runner.images import ImageTower
 from pagedserve.sampling.sampler import Sampler
+from pagedserve.sampling.tensors import as_array, ops_for
 
 # As ``Worker.forward``: of this process, or of all ranks.
 Forward: TypeAlias = Callable[[ModelStep, Tensor | None], Tensor]
@@ -53,7 +54,8 @@ class Driver:
         targets = {} if worker.adapters is None else worker.adapters.targets
         self.adapters = AdapterSlots(args, targets) if adapters is None else adapters
         self._tower = ImageTower(worker.loaded.model, int(args.mm_processor_cache_gb * 2**30))
-        self._sampler = Sampler(worker.cuda)
+        self._ops = ops_for(worker.cuda)
+        self._sampler = Sampler(self._ops)
         self._sends_states = worker.is_shared and bool(worker.loaded.states)
         self._needs_extras = self._sends_states or pools_others(worker.loaded)
 
@@ -79,13 +81,16 @@ class Driver:
         states, failed = self._encode(step)
         if failed:
             return LaunchedRun(failed=failed)
-        found = forward(self._model_step(step, states), tokens_of(step.after))
+        previous = tokens_of(step.after)
+        previous = None if previous is None else torch.as_tensor(previous)
+        found = forward(self._model_step(step, states), previous)
         if sizes.num_rows == 0:
             return LaunchedRun()
         if (rules := self.worker.loaded.pooling) is not None:
             return LaunchedRun(pooled=self._pool(sizes, rules, found))
-        samples = self._sampler.launch(found[: len(rows)], rows) if rows else None
-        return LaunchedRun(samples, step.prompts, found[len(rows) :])
+        logits = as_array(found)
+        samples = self._sampler.launch(logits[: len(rows)], rows) if rows else None
+        return LaunchedRun(samples, step.prompts, logits[len(rows) :], ops=self._ops)
 
     def _encode(self, step: StepInput) -> tuple[Mapping[int, Tensor], Mapping[int, str]]:
         """Run the encoders on a step's images and encoder inputs.

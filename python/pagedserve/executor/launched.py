@@ -1,15 +1,19 @@
 """A launched step of this process, and its results."""
 
 from collections.abc import Mapping
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from pagedserve.errors import StepError
 from pagedserve.executor.protocol import ModelOutput, StepHandle
 from pagedserve.sampling.logprobs import prompt_logprobs
+from pagedserve.sampling.on_host import HOST
+from pagedserve.sampling.ops import Array, SamplingOps
 from pagedserve.sampling.results import SampledRows
 from pagedserve.sampling.rows import PromptTargets
 from pagedserve.sampling.sampler import LaunchedSamples
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class LaunchedRun:
@@ -19,9 +23,11 @@ class LaunchedRun:
         self,
         samples: LaunchedSamples | None = None,
         prompts: PromptTargets | None = None,
-        logits: Tensor | None = None,
-        pooled: Tensor | None = None,
+        logits: Array | None = None,
+        *,
+        pooled: "Tensor | None" = None,
         failed: Mapping[int, str] | None = None,
+        ops: SamplingOps = HOST,
     ) -> None:
         """Store what the results need.
 
@@ -31,20 +37,22 @@ class LaunchedRun:
             logits: Logits of the positions of ``prompts``, float32 ``[P, V]``.
             pooled: Vectors of a pooling model, float32 ``[S, F]``, instead of all those.
             failed: Errors of rows, if the model did not run for them; see ``ModelOutput``.
+            ops: Operations on ``logits``.
         """
         self._pooled = pooled
         self._samples = samples
         self._prompts = prompts
         self._logits = logits
         self._failed = failed
+        self._ops = ops
 
     @property
     def is_async_safe(self) -> bool:
         """Whether the step needs one token per row only, available on the device by now."""
         return self._samples is not None and self._prompts is None and self._samples.is_async_safe
 
-    def tokens(self) -> Tensor | None:
-        """Tokens of a step that is async-safe, int32 ``[S]`` on its device."""
+    def tokens(self) -> Array | None:
+        """Tokens of a step that is async-safe, int32 ``[S]``, where its logits are."""
         return None if self._samples is None else self._samples.tokens()
 
     def results(self) -> ModelOutput:
@@ -57,11 +65,11 @@ class LaunchedRun:
         sampled = SampledRows.none() if self._samples is None else self._samples.results()
         if self._prompts is None or self._logits is None:
             return ModelOutput(sampled)
-        return ModelOutput(sampled, prompt_logprobs(self._prompts, self._logits))
+        return ModelOutput(sampled, prompt_logprobs(self._prompts, self._logits, self._ops))
 
 
-def tokens_of(after: StepHandle | None) -> Tensor | None:
-    """Tokens of the step that another follows, int32 ``[S]`` on its device; None if none.
+def tokens_of(after: StepHandle | None) -> Array | None:
+    """Tokens of the step that another follows, int32 ``[S]``, where its logits are; None if none.
 
     Raises:
         StepError: It was launched by another executor.

@@ -5,14 +5,12 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
-from pagedserve.errors import ConfigError, RequestError
+from pagedserve.errors import ConfigError, RequestError, extra_needed
 from pagedserve.inputs.images import TEXT_ALONE, ImageRules, images_of_parts
 from pagedserve.inputs.prompts import TokensPrompt, check_unicode
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from pagedserve.tokenizer import Tokenizer
 
 Message: TypeAlias = Mapping[str, Any]
 Conversation: TypeAlias = Sequence[Message]
@@ -57,7 +55,7 @@ def read_chat_template(given: str | None) -> str | None:
 
 
 def chat_prompt(
-    tokenizer: "PreTrainedTokenizerBase",
+    tokenizer: Tokenizer,
     conversation: Conversation,
     *,
     chat_template: str | None = None,
@@ -93,7 +91,8 @@ def chat_prompt(
             "add_generation_prompt and continue_final_message are both True: a last message that "
             "is continued is followed by no other; give add_generation_prompt=False"
         )
-    from pagedserve.inputs.templates import bounded  # it imports transformers
+    with extra_needed("a chat template", "cpu"):
+        from pagedserve.inputs.templates import bounded
 
     _check_variables(tokenizer, chat_template_kwargs or {})
     found = [part for message in conversation for part in _images_of(message)]
@@ -124,7 +123,7 @@ def chat_prompt(
     return prompt
 
 
-def _check_variables(tokenizer: "PreTrainedTokenizerBase", given: Mapping[str, Any]) -> None:
+def _check_variables(tokenizer: Tokenizer, given: Mapping[str, Any]) -> None:
     """Refuse arguments that would reach the renderer instead of the template."""
     own = inspect.signature(tokenizer.apply_chat_template).parameters
     for name in given:

@@ -1,9 +1,9 @@
 """Chat templates, rendered within limits of time and memory.
 
-A template is a program from a model's files or from a request.  transformers renders it in jinja's
-sandbox, which limits neither time nor memory: two nested loops over ``range(99999)`` or
-``'a' * 10**10`` hang or exhaust the process.  Here a rendering fails once it exceeds a number of
-steps or characters.
+A template is a program from a model's files or from a request.  It is rendered in jinja's sandbox,
+by transformers or by `pagedserve.inputs.chat_renderer`.  The sandbox limits neither time nor
+memory: two nested loops over ``range(99999)`` or ``'a' * 10**10`` hang or exhaust the process.
+Here a rendering fails once it exceeds a number of steps or characters.
 
 Invariants:
 
@@ -15,12 +15,12 @@ Costs: one Python call for each loop, call, filter and output of a template.
 
 import functools
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Final, ParamSpec, TypeVar
 
-import transformers.utils.chat_template_utils as renderer
 from jinja2 import TemplateError, nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
@@ -76,6 +76,7 @@ _budget: Final = ContextVar[_Budget | None]("_budget", default=None)
 
 def bounded(render: Callable[P, R]) -> Callable[P, R]:
     """Wrap a function that renders a template, so that each call stays within the limits."""
+    _limit_transformers()
 
     @functools.wraps(render)
     def rendering(*positional: P.args, **named: P.kwargs) -> R:
@@ -231,7 +232,7 @@ def _filtered(node: Any, name: str, arguments: list[nodes.Expr]) -> nodes.Filter
     return nodes.Filter(node, name, arguments, [], None, None, lineno=node.lineno)
 
 
-class _BoundedEnvironment(ImmutableSandboxedEnvironment):
+class BoundedEnvironment(ImmutableSandboxedEnvironment):
     """jinja's sandbox, which enforces the budget of a rendering if it has one."""
 
     intercepted_binops = frozenset(("*", "**", "+", "%"))
@@ -266,5 +267,8 @@ class _BoundedEnvironment(ImmutableSandboxedEnvironment):
         return _counted(super().call(context, called, *positional, **named))
 
 
-_renderer: Any = renderer
-_renderer.ImmutableSandboxedEnvironment = _BoundedEnvironment  # for templates compiled later
+def _limit_transformers() -> None:
+    """Give the renderer of transformers, if imported, the environment of templates it compiles."""
+    renderer: Any = sys.modules.get("transformers.utils.chat_template_utils")
+    if renderer is not None:
+        renderer.ImmutableSandboxedEnvironment = BoundedEnvironment

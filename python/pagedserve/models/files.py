@@ -11,11 +11,10 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from pagedserve.config import EngineArgs
 from pagedserve.errors import ModelLoadError, PagedServeError, UnsupportedModelError
-from pagedserve.models.hub import HubOptions, Part
 from pagedserve.models.mappings import register_mapping
 from pagedserve.models.progress import are_bars_shown
 from pagedserve.models.quantized import check_quant_method
-from pagedserve.models.registry import resolve_model
+from pagedserve.models.registry import find_source
 
 _MESSAGE_CHARACTERS: Final = 500
 # Supported model_types of encoder-decoders: their layers use the attention interface.
@@ -50,8 +49,7 @@ def find_model_files(args: EngineArgs) -> ModelFiles:
             encoder-decoder.
         ConfigError: a revision is given for a model without revisions.
     """
-    part: Part = "config" if args.load_format == "dummy" else "model"
-    source = resolve_model(args.model, part=part, hub=HubOptions.of_model(args))
+    source = find_source(args)
     with quiet_transformers():
         directory = source.directory()
         return ModelFiles(args.model, directory, _load_config(args.model, directory))

@@ -1,4 +1,4 @@
-"""Checks of a GGUF file's header against the bytes of the file.
+"""A GGUF file's header: its fields, and checks against the bytes of the file.
 
 The reader of the gguf package creates objects for each declared element: for an array of 2^60
 numbers in a file of a hundred bytes it would run indefinitely.
@@ -8,7 +8,7 @@ import mmap
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 MAX_FIELDS: Final = 65_536
 MAX_TENSORS: Final = 65_536
@@ -18,8 +18,10 @@ MAX_ELEMENTS: Final = 4_000_000
 _VERSIONS: Final = (2, 3)
 _STRING: Final = 8
 _ARRAY: Final = 9
-# Bytes of a value, by type; those of strings and arrays differ.
-_WIDTHS: Final = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+# Formats of `struct` of a value, by type; strings and arrays have none.
+_FORMATS: Final = dict(
+    zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True),
+)
 
 
 def check_header(path: Path) -> None:
@@ -35,6 +37,24 @@ def check_header(path: Path) -> None:
         _Walk(content, len(content)).check()
 
 
+def read_fields(path: Path, *prefixes: str) -> dict[str, Any]:
+    """Read the fields of a header whose names start with one of these prefixes.
+
+    Args:
+        path: File that begins with ``GGUF``.
+        *prefixes: As "general.", "tokenizer.".
+
+    Returns:
+        Values by name: numbers, flags, texts, and lists of them.
+
+    Raises:
+        ValueError: The header declares more than the file has, has a text of invalid UTF-8, or is
+            of another version.
+    """
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return _Walk(content, len(content)).fields(prefixes)
+
+
 @dataclass(slots=True)
 class _Walk:
     """A parser of the header; ``at`` is the offset of the next byte."""
@@ -47,12 +67,34 @@ class _Walk:
 
     def check(self) -> None:
         """Check the header; see `check_header`."""
+        if self.version() in _VERSIONS:
+            for _ in range(self.num_fields()):
+                self.skip_string("a field's name")
+                self.skip_value(self.number("I"))
+
+    def fields(self, prefixes: tuple[str, ...]) -> dict[str, Any]:
+        """Read fields; see `read_fields`."""
+        if (version := self.version()) not in _VERSIONS:
+            raise ValueError(f"it is GGUF of version {version}; accepted are {_VERSIONS}")
+        found: dict[str, Any] = {}
+        for _ in range(self.num_fields()):
+            name, kind = self.string("a field's name"), self.number("I")
+            if name.startswith(prefixes):
+                found[name] = self.value(kind)
+            else:
+                self.skip_value(kind)
+        return found
+
+    def version(self) -> int:
+        """Read the version, which shows the byte order."""
         version = self.number("I")
         if not version & 0xFFFF:  # written with the other byte order
             self.at, self.order = 4, ">"
             version = self.number("I")
-        if version not in _VERSIONS:
-            return
+        return version
+
+    def num_fields(self) -> int:
+        """Read the numbers of tensors and of fields; return the second."""
         num_tensors, num_fields = self.number("Q"), self.number("Q")
         for what, number, most in (
             ("tensors", num_tensors, MAX_TENSORS),
@@ -60,9 +102,7 @@ class _Walk:
         ):
             if number > most:
                 raise ValueError(f"it announces {number} {what}; accepted are at most {most}")
-        for _ in range(num_fields):
-            self.skip_string("a field's name")
-            self.skip_value(self.number("I"))
+        return num_fields
 
     def number(self, kind: str) -> int:
         """Read the next number of a `struct` type."""
@@ -98,20 +138,67 @@ class _Walk:
 
     def skip_array(self, kind: int, count: int) -> None:
         """Skip an array of strings or numbers."""
-        self.num_elements += count
-        if self.num_elements > MAX_ELEMENTS:
-            raise ValueError(
-                f"its arrays announce {self.num_elements} elements; accepted are at most "
-                f"{MAX_ELEMENTS}"
-            )
+        self.count_elements(count)
         if kind == _STRING:
             for _ in range(count):
                 self.skip_string("a text")
         else:
             self.skip(self.width(kind) * count, "an array")
 
+    def count_elements(self, count: int) -> None:
+        """Count the elements of an array.
+
+        Raises:
+            ValueError: Arrays have too many.
+        """
+        self.num_elements += count
+        if self.num_elements > MAX_ELEMENTS:
+            raise ValueError(
+                f"its arrays announce {self.num_elements} elements; accepted are at most "
+                f"{MAX_ELEMENTS}"
+            )
+
     def width(self, kind: int) -> int:
         """Bytes of a number of a type."""
-        if kind not in _WIDTHS:
+        if kind not in _FORMATS:
             raise ValueError(f"it has a value of type {kind}, or arrays within arrays")
-        return _WIDTHS[kind]
+        return struct.calcsize(f"<{_FORMATS[kind]}")
+
+    def string(self, what: str) -> str:
+        """Read a length and that many bytes of UTF-8."""
+        length = self.number("Q")
+        self.skip(length, what)
+        return self.content[self.at - length : self.at].decode()
+
+    def value(self, kind: int) -> Any:
+        """Read a field's value."""
+        if kind == _STRING:
+            return self.string("a text")
+        if kind == _ARRAY:
+            return self.array(self.number("I"), self.number("Q"))
+        return self.numbers(kind, 1)[0]
+
+    def array(self, kind: int, count: int) -> list[Any]:
+        """Read an array of strings or numbers."""
+        self.count_elements(count)
+        return self.strings(count) if kind == _STRING else list(self.numbers(kind, count))
+
+    def numbers(self, kind: int, count: int) -> tuple[Any, ...]:
+        """Read consecutive numbers."""
+        num_bytes = self.width(kind) * count
+        self.skip(num_bytes, "numbers")
+        form = f"{self.order}{count}{_FORMATS[kind]}"
+        return struct.unpack_from(form, self.content, self.at - num_bytes)
+
+    def strings(self, count: int) -> list[str]:
+        """Read consecutive texts, hundreds of thousands of them without a call for each."""
+        content, at, size, found = self.content, self.at, self.size, []
+        read_length = struct.Struct(f"{self.order}Q").unpack_from
+        for _ in range(count):
+            start = at + 8
+            at = start + read_length(content, at)[0] if start <= size else start
+            if at > size:
+                raise ValueError(f"it announces a text that ends at byte {at} of {size}")
+            found.append(content[start:at].decode())
+        self.at = at
+        return found

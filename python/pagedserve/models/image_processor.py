@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from transformers import AutoImageProcessor, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import AutoImageProcessor, PreTrainedConfig
 from transformers.models.auto import processing_auto
 
 from pagedserve.config import EngineArgs
@@ -20,6 +20,7 @@ from pagedserve.errors import ModelLoadError, RequestError, extra_needed
 from pagedserve.inputs.images import decoded
 from pagedserve.inputs.prompt_images import PlacedImage
 from pagedserve.models.files import find_model_files, first_line, quiet_transformers
+from pagedserve.tokenizer import Tokenizer
 
 # Keys of a processor's output for text.
 _OF_TEXT: Final = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
@@ -100,7 +101,7 @@ class ImageProcessor:
         return _Prepared(arrays, made["input_ids"][0].tolist())
 
 
-def load_image_processor(args: EngineArgs, tokenizer: PreTrainedTokenizerBase) -> ImageProcessor:
+def load_image_processor(args: EngineArgs, tokenizer: Tokenizer) -> ImageProcessor:
     """Load the processor of a model that accepts images; reads no weights.
 
     Raises:
@@ -121,9 +122,7 @@ def load_image_processor(args: EngineArgs, tokenizer: PreTrainedTokenizerBase) -
             ) from error
 
 
-def _from_files(
-    directory: Path, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase
-) -> Any:
+def _from_files(directory: Path, config: PreTrainedConfig, tokenizer: Tokenizer) -> Any:
     """A processor of images and text only: that of videos would need torchvision."""
     known: Any = processing_auto
     kind = known.processor_class_from_name(known.PROCESSOR_MAPPING_NAMES[config.model_type])

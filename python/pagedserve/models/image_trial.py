@@ -20,8 +20,8 @@ from pagedserve.models.image_features import image_features, image_positions
 from pagedserve.models.image_processor import ImageProcessor, load_image_processor
 from pagedserve.models.paged_logits import paged_logits
 from pagedserve.models.probe import QUANTIZED_TOLERANCE, Probe, ProbeResult
-from pagedserve.models.tokenizer import load_tokenizer
 from pagedserve.models.towers import why_no_images
+from pagedserve.models.transformers_tokenizer import load_transformers_tokenizer
 from pagedserve.models.trials import prompt_of, using_attention
 
 # Size of the image: so flat that processors which tile images produce few tiles.
@@ -139,7 +139,7 @@ def try_images(
     if reason is not None:
         return reason
     try:
-        processor = load_image_processor(args, load_tokenizer(args))
+        processor = load_image_processor(args, load_transformers_tokenizer(args))
         return make_image_trial(model, processor, probe, max_model_len)
     except ImportError:
         raise

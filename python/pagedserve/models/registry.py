@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pagedserve.checks import did_you_mean
+from pagedserve.config import EngineArgs
 from pagedserve.errors import ConfigError, ModelLoadError
 from pagedserve.models.config_checks import check_config
 from pagedserve.models.hub import ADAPTER_FILES, HubOptions, Part, snapshot
@@ -87,6 +88,16 @@ def resolve_model(name: str, *, part: Part = "model", hub: HubOptions = _HERE) -
         return local
     hub_id = _SMOLLM2_HUB_ID if name == "smollm2" else name
     return ModelSource(name, _from_hub(name, hub_id, part, hub))
+
+
+def find_source(args: EngineArgs) -> ModelSource:
+    """Find the files of an engine's model; see `resolve_model`.
+
+    Args:
+        args: Options that name the model; ``load_format="dummy"`` needs no weights.
+    """
+    part: Part = "config" if args.load_format == "dummy" else "model"
+    return resolve_model(args.model, part=part, hub=HubOptions.of_model(args))
 
 
 def find_local(name: str, *, part: Part = "model", hub: HubOptions = _HERE) -> ModelSource | None:

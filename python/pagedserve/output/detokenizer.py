@@ -27,27 +27,16 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol, Self
+from typing import Final, Self
 
-from tokenizers import Tokenizer
+import tokenizers
 from tokenizers.decoders import ByteLevel
+
+from pagedserve.byte_alphabet import BYTE_OF_CHARACTER
+from pagedserve.tokenizer import TextTokenizer
 
 _REPLACEMENT: Final = "\ufffd"
 _BYTE_TOKEN: Final = re.compile(r"<0x[0-9A-Fa-f]{2}>")
-
-
-class TextTokenizer(Protocol):
-    """Interface of a transformers tokenizer that is used here."""
-
-    @property
-    def added_tokens_decoder(self) -> Mapping[int, Any]:
-        """Tokens added to the vocabulary, each with a flag ``special``."""
-
-    def decode(self, token_ids: list[int], **options: Any) -> Any:
-        """Decode ids to text."""
-
-    def convert_ids_to_tokens(self, ids: list[int]) -> Any:
-        """Look up the vocabulary's string of each id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +76,7 @@ class Detokenizer:
         self._token_texts: dict[int, str] = {}
         self._empty: TextStream = _WindowStream(vocabulary=self._vocabulary)
         backend = getattr(tokenizer, "backend_tokenizer", None)
-        if isinstance(backend, Tokenizer) and isinstance(backend.decoder, ByteLevel):
+        if isinstance(backend, tokenizers.Tokenizer) and isinstance(backend.decoder, ByteLevel):
             self._empty = _ByteStream(token_bytes=_TokenBytes(backend, self._vocabulary.silent))
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -173,7 +162,7 @@ class _Vocabulary:
 class _TokenBytes:
     """Bytes of each token of a byte-level vocabulary, cached per token."""
 
-    def __init__(self, backend: Tokenizer, silent: frozenset[int]) -> None:
+    def __init__(self, backend: tokenizers.Tokenizer, silent: frozenset[int]) -> None:
         self._backend = backend
         self._known: dict[int, bytes] = dict.fromkeys(silent, b"")
 
@@ -190,7 +179,7 @@ class _TokenBytes:
         # An id without a token (models pad their vocabulary) has no text.
         token = self._backend.id_to_token(token_id) or ""
         try:
-            found = bytes([_BYTE_OF_CHARACTER[character] for character in token])
+            found = bytes([BYTE_OF_CHARACTER[character] for character in token])
         except KeyError:  # an added token, whose string is its text
             found = token.encode()
         self._known[token_id] = found
@@ -249,17 +238,3 @@ class _WindowStream(TextStream):
     def ends_in_byte(self) -> bool:
         """Whether the pending run of bytes may continue."""
         return bool(self.pending) and self.vocabulary.is_byte(self.pending[-1])
-
-
-def _byte_of_character() -> dict[str, int]:
-    """The alphabet of byte-level BPE: a printable Latin-1 character represents its byte.
-
-    The other bytes are, in order, the characters from U+0100 on.
-    """
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    alphabet = {chr(byte): byte for byte in printable}
-    others = (byte for byte in range(0x100) if byte not in printable)
-    return alphabet | {chr(0x100 + index): byte for index, byte in enumerate(others)}
-
-
-_BYTE_OF_CHARACTER: Final = _byte_of_character()

@@ -19,6 +19,7 @@ from pagedserve.runner.buffers import StepInputs
 from pagedserve.runner.model_runner import Forward
 from pagedserve.sampling.rows import RowSampling
 from pagedserve.sampling.sampler import Sampler
+from pagedserve.sampling.tensors import as_array, ops_for
 
 
 class TrialRow(NamedTuple):
@@ -61,7 +62,7 @@ def run_trial(
     inputs = _inputs(rows, num_samples, block_size, loaded.device)
     logits = Forward(loaded, cache)(inputs, inputs.sample_index).float()
     row = RowSampling(temperature=1.0, top_p=0.9, min_p=0.01, uniforms=(0.5,))
-    Sampler(cuda).sample(logits, [row] * num_samples)
+    Sampler(ops_for(cuda)).sample(as_array(logits), [row] * num_samples)
 
 
 def peak_bytes(cuda: Cuda, run: Callable[[], None]) -> int:

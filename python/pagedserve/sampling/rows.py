@@ -31,7 +31,8 @@ class LogitsEdits:
             the row's finite logits below the largest, after all other edits and the grammar (Tang
             et al. 2024, "Top-n-sigma: not all logits are you need").
         logits_processors: called in turn with the output's token ids and float32 logits ``[V]``,
-            both copies that may be modified; each returns the logits ``[V]`` for the next.
+            both copies that may be modified; each returns the logits ``[V]`` for the next.  The
+            executor decides whether they are tensors or numpy arrays (`SamplingOps`).
     """
 
     prompt_token_ids: Sequence[int] | NDArray[np.int32] = ()

@@ -1,7 +1,7 @@
 """The sampler: from a step's logits to tokens, all rows at once.
 
 The largest logit of every row is computed first: it is the token of plain greedy rows, and shows
-whether the logits are usable.  Rows without edits are sampled (`pagedserve.sampling.draw`) from the
+whether the logits are usable.  Rows without edits are sampled (`SamplingOps.draw`) from the
 original logits, and all of this is copied to the host in one transfer.  Rows that only have a
 grammar are among them: it checks their tokens there, and those that it refuses are sampled again
 from the allowed ones.  The other rows are copied, a chunk at a time, edited
@@ -12,141 +12,110 @@ Invariants:
 
 1. A row's tokens depend on its logits and parameters, never on other rows.
 2. A row that cannot be sampled becomes an entry of `SampledRows.errors`; others are unaffected.
-3. Besides the logits, memory is limited to a few chunks (`rows_per_chunk`).
+3. Besides the logits, memory is limited to a few chunks (`in_chunks`).
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from pagedserve.device import Cuda, to_device
-from pagedserve.sampling.chunks import copy_rows, in_chunks, select_rows
-from pagedserve.sampling.draw import draw
+from pagedserve.sampling.chunks import in_chunks, select_rows
 from pagedserve.sampling.edits import edit_logits
 from pagedserve.sampling.grammar import GrammarState, compute_masks
-from pagedserve.sampling.logprobs import (
-    empty_candidates,
-    fill_candidates,
-    sampled_logprobs,
-)
+from pagedserve.sampling.logprobs import empty_candidates, sampled_logprobs
+from pagedserve.sampling.on_host import HOST
+from pagedserve.sampling.ops import Array, SamplingOps
 from pagedserve.sampling.results import SampledRows
 from pagedserve.sampling.rows import RowSampling
-from pagedserve.sampling.top_k import argmax
-
-
-class HostCopy:
-    """Asynchronous copy of tensors of 4-byte elements to the host, in one transfer.
-
-    Does nothing for tensors in host memory.
-    """
-
-    def __init__(self, *tensors: Tensor, cuda: Cuda | None = None) -> None:
-        """Queue the copy of tensors, all on one device."""
-        self._tensors = tensors
-        self._cuda = cuda
-        if cuda is not None:
-            packed = torch.cat([tensor.flatten().view(torch.int32) for tensor in tensors])
-            self._packed = cuda.pinned(*packed.shape, dtype=packed.dtype)
-            cuda.copy(packed, self._packed)
-            self._arrived = cuda.event()
-            self._arrived.record()
-
-    def arrays(self) -> list[NDArray[Any]]:
-        """Wait for the copy, and return the tensors as arrays."""
-        if self._cuda is None:
-            return [tensor.numpy() for tensor in self._tensors]
-        self._arrived.synchronize()
-        parts = self._packed.split([tensor.numel() for tensor in self._tensors])
-        return [
-            part.view(tensor.dtype).view(tensor.shape).numpy()
-            for part, tensor in zip(parts, self._tensors, strict=True)
-        ]
 
 
 class Sampler:
     """Samples tokens from logits."""
 
-    def __init__(self, cuda: Cuda | None = None) -> None:
-        """Store the device of the logits; None for logits in host memory."""
-        self._cuda = cuda
+    def __init__(self, ops: SamplingOps = HOST) -> None:
+        """Store the operations on the logits.
 
-    def sample(self, logits: Tensor, rows: Sequence[RowSampling]) -> SampledRows:
+        Args:
+            ops: by default for numpy arrays, which logits processors receive too;
+                `pagedserve.sampling.tensors` has those for tensors.
+        """
+        self._ops = ops
+
+    def sample(self, logits: Array, rows: Sequence[RowSampling]) -> SampledRows:
         """Sample the rows of a step, and wait for the results; see `launch`."""
         return self.launch(logits, rows).results()
 
-    @torch.inference_mode()
-    def launch(self, logits: Tensor, rows: Sequence[RowSampling]) -> "LaunchedSamples":
+    def launch(self, logits: Array, rows: Sequence[RowSampling]) -> "LaunchedSamples":
         """Start to sample the rows of a step.
 
         Args:
             logits: float32 ``[S, V]``; not modified.
             rows: parameters of the S rows.
         """
-        return LaunchedSamples(logits, rows, self._cuda)
+        with self._ops.inference():
+            return LaunchedSamples(logits, rows, self._ops)
 
 
 class LaunchedSamples:
     """Samples of a step, some of them still on the device."""
 
-    def __init__(
-        self, logits: Tensor, rows: Sequence[RowSampling], cuda: Cuda | None = None
-    ) -> None:
+    def __init__(self, logits: Array, rows: Sequence[RowSampling], ops: SamplingOps) -> None:
         """Compute what does not depend on edits; see `Sampler.launch`."""
-        peaks, ids = argmax(logits)
-        self._logits, self._rows, self._cuda = logits, rows, cuda
+        peaks, self._greedy = ops.argmax(logits)
+        self._logits, self._rows, self._ops = logits, rows, ops
         tried = ((i, row.tried_grammar) for i, row in enumerate(rows))
         self._tried = {i: grammar for i, grammar in tried if grammar is not None}
         self._edited = [i for i, row in enumerate(rows) if i not in self._tried and row.is_edited]
-        self._random = [i for i, row in enumerate(rows) if row.is_drawn_as_is]
-        self._greedy = ids.int()
+        random = [i for i, row in enumerate(rows) if row.is_drawn_as_is]
+        self._random = np.array(random, np.int64)
         self._drawn = self._greedy[:0]
-        if self._random:
-            index = np.array(self._random)
-            random, largest = [rows[i] for i in index], select_rows(peaks, index, cuda)
-            self._drawn = draw(logits, random, index, largest, cuda=cuda)
-        self._arriving = HostCopy(self._greedy, peaks, self._drawn, cuda=cuda)
+        if random:
+            largest = select_rows(peaks, self._random, ops)
+            self._drawn = ops.draw(logits, [rows[i] for i in random], self._random, largest)
+        self._fetched = ops.fetch(self._greedy, peaks, self._drawn)
 
     @property
     def is_async_safe(self) -> bool:
         """Whether the step needs one token per row only, and all are computed."""
         return all(row.is_async_safe for row in self._rows)
 
-    def tokens(self) -> Tensor:
-        """Tokens of a step with one sample per row, int32 ``[S]``, on its device.
+    def tokens(self) -> Array:
+        """Tokens of a step with one sample per row, int32 ``[S]``, where the logits are.
 
         They are ids below V, including undefined ones.
         """
-        if not self._random:
+        if not self._random.size:
             return self._greedy
-        drawn = self._drawn.clamp(max=self._logits.shape[1] - 1)
-        index = to_device(torch.tensor(self._random), self._cuda)
-        return self._greedy.index_copy(0, index, drawn)
+        return self._ops.replaced(self._greedy, self._random, self._drawn)
 
-    @torch.inference_mode()
     def results(self) -> SampledRows:
         """Wait for the copy, and do the remaining work; the logits must still be valid.
 
         Raises:
             IndexError: A token id of an edit is not below V.
         """
-        logits, rows = self._logits, self._rows
-        found, largest, drawn = self._arriving.arrays()
-        step = _Collector(rows, found, logits.shape[1], self._cuda)
-        if self._random:
-            step.put(np.array(self._random), drawn)
+        with self._ops.inference():
+            return self._results()
+
+    def _results(self) -> SampledRows:
+        logits, rows, ops = self._logits, self._rows, self._ops
+        found, largest, drawn = self._fetched()
+        vocab_size = logits.shape[1]
+        step = _Collector(rows, found, vocab_size, ops)
+        if self._random.size:
+            step.put(self._random, drawn)
         step.errors.update(_unusable(largest, "the logits"))
-        for index in in_chunks(step.refused(self._tried) if self._tried else [], logits):
+        refused = step.refused(self._tried) if self._tried else []
+        for index in in_chunks(refused, vocab_size, ops):
             step.sample_again(index, logits, [self._tried[i] for i in index])
-        for index in in_chunks([i for i in self._edited if i not in step.errors], logits):
-            step.edit_and_sample(index, copy_rows(logits, index, self._cuda))
+        edited = [i for i in self._edited if i not in step.errors]
+        for index in in_chunks(edited, vocab_size, ops):
+            step.edit_and_sample(index, ops.copy_rows(logits, index))
         usable = [(i, row) for i, row in enumerate(rows) if i not in step.errors]
         searched = [i for i, row in usable if row.num_candidates and not row.is_edited]
-        for index in in_chunks(searched, logits):
-            step.search(index, select_rows(logits, index, self._cuda))
+        for index in in_chunks(searched, vocab_size, ops):
+            step.search(index, select_rows(logits, index, ops))
         return step.finish(logits)
 
 
@@ -158,9 +127,9 @@ class _Collector:
         rows: Sequence[RowSampling],
         greedy: NDArray[np.int32],
         vocab_size: int,
-        cuda: Cuda | None,
+        ops: SamplingOps,
     ) -> None:
-        self._cuda = cuda
+        self._ops = ops
         num_draws = [row.num_draws for row in rows]
         self._rows = rows
         self._draw_start = np.cumsum([0, *num_draws], dtype=np.int64)
@@ -169,10 +138,10 @@ class _Collector:
         self._candidates = empty_candidates(rows, vocab_size=vocab_size)
         self.errors: dict[int, str] = {}
 
-    def edit_and_sample(self, index: NDArray[np.int64], logits: Tensor) -> None:
+    def edit_and_sample(self, index: NDArray[np.int64], logits: Array) -> None:
         """Edit and sample the rows `index`, whose logits are a copy, one chunk."""
         rows = [self._rows[i] for i in index]
-        failed = edit_logits(logits, rows)
+        failed = edit_logits(logits, rows, self._ops)
         self.errors.update({int(index[n]): why for n, why in failed.items()})
         self._sample(index, logits, rows)
 
@@ -186,7 +155,7 @@ class _Collector:
         ]
 
     def sample_again(
-        self, index: NDArray[np.int64], logits: Tensor, grammars: Sequence[GrammarState]
+        self, index: NDArray[np.int64], logits: Array, grammars: Sequence[GrammarState]
     ) -> None:
         """Sample the rows `index` of the logits, whose grammars refused a token, one chunk."""
         masks = compute_masks(grammars)
@@ -200,35 +169,33 @@ class _Collector:
             self._draw_allowed(index[random], logits, masks[random])
 
     def _take_likeliest(
-        self, index: NDArray[np.int64], logits: Tensor, masks: NDArray[np.int32]
+        self, index: NDArray[np.int64], logits: Array, masks: NDArray[np.int32]
     ) -> None:
         """Take the most likely allowed token, for the rows `index`."""
-        packed = to_device(torch.from_numpy(masks), self._cuda)
-        peaks, ids = argmax(logits, packed, index.tolist())
+        peaks, ids = self._ops.argmax(logits, self._ops.upload(masks), index)
         self._note_unusable(index, peaks)
-        self.put(index, ids.cpu().numpy())
+        self.put(index, self._ops.download(ids))
 
     def _draw_allowed(
-        self, index: NDArray[np.int64], logits: Tensor, masks: NDArray[np.int32]
+        self, index: NDArray[np.int64], logits: Array, masks: NDArray[np.int32]
     ) -> None:
         """Sample from the tokens of their masks, for the rows `index`."""
-        packed = to_device(torch.from_numpy(masks), self._cuda)
-        peaks, _ = argmax(logits, packed, index.tolist())
+        packed = self._ops.upload(masks)
+        peaks, _ = self._ops.argmax(logits, packed, index)
         self._note_unusable(index, peaks)
         rows = [self._rows[i].again() for i in index]
-        tokens = draw(logits, rows, index, peaks, packed, cuda=self._cuda)
-        self.put(index, tokens.cpu().numpy())
+        tokens = self._ops.draw(logits, rows, index, peaks, packed)
+        self.put(index, self._ops.download(tokens))
 
-    def _note_unusable(self, index: NDArray[np.int64], peaks: Tensor) -> None:
+    def _note_unusable(self, index: NDArray[np.int64], peaks: Array) -> None:
         """Set errors of rows whose largest logits show that they cannot be sampled."""
-        for n, why in _unusable(peaks.cpu().numpy(), "the edited logits").items():
+        for n, why in _unusable(self._ops.download(peaks), "the edited logits").items():
             self.errors.setdefault(int(index[n]), why)
 
-    def _sample(
-        self, index: NDArray[np.int64], logits: Tensor, rows: Sequence[RowSampling]
-    ) -> None:
+    def _sample(self, index: NDArray[np.int64], logits: Array, rows: Sequence[RowSampling]) -> None:
         """Sample the rows `index`, except those that failed."""
-        peaks, ids = argmax(logits)
+        ops = self._ops
+        peaks, ids = ops.argmax(logits)
         self._note_unusable(index, peaks)
         usable = [(n, row) for n, row in enumerate(rows) if index[n] not in self.errors]
         searched = np.array([n for n, row in usable if row.num_candidates], dtype=np.int64)
@@ -236,18 +203,19 @@ class _Collector:
         is_greedy = np.array([rows[n].is_greedy for n in drawn], dtype=np.bool_)
         greedy, random = drawn[is_greedy], drawn[~is_greedy]
         if searched.size:
-            self.search(index[searched], select_rows(logits, searched, self._cuda))
+            self.search(index[searched], select_rows(logits, searched, ops))
         if greedy.size:
-            self.put(index[greedy], copy_rows(ids, greedy, self._cuda).cpu().numpy())
+            self.put(index[greedy], ops.download(ops.copy_rows(ids, greedy)))
         if random.size:
-            wanted, largest = [rows[n] for n in random], select_rows(peaks, random, self._cuda)
-            tokens = draw(logits, wanted, random, largest, cuda=self._cuda)
-            self.put(index[random], tokens.cpu().numpy())
+            largest = select_rows(peaks, random, ops)
+            tokens = ops.draw(logits, [rows[n] for n in random], random, largest)
+            self.put(index[random], ops.download(tokens))
 
-    def search(self, index: NDArray[np.int64], logits: Tensor) -> None:
-        """Find the candidates of the rows `index`, one chunk."""
-        if self._candidates is not None:
-            fill_candidates(self._candidates, index, logits)
+    def search(self, index: NDArray[np.int64], logits: Array) -> None:
+        """Find the candidates of the rows `index` in their logits, one chunk."""
+        if (found := self._candidates) is not None:
+            ids, logprobs = self._ops.candidates(logits, found.token_ids.shape[1])
+            found.token_ids[index], found.logprobs[index] = ids, logprobs
 
     def put(self, index: NDArray[np.int64], tokens: NDArray[np.integer]) -> None:
         """Set all samples of the rows, which are in ascending order."""
@@ -255,11 +223,15 @@ class _Collector:
         places = self._draw_start[index] if is_one_each else np.isin(self._row_of_draw, index)
         self._tokens[places] = tokens
 
-    def finish(self, logits: Tensor) -> SampledRows:
+    def finish(self, logits: Array) -> SampledRows:
         """Compute requested log-probabilities."""
         self._tokens[np.isin(self._row_of_draw, list(self.errors))] = 0
         logprobs = sampled_logprobs(
-            logits, self._rows, tokens=self._tokens, row_of_draw=self._row_of_draw
+            logits,
+            self._rows,
+            tokens=self._tokens,
+            row_of_draw=self._row_of_draw,
+            ops=self._ops,
         )
         return SampledRows(self._tokens, self._draw_start, logprobs, self._candidates, self.errors)
 

@@ -5,10 +5,20 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from torch import Tensor
 
-LogitsProcessor: TypeAlias = "Callable[[list[int], Tensor], Tensor]"
-AnyLogitsProcessor: TypeAlias = "LogitsProcessor | Callable[[list[int], list[int], Tensor], Tensor]"
+    Floats: TypeAlias = NDArray[np.floating]
+
+# Of tensors where torch runs the model, of numpy arrays where it does not.
+LogitsProcessor: TypeAlias = (
+    "Callable[[list[int], Tensor], Tensor] | Callable[[list[int], Floats], Floats]"
+)
+AnyLogitsProcessor: TypeAlias = (
+    "LogitsProcessor | Callable[[list[int], list[int], Tensor], Tensor]"
+    " | Callable[[list[int], list[int], Floats], Floats]"
+)
 
 _NUM_WITH_PROMPT: Final = 3
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
+from typing import Any, SupportsIndex, TypeVar
 
 from pagedserve.engine.client import EngineClient
 from pagedserve.engine.lanes import Lanes
@@ -19,9 +19,7 @@ from pagedserve.server.options import ServerArgs
 from pagedserve.server.protocol import Body, ChatBody, TokenizeBody
 from pagedserve.server.tool_formats import REASONING_FORMATS, TOOL_FORMATS, tool_format_of
 from pagedserve.server.tools import AnswerReader
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from pagedserve.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
@@ -171,7 +169,7 @@ class Tokenization:
 
     def _render(
         self,
-        tokenizer: "PreTrainedTokenizerBase",
+        tokenizer: Tokenizer,
         body: ChatBody | TokenizeBody,
         images: ImageRules | str,
     ) -> TokensPrompt:

@@ -1,35 +1,18 @@
-"""Random sampling of tokens, all rows at once, each with separate parameters.
+"""Random sampling of tokens on a GPU, all rows at once, each with separate parameters.
 
-In host memory the Rust kernel samples (`pagedserve._core.cpu.draw`), on other devices torch, with
-the same formulas: they take the same tokens, but at the edges of intervals.
-
-A row is filtered by thresholds: temperature, then top_k, top_p (of what top_k kept), min_p.
-Tokens equal to a threshold are all kept.  A sample inverts the cumulative distribution of the
-kept tokens in the order of their ids, in float64.
-
-Invariants:
-
-1. A token does not depend on other rows: the sums that decide are running sums along a row, which
-   round equally in any batch.
-2. Tiny differences of logits change a token only at the edges of its interval: intervals are in
-   the order of ids, not of probabilities, which nearly equal tokens swap.
+Computes with torch what `pagedserve._core.cpu.draw` computes in host memory, with the same
+formulas: they take the same tokens, but at the edges of intervals.  `SamplingOps.draw` defines
+them.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from pagedserve._core import cpu
 from pagedserve.device import Cuda, to_device
-from pagedserve.sampling.chunks import in_chunks, select_rows
-from pagedserve.sampling.masks import unpack_masks
 from pagedserve.sampling.rows import RowSampling
-from pagedserve.sampling.top_k import logits_in_rust
 
 # Most likely tokens that top_k and top_p examine, first and second; rows that need more are sorted
 # completely, which costs several times the rest of a sample.
@@ -98,69 +81,6 @@ class RandomRows:
     def __len__(self) -> int:
         """Number of rows."""
         return self.temperature.shape[0]
-
-
-def draw(
-    logits: Tensor,
-    rows: Sequence[RowSampling],
-    index: NDArray[np.int64],
-    peaks: Tensor,
-    masks: Tensor | None = None,
-    *,
-    cuda: Cuda | None,
-) -> Tensor:
-    """Sample tokens for N rows, at least one.
-
-    Args:
-        logits: float32 ``[S, V]``, edited.  Not modified.
-        rows: parameters of the N rows.
-        index: their rows of the logits, in ascending order.
-        peaks: float32 ``[N]``, the largest allowed logit of each.
-        masks: int32 ``[N, ceil(V / 32)]``, packed masks of allowed tokens, for rows without top_k
-            and top_p; None allows all.
-        cuda: device of the logits; None for host memory.
-
-    Returns:
-        int32 ``[D]`` token ids, row by row; undefined for rows whose maximum is not finite.
-    """
-    if cuda is None:
-        return _in_rust(logits, rows, index, peaks, masks)
-    parts = []
-    for chunk in in_chunks(np.arange(len(index)), logits):
-        parameters = RandomRows.of([rows[i] for i in chunk], vocab_size=logits.shape[1], cuda=cuda)
-        may_come = None
-        if masks is not None:
-            may_come = unpack_masks(select_rows(masks, chunk, cuda), logits.shape[1])
-        wanted = select_rows(logits, index[chunk], cuda)
-        largest = select_rows(peaks, chunk, cuda)
-        parts.append(draw_on_device(wanted, parameters, largest, may_come).int())
-    return torch.cat(parts)
-
-
-def _in_rust(
-    logits: Tensor,
-    rows: Sequence[RowSampling],
-    index: NDArray[np.int64],
-    peaks: Tensor,
-    masks: Tensor | None,
-) -> Tensor:
-    """Sample in host memory; as `draw`."""
-    vocab_size = logits.shape[1]
-    parameters = [(row.temperature, row.top_k_of(vocab_size), row.top_p, row.min_p) for row in rows]
-    starts = [0, *accumulate(len(row.uniforms) for row in rows)]
-    tokens = np.empty(starts[-1], np.int32)
-    logits = logits.contiguous()
-    cpu.draw(
-        **logits_in_rust(logits, len(index) * vocab_size),
-        rows=index.tolist(),
-        peaks=peaks.numpy(),
-        parameters=np.array(parameters, np.float64).reshape(-1),
-        uniforms=np.array([uniform for row in rows for uniform in row.uniforms]),
-        starts=starts,
-        masks=None if masks is None else masks.numpy().reshape(-1),
-        tokens=tokens,
-    )
-    return torch.from_numpy(tokens)
 
 
 def draw_on_device(

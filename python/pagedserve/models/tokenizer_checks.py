@@ -1,0 +1,26 @@
+"""Checks of a tokenizer's files, which are untrusted."""
+
+from typing import Final
+
+from pagedserve.errors import ModelLoadError
+from pagedserve.tokenizer import Tokenizer
+
+# Grammars and drafts build a table with a row for each token.
+MAX_TOKEN_ID: Final = 1 << 24
+
+
+def check_tokenizer(tokenizer: Tokenizer) -> None:
+    """Check the token ids and chat templates of a tokenizer.
+
+    Raises:
+        ModelLoadError: A token id is too large, or a chat template is not text.
+    """
+    last = max(tokenizer.get_vocab().values(), default=0)
+    if last > MAX_TOKEN_ID:
+        raise ModelLoadError(
+            f"its tokenizer has the token {last}; accepted are up to {MAX_TOKEN_ID}"
+        )
+    given: object = tokenizer.chat_template
+    texts = list(given.values()) if isinstance(given, dict) else [given]
+    if given is not None and not all(isinstance(text, str) for text in texts):
+        raise ModelLoadError(f"chat_template is {str(given)[:80]!r}; it must be a text")

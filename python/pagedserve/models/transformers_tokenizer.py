@@ -1,0 +1,73 @@
+"""A model's tokenizer, loaded by transformers."""
+
+from pathlib import Path
+from typing import Any, cast
+
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from pagedserve.collector import collector_paused
+from pagedserve.config import EngineArgs
+from pagedserve.errors import ModelLoadError, extra_needed
+from pagedserve.models.files import find_model_files, quiet_transformers, reason_of
+from pagedserve.models.hub import HubOptions
+from pagedserve.models.number_tokenizer import number_tokenizer
+from pagedserve.models.registry import has_tokenizer, resolve_model
+from pagedserve.models.sentencepiece_model import match_sentencepiece
+from pagedserve.models.tokenizer_checks import check_tokenizer
+
+
+def load_transformers_tokenizer(args: EngineArgs) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a model; see `pagedserve.models.tokenizer.load_tokenizer`."""
+    with collector_paused(), quiet_transformers():
+        name, hub = args.tokenizer or args.model, HubOptions.of_tokenizer(args)
+        if name != args.model or hub != HubOptions.of_model(args):
+            source = resolve_model(name, part="tokenizer", hub=hub)
+            return _load(name, source.directory())
+        files = find_model_files(args)
+        if args.load_format == "dummy" and not has_tokenizer(files.directory):
+            backend = number_tokenizer(files.hf_config.get_text_config().vocab_size)
+            return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="0")
+        return _load(name, files.directory)
+
+
+def _load(name: str, directory: Path) -> PreTrainedTokenizerBase:
+    try:
+        tokenizer = _from_files(directory)
+        check_tokenizer(tokenizer)
+    except ModelLoadError as error:
+        raise ModelLoadError(f"model {name!r}: {error}") from error
+    except Exception as error:  # transformers raises many unrelated types here
+        raise ModelLoadError(
+            f"model {name!r} has no tokenizer that transformers can load ({reason_of(error)}); "
+            "accepted are tokenizer.json or the files of a tokenizer class beside config.json"
+        ) from error
+    return tokenizer
+
+
+def _from_files(directory: Path) -> PreTrainedTokenizerBase:
+    tekken_file, has_json = directory / "tekken.json", (directory / "tokenizer.json").is_file()
+    if tekken_file.is_file() and not has_json:
+        return _from_tekken(tekken_file)
+    try:
+        # Not with mistral-common itself, which supports neither streaming nor templates.
+        loaded: Any = AutoTokenizer.from_pretrained(
+            directory, trust_remote_code=False, mistral_format=False
+        )
+    except ModuleNotFoundError:  # mistral-common without its dependencies
+        loaded = PreTrainedTokenizerFast.from_pretrained(directory)
+    model_file = directory / "tokenizer.model"
+    if model_file.is_file() and not has_json:
+        match_sentencepiece(loaded, model_file)
+    return cast(PreTrainedTokenizerBase, loaded)
+
+
+def _from_tekken(file: Path) -> PreTrainedTokenizerBase:
+    """Load mistral-common's format, including its chat template."""
+    with extra_needed(f"{file.name} without tokenizer.json", "tokenizers"):
+        import mistral_common.tokens.tokenizers.tekken  # noqa: F401  # used by transformers
+    import transformers.integrations.mistral
+
+    module: Any = transformers.integrations.mistral
+    tokenizer = module.convert_tekken_tokenizer(str(file))
+    tokenizer.add_bos_token = True  # mistral-common adds it to every text
+    return cast(PreTrainedTokenizerBase, tokenizer)

@@ -1,0 +1,202 @@
+"""The tokenizer of a GGUF file, beside the one that transformers makes of the same file."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from transformers import GemmaTokenizer, PreTrainedTokenizerFast, Qwen2Tokenizer
+from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+
+from pagedserve.errors import ModelLoadError
+from pagedserve.models.fast_tokenizer import FastTokenizer
+from pagedserve.models.gguf_tokenizer import SPLITS, tokenizer_of_gguf
+from pagedserve.output.detokenizer import Detokenizer
+from tests.support.tokenizer_kinds import BYTES, SPECIAL, TEXTS, byte_level, write_gguf
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
+TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
+MIXED = st.lists(
+    st.one_of(
+        st.text(st.characters(exclude_categories=["Cs"]), max_size=30),
+        st.sampled_from(["<s>", "<think>", "the", " ", "\n", "'S", "12"]),
+    )
+).map("".join)
+
+Pair = tuple[FastTokenizer, Any]
+
+
+def byte_level_fields(pre: str) -> dict[str, Any]:
+    trained = byte_level()
+    vocab = trained.get_vocab()
+    tokens = [*sorted(vocab, key=vocab.__getitem__), "<think>"]
+    kinds = [CONTROL if token in SPECIAL else NORMAL for token in tokens]
+    kinds[-1] = USER_DEFINED
+    merges = [
+        f"{token[:cut]} {token[cut:]}"
+        for token in tokens[len(SPECIAL) : -1]
+        for cut in range(len(token) - 1, 0, -1)
+        if token[:cut] in vocab and token[cut:] in vocab
+    ]
+    return {
+        "tokenizer_pre": pre,
+        "token_list": tokens,
+        "token_types": kinds,
+        "token_merges": merges,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "chat_template": TEMPLATE,
+    }
+
+
+def sentencepiece_fields(more: list[str]) -> dict[str, Any]:
+    """Words with scores that do not follow the ids, and tokens of every type."""
+    words = [
+        "\u2581",
+        "t",
+        "h",
+        "e",
+        "\u2581t",
+        "th",
+        "he",
+        "the",
+        "\u2581the",
+        "\u2581th",
+        "l",
+        "o",
+    ]
+    words += ["lo", "o\u2581", "\u65e5", "\u65e5\u672c", "\u672c", ".", "1", "12", "2"]
+    tokens = ["<unk>", "<s>", "</s>", *BYTES, *words, "<think>", *more]
+    kinds = [UNKNOWN, CONTROL, CONTROL, *[BYTE] * 256, *[NORMAL] * len(words), USER_DEFINED]
+    order = [(index * 7) % len(words) for index in range(len(words))]
+    scores = [0.0] * 259 + [-float(place) for place in order] + [0.0] * (1 + len(more))
+    return {
+        "token_list": tokens,
+        "token_types": kinds + [CONTROL if "<" in token else USER_DEFINED for token in more],
+        "token_scores": scores,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "unk_token_id": 0,
+        "chat_template": TEMPLATE,
+    }
+
+
+KINDS: dict[str, tuple[str, str, Any, dict[str, Any]]] = {
+    **{
+        pre: ("llama", "gpt2", PreTrainedTokenizerFast, byte_level_fields(pre))
+        for pre in ("smollm", "default", "llama-bpe", "tekken", "gpt-4o")
+    },
+    "bos": (
+        *("llama", "gpt2", PreTrainedTokenizerFast),
+        byte_level_fields("llama-bpe") | {"add_bos_token": True, "add_eos_token": True},
+    ),
+    "qwen2": ("qwen2", "gpt2", Qwen2Tokenizer, byte_level_fields("qwen2")),
+    "llama": ("llama", "llama", PreTrainedTokenizerFast, sentencepiece_fields([])),
+    "mistral": (
+        *("llama", "llama", PreTrainedTokenizerFast),
+        sentencepiece_fields([]) | {"add_bos_token": False},
+    ),
+    "phi3": ("phi3", "llama", PreTrainedTokenizerFast, sentencepiece_fields([])),
+    "gemma": (
+        *("gemma3", "llama", GemmaTokenizer),
+        sentencepiece_fields(["  ", "   ", "\n\n", "<pad>", "<mask>", "<bos>", "<eos>"])
+        | {"pad_token_id": 259 + 21 + 1 + 3},
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """Ours, and what transformers reads in the copy that it saves."""
+    directory = tmp_path_factory.mktemp("gguf")
+    architecture, kind, cls, fields = KINDS[request.param]
+    write_gguf(directory / "model.gguf", architecture, kind, **fields)
+    cls.from_pretrained(directory, gguf_file="model.gguf").save_pretrained(directory / "copy")
+    return tokenizer_of_gguf(directory / "model.gguf"), cls.from_pretrained(directory / "copy")
+
+
+def assert_same(pair: Pair, text: str) -> None:
+    ours, theirs = pair
+    for adds in (True, False):
+        expected = theirs(text, add_special_tokens=adds, verbose=False).input_ids
+        assert ours(text, add_special_tokens=adds).input_ids == expected
+    for skip in (True, False):
+        shown = theirs.decode(expected, skip_special_tokens=skip)
+        assert ours.decode(expected, skip_special_tokens=skip) == shown
+        stream = Detokenizer(ours, skip_special_tokens=skip).stream()
+        for token in expected:
+            stream = stream.advanced([token])
+        assert stream.text + stream.rest() == shown
+
+
+@pytest.mark.parametrize("text", [*TEXTS, "<think>the</think>", "the the  12", " the"])
+def test_a_text_has_the_ids_of_transformers(pair: Pair, text: str) -> None:
+    assert_same(pair, text)
+
+
+@settings(
+    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(text=MIXED)
+def test_random_texts_have_the_ids_of_transformers(pair: Pair, text: str) -> None:
+    assert_same(pair, text)
+
+
+def test_special_tokens_and_templates_are_those_of_transformers(pair: Pair) -> None:
+    ours, theirs = pair
+    known = ours.get_vocab()
+    assert {token: known[token] for token in theirs.get_vocab() if token in known} == known
+    assert all(id_ >= len(known) for token, id_ in theirs.get_vocab().items() if token not in known)
+    named = theirs.special_tokens_map
+    assert ours.special_tokens_map.items() <= named.items()
+    for token in ours.added_tokens_decoder.items():
+        assert repr(token[1]) == repr(theirs.added_tokens_decoder[token[0]])
+    messages = [{"role": "user", "content": "the"}]
+    text: Any = ours.apply_chat_template(messages, tokenize=False)
+    assert text == theirs.apply_chat_template(messages, tokenize=False)
+
+
+def test_texts_are_split_as_by_transformers() -> None:
+    known = {name: split for name, split in SPLITS.items() if split is not None}
+    assert known == {name: GGUF_PRE_TOKENIZER_SPLITS[name] for name in known}
+    assert not GGUF_PRE_TOKENIZER_SPLITS.keys() & (SPLITS.keys() - known.keys())
+
+
+def test_special_tokens_outside_the_alphabet_of_bytes_are_whole(tmp_path: Path) -> None:
+    fields = byte_level_fields("qwen2")
+    fields["token_list"][1] = "<\uff5cbegin\u2581of\u2581text\uff5c>"
+    write_gguf(tmp_path / "model.gguf", "qwen2", "gpt2", **(fields | {"add_bos_token": True}))
+    tokenizer = tokenizer_of_gguf(tmp_path / "model.gguf")
+    assert tokenizer("<\uff5cbegin\u2581of\u2581text\uff5c>").input_ids == [1, 1]
+    assert tokenizer.decode([1]) == "<\uff5cbegin\u2581of\u2581text\uff5c>"
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "said"),
+    [
+        ("bert", {}, "its tokenizer is 'bert' .*accepted are 'gpt2' and 'llama'"),
+        ("gpt2", {"tokenizer_pre": "unheard-of"}, "split as 'unheard-of' .*accepted are .*smollm"),
+        ("gpt2", {"tokenizer_pre": "smollm"}, "its tokenizer cannot be read: 'tokens'"),
+        ("llama", {"token_list": ["a"]}, "its tokenizer cannot be read: 'scores'"),
+        (
+            *("gpt2", {"token_list": ["a"], "token_merges": ["b c"]}),
+            "its tokenizer cannot be read",
+        ),
+    ],
+)
+def test_what_is_not_known_is_refused(
+    tmp_path: Path, kind: str, fields: dict[str, Any], said: str
+) -> None:
+    write_gguf(tmp_path / "model.gguf", "llama", kind, **fields)
+    with pytest.raises(ModelLoadError, match=said):
+        tokenizer_of_gguf(tmp_path / "model.gguf")
+
+
+def test_a_file_that_is_cut_short_is_refused(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "model.gguf", "llama", "gpt2", **byte_level_fields("smollm"))
+    content = (tmp_path / "model.gguf").read_bytes()
+    for size in (0, 3, 10, 100, 5000, len(content) // 2):
+        (tmp_path / "model.gguf").write_bytes(content[:size])
+        with pytest.raises(ModelLoadError):
+            tokenizer_of_gguf(tmp_path / "model.gguf")
