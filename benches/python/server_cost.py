@@ -231,8 +231,8 @@ def serve(options: argparse.Namespace) -> None:
         admission=admission,
         metrics=Metrics(client, "model", admission),
         adapters=ServedAdapters(client, ("model",)),
-        max_model_len=MODEL.max_model_len,
     )
+    context.text.max_model_len = MODEL.max_model_len
     app = Bare(client, options.tokens) if options.bare else build_app(context)
     for _ in range(options.layers):
         app = Layer(app)

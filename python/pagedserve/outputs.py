@@ -2,13 +2,15 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Generic, Literal, Self, TypeAlias, TypeVar
 
 from pagedserve.lora.request import LoRARequest
 
 if TYPE_CHECKING:  # HTTP clients import this module without numpy
     import numpy as np
     from numpy.typing import NDArray
+
+Pooled = TypeVar("Pooled")
 
 FinishReason: TypeAlias = Literal["stop", "length", "abort", "ignored", "error"]
 
@@ -257,22 +259,28 @@ class PoolingOutput:
 
 
 @dataclass(slots=True)
-class PoolingRequestOutput:
-    """Output of a pooling request.
+class PooledRequestOutput(Generic[Pooled]):
+    """Output of a request to a pooling model.
 
     Attributes:
-        request_id: Request id in the engine.
-        outputs: The pooled vector.
-        prompt_token_ids: Token ids of the prompt, as computed.
+        request_id: Request id in the engine; of a score, those of both texts.
+        outputs: What was made of the pooled vector.
+        prompt_token_ids: Token ids of the prompt, as computed; of a score, those of both texts.
         num_cached_tokens: Prompt tokens found in the prefix cache.
         finished: True.
     """
 
     request_id: str
-    outputs: PoolingOutput
+    outputs: Pooled
     prompt_token_ids: list[int]
     num_cached_tokens: int
     finished: bool = True
+
+
+class PoolingRequestOutput(PooledRequestOutput[PoolingOutput]):
+    """Output of a pooling request: the pooled vector."""
+
+    __slots__ = ()
 
 
 @dataclass(slots=True)
@@ -318,61 +326,22 @@ class ScoringOutput:
     score: float
 
 
-@dataclass(slots=True)
-class EmbeddingRequestOutput:
-    """Output of an embedding request.
+class EmbeddingRequestOutput(PooledRequestOutput[EmbeddingOutput]):
+    """Output of an embedding request: the embedding."""
 
-    Attributes:
-        request_id: Request id in the engine.
-        outputs: The embedding.
-        prompt_token_ids: Token ids of the prompt, as computed.
-        num_cached_tokens: Prompt tokens found in the prefix cache.
-        finished: True.
-    """
-
-    request_id: str
-    outputs: EmbeddingOutput
-    prompt_token_ids: list[int]
-    num_cached_tokens: int
-    finished: bool = True
+    __slots__ = ()
 
 
-@dataclass(slots=True)
-class ClassificationRequestOutput:
-    """Output of a classification request.
+class ClassificationRequestOutput(PooledRequestOutput[ClassificationOutput]):
+    """Output of a classification request: the class probabilities."""
 
-    Attributes:
-        request_id: Request id in the engine.
-        outputs: The class probabilities.
-        prompt_token_ids: Token ids of the prompt, as computed.
-        num_cached_tokens: Prompt tokens found in the prefix cache.
-        finished: True.
-    """
-
-    request_id: str
-    outputs: ClassificationOutput
-    prompt_token_ids: list[int]
-    num_cached_tokens: int
-    finished: bool = True
+    __slots__ = ()
 
 
-@dataclass(slots=True)
-class ScoringRequestOutput:
-    """Output of a scoring request.
+class ScoringRequestOutput(PooledRequestOutput[ScoringOutput]):
+    """Output of a scoring request: the score."""
 
-    Attributes:
-        request_id: Request ids of both texts in the engine.
-        outputs: The score.
-        prompt_token_ids: Token ids of both texts.
-        num_cached_tokens: Prompt tokens found in the prefix cache.
-        finished: True.
-    """
-
-    request_id: str
-    outputs: ScoringOutput
-    prompt_token_ids: list[int]
-    num_cached_tokens: int
-    finished: bool = True
+    __slots__ = ()
 
 
 def seconds_between(start: float | None, end: float | None) -> float | None:

@@ -21,14 +21,6 @@ MAX_JSON_BYTES: Final = 16 << 20
 MAX_JSON_DEPTH: Final = 100
 
 
-def is_directory(path: Path) -> bool:
-    """Whether a path leads to a directory; False for an invalid path."""
-    try:
-        return path.is_dir()
-    except (OSError, ValueError):
-        return False
-
-
 def is_file(path: Path) -> bool:
     """Whether a path leads to a regular file; False for an invalid path."""
     try:

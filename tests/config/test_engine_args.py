@@ -10,13 +10,14 @@ import torch
 
 from pagedserve import LLM, CacheConfig, EngineArgs, SchedulerConfig
 from pagedserve.config.engine_options import EngineOptions
-from pagedserve.config.options import Concern, options_of, parse_bytes, with_table
+from pagedserve.config.options import Concern, options_of, parse_bytes
 from pagedserve.config.speculative import SpeculativeConfig
 from pagedserve.deploy.options import DeployArgs
 from pagedserve.errors import ConfigError
 from pagedserve.sampling_params.options import PARAMETERS
 from pagedserve.server.options import ServerArgs
 from tests.support import typed_options
+from tests.support.option_tables import with_table
 from tests.support.pages import DOCS, PAGES
 
 

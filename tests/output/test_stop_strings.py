@@ -13,7 +13,7 @@ from pagedserve.engine.output_processor import make_output
 from pagedserve.engine.request import Request
 from pagedserve.engine.step_update import process_step
 from pagedserve.output.detokenizer import Detokenizer
-from pagedserve.output.stop_strings import StopMatch, StopStrings
+from pagedserve.output.stop import StopMatch, StopStrings
 from pagedserve.outputs import CompletionOutput
 from pagedserve.sampling.results import Candidates, SampledRows
 from pagedserve.sampling_params import RequestOutputKind

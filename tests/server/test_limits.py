@@ -387,7 +387,7 @@ def test_reasoning_effort_is_a_variable_of_the_template(large: Served) -> None:
         assert answer.status_code == 200
     template = "{{ reasoning_effort }}"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(large.context, "chat_template", template)
+        patch.setattr(large.context.text, "chat_template", template)
         answer = post(large, "chat", {"reasoning_effort": "high", "return_token_ids": True})
         assert answer.json()["prompt_token_ids"] == encode("high")
     answer = post(large, "chat", {"reasoning_effort": "huge"})

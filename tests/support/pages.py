@@ -4,12 +4,12 @@ from pathlib import Path
 from typing import Final
 
 from pagedserve.config import EngineArgs
-from pagedserve.config.options import with_table
 from pagedserve.config.speculative import SpeculativeConfig
 from pagedserve.deploy.options import DeployArgs
 from pagedserve.sampling_params.options import SamplingOptions
 from pagedserve.server.bounds import BOUNDS
 from pagedserve.server.options import ServerArgs
+from tests.support.option_tables import with_table
 
 DOCS: Final = Path(__file__).parents[2] / "docs"
 # The pages and whose options they list.

@@ -5,9 +5,9 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 
-from pagedserve.cli.errors import complain
 from pagedserve.cli.remote import Remote
 from pagedserve.cli.sampling import add_sampling
+from pagedserve.cli.streams import complain
 from pagedserve.errors import RequestError
 
 _DEFAULT_URL = "http://localhost:8000/v1"

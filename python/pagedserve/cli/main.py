@@ -10,11 +10,10 @@ from pagedserve.bench.command import add_bench_parser
 from pagedserve.cli.chat import add_chat_parser
 from pagedserve.cli.complete import add_complete_parser
 from pagedserve.cli.deploy import add_deploy_parser
-from pagedserve.cli.errors import complain
 from pagedserve.cli.generate import add_generate_parser
 from pagedserve.cli.parser import Parser
 from pagedserve.cli.serve import add_serve_parser
-from pagedserve.cli.streams import settle_standard_streams
+from pagedserve.cli.streams import complain, settle_standard_streams
 from pagedserve.errors import ConfigError, ModelLoadError, RequestError
 
 _BAD_INPUT = 2

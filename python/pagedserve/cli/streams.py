@@ -63,3 +63,8 @@ class _LossyOutput(io.RawIOBase):
             except OSError:  # closed, full, or its reader has gone
                 break
         return num_bytes
+
+
+def complain(error: Exception) -> None:
+    """Print an error on stderr, in one line."""
+    print(f"pagedserve: error: {' '.join(str(error).split())}", file=sys.stderr)

@@ -2,7 +2,7 @@
 
 A field made by ``option`` carries its check, its help and its concern.  ``check_options`` runs the
 checks when the dataclass is made, ``add_arguments`` gives a parser one argument per field in one
-group per concern, ``describe`` and ``table`` format the fields for documentation.
+group per concern, ``describe`` formats the fields for a docstring.
 """
 
 import argparse
@@ -10,7 +10,7 @@ import dataclasses
 import json
 import math
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field
 from types import NoneType, UnionType
 from typing import Any, Final, Literal, TypeAlias, Union, get_args, get_origin
@@ -51,9 +51,6 @@ _UNITS: Final = {"": 1} | {
 
 # Columns of a docstring.
 _WIDTH: Final = 96
-# Marks around the generated tables of a page.
-_BEGIN: Final = "<!-- made by `make options` from python/{} -->"
-_END: Final = "<!-- end of the table -->"
 
 
 def parse_bytes(text: str) -> int:
@@ -111,11 +108,6 @@ class Option:
     converts: Any = None
     part: Literal["scheduler", "cache"] | None = None
     core_name: str | None = None
-
-    def elsewhere(self, name: str) -> str:
-        """Where else it can be given, for a column of its table; "" for no column."""
-        del name
-        return ""
 
 
 def option(
@@ -192,7 +184,7 @@ def add_arguments(
     for concern, found in by_concern(arguments):
         group = _group(parser, concern)
         for argument, known in found:
-            shown = _default_text(own.get(argument.name, argument.default), known)
+            shown = _with_label(own.get(argument.name, argument.default), known)
             group.add_argument(
                 flag_of(argument.name),
                 help=f"{known.text} ({shown})".replace("%", "%%"),
@@ -216,7 +208,7 @@ def flag_of(name: str) -> str:
 
 def argument_of(kind: Any, known: Option) -> dict[str, Any]:
     """How ``add_argument`` converts an option, by the type of its field."""
-    members = [member for member in _members(kind) if member is not NoneType]
+    members = [member for member in union_members(kind) if member is not NoneType]
     if list[str] in members:
         return {"action": "append"}
     (plain,) = members
@@ -229,7 +221,8 @@ def argument_of(kind: Any, known: Option) -> dict[str, Any]:
     return {"type": known.parse or plain}
 
 
-def _members(kind: Any) -> tuple[Any, ...]:
+def union_members(kind: Any) -> tuple[Any, ...]:
+    """The members of a union, or the type itself."""
     return get_args(kind) if get_origin(kind) in {Union, UnionType} else (kind,)
 
 
@@ -237,74 +230,26 @@ def describe(arguments: type) -> str:
     """The "Attributes" of a docstring, from the fields."""
     lines = ["Attributes:"]
     for argument, known in options_of(arguments):
-        text = f"{argument.name}: {known.text} {_capital(_default_text(argument.default, known))}."
+        text = f"{argument.name}: {known.text} {capital(_with_label(argument.default, known))}."
         lines += textwrap.wrap(
             text, _WIDTH, initial_indent=" " * 4, subsequent_indent=" " * 8, break_on_hyphens=False
         )
     return "\n".join(lines)
 
 
-def table(arguments: type) -> str:
-    """The fields as Markdown tables, one per concern, with headings where there are several."""
-    tables = list(by_concern(arguments))
-    return "\n\n".join(
-        _table(found) if len(tables) == 1 else f"### {_capital(concern)}\n\n{_table(found)}"
-        for concern, found in tables
-    )
-
-
-def _table(found: Iterable[tuple[dataclasses.Field[Any], Option]]) -> str:
-    columns = ["option", "type", "default", "also as", "what it is"]
-    rows = [
-        [
-            f"`{argument.name}`",
-            _shown_type(argument.type),
-            _default_text(argument.default, known, short=True),
-            known.elsewhere(argument.name),
-            known.text,
-        ]
-        for argument, known in found
-    ]
-    if not any(row[3] for row in rows):
-        for row in (columns, *rows):
-            del row[3]
-    header, *lines = (f"| {' | '.join(row)} |" for row in (columns, *rows))
-    return "\n".join([header, f"|{'---|' * len(columns)}", *lines])
-
-
-def with_table(page: str, arguments: type) -> str:
-    """A page in Markdown whose tables between the two marks are up to date."""
-    begin = _BEGIN.format(f"{arguments.__module__.replace('.', '/')}.py")
-    before, _, rest = page.partition(begin)
-    _, _, after = rest.partition(_END)
-    return f"{before}{begin}\n\n{table(arguments)}\n\n{_END}{after}"
-
-
-def _shown_type(kind: Any) -> str:
-    shown = []
-    for member in _members(kind):
-        if get_origin(member) is Literal:
-            shown += [f'`"{word}"`' for word in get_args(member)]
-        elif get_origin(member) is tuple:
-            shown.append(f"several `{get_args(member)[0].__name__}`")
-        else:
-            shown.append("`None`" if member is NoneType else f"`{_type_name(member)}`")
-    return ", ".join(shown)
-
-
-def _type_name(kind: Any) -> str:
-    if get_origin(kind) not in {list, dict}:
-        return str(kind.__name__)
-    return f"{kind.__name__}[{', '.join(map(_type_name, get_args(kind)))}]"
-
-
-def _default_text(default: object, known: Option, *, short: bool = False) -> str:
+def default_text(default: object, known: Option) -> str:
+    """The default of an option, in words."""
     if default is MISSING:
         return "required"
     is_unset = default in (None, (), "")
-    shown = known.unset if is_unset and known.unset else str(default)
-    return shown if short else f"default: {shown}"
+    return known.unset if is_unset and known.unset else str(default)
 
 
-def _capital(text: str) -> str:
+def _with_label(default: object, known: Option) -> str:
+    shown = default_text(default, known)
+    return shown if default is MISSING else f"default: {shown}"
+
+
+def capital(text: str) -> str:
+    """A text with its first letter in upper case."""
     return text[:1].upper() + text[1:]

@@ -8,7 +8,6 @@ the scheduler's state, so any thread may call it during a step.
 import itertools
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Final, Self, cast
 
 from pagedserve._core import Scheduler, SchedulerConfig
@@ -16,19 +15,19 @@ from pagedserve.config import EngineArgs
 from pagedserve.engine.clock import request_time
 from pagedserve.engine.continuation import continue_behind
 from pagedserve.engine.grammars import grammar_of
+from pagedserve.engine.pooling_inputs import PoolingProcessor
 from pagedserve.engine.request import Request, start_search
 from pagedserve.engine.row_sampler import RowSampler
 from pagedserve.errors import RequestError
 from pagedserve.executor.protocol import Adapter, Executor, ModelInfo
 from pagedserve.inputs.audio import AudioFeatures
 from pagedserve.inputs.encoder_prompts import split_prompt
-from pagedserve.inputs.prompt_images import ImagePlacer
-from pagedserve.inputs.prompts import ParsedPrompt, TokenizedPrompt, check_unicode, tokenize_prompt
+from pagedserve.inputs.prompt_images import ImagePlacer, PromptImages
+from pagedserve.inputs.prompts import ParsedPrompt, TokenizedPrompt, tokenize_prompt
 from pagedserve.lora.request import LoRARequest
 from pagedserve.output.detokenizer import Detokenizer
 from pagedserve.output.stop import StopRule
 from pagedserve.outputs import RequestMetrics
-from pagedserve.pooling.rules import PoolingRules
 from pagedserve.pooling_params import PoolingParams
 from pagedserve.sampling.bad_words import BadWords
 from pagedserve.sampling.grammar import GrammarCompiler
@@ -37,8 +36,6 @@ from pagedserve.tokenizer import Tokenizer
 
 # Added to a request's number: the salt of a prompt that must miss the prefix cache.
 _PRIVATE_SALT: Final = 1 << 63
-# Sampling parameters of a pooling request: one token, which is not returned.
-_ONE_TOKEN: Final = SamplingParams(temperature=0, max_tokens=1, detokenize=False)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,6 +63,7 @@ class InputProcessor:
     images: ImagePlacer | None = None
     audio: AudioFeatures | None = None
     grammars: GrammarCompiler = field(init=False)
+    _pooling: PoolingProcessor | None = field(init=False, default=None)
     _numbers: "itertools.count[int]" = field(default_factory=itertools.count)
     _detokenizers: dict[bool, Detokenizer] = field(default_factory=dict)
 
@@ -74,6 +72,14 @@ class InputProcessor:
         self.grammars = GrammarCompiler(
             cast(Any, self.tokenizer), model.vocab_size, model.eos_token_ids
         )
+        if model.pooling is not None:
+            self._pooling = PoolingProcessor(
+                tokenizer=self.tokenizer,
+                rules=model.pooling,
+                vocab_size=model.vocab_size,
+                scheduler=self.scheduler,
+                max_model_len=self.max_model_len,
+            )
 
     @classmethod
     def of(
@@ -133,6 +139,7 @@ class InputProcessor:
         Raises:
             RequestError: The prompt or a parameter is invalid; the message lists what is accepted.
         """
+        metrics = RequestMetrics(request_time() if arrival_time is None else arrival_time)
         prompt, encoder, rules = split_prompt(
             prompt,
             self.model.encoder_decoder,
@@ -143,29 +150,19 @@ class InputProcessor:
             audio=self.audio,
         )
         if isinstance(params, PoolingParams):
-            return self._process_pooling(
-                request_id,
-                prompt,
-                params,
-                metrics=RequestMetrics(request_time() if arrival_time is None else arrival_time),
-                priority=priority,
-                name=name,
+            if self._pooling is None:
+                raise RequestError(
+                    f"the model was loaded to generate (runner={self.args.runner!r}); accepted are "
+                    "completions and chats, or a model that is loaded with runner='pooling'"
+                )
+            return self._pooling.process(
+                request_id, prompt, params, metrics=metrics, priority=priority, name=name
             )
         self._check_generates(prompt, name)
         vocab_size = self.model.vocab_size
         params = params.resolved(max_model_len=self.max_model_len, vocab_size=vocab_size)
-        tokenized = tokenize_prompt(prompt, name, encode=self._encode, vocab_size=vocab_size)
-        images = None
-        if prompt.images:
-            self._check_images(params, lora_request, name)
-        if self.images is not None and self.images.has_any(tokenized, prompt.images):
-            tokenized, images = self.images.place(tokenized, prompt.images, name)
+        tokenized, images = self._tokenized(prompt, params, lora_request, name)
         token_ids = tokenized.token_ids
-        if params.truncate_prompt_tokens is not None:
-            token_ids = token_ids[-params.truncate_prompt_tokens :]
-        refusal = self.scheduler.prompt_refusal(len(token_ids) - self._is_scored(token_ids, params))
-        if refusal is not None:
-            raise RequestError(f"{name} {refusal}")
         self._check_params(params)
         if rules is not None:
             rules.check(params, name)
@@ -207,7 +204,7 @@ class InputProcessor:
             ),
             detokenizer=detokenizer,
             output_kind=params.output_kind if output_kind is None else output_kind,
-            metrics=RequestMetrics(request_time() if arrival_time is None else arrival_time),
+            metrics=metrics,
             salt=salt,
             priority=priority,
             search=search,
@@ -223,95 +220,33 @@ class InputProcessor:
             )
         return request
 
-    def _process_pooling(
+    def _tokenized(
         self,
-        request_id: str,
         prompt: ParsedPrompt,
-        params: PoolingParams,
-        *,
-        metrics: RequestMetrics,
-        priority: int,
+        params: SamplingParams,
+        lora_request: LoRARequest | None,
         name: str,
-    ) -> Request:
-        """Create a pooling request; it ends with its prefill.
+    ) -> tuple[TokenizedPrompt, PromptImages | None]:
+        """Tokenize a prompt, place its images and truncate it.
 
         Raises:
-            RequestError: The prompt or a parameter is invalid; the message lists what is accepted.
+            RequestError: It is invalid, or can never run.
         """
-        if self.model.pooling is None:
-            raise RequestError(
-                f"the model was loaded to generate (runner={self.args.runner!r}); accepted are "
-                "completions and chats, or a model that is loaded with runner='pooling'"
-            )
-        self.model.pooling.check(params)
-        prompt = _with_prompt(prompt, self.model.pooling, params.prompt_name)
-        tokenized = self._tokens_to_pool(prompt, params.truncate_prompt_tokens, name)
-        token_ids = tokenized.token_ids
-        return Request(
-            request_id=request_id,
-            prompt=tokenized.text,
-            prompt_token_ids=token_ids,
-            params=_ONE_TOKEN,
-            rule=StopRule.from_params(_ONE_TOKEN, eos_token_ids=(), max_new_tokens=1),
-            row_sampler=RowSampler(
-                _ONE_TOKEN,
-                prompt_token_ids=token_ids,
-                bad_words=None,
-                banned_at_first=(),
-                num_candidates=0,
-                key=(0, 0),
-                pair_start=tokenized.pair_start,
-            ),
-            detokenizer=None,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-            metrics=metrics,
-            salt=tokenized.salt,
-            priority=priority,
-            search=None,
-            prompt_logprobs=None,
+        tokenized = tokenize_prompt(
+            prompt, name, encode=self._encode, vocab_size=self.model.vocab_size
         )
-
-    def _tokens_to_pool(self, prompt: ParsedPrompt, most: int | None, name: str) -> TokenizedPrompt:
-        """Tokenize a prompt to be pooled, truncated to ``most`` tokens if that is not None."""
+        images = None
         if prompt.images:
-            raise RequestError(f"{name} has images, and pooling models take text alone")
-        most = self.max_model_len if most == -1 else most
-        pair_start = None
-        if prompt.text_pair is not None:
-            prompt, pair_start = self._encoded_pair(prompt, most, name)
-        encode = partial(self._encode, max_length=most)
-        tokenized = tokenize_prompt(prompt, name, encode=encode, vocab_size=self.model.vocab_size)
-        token_ids = tokenized.token_ids[:most]
-        if len(token_ids) > self.max_model_len:
-            raise RequestError(
-                f"{name} has {len(token_ids)} tokens; it must have at most {self.max_model_len}, "
-                "or truncate_prompt_tokens=-1 shortens it"
-            )
-        # No token follows it, so it may have max_model_len tokens.
-        refusal = self.scheduler.prompt_refusal(max(1, len(token_ids) - 1))
+            self._check_images(params, lora_request, name)
+        if self.images is not None and self.images.has_any(tokenized, prompt.images):
+            tokenized, images = self.images.place(tokenized, prompt.images, name)
+        token_ids = tokenized.token_ids
+        if params.truncate_prompt_tokens is not None:
+            token_ids = token_ids[-params.truncate_prompt_tokens :]
+        refusal = self.scheduler.prompt_refusal(len(token_ids) - self._is_scored(token_ids, params))
         if refusal is not None:
             raise RequestError(f"{name} {refusal}")
-        return replace(tokenized, token_ids=token_ids, pair_start=pair_start)
-
-    def _encoded_pair(
-        self, prompt: ParsedPrompt, most: int | None, name: str
-    ) -> tuple[ParsedPrompt, int | None]:
-        """Tokenize a pair of texts; return also the start of the second if the model needs it.
-
-        Raises:
-            RequestError: The model encodes each text separately.
-        """
-        classes = None if self.model.pooling is None else self.model.pooling.classes
-        if classes is None:
-            raise RequestError(f"{name} has text_pair, and the model embeds each text separately")
-        first, second = prompt.text or "", prompt.text_pair or ""
-        check_unicode(first + second, name)
-        encoded = self.tokenizer(
-            first, second, verbose=False, truncation=most is not None, max_length=most
-        )
-        types = encoded.get("token_type_ids") if classes.has_token_types else None
-        start = types.index(1) if types and 1 in types else None
-        return replace(prompt, token_ids=encoded.input_ids), start
+        return replace(tokenized, token_ids=token_ids), images
 
     def _check_generates(self, prompt: ParsedPrompt, name: str) -> None:
         """Refuse a prompt that a pooling model cannot continue, or that is for a pooling model.
@@ -392,22 +327,10 @@ class InputProcessor:
         token_ids: list[int] = self.tokenizer(text, add_special_tokens=False).input_ids
         return token_ids
 
-    def _encode(self, text: str, max_length: int | None = None) -> list[int]:
+    def _encode(self, text: str) -> list[int]:
         # verbose: the length is checked here, against the limit of this engine.
-        token_ids: list[int] = self.tokenizer(
-            text, verbose=False, truncation=max_length is not None, max_length=max_length
-        ).input_ids
+        token_ids: list[int] = self.tokenizer(text, verbose=False).input_ids
         return token_ids
-
-
-def _with_prompt(
-    prompt: ParsedPrompt, rules: PoolingRules, prompt_name: str | None
-) -> ParsedPrompt:
-    """Prepend a named prefix of the model to a text; token ids stay unchanged."""
-    name = prompt_name or rules.default_prompt_name
-    if name is None or prompt.text is None or prompt.token_ids is not None:
-        return prompt
-    return replace(prompt, text=rules.prompts[name] + prompt.text)
 
 
 def _image_placer(args: EngineArgs, tokenizer: Tokenizer, executor: Executor) -> ImagePlacer | None:

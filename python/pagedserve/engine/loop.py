@@ -30,8 +30,7 @@ from pagedserve.engine.output_processor import make_output
 from pagedserve.engine.prompt_logprobs import record_prompts, scored_rows
 from pagedserve.engine.request import Request, RequestTable, Sequence
 from pagedserve.engine.stats import EngineStats, step_line
-from pagedserve.engine.step import Step
-from pagedserve.engine.step_input import make_input
+from pagedserve.engine.step import Step, make_input
 from pagedserve.engine.step_update import StepUpdate, process_step, record_step
 from pagedserve.executor.protocol import Executor, ModelOutput
 from pagedserve.output.stop import Finish

@@ -15,8 +15,7 @@ from pagedserve.engine.request import Request, Sequence
 from pagedserve.output.beam import Beam
 from pagedserve.output.detokenizer import TextStream
 from pagedserve.output.logprobs import LogprobsView, TokenLogprob
-from pagedserve.output.stop import Finish, StopRule, is_by_token
-from pagedserve.output.stop_strings import StopMatch
+from pagedserve.output.stop import Finish, StopMatch, StopRule, is_by_token
 from pagedserve.outputs import CompletionOutput, Logprobs, RequestOutput
 from pagedserve.sampling_params import RequestOutputKind
 

@@ -21,8 +21,7 @@ from pagedserve.lora.request import LoRARequest
 from pagedserve.output.beam import Beam, BeamSearch
 from pagedserve.output.detokenizer import Detokenizer, TextStream
 from pagedserve.output.logprobs import TokenLogprob
-from pagedserve.output.stop import Finish, StopRule
-from pagedserve.output.stop_strings import StopMatch
+from pagedserve.output.stop import Finish, StopMatch, StopRule
 from pagedserve.outputs import RequestMetrics
 from pagedserve.sampling.rows import RowSampling
 from pagedserve.sampling_params import RequestOutputKind, SamplingParams

@@ -21,8 +21,7 @@ from pagedserve.engine.request import Request, RequestTable, Sequence, text_fail
 from pagedserve.output.beam import Beam, BeamRow, BeamSearch
 from pagedserve.output.detokenizer import TextStream
 from pagedserve.output.logprobs import TokenLogprob, TopLogprobs
-from pagedserve.output.stop import Finish, find_stop, is_by_token
-from pagedserve.output.stop_strings import StopMatch
+from pagedserve.output.stop import Finish, StopMatch, find_stop, is_by_token
 from pagedserve.sampling.results import SampledRows
 
 _NO_DRAFTS: Final[Mapping[int, SequenceOf[int]]] = MappingProxyType({})

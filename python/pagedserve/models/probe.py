@@ -40,11 +40,17 @@ from pagedserve.models.forward_context import ForwardContext, forwarding
 from pagedserve.models.masks import MaskReader
 from pagedserve.models.mixers import mixing_modules
 from pagedserve.models.paged_logits import flat_logits
-from pagedserve.models.precision import computing_in_float32
 from pagedserve.models.quantized import is_quantized
 from pagedserve.models.states import StateRecorder
-from pagedserve.models.thresholds import lowered_thresholds
-from pagedserve.models.trials import Trial, make_trial, prompt_of, using_attention, vocab_size
+from pagedserve.models.trials import (
+    Trial,
+    computing_in_float32,
+    lowered_thresholds,
+    make_trial,
+    prompt_of,
+    using_attention,
+    vocab_size,
+)
 
 _PROBE_NAME = "pagedserve_probe"
 # Types of transformers' cache with only keys and values; one for the keys of another layer.

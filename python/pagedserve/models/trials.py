@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Final, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from pagedserve.attention.backend import AttentionBackend
@@ -24,10 +24,9 @@ from pagedserve.cache.states import LayerStates
 from pagedserve.errors import UnsupportedModelError
 from pagedserve.models.attention_function import ATTENTION_NAME
 from pagedserve.models.files import architecture_of
+from pagedserve.models.mixers import mixing_modules
 from pagedserve.models.paged_logits import flat_logits, paged_logits
-from pagedserve.models.precision import computing_in_float32
 from pagedserve.models.quantized import is_quantized, nudged
-from pagedserve.models.thresholds import lowered_thresholds
 from pagedserve.models.towers import attending_part
 from pagedserve.parallel.modules import VocabEmbedding
 
@@ -48,6 +47,16 @@ _NOISE_FACTOR: Final = 4
 _MOST_NOISE: Final = 0.1
 # Assumed change of a layer's input by rounding of sums, as a fraction.
 _NUDGES: Final = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+# Lowered to this, a check has several windows and chunks; blocks may not be larger.
+_LOWERED_THRESHOLD: Final = 8
+# Names of thresholds in modules and configs.
+_THRESHOLDS: Final = (
+    "sliding_window",
+    "sliding_window_size",
+    "attention_chunk_size",
+    "floor_scale",
+    "index_topk",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +75,7 @@ class Trial:
         dtype: dtype of keys and values.
         backend: attention backend.
         selects_logits: see `pagedserve.models.flat_batch.flat_batch_logits`.
-        is_lowered: whether the model's thresholds are lowered (`pagedserve.models.thresholds`).
+        is_lowered: whether the model's thresholds are lowered (`lowered_thresholds`).
     """
 
     layers: tuple[LayerShape, ...]
@@ -318,3 +327,82 @@ def _noise(
     moved = moved[rows[0].to(model.device)]
     pairs = ((beside, own[1]), (alone, own[1][-1]), (moved, own[0]))
     return max(difference(ours, theirs) for ours, theirs in pairs)
+
+
+@contextmanager
+def lowered_thresholds(model: PreTrainedModel, backend: AttentionBackend) -> Iterator[bool]:
+    """A context in which the model's length thresholds are lowered; yields whether it has any.
+
+    A sliding window of 4,096 tokens, a chunk, a temperature that starts at 8,192: a check of a few
+    dozen tokens would never reach them.  With the number lowered, the same code of the model and
+    the same weights compute all of it.
+    """
+    lowered = max(_LOWERED_THRESHOLD, backend.min_block_size)
+    places = [
+        (holder, name)
+        for holder, names in _holders(model)
+        for name in names
+        if type(holder.get(name)) is int and holder[name] > lowered
+    ]
+    values = [holder[name] for holder, name in places]
+    for holder, name in places:
+        holder[name] = lowered
+    try:
+        yield bool(places)
+    finally:
+        for (holder, name), value in zip(places, values, strict=True):
+            holder[name] = value
+
+
+def _holders(model: PreTrainedModel) -> Iterator[tuple[dict[str, Any], tuple[str, ...]]]:
+    """Attributes of modules and configs, each once, and the names to look for among them."""
+    configs: list[Any] = [model.config, model.config.get_text_config()]
+    configs += [module.config for module in model.modules() if hasattr(module, "config")]
+    for config in {id(config): config for config in configs}.values():
+        yield vars(config), _THRESHOLDS
+        rope = getattr(config, "rope_parameters", None) or {}
+        if "llama_4_scaling_beta" in rope:  # a temperature from there on
+            yield rope, ("original_max_position_embeddings",)
+    for module in model.modules():
+        yield vars(module), _THRESHOLDS
+
+
+@contextmanager
+def computing_in_float32(model: nn.Module) -> Iterator[None]:
+    """A context in which every module's weights are float32 while it computes.
+
+    Half precision hides errors that a check must find: its rounding errors are larger than that of
+    a lost state.  This takes the memory of one module instead of a second model, unless the model
+    has mixers.
+    """
+    handles = []
+    # Models with mixers read weights, and their dtypes, of modules that they do not call.
+    is_one = bool(mixing_modules(model))
+    for module in [model] if is_one else model.modules():
+        narrow = [
+            parameter
+            for parameter in module.parameters(recurse=is_one)
+            if parameter.is_floating_point() and parameter.dtype != torch.float32
+        ]
+        if narrow:
+            stack: list[list[Tensor]] = []  # a module may be called recursively
+            handles += [
+                module.register_forward_pre_hook(partial(_widen, narrow, stack)),
+                module.register_forward_hook(partial(_restore, narrow, stack), always_call=True),
+            ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _widen(parameters: list[nn.Parameter], stack: list[list[Tensor]], *_: Any) -> None:
+    stack.append([parameter.data for parameter in parameters])
+    for parameter in parameters:
+        parameter.data = parameter.data.float()
+
+
+def _restore(parameters: list[nn.Parameter], stack: list[list[Tensor]], *_: Any) -> None:
+    for parameter, data in zip(parameters, stack.pop(), strict=True):
+        parameter.data = data

@@ -45,8 +45,7 @@ from numpy.typing import NDArray
 
 from pagedserve.output.detokenizer import TextStream
 from pagedserve.output.logprobs import TokenLogprob, TopLogprobs
-from pagedserve.output.stop import Finish, StopRule, find_stop, is_by_token
-from pagedserve.output.stop_strings import StopMatch
+from pagedserve.output.stop import Finish, StopMatch, StopRule, find_stop, is_by_token
 from pagedserve.sampling_params import EarlyStopping
 
 _LENGTH = Finish("length")

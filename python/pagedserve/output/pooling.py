@@ -1,6 +1,7 @@
 """Outputs of pooling requests."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,8 @@ from pagedserve.outputs import (
 )
 from pagedserve.pooling.rules import Activation, PoolingRules
 from pagedserve.pooling_params import PoolingParams
+
+Made = TypeVar("Made")
 
 # Minimum norm, as in torch.
 _LEAST_LENGTH = 1e-12
@@ -69,29 +72,24 @@ def _activated(logits: NDArray[np.float64], activation: Activation) -> NDArray[n
 
 def embedding_output(pooled: PoolingRequestOutput) -> EmbeddingRequestOutput:
     """Convert a vector to an embedding output."""
-    return EmbeddingRequestOutput(
-        request_id=pooled.request_id,
-        outputs=EmbeddingOutput(pooled.outputs.data.tolist()),
-        prompt_token_ids=pooled.prompt_token_ids,
-        num_cached_tokens=pooled.num_cached_tokens,
-    )
+    return _made_of(pooled, EmbeddingRequestOutput, EmbeddingOutput(pooled.outputs.data.tolist()))
 
 
 def classification_output(pooled: PoolingRequestOutput) -> ClassificationRequestOutput:
     """Convert a vector to a classification output."""
-    return ClassificationRequestOutput(
-        request_id=pooled.request_id,
-        outputs=ClassificationOutput(pooled.outputs.data.tolist()),
-        prompt_token_ids=pooled.prompt_token_ids,
-        num_cached_tokens=pooled.num_cached_tokens,
-    )
+    probs = ClassificationOutput(pooled.outputs.data.tolist())
+    return _made_of(pooled, ClassificationRequestOutput, probs)
 
 
 def pair_output(pooled: PoolingRequestOutput) -> ScoringRequestOutput:
     """Convert a vector to the score of a pair."""
-    return ScoringRequestOutput(
+    return _made_of(pooled, ScoringRequestOutput, ScoringOutput(float(pooled.outputs.data[0])))
+
+
+def _made_of(pooled: PoolingRequestOutput, kind: Callable[..., Made], outputs: object) -> Made:
+    return kind(
         request_id=pooled.request_id,
-        outputs=ScoringOutput(float(pooled.outputs.data[0])),
+        outputs=outputs,
         prompt_token_ids=pooled.prompt_token_ids,
         num_cached_tokens=pooled.num_cached_tokens,
     )

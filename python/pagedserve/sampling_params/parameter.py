@@ -14,7 +14,7 @@ from typing import (
 )
 
 from pagedserve.checks import Check
-from pagedserve.config.options import Concern, Option, flag_of
+from pagedserve.config.options import Concern, Option
 from pagedserve.sampling_params.processors import AnyLogitsProcessor, LogitsProcessor
 from pagedserve.sampling_params.structured_outputs import StructuredOutputsParams
 
@@ -83,12 +83,6 @@ class Parameter(Option):
     recommended_as: str | None = None
     request: Literal["same", "own", "none"] = "same"
     flag: str | None = None
-
-    def elsewhere(self, name: str) -> str:
-        """The field of requests and the option of the command line that it has."""
-        fields = [] if self.request == "none" else ["field"]
-        flags = [] if self.flag is None else [f"`{flag_of(name)}`"]
-        return ", ".join([*fields, *flags])
 
 
 def parameter(

@@ -247,7 +247,7 @@ def _card(context: Context, name: str) -> dict[str, Any]:
         "owned_by": "pagedserve",
         "root": base if adapter is None else name,  # never a path
         "parent": None if adapter is None else adapter.base_model_name or base,
-        "max_model_len": context.max_model_len,
+        "max_model_len": context.text.max_model_len,
         "permission": [],
     }
 
@@ -270,17 +270,21 @@ def _add_tokens(app: FastAPI, context: Context) -> None:
         if (body.prompt is None) == (body.messages is None):
             raise ServerError(400, "give either prompt or messages", param="prompt")
         if body.messages is not None:
-            prompt = await context.chat_prompt(body)
+            prompt = await context.text.chat_prompt(body)
             if "multi_modal_data" in prompt:
                 text = "messages have images, whose tokens are not known before they are run"
                 raise ServerError(400, text, param="messages")
             tokens = [*map(int, prompt["prompt_token_ids"])]
         else:
             special = body.add_special_tokens is not False
-            tokens = await context.encode(body.prompt or "", add_special_tokens=special)
-        answer = {"count": len(tokens), "max_model_len": context.max_model_len, "tokens": tokens}
+            tokens = await context.text.encode(body.prompt or "", add_special_tokens=special)
+        answer = {
+            "count": len(tokens),
+            "max_model_len": context.text.max_model_len,
+            "tokens": tokens,
+        }
         if body.return_token_strs:
-            answer["token_strs"] = await context.token_strings(tokens)
+            answer["token_strs"] = await context.text.token_strings(tokens)
         return answer
 
     @app.post("/detokenize", dependencies=_JSON)
@@ -288,7 +292,7 @@ def _add_tokens(app: FastAPI, context: Context) -> None:
         """Decode tokens to text."""
         await context.check_ready()
         context.model_name(body.model)
-        return {"prompt": await context.decode(body.tokens)}
+        return {"prompt": await context.text.decode(body.tokens)}
 
 
 def _add_state(app: FastAPI, context: Context) -> None:

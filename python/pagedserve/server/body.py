@@ -81,8 +81,8 @@ class _JsonRequest(Request):
         content = await self.body()
         context = self.context
         sizes = {}
-        if context.max_model_len:  # else the route responds that the model is loading
-            sizes = {MODEL_LENGTH: context.max_model_len, VOCABULARY: context.vocab_size}
+        if context.text.max_model_len:  # else the route responds that the model is loading
+            sizes = {MODEL_LENGTH: context.text.max_model_len, VOCABULARY: context.text.vocab_size}
         read = partial(read_body, content, self.kind, sizes)
         try:
             return await context.for_body(read, num_bytes=len(content))

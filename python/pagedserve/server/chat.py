@@ -33,12 +33,12 @@ async def chat_job(context: Context, body: ChatBody, answer_id: str) -> Generati
         raise RequestError("messages is empty; it must have at least one message", param="messages")
     check_num_choices(body, context.admission.max_num_seqs)
     check_tools(body)
-    reader = await context.answer_reader(body)
-    shows_tags = await context.has_special(reader.tags)
+    reader = await context.text.answer_reader(body)
+    shows_tags = await context.text.has_special(reader.tags)
     default = context.default_params.result()
     make_params = partial(chat_params, body, default, shows_tags=shows_tags)
     params = await context.for_body(make_params, num_bytes=body.num_bytes)
-    detokenizer = await context.detokenizer(skip_special_tokens=not body.shows_special_tokens)
+    detokenizer = await context.text.detokenizer(skip_special_tokens=not body.shows_special_tokens)
     names = TokenNames(detokenizer, body.return_tokens_as_token_ids)
     role = context.args.response_role if body.add_generation_prompt else _last(body, "role")
     return GenerationJob(
@@ -56,9 +56,9 @@ async def chat_job(context: Context, body: ChatBody, answer_id: str) -> Generati
 
 
 async def _made(context: Context, body: ChatBody, reader: AnswerReader) -> list[Prompt]:
-    prompt = await context.chat_prompt(body)
+    prompt = await context.text.chat_prompt(body)
     reader.begin_behind(prompt.get("prompt") or "")
-    prompt["prompt_token_ids"] = context.truncated(prompt["prompt_token_ids"], body)
+    prompt["prompt_token_ids"] = context.text.truncated(prompt["prompt_token_ids"], body)
     return [salted(prompt, body)]
 
 

@@ -45,7 +45,7 @@ async def completion_job(context: Context, body: CompletionBody, answer_id: str)
     make_params = partial(completion_params, body, context.default_params.result())
     params = await context.for_body(make_params, num_bytes=body.num_bytes)
     prompts = listed_prompts(body.prompt, "prompt")
-    detokenizer = await context.detokenizer(skip_special_tokens=not body.shows_special_tokens)
+    detokenizer = await context.text.detokenizer(skip_special_tokens=not body.shows_special_tokens)
     return GenerationJob(
         context=context,
         body=body,
@@ -58,7 +58,7 @@ async def completion_job(context: Context, body: CompletionBody, answer_id: str)
         choices=CompletionChoices(
             body,
             TokenNames(detokenizer, body.return_tokens_as_token_ids),
-            await context.detokenizer(skip_special_tokens=False),
+            await context.text.detokenizer(skip_special_tokens=False),
         ),
         answer_id=answer_id,
         model=model,
@@ -73,14 +73,14 @@ async def _made(
     prompts: list[Prompt] = []
     for prompt in given:
         if not isinstance(prompt, str):
-            tokens = TokensPrompt(prompt_token_ids=context.truncated(prompt, body))
+            tokens = TokensPrompt(prompt_token_ids=context.text.truncated(prompt, body))
             prompts.append(salted(tokens, body))
         elif body.add_special_tokens and body.truncation_side == "left":
-            context.check_length(prompt, "the prompt")
+            context.text.check_length(prompt, "the prompt")
             prompts.append(salted(TextPrompt(prompt=prompt), body))
         else:
-            ids = await context.encode(prompt, add_special_tokens=body.add_special_tokens)
-            tokens = TokensPrompt(prompt=prompt, prompt_token_ids=context.truncated(ids, body))
+            ids = await context.text.encode(prompt, add_special_tokens=body.add_special_tokens)
+            tokens = TokensPrompt(prompt=prompt, prompt_token_ids=context.text.truncated(ids, body))
             prompts.append(salted(tokens, body))
     return prompts
 

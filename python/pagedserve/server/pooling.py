@@ -268,8 +268,8 @@ async def _made(
 ) -> list[Prompt]:
     def worthwhile(text: str) -> str:
         if params.truncate_prompt_tokens is not None:  # the rest is truncated anyway
-            return text[: context.max_num_chars]
-        context.check_length(text, "the prompt")
+            return text[: context.text.max_num_chars]
+        context.text.check_length(text, "the prompt")
         return text
 
     prompts: list[Prompt] = []

@@ -226,8 +226,8 @@ class Server(uvicorn.Server):
         """Accept requests, with the limits of the model."""
         context, client = self._context, self._client
         model = await client.get_model_config()
-        context.max_model_len = model.max_model_len
-        context.vocab_size = model.vocab_size
+        context.text.max_model_len = model.max_model_len
+        context.text.vocab_size = model.vocab_size
         for text in context.args.lora_modules:
             await context.adapters.load(LoraModule.parse(text))
         context.admission.max_num_seqs = client.max_num_seqs

@@ -176,8 +176,8 @@ async def _beginning(
     said: list[int] = []
     if body.prompt:
         text = f" {body.prompt.strip()}"
-        most = context.max_model_len // 2 - 1
-        said = (await context.encode(text, add_special_tokens=False))[-most:]
+        most = context.text.max_model_len // 2 - 1
+        said = (await context.text.encode(text, add_special_tokens=False))[-most:]
     begun = rules.behind(said)
     choices = rules.choices(body.language, task)
     return begun if body.language is None else [*begun, *(choice[0] for choice in choices)]

@@ -1,0 +1,200 @@
+"""Texts and conversations of requests, converted to tokens and back outside the event loop."""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, SupportsIndex, TypeVar
+
+from pagedserve.engine.client import EngineClient
+from pagedserve.engine.lanes import Lanes
+from pagedserve.errors import RequestError
+from pagedserve.inputs import TokensPrompt
+from pagedserve.inputs.chat import Conversation, chat_prompt
+from pagedserve.inputs.images import ImageRules
+from pagedserve.inputs.prompts import check_unicode
+from pagedserve.output.detokenizer import Detokenizer
+from pagedserve.server.bounds import CHARS_PER_TOKEN
+from pagedserve.server.errors import ServerError
+from pagedserve.server.options import ServerArgs
+from pagedserve.server.protocol import Body, ChatBody, TokenizeBody
+from pagedserve.server.tool_formats import REASONING_FORMATS, TOOL_FORMATS, tool_format_of
+from pagedserve.server.tools import AnswerReader
+from pagedserve.tokenizer import Tokenizer
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True, kw_only=True)
+class Tokenization:
+    """The tokenizer and the chat template of a server's model.
+
+    Attributes:
+        client: The engine.
+        args: Options of the server.
+        chat_template: Overrides the model's chat template.
+        lanes: Threads for what may take long.
+        max_model_len: Maximum tokens of a sequence; 0 before the model is loaded.
+        vocab_size: Vocabulary size; 0 before the model is loaded.
+    """
+
+    client: EngineClient
+    args: ServerArgs
+    chat_template: str | None
+    lanes: Lanes
+    max_model_len: int = 0
+    vocab_size: int = 0
+    _detokenizers: dict[bool, Detokenizer] = field(default_factory=dict, repr=False)
+
+    async def _aside(self, make: Callable[[], T], *, cost: int) -> T:
+        return await self.lanes.run(make, cost=cost, group=object())
+
+    @property
+    def max_num_chars(self) -> int:
+        """Maximum characters of a text to be tokenized."""
+        return CHARS_PER_TOKEN * self.max_model_len
+
+    async def detokenizer(self, *, skip_special_tokens: bool) -> Detokenizer:
+        """Return a detokenizer; special tokens have names even if they are skipped in texts."""
+        if skip_special_tokens not in self._detokenizers:
+            self._detokenizers[skip_special_tokens] = Detokenizer(
+                await self.client.get_tokenizer(), skip_special_tokens=skip_special_tokens
+            )
+        return self._detokenizers[skip_special_tokens]
+
+    async def answer_reader(self, body: ChatBody) -> AnswerReader:
+        """Create the parser of a chat's choices: by the options, else by the chat template.
+
+        Raises:
+            RequestError: Automatic tool choice, and the model's tool call format is unknown.
+        """
+        args, tools, tokenizer = self.args, None, await self.client.get_tokenizer()
+        if args.tool_call_parser is not None:
+            tools = TOOL_FORMATS[args.tool_call_parser]
+        elif body.usable_tools:
+            template = body.chat_template or self.chat_template or tokenizer.chat_template
+            tools = tool_format_of(str(template))
+            if tools is None and body.tool_choice in (None, "auto"):
+                raise RequestError(
+                    "tools is given, and the model's chat template does not say how it calls them: "
+                    "give tool_choice 'required' or a name, or start with --tool-call-parser",
+                    param="tools",
+                )
+        reasoning = None
+        if args.reasoning_parser is not None:
+            reasoning = REASONING_FORMATS[args.reasoning_parser]
+        return AnswerReader(body=body, tools=tools, reasoning=reasoning)
+
+    async def has_special(self, tags: Collection[str]) -> bool:
+        """Whether the detokenizer drops any of these tags as special tokens."""
+        return bool(tags) and (await self.detokenizer(skip_special_tokens=True)).hides(tags)
+
+    async def chat_prompt(self, body: ChatBody | TokenizeBody) -> TokensPrompt:
+        """Render a conversation to a prompt, outside the event loop.
+
+        Raises:
+            RequestError: The template does not accept the messages.
+            ServerError: A chat template in the request, which is not allowed.
+        """
+        if body.chat_template is not None and not self.args.trust_request_chat_template:
+            raise ServerError(
+                400,
+                "chat_template is given; the server takes none (--trust-request-chat-template)",
+                param="chat_template",
+            )
+        tokenizer = await self.client.get_tokenizer()
+        images = (await self.client.get_model_config()).images
+        return await self._aside(
+            partial(self._render, tokenizer, body, images), cost=body.num_bytes
+        )
+
+    def check_length(self, text: str, name: str) -> None:
+        """Refuse a text that is too long to tokenize.
+
+        Raises:
+            RequestError: It has more than 16 characters per token of ``max_model_len``.
+        """
+        most = self.max_num_chars
+        if len(text) > most:
+            raise RequestError(f"{name} has {len(text)} characters; at most {most} are accepted")
+
+    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Tokenize a text outside the event loop.
+
+        Raises:
+            RequestError: The text is too long, or not valid Unicode.
+        """
+        self.check_length(text, "the prompt")
+        check_unicode(text, "the prompt")
+        tokenizer: Any = await self.client.get_tokenizer()
+        encode = partial(tokenizer, text, add_special_tokens=add_special_tokens, verbose=False)
+        token_ids: list[int] = (await self._aside(encode, cost=len(text))).input_ids
+        return token_ids
+
+    def truncated(self, token_ids: Sequence[SupportsIndex], body: Body) -> Sequence[SupportsIndex]:
+        """Truncate a prompt on the right, if requested; else return it unchanged.
+
+        The engine truncates on the left, by ``SamplingParams.truncate_prompt_tokens``.
+        """
+        if body.truncation_side == "left" or body.truncate_prompt_tokens is None:
+            return token_ids
+        most = body.truncate_prompt_tokens
+        return token_ids[: self.max_model_len - 1 if most == -1 else most]
+
+    async def decode(self, token_ids: list[int]) -> str:
+        """Decode tokens outside the event loop.
+
+        Raises:
+            ServerError: 400, a token id is not in the vocabulary.
+        """
+        if len(token_ids) > self.max_model_len:
+            text = f"tokens has {len(token_ids)} ids; at most {self.max_model_len} are accepted"
+            raise ServerError(400, text, param="tokens")
+        vocab_size = (await self.client.get_model_config()).vocab_size
+        tokenizer: Any = await self.client.get_tokenizer()
+
+        def decoded() -> str:
+            if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
+                accepted = f"token ids from 0 to {vocab_size - 1}"
+                raise ServerError(400, f"tokens must be {accepted}", param="tokens")
+            text: str = tokenizer.decode(token_ids) if token_ids else ""
+            return text
+
+        return await self._aside(decoded, cost=len(token_ids))
+
+    async def token_strings(self, token_ids: list[int]) -> list[str]:
+        """Look up the vocabulary's strings of tokens, outside the event loop."""
+        tokenizer: Any = await self.client.get_tokenizer()
+        look_up: Callable[[], list[str]] = partial(tokenizer.convert_ids_to_tokens, token_ids)
+        return await self._aside(look_up, cost=len(token_ids))
+
+    def _render(
+        self,
+        tokenizer: Tokenizer,
+        body: ChatBody | TokenizeBody,
+        images: ImageRules | str,
+    ) -> TokensPrompt:
+        messages: Conversation = body.messages or []
+        return chat_prompt(
+            tokenizer,
+            messages,
+            chat_template=body.chat_template or self.chat_template,
+            add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,
+            continue_final_message=body.continue_final_message,
+            chat_template_kwargs=_variables_of(body),
+            tools=_tools_of(body),
+            images=images,
+        )
+
+
+def _tools_of(body: ChatBody | TokenizeBody) -> list[dict[str, Any]] | None:
+    """Tools for the template; None if there are none."""
+    tools = body.usable_tools if isinstance(body, ChatBody) else []
+    return [tool.model_dump(exclude_none=True) for tool in tools] or None
+
+
+def _variables_of(body: ChatBody | TokenizeBody) -> dict[str, Any] | None:
+    """Further variables of the template; None if there are none."""
+    effort = body.reasoning_effort if isinstance(body, ChatBody) else None
+    if effort is None:
+        return body.chat_template_kwargs
+    return {"reasoning_effort": effort, **(body.chat_template_kwargs or {})}
