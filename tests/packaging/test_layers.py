@@ -49,7 +49,7 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "runner": {"attention", "cache", "inputs", "lora", "models", "sampling"},
     "executor": {
         *("attention", "cache", "config", "inputs", "lora", "models", "parallel", "pooling"),
-        *("native", "runner", "sampling"),
+        *("runner", "sampling"),
     },
     # Decoders without torch: a second executor.
     "native": {"cache", "config", "executor", "host_ops", "inputs", "models", "sampling"},

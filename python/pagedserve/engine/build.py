@@ -28,9 +28,20 @@ def load_tokenizer(args: EngineArgs) -> Tokenizer:
 
 
 def load_executor(args: EngineArgs) -> Executor:
-    """Load the model into this process or its ranks; see `pagedserve.executor.choose`."""
-    from pagedserve.executor.choose import make_executor
+    """Load the model by the backend of the options.
 
+    Raises:
+        ConfigError: An option that the backend does not support.
+        ImportError: The backend is torch, and a package that it needs is not installed.
+    """
+    backend = choose_backend(args)
+    logger.info("backend: %s, %s", backend.name, backend.reason)
+    if backend.name == "native":
+        from pagedserve.native.executor import NativeExecutor
+
+        return NativeExecutor(args)
+    with extra_needed("pagedserve.LLMEngine", "engine"):
+        from pagedserve.executor.choose import make_executor
     return make_executor(args)
 
 
