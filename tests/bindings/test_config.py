@@ -124,8 +124,10 @@ def test_a_negative_number_of_bypasses_is_refused() -> None:
 
 def test_a_group_is_refused_where_it_cannot_be() -> None:
     group = KVGroup("window", window=9, num_gpu_blocks=30)
-    with pytest.raises(ConfigError, match="a window and sliding_window exclude each other"):
-        CacheConfig(**CACHE, groups=[group], sliding_window=8)
+    chunks = KVGroup("chunked", window=9, num_gpu_blocks=30)
+    for each in (group, chunks):
+        with pytest.raises(ConfigError, match="a window and sliding_window exclude each other"):
+            CacheConfig(**CACHE, groups=[each], sliding_window=8)
     states = KVGroup("state", num_gpu_blocks=3)
     with pytest.raises(ConfigError, match="states and enable_prefix_caching exclude each other"):
         CacheConfig(**CACHE, groups=[states], enable_prefix_caching=True)
@@ -137,6 +139,8 @@ def test_a_group_is_refused_where_it_cannot_be() -> None:
     fewer = KVGroup("window", window=9, num_gpu_blocks=least - 1)
     with pytest.raises(ConfigError, match=f"need {least}"):
         Scheduler(limits, CacheConfig(**CACHE, groups=[fewer]))
+    more = KVGroup.num_gpu_blocks_for(limits, window=9, block_size=block_size, num_sink_tokens=9)
+    assert more == least + -(-9 // block_size)
     enough = KVGroup("window", window=9, num_gpu_blocks=least)
     Scheduler(limits, CacheConfig(**CACHE, groups=[enough])).check()
 
@@ -144,9 +148,15 @@ def test_a_group_is_refused_where_it_cannot_be() -> None:
 def test_a_group_needs_what_belongs_to_its_kind() -> None:
     with pytest.raises(ConfigError, match="window is missing"):
         KVGroup("window", num_gpu_blocks=30)
+    with pytest.raises(ConfigError, match='window is missing: the kind is "chunked"'):
+        KVGroup("chunked", num_gpu_blocks=30)
     with pytest.raises(ConfigError, match='window is 9: the kind "state" has none'):
         KVGroup("state", window=9, num_gpu_blocks=30)
-    with pytest.raises(ConfigError, match='must be "window", "state" or "cross"'):
+    with pytest.raises(ConfigError, match='num_sink_tokens is 4: the kind "state" has none'):
+        KVGroup("state", num_sink_tokens=4, num_gpu_blocks=30)
+    with pytest.raises(ConfigError, match="num_sink_tokens is -1; it must not be negative"):
+        KVGroup("window", window=9, num_sink_tokens=-1, num_gpu_blocks=30)
+    with pytest.raises(ConfigError, match='must be "window", "chunked", "state" or "cross"'):
         KVGroup("all", num_gpu_blocks=30)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="the window of a KV group is 0"):
         KVGroup("window", window=0, num_gpu_blocks=30)
@@ -221,10 +231,12 @@ def test_every_field_reads_back() -> None:
     group: dict[str, Any] = {
         "kind": "window",
         "window": 9,
+        "num_sink_tokens": 5,
         "num_gpu_blocks": 30,
         "num_cpu_blocks": 4,
     }
     states: dict[str, Any] = {"kind": "state", "num_gpu_blocks": 6, "num_cpu_blocks": 3}
+    chunks: dict[str, Any] = states | {"kind": "chunked", "window": 32}
     cache: dict[str, Any] = CACHE | {
         "num_cpu_blocks": 5,
         "watermark": 0.125,
@@ -238,7 +250,8 @@ def test_every_field_reads_back() -> None:
         (CacheConfig(**cache), cache),
         (CacheConfig(**CACHE, sliding_window=12), CACHE | {"sliding_window": 12}),
         (KVGroup(**group), group),
-        (KVGroup(**states), states | {"window": None}),
+        (KVGroup(**chunks), chunks),
+        (KVGroup(**states), states | {"window": None, "num_sink_tokens": 0}),
     ]
     for config, values in made:
         for field, value in values.items():

@@ -17,6 +17,8 @@ from pagedserve import KVGroup
 BLOCK_SIZE = 4
 WINDOW = 10
 WINDOW_GROUP = KVGroup("window", window=WINDOW, num_gpu_blocks=60, num_cpu_blocks=9)
+SINKS_GROUP = KVGroup("window", window=7, num_sink_tokens=5, num_gpu_blocks=60, num_cpu_blocks=9)
+CHUNKED_GROUP = KVGroup("chunked", window=10, num_gpu_blocks=60, num_cpu_blocks=9)
 STATES = KVGroup("state", num_gpu_blocks=8, num_cpu_blocks=4)
 ENCODERS = KVGroup("cross")
 
@@ -52,8 +54,37 @@ CONFIGURATIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"enable_chunked_prefill": True, "max_num_batched_tokens": 13},
         {"num_cpu_blocks": 12, "groups": [WINDOW_GROUP]},
     ),
+    "sink tokens": (
+        {"num_lookahead_slots": 2, "preemption_mode": "swap"},
+        {"num_cpu_blocks": 12, "groups": [SINKS_GROUP, WINDOW_GROUP]},
+    ),
+    "sink tokens and cached": (
+        {"enable_chunked_prefill": True, "max_num_batched_tokens": 13},
+        {"num_cpu_blocks": 12, "groups": [SINKS_GROUP], "enable_prefix_caching": True},
+    ),
+    "attention chunks": (
+        {"num_lookahead_slots": 2, "preemption_mode": "swap"},
+        {"num_cpu_blocks": 12, "groups": [CHUNKED_GROUP]},
+    ),
+    "attention chunks and cached": (
+        {"enable_chunked_prefill": True, "max_num_batched_tokens": 13},
+        {
+            "num_cpu_blocks": 12,
+            "groups": [SINKS_GROUP, CHUNKED_GROUP],
+            "enable_prefix_caching": True,
+        },
+    ),
     "window": ({"num_lookahead_slots": 2}, {"num_cpu_blocks": 12, "sliding_window": WINDOW}),
 }
+
+
+def is_seen(group: KVGroup, query: int, key: int) -> bool:
+    """Whether a query, or one after it, attends to a key in the layers of a group."""
+    assert group.window is not None
+    if group.kind == "chunked":
+        return key // group.window >= query // group.window
+    return key < group.num_sink_tokens or query < key + group.window
+
 
 # An operation and the small numbers that decide what it does.
 OPS = st.lists(
@@ -163,9 +194,9 @@ class Model:
                 self.devices[index + 1][slot] = self.content(row.seq, position)
 
     def windows(self, row: Any) -> Iterator[tuple[int, list[int]]]:
-        """Each group with a window, and the row's table there."""
+        """Each group with a window or chunks, and the row's table there."""
         for index, group in enumerate(self.groups):
-            if group.kind == "window":
+            if group.window is not None:
                 yield index, row.group_tables[index]
 
     def slot(self, table: list[int], position: int) -> int:
@@ -176,8 +207,10 @@ class Model:
         for position in range(first, row.num_keys):
             found = self.devices[0].get(self.slot(row.table, position), 0)
             assert found == self.content(row.seq, position), f"position {position}"
-        for index, table in self.windows(row):  # every query of the row sees its window
-            for position in range(max(0, row.positions[0] - WINDOW + 1), row.num_keys):
+        for index, table in self.windows(row):
+            for position in range(row.num_keys):
+                if not is_seen(self.groups[index], row.positions[0], position):
+                    continue
                 found = self.devices[index + 1].get(self.slot(table, position), 0)
                 assert found == self.content(row.seq, position), f"position {position}"
 

@@ -1,7 +1,7 @@
-"""Layers with a window have KV blocks of their own where others see everything.
+"""Layers with a window or chunks have KV blocks of their own where others see everything.
 
 The tokens are those of transformers, and those of an engine whose layers share blocks, whatever
-else the memory does; a sequence takes what its windows show.
+else the memory does; a sequence takes what its windows or chunks show.
 """
 
 from pathlib import Path
@@ -26,7 +26,23 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma3_text": {"head_dim": 16},
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16},
     "qwen2": {"use_sliding_window": True},
+    "llama4_text": {
+        "sliding_window": None,
+        "layer_types": ["chunked_attention", "full_attention"] * 2,
+        "attention_chunk_size": WINDOW,
+        "no_rope_layers": [1, 0] * 2,
+        "floor_scale": 8,
+        "attn_scale": 0.5,
+        "head_dim": 8,
+        "intermediate_size_mlp": 32,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    },
 }
+# Kind of the group, and the blocks that a sequence has between steps: of the 15 tokens before the
+# next, which may begin and end within a block, or of a whole chunk.
+KINDS = dict.fromkeys(FAMILIES, ("window", (WINDOW - 2) // BLOCK_SIZE + 2))
+KINDS["llama4_text"] = ("chunked", WINDOW // BLOCK_SIZE)
 PROMPTS: list[TokensPrompt] = [
     {"prompt_token_ids": [(number * 31 + index * 17) % 90 + 3 for index in range(length)]}
     for number, length in enumerate((50, 3, 33, 12))
@@ -86,19 +102,24 @@ def logprobs_of(outputs: list[RequestOutput]) -> list[float]:
     return [sequence.cumulative_logprob or 0.0 for output in outputs for sequence in output.outputs]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("backend", ["rust", "torch"])
-def test_tokens_are_those_of_transformers(saved: Path, backend: str) -> None:
-    llm = engine_of(saved, attention_backend=backend, **CHUNKS)
-    [group] = llm.llm_engine.memory.groups
-    assert (group.kind, group.window) == ("window", WINDOW)
+def assert_greedy(saved: Path, outputs: list[RequestOutput]) -> None:
+    """The tokens are those of transformers, whose model computes each prompt alone."""
     model: Any = AutoModelForCausalLM.from_pretrained(saved, dtype=torch.float32)
-    for prompt, found in zip(PROMPTS, answers(llm, GREEDY), strict=True):
+    for prompt, found in zip(PROMPTS, outputs, strict=True):
         wanted = greedy_tokens(model, prompt["prompt_token_ids"], NUM_TOKENS)
         assert list(found.outputs[0].token_ids) == wanted
 
 
-@pytest.mark.parametrize("family", ["gemma3_text"])
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("backend", ["rust", "torch"])
+def test_tokens_are_those_of_transformers(saved: Path, family: str, backend: str) -> None:
+    llm = engine_of(saved, attention_backend=backend, **CHUNKS)
+    [group] = llm.llm_engine.memory.groups
+    assert (group.kind, group.window) == (KINDS[family][0], WINDOW)
+    assert_greedy(saved, answers(llm, GREEDY))
+
+
+@pytest.mark.parametrize("family", ["gemma3_text", "llama4_text"])
 def test_tokens_are_those_of_an_engine_whose_layers_share_blocks(saved: Path) -> None:
     shared = engine_of(saved, disable_hybrid_kv_cache_manager=True)
     assert shared.llm_engine.memory.groups == ()
@@ -116,9 +137,12 @@ def test_tokens_are_those_of_an_engine_whose_layers_share_blocks(saved: Path) ->
     assert num_preempted > 0
 
 
-@pytest.mark.parametrize("family", ["gemma3_text"])
-def test_a_sequence_takes_what_its_windows_show(saved: Path) -> None:
-    llm = engine_of(saved, **CHUNKS)
+@pytest.mark.parametrize("family", ["gemma3_text", "gpt_oss", "llama4_text"])
+@pytest.mark.parametrize("caches_prefixes", [False, True])
+def test_a_sequence_takes_what_its_windows_show(
+    saved: Path, family: str, caches_prefixes: bool
+) -> None:
+    llm = engine_of(saved, enable_prefix_caching=caches_prefixes, **CHUNKS)
     engine = llm.llm_engine
     engine.add_request("0", PROMPTS[0], GREEDY)
     most = 0
@@ -127,8 +151,7 @@ def test_a_sequence_takes_what_its_windows_show(saved: Path) -> None:
         for group in engine.scheduler.running:
             for seq in engine.scheduler.seqs_of(group).tolist():
                 most = max(most, len(engine.scheduler.block_table(seq, kv_group=1)))
-    # Between steps the 15 tokens before the next, which may begin and end within a block.
-    assert most == (WINDOW - 2) // BLOCK_SIZE + 2
+    assert most == KINDS[family][1]
     assert engine.stats.peak_used_blocks == 23, "the others keep all 89"
 
 
@@ -148,7 +171,16 @@ def test_the_memory_is_shared_out(saved: Path) -> None:
     assert engine_of(saved, **whole).llm_engine.memory.groups == ()
 
 
-@pytest.mark.parametrize("family", ["gemma3_text"])
+@pytest.mark.parametrize("family", ["gpt_oss", "llama4_text"])
+def test_tokens_after_cached_prefixes_are_those_of_transformers(saved: Path) -> None:
+    llm = engine_of(saved, enable_prefix_caching=True, **CHUNKS)
+    for num_cached in ([0, 0, 0, 0], [48, 0, 32, 8]):
+        outputs = answers(llm, GREEDY)
+        assert [output.num_cached_tokens for output in outputs] == num_cached
+        assert_greedy(saved, outputs)
+
+
+@pytest.mark.parametrize("family", ["gemma3_text", "llama4_text"])
 def test_cached_prefixes_change_no_token(saved: Path) -> None:
     shared = engine_of(saved, disable_hybrid_kv_cache_manager=True)
     for params in (GREEDY, SAMPLED, BEAMS):

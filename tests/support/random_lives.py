@@ -46,6 +46,24 @@ CONFIGURATIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"groups": [KVGroup("window", window=9, num_gpu_blocks=60, num_cpu_blocks=20)]}
         | {"num_cpu_blocks": 30, "enable_prefix_caching": True},
     ),
+    "sink tokens": (
+        {"enable_chunked_prefill": True, "num_lookahead_slots": 1},
+        {
+            "groups": [
+                KVGroup("window", window=9, num_sink_tokens=6, num_gpu_blocks=70, num_cpu_blocks=20)
+            ],
+            "num_cpu_blocks": 30,
+            "enable_prefix_caching": True,
+        },
+    ),
+    "attention chunks": (
+        {"preemption_mode": "swap"},
+        {
+            "groups": [KVGroup("chunked", window=16, num_gpu_blocks=90, num_cpu_blocks=20)],
+            "num_cpu_blocks": 30,
+            "enable_prefix_caching": True,
+        },
+    ),
     "states": (
         {},
         {"groups": [KVGroup("state", num_gpu_blocks=12, num_cpu_blocks=5)], "num_cpu_blocks": 30},

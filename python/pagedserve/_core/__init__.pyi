@@ -35,7 +35,7 @@ __all__ = [
 __version__: Final[str]
 
 _PreemptionMode: TypeAlias = Literal["recompute", "swap"]
-_KVKind: TypeAlias = Literal["window", "state", "cross"]
+_KVKind: TypeAlias = Literal["window", "chunked", "state", "cross"]
 _Policy: TypeAlias = Literal["fcfs", "priority"]
 _VictimPolicy: TypeAlias = Literal["last", "least_work"]
 _Refusal: TypeAlias = Literal[
@@ -105,18 +105,21 @@ class CacheChoices:
 class KVGroup:
     """Layers that keep something else of a sequence than all its keys and values.
 
-    With "window" they keep those of the newest tokens: a sequence has at most the blocks that its
-    window spans, and those that a step adds.  With "state" a block is the state of one sequence, as
-    recurrences have.  With "cross" they keep those of an encoder's output, in blocks of the first
-    group's pool.
+    With "window" they keep those of the newest tokens, and of sink tokens at the beginning: a
+    sequence has at most the blocks that its window and its sink tokens span, and those that a step
+    adds.  With "chunked" they keep those of the current chunk of positions, as in Llama 4.  With
+    "state" a block is the state of one sequence, as recurrences have.  With "cross" they keep those
+    of an encoder's output, in blocks of the first group's pool.
 
     Args:
-        kind: "window", "state" or "cross".
-        window: Tokens that a query attends to, itself included, in the layer with the largest
-            window, at least 1; for "window" alone.
-        num_gpu_blocks: Blocks of the group's pool on the device: for "window" at least
-            ``num_gpu_blocks_for`` one sequence, for "state" at least ``max_num_seqs``, for "cross"
-            none.
+        kind: "window", "chunked", "state" or "cross".
+        window: Largest number of tokens that a query attends to, itself included, at least 1: for
+            "window" in the layer with the largest window, for "chunked" the size of a chunk.
+        num_sink_tokens: First tokens of a sequence, which every query attends to beside its window;
+            0, the default, keeps none; for "window" alone.
+        num_gpu_blocks: Blocks of the group's pool on the device: for "window" and "chunked" at
+            least ``num_gpu_blocks_for`` one sequence, for "state" at least ``max_num_seqs``, for
+            "cross" none.
         num_cpu_blocks: Blocks of the pool in host memory for swapped groups; 0, the default, turns
             swapping off.
 
@@ -130,30 +133,41 @@ class KVGroup:
         kind: _KVKind,
         *,
         window: int | None = None,
+        num_sink_tokens: int | None = None,
         num_gpu_blocks: int | None = None,
         num_cpu_blocks: int | None = None,
     ) -> KVGroup: ...
     @staticmethod
     def num_gpu_blocks_for(
-        scheduler_config: SchedulerConfig, *, window: int, block_size: int, num_seqs: int = 1
+        scheduler_config: SchedulerConfig,
+        *,
+        window: int,
+        block_size: int,
+        num_seqs: int = 1,
+        num_sink_tokens: int = 0,
     ) -> int:
-        """Return the largest number of device blocks of a window that ``num_seqs`` sequences use.
+        """Return the largest number of device blocks that ``num_seqs`` sequences use.
 
-        It counts the blocks that each keeps between steps and those that the tokens of a step add.
+        It counts the blocks of a window, or of chunks of as many tokens, that each keeps between
+        steps, and those that the tokens of a step add.
 
         Args:
             scheduler_config: Limits of the scheduler.
             window: See the class.
             block_size: Tokens a block holds, at least 1.
             num_seqs: Number of sequences; the result for 1 is the least that a scheduler accepts.
+            num_sink_tokens: See the class.
         """
     def __getnewargs_ex__(self) -> tuple[tuple[str], dict[str, int | None]]: ...
     @property
     def kind(self) -> _KVKind:
-        """Kind of the group: "window", "state" or "cross"."""
+        """Kind of the group: "window", "chunked", "state" or "cross"."""
     @property
     def window(self) -> int | None:
-        """Tokens that a query attends to, itself included; None for another kind than "window"."""
+        """Tokens that a query attends to at most, itself included; None for "state" and "cross"."""
+    @property
+    def num_sink_tokens(self) -> int:
+        """First tokens of a sequence that are kept beside a window; 0 for another kind."""
     @property
     def num_gpu_blocks(self) -> int:
         """Value of the argument, or its default; see the class."""

@@ -6,7 +6,7 @@ some models number their layers twice or not at all.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, Protocol
 
@@ -95,7 +95,7 @@ class PagedAttention:
         backend: AttentionBackend,
         *,
         causal: bool = True,
-        by_window: Mapping[int, AttentionMetadata] | None = None,
+        of_layers: Sequence[AttentionMetadata] | None = None,
     ) -> None:
         """Store a step.
 
@@ -106,10 +106,11 @@ class PagedAttention:
             windows: window of each layer, as the probe found them.
             backend: attention backend; the same for all steps over one set of pools.
             causal: whether a token does not attend to later keys.
-            by_window: the step over separate blocks, for layers with such a window.
+            of_layers: the step of each layer, over the blocks of its KV group; None if all layers
+                share those of ``metadata``.
         """
         self._metadata = metadata
-        self._by_window = by_window or {}
+        self._of_layers = of_layers
         self._backend = backend
         self._pools = pools
         self._windows = windows
@@ -136,9 +137,8 @@ class PagedAttention:
                 "model was loaded"
             )
         self._has_attended[layer] = 1
-        window = self._windows[layer]
-        metadata = self._metadata if window is None else self._by_window.get(window, self._metadata)
-        return LayerStep(self._pools[layer], window, metadata)
+        metadata = self._metadata if self._of_layers is None else self._of_layers[layer]
+        return LayerStep(self._pools[layer], self._windows[layer], metadata)
 
     def answer(self, call: AttentionCall) -> Tensor:
         """Write the call's keys and values, then attend.

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
-from typing import Protocol
+from typing import Literal, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -28,6 +28,9 @@ from pagedserve.host_ops.blocks import copy_blocks as copy_in_host
 from pagedserve.host_ops.memory import empty_in_huge_pages
 from pagedserve.kernels.reference import copy_blocks, swap_blocks
 
+# Kinds of a KV group of layers that keep keys and values, but not all.
+WindowKind: TypeAlias = Literal["window", "chunked"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerShape:
@@ -39,6 +42,7 @@ class LayerShape:
         value_size: elements of a value of one head.
         window: sliding window in tokens, or None.
         is_cross: whether it reads keys of an encoder, which are in the pool of the previous layer.
+        chunk: positions per chunk, for chunked attention; else None.
     """
 
     num_kv_heads: int
@@ -46,26 +50,46 @@ class LayerShape:
     value_size: int
     window: int | None = None
     is_cross: bool = False
+    chunk: int | None = None
 
     @property
     def elements_per_token(self) -> int:
         """Elements per token in this layer's pool."""
         return self.num_kv_heads * (self.key_size + self.value_size)
 
+    def fits_window(self, window: int | None, kind: WindowKind) -> bool:
+        """Whether a KV group of this kind keeps all keys that the layer attends to.
+
+        Args:
+            window: window or chunk size of the group; None for no group.
+            kind: kind of the group.
+        """
+        if kind == "chunked":
+            return self.chunk is not None and self.chunk == window
+        return window is not None and self.window is not None and self.window <= window
+
 
 def group_window(layers: Sequence[LayerShape]) -> int | None:
-    """Widest sliding window of the layers; None if none has one."""
-    return max((layer.window for layer in layers if layer.window is not None), default=None)
+    """Widest sliding window of the layers, or chunk size if none has one; None without both."""
+    windows = [layer.window for layer in layers if layer.window is not None]
+    chunks = [layer.chunk for layer in layers if layer.chunk is not None]
+    return max(windows or chunks, default=None)
+
+
+def group_kind(layers: Sequence[LayerShape]) -> WindowKind:
+    """Kind of the KV group of layers with a window or chunks."""
+    has_windows = any(layer.window is not None for layer in layers)
+    has_chunks = any(layer.chunk is not None for layer in layers)
+    return "chunked" if has_chunks and not has_windows else "window"
 
 
 def split_layers(
-    layers: Sequence[LayerShape], window: int | None
+    layers: Sequence[LayerShape], window: int | None, kind: WindowKind = "window"
 ) -> tuple[list[LayerShape], list[LayerShape]]:
-    """Layers that keep all keys, and those with a window of at most this many tokens."""
+    """Layers that keep all keys, and those of a KV group; see ``LayerShape.fits_window``."""
     split: tuple[list[LayerShape], list[LayerShape]] = [], []
     for layer in layers:
-        is_narrow = window is not None and layer.window is not None and layer.window <= window
-        split[is_narrow].append(layer)
+        split[layer.fits_window(window, kind)].append(layer)
     return split
 
 
@@ -193,12 +217,13 @@ class CacheEngine:
             device: device of the model.
             cuda: the same device if kernels move its blocks, which needs triton; None moves them
                 with torch's operations.
-            groups: KV groups of the scheduler beside the first, one of a kind.
+            groups: KV groups of the scheduler beside the first, one of a kind; windows or chunks,
+                not both.
             states: shapes of recurrent states.
         """
         self.block_size = block_size
         kinds = {group.kind: group for group in groups}
-        window_group = kinds.get("window")
+        self._window_group = window_group = kinds.get("window") or kinds.get("chunked")
         state_slots = kinds.get("state")
         self.states = StatePools(
             states,
@@ -213,24 +238,31 @@ class CacheEngine:
             device=device,
             cuda=cuda if find_spec("triton") is not None else None,
         )
-        window = None if window_group is None else window_group.window
-        others, windowed = split_layers(layers, window)
+        others = [layer for layer in layers if not self.has_window_blocks(layer)]
+        windowed = [layer for layer in layers if self.has_window_blocks(layer)]
         self._pools = pools(others, num_gpu_blocks=num_gpu_blocks, num_cpu_blocks=num_cpu_blocks)
         self._window_pools = pools(
             windowed,
             num_gpu_blocks=0 if window_group is None else window_group.num_gpu_blocks,
             num_cpu_blocks=0 if window_group is None else window_group.num_cpu_blocks,
         )
-        self.windows = tuple({layer.window for layer in windowed if layer.window is not None})
         # In the order of the groups; cross attention has no pool.
         of_kind: dict[str, BlockPools | StatePools] = {
             "window": self._window_pools,
+            "chunked": self._window_pools,
             "state": self.states,
         }
         self._group_pools = [self._pools, *(of_kind.get(group.kind) for group in groups)]
         of_group = [iter(self._pools.gpu), iter(self._window_pools.gpu)]
         # In the order of the layers.
-        self.gpu_pools = [next(of_group[layer.window in self.windows]) for layer in layers]
+        self.gpu_pools = [next(of_group[self.has_window_blocks(layer)]) for layer in layers]
+
+    def has_window_blocks(self, layer: LayerShape) -> bool:
+        """Whether a layer's blocks are those of the group of windows or chunks."""
+        group = self._window_group
+        if group is None:
+            return False
+        return layer.fits_window(group.window, "chunked" if group.kind == "chunked" else "window")
 
     def move(self, step: Sequence[BlockMoves]) -> None:
         """Execute the moves of a step in each group's pool; none if it is empty."""

@@ -79,8 +79,8 @@ class CacheArgs:
     disable_hybrid_kv_cache_manager: bool = option(
         False,
         checks.flag,
-        "Store sliding-window layers in the same KV blocks as full-attention layers, with as many "
-        "tokens.",
+        "Store layers with a sliding window or attention chunks in the same KV blocks as "
+        "full-attention layers, with as many tokens.",
         concern="memory and KV cache",
     )
 

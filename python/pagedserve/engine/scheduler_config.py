@@ -39,7 +39,7 @@ def scheduler_config(
 def step_limits(config: SchedulerConfig, model: ModelInfo, args: EngineArgs) -> StepLimits:
     """Maximum contents of a step of such a scheduler.
 
-    Layers with a sliding window have separate blocks, unless no sequence is longer than the window.
+    Layers with a sliding window or chunks have separate blocks, unless no sequence is longer.
     """
     window = model.group_window
     if args.disable_hybrid_kv_cache_manager or (window or 0) >= config.max_model_len:
@@ -49,5 +49,6 @@ def step_limits(config: SchedulerConfig, model: ModelInfo, args: EngineArgs) -> 
         max_num_rows=config.max_num_seqs,
         max_model_len=config.max_model_len,
         group_window=window,
+        group_kind=model.group_kind,
         num_lookahead_slots=args.num_drafts,
     )

@@ -355,6 +355,6 @@ def cache_config(
         "num_cpu_blocks": cache.num_cpu_blocks,
         "num_gpu_blocks": cache.num_gpu_blocks,
         "num_gpu_blocks_override": args.num_gpu_blocks,
-        "sliding_window": model.group_window,
+        "sliding_window": model.group_window if model.group_kind == "window" else None,
         "swap_space_bytes": memory.swap_bytes,
     }

@@ -7,10 +7,13 @@ that the largest step leaves; the KV pool never takes more than is free.
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from pagedserve._core import KVGroup
 from pagedserve.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pagedserve.cache.engine import WindowKind
 
 GIB: Final = 1 << 30
 DEFAULT_KV_CACHE_BYTES: Final = GIB
@@ -52,19 +55,21 @@ class AvailableMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowNeed:
-    """Requirements of sliding-window layers with separate KV blocks.
+    """Requirements of layers with a sliding window or chunks, and separate KV blocks.
 
     Attributes:
-        window: Widest window of these layers, in tokens.
+        window: Widest window of these layers, or their chunk size, in tokens.
         block_bytes: Bytes of one block over these layers.
         least_blocks: Blocks for one sequence.
         most_blocks: Blocks for the maximum number of sequences, and as many prefixes if cached.
+        kind: Kind of their KV group.
     """
 
     window: int
     block_bytes: int
     least_blocks: int
     most_blocks: int
+    kind: "WindowKind" = "window"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +84,7 @@ class MemoryPlan:
         num_cpu_blocks: Blocks for preempted requests, in host memory.
         free_bytes: Free after the model is loaded, before the pool is allocated.
         available: Result of the profile run on a GPU; None without one.
-        groups: KV groups with a separate pool: sliding-window layers, recurrent states.
+        groups: KV groups with a separate pool: layers with windows or chunks, recurrent states.
         group_bytes: One block of each of them over its layers.
     """
 
@@ -191,9 +196,9 @@ def plan_memory(
         longest: Maximum number of tokens of a sequence; without layers that keep all keys every
             sequence gets blocks for as many, unless their number was given and is not that of
             ``windows``.
-        windows: Requirements of sliding-window layers; they get at most half of the KV cache beside
-            other layers, or as many blocks as the others if their number was given.  If that is too
-            little for a step, all layers share blocks.
+        windows: Requirements of layers with windows or chunks; they get at most half of the KV
+            cache beside other layers, or as many blocks as the others if their number was given.
+            If that is too little for a step, all layers share blocks.
 
     Raises:
         ConfigError: More than is free, or too little for one block or one such sequence.
@@ -244,7 +249,7 @@ def plan_memory(
     groups: list[tuple[KVGroup, int]] = []
     if windows is not None:
         group = KVGroup(
-            "window",
+            windows.kind,
             window=windows.window,
             num_gpu_blocks=num_window_blocks,
             num_cpu_blocks=num_cpu_blocks * num_window_blocks // num_blocks,

@@ -23,6 +23,7 @@ from pagedserve.sampling.results import PositionLogprobs, SampledRows
 from pagedserve.sampling.rows import PromptTargets, RowSampling
 
 if TYPE_CHECKING:
+    from pagedserve.cache.engine import WindowKind
     from pagedserve.cache.moves import BlockMoves
 
 # Of rows.
@@ -40,7 +41,9 @@ class ModelInfo:
         device_type: "cpu" or "cuda".
         backends: Readable line with the attention backend and the other kernels.
         pooling: Pooling configuration; None for a generative model.
-        group_window: Widest sliding window of the layers, in tokens; None if none has one.
+        group_window: Widest sliding window of the layers, in tokens, or chunk size of chunked
+            attention if none has one; None without both.
+        group_kind: Which of the two: "window" or "chunked".
         images: Rules for images in prompts, or the reason why they are refused.
         sees_whole_prompts: Whether a prompt must be computed in one step: for bidirectional
             attention, or to pool the states of other tokens than the last.
@@ -55,6 +58,7 @@ class ModelInfo:
     backends: str
     pooling: PoolingRules | None = None
     group_window: int | None = None
+    group_kind: "WindowKind" = "window"
     images: ImageRules | str = TEXT_ALONE
     sees_whole_prompts: bool = False
     keeps_states: bool = False
@@ -69,8 +73,9 @@ class StepLimits:
         max_num_tokens: Tokens per step.
         max_num_rows: Rows per step.
         max_model_len: Tokens per sequence.
-        group_window: Widest window of layers with separate KV blocks; None if all layers share
-            blocks.
+        group_window: Widest window, or chunk size, of layers with separate KV blocks; None if all
+            layers share blocks.
+        group_kind: Kind of the KV group of those layers.
         num_lookahead_slots: Draft tokens per row.
     """
 
@@ -78,6 +83,7 @@ class StepLimits:
     max_num_rows: int
     max_model_len: int
     group_window: int | None = None
+    group_kind: "WindowKind" = "window"
     num_lookahead_slots: int = 0
 
     @property

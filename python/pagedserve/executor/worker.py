@@ -9,6 +9,8 @@ from pagedserve._core import KVGroup, SchedulerConfig
 from pagedserve.attention.cross import CrossStep
 from pagedserve.cache.engine import (
     CacheEngine,
+    WindowKind,
+    group_kind,
     group_window,
     kv_bytes_per_block,
     split_layers,
@@ -102,6 +104,7 @@ class Worker:
             backends=loaded.describe_backends(),
             pooling=loaded.pooling,
             group_window=group_window(loaded.stored_layers),
+            group_kind=group_kind(loaded.stored_layers),
             images=images,
             sees_whole_prompts=_sees_whole_prompts(loaded),
             keeps_states=bool(loaded.states),
@@ -119,15 +122,17 @@ class Worker:
             raise StepError("the executor has no KV cache yet: call init_cache first")
         return self._buffers
 
-    def kv_bytes_per_block(self, block_size: int, group_window: int | None = None) -> int:
-        """Bytes of one KV block over all layers except those of a window group.
+    def kv_bytes_per_block(
+        self, block_size: int, group_window: int | None = None, kind: WindowKind = "window"
+    ) -> int:
+        """Bytes of one KV block over all layers except those of a group of windows or chunks.
 
         Raises:
             ConfigError: The attention backend does not support the block size.
         """
         loaded = self.loaded
         loaded.attention_backend.check_block_size(block_size)
-        layers, _ = split_layers(loaded.stored_layers, group_window)
+        layers, _ = split_layers(loaded.stored_layers, group_window, kind)
         return kv_bytes_per_block(layers, block_size=block_size, dtype=loaded.dtype)
 
     def determine_num_blocks(self, limits: StepLimits) -> MemoryPlan:
@@ -137,7 +142,9 @@ class Worker:
             args.check_without_gpu()
         # Ranks on the CPU share the same memory.
         num_parts = self._group.size if self._group is not None and cuda is None else 1
-        block_bytes = num_parts * self.kv_bytes_per_block(args.block_size, limits.group_window)
+        block_bytes = num_parts * self.kv_bytes_per_block(
+            args.block_size, limits.group_window, limits.group_kind
+        )
         windows = self._window_need(limits, num_parts)
         has_keys = block_bytes > 0 or windows is not None
         available = None
@@ -166,11 +173,11 @@ class Worker:
         )
 
     def _window_need(self, limits: StepLimits, num_parts: int) -> WindowNeed | None:
-        """Requirements of sliding-window layers, if they have separate blocks."""
+        """Requirements of layers with windows or chunks, if they have separate blocks."""
         if limits.group_window is None:
             return None
         block_size, caches_prefixes = self._args.block_size, self._args.enable_prefix_caching
-        _, layers = split_layers(self.loaded.stored_layers, limits.group_window)
+        _, layers = split_layers(self.loaded.stored_layers, limits.group_window, limits.group_kind)
         config = SchedulerConfig(
             max_num_seqs=limits.max_num_rows,
             max_num_batched_tokens=limits.max_num_tokens,
@@ -186,6 +193,7 @@ class Worker:
         )
         return WindowNeed(
             window=limits.group_window,
+            kind=limits.group_kind,
             block_bytes=num_parts
             * kv_bytes_per_block(layers, block_size=block_size, dtype=self.loaded.dtype),
             least_blocks=blocks_for(num_seqs=1),

@@ -96,6 +96,7 @@ class CallRecorder:
                 value_size=call.value.shape[-1],
                 window=call.options.window,
                 is_cross=call.key.shape[2] != call.query.shape[2],
+                chunk=call.chunk,
             )
         )
         self.has_window.append(call.has_window)

@@ -4,8 +4,8 @@ Owns the memory: one buffer of bytes on the host, and on a GPU another with the 
 core writes the host's arrays, the model reads the device's; on the CPU they are the same memory.
 
 The block tables come last, because they are the largest by far and mostly unused: a step is copied
-to a GPU as one range, from the start to the end of its tables, plus another if sliding-window
-layers have separate tables.
+to a GPU as one range, from the start to the end of its tables, plus another if layers with a window
+or chunks have separate tables.
 """
 
 from collections.abc import Sequence
@@ -141,7 +141,7 @@ class StepInputs:
         positions: int64 ``[1, T]``.
         sample_index: int32 ``[S]`` positions in T that need logits.
         metadata: step for the attention calls.
-        window_metadata: step for calls of sliding-window layers with separate blocks.
+        window_metadata: step for calls of layers with a window or chunks and separate blocks.
         images: image features of the step's tokens, or 3D positions; None for text only.
         cross: inputs of cross-attention; None for decoder-only models.
     """
@@ -191,7 +191,8 @@ class StepBuffers:
             max_num_samples: maximum sampled tokens of a step; None is one per row.
             has_adapters: whether rows may have adapters; else the core has no slots to write.
             num_adapter_slots: slots of adapters for GPU kernels; 0 without such kernels.
-            groups: KV groups of the scheduler beside the first, one of a kind.
+            groups: KV groups of the scheduler beside the first, one of a kind; windows or chunks,
+                not both.
             max_cross_blocks: maximum length of a table of an encoder's keys; 0 for decoder-only
                 models.
             memory: memory that the core writes to; None is private memory.
@@ -200,7 +201,7 @@ class StepBuffers:
         """
         self.max_blocks_per_row = max_blocks_per_row
         kinds = {group.kind for group in groups}
-        self.has_windows = has_windows = "window" in kinds
+        self.has_windows = has_windows = not kinds.isdisjoint(("window", "chunked"))
         max_num_samples = max(max_num_rows, max_num_samples or 0)
         lengths = dict.fromkeys(DTYPES, max_num_rows) | {
             "query_start": max_num_rows + 1,
@@ -246,6 +247,7 @@ class StepBuffers:
         self._cross_tables: NDArray[np.int32] = np.zeros(max_num_rows * max_cross_blocks, np.int32)
         tables = {
             "window": self._window_tables,
+            "chunked": self._window_tables,
             "state": self.state_slots,
             "cross": self._cross_tables,
         }
@@ -263,7 +265,7 @@ class StepBuffers:
             cross_lens=self._cross_lens if "cross" in kinds else None,
             group_tables=[tables[group.kind] for group in groups],
             group_slots=[
-                self._window_slots if group.kind == "window" else np.zeros(0, np.int64)
+                self._window_slots if group.window is not None else np.zeros(0, np.int64)
                 for group in groups
             ],
         )
@@ -382,7 +384,7 @@ class StepBuffers:
         return self._layout(sizes, block_size, self._block_tables)
 
     def window_layout(self, sizes: BatchSizes, block_size: int) -> BatchLayout:
-        """The same rows over the blocks of sliding-window layers."""
+        """The same rows over the blocks of layers with a window or chunks."""
         return self._layout(sizes, block_size, self._window_tables)
 
     def _layout(self, sizes: BatchSizes, block_size: int, tables: NDArray[np.int32]) -> BatchLayout:
@@ -414,7 +416,7 @@ class StepBuffers:
         return self._over(self.layout(sizes, block_size), slots, tables)
 
     def _window_metadata(self, sizes: BatchSizes, block_size: int) -> AttentionMetadata | None:
-        """The same for sliding-window layers, if they have separate blocks."""
+        """The same for layers with a window or chunks, if they have separate blocks."""
         if not self.has_windows:
             return None
         slots, tables = self.on_device.window_slots, self.on_device.window_tables

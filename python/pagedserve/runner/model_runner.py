@@ -1,6 +1,6 @@
 """Model runner: from a step's inputs to logits, with the best method for the step."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -40,6 +40,7 @@ class Forward:
         self.selects_logits = loaded.selects_logits
         self._backend = loaded.attention_backend
         self._windows = [layer.window for layer in loaded.layers]
+        self._has_window_blocks = [cache.has_window_blocks(layer) for layer in loaded.layers]
         self._cache = cache
         self._states = loaded.states
         self._is_encoder = loaded.is_encoder
@@ -96,13 +97,15 @@ class Forward:
             self._windows,
             self._backend,
             causal=not self._is_encoder,
-            by_window=self._by_window(inputs),
+            of_layers=self._of_layers(inputs),
         )
 
-    def _by_window(self, inputs: StepInputs) -> Mapping[int, AttentionMetadata]:
-        """The step for sliding-window layers with separate blocks."""
-        metadata = inputs.window_metadata
-        return {} if metadata is None else dict.fromkeys(self._cache.windows, metadata)
+    def _of_layers(self, inputs: StepInputs) -> Sequence[AttentionMetadata] | None:
+        """The step of each layer; None if all layers share blocks."""
+        if inputs.window_metadata is None:
+            return None
+        of_blocks = inputs.metadata, inputs.window_metadata
+        return [of_blocks[has_window_blocks] for has_window_blocks in self._has_window_blocks]
 
     def _states_of(self, layout: BatchLayout) -> PooledStates:
         """The states in the slots of the rows."""

@@ -102,9 +102,18 @@ impl Default for CacheChoices {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum KvKind {
-    /// Keys and values of the newest tokens, as many as a query attends to in the layer with the
-    /// largest window, itself included.
-    Window(usize),
+    /// Keys and values of the newest tokens, and of sink tokens at the beginning (Xiao et al.,
+    /// `StreamingLLM`, ICLR 2024).
+    Window {
+        /// Newest tokens that a query attends to, itself included, in the layer with the largest
+        /// window.
+        window: usize,
+        /// First tokens of a sequence, which every query attends to beside its window.
+        num_sink_tokens: usize,
+    },
+    /// Keys and values of the tokens of the current chunk: a query attends to those from the last
+    /// multiple of this many positions on, itself included (Llama 4).
+    Chunked(usize),
     /// One state of fixed size, as recurrences have; a block of the group is the state of one
     /// sequence.
     State,
@@ -113,12 +122,22 @@ pub enum KvKind {
 }
 
 impl KvKind {
-    /// The name of the kind, used in configurations and logs, and its window.
+    /// The name of the kind, used in configurations and logs, and the tokens that a query attends to
+    /// at most; none for states and encoders.
     pub fn named(self) -> (&'static str, Option<usize>) {
         match self {
-            Self::Window(window) => ("window", Some(window)),
+            Self::Window { window, .. } => ("window", Some(window)),
+            Self::Chunked(chunk) => ("chunked", Some(chunk)),
             Self::State => ("state", None),
             Self::Cross => ("cross", None),
+        }
+    }
+
+    /// First tokens of a sequence that a window keeps; 0 for another kind.
+    pub fn num_sink_tokens(self) -> usize {
+        match self {
+            Self::Window { num_sink_tokens, .. } => num_sink_tokens,
+            Self::Chunked(_) | Self::State | Self::Cross => 0,
         }
     }
 }
@@ -137,9 +156,21 @@ pub struct KvGroup {
 
 impl KvGroup {
     /// A window of `window` tokens in a pool of `num_gpu_blocks`, at least
-    /// [`SchedulerConfig::num_window_blocks`] of one sequence; without host blocks.
+    /// [`SchedulerConfig::num_group_blocks`] of one sequence; without host blocks.
     pub fn window(window: usize, num_gpu_blocks: usize) -> Self {
-        Self { kind: KvKind::Window(window), num_gpu_blocks, num_cpu_blocks: 0 }
+        Self::window_with_sinks(window, 0, num_gpu_blocks)
+    }
+
+    /// As [`window`](Self::window), which also keeps the first `num_sink_tokens` of a sequence.
+    pub fn window_with_sinks(window: usize, num_sink_tokens: usize, num_gpu_blocks: usize) -> Self {
+        let kind = KvKind::Window { window, num_sink_tokens };
+        Self { kind, num_gpu_blocks, num_cpu_blocks: 0 }
+    }
+
+    /// Chunks of `chunk` tokens in a pool of `num_gpu_blocks`, at least
+    /// [`SchedulerConfig::num_group_blocks`] of one sequence; without host blocks.
+    pub fn chunked(chunk: usize, num_gpu_blocks: usize) -> Self {
+        Self { kind: KvKind::Chunked(chunk), num_gpu_blocks, num_cpu_blocks: 0 }
     }
 
     /// States in a pool of `num_gpu_blocks`, at least [`SchedulerConfig::max_num_seqs`]; without
@@ -158,9 +189,10 @@ impl KvGroup {
     /// # Errors
     /// [`Error::Config`].
     pub fn validate(&self) -> Result<()> {
-        if let KvKind::Window(window) = self.kind {
+        if let (_, Some(window)) = self.kind.named() {
             at_least_one("the window of a KV group", window)?;
         }
+        fits_i32("num_sink_tokens of a KV group", self.kind.num_sink_tokens())?;
         fits_i32("num_gpu_blocks of a KV group", self.num_gpu_blocks)?;
         fits_i32("num_cpu_blocks of a KV group", self.num_cpu_blocks)
     }
@@ -168,7 +200,7 @@ impl KvGroup {
     /// Checks that one sequence, and for states as many as may run, fit into the pool.
     fn validate_size(&self, scheduler: &SchedulerConfig, block_size: usize) -> Result<()> {
         let (num_blocks, max_num_seqs) = (self.num_gpu_blocks, scheduler.max_num_seqs);
-        let least = |window| scheduler.num_window_blocks(1, window, block_size);
+        let least = scheduler.num_group_blocks(self.kind, 1, block_size);
         let refusal = match self.kind {
             KvKind::State if num_blocks < max_num_seqs => format!(
                 "num_gpu_blocks of the KV group of states is {num_blocks}, below max_num_seqs, \
@@ -179,13 +211,14 @@ impl KvGroup {
                  go back to before a token"
                     .to_owned()
             }
-            KvKind::Window(window) if num_blocks < least(window) => format!(
-                "num_gpu_blocks of the KV group with a window of {window} tokens is {num_blocks}; \
-                 a sequence and a step of {} tokens need {}",
-                scheduler.max_num_batched_tokens,
-                least(window)
-            ),
-            KvKind::Window(_) | KvKind::State | KvKind::Cross => return Ok(()),
+            KvKind::Window { window, .. } | KvKind::Chunked(window) if num_blocks < least => {
+                let num_tokens = scheduler.max_num_batched_tokens;
+                format!(
+                    "num_gpu_blocks of the KV group with a window of {window} tokens is \
+                     {num_blocks}; a sequence and a step of {num_tokens} tokens need {least}"
+                )
+            }
+            _ => return Ok(()),
         };
         Err(Error::Config(refusal))
     }
@@ -277,7 +310,7 @@ impl CacheConfig {
     fn validate_groups(&self) -> Result<()> {
         self.groups.iter().try_for_each(KvGroup::validate)?;
         let has = |wanted: fn(KvKind) -> bool| self.groups.iter().any(|group| wanted(group.kind));
-        let refusal = if has(|kind| matches!(kind, KvKind::Window(_)))
+        let refusal = if has(|kind| matches!(kind, KvKind::Window { .. } | KvKind::Chunked(_)))
             && self.sliding_window.is_some()
         {
             "a KV group with a window and sliding_window exclude each other: the first group's \
@@ -475,13 +508,20 @@ impl SchedulerConfig {
         Ok(())
     }
 
-    /// Largest number of window blocks that `num_seqs` running sequences use: those that each keeps
-    /// between steps, and those that the tokens of a step add.
-    pub fn num_window_blocks(&self, num_seqs: usize, window: usize, block_size: usize) -> usize {
+    /// Largest number of blocks of its own pool that `num_seqs` running sequences use in a KV group
+    /// of `kind`: those that each keeps between steps, and those that the tokens of a step add.
+    pub fn num_group_blocks(&self, kind: KvKind, num_seqs: usize, block_size: usize) -> usize {
+        let (window, num_sink_tokens) = match kind {
+            KvKind::Window { window, num_sink_tokens } => (window, num_sink_tokens),
+            KvKind::Chunked(chunk) => (chunk, 0),
+            KvKind::State => return num_seqs,
+            KvKind::Cross => return 0,
+        };
         let num_lookahead_slots = self.num_lookahead_slots;
         // m tokens lie in at most (m - 2) / block_size + 2 blocks; one more lets the chunks of a
         // step be counted together, rounded down.
         let num_kept = (window + num_lookahead_slots).saturating_sub(2) / block_size + 3;
+        let num_kept = num_kept + num_sink_tokens.div_ceil(block_size);
         let longest = (self.max_model_len + num_lookahead_slots).div_ceil(block_size);
         num_seqs * num_kept.min(longest) + self.max_num_batched_tokens / block_size
     }

@@ -195,8 +195,10 @@ fn fill_groups(
         for (entries, row) in tables.zip(&outputs.rows) {
             let table = &store.seq(row.seq).tables[index];
             entries.fill(0);
-            for (entry, block) in entries.iter_mut().skip(table.first()).zip(table.blocks()) {
-                *entry = int32(block.index());
+            for (first, blocks) in table.runs() {
+                for (entry, block) in entries.iter_mut().skip(first).zip(blocks) {
+                    *entry = int32(block.index());
+                }
             }
         }
         if kind.has_slots() {

@@ -322,8 +322,12 @@ fn cache_json(config: &CacheConfig) -> String {
 fn group_json(group: &KvGroup) -> String {
     let KvGroup { kind, num_gpu_blocks, num_cpu_blocks } = *group;
     let (name, window) = kind.named();
+    let sinks = match kind.num_sink_tokens() {
+        0 => String::new(),
+        num_tokens => format!("\"num_sink_tokens\":{num_tokens},"),
+    };
     format!(
-        "{{\"kind\":\"{name}\",\"window\":{},\"num_gpu_blocks\":{num_gpu_blocks},\
+        "{{\"kind\":\"{name}\",\"window\":{},{sinks}\"num_gpu_blocks\":{num_gpu_blocks},\
          \"num_cpu_blocks\":{num_cpu_blocks}}}",
         optional(window)
     )

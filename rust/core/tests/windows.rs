@@ -14,11 +14,18 @@ fn with_window(
     window: usize,
     change: impl FnOnce(&mut CacheConfig, &mut SchedulerConfig),
 ) -> Limits {
+    with_group(KvGroup::window(window, 0), change)
+}
+
+/// Limits with a group and as few blocks for it as may be.
+fn with_group(
+    mut group: KvGroup,
+    change: impl FnOnce(&mut CacheConfig, &mut SchedulerConfig),
+) -> Limits {
     Limits::with(|cache, scheduler| {
         change(cache, scheduler);
-        let num_gpu_blocks =
-            scheduler.num_window_blocks(scheduler.max_num_seqs, window, cache.block_size);
-        let mut group = KvGroup::window(window, num_gpu_blocks);
+        group.num_gpu_blocks =
+            scheduler.num_group_blocks(group.kind, scheduler.max_num_seqs, cache.block_size);
         group.num_cpu_blocks = 64;
         cache.groups = vec![group];
     })
@@ -65,6 +72,92 @@ fn a_long_prompt_in_chunks_never_has_more_than_its_window_and_a_chunk() {
     }
 }
 
+/// Runs a prompt of 50 tokens in chunks and on to 100, in blocks of 4; after each step the blocks of
+/// the group are those with a token that the next query sees.
+fn assert_keeps_what_is_seen(group: KvGroup, sees: impl Fn(usize, usize) -> bool) {
+    let limits = with_group(group, |cache, scheduler| {
+        *cache = CacheConfig::new(4, 60);
+        *scheduler = SchedulerConfig::new(4, 14, 128);
+        scheduler.enable_chunked_prefill = true;
+    });
+    let mut scheduler = limits.scheduler();
+    let (group, seq) = add(&mut scheduler, 1, 50);
+    let mut blocks_before = std::collections::BTreeMap::new();
+    while scheduler.sequence(seq).unwrap().len() < 100 {
+        step(&mut scheduler, seq);
+        let entry = scheduler.sequence(seq).unwrap();
+        let next = entry.num_computed_tokens;
+        let runs = entry.tables[0].runs().into_iter();
+        let blocks: std::collections::BTreeMap<usize, _> =
+            runs.flat_map(|(first, blocks)| (first..).zip(blocks.iter().copied())).collect();
+        let is_seen = |index: &usize| (index * 4..index * 4 + 4).any(|key| sees(next, key));
+        assert!((0..next.div_ceil(4)).filter(is_seen).eq(blocks.keys().copied()), "at {next}");
+        for (index, block) in &blocks {
+            assert_eq!(blocks_before.get(index).unwrap_or(block), block, "it has the same keys");
+        }
+        blocks_before = blocks;
+    }
+    scheduler.abort(group);
+    assert_all_returned(&scheduler);
+}
+
+#[test]
+fn the_first_tokens_stay_beside_the_window() {
+    for (window, num_sink_tokens) in [(8, 0), (8, 4), (8, 6), (1, 1), (5, 200)] {
+        let group = KvGroup::window_with_sinks(window, num_sink_tokens, 0);
+        assert_keeps_what_is_seen(group, |query, key| {
+            key < num_sink_tokens || query < key + window
+        });
+    }
+}
+
+#[test]
+fn a_chunk_is_kept_to_its_end() {
+    for chunk in [1, 4, 6, 16, 40, 200] {
+        assert_keeps_what_is_seen(KvGroup::chunked(chunk, 0), |query, key| {
+            key / chunk >= query / chunk
+        });
+    }
+}
+
+#[test]
+fn a_prefix_counts_where_its_chunk_is_cached() {
+    let limits = with_group(KvGroup::chunked(16, 0), |cache, scheduler| {
+        *cache = CacheConfig::new(4, 60).with(|cache| cache.enable_prefix_caching = true);
+        *scheduler = SchedulerConfig::new(4, 64, 64);
+    });
+    let mut scheduler = limits.scheduler();
+    assert_eq!(num_found(&mut scheduler, 1, 40), 0);
+    assert_eq!(num_found(&mut scheduler, 1, 40), 36);
+    assert_eq!(num_found(&mut scheduler, 1, 35), 32, "nothing is seen where a chunk begins");
+    assert_eq!(num_found(&mut scheduler, 1, 19), 16);
+    assert_all_returned(&scheduler);
+}
+
+#[test]
+fn forks_share_the_first_tokens_when_others_have_passed() {
+    let group = KvGroup::window_with_sinks(8, 6, 0);
+    let limits = with_group(group, |cache, _| cache.block_size = 4);
+    let mut scheduler = limits.scheduler();
+    add_wide(&mut scheduler, 1, 30, 3);
+    let step_id = scheduler.schedule(0.0).unwrap().step_id;
+    let children: Vec<Output> =
+        (1..4).map(|token| Output { row: 0, token, finish: false }).collect();
+    update(&mut scheduler, step_id, &children).unwrap();
+    let outputs = scheduler.schedule(0.0).unwrap().clone();
+    scheduler.check().unwrap();
+    let table = |index: usize| &scheduler.sequence(outputs.rows[index].seq).unwrap().tables[0];
+    assert_eq!(table(0).passed(), 2..5, "of 30 tokens those from 8 to 19");
+    let places = |index: usize| table(index).blocks().to_vec();
+    for other in 1..3 {
+        let is_shared: Vec<bool> =
+            places(0).iter().zip(places(other)).map(|(a, b)| *a == b).collect();
+        // The first two, those of the window, and the one that is written.
+        assert_eq!(is_shared, [true, true, true, true, false]);
+    }
+    assert_eq!(outputs.moves[1].copy.len(), 2);
+}
+
 #[test]
 fn forks_copy_the_block_that_they_write_and_share_those_before() {
     let limits = with_window(8, |cache, _| cache.block_size = 4);
@@ -89,7 +182,8 @@ fn forks_copy_the_block_that_they_write_and_share_those_before() {
 #[test]
 fn too_few_blocks_are_refused_with_how_many_are_needed() {
     let mut limits = with_window(8, |_, _| {});
-    let least = limits.scheduler.num_window_blocks(1, 8, limits.cache.block_size);
+    let kind = limits.cache.groups[0].kind;
+    let least = limits.scheduler.num_group_blocks(kind, 1, limits.cache.block_size);
     limits.cache.groups[0].num_gpu_blocks = least - 1;
     let refusal = Scheduler::new(limits.scheduler, &limits.cache).unwrap_err().to_string();
     assert!(refusal.contains(&format!("need {least}")), "{refusal}");
@@ -102,7 +196,8 @@ fn who_finds_no_window_block_waits_or_gives_way_and_all_end() {
         *scheduler = SchedulerConfig::new(4, 32, 60);
         scheduler.enable_chunked_prefill = true;
     });
-    let least = limits.scheduler.num_window_blocks(1, 8, 4);
+    let kind = limits.cache.groups[0].kind;
+    let least = limits.scheduler.num_group_blocks(kind, 1, 4);
     limits.cache.groups[0].num_gpu_blocks = least;
     let mut scheduler = limits.scheduler();
     for prompt in 0..4 {

@@ -56,10 +56,10 @@ impl BlockSpaceManager {
                 };
                 ensure!(
                     is_sound,
-                    "{:?}, {status:?}: blocks {}..{} for {computed} tokens",
+                    "{:?}, {status:?}: blocks 0..{} without {:?} for {computed} tokens",
                     other.kind,
-                    table.first(),
-                    table.end()
+                    table.end(),
+                    table.passed()
                 );
             }
         }

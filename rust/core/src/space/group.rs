@@ -5,8 +5,8 @@
 //! those of the first group.  Invariants:
 //! 1. Waiting sequences have no blocks, running ones have them on the device, swapped ones on the
 //!    host; a block's reference count is the number of tables that name it.
-//! 2. Between steps a table begins with the first block that a later query sees; a row maps what it
-//!    writes, and its update takes what has passed.
+//! 2. Between steps a table has no block that has passed, which no later query sees; a row maps what
+//!    it writes, and its update takes what has passed.
 //! 3. No row writes a shared block: its sequence first gets a separate block and a copy, and the
 //!    last of the sharers keeps the block.
 //! 4. Each use is checked first: `can_map` for the tokens of rows, `can_return` for a group that is
@@ -19,6 +19,8 @@
 //!
 //! Costs: O(blocks that come and go) a row, with prefix caching O(log n) each, and O(blocks of the
 //! prompt) a prompt that is looked up.
+
+use std::ops::Range;
 
 use crate::block::{Allocator, CachedBlockAllocator, Prefix, UncachedBlockAllocator};
 use crate::config::{CacheConfig, KvGroup, KvKind};
@@ -63,18 +65,23 @@ impl Tiers {
 }
 
 impl KvKind {
-    /// The first logical block that a query after `num_computed` tokens sees.
-    pub(super) fn first_seen(self, num_computed: usize, block_size: usize) -> usize {
+    /// The logical blocks that no query after `num_computed` tokens sees, of those with such tokens.
+    fn passed(self, num_computed: usize, block_size: usize) -> Range<usize> {
         match self {
-            Self::Window(window) => (num_computed + 1).saturating_sub(window) / block_size,
-            Self::State | Self::Cross => 0,
+            Self::Window { window, num_sink_tokens } => {
+                let num_kept = num_blocks_for(num_sink_tokens, block_size);
+                let first_seen = (num_computed + 1).saturating_sub(window) / block_size;
+                if num_kept < first_seen { num_kept..first_seen } else { 0..0 }
+            }
+            Self::Chunked(chunk) => 0..num_computed / chunk * chunk / block_size,
+            Self::State | Self::Cross => 0..0,
         }
     }
 
     /// The first logical block that a row after `num_computed` tokens writes.
     fn first_written(self, num_computed: usize, block_size: usize) -> usize {
         match self {
-            Self::Window(_) => num_computed / block_size,
+            Self::Window { .. } | Self::Chunked(_) => num_computed / block_size,
             Self::State => 0,
             Self::Cross => usize::MAX,
         }
@@ -83,7 +90,7 @@ impl KvKind {
     /// Logical blocks in which the first `num_slots` tokens lie.
     fn end(self, num_slots: usize, block_size: usize) -> usize {
         match self {
-            Self::Window(_) => num_blocks_for(num_slots, block_size),
+            Self::Window { .. } | Self::Chunked(_) => num_blocks_for(num_slots, block_size),
             Self::State => 1,
             Self::Cross => 0,
         }
@@ -91,7 +98,7 @@ impl KvKind {
 
     /// Whether each token has a slot of its own, which the model's inputs name.
     pub(crate) fn has_slots(self) -> bool {
-        matches!(self, Self::Window(_))
+        matches!(self, Self::Window { .. } | Self::Chunked(_))
     }
 
     /// Whether a sequence may begin after any prefix that the first group has computed, as a
@@ -150,8 +157,8 @@ impl GroupBlocks {
         self.tiers.as_mut()?.gpu.cached_mut()
     }
 
-    fn first_seen(&self, num_computed: usize) -> usize {
-        self.kind.first_seen(num_computed, self.block_size)
+    fn passed(&self, num_computed: usize) -> Range<usize> {
+        self.kind.passed(num_computed, self.block_size)
     }
 
     /// The longest prefix in blocks, `most` at most, after which the next query's blocks are cached
@@ -161,12 +168,14 @@ impl GroupBlocks {
             return most;
         }
         let Some(cache) = self.cache() else { return 0 };
-        let (mut first_known, mut longest) = (0, 0);
+        // The blocks before the first one that is not cached, and those after the last.
+        let (mut num_leading, mut first_known, mut longest) = (usize::MAX, 0, 0);
         for (index, (before, tokens)) in contents[..most].iter().enumerate() {
             if !cache.find(*before, tokens).is_some_and(|block| cache.is_computed(block)) {
-                first_known = index + 1;
+                (num_leading, first_known) = (num_leading.min(index), index + 1);
             }
-            if first_known <= self.first_seen((index + 1) * self.block_size) {
+            let passed = self.passed((index + 1) * self.block_size);
+            if passed.start <= num_leading && first_known <= passed.end {
                 longest = index + 1;
             }
         }
@@ -176,15 +185,15 @@ impl GroupBlocks {
     /// The table of a sequence that begins after a prefix of which `contents` are the blocks, as
     /// [`longest_hit`](Self::longest_hit) found it.
     pub(super) fn begin(&mut self, contents: &[Contents<'_>]) -> SpanTable {
-        let first = self.first_seen(contents.len() * self.block_size);
+        let passed = self.passed(contents.len() * self.block_size);
         let Some(cache) = self.cache_mut() else { return SpanTable::default() };
-        let seen = contents[first..].iter();
+        let seen = contents[..passed.start].iter().chain(&contents[passed.end..]);
         let blocks: Vec<BlockId> =
             seen.map(|(before, tokens)| cache.find(*before, tokens).expect(PROMISED)).collect();
         for block in &blocks {
             cache.acquire_found(*block);
         }
-        SpanTable::new(first, blocks)
+        SpanTable::new(passed, blocks)
     }
 
     /// Blocks that a row of `num_tokens` tokens takes of a sequence that has no table yet and begins
@@ -200,7 +209,7 @@ impl GroupBlocks {
             return 0;
         }
         let num_new = num_tokens.min(seq.len() - num_cached) + self.num_lookahead_slots;
-        self.kind.end(num_cached + num_new, self.block_size) - self.first_seen(num_cached)
+        self.kind.end(num_cached + num_new, self.block_size) - self.passed(num_cached).len()
     }
 
     /// Blocks that a row of `num_tokens` tokens of a running sequence with `table` takes, new ones
@@ -213,7 +222,7 @@ impl GroupBlocks {
         let num_slots = computed + num_tokens.min(seq.len() - computed) + self.num_lookahead_slots;
         let num_new = self.kind.end(num_slots, self.block_size).saturating_sub(table.end());
         let written = self.kind.first_written(computed, self.block_size);
-        let written = table.blocks().iter().skip(written.saturating_sub(table.first()));
+        let written = table.blocks().iter().skip(table.place(written));
         num_new + written.filter(|block| tiers.gpu.is_shared(**block)).count()
     }
 
@@ -234,7 +243,7 @@ impl GroupBlocks {
     ) {
         let Some(Tiers { gpu, .. }) = &mut self.tiers else { return };
         let (kind, block_size) = (self.kind, self.block_size);
-        let written = kind.first_written(num_computed, block_size).saturating_sub(table.first());
+        let written = table.place(kind.first_written(num_computed, block_size));
         if gpu.num_shared() > 0 {
             for block in table.blocks_mut().iter_mut().skip(written) {
                 if gpu.is_shared(*block) {
@@ -275,10 +284,10 @@ impl GroupBlocks {
 
     /// Takes the blocks of a running sequence back that no query after `num_computed` tokens sees.
     pub(super) fn pass(&mut self, table: &mut SpanTable, num_computed: usize, last_step: u64) {
-        let first_seen = self.first_seen(num_computed);
+        let passed = self.passed(num_computed);
         let Some(tiers) = &mut self.tiers else { return };
-        if first_seen > table.first() {
-            for block in table.drain_before(first_seen) {
+        if passed.end > table.passed().end {
+            for block in table.pass(passed) {
                 tiers.gpu.free(block, last_step);
             }
         }
@@ -308,7 +317,7 @@ impl GroupBlocks {
         tables: impl Iterator<Item = &'a SpanTable>,
     ) -> usize {
         match self.kind {
-            KvKind::Window(_) => max_num_blocks,
+            KvKind::Window { .. } | KvKind::Chunked(_) => max_num_blocks,
             KvKind::State => 1,
             KvKind::Cross => tables.map(SpanTable::end).max().unwrap_or(0),
         }
@@ -320,8 +329,8 @@ impl GroupBlocks {
             KvKind::Cross => table.end() == num_blocks_for(num_encoder, self.block_size),
             _ if computed == 0 && table.is_empty() => true,
             KvKind::State => table.end() == 1,
-            KvKind::Window(_) => {
-                table.first() == self.first_seen(computed)
+            KvKind::Window { .. } | KvKind::Chunked(_) => {
+                table.passed() == self.passed(computed)
                     && table.end() >= num_blocks_for(computed, self.block_size)
             }
         }
@@ -335,4 +344,89 @@ pub(super) fn moves_of<'a>(
     group: &GroupBlocks,
 ) -> &'a mut Moves {
     &mut moves[if group.own_tiers().is_some() { index + 1 } else { 0 }]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hash::PrefixKey;
+
+    const BLOCK_SIZE: usize = 3;
+    const NUM_BLOCKS: usize = 7;
+
+    /// The rule of the attention that a kind serves: whether a query attends to a key.
+    fn sees(kind: KvKind, query: usize, key: usize) -> bool {
+        match kind {
+            KvKind::Window { window, num_sink_tokens } => {
+                key < num_sink_tokens || query < key + window
+            }
+            KvKind::Chunked(chunk) => key / chunk >= query / chunk,
+            KvKind::State | KvKind::Cross => false,
+        }
+    }
+
+    /// Whether a query after `num_computed` tokens attends to a token in block `index`.
+    fn sees_block(kind: KvKind, num_computed: usize, index: usize) -> bool {
+        let keys = index * BLOCK_SIZE..(index + 1) * BLOCK_SIZE;
+        keys.into_iter().any(|key| sees(kind, num_computed, key))
+    }
+
+    fn kinds() -> impl Iterator<Item = KvKind> {
+        let windows = [(1, 0), (4, 0), (9, 0), (1, 2), (5, 4), (8, 3), (2, 20)];
+        windows
+            .into_iter()
+            .map(|(window, num_sink_tokens)| KvKind::Window { window, num_sink_tokens })
+            .chain([1, 3, 5, 6, 12, 40].map(KvKind::Chunked))
+    }
+
+    #[test]
+    fn what_has_passed_is_seen_by_no_later_query_and_nothing_else_is() {
+        for kind in kinds() {
+            for num_computed in 0..NUM_BLOCKS * BLOCK_SIZE {
+                let passed = kind.passed(num_computed, BLOCK_SIZE);
+                for index in 0..=num_computed / BLOCK_SIZE {
+                    let is_seen = sees_block(kind, num_computed, index);
+                    assert_eq!(is_seen, !passed.contains(&index), "{kind:?}, {num_computed}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_longest_hit_has_every_block_that_its_next_query_sees() {
+        let tokens: Vec<TokenId> = (0..).take(NUM_BLOCKS * BLOCK_SIZE).collect();
+        let mut first = CachedBlockAllocator::new(NUM_BLOCKS, BLOCK_SIZE, false);
+        let mut before = Prefix::root(PrefixKey::default());
+        let mut contents = Vec::new();
+        for tokens in tokens.chunks(BLOCK_SIZE) {
+            contents.push((before, tokens));
+            let block = first.allocate(0).unwrap();
+            before = first.register(block, before, tokens);
+        }
+        let config = CacheConfig::new(BLOCK_SIZE, 1).with(|cache| {
+            cache.enable_prefix_caching = true;
+        });
+        for (kind, known) in kinds().flat_map(|kind| (0..1 << NUM_BLOCKS).map(move |k| (kind, k))) {
+            let group = KvGroup { kind, num_gpu_blocks: NUM_BLOCKS, num_cpu_blocks: 0 };
+            let mut blocks = GroupBlocks::new(group, &config, 0);
+            let is_known = |index: &usize| known >> index & 1 == 1;
+            for index in (0..NUM_BLOCKS).filter(is_known) {
+                let cache = blocks.cache_mut().unwrap();
+                let block = cache.allocate(0).unwrap();
+                cache.register(block, contents[index].0, contents[index].1);
+                cache.mark_computed(block);
+            }
+            let is_hit = |num_blocks: &usize| {
+                let seen = |index: &usize| sees_block(kind, num_blocks * BLOCK_SIZE, *index);
+                (0..*num_blocks).filter(seen).all(|index| is_known(&index))
+            };
+            let wanted = (0..=NUM_BLOCKS).filter(is_hit).max();
+            let found = blocks.longest_hit(&contents, NUM_BLOCKS);
+            assert_eq!(Some(found), wanted, "{kind:?} of {known:b}");
+            let table = blocks.begin(&contents[..found]);
+            let seen = (0..found).filter(|index| sees_block(kind, found * BLOCK_SIZE, *index));
+            let mapped = table.runs().map(|(first, blocks)| first..first + blocks.len());
+            assert!(mapped.into_iter().flatten().eq(seen), "{kind:?} of {known:b}: {table:?}");
+        }
+    }
 }

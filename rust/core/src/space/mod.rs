@@ -262,7 +262,7 @@ impl BlockSpaceManager {
     ) {
         let gpu = &mut self.tiers.gpu;
         let blocks = (0..num_blocks).map(|_| gpu.allocate(0).expect(PROMISED)).collect();
-        let table = SpanTable::new(0, blocks);
+        let table = SpanTable::new(0..0, blocks);
         for _ in 1..store.group(group).seqs.len() {
             table.blocks().iter().for_each(|block| gpu.fork(*block));
         }

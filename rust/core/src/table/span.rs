@@ -1,37 +1,55 @@
 //! Span tables: the blocks of a sequence in one KV group beside the first.
 //!
-//! Owns the map only, as [`super::BlockTable`] does.  It grows at the end; blocks that no later
-//! query attends to are removed from the beginning.
+//! Owns the map only, as [`super::BlockTable`] does.  It grows at the end.  Blocks that no later
+//! query attends to have passed: they are removed.
 //!
-//! Costs: 4 bytes a block; removing blocks from the beginning moves the later ones.  A pointer for
-//! a table without any: sequences are read in every step, and each byte of them costs.
+//! Invariant: the blocks that have passed are one range, which ends before or where the table does.
+//!
+//! Costs: 4 bytes a block; removing blocks moves the later ones.  A pointer for a table without any:
+//! sequences are read in every step, and each byte of them costs.
+
+use std::ops::Range;
 
 use crate::ids::BlockId;
 
-/// Physical blocks of the logical blocks from `first` on.
+/// Physical blocks of the logical blocks from 0 on that have not passed.
 #[derive(Clone, Debug, Default)]
 pub struct SpanTable(Option<Box<Mapped>>);
 
 #[derive(Clone, Debug, Default)]
 struct Mapped {
-    first: usize,
+    passed: Range<usize>,
     blocks: Vec<BlockId>,
 }
 
 impl SpanTable {
-    /// The logical blocks from `first` on, mapped to `blocks`.
-    pub(crate) fn new(first: usize, blocks: Vec<BlockId>) -> Self {
-        Self(Some(Box::new(Mapped { first, blocks })))
+    /// The logical blocks from 0 on without those of `passed`, mapped to `blocks`.
+    pub(crate) fn new(passed: Range<usize>, blocks: Vec<BlockId>) -> Self {
+        Self(Some(Box::new(Mapped { passed, blocks })))
     }
 
-    /// The first logical block that is mapped.
-    pub fn first(&self) -> usize {
-        self.0.as_ref().map_or(0, |mapped| mapped.first)
+    /// The logical blocks that have passed.
+    pub fn passed(&self) -> Range<usize> {
+        self.0.as_ref().map_or(0..0, |mapped| mapped.passed.clone())
     }
 
     /// The logical block after the last mapped one.
     pub fn end(&self) -> usize {
-        self.first() + self.blocks().len()
+        self.passed().len() + self.blocks().len()
+    }
+
+    /// The runs of consecutive logical blocks that are mapped: the first block of each, and the
+    /// physical ones.
+    pub fn runs(&self) -> [(usize, &[BlockId]); 2] {
+        let Range { start, end } = self.passed();
+        let (before, after) = self.blocks().split_at(start);
+        [(0, before), (end, after)]
+    }
+
+    /// The place of logical block `index`, mapped or yet to be mapped, among the physical ones.
+    pub(crate) fn place(&self, index: usize) -> usize {
+        let passed = self.passed();
+        if index < passed.start { index } else { index - passed.len() }
     }
 
     /// The physical blocks, in order.
@@ -51,7 +69,7 @@ impl SpanTable {
 
     /// The physical block of logical block `index`, which is mapped.
     pub fn block(&self, index: usize) -> BlockId {
-        self.blocks()[index - self.first()]
+        self.blocks()[self.place(index)]
     }
 
     /// Maps the next logical block to `block`.
@@ -59,12 +77,12 @@ impl SpanTable {
         self.0.get_or_insert_default().blocks.push(block);
     }
 
-    /// Unmaps the logical blocks before `first`.
-    pub(crate) fn drain_before(&mut self, first: usize) -> impl Iterator<Item = BlockId> {
+    /// Unmaps the logical blocks of `passed`, all of them mapped except those that passed before.
+    pub(crate) fn pass(&mut self, passed: Range<usize>) -> impl Iterator<Item = BlockId> {
         let mapped = self.0.get_or_insert_default();
-        let num_passed = first.saturating_sub(mapped.first).min(mapped.blocks.len());
-        mapped.first += num_passed;
-        mapped.blocks.drain(..num_passed)
+        let (start, num_new) = (passed.start, passed.len() - mapped.passed.len());
+        mapped.passed = passed;
+        mapped.blocks.drain(start..start + num_new)
     }
 
     /// Unmaps everything.

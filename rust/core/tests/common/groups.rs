@@ -70,11 +70,17 @@ impl GroupModel {
     ) {
         let num_keys = at(arrays.seq_lens[row]);
         let first_query = usize::try_from(arrays.positions[at(arrays.query_start[row])]).unwrap();
-        let first_seen = match self.group.kind {
-            KvKind::Window(window) => (first_query + 1).saturating_sub(window),
+        let (first_seen, num_sinks) = match self.group.kind {
+            KvKind::Window { window, num_sink_tokens } => {
+                ((first_query + 1).saturating_sub(window), num_sink_tokens)
+            }
+            KvKind::Chunked(chunk) => (first_query / chunk * chunk, 0),
             _ => return self.advance_state(arrays, row, first_query, &keys[..num_keys]),
         };
-        for (position, key) in keys.iter().enumerate().take(num_keys).skip(first_seen) {
+        let is_seen = |position: usize| position < num_sinks || first_seen <= position;
+        let seen =
+            keys.iter().enumerate().take(num_keys).filter(|(position, _)| is_seen(*position));
+        for (position, key) in seen {
             let found = self.device.get(&self.slot(outputs, arrays, row, position));
             assert_eq!(found, Some(key), "row {row} sees a foreign key at {position}");
         }

@@ -39,11 +39,13 @@ fn cache() -> impl Strategy<Value = CacheConfig> {
 /// Of any kind; `num_gpu_blocks` stands for the blocks of so many sequences, once the limits are
 /// known.
 fn group() -> impl Strategy<Value = KvGroup> {
-    (0..5usize, 1..20usize, 0..30usize, 1..5usize).prop_map(
-        |(kind, window, num_cpu_blocks, num_seqs)| {
+    (0..7usize, 1..20usize, 1..9usize, 0..30usize, 1..5usize).prop_map(
+        |(kind, window, num_sink_tokens, num_cpu_blocks, num_seqs)| {
             let mut group = match kind {
                 0 => KvGroup::state(num_seqs),
                 1 => return KvGroup::cross(),
+                2 => KvGroup::chunked(window, num_seqs),
+                3 | 4 => KvGroup::window_with_sinks(window, num_sink_tokens, num_seqs),
                 _ => KvGroup::window(window, num_seqs),
             };
             group.num_cpu_blocks = num_cpu_blocks;
@@ -84,8 +86,10 @@ fn scheduler() -> impl Strategy<Value = SchedulerConfig> {
 pub fn limits() -> impl Strategy<Value = Limits> {
     (cache(), scheduler()).prop_map(|(mut cache, mut scheduler)| {
         let has = |wanted: fn(KvKind) -> bool| cache.groups.iter().any(|g| wanted(g.kind));
-        let (has_states, has_windows) =
-            (has(|kind| kind == KvKind::State), has(|kind| matches!(kind, KvKind::Window(_))));
+        let (has_states, has_windows) = (
+            has(|kind| kind == KvKind::State),
+            has(|kind| matches!(kind, KvKind::Window { .. } | KvKind::Chunked(_))),
+        );
         if has_states {
             cache.enable_prefix_caching = false;
             scheduler.num_lookahead_slots = 0;
@@ -99,15 +103,12 @@ pub fn limits() -> impl Strategy<Value = Limits> {
                 scheduler.max_num_batched_tokens.next_multiple_of(cache.block_size);
         }
         for group in &mut cache.groups {
-            let num_seqs = scheduler.max_num_seqs.min(group.num_gpu_blocks);
-            match group.kind {
-                KvKind::Window(window) => {
-                    group.num_gpu_blocks =
-                        scheduler.num_window_blocks(num_seqs, window, cache.block_size);
-                }
-                KvKind::State => group.num_gpu_blocks = scheduler.max_num_seqs,
-                _ => {}
-            }
+            let num_seqs = match group.kind {
+                KvKind::State => scheduler.max_num_seqs,
+                _ => scheduler.max_num_seqs.min(group.num_gpu_blocks),
+            };
+            group.num_gpu_blocks =
+                scheduler.num_group_blocks(group.kind, num_seqs, cache.block_size);
         }
         Limits { cache, scheduler }
     })
