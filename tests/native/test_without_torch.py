@@ -50,11 +50,13 @@ def tokens_with_torch(model: str, prompts: list[str]) -> list[list[int]]:
 
 def test_a_native_engine_imports_no_torch_that_is_installed() -> None:
     program = """
-import sys
+import re, sys
 from pagedserve import LLM, SamplingParams
 
 llm = LLM(model="smollm2", backend="native")
-llm.generate(["hi"], SamplingParams(temperature=0, max_tokens=1), use_tqdm=False)
+params = SamplingParams(temperature=0, structured_outputs={"regex": "[ab]{3}c"})
+(output,) = llm.generate(["hi"], params, use_tqdm=False)
+assert re.fullmatch("[ab]{3}c", output.outputs[0].text)
 assert not {"torch", "transformers"} & sys.modules.keys()
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=300)

@@ -134,7 +134,8 @@ def compiler(smollm2: "LLM") -> GrammarCompiler:
 def walk(compiler: GrammarCompiler, wanted: Any, source: random.Random) -> str | None:
     """A text of tokens that may come, one after the other; None where it does not end."""
     states = compiler.compile(StructuredOutputsParams(json=wanted)).states(1)
-    closing: Any = compiler.tokenizer.convert_tokens_to_ids(list(CLOSING))
+    vocab = compiler.tokenizer.get_vocab()
+    closing = [vocab[token] for token in CLOSING]
     tokens: list[int] = []
     while len(tokens) < MAX_TOKENS:
         state = states.at(tokens)

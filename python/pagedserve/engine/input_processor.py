@@ -8,7 +8,7 @@ the scheduler's state, so any thread may call it during a step.
 import itertools
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Self, cast
+from typing import Final, Self
 
 from pagedserve._core import Scheduler, SchedulerConfig
 from pagedserve.config import EngineArgs
@@ -69,9 +69,7 @@ class InputProcessor:
 
     def __post_init__(self) -> None:
         model = self.model
-        self.grammars = GrammarCompiler(
-            cast(Any, self.tokenizer), model.vocab_size, model.eos_token_ids
-        )
+        self.grammars = GrammarCompiler(self.tokenizer, model.vocab_size, model.eos_token_ids)
         if model.pooling is not None:
             self._pooling = PoolingProcessor(
                 tokenizer=self.tokenizer,

@@ -17,9 +17,10 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,10 +30,10 @@ from pagedserve.sampling.compile_process import CompileProcess
 from pagedserve.sampling.schemas import GrammarError
 from pagedserve.sampling.sources import PARSER_LIMITS, GrammarKey
 from pagedserve.sampling_params.structured_outputs import StructuredOutputsParams
+from pagedserve.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher, LLTokenizer
-    from transformers import PreTrainedTokenizerBase
 
 # Number of masks that one thread computes as fast as several, which must wake up first.
 _FEW: Final = 16
@@ -250,7 +251,7 @@ class GrammarCompiler:
         process: Compiles each new grammar before this process does.
     """
 
-    tokenizer: "PreTrainedTokenizerBase"
+    tokenizer: Tokenizer
     vocab_size: int
     eos_token_ids: Sequence[int]
     process: CompileProcess = field(default_factory=CompileProcess)
@@ -331,18 +332,20 @@ class GrammarCompiler:
         return grammar
 
     def _read_vocabulary(self, params: StructuredOutputsParams) -> "LLTokenizer":
-        from llguidance.hf import from_tokenizer
+        from llguidance import LLTokenizer
 
+        backend: Any = copy(getattr(self.tokenizer, "backend_tokenizer", None))
+        name = type(self.tokenizer).__name__
+        fault = f"the tokenizer, {name}, has no vocabulary that grammars can read"
+        if backend is None:
+            raise _refusal(params, f"{fault}: accepted are those with a tokenizer.json")
+        backend.no_padding()
+        backend.no_truncation()
+        eos_token_ids = list(self.eos_token_ids) or self.tokenizer.eos_token_id
         try:
-            return from_tokenizer(
-                self.tokenizer,  # type: ignore[arg-type]  # it raises for unsupported ones
-                n_vocab=self.vocab_size,
-                eos_token=list(self.eos_token_ids) or None,
-            )
+            return LLTokenizer(backend.to_str(), n_vocab=self.vocab_size, eos_token=eos_token_ids)
         except ValueError as error:
-            name = type(self.tokenizer).__name__
-            fault = f"the tokenizer, {name}, has no vocabulary that grammars can read: {error}"
-            raise _refusal(params, fault) from error
+            raise _refusal(params, f"{fault}: {error}") from error
 
 
 def _key(params: StructuredOutputsParams) -> GrammarKey:
