@@ -15,28 +15,12 @@ GRAMMAR_FAULT: Final = "the grammar cannot continue"
 NO_TOKEN_LEFT: Final = "no token is left to sample: the edited logits"
 
 
-@contextmanager
-def extra_needed(who: str, extra: str) -> Iterator[None]:
-    """Context for imports that ``who`` needs; reports a missing package by name.
-
-    Raises:
-        ImportError: Names the missing package, and the command that installs those of the extra.
-    """
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.split(".")[0] == "pagedserve":
-            raise
-        from pagedserve.extras import install_command
-
-        raise ImportError(
-            f"{who} needs {error.name}, which is not installed: "
-            f"{install_command(extra, error.name)}"
-        ) from error
-
-
 class PagedServeError(Exception):
     """Base class of all exceptions of pagedserve."""
+
+
+class MissingPackageError(PagedServeError, ImportError):
+    """A package that is not installed; names the command that installs it."""
 
 
 class ConfigError(PagedServeError, ValueError):
@@ -103,3 +87,23 @@ class EngineStalledError(PagedServeError, RuntimeError):
 
 class InvariantError(PagedServeError, RuntimeError):
     """The consistency check found an invalid state of the core: a bug."""
+
+
+@contextmanager
+def extra_needed(who: str, extra: str) -> Iterator[None]:
+    """Context for imports that ``who`` needs; reports a missing package by name.
+
+    Raises:
+        MissingPackageError: Names the missing package, and the command that installs the extra's.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] == "pagedserve":
+            raise
+        from pagedserve.extras import install_command
+
+        raise MissingPackageError(
+            f"{who} needs {error.name}, which is not installed: "
+            f"{install_command(extra, error.name)}"
+        ) from error

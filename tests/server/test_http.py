@@ -1,6 +1,7 @@
 """What HTTP says besides bodies: methods, media types, origins, and routes that are not there."""
 
 import json
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pkgutil import resolve_name
@@ -172,3 +173,11 @@ def test_the_parameters_of_a_large_body_are_made_outside_the_event_loop(
         assert shared.http.post(path, content=content, headers=headers).status_code == 200
     assert "pagedserve-server" not in threads[0]
     assert threads[1] == "pagedserve-server-large"
+
+
+def test_a_missing_package_is_named(shared: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    body = {"prompt": PROMPT, "structured_outputs": {"regex": "a missing package"}}
+    answer = shared.http.post("/v1/completions", json=body)
+    assert answer.status_code == 501
+    assert "structured_outputs needs llguidance, which is not installed" in answer.text

@@ -14,7 +14,12 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from pagedserve.errors import EngineDeadError, EngineStalledError, RequestError
+from pagedserve.errors import (
+    EngineDeadError,
+    EngineStalledError,
+    MissingPackageError,
+    RequestError,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -118,8 +123,8 @@ def _known(error: BaseException) -> ServerError | None:
     if isinstance(error, RequestValidationError):
         message, param = problems(error.errors())
         return ServerError(400, message, param=param)
-    if isinstance(error, EngineDeadError | EngineStalledError):
-        return ServerError(503, str(error))
+    if isinstance(error, MissingPackageError | EngineDeadError | EngineStalledError):
+        return ServerError(501 if isinstance(error, MissingPackageError) else 503, str(error))
     if isinstance(error, HTTPException):
         return ServerError(error.status_code, str(error.detail), headers=error.headers)
     return None
