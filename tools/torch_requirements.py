@@ -1,7 +1,7 @@
-"""Prints what the demo needs beside torch and accelerate, which are installed without dependencies.
+"""Prints what the torch backend needs beside torch and accelerate, installed without dependencies.
 
 torch requires triton, the CUDA bindings and cuSOLVER as well, which its CPU path does not load:
-1.3 GB that a demo on a CPU need not fetch.
+1.3 GB that a machine without a GPU need not fetch.
 """
 
 from collections.abc import Iterator
