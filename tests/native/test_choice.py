@@ -50,4 +50,4 @@ def test_a_backend_may_be_given() -> None:
 def test_options_that_it_lacks_are_refused_by_name(options: dict[str, Any]) -> None:
     (name,) = options
     with pytest.raises(ConfigError, match=rf"{name} is .*the native backend.*backend='torch'"):
-        choice.choose_backend(EngineArgs("m", backend="native", **options))
+        choice.check_backend(EngineArgs("m", backend="native", **options))

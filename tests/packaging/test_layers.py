@@ -77,7 +77,8 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "bench": set(),
     # Two of the public names; of models, that a start says what it does.
     "cli": {
-        *("bench", "config", "deploy", "engine", "models", "outputs", "sampling_params", "server"),
+        *("bench", "config", "deploy", "engine", "models", "native", "outputs", "sampling_params"),
+        "server",
         *("LLM", "__version__"),
     },
 }

@@ -7,6 +7,7 @@ from typing import Final
 from pagedserve.config import EngineArgs
 from pagedserve.errors import ConfigError
 from pagedserve.extras import check_installed
+from pagedserve.native.choice import check_backend
 
 # Device file of AMD's GPUs, which torch also calls cuda.
 _AMD_DEVICE: Final = Path("/dev/kfd")
@@ -26,6 +27,7 @@ def check_early(args: EngineArgs, command: str, extras: str) -> None:
         ModelLoadError: A path that does not exist or holds no model.
     """
     check_installed(command, extras)
+    check_backend(args)
     _check_device(args)
     _check_files(args)
 

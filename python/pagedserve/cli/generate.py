@@ -14,6 +14,7 @@ from pagedserve.cli.sampling import add_generation, sampling_params
 from pagedserve.config import EngineArgs
 from pagedserve.engine.stats import hit_rate
 from pagedserve.errors import ConfigError, RequestError, extra_needed
+from pagedserve.native.choice import choose_backend
 from pagedserve.outputs import CompletionOutput, RequestOutput
 
 if TYPE_CHECKING:
@@ -44,8 +45,9 @@ def _generate(options: argparse.Namespace) -> int:
     args = EngineArgs.from_cli_args(options)
     params = sampling_params(options)
     texts = _prompt_texts(options.prompt, options.prompts_file)
-    check_early(args, "pagedserve generate", "engine")
-    with extra_needed("pagedserve generate", "engine"):
+    extra = choose_backend(args).extra
+    check_early(args, "pagedserve generate", extra)
+    with extra_needed("pagedserve generate", extra):
         from pagedserve.models.progress import loading
 
     with loading(args.model, is_shown=args.use_tqdm_on_load):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pagedserve.cli.early import check_early
 from pagedserve.config import EngineArgs
 from pagedserve.errors import ConfigError, extra_needed
+from pagedserve.native.choice import choose_backend
 from pagedserve.server.log import set_up_logging
 from pagedserve.server.options import ServerArgs
 
@@ -87,23 +88,24 @@ def _make_directory(name: str, path: str) -> None:
         raise ConfigError(f"{name} is {path}; it must be a directory: {error.strerror}") from error
 
 
-def _extras(server_args: ServerArgs) -> str:
+def _extras(engine_args: EngineArgs, server_args: ServerArgs) -> str:
     """The extras that a server needs."""
-    return "engine,serve" if server_args.otlp_traces_endpoint is None else "engine,serve,otel"
+    extras = f"{choose_backend(engine_args).extra},serve"
+    return extras if server_args.otlp_traces_endpoint is None else f"{extras},otel"
 
 
 def _serve(options: argparse.Namespace) -> int:
     from pagedserve.server.prepare import prepare  # which imports numpy
 
     engine_args, server_args = read_args(options)
-    check_early(engine_args, "pagedserve serve", _extras(server_args))
+    extras = _extras(engine_args, server_args)
+    check_early(engine_args, "pagedserve serve", extras)
     prepared = prepare(engine_args, server_args)
     if engine_args.decision_log is not None:
         _make_directory("decision_log", engine_args.decision_log)
     set_up_logging(server_args.log_format)
-    # The import of torch alone takes seconds.
     logger.info("starting with %s", engine_args.model)
-    with extra_needed("pagedserve serve", "engine,serve"):
+    with extra_needed("pagedserve serve", extras):
         from pagedserve.server.run import serve
 
     return serve(engine_args, server_args, prepared)

@@ -12,7 +12,7 @@ from pagedserve.config import EngineArgs
 from pagedserve.errors import ConfigError, extra_needed
 from pagedserve.executor.memory import MemoryPlan
 from pagedserve.executor.protocol import CacheShape, Executor, ModelInfo, StepLimits
-from pagedserve.native.choice import choose_backend
+from pagedserve.native.choice import check_backend, choose_backend
 from pagedserve.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -20,10 +20,12 @@ logger = logging.getLogger(__name__)
 
 def load_tokenizer(args: EngineArgs) -> Tokenizer:
     """Load the model's tokenizer; see `pagedserve.models.tokenizer`."""
-    with extra_needed("pagedserve.LLMEngine", "engine"):
+    backend = choose_backend(args)
+    with extra_needed("pagedserve.LLMEngine", backend.extra):
         import pagedserve.models.tokenizer as tokenizer
-    is_native = choose_backend(args).name == "native"
-    return tokenizer.load_tokenizer(args, uses_transformers=False if is_native else None)
+    return tokenizer.load_tokenizer(
+        args, uses_transformers=False if backend.name == "native" else None
+    )
 
 
 def load_executor(args: EngineArgs) -> Executor:
@@ -33,13 +35,14 @@ def load_executor(args: EngineArgs) -> Executor:
         ConfigError: An option that the backend does not support.
         ImportError: The backend is torch, and a package that it needs is not installed.
     """
+    check_backend(args)
     backend = choose_backend(args)
     logger.info("backend: %s, %s", backend.name, backend.reason)
     if backend.name == "native":
         from pagedserve.native.executor import NativeExecutor
 
         return NativeExecutor(args)
-    with extra_needed("pagedserve.LLMEngine", "engine"):
+    with extra_needed("pagedserve.LLMEngine", backend.extra):
         from pagedserve.executor.choose import make_executor
     return make_executor(args)
 

@@ -18,26 +18,33 @@ class BackendChoice(NamedTuple):
     name: BackendName
     reason: str
 
+    @property
+    def extra(self) -> str:
+        """Extra of the package whose requirements it needs."""
+        return "cpu" if self.name == "native" else "engine"
+
 
 def choose_backend(args: EngineArgs) -> BackendChoice:
-    """Choose the backend of an engine; "auto" is torch where it is installed.
+    """Choose the backend of an engine; "auto" is torch where it is installed."""
+    if args.backend != "auto":
+        return BackendChoice(args.backend, "as given")
+    if absent := [name for name in _TORCH if not _is_installed(name)]:
+        return BackendChoice("native", f"without {' and '.join(absent)}")
+    return BackendChoice("torch", "which is installed")
+
+
+def check_backend(args: EngineArgs) -> None:
+    """Check that the chosen backend supports the options.
 
     Raises:
-        ConfigError: An option that the native backend does not support, by name.
+        ConfigError: The first option that the native backend does not support, by name.
     """
-    if args.backend != "auto":
-        choice = BackendChoice(args.backend, "as given")
-    elif absent := [name for name in _TORCH if not _is_installed(name)]:
-        choice = BackendChoice("native", f"without {' and '.join(absent)}")
-    else:
-        choice = BackendChoice("torch", "which is installed")
-    if choice.name == "native":
+    if choose_backend(args).name == "native":
         for refusal in _refusals(args):
             raise ConfigError(
                 f"{refusal}: leave it out, or give backend='torch', which needs torch and "
                 "transformers"
             )
-    return choice
 
 
 def _is_installed(name: str) -> bool:

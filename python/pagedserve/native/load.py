@@ -66,7 +66,7 @@ class _Files:
 
 
 def load_native(args: EngineArgs) -> LoadedNative:
-    """Load a model; see `pagedserve.native.refusals` for the options that this supports.
+    """Load a model; see `pagedserve.native.choice` for the options that this supports.
 
     Raises:
         ModelLoadError: The model does not exist, or its files are incomplete or damaged.
