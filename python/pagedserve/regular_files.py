@@ -55,7 +55,7 @@ def read_bytes(path: Path, max_bytes: int) -> bytes:
     Raises:
         ValueError: It is not a regular file, cannot be read, or is larger than ``max_bytes``.
     """
-    with _opened(path) as (file, num_bytes):
+    with opened(path) as (file, num_bytes):
         if num_bytes > max_bytes:
             raise ValueError(f"{path.name} has {num_bytes} bytes; accepted are at most {max_bytes}")
         return file.read(num_bytes)
@@ -67,13 +67,17 @@ def read_start(path: Path, num_bytes: int) -> bytes:
     Raises:
         ValueError: It is not a regular file, or cannot be read.
     """
-    with _opened(path) as (file, _):
+    with opened(path) as (file, _):
         return file.read(num_bytes)
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[tuple[BinaryIO, int]]:
-    """Open a regular file; yields the file and its size in bytes."""
+def opened(path: Path) -> Iterator[tuple[BinaryIO, int]]:
+    """Open a regular file; yields the file and its size in bytes.
+
+    Raises:
+        ValueError: It is not a regular file, or cannot be opened; or an `OSError` of the context.
+    """
     try:
         # Without O_NONBLOCK a pipe without a writer would block.
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:

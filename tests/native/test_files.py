@@ -15,12 +15,14 @@ from safetensors.torch import load_file, save_file
 
 from pagedserve.config import EngineArgs
 from pagedserve.errors import ModelLoadError, UnsupportedModelError
+from pagedserve.models.gguf_tokenizer import tokenizer_of_gguf
 from pagedserve.native.gguf_file import read_gguf
 from pagedserve.native.load import load_native
 from pagedserve.native.safetensors_file import read_safetensors
 from tests.support.decoders import save_decoder
 from tests.support.gguf_models import write_gguf
 
+LLAMA3 = {"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4}
 WEIGHTS = "model.safetensors"
 NORM = "model.norm.weight"
 QUERY = "model.layers.1.self_attn.q_proj.weight"
@@ -180,6 +182,15 @@ def test_files_of_torch_are_refused(saved: Path) -> None:
         ({"rope_parameters": [1]}, "rope_parameters is"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
         ({"intermediate_size": 100}, "intermediate_size is 100"),
+        (
+            {"rope_parameters": {**LLAMA3, "low_freq_factor": 0}},
+            "low_freq_factor is 0.0; it must be finite and above 0",
+        ),
+        (
+            {"rope_parameters": {**LLAMA3, "low_freq_factor": 4}},
+            "high_freq_factor is 4.0; it must be above low_freq_factor, 4.0",
+        ),
+        ({"rms_norm_eps": -1}, "rms_norm_eps is -1|the epsilon of its norms is -1"),
         ({"hidden_size": None}, "hidden_size is None; it must be an integer"),
         ({"vocab_size": 10}, r"is \(97, 64\) in its files, and its config makes it \(10, 64\)"),
     ],
@@ -231,7 +242,11 @@ GGUF_HEADERS = {
         "reaches beyond",
     ),
     "arrays": (header(0, 1) + text("a") + struct.pack("<IIQ", 9, 9, 1), "an array of type 9"),
-    "type": (header(1, 0) + tensor("t", 8, kind=99) + bytes(99), "'t' is of type 99; supported"),
+    "type": (
+        header(1, 0) + tensor("t", 8, kind=99) + bytes(99),
+        "'t' is of type 99; the native",
+    ),
+    "no dimension": (header(1, 0) + tensor("t") + bytes(99), "has 0 dimensions; it must have 1"),
     "dimensions": (header(1, 0) + tensor("t", 1, 1, 1, 1, 1) + bytes(99), "has 5 dimensions"),
     "blocks": (header(1, 0) + tensor("t", 8, kind=2) + bytes(99), "no whole blocks of 32"),
     "size": (header(1, 0) + tensor("t", 1 << 40, 1 << 40) + bytes(99), "needs 48357032784585"),
@@ -250,6 +265,25 @@ def test_a_header_of_gguf_that_lies_is_refused(tmp_path: Path, case: str) -> Non
     (path := tmp_path / "a.gguf").write_bytes(content)
     with pytest.raises(ModelLoadError, match=words):
         load(path)
+
+
+def test_a_long_text_is_refused_unread(tmp_path: Path) -> None:
+    path = tmp_path / "a.gguf"
+    field = text("general.architecture") + struct.pack("<IQ", 8, 1 << 36)
+    path.write_bytes(header(0, 1) + field)
+    os.truncate(path, 1 << 37)  # sparse
+    with pytest.raises(ModelLoadError, match=r"a text of 68719476736 bytes .* at most 16777216"):
+        load(path)
+    with pytest.raises(ModelLoadError, match="a text of 68719476736 bytes"):
+        tokenizer_of_gguf(path)
+
+
+def test_doubled_names_are_found_at_once(tmp_path: Path) -> None:
+    names = "".join(f'"{number}": {{}}, ' for number in range(200_000))
+    content = f'{{{names}"199999": {{}}}}'.encode()
+    (tmp_path / WEIGHTS).write_bytes(len(content).to_bytes(8, "little") + content)
+    with pytest.raises(ValueError, match="has '199999' twice"):
+        read_safetensors(tmp_path / WEIGHTS)
 
 
 def test_random_damage_to_gguf_is_refused_or_read(gguf_content: bytes, tmp_path: Path) -> None:

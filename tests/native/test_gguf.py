@@ -69,6 +69,25 @@ def test_frequencies_may_have_divisors(tmp_path: Path) -> None:
     check_logits(directory, path)
 
 
+def test_norms_are_rounded_as_those_of_a_directory(tmp_path: Path) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    directory = save_decoder(tmp_path, "gemma", torch_dtype="float32")
+    weights = load_file(directory / "model.safetensors")
+    for name in weights:
+        if "norm" in name:  # added to 1, it would be lost in 16 bits
+            weights[name] = np.full_like(weights[name], 0.0035)
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    path = write_gguf(directory, tmp_path / "model.gguf")
+    whole, one_file = (
+        logits_of(
+            load_native(EngineArgs(str(each), backend="native", dtype="bfloat16")), TOKENS, 40
+        )
+        for each in (directory, path)
+    )
+    assert np.abs(whole - one_file).max() <= 1e-4 * np.abs(whole).max()
+
+
 @pytest.mark.parametrize("storage", ["F16", "BF16", "Q8_0"])
 def test_other_types_are_the_numbers_that_they_stand_for(tmp_path: Path, storage: str) -> None:
     kind = gguf.GGMLQuantizationType[storage]

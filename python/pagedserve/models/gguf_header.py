@@ -14,6 +14,10 @@ MAX_FIELDS: Final = 65_536
 MAX_TENSORS: Final = 65_536
 # Maximum elements of all arrays; a vocabulary of 200,000 tokens has 850,000 with merges and types.
 MAX_ELEMENTS: Final = 4_000_000
+# Bytes of a text in a list: of a token or a merge; the longest known have some hundred.
+MAX_TOKEN_BYTES: Final = 4096
+# Bytes of another text; chat templates have some kilobytes.
+MAX_TEXT_BYTES: Final = 16 << 20
 # Versions of the reader; it reports others.
 _VERSIONS: Final = (2, 3)
 _STRING: Final = 8
@@ -167,6 +171,10 @@ class _Walk:
     def string(self, what: str) -> str:
         """Read a length and that many bytes of UTF-8."""
         length = self.number("Q")
+        if length > MAX_TEXT_BYTES:
+            raise ValueError(
+                f"it announces {what} of {length} bytes; accepted are at most {MAX_TEXT_BYTES}"
+            )
         self.skip(length, what)
         return self.content[self.at - length : self.at].decode()
 
@@ -197,8 +205,11 @@ class _Walk:
         for _ in range(count):
             start = at + 8
             at = start + read_length(content, at)[0] if start <= size else start
-            if at > size:
-                raise ValueError(f"it announces a text that ends at byte {at} of {size}")
+            if at > min(size, start + MAX_TOKEN_BYTES):
+                raise ValueError(
+                    f"it announces a text from byte {start} to {at} of {size}; accepted are at "
+                    f"most {MAX_TOKEN_BYTES} bytes"
+                )
             found.append(content[start:at].decode())
         self.at = at
         return found

@@ -12,7 +12,7 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedserve.errors import ModelLoadError
+from pagedserve.errors import ModelLoadError, UnsupportedModelError
 from pagedserve.native.config import DecoderConfig
 from pagedserve.native.families import OTHER_BACKEND, UnsupportedError
 from pagedserve.native.gguf_file import GgufFile
@@ -47,6 +47,7 @@ class Checkpoint:
         tensors: Tensors by name.
         names: Names in this format.
         norm_offset: Added to the weights of norms.
+        has_offset: Whether the weights of norms in the files have it already.
         interleaved: Size of the heads of queries and keys, whose halves are interleaved; 0 if they
             are in order.
     """
@@ -55,6 +56,7 @@ class Checkpoint:
     tensors: Mapping[str, StoredTensor]
     names: TensorNames
     norm_offset: float
+    has_offset: bool
     interleaved: int
 
     @classmethod
@@ -64,7 +66,8 @@ class Checkpoint:
             model=model,
             tensors=gguf.tensors,
             names=GGUF_NAMES,
-            norm_offset=0.0,  # the file's weights have it
+            norm_offset=config.family.norm_offset,
+            has_offset=True,
             interleaved=config.head_size if config.family.interleaves else 0,
         ).check(config)
 
@@ -85,6 +88,7 @@ class Checkpoint:
             tensors=tensors,
             names=names,
             norm_offset=config.family.norm_offset,
+            has_offset=False,
             interleaved=0,
         ).check(config)
 
@@ -93,6 +97,7 @@ class Checkpoint:
 
         Raises:
             ModelLoadError: Names the first weight that does not fit.
+            UnsupportedModelError: Names the first weight of an unsupported type.
         """
         shapes = shapes_of(config, self.names)
         if missing := sorted(shapes.keys() - self.tensors.keys()):
@@ -110,7 +115,7 @@ class Checkpoint:
         for name, tensor in found.items():
             known = STORAGES if len(tensor.shape) > 1 else _PLAIN
             if tensor.storage not in known:
-                raise ModelLoadError(
+                raise UnsupportedModelError(
                     f"model {self.model!r}: its files have {name!r} as {tensor.storage}; the "
                     f"native backend reads {', '.join(known)}: {OTHER_BACKEND}"
                 )
@@ -129,9 +134,12 @@ class Checkpoint:
         return rounded(numbers.copy(), dtype)
 
     def norm(self, name: str, dtype: ComputeDtype) -> NDArray[np.float32]:
-        """Read the weight of a norm."""
-        weight = self.vector(name, dtype)
-        return np.float32(self.norm_offset) + weight if self.norm_offset else weight
+        """Read the weight of a norm; the offset is not rounded, as a model adds it in float32."""
+        offset = np.float32(self.norm_offset)
+        if not offset:
+            return self.vector(name, dtype)
+        weight = self.vector(name, "float32")
+        return offset + rounded(weight - offset if self.has_offset else weight, dtype)
 
     def head_bias(self, name: str, dtype: ComputeDtype) -> NDArray[np.float32]:
         """Read the bias of queries or keys."""

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from pagedserve.native.numbers import check_positive
 from pagedserve.native.rope import Rope
 
 Gate: TypeAlias = Literal["silu", "gelu_tanh"]
@@ -97,3 +98,24 @@ class DecoderConfig:
     max_positions_reason: str
     eos_token_id: object
     layers: tuple[LayerConfig, ...]
+
+    def __post_init__(self) -> None:
+        """Check the numbers.
+
+        Raises:
+            ValueError: Names the first one that no model can have.
+        """
+        check_positive(
+            {
+                "the epsilon of its norms": self.epsilon,
+                "attn_logit_softcapping": self.score_softcap,
+                "final_logit_softcapping": self.logit_softcap,
+                "num_key_value_heads": self.num_kv_heads,
+                "head_dim": self.head_size,
+            }
+        )
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"num_key_value_heads is {self.num_kv_heads}; it must divide "
+                f"num_attention_heads, {self.num_heads}"
+            )

@@ -43,13 +43,23 @@ def config_of_gguf(gguf: GgufFile) -> dict[str, Any]:
     if embedding is None:
         raise ValueError("it has no 'token_embd.weight'")
     head_size = fields.setdefault("head_dim", _head_size(family, fields, gguf.fields))
-    if _own(family, gguf.fields, "rope.dimension_count", head_size) != head_size:
-        fields["partial_rotary_factor"] = "below 1"
+    num_rotated = _own(family, gguf.fields, "rope.dimension_count", head_size)
+    if num_rotated != head_size:
+        raise UnsupportedError(
+            f"rope.dimension_count is {num_rotated}; the native backend rotates whole heads, here "
+            f"of {head_size}: {OTHER_BACKEND}"
+        )
     if family.model_type in _SCALED_BY_HIDDEN_SIZE:
         is_large = fields.get("num_hidden_layers") == _SCALED_BY_HIDDEN_SIZE[family.model_type]
         per_head = fields["hidden_size"] // fields["num_attention_heads"]
         fields["query_pre_attn_scalar"] = per_head if is_large else head_size
     divisors = gguf.tensors.get(_ROPE_DIVISORS)
+    rope_parameters = _rope_parameters(family, gguf.fields)
+    if divisors is not None and rope_parameters:
+        raise UnsupportedError(
+            f"it has {_ROPE_DIVISORS} beside rope.scaling.type {rope_parameters['rope_type']!r}; "
+            f"the native backend applies one of them: {OTHER_BACKEND}"
+        )
     return fields | {
         "model_type": family.model_type,
         "architectures": [family.architecture],
@@ -57,7 +67,7 @@ def config_of_gguf(gguf: GgufFile) -> dict[str, Any]:
         "tie_word_embeddings": "output.weight" not in gguf.tensors,
         "attention_bias": "blk.0.attn_q.bias" in gguf.tensors,
         "eos_token_id": gguf.fields.get("tokenizer.ggml.eos_token_id"),
-        "rope_parameters": _rope_parameters(family, gguf.fields),
+        "rope_parameters": rope_parameters,
         "rope_divisors": () if divisors is None else _numbers(divisors, head_size // 2),
     }
 

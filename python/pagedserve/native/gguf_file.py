@@ -5,13 +5,20 @@ Costs: a vocabulary is passed over, not read: some 10 ms for 100,000 strings.
 
 import mmap
 import struct
+from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from pagedserve.models.gguf_header import MAX_ELEMENTS, MAX_FIELDS, MAX_TENSORS
+from pagedserve.models.gguf_header import (
+    MAX_ELEMENTS,
+    MAX_FIELDS,
+    MAX_TENSORS,
+    MAX_TEXT_BYTES,
+)
+from pagedserve.native.families import OTHER_BACKEND, UnsupportedError
 from pagedserve.native.mapped import STORAGES, MappedFile, StoredTensor
 
 _VERSIONS: Final = (2, 3)
@@ -65,8 +72,9 @@ def read_gguf(path: Path) -> GgufFile:
     """Map a file, and read its header.
 
     Raises:
-        ValueError: It is no GGUF file, or cut short or damaged, or has a type that is not
-            supported; names what is declared and what the file has.
+        ValueError: It is no GGUF file, or cut short or damaged; names what is declared and what the
+            file has.
+        UnsupportedError: It is of another version, or has tensors of another type.
     """
     file = MappedFile.open(path)
     if file.content[:4] != b"GGUF":
@@ -81,6 +89,8 @@ def read_gguf(path: Path) -> GgufFile:
         raise ValueError(
             f"{path} is cut short or damaged: its header reaches beyond its {file.size} bytes"
         ) from error
+    except UnsupportedError as error:
+        raise UnsupportedError(f"{path.name}: {error}") from error
     except ValueError as error:
         raise ValueError(f"{path} is cut short or damaged: {error}") from error
 
@@ -108,7 +118,7 @@ class _Header:
         version = self.number("I")
         if version not in _VERSIONS:
             swapped = " with the other byte order" * (not version & 0xFFFF)
-            raise ValueError(f"its version is {version:#x}{swapped}; supported are 2 and 3")
+            raise UnsupportedError(f"its version is {version:#x}{swapped}; supported are 2 and 3")
         num_tensors, num_fields = self.number("Q"), self.number("Q")
         _check_count("tensors", num_tensors, MAX_TENSORS)
         _check_count("fields", num_fields, MAX_FIELDS)
@@ -136,9 +146,10 @@ class _Header:
     def text(self) -> str:
         """Read a length and as many bytes."""
         length = self.number("Q")
-        if length > self.size - self.at:
+        if length > min(self.size - self.at, MAX_TEXT_BYTES):
             raise ValueError(
-                f"it announces a text of {length} bytes at byte {self.at} of {self.size}"
+                f"it announces a text of {length} bytes at byte {self.at} of {self.size}; accepted "
+                f"are at most {MAX_TEXT_BYTES}"
             )
         self.at += length
         return self.content[self.at - length : self.at].decode("utf-8", "replace")
@@ -177,8 +188,8 @@ class _Header:
     def entry(self) -> _Entry:
         """Read the next tensor's entry."""
         name, num_dimensions = self.text(), self.number("I")
-        if num_dimensions > _MAX_DIMENSIONS:
-            raise ValueError(f"{name!r} has {num_dimensions} dimensions; at most 4 are possible")
+        if not 1 <= num_dimensions <= _MAX_DIMENSIONS:
+            raise ValueError(f"{name!r} has {num_dimensions} dimensions; it must have 1 to 4")
         sizes = [int(self.number("Q")) for _ in range(num_dimensions)]
         return _Entry(name, tuple(reversed(sizes)), self.number("I"), self.number("Q"))
 
@@ -186,9 +197,9 @@ class _Header:
         """Check an entry; tensors begin at byte ``start``."""
         name, shape, kind, offset = entry
         if kind not in _TYPES:
-            raise ValueError(
-                f"{name!r} is of type {kind}; supported are {', '.join(_TYPES.values())}: give "
-                "backend='torch' for others"
+            raise UnsupportedError(
+                f"{name!r} is of type {kind}; the native backend reads "
+                f"{', '.join(_TYPES.values())}: {OTHER_BACKEND}"
             )
         weights, block_bytes = STORAGES[_TYPES[kind]]
         if (shape[-1] if shape else 1) % weights:
@@ -220,10 +231,9 @@ def _check_apart(tensors: list[StoredTensor]) -> None:
     """Refuse tensors of one name or in the same bytes."""
     if not tensors:
         raise ValueError("it has no tensors")
-    names = [tensor.name for tensor in tensors]
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"it has {twice!r} twice")
+    ((name, times),) = Counter(tensor.name for tensor in tensors).most_common(1)
+    if times > 1:
+        raise ValueError(f"it has {name!r} twice")
     ordered = sorted(tensors, key=lambda tensor: tensor.offset)
     for before, after in pairwise(ordered):
         if before.offset + before.num_bytes > after.offset:

@@ -1,7 +1,6 @@
 """Weight files mapped into memory, and the tensors in them."""
 
 import mmap
-import os
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -9,6 +8,8 @@ from typing import Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
+
+from pagedserve.regular_files import opened
 
 # Names of the storages that Rust reads (`pagedserve._core.cpu.pack_rows`): weights and bytes of a
 # block.
@@ -51,18 +52,10 @@ class MappedFile:
         Raises:
             ValueError: It cannot be read, or is empty or no regular file.
         """
-        try:
-            # Without O_NONBLOCK a pipe without a writer would block.
-            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError as error:
-            raise ValueError(f"{path.name} cannot be read: {error.strerror}") from error
-        with os.fdopen(descriptor, "rb") as file:
-            if not path.is_file():
-                raise ValueError(f"{path.name} is no regular file")
-            try:
-                content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            except ValueError as error:  # a file of no bytes has no mapping
-                raise ValueError(f"{path.name} is empty") from error
+        with opened(path) as (file, num_bytes):
+            if not num_bytes:  # it has no mapping
+                raise ValueError(f"{path.name} is empty")
+            content = mmap.mmap(file.fileno(), num_bytes, access=mmap.ACCESS_READ)
         view = np.frombuffer(content, np.uint8)
         return cls(path, content, int(view.ctypes.data), view)
 

@@ -4,11 +4,13 @@ It is read as transformers does, defaults of its classes included; the metadata 
 become the same fields first (`pagedserve.native.gguf_config`).
 """
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from pagedserve.native.config import DecoderConfig, Family, LayerConfig
 from pagedserve.native.families import OTHER_BACKEND, UnsupportedError, family_of
+from pagedserve.native.numbers import check_positive
 from pagedserve.native.rope import ROPE_TYPES, Rope
 
 _GELU: Final = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast")
@@ -85,7 +87,7 @@ def _config(family: Family, fields: Mapping[str, Any]) -> DecoderConfig:
         num_kv_heads=int(fields.get("num_key_value_heads") or num_heads),
         head_size=head_size,
         epsilon=float(fields.get("rms_norm_eps", 1e-6)),
-        scale=float(fields.get("query_pre_attn_scalar", head_size)) ** -0.5,
+        scale=_scale(fields.get("query_pre_attn_scalar", head_size)),
         score_softcap=_cap(fields, "attn_logit_softcapping"),
         logit_softcap=_cap(fields, "final_logit_softcapping"),
         has_qkv_bias=has_qkv_bias,
@@ -209,6 +211,12 @@ def _size(fields: Mapping[str, Any], name: str) -> int:
     if type(value) is not int:
         raise ValueError(f"{name} is {str(value)[:80]}; it must be an integer")
     return value
+
+
+def _scale(size: Any) -> float:
+    """Factor of the scores by the size that it is the root of."""
+    check_positive({"query_pre_attn_scalar": float(size)})
+    return 1.0 / math.sqrt(size)
 
 
 def _cap(fields: Mapping[str, Any], name: str) -> float | None:

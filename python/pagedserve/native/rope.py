@@ -11,7 +11,7 @@ from typing import Final, Literal, TypeAlias, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedserve.native.numbers import ComputeDtype, narrow
+from pagedserve.native.numbers import ComputeDtype, check_positive, narrow
 
 RopeType: TypeAlias = Literal["default", "linear", "llama3"]
 ROPE_TYPES: Final = get_args(RopeType)
@@ -38,6 +38,23 @@ class Rope:
     high_freq_factor: float = 4.0
     original_positions: int = 8192
     divisors: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check the numbers.
+
+        Raises:
+            ValueError: Names the first one that gives no frequencies.
+        """
+        check_positive({"rope_theta": self.theta, "the factor of rope_parameters": self.factor})
+        if self.kind != "llama3":
+            return
+        names = ("low_freq_factor", "high_freq_factor", "original_positions")
+        check_positive({name: getattr(self, name) for name in names})
+        if self.high_freq_factor <= self.low_freq_factor:
+            raise ValueError(
+                f"high_freq_factor is {self.high_freq_factor}; it must be above "
+                f"low_freq_factor, {self.low_freq_factor}"
+            )
 
     def frequencies(self, head_size: int) -> NDArray[np.float32]:
         """Compute the frequencies, float32 ``[head_size / 2]``."""

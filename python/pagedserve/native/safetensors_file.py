@@ -5,6 +5,7 @@ gaps.
 """
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
@@ -66,8 +67,7 @@ def _parse(file_name: str, header: bytes) -> dict[str, Any]:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) < len(pairs):
-            names = [name for name, _ in pairs]
-            twice = next(name for name in names if names.count(name) > 1)
+            ((twice, _),) = Counter(name for name, _ in pairs).most_common(1)
             raise ValueError(f"{file_name} has {twice!r} twice")
         return found
 
