@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 import pagedserve.native.choice as choice
+from pagedserve import LLMEngine
 from pagedserve.config import EngineArgs
 from pagedserve.errors import ConfigError
 
@@ -51,3 +52,9 @@ def test_options_that_it_lacks_are_refused_by_name(options: dict[str, Any]) -> N
     (name,) = options
     with pytest.raises(ConfigError, match=rf"{name} is .*the native backend.*backend='torch'"):
         choice.check_backend(EngineArgs("m", backend="native", **options))
+
+
+def test_an_option_is_refused_before_a_model_is_looked_for() -> None:
+    args = EngineArgs("no/such-model", backend="native", tensor_parallel_size=2)
+    with pytest.raises(ConfigError, match="tensor_parallel_size is 2"):
+        LLMEngine(args)

@@ -12,7 +12,7 @@ from pagedserve.config import EngineArgs
 from pagedserve.errors import ConfigError, extra_needed
 from pagedserve.executor.memory import MemoryPlan
 from pagedserve.executor.protocol import CacheShape, Executor, ModelInfo, StepLimits
-from pagedserve.native.choice import check_backend, choose_backend
+from pagedserve.native.choice import choose_backend
 from pagedserve.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -23,19 +23,18 @@ def load_tokenizer(args: EngineArgs) -> Tokenizer:
     backend = choose_backend(args)
     with extra_needed("pagedserve.LLMEngine", backend.extra):
         import pagedserve.models.tokenizer as tokenizer
-    return tokenizer.load_tokenizer(
-        args, uses_transformers=False if backend.name == "native" else None
-    )
+
+        return tokenizer.load_tokenizer(
+            args, uses_transformers=False if backend.name == "native" else None
+        )
 
 
 def load_executor(args: EngineArgs) -> Executor:
     """Load the model by the backend of the options.
 
     Raises:
-        ConfigError: An option that the backend does not support.
         ImportError: The backend is torch, and a package that it needs is not installed.
     """
-    check_backend(args)
     backend = choose_backend(args)
     logger.info("backend: %s, %s", backend.name, backend.reason)
     if backend.name == "native":

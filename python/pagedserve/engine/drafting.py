@@ -229,6 +229,7 @@ def _draft_model_args(args: EngineArgs, model: str, kv_cache_memory: int | None)
         model=model,
         dtype=args.dtype,
         device=args.device,
+        cpu_instructions=args.cpu_instructions,
         max_num_seqs=args.max_num_seqs,
         kv_cache_memory=kv_cache_memory,
         block_size=args.block_size,

@@ -34,6 +34,7 @@ from pagedserve.inputs.prompts import match_params, parse_prompt
 from pagedserve.lora.request import LoRARequest
 from pagedserve.models.hub import HubOptions
 from pagedserve.models.progress import loading
+from pagedserve.native.choice import check_backend
 from pagedserve.outputs import RequestOutput
 from pagedserve.pooling_params import PoolingParams
 from pagedserve.sampling_params import SamplingParams
@@ -87,6 +88,8 @@ class LLMEngine(ModelOwner):
         """
         self.guard = EngineGuard()
         with loading(args.model, is_shown=args.use_tqdm_on_load):
+            if executor is None:
+                check_backend(args)
             # Before the weights, so that a model without a tokenizer is refused at once.
             self.tokenizer = load_tokenizer(args) if tokenizer is None else tokenizer
             if executor is None:
