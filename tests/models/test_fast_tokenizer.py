@@ -266,6 +266,15 @@ def test_a_template_has_the_limits_of_all_templates(smollm2: Pair) -> None:
         chat_prompt(smollm2[0], CONVERSATIONS[0], chat_template=template)
 
 
+def test_variables_of_a_template_have_any_name(smollm2: Pair) -> None:
+    template = "{{ variables }} {{ options }}"
+    given = {"variables": 1, "options": 2}
+    prompt = chat_prompt(
+        smollm2[0], CONVERSATIONS[0], chat_template=template, chat_template_kwargs=given
+    )
+    assert prompt["prompt"] == "1 2"
+
+
 def test_a_tokenizer_can_be_sent_to_another_process(pair: Pair) -> None:
     copy = pickle.loads(pickle.dumps(pair[0]))  # noqa: S301  # made here
     assert copy.encode("the License") == pair[0].encode("the License")

@@ -125,9 +125,10 @@ def chat_prompt(
 
 def _check_variables(tokenizer: Tokenizer, given: Mapping[str, Any]) -> None:
     """Refuse arguments that would reach the renderer instead of the template."""
-    own = inspect.signature(tokenizer.apply_chat_template).parameters
+    parameters = inspect.signature(tokenizer.apply_chat_template).parameters.values()
+    own = {each.name for each in parameters if each.kind is not inspect.Parameter.VAR_KEYWORD}
     for name in given:
-        if name in own and name not in _VARIABLES:
+        if name in own - _VARIABLES:
             raise RequestError(
                 f"chat_template_kwargs has {name}, which is no variable of a template",
                 param="chat_template_kwargs",
