@@ -59,6 +59,18 @@ def check_installed(what: str, extras: str) -> None:
         )
 
 
+def absent_modules(*names: str) -> list[str]:
+    """The modules of these top-level names that cannot be imported; imports none."""
+    return [name for name in names if not _is_importable(name)]
+
+
+def _is_importable(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):  # a finder that refuses it, a module without a spec
+        return False
+
+
 def _is_installed(name: re.Match[str] | None) -> bool:
     """Whether a package has metadata, or else a module of its name."""
     if name is None:

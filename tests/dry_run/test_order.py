@@ -15,7 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pagedserve.cache.engine import CacheEngine, LayerShape
+from pagedserve.cache.engine import CacheEngine
+from pagedserve.cache.layers import LayerShape
 from pagedserve.models.adapters import StepAdapters
 from pagedserve.runner.buffers import StepInputs
 from pagedserve.runner.graphs import DecodeGraphs

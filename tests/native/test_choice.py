@@ -1,6 +1,5 @@
 """Which backend runs a model, and what the native one refuses."""
 
-from importlib.machinery import ModuleSpec
 from typing import Any
 
 import pytest
@@ -13,10 +12,7 @@ from pagedserve.errors import ConfigError
 
 @pytest.fixture
 def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    def find(name: str) -> ModuleSpec | None:
-        return None if name == "torch" else ModuleSpec(name, None)
-
-    monkeypatch.setattr(choice, "find_spec", find)
+    monkeypatch.setattr(choice, "absent_modules", lambda *_: ["torch"])
 
 
 def test_auto_is_torch_where_it_is_installed() -> None:

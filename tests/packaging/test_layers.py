@@ -1,4 +1,4 @@
-"""The rules of docs/design.md that a compiler does not hold: who may name whom, and sizes."""
+"""The rules of docs/design.md that no compiler checks: which part may import which, and sizes."""
 
 import ast
 import io

@@ -8,7 +8,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 
 from pagedserve.attention.backends import get_backend
 from pagedserve.attention.interface import number_layers
-from pagedserve.cache.engine import LayerShape
+from pagedserve.cache.layers import LayerShape
 from pagedserve.models.attention_function import register
 from pagedserve.models.loader import LoadedModel
 from tests.support.fake_cuda import GPU

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pagedserve.config import EngineArgs
-from pagedserve.errors import StepError
 from pagedserve.executor.adapter_slots import AdapterSlots
 from pagedserve.executor.launched import LaunchedRun, tokens_of
 from pagedserve.executor.model_step import NO_EXTRAS, ModelStep, StepExtras
@@ -75,9 +74,8 @@ class Driver:
         Raises:
             StepError: The numbers of rows and samples differ.
         """
+        step.check()
         sizes, rows = step.sizes, step.rows
-        if sizes.num_rows and len(rows) != sizes.num_samples:
-            raise StepError(f"{len(rows)} sampling parameters for {sizes.num_samples} samples")
         states, failed = self._encode(step)
         if failed:
             return LaunchedRun(failed=failed)

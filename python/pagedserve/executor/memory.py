@@ -7,13 +7,11 @@ that the largest step leaves; the KV pool never takes more than is free.
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from pagedserve._core import KVGroup
+from pagedserve.cache.layers import WindowKind
 from pagedserve.errors import ConfigError
-
-if TYPE_CHECKING:
-    from pagedserve.cache.engine import WindowKind
 
 GIB: Final = 1 << 30
 DEFAULT_KV_CACHE_BYTES: Final = GIB
@@ -69,7 +67,7 @@ class WindowNeed:
     block_bytes: int
     least_blocks: int
     most_blocks: int
-    kind: "WindowKind" = "window"
+    kind: WindowKind = "window"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedserve._core import InputBuffers, KVGroup, SchedulerOutputs
+from pagedserve.cache.layers import WindowKind
+from pagedserve.errors import StepError
 from pagedserve.executor.memory import MemoryPlan
 from pagedserve.inputs.encoder_prompts import EncoderDecoder, EncoderInput
 from pagedserve.inputs.images import TEXT_ALONE, ImageRules
@@ -23,7 +25,6 @@ from pagedserve.sampling.results import PositionLogprobs, SampledRows
 from pagedserve.sampling.rows import PromptTargets, RowSampling
 
 if TYPE_CHECKING:
-    from pagedserve.cache.engine import WindowKind
     from pagedserve.cache.moves import BlockMoves
 
 # Of rows.
@@ -58,7 +59,7 @@ class ModelInfo:
     backends: str
     pooling: PoolingRules | None = None
     group_window: int | None = None
-    group_kind: "WindowKind" = "window"
+    group_kind: WindowKind = "window"
     images: ImageRules | str = TEXT_ALONE
     sees_whole_prompts: bool = False
     keeps_states: bool = False
@@ -83,7 +84,7 @@ class StepLimits:
     max_num_rows: int
     max_model_len: int
     group_window: int | None = None
-    group_kind: "WindowKind" = "window"
+    group_kind: WindowKind = "window"
     num_lookahead_slots: int = 0
 
     @property
@@ -211,6 +212,17 @@ class StepInput:
     images: Mapping[int, PromptImages] = field(default_factory=dict)
     encoder_inputs: Mapping[int, EncoderInput] = field(default_factory=dict)
     after: StepHandle | None = None
+
+    def check(self) -> None:
+        """Check that each sample has sampling parameters.
+
+        Raises:
+            StepError: The numbers of rows and samples differ.
+        """
+        if self.sizes.num_rows and len(self.rows) != self.sizes.num_samples:
+            raise StepError(
+                f"{len(self.rows)} sampling parameters for {self.sizes.num_samples} samples"
+            )
 
     @classmethod
     def of(

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from pagedserve.attention.cross import CrossStep
-from pagedserve.cache.engine import (
-    CacheEngine,
+from pagedserve.cache.engine import CacheEngine
+from pagedserve.cache.layers import (
     WindowKind,
     group_kind,
     group_window,
@@ -131,7 +131,7 @@ class Worker:
         loaded = self.loaded
         loaded.attention_backend.check_block_size(block_size)
         layers, _ = split_layers(loaded.stored_layers, group_window, kind)
-        return kv_bytes_per_block(layers, block_size=block_size, dtype=loaded.dtype)
+        return kv_bytes_per_block(layers, block_size=block_size, itemsize=loaded.dtype.itemsize)
 
     def determine_num_blocks(self, limits: StepLimits) -> MemoryPlan:
         """Compute the number of KV blocks; on a GPU the largest steps are profiled."""
@@ -178,7 +178,9 @@ class Worker:
             limits,
             block_size=block_size,
             block_bytes=num_parts
-            * kv_bytes_per_block(layers, block_size=block_size, dtype=self.loaded.dtype),
+            * kv_bytes_per_block(
+                layers, block_size=block_size, itemsize=self.loaded.dtype.itemsize
+            ),
             caches_prefixes=bool(self._args.enable_prefix_caching),
         )
 

@@ -22,7 +22,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_SPEECH_SEQ_2_SEQ_MA
 
 from pagedserve.attention.backend import AttentionBackend
 from pagedserve.attention.cross import WholeAttention
-from pagedserve.cache.engine import LayerShape
+from pagedserve.cache.layers import LayerShape
 from pagedserve.config import EngineArgs
 from pagedserve.errors import UnsupportedModelError
 from pagedserve.inputs.encoder_prompts import EncoderDecoder

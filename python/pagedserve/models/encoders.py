@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 
 from pagedserve.attention.backend import AttentionBackend
-from pagedserve.cache.engine import LayerShape
+from pagedserve.cache.layers import LayerShape
 from pagedserve.errors import UnsupportedModelError
 from pagedserve.models.files import architecture_of
 from pagedserve.models.flat_batch import flat_batch_hidden_states

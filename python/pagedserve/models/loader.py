@@ -19,7 +19,7 @@ from transformers import (
 from pagedserve.attention.backend import AttentionBackend
 from pagedserve.attention.backends import choose_backend
 from pagedserve.attention.interface import number_layers
-from pagedserve.cache.engine import LayerShape
+from pagedserve.cache.layers import LayerShape
 from pagedserve.cache.states import LayerStates
 from pagedserve.collector import collector_paused
 from pagedserve.config import EngineArgs

@@ -14,7 +14,8 @@ from pagedserve.attention.backend import AttentionBackend
 from pagedserve.attention.cross import CrossStep, EncoderDecoderAttention
 from pagedserve.attention.interface import PagedAttention
 from pagedserve.attention.metadata import AttentionMetadata, BatchLayout
-from pagedserve.cache.engine import CacheEngine, LayerShape
+from pagedserve.cache.engine import CacheEngine
+from pagedserve.cache.layers import LayerShape
 from pagedserve.cache.states import LayerStates
 from pagedserve.inputs.prompt_images import PromptImages
 from pagedserve.models.flat_batch import (

@@ -29,7 +29,7 @@ from transformers import (
 from pagedserve.attention.backend import AttentionBackend
 from pagedserve.attention.backends import choose_backend
 from pagedserve.attention.interface import AttentionCall, number_layers
-from pagedserve.cache.engine import LayerShape
+from pagedserve.cache.layers import LayerShape
 from pagedserve.cache.states import LayerStates
 from pagedserve.config.precision import CpuKernels, Quantization
 from pagedserve.errors import PagedServeError, UnsupportedModelError

@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from pagedserve.cache.engine import LayerShape
+from pagedserve.cache.layers import LayerShape
 from pagedserve.cache.states import StateShape
 from pagedserve.models.convert import cache_directory
 from pagedserve.models.probe import ProbeResult

@@ -1,13 +1,12 @@
 """A model's tokenizer, loaded without the model: by transformers, or without it."""
 
-import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pagedserve.collector import collector_paused
 from pagedserve.config import EngineArgs
 from pagedserve.errors import ModelLoadError, extra_needed
-from pagedserve.extras import install_command
+from pagedserve.extras import absent_modules, install_command
 from pagedserve.models.hub import HubOptions
 from pagedserve.models.registry import ModelSource, find_source, has_tokenizer, resolve_model
 from pagedserve.models.tokenizer_checks import check_tokenizer
@@ -33,21 +32,15 @@ def load_tokenizer(args: EngineArgs, *, uses_transformers: bool | None = None) -
         ConfigError: A revision is given for a model without revisions.
         ImportError: The library tokenizers is not installed.
     """
-    if _has_transformers() if uses_transformers is None else uses_transformers:
+    if uses_transformers is None:  # which loads no model's config without torch
+        uses_transformers = not absent_modules("torch", "transformers")
+    if uses_transformers:
         with extra_needed("a tokenizer of transformers", "engine"):
             from pagedserve.models.transformers_tokenizer import load_transformers_tokenizer
 
         return load_transformers_tokenizer(args)
     with collector_paused():
         return _load(args)
-
-
-def _has_transformers() -> bool:
-    """Whether transformers is installed, and torch, without which it loads no model's config."""
-    try:
-        return all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
-    except ImportError:  # of an import hook
-        return False
 
 
 def _load(args: EngineArgs) -> "FastTokenizer":

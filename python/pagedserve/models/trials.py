@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from pagedserve.attention.backend import AttentionBackend
-from pagedserve.cache.engine import LayerShape
+from pagedserve.cache.layers import LayerShape
 from pagedserve.cache.states import LayerStates
 from pagedserve.errors import UnsupportedModelError
 from pagedserve.models.attention_function import ATTENTION_NAME

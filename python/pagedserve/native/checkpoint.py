@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedserve.errors import ModelLoadError, UnsupportedModelError
+from pagedserve.native.choice import OTHER_BACKEND
 from pagedserve.native.config import DecoderConfig
-from pagedserve.native.families import OTHER_BACKEND, UnsupportedError
+from pagedserve.native.families import UnsupportedError
 from pagedserve.native.gguf_file import GgufFile
 from pagedserve.native.mapped import STORAGES, StoredTensor
 from pagedserve.native.numbers import ComputeDtype, rounded, widen

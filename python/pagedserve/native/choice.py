@@ -1,15 +1,16 @@
 """Choice between the backends: torch with transformers, or Rust alone."""
 
 from collections.abc import Iterator
-from importlib.util import find_spec
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from pagedserve.config import EngineArgs
 from pagedserve.errors import ConfigError
+from pagedserve.extras import absent_modules
 
 BackendName: TypeAlias = Literal["torch", "native"]
 
-_TORCH: Final = ("torch", "transformers")
+# For what the native backend does not have.
+OTHER_BACKEND: Final = "give backend='torch', which needs torch and transformers"
 
 
 class BackendChoice(NamedTuple):
@@ -28,7 +29,7 @@ def choose_backend(args: EngineArgs) -> BackendChoice:
     """Choose the backend of an engine; "auto" is torch where it is installed."""
     if args.backend != "auto":
         return BackendChoice(args.backend, "as given")
-    if absent := [name for name in _TORCH if not _is_installed(name)]:
+    if absent := absent_modules("torch", "transformers"):
         return BackendChoice("native", f"without {' and '.join(absent)}")
     return BackendChoice("torch", "which is installed")
 
@@ -41,17 +42,7 @@ def check_backend(args: EngineArgs) -> None:
     """
     if choose_backend(args).name == "native":
         for refusal in _refusals(args):
-            raise ConfigError(
-                f"{refusal}: leave it out, or give backend='torch', which needs torch and "
-                "transformers"
-            )
-
-
-def _is_installed(name: str) -> bool:
-    try:
-        return find_spec(name) is not None
-    except (ImportError, ValueError):  # a finder that refuses it, a module without a spec
-        return False
+            raise ConfigError(f"{refusal}: leave it out, or {OTHER_BACKEND}")
 
 
 def _refusals(args: EngineArgs) -> Iterator[str]:

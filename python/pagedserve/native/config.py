@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from pagedserve.cache.layers import LayerShape
 from pagedserve.native.numbers import check_positive
 from pagedserve.native.rope import Rope
 
@@ -98,6 +99,15 @@ class DecoderConfig:
     max_positions_reason: str
     eos_token_id: object
     layers: tuple[LayerConfig, ...]
+
+    @property
+    def layer_shapes(self) -> tuple[LayerShape, ...]:
+        """Keys and values of each layer."""
+        heads, size = self.num_kv_heads, self.head_size
+        return tuple(
+            LayerShape(num_kv_heads=heads, key_size=size, value_size=size, window=layer.window)
+            for layer in self.layers
+        )
 
     def __post_init__(self) -> None:
         """Check the numbers.

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedserve._core.cpu import instructions_in_use
+from pagedserve.cache.layers import group_window, kv_bytes_per_block, split_layers
 from pagedserve.config import EngineArgs
 from pagedserve.errors import RequestError, StepError
 from pagedserve.executor.launched import LaunchedRun, tokens_of
@@ -15,13 +16,8 @@ from pagedserve.executor.protocol import Adapter, CacheShape, ModelInfo, StepInp
 from pagedserve.executor.windows import window_need
 from pagedserve.inputs.prompt_images import PlacedImage
 from pagedserve.native.load import LoadedNative, load_native
-from pagedserve.native.pools import (
-    KVPools,
-    layer_block_bytes,
-    layers_by_group,
-    window_group_of,
-)
-from pagedserve.native.threads import num_compute_threads
+from pagedserve.native.numbers import itemsize
+from pagedserve.native.pools import KVPools
 from pagedserve.sampling.on_host import HostOps
 from pagedserve.sampling.sampler import Sampler
 
@@ -32,10 +28,12 @@ class NativeExecutor:
     def __init__(self, args: EngineArgs) -> None:
         """Load the model; see `pagedserve.native.load.load_native` for the errors."""
         self._args = args
-        self._loaded: LoadedNative | None = load_native(args)
+        loaded = load_native(args)
+        self._loaded: LoadedNative | None = loaded
         self._buffers: NumpyBuffers | None = None
         self._pools: KVPools | None = None
-        self._ops = HostOps(num_threads=num_compute_threads)
+        num_threads = loaded.model.num_threads
+        self._ops = HostOps(num_threads=lambda: num_threads)
         self._sampler = Sampler(self._ops)
 
     @property
@@ -62,7 +60,7 @@ class NativeExecutor:
             eos_token_ids=loaded.eos_token_ids,
             device_type="cpu",
             backends=f"native ({kernels}){weights}",
-            group_window=window_group_of(config),
+            group_window=group_window(config.layer_shapes),
         )
 
     @property
@@ -80,10 +78,12 @@ class NativeExecutor:
         """Compute the number of KV blocks."""
         args, model = self._args, self.loaded.model
         args.check_without_gpu()
-        others, windowed = layers_by_group(model.config, limits.group_window)
-        of_layer = layer_block_bytes(model.config, args.block_size, model.dtype)
+        others, windowed = (
+            kv_bytes_per_block(layers, block_size=args.block_size, itemsize=itemsize(model.dtype))
+            for layers in split_layers(model.config.layer_shapes, limits.group_window)
+        )
         return plan_memory(
-            block_bytes=len(others) * of_layer,
+            block_bytes=others,
             block_size=args.block_size,
             max_num_seqs=limits.max_num_rows,
             weight_bytes=model.weight_bytes,
@@ -97,7 +97,7 @@ class NativeExecutor:
             windows=window_need(
                 limits,
                 block_size=args.block_size,
-                block_bytes=len(windowed) * of_layer,
+                block_bytes=windowed,
                 caches_prefixes=bool(args.enable_prefix_caching),
             ),
         )
@@ -114,9 +114,8 @@ class NativeExecutor:
         Raises:
             StepError: The numbers of rows and samples differ.
         """
+        step.check()
         sizes, rows, model = step.sizes, step.rows, self.loaded.model
-        if sizes.num_rows and len(rows) != sizes.num_samples:
-            raise StepError(f"{len(rows)} sampling parameters for {sizes.num_samples} samples")
         arrays, pools = self.buffers.arrays(sizes), self._pools
         assert pools is not None  # noqa: S101  # the buffers come with them
         pools.move(step.moves, model.num_threads)

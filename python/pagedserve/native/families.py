@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
+from pagedserve.native.choice import OTHER_BACKEND
 from pagedserve.native.config import Family
 
 # Suffix of a refusal of what only torch computes.
-OTHER_BACKEND: Final = "give backend='torch', which needs torch and transformers"
 
 _GEMMA: Final[dict[str, Any]] = {
     "head_dim": 256,

@@ -5,8 +5,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from pagedserve.native.choice import OTHER_BACKEND
 from pagedserve.native.config import Family
-from pagedserve.native.families import FAMILIES, OTHER_BACKEND, UnsupportedError
+from pagedserve.native.families import FAMILIES, UnsupportedError
 from pagedserve.native.gguf_file import GgufFile
 from pagedserve.native.mapped import StoredTensor
 

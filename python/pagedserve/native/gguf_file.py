@@ -18,7 +18,8 @@ from pagedserve.models.gguf_header import (
     MAX_TENSORS,
     MAX_TEXT_BYTES,
 )
-from pagedserve.native.families import OTHER_BACKEND, UnsupportedError
+from pagedserve.native.choice import OTHER_BACKEND
+from pagedserve.native.families import UnsupportedError
 from pagedserve.native.mapped import STORAGES, MappedFile, StoredTensor
 
 _VERSIONS: Final = (2, 3)

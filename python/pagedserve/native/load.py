@@ -11,12 +11,14 @@ from pagedserve._core.cpu import DecoderLayer, use_instructions
 from pagedserve.config import EngineArgs
 from pagedserve.config.precision import Quantization
 from pagedserve.errors import ModelLoadError, PagedServeError, UnsupportedModelError
+from pagedserve.host_ops.threads import num_compute_threads
 from pagedserve.models.config_checks import check_config
 from pagedserve.models.limits import check_max_model_len, eos_token_ids
 from pagedserve.models.registry import ModelSource, find_source
 from pagedserve.native.checkpoint import Checkpoint
+from pagedserve.native.choice import OTHER_BACKEND
 from pagedserve.native.config import DecoderConfig
-from pagedserve.native.families import OTHER_BACKEND, UnsupportedError
+from pagedserve.native.families import UnsupportedError
 from pagedserve.native.gguf_config import config_of_gguf
 from pagedserve.native.gguf_file import GgufFile, read_gguf
 from pagedserve.native.model import NativeModel
@@ -24,7 +26,6 @@ from pagedserve.native.model_config import decoder_config
 from pagedserve.native.numbers import ComputeDtype, itemsize
 from pagedserve.native.packing import Packer, Part
 from pagedserve.native.tensor_names import LayerPart
-from pagedserve.native.threads import num_compute_threads
 from pagedserve.regular_files import is_file, read_json
 
 # Gates and what they gate take turns in panels, so many features each.

@@ -8,8 +8,9 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from pagedserve.native.choice import OTHER_BACKEND
 from pagedserve.native.config import DecoderConfig, Family, LayerConfig
-from pagedserve.native.families import OTHER_BACKEND, UnsupportedError, family_of
+from pagedserve.native.families import UnsupportedError, family_of
 from pagedserve.native.numbers import check_positive
 from pagedserve.native.rope import ROPE_TYPES, Rope
 

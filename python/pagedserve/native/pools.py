@@ -13,25 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedserve._core.cpu import copy_blocks
+from pagedserve.cache.layers import kv_bytes_per_block
 from pagedserve.cache.moves import BlockMoves
 from pagedserve.executor.protocol import CacheShape
 from pagedserve.host_ops.pages import bytes_in_huge_pages
 from pagedserve.native.config import DecoderConfig
 from pagedserve.native.numbers import ComputeDtype, itemsize
-
-
-def layer_block_bytes(config: DecoderConfig, block_size: int, dtype: ComputeDtype) -> int:
-    """Bytes of one block of one layer, keys and values."""
-    return block_size * config.num_kv_heads * 2 * config.head_size * itemsize(dtype)
-
-
-def layers_by_group(config: DecoderConfig, window: int | None) -> tuple[list[int], list[int]]:
-    """Indices of the layers that keep all keys, and of those with a window of at most this size."""
-    split: tuple[list[int], list[int]] = [], []
-    for index, layer in enumerate(config.layers):
-        is_narrow = window is not None and layer.window is not None and layer.window <= window
-        split[is_narrow].append(index)
-    return split
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,19 +52,24 @@ class KVPools:
 
     def __init__(self, config: DecoderConfig, shape: CacheShape, dtype: ComputeDtype) -> None:
         """Allocate; nothing is written, so unused blocks may take no memory yet."""
-        self._block_bytes = layer_block_bytes(config, shape.block_size, dtype)
-        group = next((group for group in shape.groups if group.kind == "window"), None)
-        others, windowed = layers_by_group(config, None if group is None else group.window)
-        index = 0 if group is None else 1 + shape.groups.index(group)
-        counts = dict.fromkeys(others, (0, shape.num_gpu_blocks, shape.num_cpu_blocks))
-        if group is not None:
-            counts |= dict.fromkeys(windowed, (index, group.num_gpu_blocks, group.num_cpu_blocks))
+        layers = config.layer_shapes
+        self._block_bytes = kv_bytes_per_block(
+            layers[:1], block_size=shape.block_size, itemsize=itemsize(dtype)
+        )
+        first = 0, shape.num_gpu_blocks, shape.num_cpu_blocks
         self.layers: list[LayerPool] = []
-        self._swapped: list[LayerPool] = []
-        for layer in range(len(config.layers)):
-            number, num_gpu_blocks, num_cpu_blocks = counts[layer]
-            self.layers.append(self._pool(num_gpu_blocks, shape.block_size, number))
-            self._swapped.append(self._pool(num_cpu_blocks, shape.block_size, number))
+        self._by_group: dict[int, tuple[list[LayerPool], list[LayerPool]]] = {}
+        for layer in layers:
+            windows = (
+                (number, group.num_gpu_blocks, group.num_cpu_blocks)
+                for number, group in enumerate(shape.groups, 1)
+                if group.kind == "window" and layer.fits_window(group.window, "window")
+            )
+            number, num_gpu_blocks, num_cpu_blocks = next(windows, first)
+            pools, swapped = self._by_group.setdefault(number, ([], []))
+            pools.append(self._pool(num_gpu_blocks, shape.block_size, number))
+            swapped.append(self._pool(num_cpu_blocks, shape.block_size, number))
+            self.layers.append(pools[-1])
 
     def _pool(self, num_blocks: int, block_size: int, group: int) -> LayerPool:
         memory = bytes_in_huge_pages(num_blocks * self._block_bytes)
@@ -86,8 +78,7 @@ class KVPools:
     def move(self, step: Sequence[BlockMoves], num_threads: int) -> None:
         """Execute the moves of a step in each group's pools: swap out, swap in, copy."""
         for group, moves in enumerate(step):
-            pools = [pool for pool in self.layers if pool.group == group]
-            swapped = [pool for pool in self._swapped if pool.group == group]
+            pools, swapped = self._by_group.get(group, ([], []))
             self._copy(pools, swapped, moves.swap_out, num_threads)
             self._copy(swapped, pools, moves.swap_in, num_threads)
             self._copy(pools, pools, moves.copy, num_threads)
@@ -115,9 +106,3 @@ class KVPools:
             pairs=pairs,
             num_threads=num_threads,
         )
-
-
-def window_group_of(config: DecoderConfig) -> int | None:
-    """Widest sliding window of the layers; None if none has one."""
-    windows = (layer.window for layer in config.layers if layer.window is not None)
-    return max(windows, default=None)
