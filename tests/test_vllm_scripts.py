@@ -1,6 +1,7 @@
 """Offline scripts as vLLM's users have them in hand, with another import."""
 
 import argparse
+import asyncio
 import json
 import re
 from collections.abc import Callable
@@ -293,7 +294,7 @@ def test_metrics_have_the_names_of_a_server(make: Callable[..., LLM]) -> None:
     llm = make()
     engine = llm.llm_engine
     client = cast(Any, SimpleNamespace(is_running=True, snapshot=engine.snapshot))
-    exposed = Metrics(client, "m", Admission(client, None, None)).exposition().decode()
+    exposed = asyncio.run(Metrics(client, "m", Admission(client, None, None)).exposition()).decode()
     shown = re.findall(r"^# TYPE ((?:vllm|pagedserve):\S+) (\w+)", exposed, re.MULTILINE)
     names = {name.removesuffix("_total") if kind == "counter" else name for name, kind in shown}
     names = {name for name in names if not name.endswith("_created")}

@@ -1,5 +1,6 @@
 """What ``/metrics`` says, read by Prometheus' own parser."""
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -100,6 +101,22 @@ def test_requests_over_http_are_counted_by_route(serve: Serve) -> None:
         seconds = {"handler": "/v1/completions", "method": "POST"}
         assert scrape.value("http_request_duration_seconds_count", **seconds) == 3
         assert scrape.value("http_request_duration_seconds_sum", **seconds) > 0
+
+
+def test_a_scrape_does_not_block_the_event_loop(served: Served) -> None:
+    """Hundreds of routes and methods take tens of milliseconds, as long as several steps."""
+    metrics = served.context.metrics
+
+    async def count_turns() -> int:
+        scrape = asyncio.create_task(metrics.exposition())
+        num_turns = 0
+        while not scrape.done():
+            await asyncio.sleep(0)
+            num_turns += 1
+        assert b"http_requests" in scrape.result()
+        return num_turns
+
+    assert asyncio.run(count_turns()) > 2  # one where the scrape blocked
 
 
 def test_a_step_has_a_part_outside_the_executor(served: Served) -> None:

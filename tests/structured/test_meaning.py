@@ -95,3 +95,13 @@ def test_a_pattern_that_names_more_stays(compiler: GrammarCompiler) -> None:
     assert keeps_to(compiler, '{"a":6,"c":7,"d":8}', compiled)
     assert not keeps_to(compiler, '{"a":6,"c":7,"d":4}', compiled)
     assert not keeps_to(compiler, '{"a":6,"c":7,"e":8}', compiled)
+
+
+def test_choices_mean_themselves_and_are_escaped_once(compiler: GrammarCompiler) -> None:
+    texts = ["".join(map(chr, range(32, 127))), r"\\d|"]
+    params = StructuredOutputsParams(choice=texts)
+    assert params.definition is params.definition  # an event loop asks again and again
+    for text in texts:
+        assert keeps_to(compiler, text, {"choice": texts})
+    for other in (texts[0][:-1], r"\\1", r"\1|", "|"):
+        assert not keeps_to(compiler, other, {"choice": texts})

@@ -328,7 +328,7 @@ def _add_state(app: FastAPI, context: Context) -> None:
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """Return all metrics in Prometheus' format."""
-        text = context.metrics.exposition()
+        text = await context.metrics.exposition()
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @app.get("/", include_in_schema=False)

@@ -4,14 +4,14 @@ Requests are counted as they happen; the engine's metrics are read at each scrap
 current also while no step runs.
 """
 
-from collections.abc import Iterable, Iterator
+import asyncio
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from prometheus_client import (
     GC_COLLECTOR,
     PLATFORM_COLLECTOR,
     PROCESS_COLLECTOR,
-    CollectorRegistry,
     generate_latest,
 )
 from prometheus_client.core import (
@@ -20,6 +20,7 @@ from prometheus_client.core import (
     HistogramMetricFamily,
     Metric,
 )
+from prometheus_client.registry import Collector
 from starlette.types import Scope
 
 from pagedserve.engine.client import EngineClient
@@ -121,22 +122,34 @@ class Metrics(RequestCounts):
         self._client = client
         self._admission = admission
         self._engine = EngineMetrics(labels)
-        self._registry = CollectorRegistry()
-        for collector in (PROCESS_COLLECTOR, PLATFORM_COLLECTOR, GC_COLLECTOR):
-            self._registry.register(collector)
-        self._registry.register(self)
+        self._rendering = asyncio.Lock()
 
-    def exposition(self) -> bytes:
-        """The metrics in Prometheus' text format."""
-        return generate_latest(self._registry)
+    async def exposition(self) -> bytes:
+        """Return the metrics in Prometheus' text format.
 
-    def collect(self) -> Iterable[Metric]:
+        The values are read at once; a quarter of a megabyte of text takes 20 ms, so a thread
+        renders it, for one scrape at a time.
+        """
+        async with self._rendering:
+            return await asyncio.to_thread(generate_latest, _Shown(list(self._read())))
+
+    def _read(self) -> Iterator[Family]:
         """All metrics but those of the process; those of the engine once it is created."""
+        yield from self.families()
         refused = self._admission.num_refused
-        families = [
-            *self.families(),
-            self.by("admission_rejections", "Refused requests.", "reason", refused),
-            *self.http.families(),
-            *(self._engine.families(self._client.snapshot()) if self._client.is_running else ()),
-        ]
-        return map(_prometheus_metric, families)
+        yield self.by("admission_rejections", "Refused requests.", "reason", refused)
+        yield from self.http.families()
+        if self._client.is_running:
+            yield from self._engine.families(self._client.snapshot())
+
+
+class _Shown(Collector):
+    """Metrics of the process, then families that were read."""
+
+    def __init__(self, families: Sequence[Family]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterator[Metric]:
+        for collector in (PROCESS_COLLECTOR, PLATFORM_COLLECTOR, GC_COLLECTOR):
+            yield from collector.collect()
+        yield from map(_prometheus_metric, self._families)
