@@ -44,6 +44,17 @@ def old_knot() -> "weakref.ref[Knot]":
     return ref
 
 
+def a_server_that_starts_does_not_collect() -> None:
+    collector = IdleCollector()
+    knot = old_knot()
+    kept = [[number] for number in range(200_000)]  # after so many Python itself would collect
+    assert knot() is not None
+    collector.start()
+    assert knot() is None
+    assert len(kept) == 200_000
+    collector.stop()
+
+
 def a_full_collection_waits_until_nothing_runs() -> None:
     with running_collector() as collector:
         knot = old_knot()
@@ -66,6 +77,7 @@ def a_server_that_is_never_idle_collects_once_a_minute() -> None:
 @pytest.mark.parametrize(
     "check",
     [
+        a_server_that_starts_does_not_collect,
         a_full_collection_waits_until_nothing_runs,
         a_server_that_is_never_idle_collects_once_a_minute,
     ],

@@ -36,25 +36,25 @@ def collector_paused() -> Iterator[None]:
 
 
 class IdleCollector:
-    """Runs a server's full collections while it is idle, or once a minute.
+    """Runs a server's full collections: one once it has started, then while it is idle.
 
     The younger generations are collected as usual.
     """
 
     def __init__(self) -> None:
-        """Prepare; changes nothing yet."""
+        """Take over the full collections: nine while a model is loaded would take 1.5 seconds."""
         self._thresholds = gc.get_threshold()
         self._last = 0.0
+        gc.set_threshold(*self._thresholds[:2], _NEVER)
 
     def start(self) -> None:
-        """Exempt the objects of the start, and take over the full collections."""
+        """Collect, and exempt what is left: the objects of the start."""
         gc.collect()
         gc.freeze()
         self._last = time.monotonic()
-        gc.set_threshold(*self._thresholds[:2], _NEVER)
 
     def look(self, *, is_idle: bool) -> None:
-        """Collect if it is due."""
+        """Collect if it is due, and the server idle or busy for a minute."""
         is_due = gc.get_count()[2] > _DUE
         if is_due and (is_idle or time.monotonic() - self._last > _MAX_WAIT):
             gc.collect()
