@@ -27,8 +27,8 @@ from pagedserve.config import EngineArgs
 from pagedserve.errors import UnsupportedModelError
 from pagedserve.inputs.encoder_prompts import EncoderDecoder
 from pagedserve.inputs.speech import SpeechRules
-from pagedserve.models.architectures.relative_bias import list_biases
 from pagedserve.models.audio_processor import load_audio_processor
+from pagedserve.models.families.relative_bias import list_biases
 from pagedserve.models.files import architecture_of
 from pagedserve.models.flat_batch import decoder_logits
 from pagedserve.models.forward_context import ForwardContext, forwarding

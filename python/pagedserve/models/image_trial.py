@@ -15,12 +15,12 @@ from pagedserve.config import EngineArgs
 from pagedserve.config.precision import Quantization
 from pagedserve.errors import PagedServeError, UnsupportedModelError
 from pagedserve.inputs.prompt_images import PromptImages
+from pagedserve.models.families.towers import why_no_images
 from pagedserve.models.files import architecture_of, first_line
 from pagedserve.models.image_features import image_features, image_positions
 from pagedserve.models.image_processor import ImageProcessor, load_image_processor
 from pagedserve.models.paged_logits import paged_logits
 from pagedserve.models.probe import QUANTIZED_TOLERANCE, Probe, ProbeResult
-from pagedserve.models.towers import why_no_images
 from pagedserve.models.transformers_tokenizer import load_transformers_tokenizer
 from pagedserve.models.trials import prompt_of, using_attention
 

@@ -29,11 +29,12 @@ from pagedserve.errors import ConfigError, PagedServeError
 from pagedserve.host_ops.capabilities import use_instructions
 from pagedserve.inputs.encoder_prompts import EncoderDecoder
 from pagedserve.inputs.images import TEXT_ALONE
-from pagedserve.models.architectures import prepare_architecture
 from pagedserve.models.attention_function import register
 from pagedserve.models.classifiers import EncoderHead, with_class_head
 from pagedserve.models.encoder_decoder import check_encoder_decoder, class_of, encoder_decoder_of
 from pagedserve.models.encoders import check_encoder
+from pagedserve.models.families.prepare import prepare_model
+from pagedserve.models.families.towers import has_tower
 from pagedserve.models.files import (
     ModelFiles,
     find_model_files,
@@ -48,7 +49,6 @@ from pagedserve.models.pooling import find_pooling, use_head
 from pagedserve.models.probe import Probe, ProbeResult, check_replaced, probe_model
 from pagedserve.models.probe_cache import ProbeCacheEntry
 from pagedserve.models.read import load_weights, make_up_weights
-from pagedserve.models.towers import has_tower
 from pagedserve.models.trials import vocab_size
 from pagedserve.models.weights import weights_read
 from pagedserve.parallel.group import RankGroup
@@ -230,7 +230,7 @@ class _Loading:
             model = with_class_head(self.read(AutoModelForSequenceClassification))
         else:
             model = self.read(auto_class)
-        prepare_architecture(model, self.max_model_len)
+        prepare_model(model, self.max_model_len)
         return model
 
     def read(self, auto_class: Any = None) -> PreTrainedModel:
@@ -267,7 +267,7 @@ class _Loading:
         num_bytes = weight_bytes(whole)
         head = EncoderHead(whole, self.max_model_len) if self.names_classes else None
         model = whole if head is None else head.encoder
-        prepare_architecture(model, self.max_model_len)
+        prepare_model(model, self.max_model_len)
         layers = check_encoder(model, max_model_len=self.max_model_len, backend=self.backend)
         if head is not None:
             head.check(layers, self.backend, rules.pooling_type)

@@ -35,6 +35,7 @@ from pagedserve.config.precision import CpuKernels, Quantization
 from pagedserve.errors import PagedServeError, UnsupportedModelError
 from pagedserve.inputs.images import TEXT_ALONE
 from pagedserve.models.attention_function import paged_attention_forward
+from pagedserve.models.families.table import family_of
 from pagedserve.models.files import architecture_of, first_line
 from pagedserve.models.forward_context import ForwardContext, forwarding
 from pagedserve.models.masks import MaskReader
@@ -59,7 +60,6 @@ _KEYS_AND_VALUES: Final = ("DynamicLayer", "DynamicSlidingWindowLayer", "DummyLa
 _STATES: Final = {
     "LinearAttention": "a recurrent or convolution state",
     "Indexed": "an index for sparse attention",
-    "DeepseekV4": "compressed keys and values",
 }
 # Types with states that mixers write, alone and beside keys and values.
 _OF_MIXERS: Final = ("LinearAttentionLayer",)
@@ -317,6 +317,8 @@ def _refuse_states(
 ) -> NoReturn:
     held = kinds - set(_KEYS_AND_VALUES)
     kept = {word for part, word in _STATES.items() if any(part in kind for kind in held)}
+    if named := family_of(model.config.get_text_config().model_type).keeps:
+        kept.add(named)
     states = " and ".join(sorted(kept)) or ("a recurrent state" if is_recurrent else "other states")
     which = f" in layers of type {', '.join(map(repr, sorted(unknown)))}" if unknown else ""
     raise UnsupportedModelError(

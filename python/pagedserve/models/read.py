@@ -7,7 +7,6 @@ from transformers import AutoModel, PreTrainedModel
 
 from pagedserve.config.model import LoadFormat
 from pagedserve.errors import ModelLoadError, UnsupportedModelError
-from pagedserve.models.architectures import attention_to_build_with
 from pagedserve.models.attention_function import ATTENTION_NAME
 from pagedserve.models.checkpoint_checks import (
     check_dtypes,
@@ -16,9 +15,10 @@ from pagedserve.models.checkpoint_checks import (
     checked_loading,
 )
 from pagedserve.models.dummy import dummy_model
+from pagedserve.models.families.prepare import attention_to_build_with
+from pagedserve.models.families.towers import attention_by_part
 from pagedserve.models.files import ModelFiles, architecture_of, first_line, one_line
 from pagedserve.models.quantized import has_quantized_files, use_dtype
-from pagedserve.models.towers import attention_by_part
 from pagedserve.parallel.group import RankGroup
 from pagedserve.parallel.plan import read_plan
 

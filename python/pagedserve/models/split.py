@@ -12,9 +12,9 @@ from transformers import (
 from pagedserve.config import EngineArgs
 from pagedserve.errors import UnsupportedModelError
 from pagedserve.models.encoder_decoder import class_of
+from pagedserve.models.families.towers import has_tower
 from pagedserve.models.files import architecture_of, find_model_files, quiet_transformers
 from pagedserve.models.pooling import Pooling, find_pooling
-from pagedserve.models.towers import has_tower
 from pagedserve.parallel.plan import read_plan
 
 

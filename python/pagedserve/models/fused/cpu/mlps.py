@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from pagedserve.config.precision import Quantization
+from pagedserve.models.families.record import Gate
 from pagedserve.models.fused.cpu.linears import (
     PANEL_FEATURES,
     can_pack,
@@ -13,8 +14,8 @@ from pagedserve.models.fused.cpu.linears import (
     pack,
     pack_gated,
 )
-from pagedserve.models.fused.families import Gate, gate_of, mlp_linears
 from pagedserve.models.fused.parts import FusedModule, mlp_parts
+from pagedserve.models.fused.recognize import gate_of, mlp_linears
 from pagedserve.parallel.modules import group_of, own_linear
 from pagedserve.parallel.shards import peaks_of
 

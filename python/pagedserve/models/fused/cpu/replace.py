@@ -26,7 +26,7 @@ from pagedserve.models.fused.cpu.layers import CpuDecoderLayer, can_fuse
 from pagedserve.models.fused.cpu.linears import PackedEmbedding, PackedLinear, can_pack, quantize
 from pagedserve.models.fused.cpu.mlps import PackedGatedMLP, packable_gate_of
 from pagedserve.models.fused.cpu.norms import CpuRMSNorm
-from pagedserve.models.fused.families import is_norm, is_plain_linear
+from pagedserve.models.fused.recognize import is_norm, is_plain_linear
 from pagedserve.models.fused.replace import replace_modules
 from pagedserve.parallel.modules import Gathered
 from pagedserve.parallel.shards import peaks_of
