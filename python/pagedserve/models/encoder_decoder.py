@@ -30,8 +30,7 @@ from pagedserve.inputs.speech import SpeechRules
 from pagedserve.models.audio_processor import load_audio_processor
 from pagedserve.models.families.relative_bias import list_biases
 from pagedserve.models.files import architecture_of
-from pagedserve.models.flat_batch import decoder_logits
-from pagedserve.models.forward_context import ForwardContext, forwarding
+from pagedserve.models.forward import ForwardContext, decoder_logits, forwarding
 from pagedserve.models.limits import num_positions
 from pagedserve.models.paged_logits import encoder_decoder_logits
 from pagedserve.models.probe import CallRecorder, refusing_failures

@@ -78,7 +78,7 @@ class LoadedModel:
         attention_backend: attention backend.
         weight_bytes: bytes of the weights; shared ones count once, unless one of them is packed.
         replaced_modules: numbers of replaced modules by type, as text.
-        selects_logits: see `pagedserve.models.flat_batch.flat_batch_logits`.
+        selects_logits: see `pagedserve.models.forward.flat_batch_logits`.
         states: shapes of recurrent states.
         pooling: pooling configuration, where the model returns states instead of logits; None for a
             generative model.

@@ -18,13 +18,13 @@ from pagedserve.cache.engine import CacheEngine
 from pagedserve.cache.layers import LayerShape
 from pagedserve.cache.states import LayerStates
 from pagedserve.inputs.prompt_images import PromptImages
-from pagedserve.models.flat_batch import (
+from pagedserve.models.forward import (
+    ForwardContext,
     StepImages,
     decoder_logits,
     flat_batch_hidden_states,
     flat_batch_logits,
 )
-from pagedserve.models.forward_context import ForwardContext
 from pagedserve.models.image_features import step_images
 from pagedserve.models.states import PooledStates
 

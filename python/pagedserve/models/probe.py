@@ -37,7 +37,7 @@ from pagedserve.inputs.images import TEXT_ALONE
 from pagedserve.models.attention_function import paged_attention_forward
 from pagedserve.models.families.table import family_of
 from pagedserve.models.files import architecture_of, first_line
-from pagedserve.models.forward_context import ForwardContext, forwarding
+from pagedserve.models.forward import ForwardContext, forwarding
 from pagedserve.models.masks import MaskReader
 from pagedserve.models.mixers import mixing_modules
 from pagedserve.models.paged_logits import flat_logits
@@ -132,7 +132,7 @@ class ProbeResult:
         layers: KV shape of each attention call, in the order of the calls.
         modules: name of the module that makes each of them.
         max_exact_len: maximum length for which these layers describe the model's attention.
-        selects_logits: see `pagedserve.models.flat_batch.flat_batch_logits`.
+        selects_logits: see `pagedserve.models.forward.flat_batch_logits`.
         vocab_size: rows of the embedding.
         kernels: the fastest kernels that passed the numerics check in the model.
         states: state shapes of each module with states, in the model's order.

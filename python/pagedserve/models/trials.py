@@ -74,7 +74,7 @@ class Trial:
         bound: accepted difference, as `rms_difference` of exact logits and `difference` of others.
         dtype: dtype of keys and values.
         backend: attention backend.
-        selects_logits: see `pagedserve.models.flat_batch.flat_batch_logits`.
+        selects_logits: see `pagedserve.models.forward.flat_batch_logits`.
         is_lowered: whether the model's thresholds are lowered (`lowered_thresholds`).
     """
 

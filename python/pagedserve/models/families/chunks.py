@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from pagedserve.models.families.own_attention import Arguments, is_eager
-from pagedserve.models.forward_context import current_context
+from pagedserve.models.forward import current_context
 
 
 class _GivenPositions:

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from pagedserve.models.forward_context import current_context
+from pagedserve.models.forward import current_context
 
 
 def embed_given_positions(model: PreTrainedModel) -> None:

@@ -9,7 +9,7 @@ from pagedserve._core.cpu import DecoderLayer
 from pagedserve.attention.interface import layers_of
 from pagedserve.config.precision import Quantization
 from pagedserve.host_ops.capabilities import DTYPE_NAMES
-from pagedserve.models.forward_context import current_step
+from pagedserve.models.forward import current_step
 from pagedserve.models.fused.cpu.linears import (
     adapter_arrays,
     can_pack,

@@ -23,7 +23,7 @@ from pagedserve.host_ops.capabilities import DTYPE_NAMES
 from pagedserve.host_ops.memory import empty_in_huge_pages
 from pagedserve.models.adapters import AdapterArrays
 from pagedserve.models.families.record import Gate
-from pagedserve.models.forward_context import current_adapters
+from pagedserve.models.forward import current_adapters
 from pagedserve.models.fused.parts import FusedModule, parts_of
 from pagedserve.parallel.shards import peaks_of
 

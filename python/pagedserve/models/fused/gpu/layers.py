@@ -15,7 +15,7 @@ from pagedserve.attention.interface import layers_of
 from pagedserve.attention.metadata import AttentionOptions
 from pagedserve.attention.triton import attend
 from pagedserve.kernels.layer import add_norm, rotate_and_write, swiglu
-from pagedserve.models.forward_context import current_adapters, current_step
+from pagedserve.models.forward import current_adapters, current_step
 from pagedserve.models.fused.gpu.norms import GpuRMSNorm
 from pagedserve.models.fused.parts import FusedModule, layer_parts
 from pagedserve.models.fused.recognize import (
