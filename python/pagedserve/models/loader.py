@@ -41,16 +41,15 @@ from pagedserve.models.files import (
     foreign_errors_named,
     quiet_transformers,
 )
-from pagedserve.models.fused.choose import kernels_wanted, replace_modules_of, with_fewer
+from pagedserve.models.fused.choose import choose_kernels, replace_modules_of, with_fewer
 from pagedserve.models.fused.cpu.replace import weight_bytes
-from pagedserve.models.image_trial import judge_images, try_images
+from pagedserve.models.image_check import check_images, image_check_of
 from pagedserve.models.limits import check_max_model_len, derive_max_model_len, eos_token_ids
+from pagedserve.models.numerics import vocab_size
 from pagedserve.models.pooling import find_pooling, use_head
 from pagedserve.models.probe import Probe, ProbeResult, check_replaced, probe_model
 from pagedserve.models.probe_cache import ProbeCacheEntry
-from pagedserve.models.read import load_weights, make_up_weights
-from pagedserve.models.trials import vocab_size
-from pagedserve.models.weights import weights_read
+from pagedserve.models.read import load_weights, make_up_weights, weights_read
 from pagedserve.parallel.group import RankGroup
 from pagedserve.pooling.rules import PoolingRules
 
@@ -162,8 +161,8 @@ def load_model(
             max_model_len = min(max_model_len, rules.max_seq_length or max_model_len)
         dtype = _dtype(config, text_config, device)
         backend = choose_backend(config.attention_backend, device, dtype)
-        wanted = kernels_wanted(config, device, backend)
-        how = (dtype, device, backend.describe(), max_model_len, wanted, config.quantization)
+        kernels = choose_kernels(config, device, backend)
+        how = (dtype, device, backend.describe(), max_model_len, kernels, config.quantization)
         names_classes = rules is not None and rules.classes is not None
         more = ["classes"] * names_classes
         more += [] if group is None else [f"{group.size} ranks"]
@@ -177,14 +176,14 @@ def load_model(
             return loading.load_encoder(pooling.rules)
         probed = cached.load() if group is None else group.from_first(cached.load)
         if probed is None:
-            model, probed, replaced_modules = loading.try_modules(wanted)
+            model, probed, replaced_modules = loading.try_modules(kernels)
             if group is None or group.rank == 0:
                 cached.save(probed)
         else:
             model = loading.load()
             replaced_modules = loading.replace(model, probed, probed.kernels)
-        if probed.kernels != wanted:
-            logger.warning(_FEWER_KERNELS, wanted, config.model, str(dtype)[6:], probed.kernels)
+        if probed.kernels != kernels:
+            logger.warning(_FEWER_KERNELS, kernels, config.model, str(dtype)[6:], probed.kernels)
         if rules is not None:
             head = model.get_output_embeddings() if names_classes else nn.Identity()
             use_head(model, probed, backend, head)
@@ -341,7 +340,7 @@ class _Loading:
         probe = probe_model(model, max_model_len=self.max_model_len, backend=self.backend)
         if self.group is not None:
             self.group.from_first(lambda: self._compare_with_whole(probe))
-        images = try_images(model, self.config, probe, self.max_model_len)
+        images = image_check_of(model, self.config, probe, self.max_model_len)
         while kernels != "generic":
             replaced = self.replace(model, probe.result, kernels)
             try:
@@ -357,7 +356,7 @@ class _Loading:
             model = self.load()
         else:
             replaced = self.replace(model, probe.result, kernels)
-        result = judge_images(model, images, probe, self.config.quantization)
+        result = check_images(model, images, probe, self.config.quantization)
         return model, replace(result, kernels=kernels), replaced
 
     def _compare_with_whole(self, probe: Probe) -> None:
@@ -370,7 +369,7 @@ class _Loading:
         """
         whole = replace(self, group=None, device=torch.device("cpu")).load()
         differ = f"shared by {self.config.tensor_parallel_size} ranks its logits differ"
-        probe.trial.compare_with(whole, differ)
+        probe.numerics.compare_with(whole, differ)
 
 
 def _dtype(config: EngineArgs, hf_config: PreTrainedConfig, device: torch.device) -> torch.dtype:
