@@ -12,13 +12,7 @@ from typing import Any, Final, cast
 
 import torch
 from torch import Tensor
-from transformers import (
-    AutoModelForSeq2SeqLM,
-    AutoModelForSpeechSeq2Seq,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
-from transformers.models.auto.modeling_auto import MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from pagedserve.attention.backend import AttentionBackend
 from pagedserve.attention.cross import WholeAttention
@@ -79,12 +73,6 @@ def _named(model: PreTrainedModel, name: str) -> int | None:
     """A token of the generation config, or else of the model's config."""
     found = getattr(model.generation_config, name, None)
     return cast("int | None", getattr(model.config, name, None) if found is None else found)
-
-
-def class_of(config: PreTrainedConfig) -> Any:
-    """Class of transformers for such a model."""
-    is_known = config.model_type in MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES
-    return AutoModelForSpeechSeq2Seq if is_known else AutoModelForSeq2SeqLM
 
 
 def _accepts_audio(model: PreTrainedModel) -> bool:

@@ -13,7 +13,17 @@ from typing import Any, cast
 import torch
 import transformers.modeling_utils
 from safetensors import safe_open
-from transformers import AutoModel, PreTrainedModel
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+    AutoModelForSpeechSeq2Seq,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+from transformers.models.auto.modeling_auto import MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES
 
 from pagedserve.config.model import LoadFormat
 from pagedserve.errors import ModelLoadError, UnsupportedModelError
@@ -26,11 +36,22 @@ from pagedserve.models.checkpoint_checks import (
 )
 from pagedserve.models.dummy import dummy_model
 from pagedserve.models.families.prepare import attention_to_build_with
-from pagedserve.models.families.towers import attention_by_part
+from pagedserve.models.families.towers import attention_by_part, has_tower
 from pagedserve.models.files import ModelFiles, architecture_of, first_line, one_line
 from pagedserve.models.quantized import has_quantized_files, use_dtype
 from pagedserve.parallel.group import RankGroup
 from pagedserve.parallel.plan import read_plan
+from pagedserve.pooling.rules import PoolingRules
+
+
+def class_to_load(config: PreTrainedConfig, rules: PoolingRules | None) -> Any:
+    """Class of transformers that a model is loaded with, unless it is an encoder."""
+    if config.is_encoder_decoder:
+        is_speech = config.model_type in MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES
+        return AutoModelForSpeechSeq2Seq if is_speech else AutoModelForSeq2SeqLM
+    if rules is not None and rules.classes is not None:
+        return AutoModelForSequenceClassification
+    return AutoModelForImageTextToText if has_tower(config) else AutoModelForCausalLM
 
 
 @contextmanager
