@@ -36,7 +36,7 @@ from pagedserve.models.checkpoint_checks import (
 )
 from pagedserve.models.dummy import dummy_model
 from pagedserve.models.families.prepare import attention_to_build_with
-from pagedserve.models.families.towers import attention_by_part, has_tower
+from pagedserve.models.families.towers import has_tower
 from pagedserve.models.files import ModelFiles, architecture_of, first_line, one_line
 from pagedserve.models.quantized import has_quantized_files, use_dtype
 from pagedserve.parallel.group import RankGroup
@@ -101,24 +101,16 @@ def load_weights(
         split = split_options(plan)
     # Modules after an encoder's last states are not needed.
     unused = ("pooler.",) if auto_class is AutoModel else ()
-    try:
-        with checked_loading(files.name, unused):
-            loaded: Any = auto_class.from_pretrained(
-                files.directory,
-                dtype=dtype,
-                attn_implementation=attention_by_part(
-                    files.hf_config, attention_to_build_with(files.hf_config)
-                ),
-                output_loading_info=True,
-                use_safetensors=True if load_format == "safetensors" else None,
-                trust_remote_code=False,
-                **split,
-            )
-    except ModelLoadError:
-        raise
-    except Exception as error:  # transformers raises many unrelated types here
-        raise _load_error(files, error) from error
-    model, info = loaded
+    with _load_errors(files), checked_loading(files.name, unused):
+        model, info = auto_class.from_pretrained(
+            files.directory,
+            dtype=dtype,
+            attn_implementation=attention_to_build_with(files.hf_config),
+            output_loading_info=True,
+            use_safetensors=True if load_format == "safetensors" else None,
+            trust_remote_code=False,
+            **split,
+        )
     check_present(files.name, info["missing_keys"], unused)
     if has_quantized_files(files.hf_config):
         use_dtype(model, dtype)
@@ -134,27 +126,36 @@ def make_up_weights(
     auto_class: Any, files: ModelFiles, dtype: torch.dtype, device: torch.device, *, seed: int
 ) -> PreTrainedModel:
     """Create a model with random weights; raises as ``load_weights``."""
-    try:
-        attention = attention_by_part(files.hf_config, attention_to_build_with(files.hf_config))
+    with _load_errors(files):
         return dummy_model(
             files.hf_config,
-            attention=attention,
+            attention=attention_to_build_with(files.hf_config),
             dtype=dtype,
             device=device,
             seed=seed,
             auto_class=auto_class,
         )
+
+
+@contextmanager
+def _load_errors(files: ModelFiles) -> Iterator[None]:
+    """A context in which transformers creates a model, whose errors name the model.
+
+    Raises:
+        UnsupportedModelError: It does not use our attention function.
+        ModelLoadError: Any other reason.
+    """
+    try:
+        yield
     except ModelLoadError:
         raise
     except Exception as error:  # transformers raises many unrelated types here
-        raise _load_error(files, error) from error
-
-
-def _load_error(files: ModelFiles, error: Exception) -> ModelLoadError:
-    if ATTENTION_NAME in str(error) or "Unrecognized configuration" in str(error):
-        return UnsupportedModelError(
-            f"architecture {architecture_of(files.hf_config)} cannot be run: it is no causal "
-            "language model that attends through transformers' attention interface "
-            f"({first_line(error)})"
-        )
-    return ModelLoadError(f"model {files.name!r}: its weights cannot be loaded: {one_line(error)}")
+        if ATTENTION_NAME in str(error) or "Unrecognized configuration" in str(error):
+            raise UnsupportedModelError(
+                f"architecture {architecture_of(files.hf_config)} cannot be run: it is no causal "
+                "language model that attends through transformers' attention interface "
+                f"({first_line(error)})"
+            ) from error
+        raise ModelLoadError(
+            f"model {files.name!r}: its weights cannot be loaded: {one_line(error)}"
+        ) from error

@@ -16,6 +16,7 @@ from pagedserve.models.families.positions import embed_given_positions, shift_po
 from pagedserve.models.families.rope import fix_rope
 from pagedserve.models.families.states import replace_mixers
 from pagedserve.models.families.table import family_of
+from pagedserve.models.families.towers import has_tower
 
 
 def register_classes(model_type: str | None) -> None:
@@ -24,9 +25,13 @@ def register_classes(model_type: str | None) -> None:
         import_module(f"pagedserve.models.families.{name}").register()
 
 
-def attention_to_build_with(config: PreTrainedConfig) -> str:
-    """Name of the attention implementation that a model must be created with before changes."""
-    return "eager" if family_of(config.model_type).attention else ATTENTION_NAME
+def attention_to_build_with(config: PreTrainedConfig) -> str | dict[str, str]:
+    """Attention implementation that a model must be created with before changes.
+
+    That of a vision encoder stays transformers' own.
+    """
+    name = "eager" if family_of(config.model_type).attention else ATTENTION_NAME
+    return {"text_config": name} if has_tower(config) else name
 
 
 def prepare_model(model: PreTrainedModel, max_model_len: int) -> None:

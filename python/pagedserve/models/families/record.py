@@ -97,7 +97,7 @@ class DecoderFamily(Family):
     modules: Mapping[LayerPart, str]
     gate: Gate = "silu"
     activations: tuple[str, ...] = ("silu", "swish")
-    has_biases: bool | None = False
+    has_biases: bool | None = None
     norm_offset: float = 0.0
     scales_embeddings: bool = False
     windows: Literal["none", "all", "from a layer on", "unrotated", "all but the last"] = "none"

@@ -28,8 +28,3 @@ def attending_part(model: PreTrainedModel) -> PreTrainedModel:
     whole: Any = model
     part: PreTrainedModel = whole.get_decoder() if has_tower(model.config) else model
     return part
-
-
-def attention_by_part(config: PreTrainedConfig, attention: str) -> str | dict[str, str]:
-    """Attention implementation for transformers, which leaves a vision encoder's unchanged."""
-    return {"text_config": attention} if has_tower(config) else attention
