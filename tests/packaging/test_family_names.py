@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+from transformers.models.auto.auto_mappings import CONFIG_MAPPING_NAMES
 
 HOME: Final = "models/families/"
 

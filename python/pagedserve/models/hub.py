@@ -181,7 +181,7 @@ def snapshot(
         ModelLoadError: it cannot be downloaded, or lacks required files.
         ImportError: ModelScope is selected and its library is not installed.
     """
-    hub = ModelScope(options) if uses_modelscope() else HuggingFace(options)
+    hub: Hub = ModelScope(options) if uses_modelscope() else HuggingFace(options)
     file_name = ADAPTER_FILES[0] if part == "adapter" else "config.json"
     cached = _cached(hub, repo_id, file_name, check)
     if cached is not None:

@@ -19,10 +19,10 @@ def decoder_family(content: Mapping[str, Any]) -> DecoderFamily:
         UnsupportedError: It is another one; lists those that are supported.
     """
     model_type = content.get("model_type")
-    family = family_of(model_type) if isinstance(model_type, str) else None
-    is_known = isinstance(family, DecoderFamily)
-    names = content.get("architectures") or [family.architecture if is_known else None]
-    if not is_known or family.architecture not in names:
+    found = family_of(model_type) if isinstance(model_type, str) else None
+    family = found if isinstance(found, DecoderFamily) else None
+    names = content.get("architectures") or [family and family.architecture]
+    if family is None or family.architecture not in names:
         known = ", ".join(known.architecture for known in DECODERS)
         architectures = ", ".join(str(name)[:80] for name in names if name) or "unnamed"
         raise UnsupportedError(

@@ -75,9 +75,10 @@ class CpuDecoderLayer(FusedModule):
             CpuRMSNorm(norms[part]) if part in norms else None
             for part in ("attention_output_norm", "mlp_output_norm")
         ]
-        factors: dict[str, Any] = {
+        weights: dict[str, Any] = {
             part: float32_vector(norm_factor(norm)) for part, norm in norms.items()
         }
+        weights |= zip(("qkv", "output", "gate_up", "down"), self.packed, strict=True)
         self._layer = DecoderLayer(
             dtype=DTYPE_NAMES[qkv[0].weight.dtype],
             num_heads=attention.q_proj.out_features // self._head_size,
@@ -86,8 +87,7 @@ class CpuDecoderLayer(FusedModule):
             epsilon=norm_epsilon(norms["attention_norm"]),
             scale=float(attention.scaling),
             softcap=getattr(attention, "attn_logit_softcapping", None),
-            **factors,
-            **dict(zip(("qkv", "output", "gate_up", "down"), self.packed, strict=True)),
+            **weights,
         )
 
     def forward(
