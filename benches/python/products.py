@@ -18,7 +18,8 @@ from torch import Tensor
 
 from pagedserve import _core
 from pagedserve.config.precision import Quantization
-from pagedserve.models.fused.cpu.linears import multiply, pack
+from pagedserve.models.fused.cpu.modules import multiply
+from pagedserve.models.fused.cpu.packing import pack
 
 # (N, K) of a layer of SmolLM2-135M: q, k and v; output; gate and up; down.
 LAYER = ((960, 576), (576, 576), (3072, 576), (576, 1536))

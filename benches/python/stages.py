@@ -26,9 +26,7 @@ from pagedserve._core import Scheduler
 from pagedserve.attention.interface import PagedAttention
 from pagedserve.executor.local import LocalExecutor
 from pagedserve.models.fused.cpu.layers import CpuDecoderLayer
-from pagedserve.models.fused.cpu.linears import PackedLinear
-from pagedserve.models.fused.cpu.mlps import PackedGatedMLP
-from pagedserve.models.fused.cpu.norms import CpuRMSNorm
+from pagedserve.models.fused.cpu.modules import CpuRMSNorm, PackedGatedMLP, PackedLinear
 from pagedserve.sampling.sampler import LaunchedSamples, Sampler
 
 PRODUCT_SIZE = 2048

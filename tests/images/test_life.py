@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-import pagedserve.models.image_trial as image_trial
+import pagedserve.models.image_check as image_check
 from pagedserve import LLM, EngineArgs, LLMEngine, LoRARequest, RequestOutput, SamplingParams
 from pagedserve.errors import ConfigError, RequestError
 from pagedserve.inputs.prompts import parse_prompt
@@ -164,11 +164,11 @@ def test_images_that_come_out_wrong_are_found_at_load(
     made = family(name)
     monkeypatch.setenv("PAGEDSERVE_CACHE", str(tmp_path))  # where no earlier check is known
     if name == "qwen2_vl":  # positions of a text
-        monkeypatch.setattr(image_trial, "image_positions", lambda *_: None)
+        monkeypatch.setattr(image_check, "image_positions", lambda *_: None)
     else:
         features = image_features
         monkeypatch.setattr(
-            image_trial, "image_features", lambda model, image: features(model, image).flip(0)
+            image_check, "image_features", lambda model, image: features(model, image).flip(0)
         )
     llm = made.load()
     with pytest.raises(RequestError, match=r"has images, and images are not taken with .* differ"):

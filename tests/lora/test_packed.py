@@ -16,7 +16,7 @@ from pagedserve.config.precision import Quantization
 from pagedserve.errors import StepError
 from pagedserve.host_ops.capabilities import DTYPE_NAMES
 from pagedserve.models.adapters import AdapterArrays, AdapterRows
-from pagedserve.models.fused.cpu.linears import pack, pack_gated
+from pagedserve.models.fused.cpu.packing import pack, pack_gated
 from tests.support.packed import (
     DTYPES,
     INSTRUCTIONS,

@@ -12,7 +12,7 @@ from pagedserve.attention.interface import AttentionCall, PagedAttention
 from pagedserve.attention.metadata import AttentionMetadata, BatchLayout
 from pagedserve.errors import StepError, UnsupportedModelError
 from pagedserve.models.attention_function import paged_attention_forward
-from pagedserve.models.forward_context import ForwardContext, current_context, forwarding
+from pagedserve.models.forward import ForwardContext, current_context, forwarding
 
 QUERY, KEY, VALUE = torch.randn(1, 4, 3, 8), torch.randn(1, 2, 3, 8), torch.randn(1, 2, 3, 5)
 NOTHING = np.zeros(0, np.int32)

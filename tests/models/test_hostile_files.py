@@ -265,7 +265,7 @@ def test_weights_of_integers_in_a_pickle_are_refused(saved: Path) -> None:
         load(saved)
 
 
-def test_one_number_that_is_none_in_a_row_that_no_trial_reads_is_found(saved: Path) -> None:
+def test_one_number_that_is_none_in_a_row_that_no_check_reads_is_found(saved: Path) -> None:
     weight = load_file(saved / WEIGHTS)["model.embed_tokens.weight"]
     weight[96, 5] = float("nan")
     change_weights(saved, **{"model.embed_tokens.weight": weight})

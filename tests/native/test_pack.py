@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from pagedserve import StepError
 from pagedserve._core.cpu import PackedWeights, instruction_sets, pack_rows
-from pagedserve.models.fused.cpu.linears import pack, pack_gated, quantize
+from pagedserve.models.fused.cpu.packing import pack, pack_gated, quantize
 from pagedserve.native.mapped import STORAGES
 
 TYPES = {name: gguf.GGMLQuantizationType[name] for name in STORAGES}

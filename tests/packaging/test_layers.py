@@ -131,7 +131,6 @@ LONG_FUNCTIONS = {
     "engine.input_processor.InputProcessor.process",
     "executor.memory.plan_memory",
     "models.fused.cpu.layers.CpuDecoderLayer.__init__",
-    "models.loader.load_model",
     "replay.driver.ScenarioDriver._decisions",
     "runner.buffers.StepBuffers.__init__",
     "server.job.Job.outputs",

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from pagedserve.config.precision import Quantization
-from pagedserve.models.fused.cpu.linears import quantize
+from pagedserve.models.fused.cpu.packing import quantize
 
 # Ways to make an adapter; ranks from 4 to 64.
 KINDS: dict[str, dict[str, Any]] = {

@@ -8,7 +8,7 @@ from torch import Tensor
 from pagedserve import _core
 from pagedserve.config.precision import Quantization
 from pagedserve.host_ops.capabilities import DTYPE_NAMES
-from pagedserve.models.fused.cpu.linears import quantize
+from pagedserve.models.fused.cpu.packing import quantize
 
 INSTRUCTIONS = _core.cpu.instruction_sets()
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

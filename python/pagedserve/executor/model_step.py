@@ -11,7 +11,7 @@ from torch import Tensor
 from pagedserve.cache.moves import BlockMoves
 from pagedserve.executor.protocol import StepSizes
 from pagedserve.lora.weights import LoraWeights
-from pagedserve.models.flat_batch import StepImages
+from pagedserve.models.forward import StepImages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from pagedserve.lora.modules import (
 )
 from pagedserve.lora.weights import LoraWeights
 from pagedserve.models.adapters import AdapterRows, StepAdapters
-from pagedserve.models.fused.cpu.linears import PackedEmbedding, PackedLinear
+from pagedserve.models.fused.cpu.modules import PackedEmbedding, PackedLinear
 from pagedserve.models.fused.parts import FusedModule, FusedPart
 from pagedserve.models.loader import LoadedModel
 from pagedserve.models.mixers import mixing_modules

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from pagedserve.errors import StepError
 from pagedserve.lora.weights import LoraWeights
 from pagedserve.models.adapters import AdapterRows, StepAdapters
-from pagedserve.models.forward_context import current_adapters
+from pagedserve.models.forward import current_adapters
 from pagedserve.models.fused.parts import FusedPart
 
 

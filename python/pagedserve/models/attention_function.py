@@ -13,7 +13,7 @@ from transformers import AttentionInterface
 from pagedserve.attention.interface import AttentionCall
 from pagedserve.attention.metadata import AttentionOptions
 from pagedserve.errors import StepError, UnsupportedModelError
-from pagedserve.models.forward_context import current_context
+from pagedserve.models.forward import current_context
 
 ATTENTION_NAME: Final = "pagedserve"
 

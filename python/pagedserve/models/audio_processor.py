@@ -53,8 +53,8 @@ class AudioProcessor:
 
 
 def _resampled(audio: Audio, sampling_rate: int) -> NDArray[np.float32]:
-    wanted = f"audio of {audio.sampling_rate} samples per second, where the model accepts "
-    with extra_needed(f"{wanted}{sampling_rate},", "audio"):
+    resampled_audio = f"audio of {audio.sampling_rate} samples per second, where the model accepts "
+    with extra_needed(f"{resampled_audio}{sampling_rate},", "audio"):
         import soxr
     resampled: NDArray[np.float32] = soxr.resample(
         audio.samples, audio.sampling_rate, sampling_rate
@@ -79,10 +79,10 @@ def load_audio_processor(args: EngineArgs) -> AudioProcessor:
             ) from error
     config: Any = files.hf_config
     made = extractor.feature_size, extractor.nb_max_frames
-    heard = config.num_mel_bins, 2 * config.max_source_positions
-    if made != heard:
+    accepted = config.num_mel_bins, 2 * config.max_source_positions
+    if made != accepted:
         raise ModelLoadError(
             f"model {args.model!r}: its feature extractor makes features of shape {list(made)}, "
-            f"and its encoder takes {list(heard)}"
+            f"and its encoder takes {list(accepted)}"
         )
     return AudioProcessor(extractor)

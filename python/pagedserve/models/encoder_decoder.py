@@ -12,13 +12,7 @@ from typing import Any, Final, cast
 
 import torch
 from torch import Tensor
-from transformers import (
-    AutoModelForSeq2SeqLM,
-    AutoModelForSpeechSeq2Seq,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
-from transformers.models.auto.modeling_auto import MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from pagedserve.attention.backend import AttentionBackend
 from pagedserve.attention.cross import WholeAttention
@@ -27,15 +21,14 @@ from pagedserve.config import EngineArgs
 from pagedserve.errors import UnsupportedModelError
 from pagedserve.inputs.encoder_prompts import EncoderDecoder
 from pagedserve.inputs.speech import SpeechRules
-from pagedserve.models.architectures.relative_bias import list_biases
 from pagedserve.models.audio_processor import load_audio_processor
+from pagedserve.models.families.relative_bias import list_biases
 from pagedserve.models.files import architecture_of
-from pagedserve.models.flat_batch import decoder_logits
-from pagedserve.models.forward_context import ForwardContext, forwarding
+from pagedserve.models.forward import ForwardContext, decoder_logits, forwarding
 from pagedserve.models.limits import num_positions
+from pagedserve.models.numerics import TOLERANCE, compare, prompt_of, using_attention, vocab_size
 from pagedserve.models.paged_logits import encoder_decoder_logits
 from pagedserve.models.probe import CallRecorder, refusing_failures
-from pagedserve.models.trials import TOLERANCE, compare, prompt_of, using_attention, vocab_size
 
 # Tokens of the check's prompts, of the encoder and of the decoder.
 _ENCODED: Final = (13, 5)
@@ -55,7 +48,7 @@ def encoder_decoder_of(model: PreTrainedModel, args: EngineArgs) -> EncoderDecod
             f"architecture {architecture_of(model.config)} cannot be run: its config names no "
             "decoder_start_token_id"
         )
-    if _hears(model):
+    if _accepts_audio(model):
         max_seconds = load_audio_processor(args).max_seconds
         speech = SpeechRules.of(
             start,
@@ -82,13 +75,7 @@ def _named(model: PreTrainedModel, name: str) -> int | None:
     return cast("int | None", getattr(model.config, name, None) if found is None else found)
 
 
-def class_of(config: PreTrainedConfig) -> Any:
-    """Class of transformers for such a model."""
-    is_known = config.model_type in MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES
-    return AutoModelForSpeechSeq2Seq if is_known else AutoModelForSeq2SeqLM
-
-
-def _hears(model: PreTrainedModel) -> bool:
+def _accepts_audio(model: PreTrainedModel) -> bool:
     """Whether its encoder takes features of audio."""
     encoder: Any = model.get_encoder()
     return bool(encoder.main_input_name == "input_features")
@@ -126,20 +113,20 @@ def check_encoder_decoder(
     with refusing_failures(model), torch.inference_mode():
         prompts = [prompt_of(model, length) for length in _DECODED]
         with using_attention(model, "eager"):
-            own = _trial_states(model)
+            own = _test_states(model)
             expected = [_own_logits(model, *pair) for pair in zip(own, prompts, strict=True)]
         list_biases(model)
         layers = _find_layers(model)
-        states = _trial_states(model)
+        states = _test_states(model)
         found = encoder_decoder_logits(model, layers, prompts, states, backend)
     differ = "over paged attention its logits differ from its own"
     compare(model, found, expected, TOLERANCE[model.dtype], differ)
     return layers
 
 
-def _trial_states(model: PreTrainedModel) -> list[Tensor]:
+def _test_states(model: PreTrainedModel) -> list[Tensor]:
     """Encoder states of two test prompts; for audio, which has one length, the second is cut."""
-    if not _hears(model):
+    if not _accepts_audio(model):
         return [encoder_states(model, prompt_of(model, length)) for length in _ENCODED]
     shape = model.config.num_mel_bins, 2 * model.config.max_source_positions
     states = encoder_states(model, torch.arange(math.prod(shape)).sin().reshape(shape))

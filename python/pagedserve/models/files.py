@@ -11,14 +11,13 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from pagedserve.config import EngineArgs
 from pagedserve.errors import ModelLoadError, PagedServeError, UnsupportedModelError
-from pagedserve.models.mappings import register_mapping
+from pagedserve.models.families.prepare import register_classes
+from pagedserve.models.families.table import FAMILIES, family_of
 from pagedserve.models.progress import are_bars_shown
 from pagedserve.models.quantized import check_quant_method
 from pagedserve.models.registry import find_source
 
 _MESSAGE_CHARACTERS: Final = 500
-# Supported model_types of encoder-decoders: their layers use the attention interface.
-_ENCODER_DECODERS: Final = ("bart", "marian", "mbart", "mt5", "pegasus", "t5", "whisper")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +116,7 @@ def quiet_transformers() -> Iterator[None]:
 def _load_config(name: str, directory: Path) -> PreTrainedConfig:
     content = _content(name, directory)
     try:
-        register_mapping(content.get("model_type"))
+        register_classes(content.get("model_type"))
         config = cast(
             PreTrainedConfig, AutoConfig.from_pretrained(directory, trust_remote_code=False)
         )
@@ -138,11 +137,11 @@ def _load_config(name: str, directory: Path) -> PreTrainedConfig:
         check_quant_method(config)
     except ValueError as error:
         raise ModelLoadError(f"model {name!r}: config.json: {error}") from error
-    if config.is_encoder_decoder and config.model_type not in _ENCODER_DECODERS:
+    if config.is_encoder_decoder and not family_of(config.model_type).is_encoder_decoder:
+        accepted = sorted(family.model_type for family in FAMILIES if family.is_encoder_decoder)
         raise UnsupportedModelError(
             f"architecture {architecture_of(config)} cannot be run: it is an encoder-decoder; "
-            f"accepted are those of model_type {', '.join(_ENCODER_DECODERS)}, and decoder-only "
-            "models"
+            f"accepted are those of model_type {', '.join(accepted)}, and decoder-only models"
         )
     return config
 

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, Protocol
+from typing import Final, Literal, TypeAlias
 
 from pagedserve.config import EngineArgs
 from pagedserve.errors import ModelLoadError, extra_needed
@@ -60,32 +60,12 @@ class HubOptions:
         return cls(revision=revision, token=args.hf_token, download_dir=args.download_dir)
 
 
-class Hub(Protocol):
-    """A host of repositories.
+class HuggingFace:
+    """The Hugging Face Hub, or the one at ``HF_ENDPOINT``.
 
     Attributes:
         name: readable name.
     """
-
-    name: str
-
-    def cached(self, repo_id: str, file_name: str) -> Path:
-        """Return the directory of cached files; raises any exception if there is none.
-
-        Args:
-            repo_id: as owner/name.
-            file_name: a file that every such repository has.
-        """
-
-    def file_names(self, repo_id: str) -> Sequence[str]:
-        """Paths of all files of a repository; raises any exception if there are none."""
-
-    def fetch(self, repo_id: str, file_names: Sequence[str]) -> Path:
-        """Download these files of a repository; return the directory."""
-
-
-class HuggingFace:
-    """The Hugging Face Hub, or the one at ``HF_ENDPOINT``."""
 
     name = "the Hugging Face Hub"
 
@@ -94,7 +74,12 @@ class HuggingFace:
         self._options = options
 
     def cached(self, repo_id: str, file_name: str) -> Path:
-        """Return the directory of cached files; raises any exception if there is none."""
+        """Return the directory of cached files; raises any exception if there is none.
+
+        Args:
+            repo_id: as owner/name.
+            file_name: a file that every such repository has.
+        """
         # Without the whole listing the library does not know whether all files are cached.
         return self._snapshot(repo_id, file_names=[file_name], local_files_only=True)
 
@@ -175,6 +160,9 @@ class ModelScope:
             local_files_only=local_files_only,
         )
         return Path(directory)
+
+
+Hub: TypeAlias = HuggingFace | ModelScope
 
 
 def snapshot(

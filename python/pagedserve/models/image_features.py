@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from pagedserve.errors import StepError
 from pagedserve.inputs.prompt_images import PlacedImage, PromptImages
-from pagedserve.models.flat_batch import StepImages
+from pagedserve.models.forward import StepImages
 
 
 @torch.inference_mode()

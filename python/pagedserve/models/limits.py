@@ -2,9 +2,10 @@
 
 import logging
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pagedserve.errors import ConfigError, ModelLoadError
+from pagedserve.models.families.table import family_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -14,11 +15,11 @@ logger = logging.getLogger(__name__)
 # Config names of the number of positions; the first that exists is used.
 _LENGTH_NAMES = ("max_position_embeddings", "max_target_positions", "max_seq_len", "seq_length")
 
+LONGROPE: Final = "longrope"
 # These change the frequencies of every row by the largest position of the whole batch, so batches
-# of
-# several sequences are correct only below the length where that begins, unless
-# `pagedserve.models.architectures.rope` fixes them.
-_BATCH_DEPENDENT_ROPE = ("dynamic", "longrope")
+# of several sequences are correct only below the length where that begins, unless
+# `pagedserve.models.families.rope` fixes them.
+_BATCH_DEPENDENT_ROPE = ("dynamic", LONGROPE)
 
 
 def derive_max_model_len(config: "PreTrainedConfig", requested: int | None) -> int:
@@ -33,8 +34,6 @@ def derive_max_model_len(config: "PreTrainedConfig", requested: int | None) -> i
         ConfigError: the requested length exceeds that of the model.
         ModelLoadError: neither the config nor the user sets it.
     """
-    from pagedserve.models.architectures.rope import has_long_set, original_positions
-
     limit, reason = _num_positions(config)
     for parameters in _rope_parameters(config):
         rope_type = parameters.get("rope_type")
@@ -51,6 +50,25 @@ def derive_max_model_len(config: "PreTrainedConfig", requested: int | None) -> i
     return check_max_model_len(requested, limit, reason)
 
 
+def original_positions(config: "PreTrainedConfig", parameters: Mapping[str, Any]) -> int | None:
+    """Number of positions after which the frequencies change; None if not in the config."""
+    for value in (
+        parameters.get("original_max_position_embeddings"),
+        getattr(config, "original_max_position_embeddings", None),
+        getattr(config, "max_position_embeddings", None),
+    ):
+        if value is not None:
+            return int(value)
+    return None
+
+
+def has_long_set(config: "PreTrainedConfig") -> bool:
+    """Whether the model can use the long set of LongRoPE for all sequences."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    is_longrope = parameters.get("rope_type") == LONGROPE
+    return is_longrope and not family_of(config.model_type).ignores_long_rope
+
+
 def num_positions(config: "PreTrainedConfig") -> int | None:
     """Number of positions of the model; None if its config does not set it."""
     return _num_positions(config)[0]
@@ -58,12 +76,11 @@ def num_positions(config: "PreTrainedConfig") -> int | None:
 
 def _num_positions(config: "PreTrainedConfig") -> tuple[int | None, str]:
     """Number of positions of the model, and the reason as text; None if its config has none."""
-    from pagedserve.models.architectures.positions import first_position
-
     for name in _LENGTH_NAMES:
         number = getattr(config, name, None)
         if isinstance(number, int | float) and number > 0:  # XLNet has -1
-            number, first = int(number), first_position(config)
+            number = int(number)
+            first = family_of(config.model_type).first_position(config)
             reason = f"its {name} is {number}"
             return number - first, reason + (f", of which it uses those from {first}" * bool(first))
     return None, "its config does not say how long"

@@ -1,6 +1,7 @@
 """Model loader: from the engine's arguments to a model that passed the check of paged attention."""
 
 import logging
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Final, cast
@@ -9,8 +10,6 @@ import torch
 from torch import nn
 from transformers import (
     AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
     AutoModelForSequenceClassification,
     PreTrainedConfig,
     PreTrainedModel,
@@ -29,28 +28,26 @@ from pagedserve.errors import ConfigError, PagedServeError
 from pagedserve.host_ops.capabilities import use_instructions
 from pagedserve.inputs.encoder_prompts import EncoderDecoder
 from pagedserve.inputs.images import TEXT_ALONE
-from pagedserve.models.architectures import prepare_architecture
 from pagedserve.models.attention_function import register
 from pagedserve.models.classifiers import EncoderHead, with_class_head
-from pagedserve.models.encoder_decoder import check_encoder_decoder, class_of, encoder_decoder_of
+from pagedserve.models.encoder_decoder import check_encoder_decoder, encoder_decoder_of
 from pagedserve.models.encoders import check_encoder
+from pagedserve.models.families.prepare import prepare_model
 from pagedserve.models.files import (
     ModelFiles,
     find_model_files,
     foreign_errors_named,
     quiet_transformers,
 )
-from pagedserve.models.fused.choose import kernels_wanted, replace_modules_of, with_fewer
+from pagedserve.models.fused.choose import choose_kernels, replace_modules_of, with_fewer
 from pagedserve.models.fused.cpu.replace import weight_bytes
-from pagedserve.models.image_trial import judge_images, try_images
+from pagedserve.models.image_check import check_images, image_check_of
 from pagedserve.models.limits import check_max_model_len, derive_max_model_len, eos_token_ids
+from pagedserve.models.numerics import vocab_size
 from pagedserve.models.pooling import find_pooling, use_head
 from pagedserve.models.probe import Probe, ProbeResult, check_replaced, probe_model
 from pagedserve.models.probe_cache import ProbeCacheEntry
-from pagedserve.models.read import load_weights, make_up_weights
-from pagedserve.models.towers import has_tower
-from pagedserve.models.trials import vocab_size
-from pagedserve.models.weights import weights_read
+from pagedserve.models.read import class_to_load, load_weights, make_up_weights, weights_read
 from pagedserve.parallel.group import RankGroup
 from pagedserve.pooling.rules import PoolingRules
 
@@ -72,13 +69,13 @@ class LoadedModel:
         layers: KV shape of each attention call, in the order of the calls.
         vocab_size: rows of the embedding; token ids are below it.
         max_model_len: maximum tokens of a sequence.
-        eos_token_ids: tokens that end a sequence.
         dtype: dtype of the weights, and of keys and values.
         device: device of the model.
         attention_backend: attention backend.
         weight_bytes: bytes of the weights; shared ones count once, unless one of them is packed.
         replaced_modules: numbers of replaced modules by type, as text.
-        selects_logits: see `pagedserve.models.flat_batch.flat_batch_logits`.
+        eos_token_ids: tokens that end a sequence.
+        selects_logits: see `pagedserve.models.forward.flat_batch_logits`.
         states: shapes of recurrent states.
         pooling: pooling configuration, where the model returns states instead of logits; None for a
             generative model.
@@ -93,12 +90,12 @@ class LoadedModel:
     layers: tuple[LayerShape, ...]
     vocab_size: int
     max_model_len: int
-    eos_token_ids: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
     attention_backend: AttentionBackend
     weight_bytes: int
-    replaced_modules: str
+    replaced_modules: str = "none"
+    eos_token_ids: tuple[int, ...] = ()
     selects_logits: bool = True
     states: LayerStates = ()
     pooling: PoolingRules | None = None
@@ -162,53 +159,12 @@ def load_model(
             max_model_len = min(max_model_len, rules.max_seq_length or max_model_len)
         dtype = _dtype(config, text_config, device)
         backend = choose_backend(config.attention_backend, device, dtype)
-        wanted = kernels_wanted(config, device, backend)
-        how = (dtype, device, backend.describe(), max_model_len, wanted, config.quantization)
-        names_classes = rules is not None and rules.classes is not None
-        more = ["classes"] * names_classes
-        more += [] if group is None else [f"{group.size} ranks"]
-        cached = ProbeCacheEntry.of(files.directory, *how, *more)
-        loading = _Loading(
-            files, config, dtype, device, backend, max_model_len, names_classes, group
-        )
+        loading = _Loading(files, config, dtype, device, backend, max_model_len, rules, group)
         if files.hf_config.is_encoder_decoder:
             return loading.load_encoder_decoder()
         if pooling is not None and pooling.is_encoder:
             return loading.load_encoder(pooling.rules)
-        probed = cached.load() if group is None else group.from_first(cached.load)
-        if probed is None:
-            model, probed, replaced_modules = loading.try_modules(wanted)
-            if group is None or group.rank == 0:
-                cached.save(probed)
-        else:
-            model = loading.load()
-            replaced_modules = loading.replace(model, probed, probed.kernels)
-        if probed.kernels != wanted:
-            logger.warning(_FEWER_KERNELS, wanted, config.model, str(dtype)[6:], probed.kernels)
-        if rules is not None:
-            head = model.get_output_embeddings() if names_classes else nn.Identity()
-            use_head(model, probed, backend, head)
-    return LoadedModel(
-        model=model,
-        layers=probed.layers,
-        vocab_size=probed.vocab_size,
-        max_model_len=check_max_model_len(
-            max_model_len if config.max_model_len else None,
-            min(max_model_len, probed.max_exact_len),
-            "the length of the chunks that its attention is cut into",
-        ),
-        eos_token_ids=eos_token_ids(model.generation_config, text_config, probed.vocab_size),
-        dtype=dtype,
-        device=device,
-        attention_backend=backend,
-        weight_bytes=weight_bytes(model),
-        replaced_modules=replaced_modules,
-        selects_logits=probed.selects_logits,
-        states=probed.states,
-        pooling=rules,
-        image_token=probed.image_token,
-        image_refusal=probed.image_refusal,
-    )
+        return loading.load_decoder()
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,23 +177,24 @@ class _Loading:
     device: torch.device
     backend: AttentionBackend
     max_model_len: int
-    names_classes: bool
+    rules: PoolingRules | None
     group: RankGroup | None = None
 
-    def load(self, auto_class: Any = None) -> PreTrainedModel:
+    @property
+    def names_classes(self) -> bool:
+        """Whether the model is a classifier."""
+        return self.rules is not None and self.rules.classes is not None
+
+    def load(self) -> PreTrainedModel:
         """Load the model with its original modules and our attention function."""
-        if auto_class is None and self.names_classes:
-            model = with_class_head(self.read(AutoModelForSequenceClassification))
-        else:
-            model = self.read(auto_class)
-        prepare_architecture(model, self.max_model_len)
+        model = self.read(class_to_load(self.files.hf_config, self.rules))
+        if self.names_classes:
+            model = with_class_head(model)
+        prepare_model(model, self.max_model_len)
         return model
 
-    def read(self, auto_class: Any = None) -> PreTrainedModel:
+    def read(self, auto_class: Any) -> PreTrainedModel:
         """Load the model from its files, unchanged."""
-        if auto_class is None:
-            is_seeing = has_tower(self.files.hf_config)
-            auto_class = AutoModelForImageTextToText if is_seeing else AutoModelForCausalLM
         if self.config.load_format == "dummy":
             model = make_up_weights(
                 auto_class, self.files, self.dtype, self.device, seed=self.config.seed
@@ -255,6 +212,81 @@ class _Loading:
         cast(nn.Module, model).to(self.device).eval()
         return model
 
+    def load_decoder(self) -> LoadedModel:
+        """Load a decoder, check it unless it passed before, and replace modules.
+
+        Raises:
+            UnsupportedModelError: Its logits differ from those of its original attention.
+            ConfigError: max_model_len exceeds what its attention computes exactly.
+        """
+        config, max_model_len, group = self.config, self.max_model_len, self.group
+        kernels = choose_kernels(config, self.device, self.backend)
+        cached = ProbeCacheEntry.of(self.files.directory, *self._how(kernels))
+        probed = cached.load() if group is None else group.from_first(cached.load)
+        if probed is None:
+            model, probed, replaced_modules = self.try_modules(kernels)
+            if group is None or group.rank == 0:
+                cached.save(probed)
+        else:
+            model = self.load()
+            replaced_modules = self.replace(model, probed, probed.kernels)
+        if probed.kernels != kernels:
+            dtype = str(self.dtype)[6:]
+            logger.warning(_FEWER_KERNELS, kernels, config.model, dtype, probed.kernels)
+        if self.rules is not None:
+            head = model.get_output_embeddings() if self.names_classes else nn.Identity()
+            use_head(model, probed, self.backend, head)
+        return self._loaded(
+            model,
+            probed.layers,
+            vocab_size=probed.vocab_size,
+            max_model_len=check_max_model_len(
+                max_model_len if config.max_model_len else None,
+                min(max_model_len, probed.max_exact_len),
+                "the length of the chunks that its attention is cut into",
+            ),
+            replaced_modules=replaced_modules,
+            selects_logits=probed.selects_logits,
+            states=probed.states,
+            image_token=probed.image_token,
+            image_refusal=probed.image_refusal,
+        )
+
+    def _how(self, kernels: CpuKernels) -> Iterator[object]:
+        """What the result of a check depends on, besides the files."""
+        yield from (self.dtype, self.device, self.backend.describe(), self.max_model_len, kernels)
+        yield self.config.quantization
+        if self.names_classes:
+            yield "classes"
+        if self.group is not None:
+            yield f"{self.group.size} ranks"
+
+    def _loaded(
+        self,
+        model: PreTrainedModel,
+        layers: tuple[LayerShape, ...],
+        *,
+        vocab_size: int,
+        **properties: Any,
+    ) -> LoadedModel:
+        """The model with its properties, of which those of its kind are given."""
+        if "is_encoder" not in properties:
+            properties["eos_token_ids"] = eos_token_ids(
+                model.generation_config, self.files.hf_config.get_text_config(), vocab_size
+            )
+        properties.setdefault("max_model_len", self.max_model_len)
+        properties.setdefault("weight_bytes", weight_bytes(model))
+        return LoadedModel(
+            model=model,
+            layers=layers,
+            vocab_size=vocab_size,
+            dtype=self.dtype,
+            device=self.device,
+            attention_backend=self.backend,
+            pooling=self.rules,
+            **properties,
+        )
+
     def load_encoder(self, rules: PoolingRules) -> LoadedModel:
         """Load and check an encoder with its original modules.
 
@@ -267,22 +299,15 @@ class _Loading:
         num_bytes = weight_bytes(whole)
         head = EncoderHead(whole, self.max_model_len) if self.names_classes else None
         model = whole if head is None else head.encoder
-        prepare_architecture(model, self.max_model_len)
+        prepare_model(model, self.max_model_len)
         layers = check_encoder(model, max_model_len=self.max_model_len, backend=self.backend)
         if head is not None:
             head.check(layers, self.backend, rules.pooling_type)
-        return LoadedModel(
-            model=model,
-            layers=layers,
+        return self._loaded(
+            model,
+            layers,
             vocab_size=vocab_size(model),
-            max_model_len=self.max_model_len,
-            eos_token_ids=(),
-            dtype=self.dtype,
-            device=self.device,
-            attention_backend=self.backend,
             weight_bytes=num_bytes,
-            replaced_modules="none",
-            pooling=rules,
             is_encoder=True,
             head=head,
         )
@@ -301,18 +326,11 @@ class _Loading:
                 f"device is {self.device}, and encoder-decoders run on the CPU alone so far: give "
                 "device='cpu'"
             )
-        model = self.load(class_of(self.files.hf_config))
-        return LoadedModel(
-            model=model,
-            layers=check_encoder_decoder(model, self.backend),
+        model = self.load()
+        return self._loaded(
+            model,
+            check_encoder_decoder(model, self.backend),
             vocab_size=vocab_size(model),
-            max_model_len=self.max_model_len,
-            eos_token_ids=eos_token_ids(model.generation_config, model.config, vocab_size(model)),
-            dtype=self.dtype,
-            device=self.device,
-            attention_backend=self.backend,
-            weight_bytes=weight_bytes(model),
-            replaced_modules="none",
             selects_logits=False,
             encoder_decoder=encoder_decoder_of(model, self.config),
         )
@@ -341,7 +359,7 @@ class _Loading:
         probe = probe_model(model, max_model_len=self.max_model_len, backend=self.backend)
         if self.group is not None:
             self.group.from_first(lambda: self._compare_with_whole(probe))
-        images = try_images(model, self.config, probe, self.max_model_len)
+        images = image_check_of(model, self.config, probe, self.max_model_len)
         while kernels != "generic":
             replaced = self.replace(model, probe.result, kernels)
             try:
@@ -357,7 +375,7 @@ class _Loading:
             model = self.load()
         else:
             replaced = self.replace(model, probe.result, kernels)
-        result = judge_images(model, images, probe, self.config.quantization)
+        result = check_images(model, images, probe, self.config.quantization)
         return model, replace(result, kernels=kernels), replaced
 
     def _compare_with_whole(self, probe: Probe) -> None:
@@ -370,7 +388,7 @@ class _Loading:
         """
         whole = replace(self, group=None, device=torch.device("cpu")).load()
         differ = f"shared by {self.config.tensor_parallel_size} ranks its logits differ"
-        probe.trial.compare_with(whole, differ)
+        probe.numerics.compare_with(whole, differ)
 
 
 def _dtype(config: EngineArgs, hf_config: PreTrainedConfig, device: torch.device) -> torch.dtype:

@@ -16,7 +16,7 @@ from typing import Any, Final
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, LinearAttentionLayer
 
-from pagedserve.models.forward_context import current_context
+from pagedserve.models.forward import current_context
 from pagedserve.models.states import RowBatch
 
 # Names of a mixer's cache argument.

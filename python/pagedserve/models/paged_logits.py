@@ -1,6 +1,6 @@
 """Logits of a model over paged KV for a few tokens, without an engine."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -18,13 +18,13 @@ from pagedserve.cache.engine import CacheEngine
 from pagedserve.cache.layers import LayerShape
 from pagedserve.cache.states import LayerStates
 from pagedserve.inputs.prompt_images import PromptImages
-from pagedserve.models.flat_batch import (
+from pagedserve.models.forward import (
+    ForwardContext,
     StepImages,
     decoder_logits,
     flat_batch_hidden_states,
     flat_batch_logits,
 )
-from pagedserve.models.forward_context import ForwardContext
 from pagedserve.models.image_features import step_images
 from pagedserve.models.states import PooledStates
 
@@ -74,9 +74,9 @@ def paged_logits(
         index = torch.tensor([batch.places[place] for place in wanted])
         in_images = batch.images(images or {}, features or {}, model.device)
         context = ForwardContext(
-            attention=_attention(model, layers, cache, backend, batch),
-            positions=batch.positions[None].to(model.device),
-            states=PooledStates(states, cache.states.device, batch.layout, model.device),
+            attention=_attention(layers, cache.gpu_pools, backend, batch),
+            positions=batch.positions.to(model.device),
+            states=PooledStates(states, cache.states.device, batch.metadata.layout, model.device),
         )
         logits = flat_logits(
             model,
@@ -110,15 +110,9 @@ def encoder_hidden_states(
     """
     cache = _cache_of_nan(model, layers[:1], prompts, backend, states=(), dtype=model.dtype)
     batch = _FlatBatch.of(prompts, [(0, len(prompt)) for prompt in prompts], cache)
-    attention = PagedAttention(
-        AttentionMetadata(batch.layout, batch.slot_mapping.to(model.device)),
-        cache.gpu_pools * len(layers),
-        [layer.window for layer in layers],
-        backend,
-        causal=False,
-    )
-    positions = batch.positions[None].to(model.device)
-    context = ForwardContext(attention=attention, positions=positions)
+    pools = cache.gpu_pools * len(layers)
+    attention = _attention(layers, pools, backend, batch, causal=False)
+    context = ForwardContext(attention=attention, positions=batch.positions.to(model.device))
     states = flat_batch_hidden_states(model, batch.tokens[None], context)
     return list(states.split([len(prompt) for prompt in prompts]))
 
@@ -154,21 +148,15 @@ def encoder_decoder_logits(
         spans = [(0, end) if is_first else (end, end + 1) for end in ends]
         batch = _FlatBatch.of(prompts, spans, cache)
         step = CrossStep.of(
-            batch.layout,
+            batch.metadata.layout,
             lens,
             tables.reshape(len(prompts), width),
             dict(enumerate(states)) if is_first else {},
             torch.zeros_like(states[0][:1]),
         )
-        attention = EncoderDecoderAttention(
-            AttentionMetadata(batch.layout, batch.slot_mapping.to(model.device)),
-            cache.gpu_pools,
-            backend,
-            step,
-        )
         context = ForwardContext(
-            attention=attention,
-            positions=batch.positions[None].to(model.device),
+            attention=EncoderDecoderAttention(batch.metadata, cache.gpu_pools, backend, step),
+            positions=batch.positions.to(model.device),
             encoder_states=step.states,
         )
         logits = decoder_logits(model, batch.tokens[None], context)
@@ -225,18 +213,15 @@ def _cache_of_nan(
 
 
 def _attention(
-    model: PreTrainedModel,
     layers: tuple[LayerShape, ...],
-    cache: CacheEngine,
+    pools: Sequence[Tensor],
     backend: AttentionBackend,
     batch: "_FlatBatch",
+    *,
+    causal: bool = True,
 ) -> PagedAttention:
-    return PagedAttention(
-        AttentionMetadata(batch.layout, batch.slot_mapping.to(model.device)),
-        cache.gpu_pools,
-        [layer.window for layer in layers],
-        backend,
-    )
+    windows = [layer.window for layer in layers]
+    return PagedAttention(batch.metadata, pools, windows, backend, causal=causal)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,18 +229,16 @@ class _FlatBatch:
     """A step of some of the prompts' tokens.
 
     Attributes:
-        layout: rows of the step.
+        metadata: rows of the step, and slots of its tokens.
         tokens: ``[T]``.
-        positions: ``[T]``.
-        slot_mapping: ``[T]``.
+        positions: ``[1, T]``, in host memory.
         places: index in T of a position of a prompt.
         rows: prompt of each of its rows.
     """
 
-    layout: BatchLayout
+    metadata: AttentionMetadata
     tokens: Tensor
     positions: Tensor
-    slot_mapping: Tensor
     places: dict[tuple[int, int], int]
     rows: list[int]
 
@@ -267,8 +250,8 @@ class _FlatBatch:
     ) -> StepImages | None:
         """Image inputs of the step; see `step_images`."""
         of_rows = {row: images[prompt] for row, prompt in enumerate(self.rows) if prompt in images}
-        positions = self.positions.numpy()
-        return step_images(of_rows, self.layout.query_start, positions, features, device)
+        positions = self.positions[0].numpy()
+        return step_images(of_rows, self.metadata.layout.query_start, positions, features, device)
 
     @classmethod
     def of(
@@ -296,12 +279,12 @@ class _FlatBatch:
             block_size=block_size,
             state_slots=len(prompts) - 1 - np.array(rows, dtype=np.int32),
         )
+        slot_mapping = torch.from_numpy(np.concatenate(slots))
         pairs = [(row, position) for row in rows for position in range(*spans[row])]
         return cls(
-            layout=layout,
+            metadata=AttentionMetadata(layout, slot_mapping.to(prompts[0].device)),
             tokens=torch.cat([prompts[row][slice(*spans[row])] for row in rows]),
-            positions=torch.from_numpy(np.concatenate(positions)),
-            slot_mapping=torch.from_numpy(np.concatenate(slots)),
+            positions=torch.from_numpy(np.concatenate(positions))[None],
             places={pair: place for place, pair in enumerate(pairs)},
             rows=rows,
         )

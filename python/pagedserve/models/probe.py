@@ -7,7 +7,7 @@ tokens.  So a model is refused unless
    supports flat batches (`pagedserve.models.mixers`);
 2. every layer that attends makes attention calls, all of them equally many;
 3. its logits over paged KV equal those of its original attention, both unchanged and with windows,
-   chunks and other thresholds lowered until a few dozen tokens exceed them (`models.trials`).
+   chunks and other thresholds lowered until a few dozen tokens exceed them (`models.numerics`).
 """
 
 from collections import Counter
@@ -35,22 +35,23 @@ from pagedserve.config.precision import CpuKernels, Quantization
 from pagedserve.errors import PagedServeError, UnsupportedModelError
 from pagedserve.inputs.images import TEXT_ALONE
 from pagedserve.models.attention_function import paged_attention_forward
+from pagedserve.models.families.table import family_of
 from pagedserve.models.files import architecture_of, first_line
-from pagedserve.models.forward_context import ForwardContext, forwarding
+from pagedserve.models.forward import ForwardContext, forwarding
 from pagedserve.models.masks import MaskReader
 from pagedserve.models.mixers import mixing_modules
-from pagedserve.models.paged_logits import flat_logits
-from pagedserve.models.quantized import is_quantized
-from pagedserve.models.states import StateRecorder
-from pagedserve.models.trials import (
-    Trial,
+from pagedserve.models.numerics import (
+    NumericsCheck,
     computing_in_float32,
     lowered_thresholds,
-    make_trial,
+    make_check,
     prompt_of,
     using_attention,
     vocab_size,
 )
+from pagedserve.models.paged_logits import flat_logits
+from pagedserve.models.quantized import is_quantized
+from pagedserve.models.states import StateRecorder
 
 _PROBE_NAME = "pagedserve_probe"
 # Types of transformers' cache with only keys and values; one for the keys of another layer.
@@ -59,7 +60,6 @@ _KEYS_AND_VALUES: Final = ("DynamicLayer", "DynamicSlidingWindowLayer", "DummyLa
 _STATES: Final = {
     "LinearAttention": "a recurrent or convolution state",
     "Indexed": "an index for sparse attention",
-    "DeepseekV4": "compressed keys and values",
 }
 # Types with states that mixers write, alone and beside keys and values.
 _OF_MIXERS: Final = ("LinearAttentionLayer",)
@@ -132,7 +132,7 @@ class ProbeResult:
         layers: KV shape of each attention call, in the order of the calls.
         modules: name of the module that makes each of them.
         max_exact_len: maximum length for which these layers describe the model's attention.
-        selects_logits: see `pagedserve.models.flat_batch.flat_batch_logits`.
+        selects_logits: see `pagedserve.models.forward.flat_batch_logits`.
         vocab_size: rows of the embedding.
         kernels: the fastest kernels that passed the numerics check in the model.
         states: state shapes of each module with states, in the model's order.
@@ -157,11 +157,11 @@ class Probe:
 
     Attributes:
         result: result of the probe.
-        trial: check to repeat after its modules are replaced.
+        numerics: check to repeat after its modules are replaced.
     """
 
     result: ProbeResult
-    trial: Trial
+    numerics: NumericsCheck
 
 
 def probe_model(model: PreTrainedModel, *, max_model_len: int, backend: AttentionBackend) -> Probe:
@@ -178,16 +178,16 @@ def probe_model(model: PreTrainedModel, *, max_model_len: int, backend: Attentio
     """
     with refusing_failures(model):
         result = find_layers(model, max_model_len=max_model_len)
-        make_trials = partial(_make_trials, model, result, max_model_len)
-        trials = make_trials(backend, model.dtype)
-        for trial in trials:
-            trial.check(model)
+        make_checks = partial(_make_checks, model, result, max_model_len)
+        checks = make_checks(backend, model.dtype)
+        for check in checks:
+            check.run(model)
         if _is_small_and_coarse(model):
             float32_backend = choose_backend(None, model.device, torch.float32)
             with computing_in_float32(model):
-                for trial in make_trials(float32_backend, torch.float32):
-                    trial.check(model)
-    return Probe(result, trials[-1])
+                for check in make_checks(float32_backend, torch.float32):
+                    check.run(model)
+    return Probe(result, checks[-1])
 
 
 def check_replaced(model: PreTrainedModel, probe: Probe, quantization: Quantization | None) -> None:
@@ -204,7 +204,7 @@ def check_replaced(model: PreTrainedModel, probe: Probe, quantization: Quantizat
     """
     bound = None if quantization is None else QUANTIZED_TOLERANCE
     with refusing_failures(model):
-        probe.trial.check(model, bound)
+        probe.numerics.run(model, bound)
 
 
 @contextmanager
@@ -317,6 +317,8 @@ def _refuse_states(
 ) -> NoReturn:
     held = kinds - set(_KEYS_AND_VALUES)
     kept = {word for part, word in _STATES.items() if any(part in kind for kind in held)}
+    if named := family_of(model.config.get_text_config().model_type).keeps:
+        kept.add(named)
     states = " and ".join(sorted(kept)) or ("a recurrent state" if is_recurrent else "other states")
     which = f" in layers of type {', '.join(map(repr, sorted(unknown)))}" if unknown else ""
     raise UnsupportedModelError(
@@ -326,27 +328,27 @@ def _refuse_states(
     )
 
 
-def _make_trials(
+def _make_checks(
     model: PreTrainedModel,
     result: ProbeResult,
     max_model_len: int,
     backend: AttentionBackend,
     dtype: torch.dtype,
-) -> tuple[Trial, ...]:
+) -> tuple[NumericsCheck, ...]:
     """Checks of the unchanged model, and with its thresholds lowered if it has any."""
     make = partial(
-        make_trial, model, backend=backend, dtype=dtype, selects_logits=result.selects_logits
+        make_check, model, backend=backend, dtype=dtype, selects_logits=result.selects_logits
     )
     states = result.states
     if states and dtype != model.dtype:  # a state's dtype may follow the weights'
         states = find_layers(model, max_model_len=max_model_len).states
-    trial = make(result.layers, min(max_model_len, result.max_exact_len), states=states)
+    check = make(result.layers, min(max_model_len, result.max_exact_len), states=states)
     with lowered_thresholds(model, backend) as has_any:
         if not has_any:
-            return (trial,)
+            return (check,)
         lowered = find_layers(model, max_model_len=max_model_len)
         max_len = min(max_model_len, lowered.max_exact_len)
-        return (trial, make(lowered.layers, max_len, states=states, is_lowered=True))
+        return (check, make(lowered.layers, max_len, states=states, is_lowered=True))
 
 
 def _is_small_and_coarse(model: PreTrainedModel) -> bool:
@@ -363,9 +365,9 @@ def _selects_logits(model: PreTrainedModel) -> bool:
         UnsupportedModelError: it gives another number.
     """
     tokens = prompt_of(model, 2)
-    wanted = torch.zeros(1, dtype=torch.long, device=model.device)
+    first = torch.zeros(1, dtype=torch.long, device=model.device)
     with torch.inference_mode():
-        output: Any = model(input_ids=tokens[None], use_cache=False, logits_to_keep=wanted)
+        output: Any = model(input_ids=tokens[None], use_cache=False, logits_to_keep=first)
     num_rows = output.logits.shape[1]
     if num_rows not in (1, 2):
         raise UnsupportedModelError(

@@ -1,13 +1,32 @@
-"""Loads a model of transformers from a model's files, unchanged."""
+"""Loads a model of transformers from a model's files, unchanged.
 
+transformers maps whole files.  A touched page stays in this process's memory until the last tensor
+of its file is freed, so a model whose modules are replaced, or whose weights are converted, would
+temporarily use twice its memory.  Tensors that are read instead have separate memory, which is
+freed with their module.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
-from transformers import AutoModel, PreTrainedModel
+import transformers.modeling_utils
+from safetensors import safe_open
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+    AutoModelForSpeechSeq2Seq,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+from transformers.models.auto.modeling_auto import MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES
 
 from pagedserve.config.model import LoadFormat
 from pagedserve.errors import ModelLoadError, UnsupportedModelError
-from pagedserve.models.architectures import attention_to_build_with
 from pagedserve.models.attention_function import ATTENTION_NAME
 from pagedserve.models.checkpoint_checks import (
     check_dtypes,
@@ -16,11 +35,38 @@ from pagedserve.models.checkpoint_checks import (
     checked_loading,
 )
 from pagedserve.models.dummy import dummy_model
+from pagedserve.models.families.prepare import attention_to_build_with
+from pagedserve.models.families.towers import has_tower
 from pagedserve.models.files import ModelFiles, architecture_of, first_line, one_line
 from pagedserve.models.quantized import has_quantized_files, use_dtype
-from pagedserve.models.towers import attention_by_part
 from pagedserve.parallel.group import RankGroup
 from pagedserve.parallel.plan import read_plan
+from pagedserve.pooling.rules import PoolingRules
+
+
+def class_to_load(config: PreTrainedConfig, rules: PoolingRules | None) -> Any:
+    """Class of transformers that a model is loaded with, unless it is an encoder."""
+    if config.is_encoder_decoder:
+        is_speech = config.model_type in MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES
+        return AutoModelForSpeechSeq2Seq if is_speech else AutoModelForSeq2SeqLM
+    if rules is not None and rules.classes is not None:
+        return AutoModelForSequenceClassification
+    return AutoModelForImageTextToText if has_tower(config) else AutoModelForCausalLM
+
+
+@contextmanager
+def weights_read() -> Iterator[None]:
+    """A context in which transformers reads tensors of safetensors files without mapping."""
+    module: Any = transformers.modeling_utils
+    module.safe_open = _open
+    try:
+        yield
+    finally:
+        module.safe_open = safe_open
+
+
+def _open(*positional: Any, **named: Any) -> Any:
+    return safe_open(*positional, **{**named, "backend": "pread"})
 
 
 def load_weights(
@@ -55,24 +101,16 @@ def load_weights(
         split = split_options(plan)
     # Modules after an encoder's last states are not needed.
     unused = ("pooler.",) if auto_class is AutoModel else ()
-    try:
-        with checked_loading(files.name, unused):
-            loaded: Any = auto_class.from_pretrained(
-                files.directory,
-                dtype=dtype,
-                attn_implementation=attention_by_part(
-                    files.hf_config, attention_to_build_with(files.hf_config)
-                ),
-                output_loading_info=True,
-                use_safetensors=True if load_format == "safetensors" else None,
-                trust_remote_code=False,
-                **split,
-            )
-    except ModelLoadError:
-        raise
-    except Exception as error:  # transformers raises many unrelated types here
-        raise _load_error(files, error) from error
-    model, info = loaded
+    with _load_errors(files), checked_loading(files.name, unused):
+        model, info = auto_class.from_pretrained(
+            files.directory,
+            dtype=dtype,
+            attn_implementation=attention_to_build_with(files.hf_config),
+            output_loading_info=True,
+            use_safetensors=True if load_format == "safetensors" else None,
+            trust_remote_code=False,
+            **split,
+        )
     check_present(files.name, info["missing_keys"], unused)
     if has_quantized_files(files.hf_config):
         use_dtype(model, dtype)
@@ -88,27 +126,36 @@ def make_up_weights(
     auto_class: Any, files: ModelFiles, dtype: torch.dtype, device: torch.device, *, seed: int
 ) -> PreTrainedModel:
     """Create a model with random weights; raises as ``load_weights``."""
-    try:
-        attention = attention_by_part(files.hf_config, attention_to_build_with(files.hf_config))
+    with _load_errors(files):
         return dummy_model(
             files.hf_config,
-            attention=attention,
+            attention=attention_to_build_with(files.hf_config),
             dtype=dtype,
             device=device,
             seed=seed,
             auto_class=auto_class,
         )
+
+
+@contextmanager
+def _load_errors(files: ModelFiles) -> Iterator[None]:
+    """A context in which transformers creates a model, whose errors name the model.
+
+    Raises:
+        UnsupportedModelError: It does not use our attention function.
+        ModelLoadError: Any other reason.
+    """
+    try:
+        yield
     except ModelLoadError:
         raise
     except Exception as error:  # transformers raises many unrelated types here
-        raise _load_error(files, error) from error
-
-
-def _load_error(files: ModelFiles, error: Exception) -> ModelLoadError:
-    if ATTENTION_NAME in str(error) or "Unrecognized configuration" in str(error):
-        return UnsupportedModelError(
-            f"architecture {architecture_of(files.hf_config)} cannot be run: it is no causal "
-            "language model that attends through transformers' attention interface "
-            f"({first_line(error)})"
-        )
-    return ModelLoadError(f"model {files.name!r}: its weights cannot be loaded: {one_line(error)}")
+        if ATTENTION_NAME in str(error) or "Unrecognized configuration" in str(error):
+            raise UnsupportedModelError(
+                f"architecture {architecture_of(files.hf_config)} cannot be run: it is no causal "
+                "language model that attends through transformers' attention interface "
+                f"({first_line(error)})"
+            ) from error
+        raise ModelLoadError(
+            f"model {files.name!r}: its weights cannot be loaded: {one_line(error)}"
+        ) from error

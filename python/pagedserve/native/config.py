@@ -1,46 +1,11 @@
 """``DecoderConfig``: what a decoder model computes, whatever format its files have."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from dataclasses import dataclass
 
 from pagedserve.cache.layers import LayerShape
+from pagedserve.models.families.record import DecoderFamily
 from pagedserve.native.numbers import check_positive
 from pagedserve.native.rope import Rope
-
-Gate: TypeAlias = Literal["silu", "gelu_tanh"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
-    """Decoder models of one architecture.
-
-    Attributes:
-        model_type: Name in ``config.json``.
-        architecture: Class with a head for text, in ``config.json``.
-        gguf: Architecture in a GGUF file; None if there is none of its own.
-        gate: Activation of the gated MLP.
-        has_output_norms: Whether the outputs of attention and MLP have norms.
-        has_head_norms: Whether query and key heads have norms.
-        has_biases: Whether query, key and value projections have biases; None is the config's
-            ``attention_bias``, which is also that of the output.
-        norm_offset: Added to the weights of norms in safetensors files.
-        scales_embeddings: Whether embeddings are multiplied with the root of their size.
-        interleaves: Whether GGUF files interleave the halves of query and key heads.
-        defaults: Fields of ``config.json`` that may be absent.
-    """
-
-    model_type: str
-    architecture: str
-    gguf: str | None
-    gate: Gate = "silu"
-    has_output_norms: bool = False
-    has_head_norms: bool = False
-    has_biases: bool | None = False
-    norm_offset: float = 0.0
-    scales_embeddings: bool = False
-    interleaves: bool = False
-    defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +26,7 @@ class DecoderConfig:
     """A decoder model.
 
     Attributes:
-        family: Its architecture.
+        family: Its family.
         vocab_size: Rows of the embedding.
         hidden_size: Hidden features F.
         inner_size: Inner features of the MLP.
@@ -81,7 +46,7 @@ class DecoderConfig:
         layers: The layers.
     """
 
-    family: Family
+    family: DecoderFamily
     vocab_size: int
     hidden_size: int
     inner_size: int

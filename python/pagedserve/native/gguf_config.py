@@ -5,9 +5,10 @@ from typing import Any, Final
 
 import numpy as np
 
+from pagedserve.models.families.record import DecoderFamily
+from pagedserve.models.families.table import DECODERS, family_of_gguf
 from pagedserve.native.choice import OTHER_BACKEND
-from pagedserve.native.config import Family
-from pagedserve.native.families import FAMILIES, UnsupportedError
+from pagedserve.native.families import UnsupportedError
 from pagedserve.native.gguf_file import GgufFile
 from pagedserve.native.mapped import StoredTensor
 
@@ -27,8 +28,6 @@ _KEYS: Final = {
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
 }
-# Models with so many layers scale scores by the hidden features of a head, not by its size.
-_SCALED_BY_HIDDEN_SIZE: Final = {"gemma2": 46, "gemma3_text": 62}
 
 
 def config_of_gguf(gguf: GgufFile) -> dict[str, Any]:
@@ -50,8 +49,8 @@ def config_of_gguf(gguf: GgufFile) -> dict[str, Any]:
             f"rope.dimension_count is {num_rotated}; the native backend rotates whole heads, here "
             f"of {head_size}: {OTHER_BACKEND}"
         )
-    if family.model_type in _SCALED_BY_HIDDEN_SIZE:
-        is_large = fields.get("num_hidden_layers") == _SCALED_BY_HIDDEN_SIZE[family.model_type]
+    if family.num_layers_of_other_scale is not None:
+        is_large = fields.get("num_hidden_layers") == family.num_layers_of_other_scale
         per_head = fields["hidden_size"] // fields["num_attention_heads"]
         fields["query_pre_attn_scalar"] = per_head if is_large else head_size
     divisors = gguf.tensors.get(_ROPE_DIVISORS)
@@ -73,24 +72,24 @@ def config_of_gguf(gguf: GgufFile) -> dict[str, Any]:
     }
 
 
-def _family_of(metadata: Mapping[str, Any]) -> Family:
-    name = metadata.get("general.architecture")
-    for family in FAMILIES:
-        if family.gguf is not None and family.gguf == name:
-            return family
-    known = ", ".join(family.gguf for family in FAMILIES if family.gguf is not None)
-    raise UnsupportedError(
-        f"general.architecture is {str(name)[:80]!r}; the native backend has {known}: "
-        f"{OTHER_BACKEND}"
-    )
+def _family_of(metadata: Mapping[str, Any]) -> DecoderFamily:
+    name = str(metadata.get("general.architecture"))
+    family = family_of_gguf(name)
+    if not isinstance(family, DecoderFamily):
+        known = ", ".join(family.gguf for family in DECODERS if family.gguf is not None)
+        raise UnsupportedError(
+            f"general.architecture is {name[:80]!r}; the native backend has {known}: "
+            f"{OTHER_BACKEND}"
+        )
+    return family
 
 
-def _own(family: Family, metadata: Mapping[str, Any], key: str, default: Any = None) -> Any:
+def _own(family: DecoderFamily, metadata: Mapping[str, Any], key: str, default: Any = None) -> Any:
     """Value of a key of the architecture."""
     return metadata.get(f"{family.gguf}.{key}", default)
 
 
-def _fields_of(family: Family, metadata: Mapping[str, Any]) -> dict[str, Any]:
+def _fields_of(family: DecoderFamily, metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Fields with a key of their own."""
     values = {field: _own(family, metadata, key) for key, field in _KEYS.items()}
     fields = {field: value for field, value in values.items() if value is not None}
@@ -102,7 +101,9 @@ def _fields_of(family: Family, metadata: Mapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def _head_size(family: Family, fields: Mapping[str, Any], metadata: Mapping[str, Any]) -> int:
+def _head_size(
+    family: DecoderFamily, fields: Mapping[str, Any], metadata: Mapping[str, Any]
+) -> int:
     """Size of a head where no key gives it."""
     default = family.defaults.get("head_dim")
     if default is None and family.interleaves:
@@ -110,7 +111,7 @@ def _head_size(family: Family, fields: Mapping[str, Any], metadata: Mapping[str,
     return int(default or fields["hidden_size"] // fields["num_attention_heads"])
 
 
-def _rope_parameters(family: Family, metadata: Mapping[str, Any]) -> dict[str, Any]:
+def _rope_parameters(family: DecoderFamily, metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Rotary scaling of layers with full attention, besides the divisors of frequencies."""
     kind = _own(family, metadata, "rope.scaling.type", "none")
     if kind == "none":

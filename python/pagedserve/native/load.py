@@ -13,6 +13,7 @@ from pagedserve.config.precision import Quantization
 from pagedserve.errors import ModelLoadError, PagedServeError, UnsupportedModelError
 from pagedserve.host_ops.threads import num_compute_threads
 from pagedserve.models.config_checks import check_config
+from pagedserve.models.families.record import LayerPart
 from pagedserve.models.limits import check_max_model_len, eos_token_ids
 from pagedserve.models.registry import ModelSource, find_source
 from pagedserve.native.checkpoint import Checkpoint
@@ -25,7 +26,6 @@ from pagedserve.native.model import NativeModel
 from pagedserve.native.model_config import decoder_config
 from pagedserve.native.numbers import ComputeDtype, itemsize
 from pagedserve.native.packing import Packer, Part
-from pagedserve.native.tensor_names import LayerPart
 from pagedserve.regular_files import is_file, read_json
 
 # Gates and what they gate take turns in panels, so many features each.

@@ -5,17 +5,15 @@ become the same fields first (`pagedserve.native.gguf_config`).
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
+from pagedserve.models.families.record import DecoderFamily
 from pagedserve.native.choice import OTHER_BACKEND
-from pagedserve.native.config import DecoderConfig, Family, LayerConfig
-from pagedserve.native.families import UnsupportedError, family_of
+from pagedserve.native.config import DecoderConfig, LayerConfig
+from pagedserve.native.families import UnsupportedError, decoder_family
 from pagedserve.native.numbers import check_positive
 from pagedserve.native.rope import ROPE_TYPES, Rope
-
-_GELU: Final = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast")
-_ACTIVATIONS: Final[Mapping[str, tuple[str, ...]]] = {"silu": ("silu", "swish"), "gelu_tanh": _GELU}
 
 # Fields whose null is a value: the class's default is another.
 _NULLABLE: Final = (
@@ -43,7 +41,7 @@ def decoder_config(content: Mapping[str, Any]) -> DecoderConfig:
         UnsupportedError: The family, or a field of it.
         ValueError: Sizes are missing or do not fit each other.
     """
-    family = family_of(content)
+    family = decoder_family(content)
     given = {
         name: value for name, value in content.items() if value is not None or name in _NULLABLE
     }
@@ -52,16 +50,15 @@ def decoder_config(content: Mapping[str, Any]) -> DecoderConfig:
     return _config(family, fields)
 
 
-def _refuse(family: Family, fields: Mapping[str, Any]) -> None:
+def _refuse(family: DecoderFamily, fields: Mapping[str, Any]) -> None:
     """Refuse fields that change what a layer computes."""
     act = fields.get("hidden_activation") or fields.get("hidden_act")
-    accepted = _ACTIVATIONS[family.gate] + ("gelu",) * (family.model_type == "gemma")
     refused = {
         "quantization_config": bool(fields.get("quantization_config")),
         "mlp_bias": bool(fields.get("mlp_bias")),
         "use_bidirectional_attention": bool(fields.get("use_bidirectional_attention")),
         "partial_rotary_factor": fields.get("partial_rotary_factor", 1) != 1,
-        "hidden_act": act is not None and act not in accepted,
+        "hidden_act": act is not None and act not in family.activations,
     }
     for name, is_refused in refused.items():
         if is_refused:
@@ -72,7 +69,7 @@ def _refuse(family: Family, fields: Mapping[str, Any]) -> None:
             )
 
 
-def _config(family: Family, fields: Mapping[str, Any]) -> DecoderConfig:
+def _config(family: DecoderFamily, fields: Mapping[str, Any]) -> DecoderConfig:
     hidden_size, num_heads = _size(fields, "hidden_size"), _size(fields, "num_attention_heads")
     head_size = int(fields.get("head_dim") or hidden_size // num_heads)
     positions = fields.get("max_position_embeddings", -1)
@@ -101,7 +98,7 @@ def _config(family: Family, fields: Mapping[str, Any]) -> DecoderConfig:
     )
 
 
-def _layers(family: Family, fields: Mapping[str, Any], num_layers: int) -> list[LayerConfig]:
+def _layers(family: DecoderFamily, fields: Mapping[str, Any], num_layers: int) -> list[LayerConfig]:
     is_sliding = _sliding_layers(family, fields, num_layers)
     has_rope = _rotated_layers(fields, num_layers)
     window = fields.get("sliding_window")
@@ -116,10 +113,14 @@ def _layers(family: Family, fields: Mapping[str, Any], num_layers: int) -> list[
     ]
 
 
-def _sliding_layers(family: Family, fields: Mapping[str, Any], num_layers: int) -> list[bool]:
+def _sliding_layers(
+    family: DecoderFamily, fields: Mapping[str, Any], num_layers: int
+) -> list[bool]:
     """Which layers have the sliding window."""
-    types = fields.get("layer_types")
-    if family.model_type == "mistral":
+    types, windows, layers = fields.get("layer_types"), family.windows, range(num_layers)
+    # With the switch off, layers ignore their types.
+    is_off = "use_sliding_window" in fields and not fields["use_sliding_window"]
+    if windows == "all":
         return [True] * num_layers
     if types is not None:
         known = {"full_attention": False, "sliding_attention": True}
@@ -128,46 +129,19 @@ def _sliding_layers(family: Family, fields: Mapping[str, Any], num_layers: int) 
                 f"layer_types is {str(types)[:80]}; it must name {num_layers} layers as one of "
                 f"{', '.join(known)}"
             )
-        sliding = [known[name] for name in types[:num_layers]]
-        # Without the switch, Qwen's layers ignore their types.
-        is_off = "use_sliding_window" in fields and not fields["use_sliding_window"]
-        return [False] * num_layers if is_off else sliding
-    return _SLIDING.get(family.model_type, _no_sliding)(fields, num_layers)
-
-
-def _no_sliding(_: Mapping[str, Any], num_layers: int) -> list[bool]:
-    return [False] * num_layers
-
-
-def _sliding_of_qwen(fields: Mapping[str, Any], num_layers: int) -> list[bool]:
-    """Those after the first few, if they are switched on."""
-    is_on = bool(fields["use_sliding_window"])
-    return [is_on and layer >= fields["max_window_layers"] for layer in range(num_layers)]
-
-
-def _sliding_of_smollm3(fields: Mapping[str, Any], num_layers: int) -> list[bool]:
-    """Those without rotary embedding, if they are switched on."""
-    is_on = bool(fields["use_sliding_window"])
-    return [is_on and not rotated for rotated in _rotated_layers(fields, num_layers)]
-
-
-def _sliding_of_gemma(fields: Mapping[str, Any], num_layers: int) -> list[bool]:
-    """All but the last of each few."""
-    every = int(fields["sliding_window_pattern"])
-    return [bool((layer + 1) % every) for layer in range(num_layers)]
-
-
-_SLIDING: Final[dict[str, Callable[[Mapping[str, Any], int], list[bool]]]] = {
-    "qwen2": _sliding_of_qwen,
-    "qwen3": _sliding_of_qwen,
-    "smollm3": _sliding_of_smollm3,
-    "gemma2": _sliding_of_gemma,
-    "gemma3_text": _sliding_of_gemma,
-}
+        return [not is_off and known[name] for name in types[:num_layers]]
+    if windows == "all but the last":
+        every = int(fields["sliding_window_pattern"])
+        return [bool((layer + 1) % every) for layer in layers]
+    if is_off or windows == "none":
+        return [False] * num_layers
+    if windows == "unrotated":
+        return [not rotated for rotated in _rotated_layers(fields, num_layers)]
+    return [layer >= fields["max_window_layers"] for layer in layers]
 
 
 def _rotated_layers(fields: Mapping[str, Any], num_layers: int) -> list[bool]:
-    """Which layers have rotary embeddings: of SmolLM3 not all."""
+    """Which layers have rotary embeddings."""
     given = fields.get("no_rope_layers")
     if given is not None:
         if not isinstance(given, list) or len(given) < num_layers:
@@ -179,9 +153,9 @@ def _rotated_layers(fields: Mapping[str, Any], num_layers: int) -> list[bool]:
     return [every is None or (layer + 1) % int(every) != 0 for layer in range(num_layers)]
 
 
-def _rope(family: Family, fields: Mapping[str, Any], *, is_sliding: bool) -> Rope:
-    """Rotary parameters of layers; Gemma 3 has others where a window slides."""
-    is_local = family.model_type == "gemma3_text" and is_sliding
+def _rope(family: DecoderFamily, fields: Mapping[str, Any], *, is_sliding: bool) -> Rope:
+    """Rotary parameters of layers."""
+    is_local = family.has_local_rope and is_sliding
     parameters = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
     if not isinstance(parameters, Mapping):
         raise TypeError(f"rope_parameters is {str(parameters)[:80]}; it must be an object")

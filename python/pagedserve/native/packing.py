@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from pagedserve._core.cpu import PackedWeights, pack_rows
 from pagedserve.config.precision import Quantization
 from pagedserve.host_ops.pages import bytes_in_huge_pages
+from pagedserve.models.families.record import Gate
 from pagedserve.native.checkpoint import Checkpoint
-from pagedserve.native.config import Gate
 from pagedserve.native.numbers import ComputeDtype, itemsize
 
 _PANEL_FEATURES: Final = 64  # as in rust/cpu/src/linear.rs

@@ -1,45 +1,12 @@
 """Names of a decoder's weights in both file formats, and their shapes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Final
 
-from pagedserve.native.config import DecoderConfig, Family
+from pagedserve.models.families.record import DecoderFamily, LayerPart
+from pagedserve.native.config import DecoderConfig
 
-LayerPart: TypeAlias = Literal[
-    "query",
-    "key",
-    "value",
-    "output",
-    "gate",
-    "up",
-    "down",
-    "attention_norm",
-    "attention_output_norm",
-    "mlp_norm",
-    "mlp_output_norm",
-    "query_norm",
-    "key_norm",
-]
-
-_SAFETENSORS: Final[dict[LayerPart, str]] = {
-    "query": "self_attn.q_proj",
-    "key": "self_attn.k_proj",
-    "value": "self_attn.v_proj",
-    "output": "self_attn.o_proj",
-    "gate": "mlp.gate_proj",
-    "up": "mlp.up_proj",
-    "down": "mlp.down_proj",
-    "attention_norm": "input_layernorm",
-    "mlp_norm": "post_attention_layernorm",
-    "query_norm": "self_attn.q_norm",
-    "key_norm": "self_attn.k_norm",
-}
-_SAFETENSORS_OF_FOUR: Final[dict[LayerPart, str]] = {
-    "attention_output_norm": "post_attention_layernorm",
-    "mlp_norm": "pre_feedforward_layernorm",
-    "mlp_output_norm": "post_feedforward_layernorm",
-}
 _GGUF: Final[dict[LayerPart, str]] = {
     "query": "attn_q",
     "key": "attn_k",
@@ -71,7 +38,7 @@ class TensorNames:
     norm: str
     head: str
     _layer: str
-    _parts: dict[LayerPart, str]
+    _parts: Mapping[LayerPart, str]
 
     def of_layer(self, layer: int, part: LayerPart, kind: str = "weight") -> str:
         """Name of the weight, or of another ``kind``, of a part of a layer."""
@@ -83,11 +50,14 @@ GGUF_NAMES: Final = TensorNames(
 )
 
 
-def safetensors_names(family: Family) -> TensorNames:
+def safetensors_names(family: DecoderFamily) -> TensorNames:
     """Names in safetensors files, as transformers saves them."""
-    parts = _SAFETENSORS | (_SAFETENSORS_OF_FOUR if family.has_output_norms else {})
     return TensorNames(
-        "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight", "model.layers", parts
+        "model.embed_tokens.weight",
+        "model.norm.weight",
+        "lm_head.weight",
+        "model.layers",
+        family.modules,
     )
 
 

@@ -22,7 +22,7 @@ from pagedserve.attention.cross import CrossStep
 from pagedserve.attention.metadata import AttentionMetadata, BatchLayout, DeviceRows
 from pagedserve.device import Cuda
 from pagedserve.models.adapters import AdapterRows, SortedRows
-from pagedserve.models.flat_batch import StepImages
+from pagedserve.models.forward import StepImages
 
 # Alignment of every array in the buffers: whole cache lines, and the access size of a GPU.
 _ALIGNMENT: Final = 128

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from pagedserve.inputs.prompt_images import PlacedImage, PromptImages
-from pagedserve.models.flat_batch import StepImages
+from pagedserve.models.forward import StepImages
 from pagedserve.models.image_features import image_features, step_images
 
 

@@ -15,13 +15,13 @@ from pagedserve.cache.engine import CacheEngine
 from pagedserve.errors import StepError
 from pagedserve.lora.apply import AdapterModules
 from pagedserve.models.adapters import StepAdapters
-from pagedserve.models.flat_batch import (
+from pagedserve.models.forward import (
+    ForwardContext,
     StepImages,
     decoder_logits,
     flat_batch_hidden_states,
     flat_batch_logits,
 )
-from pagedserve.models.forward_context import ForwardContext
 from pagedserve.models.loader import LoadedModel
 from pagedserve.models.states import PooledStates
 from pagedserve.runner.buffers import BatchSizes, StepBuffers, StepInputs

@@ -13,9 +13,12 @@ from pagedserve.config import EngineArgs
 from pagedserve.config.precision import CpuKernels
 from pagedserve.errors import ConfigError, StepError
 from pagedserve.models.fused.cpu.layers import CpuDecoderLayer
-from pagedserve.models.fused.cpu.linears import PackedEmbedding, PackedLinear
-from pagedserve.models.fused.cpu.mlps import PackedGatedMLP
-from pagedserve.models.fused.cpu.norms import CpuRMSNorm
+from pagedserve.models.fused.cpu.modules import (
+    CpuRMSNorm,
+    PackedEmbedding,
+    PackedGatedMLP,
+    PackedLinear,
+)
 from pagedserve.models.loader import LoadedModel, load_model
 
 pytestmark = pytest.mark.usefixtures("best_instructions")

@@ -15,15 +15,8 @@ from pagedserve import _core
 from pagedserve.config.precision import Quantization
 from pagedserve.errors import StepError
 from pagedserve.host_ops.capabilities import DTYPE_NAMES
-from pagedserve.models.fused.cpu.linears import (
-    PackedEmbedding,
-    PackedLinear,
-    can_pack,
-    multiply,
-    pack,
-    pack_gated,
-    quantize,
-)
+from pagedserve.models.fused.cpu.modules import PackedEmbedding, PackedLinear, multiply
+from pagedserve.models.fused.cpu.packing import can_pack, pack, pack_gated, quantize
 from tests.support.packed import (
     DTYPES,
     INSTRUCTIONS,

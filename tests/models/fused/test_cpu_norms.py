@@ -11,7 +11,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from pagedserve import _core
 from pagedserve.errors import StepError
 from pagedserve.host_ops.capabilities import DTYPE_NAMES
-from pagedserve.models.fused.cpu.norms import CpuRMSNorm
+from pagedserve.models.fused.cpu.modules import CpuRMSNorm
 
 
 @pytest.mark.parametrize("instructions", _core.cpu.instruction_sets())

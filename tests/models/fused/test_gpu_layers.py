@@ -35,7 +35,7 @@ CASES = [
 
 
 def load(directory: Path, dtype: torch.dtype, device: torch.device) -> LoadedModel:
-    """Short of tokens: the loader's own trial is then no longer than the prompts here."""
+    """Short of tokens: the check at load is then no longer than the prompts here."""
     name: Any = str(dtype).removeprefix("torch.")
     return load_model(
         EngineArgs(str(directory), dtype=name, attention_backend="triton", max_model_len=24), device

@@ -15,8 +15,8 @@ from pagedserve.config.precision import CpuKernels
 from pagedserve.errors import ConfigError
 from pagedserve.executor.local import LocalExecutor
 from pagedserve.models.fused.cpu.layers import CpuDecoderLayer
-from pagedserve.models.fused.cpu.linears import PackedEmbedding, PackedLinear, quantize
-from pagedserve.models.fused.cpu.mlps import PackedGatedMLP
+from pagedserve.models.fused.cpu.modules import PackedEmbedding, PackedGatedMLP, PackedLinear
+from pagedserve.models.fused.cpu.packing import quantize
 from pagedserve.models.loader import LoadedModel, load_model
 from pagedserve.models.paged_logits import paged_logits
 

@@ -15,7 +15,7 @@ from pagedserve.parallel.group import RankGroup
 _FEWER: Final[dict[CpuKernels, CpuKernels]] = {"fused": "modules", "modules": "generic"}
 
 
-def kernels_wanted(
+def choose_kernels(
     config: EngineArgs, device: torch.device, backend: AttentionBackend
 ) -> CpuKernels:
     """The kernels of an option, or else the fastest for the attention backend."""

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from pagedserve.attention.backend import AttentionBackend
 from pagedserve.attention.interface import PagedAttention, layers_of
 from pagedserve.attention.metadata import AttentionMetadata, BatchLayout
-from pagedserve.models.forward_context import ForwardContext, forwarding
+from pagedserve.models.forward import ForwardContext, forwarding
 
 _NUM_TOKENS: Final = 5
 _BLOCK_SIZE: Final = 16

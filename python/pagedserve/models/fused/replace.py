@@ -11,7 +11,7 @@ from pagedserve.models.progress import progress
 
 def replace_modules(
     model: nn.Module,
-    is_wanted: Callable[[Any], bool],
+    is_replaceable: Callable[[Any], bool],
     make: Callable[[Any], nn.Module],
     agree: Callable[[Any, Any], bool],
     everywhere: Callable[[bool], bool] = bool,
@@ -20,7 +20,7 @@ def replace_modules(
 
     Args:
         model: model, modified in place.
-        is_wanted: whether a module is of the type.
+        is_replaceable: whether a module is of the type.
         make: creates the replacement of a module.
         agree: compares a module with its replacement.
         everywhere: all-reduce of a condition over the ranks that share the model.
@@ -32,7 +32,7 @@ def replace_modules(
         (parent, name)
         for parent in model.modules()
         for name, child in parent.named_children()
-        if everywhere(is_wanted(child))
+        if everywhere(is_replaceable(child))
     ]
     num_replaced = 0
     # Names instead of modules: no other reference may keep a replaced module in memory.

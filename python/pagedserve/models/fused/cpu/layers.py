@@ -1,32 +1,33 @@
-"""Whole decoder layers in one call of Rust, for the families that `fused.families` knows."""
+"""Whole decoder layers in one call of Rust, for the families whose layers are known."""
 
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pagedserve._core.cpu import DecoderLayer
 from pagedserve.attention.interface import layers_of
 from pagedserve.config.precision import Quantization
 from pagedserve.host_ops.capabilities import DTYPE_NAMES
-from pagedserve.models.forward_context import current_step
-from pagedserve.models.fused.cpu.linears import (
-    adapter_arrays,
-    can_pack,
-    pack,
-    pack_gated,
-)
-from pagedserve.models.fused.cpu.mlps import packable_gate_of
-from pagedserve.models.fused.cpu.norms import CpuRMSNorm, norm_weight
-from pagedserve.models.fused.families import attention_linears, gate_of, norm_epsilon, norm_names
+from pagedserve.models.forward import current_step
+from pagedserve.models.fused.cpu.modules import CpuRMSNorm, adapter_arrays, packable_gate_of
+from pagedserve.models.fused.cpu.packing import can_pack, float32_vector, pack, pack_gated
 from pagedserve.models.fused.parts import FusedModule, layer_parts
+from pagedserve.models.fused.recognize import (
+    attention_linears,
+    family_of_layer,
+    gate_of,
+    layer_norms,
+    norm_epsilon,
+    norm_factor,
+)
 from pagedserve.parallel.modules import group_of, own_linear
 from pagedserve.parallel.shards import peaks_of
 
 
 def can_fuse(layer: Any) -> bool:
     """Whether a module is a decoder layer of a known family, with packable parts."""
-    if norm_names(layer) is None or packable_gate_of(layer.mlp) is None:
+    if family_of_layer(layer) is None or packable_gate_of(layer.mlp) is None:
         return False
     attention = layer.self_attn
     linears = attention_linears(attention)
@@ -47,8 +48,8 @@ class CpuDecoderLayer(FusedModule):
         """Pack the weights of a layer that `can_fuse` accepts."""
         super().__init__()
         attention, mlp = layer.self_attn, layer.mlp
-        names, gate = norm_names(layer), gate_of(mlp)
-        if names is None or gate is None:
+        family, gate = family_of_layer(layer), gate_of(mlp)
+        if family is None or gate is None:
             raise TypeError(f"{type(layer).__name__} is no decoder layer of a known family")
         qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
         output, down = own_linear(attention.o_proj), own_linear(mlp.down_proj)
@@ -68,24 +69,25 @@ class CpuDecoderLayer(FusedModule):
             pack(down.weight, down.bias, quantization=quantization, peaks=peaks_of(down)),
         )
         self.parts = layer_parts(layer, *self.packed)
-        # Biases of row-parallel layers, which are added after the all-reduce.
-        self._attention_norm = _norm_of(layer, names.attention_output)
-        self._mlp_norm = _norm_of(layer, names.mlp_output)
+        norms = layer_norms(layer, family)
+        # Sums over ranks are normalized outside of the Rust layer.
+        self._output_norms = [
+            CpuRMSNorm(norms[part]) if part in norms else None
+            for part in ("attention_output_norm", "mlp_output_norm")
+        ]
+        weights: dict[str, Any] = {
+            part: float32_vector(norm_factor(norm)) for part, norm in norms.items()
+        }
+        weights |= zip(("qkv", "output", "gate_up", "down"), self.packed, strict=True)
         self._layer = DecoderLayer(
             dtype=DTYPE_NAMES[qkv[0].weight.dtype],
             num_heads=attention.q_proj.out_features // self._head_size,
             num_kv_heads=attention.k_proj.out_features // self._head_size,
             head_size=self._head_size,
-            epsilon=norm_epsilon(getattr(layer, names.attention)),
+            epsilon=norm_epsilon(norms["attention_norm"]),
             scale=float(attention.scaling),
             softcap=getattr(attention, "attn_logit_softcapping", None),
-            attention_norm=norm_weight(getattr(layer, names.attention)),
-            attention_output_norm=_weight_of(layer, names.attention_output),
-            mlp_norm=norm_weight(getattr(layer, names.mlp)),
-            mlp_output_norm=_weight_of(layer, names.mlp_output),
-            query_norm=_weight_of(attention, "q_norm"),
-            key_norm=_weight_of(attention, "k_norm"),
-            **dict(zip(("qkv", "output", "gate_up", "down"), self.packed, strict=True)),
+            **weights,
         )
 
     def forward(
@@ -119,22 +121,10 @@ class CpuDecoderLayer(FusedModule):
             self._layer.forward(*step, num_threads=num_threads)
             return hidden_states
         sums = torch.empty_like(hidden_states)
-        parts: tuple[tuple[Literal["attention", "mlp"], CpuRMSNorm | None], ...]
-        parts = ("attention", self._attention_norm), ("mlp", self._mlp_norm)
-        for part, norm in parts:
+        parts: tuple[Literal["attention", "mlp"], ...] = ("attention", "mlp")
+        for part, norm in zip(parts, self._output_norms, strict=True):
             address = sums.data_ptr()
             self._layer.forward(*step, part=part, sums=address, num_threads=num_threads)
             self._group.all_reduce(sums)
             hidden_states.add_(sums if norm is None else norm(sums))
         return hidden_states
-
-
-def _norm_of(module: nn.Module, name: str | None) -> CpuRMSNorm | None:
-    norm = None if name is None else getattr(module, name, None)
-    return None if norm is None else CpuRMSNorm(norm)
-
-
-def _weight_of(module: nn.Module, name: str | None) -> Any:
-    """Weight of a norm; None if the family has no such norm."""
-    norm = None if name is None else getattr(module, name, None)
-    return None if norm is None else norm_weight(norm)

@@ -23,10 +23,15 @@ from pagedserve.host_ops.capabilities import has_kernels, has_vectors
 from pagedserve.host_ops.heap import return_freed_memory
 from pagedserve.models.fused.compare import is_close, layers_agree, random_numbers
 from pagedserve.models.fused.cpu.layers import CpuDecoderLayer, can_fuse
-from pagedserve.models.fused.cpu.linears import PackedEmbedding, PackedLinear, can_pack, quantize
-from pagedserve.models.fused.cpu.mlps import PackedGatedMLP, packable_gate_of
-from pagedserve.models.fused.cpu.norms import CpuRMSNorm
-from pagedserve.models.fused.families import is_norm, is_plain_linear
+from pagedserve.models.fused.cpu.modules import (
+    CpuRMSNorm,
+    PackedEmbedding,
+    PackedGatedMLP,
+    PackedLinear,
+    packable_gate_of,
+)
+from pagedserve.models.fused.cpu.packing import can_pack, quantize
+from pagedserve.models.fused.recognize import is_norm, is_plain_linear
 from pagedserve.models.fused.replace import replace_modules
 from pagedserve.parallel.modules import Gathered
 from pagedserve.parallel.shards import peaks_of

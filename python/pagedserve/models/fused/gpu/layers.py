@@ -1,4 +1,4 @@
-"""Whole decoder layers in nine launches, for the families that `fused.families` knows.
+"""Whole decoder layers in nine launches, for the families whose layers are known.
 
 transformers computes such a layer with 39 launches.  Most of them move a few KiB in a decode step
 and take as long as a launch does.  Here everything between two products is one kernel, products of
@@ -15,29 +15,30 @@ from pagedserve.attention.interface import layers_of
 from pagedserve.attention.metadata import AttentionOptions
 from pagedserve.attention.triton import attend
 from pagedserve.kernels.layer import add_norm, rotate_and_write, swiglu
-from pagedserve.models.forward_context import current_adapters, current_step
-from pagedserve.models.fused.families import (
-    attention_linears,
-    gate_of,
-    is_norm,
-    norm_epsilon,
-    norm_names,
-)
+from pagedserve.models.forward import current_adapters, current_step
 from pagedserve.models.fused.gpu.norms import GpuRMSNorm
 from pagedserve.models.fused.parts import FusedModule, layer_parts
+from pagedserve.models.fused.recognize import (
+    attention_linears,
+    family_of_layer,
+    gate_of,
+    is_norm,
+    layer_norms,
+    norm_epsilon,
+)
 from pagedserve.parallel.modules import Reduced, own_linear
 
 
 def can_fuse(layer: Any) -> bool:
     """Whether a module is a decoder layer of a known family, with supported parts."""
-    names = norm_names(layer)
-    if names is None or names.attention_output or gate_of(layer.mlp) != "silu":
+    family = family_of_layer(layer)
+    if family is None or family.has_output_norms or gate_of(layer.mlp) != "silu":
         return False
     linears = attention_linears(layer.self_attn)
     if linears is None or own_linear(layer.mlp.down_proj).bias is not None:
         return False
     has_biases = {linear.bias is not None for linear in linears[:3]}
-    norms = [getattr(layer, names.attention), getattr(layer, names.mlp), *_head_norms(layer)]
+    norms = layer_norms(layer, family).values()
     return len(has_biases) == 1 and all(is_norm(norm) for norm in norms)
 
 
@@ -50,22 +51,22 @@ class GpuDecoderLayer(FusedModule):
     def __init__(self, layer: Any) -> None:
         """Take the weights of a layer that `can_fuse` accepts; stacked ones are copies."""
         super().__init__()
-        attention, mlp, names = layer.self_attn, layer.mlp, norm_names(layer)
+        attention, mlp, family = layer.self_attn, layer.mlp, family_of_layer(layer)
         self._layers = layers_of(attention)
-        if names is None:
+        if family is None:
             raise TypeError(f"{type(layer).__name__} is no decoder layer of a known family")
-        self.attention_norm = GpuRMSNorm(getattr(layer, names.attention))
+        norms = layer_norms(layer, family)
+        self.attention_norm = GpuRMSNorm(norms["attention_norm"])
         self.qkv = _stacked(attention.q_proj, attention.k_proj, attention.v_proj)
         self.output = attention.o_proj
-        self.mlp_norm = GpuRMSNorm(getattr(layer, names.mlp))
+        self.mlp_norm = GpuRMSNorm(norms["mlp_norm"])
         self.gate_up = _stacked(mlp.gate_proj, mlp.up_proj)
         self.down = mlp.down_proj
         self.parts = layer_parts(layer, self.qkv, self.output, self.gate_up, self.down)
-        norms = _head_norms(layer)
-        self.query_norm: Tensor | None
-        self.key_norm: Tensor | None
-        self.query_norm, self.key_norm = (norm.weight for norm in norms) if norms else (None, None)
-        self._head_epsilon = norm_epsilon(norms[0]) if norms else 0.0
+        query_norm, key_norm = norms.get("query_norm"), norms.get("key_norm")
+        self.query_norm: Tensor | None = getattr(query_norm, "weight", None)
+        self.key_norm: Tensor | None = getattr(key_norm, "weight", None)
+        self._head_epsilon = norm_epsilon(query_norm) if query_norm else 0.0
         self._head_size = int(attention.head_dim)
         self._scale = float(attention.scaling)
         self._rotates = bool(getattr(attention, "use_rope", True))
@@ -122,12 +123,6 @@ class GpuDecoderLayer(FusedModule):
             key_norm=self.key_norm,
             epsilon=self._head_epsilon,
         )
-
-
-def _head_norms(layer: Any) -> list[Any]:
-    """Norms of queries and of keys, if the family has them."""
-    norms = [getattr(layer.self_attn, name, None) for name in ("q_norm", "k_norm")]
-    return [norm for norm in norms if norm is not None]
 
 
 def _stacked(*linears: nn.Linear) -> nn.Linear:

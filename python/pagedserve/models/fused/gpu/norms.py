@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pagedserve.models.fused.families import norm_epsilon
+from pagedserve.models.fused.recognize import norm_epsilon
 
 
 class GpuRMSNorm(nn.Module):

@@ -9,8 +9,8 @@ from torch import nn
 
 from pagedserve.config.precision import CpuKernels
 from pagedserve.models.fused.compare import is_close, layers_agree, random_numbers
-from pagedserve.models.fused.families import is_norm
 from pagedserve.models.fused.gpu.norms import GpuRMSNorm
+from pagedserve.models.fused.recognize import is_norm
 from pagedserve.models.fused.replace import replace_modules
 
 

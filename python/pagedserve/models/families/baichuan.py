@@ -14,7 +14,7 @@ from transformers.conversion_mapping import register_checkpoint_conversion_mappi
 from transformers.core_model_loading import Chunk, ConversionOps, WeightConverter
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaDecoderLayer
 
-from pagedserve.models.architectures.alibi import alibi_slopes
+from pagedserve.models.families.alibi import alibi_slopes
 
 _ALIBI_HEADS: Final = 40
 _NORM_HEAD_VOCAB: Final = 125_696

@@ -1,4 +1,4 @@
-"""Architectures whose attention modules do not use transformers' attention interface.
+"""Attention of families whose modules do not use transformers' attention interface.
 
 A method of each attention module is replaced: the one that takes queries, keys and values if the
 class has one, else the whole forward.
@@ -9,50 +9,31 @@ from typing import Any, Final, NamedTuple, cast
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from pagedserve.errors import UnsupportedModelError
-from pagedserve.models.architectures.alibi import alibi_slopes
 from pagedserve.models.attention_function import ATTENTION_NAME, paged_attention_forward
+from pagedserve.models.families.alibi import alibi_slopes
+from pagedserve.models.families.record import AttentionCode
 
 Arguments = dict[str, Any]
 
 
-class OwnAttention(NamedTuple):
-    """Replacement of an architecture's attention.
+def replace_attention(model: PreTrainedModel, code: AttentionCode) -> None:
+    """Make a model's attention modules use our attention function.
 
-    Attributes:
-        module: class of its attention modules.
-        method: name of the replaced method.
-        answer: replacement; called with the module and the method's arguments.
-        prepare: further changes to the model, or None.
-    """
-
-    module: str
-    method: str
-    answer: Callable[..., object]
-    prepare: Callable[[PreTrainedModel], None] | None = None
-
-
-def attends_by_itself(config: PreTrainedConfig) -> bool:
-    """Whether the architecture is one of those below."""
-    return config.model_type in _ARCHITECTURES
-
-
-def hand_over_attention(model: PreTrainedModel) -> None:
-    """Make one of the architectures below use our attention function; leave others unchanged.
+    Args:
+        model: Model with its original modules.
+        code: Computation of its family.
 
     Raises:
-        UnsupportedModelError: its config requires something that transformers does not compute.
+        UnsupportedModelError: Its config requires something that transformers does not compute.
     """
-    own = _ARCHITECTURES.get(model.config.model_type)
-    if own is None:
-        return
-    for module in model.modules():
-        if type(module).__name__ == own.module:
-            _replace(model, module, own)
-    if own.prepare is not None:
-        own.prepare(model)
+    computation = _COMPUTATIONS[code]
+    for module, method in _attention_methods(model):
+        _replace(model, module, method, computation.forward)
+    if computation.prepare is not None:
+        computation.prepare(model)
     # transformers searches the source of the class for a call of the interface, and finds none.
     cast(Any, model)._can_set_attn_implementation = lambda: True  # noqa: SLF001  # the only way
     model.set_attn_implementation(ATTENTION_NAME)
@@ -63,15 +44,24 @@ def is_eager(model: PreTrainedModel) -> bool:
     return bool(model.config._attn_implementation == "eager")  # noqa: SLF001  # no public name
 
 
-def _replace(model: PreTrainedModel, module: Any, own: OwnAttention) -> None:
-    method = getattr(module, own.method)
+def _attention_methods(model: PreTrainedModel) -> list[tuple[Any, str]]:
+    """The attention modules of a model, with the name of the method to replace."""
+    modules = [module for module in model.modules() if type(module).__name__.endswith("Attention")]
+    inner = [module for module in modules if hasattr(module, "_attn")]
+    return [(module, "_attn" if inner else "forward") for module in inner or modules]
+
+
+def _replace(
+    model: PreTrainedModel, module: Any, method: str, forward: Callable[..., object]
+) -> None:
+    original = getattr(module, method)
 
     def attend(*args: Any, **kwargs: Any) -> object:
         if is_eager(model):
-            return method(*args, **kwargs)
-        return own.answer(module, *args, **kwargs)
+            return original(*args, **kwargs)
+        return forward(module, *args, **kwargs)
 
-    setattr(module, own.method, attend)
+    setattr(module, method, attend)
 
 
 def _attend(
@@ -170,9 +160,8 @@ def _prepare_falcon(model: PreTrainedModel) -> None:
             kwargs = kwargs | {"alibi": torch.zeros_like(kwargs["alibi"])}
         return args, kwargs
 
-    for module in model.modules():
-        if type(module).__name__ == "FalconAttention":
-            module.register_forward_pre_hook(add_once, with_kwargs=True)
+    for module, _ in _attention_methods(model):
+        module.register_forward_pre_hook(add_once, with_kwargs=True)
 
 
 def _mpt(module: Any, hidden_states: Tensor, *_: object, **__: object) -> tuple[Tensor, None]:
@@ -220,14 +209,19 @@ def _xglm(module: Any, hidden_states: Tensor, *_: object, **__: object) -> tuple
     return module.out_proj(_attend(module, query, key, value, module.scaling)), None
 
 
-_ARCHITECTURES: Final[dict[str, OwnAttention]] = {
-    "bloom": OwnAttention("BloomAttention", "forward", _bloom),
-    "codegen": OwnAttention("CodeGenAttention", "_attn", _gptj),
-    "falcon": OwnAttention("FalconAttention", "forward", _falcon, _prepare_falcon),
-    "gpt_neo": OwnAttention("GPTNeoSelfAttention", "_attn", _gpt_neo),
-    "gpt_neox_japanese": OwnAttention("GPTNeoXJapaneseAttention", "_attn", _gptj),
-    "gptj": OwnAttention("GPTJAttention", "_attn", _gptj),
-    "mpt": OwnAttention("MptAttention", "forward", _mpt, _prepare_mpt),
-    "openai-gpt": OwnAttention("Attention", "_attn", _openai),
-    "xglm": OwnAttention("XGLMAttention", "forward", _xglm),
+class _Computation(NamedTuple):
+    """Replacement of a method, called with the module and its arguments; changes to the model."""
+
+    forward: Callable[..., object]
+    prepare: Callable[[PreTrainedModel], None] | None = None
+
+
+_COMPUTATIONS: Final[dict[AttentionCode, _Computation]] = {
+    "bloom": _Computation(_bloom),
+    "falcon": _Computation(_falcon, _prepare_falcon),
+    "gpt_neo": _Computation(_gpt_neo),
+    "gptj": _Computation(_gptj),
+    "mpt": _Computation(_mpt, _prepare_mpt),
+    "openai": _Computation(_openai),
+    "xglm": _Computation(_xglm),
 }

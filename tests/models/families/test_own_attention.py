@@ -88,7 +88,7 @@ def test_logits_in_triton(
 ) -> None:
     model_type, options = architecture
     directory = save_tiny(model_type, **options)
-    # The loader's own trial is then no longer than the prompts here.
+    # The check at load is then no longer than the prompts here.
     loaded = load_on("triton", directory, precision, max_model_len=24)
     assert_exact(loaded, directory, attention=reference(options))
 

@@ -1,25 +1,21 @@
 """Models with a vision encoder ("tower") beside their language model, whose attention is paged."""
 
-from typing import Any, Final
+from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from pagedserve.inputs.images import TEXT_ALONE
-
-# Their images are rows of embeddings in the prompt, with causal attention.
-_FAMILIES: Final = frozenset(("idefics3", "llava", "qwen2_5_vl", "qwen2_vl", "smolvlm"))
-# Their images use bidirectional attention.
-_BIDIRECTIONAL: Final = frozenset(("gemma3", "gemma3n", "gemma4", "gemma4_unified"))
+from pagedserve.models.families.table import family_of
 
 
 def has_tower(config: PreTrainedConfig) -> bool:
     """Whether a model is loaded with its vision encoder, to accept images."""
-    return config.model_type in _FAMILIES
+    return family_of(config.model_type).images == "causal"
 
 
 def why_no_images(config: PreTrainedConfig) -> str | None:
     """Why prompts may not have images; None for a model that may accept them."""
-    if config.model_type in _BIDIRECTIONAL:
+    if family_of(config.model_type).images == "bidirectional":
         return (
             f"images of {config.model_type} see each other in both directions, which is not "
             "supported yet: the model takes text alone here"
@@ -32,8 +28,3 @@ def attending_part(model: PreTrainedModel) -> PreTrainedModel:
     whole: Any = model
     part: PreTrainedModel = whole.get_decoder() if has_tower(model.config) else model
     return part
-
-
-def attention_by_part(config: PreTrainedConfig, attention: str) -> str | dict[str, str]:
-    """Attention implementation for transformers, which leaves a vision encoder's unchanged."""
-    return {"text_config": attention} if has_tower(config) else attention

@@ -15,14 +15,14 @@ from pagedserve.config import EngineArgs
 from pagedserve.config.precision import Quantization
 from pagedserve.errors import PagedServeError, UnsupportedModelError
 from pagedserve.inputs.prompt_images import PromptImages
+from pagedserve.models.families.towers import why_no_images
 from pagedserve.models.files import architecture_of, first_line
 from pagedserve.models.image_features import image_features, image_positions
 from pagedserve.models.image_processor import ImageProcessor, load_image_processor
+from pagedserve.models.numerics import prompt_of, using_attention
 from pagedserve.models.paged_logits import paged_logits
 from pagedserve.models.probe import QUANTIZED_TOLERANCE, Probe, ProbeResult
-from pagedserve.models.towers import why_no_images
 from pagedserve.models.transformers_tokenizer import load_transformers_tokenizer
-from pagedserve.models.trials import prompt_of, using_attention
 
 # Size of the image: so flat that processors which tile images produce few tiles.
 _SIZE: Final = (192, 48)
@@ -31,7 +31,7 @@ _NUM_TOKENS: Final = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ImageTrial:
+class ImageCheck:
     """Reference results of a prompt with an image.
 
     Attributes:
@@ -56,7 +56,7 @@ class ImageTrial:
         Raises:
             UnsupportedModelError: they differ by more.
         """
-        text, (image,) = self.probe.trial, self.images.images
+        text, (image,) = self.probe.numerics, self.images.images
         cut = (int(image.places[0]) + int(image.places[-1]) + 1) // 2
         found, _ = paged_logits(
             model,
@@ -81,9 +81,9 @@ class ImageTrial:
 
 
 @torch.inference_mode()
-def make_image_trial(
+def make_image_check(
     model: PreTrainedModel, processor: ImageProcessor, probe: Probe, max_model_len: int
-) -> ImageTrial:
+) -> ImageCheck:
     """Compute the reference with the model's forward pass.
 
     Args:
@@ -114,7 +114,7 @@ def make_image_trial(
         own: Any = model
         logits = own(**inputs, use_cache=False).logits[0].float()
     rows = torch.tensor([*range(0, len(prompt), 5), len(prompt) - 1])
-    return ImageTrial(
+    return ImageCheck(
         token=processor.token,
         prompt=torch.tensor(prompt, device=model.device),
         images=PromptImages(images, image_positions(model, prompt, images)),
@@ -124,9 +124,9 @@ def make_image_trial(
     )
 
 
-def try_images(
+def image_check_of(
     model: PreTrainedModel, args: EngineArgs, probe: Probe, max_model_len: int
-) -> ImageTrial | str:
+) -> ImageCheck | str:
     """Create the reference for a model that may accept images, or the reason for refusing them.
 
     Args:
@@ -140,16 +140,16 @@ def try_images(
         return reason
     try:
         processor = load_image_processor(args, load_transformers_tokenizer(args))
-        return make_image_trial(model, processor, probe, max_model_len)
+        return make_image_check(model, processor, probe, max_model_len)
     except ImportError:
         raise
     except Exception as error:  # noqa: BLE001  # models and processors raise many types
         return _refusal(model, error)
 
 
-def judge_images(
+def check_images(
     model: PreTrainedModel,
-    images: ImageTrial | str,
+    images: ImageCheck | str,
     probe: Probe,
     quantization: Quantization | None,
 ) -> ProbeResult:

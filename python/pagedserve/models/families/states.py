@@ -1,7 +1,7 @@
-"""Architectures whose layers keep a recurrent state beside keys and values, or instead.
+"""Layers that keep a recurrent state beside keys and values, or instead, of any family.
 
 Recurrences and short convolutions: transformers keeps their states in special cache layers.  The
-modules that write them are detected by that, not by the names of architectures.
+modules that write them are detected by that, not by their names.
 """
 
 from inspect import signature, unwrap
@@ -18,7 +18,7 @@ _WRITES: Final = frozenset(("update_conv_state", "update_recurrent_state", "set_
 _BEGINS_ANEW: Final = frozenset(("mamba_selective_scan",))
 
 
-def hand_over_states(model: PreTrainedModel) -> None:
+def replace_mixers(model: PreTrainedModel) -> None:
     """Make modules with states accept a flat batch; without states they are unchanged."""
     modules: Any = model.modules()
     found = [module for module in modules if _keeps_states(module)]

@@ -23,11 +23,11 @@ from pagedserve.cache.layers import LayerShape
 from pagedserve.cache.states import LayerStates
 from pagedserve.errors import UnsupportedModelError
 from pagedserve.models.attention_function import ATTENTION_NAME
+from pagedserve.models.families.towers import attending_part
 from pagedserve.models.files import architecture_of
 from pagedserve.models.mixers import mixing_modules
 from pagedserve.models.paged_logits import flat_logits, paged_logits
 from pagedserve.models.quantized import is_quantized, nudged
-from pagedserve.models.towers import attending_part
 from pagedserve.parallel.modules import VocabEmbedding
 
 Measure: TypeAlias = Callable[[Tensor, Tensor], float]
@@ -60,7 +60,7 @@ _THRESHOLDS: Final = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
+class NumericsCheck:
     """Two sequences of several blocks: one is computed in two chunks, one decodes a token.
 
     Attributes:
@@ -74,7 +74,7 @@ class Trial:
         bound: accepted difference, as `rms_difference` of exact logits and `difference` of others.
         dtype: dtype of keys and values.
         backend: attention backend.
-        selects_logits: see `pagedserve.models.flat_batch.flat_batch_logits`.
+        selects_logits: see `pagedserve.models.forward.flat_batch_logits`.
         is_lowered: whether the model's thresholds are lowered (`lowered_thresholds`).
     """
 
@@ -95,7 +95,7 @@ class Trial:
         """The measure of differences from ``expected``."""
         return rms_difference if self.is_exact else difference
 
-    def check(self, model: PreTrainedModel, bound: float | None = None) -> None:
+    def run(self, model: PreTrainedModel, bound: float | None = None) -> None:
         """Compare the logits over paged KV.
 
         Args:
@@ -137,7 +137,7 @@ class Trial:
         """
         lowered = lowered_thresholds(other, self.backend) if self.is_lowered else nullcontext()
         with lowered:
-            wanted = _own_logits(
+            theirs = _own_logits(
                 other,
                 self.prompts,
                 self.rows,
@@ -145,7 +145,7 @@ class Trial:
                 in_float32=self.is_exact,
             )
         bound = TOLERANCE[torch.float32] if self.is_exact else self.bound
-        compare(other, (logits.cpu() for logits in self.expected), wanted, bound, differ)
+        compare(other, (logits.cpu() for logits in self.expected), theirs, bound, differ)
 
 
 def _own_logits(
@@ -165,7 +165,7 @@ def _own_logits(
         ]
 
 
-def make_trial(
+def make_check(
     model: PreTrainedModel,
     layers: tuple[LayerShape, ...],
     max_len: int,
@@ -175,18 +175,18 @@ def make_trial(
     dtype: torch.dtype,
     selects_logits: bool,
     is_lowered: bool = False,
-) -> Trial:
+) -> NumericsCheck:
     """Compute the reference logits with a model's original attention.
 
     Args:
         model: as transformers built it.
         layers: KV shapes of its attention calls.
         max_len: maximum tokens of a sequence.
-        states: see `Trial`.
+        states: see `NumericsCheck`.
         backend: attention backend.
         dtype: dtype of the computation.
-        selects_logits: see `Trial`.
-        is_lowered: see `Trial`; the caller lowers the thresholds.
+        selects_logits: see `NumericsCheck`.
+        is_lowered: see `NumericsCheck`; the caller lowers the thresholds.
     """
     block_size = backend.min_block_size
     lengths = [min(4 * block_size - 2, max_len), min(2 * block_size - 2, max_len)]
@@ -201,7 +201,7 @@ def make_trial(
     else:
         noise = _noise(model, prompts, own, rows, dtype) if is_quantized(model) else 0.0
         bound = max(TOLERANCE[dtype], min(_NOISE_FACTOR * noise, _MOST_NOISE))
-    return Trial(
+    return NumericsCheck(
         layers=layers,
         states=states,
         prompts=prompts,

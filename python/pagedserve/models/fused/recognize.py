@@ -1,66 +1,39 @@
-"""Families of transformers' decoder layers with the same structure.
+"""Recognition of the modules of transformers that fused ones can replace.
 
 A module is recognized by its class and its parts.  Names prove nothing, so code that replaces a
 module also runs and compares both (`pagedserve.models.fused.compare`).
 """
 
 import inspect
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final
 
 from torch import Tensor, nn
 from transformers.activations import GELUTanh, SiLUActivation
 
+from pagedserve.models.families.record import DecoderFamily, Gate
+from pagedserve.models.families.table import DECODERS
 from pagedserve.parallel.modules import own_linear
-
-Gate = Literal["silu", "gelu_tanh"]
 
 _GATES: Final[dict[type, Gate]] = {
     nn.SiLU: "silu",
     SiLUActivation: "silu",
     GELUTanh: "gelu_tanh",
 }
+_BY_LAYER: Final = {f"{family.name}DecoderLayer": family for family in DECODERS}
+_OFFSETS: Final = {f"{family.name}RMSNorm": family.norm_offset for family in DECODERS}
 
 
-class NormNames(NamedTuple):
-    """Norms of a decoder layer, None for absent ones.
-
-    Attributes:
-        attention: norm before attention.
-        attention_output: norm of its output.
-        mlp: norm before the gated layers.
-        mlp_output: norm of their output.
-    """
-
-    attention: str
-    attention_output: str | None
-    mlp: str
-    mlp_output: str | None
-
-
-_TWO: Final = NormNames("input_layernorm", None, "post_attention_layernorm", None)
-_FOUR: Final = NormNames(
-    "input_layernorm",
-    "post_attention_layernorm",
-    "pre_feedforward_layernorm",
-    "post_feedforward_layernorm",
-)
-_FAMILIES: Final[dict[str, NormNames]] = {
-    "LlamaDecoderLayer": _TWO,
-    "MistralDecoderLayer": _TWO,
-    "Qwen2DecoderLayer": _TWO,
-    "Qwen3DecoderLayer": _TWO,
-    "SmolLM3DecoderLayer": _TWO,
-    "GemmaDecoderLayer": _TWO,
-    "Gemma2DecoderLayer": _FOUR,
-    "Gemma3DecoderLayer": _FOUR,
-}
-
-
-def norm_names(layer: Any) -> NormNames | None:
-    """Norms of a decoder layer of a known family; None for any other module."""
+def family_of_layer(layer: Any) -> DecoderFamily | None:
+    """Family of a decoder layer of transformers; None for any other module."""
     if not type(layer).__module__.startswith("transformers.models."):
         return None
-    return _FAMILIES.get(type(layer).__name__)
+    return _BY_LAYER.get(type(layer).__name__)
+
+
+def layer_norms(layer: nn.Module, family: DecoderFamily) -> dict[str, Any]:
+    """Norms of a decoder layer, by their `LayerPart`."""
+    modules = family.modules.items()
+    return {part: layer.get_submodule(name) for part, name in modules if part.endswith("_norm")}
 
 
 def attention_linears(attention: Any) -> list[Any] | None:
@@ -99,6 +72,13 @@ def is_norm(module: Any) -> bool:
         and isinstance(_epsilon(module), float)
         and len(inspect.signature(module.forward).parameters) == 1
     )
+
+
+def norm_factor(norm: Any) -> Tensor:
+    """Factor of an RMS norm, ``[F]``: its weight, which some families store without an offset."""
+    weight: Tensor = norm.weight
+    offset = _OFFSETS.get(type(norm).__name__, 0.0)
+    return offset + weight.float() if offset else weight
 
 
 def norm_epsilon(norm: Any) -> float:

@@ -1,4 +1,4 @@
-"""Linear layers on the CPU whose weights are packed once, in the order the Rust kernels read them.
+"""Weights of linear layers, packed once in the order in which the Rust kernels read them.
 
 torch's linear layer rearranges the weights in every call; with few rows, as in decoding, that costs
 more than the product.  The packed copy replaces the original.
@@ -9,7 +9,6 @@ Quantization for Deep Learning Inference", section 3.1, symmetric).  Activations
 are not quantized.
 """
 
-from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -21,11 +20,7 @@ from pagedserve._core.cpu import PackedWeights
 from pagedserve.config.precision import Quantization
 from pagedserve.host_ops.capabilities import DTYPE_NAMES
 from pagedserve.host_ops.memory import empty_in_huge_pages
-from pagedserve.models.adapters import AdapterArrays
-from pagedserve.models.forward_context import current_adapters
-from pagedserve.models.fused.families import Gate
-from pagedserve.models.fused.parts import FusedModule, parts_of
-from pagedserve.parallel.shards import peaks_of
+from pagedserve.models.families.record import Gate
 
 PANEL_FEATURES: Final = 64  # as in rust/cpu/src/linear.rs
 
@@ -136,109 +131,3 @@ def pack_gated(
 def float32_vector(tensor: Tensor) -> NDArray[np.float32]:
     """Copy a vector to float32: a view would keep the file of all weights in memory."""
     return tensor.detach().float().contiguous().numpy().copy()
-
-
-def multiply(x: Tensor, weights: PackedWeights, output: Tensor) -> Tensor:
-    """Multiply rows ``[T, K]`` by packed weights into ``[T, N]``, which may have another dtype.
-
-    Adds the adapters of the forward pass in progress that are stored with the weights.
-    """
-    if x.stride(-1) != 1:
-        x = x.contiguous()
-    weights.multiply(
-        num_rows=x.shape[0],
-        x=x.data_ptr(),
-        x_stride=x.stride(0),
-        output=output.data_ptr(),
-        output_stride=output.stride(0),
-        output_dtype=DTYPE_NAMES[output.dtype],
-        adapters=adapter_arrays(),
-        num_threads=torch.get_num_threads(),
-    )
-    return output
-
-
-def adapter_arrays() -> AdapterArrays | None:
-    """Tokens with adapters in the forward pass in progress, for Rust."""
-    step = current_adapters()
-    return None if step is None else step.tokens.arrays
-
-
-def gather(weights: PackedWeights, features: Tensor, dtype: torch.dtype) -> Tensor:
-    """Weights ``[T, K]`` of features int32 ``[T]``, in the dtype that was packed."""
-    rows = torch.empty(len(features), weights.in_features, dtype=dtype)
-    weights.gather(features.numpy(), rows.data_ptr(), torch.get_num_threads())
-    return rows
-
-
-def unpack(weights: PackedWeights, dtype: torch.dtype) -> Tensor:
-    """Unpack all weights ``[N, K]`` to their dtype; int8 ones are rounded."""
-    return gather(weights, torch.arange(weights.out_features, dtype=torch.int32), dtype)
-
-
-class PackedLinear(FusedModule):
-    """An ``nn.Linear`` with packed weights."""
-
-    def __init__(
-        self,
-        linear: nn.Linear,
-        output_dtype: torch.dtype | None = None,
-        quantization: Quantization | None = None,
-    ) -> None:
-        """Pack a copy of the weights of ``linear``.
-
-        Args:
-            linear: the layer.
-            output_dtype: dtype of the output; None is that of the weights.
-            quantization: see `pack`.
-        """
-        super().__init__()
-        self.in_features = linear.in_features
-        self.out_features = linear.out_features
-        self.output_dtype = output_dtype or linear.weight.dtype
-        peaks = peaks_of(linear)
-        self.packed = (pack(linear.weight, linear.bias, quantization=quantization, peaks=peaks),)
-        self.parts = parts_of(self.packed[0], {"": linear})
-        self._weight_dtype = linear.weight.dtype
-
-    @cached_property
-    def weight(self) -> Tensor:
-        """Weights ``[N, K]``, unpacked for a model that reads them directly, as routers do."""
-        return unpack(self.packed[0], self._weight_dtype)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map ``[..., in_features]`` to ``[..., out_features]``."""
-        rows = x.reshape(-1, self.in_features)
-        output = torch.empty(len(rows), self.out_features, dtype=self.output_dtype)
-        return multiply(rows, self.packed[0], output).view(*x.shape[:-1], self.out_features)
-
-
-class PackedEmbedding(nn.Module):
-    """An embedding that shares the packed weights of the model's head."""
-
-    def __init__(self, head: PackedLinear, dtype: torch.dtype, scale: float = 1.0) -> None:
-        """Share the weights of ``head``.
-
-        Args:
-            head: head with the same weights.
-            dtype: dtype of the weights.
-            scale: factor of the embeddings.
-        """
-        super().__init__()
-        self._weights = head.packed[0]
-        self.num_embeddings = head.out_features
-        self.embedding_dim = head.in_features
-        # Models read dtype and device from their parameters.
-        self.empty = nn.Parameter(torch.empty(0, dtype=dtype), False)
-        self.embed_scale = scale
-
-    @cached_property
-    def weight(self) -> Tensor:
-        """Weights ``[V, features]``, unpacked for a model that reads them directly."""
-        return unpack(self._weights, self.empty.dtype)
-
-    def forward(self, token_ids: Tensor) -> Tensor:
-        """Map ``[...]`` to ``[..., features]``."""
-        rows = gather(self._weights, token_ids.reshape(-1).int(), self.empty.dtype)
-        output = rows.view(*token_ids.shape, self.embedding_dim)
-        return output if self.embed_scale == 1.0 else output.mul_(self.embed_scale)

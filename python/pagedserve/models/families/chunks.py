@@ -1,4 +1,7 @@
-"""Llama 4: passes its chunk size to our function, and scales by the given positions."""
+"""Attention within chunks: layers pass the chunk size to our function.
+
+The family's other layers scale queries by positions; they get those of the step.
+"""
 
 from typing import Any
 
@@ -6,8 +9,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from pagedserve.models.architectures.attention import Arguments, is_eager
-from pagedserve.models.forward_context import current_context
+from pagedserve.models.families.own_attention import Arguments, is_eager
+from pagedserve.models.forward import current_context
 
 
 class _GivenPositions:
@@ -26,12 +29,10 @@ class _GivenPositions:
         return key, value
 
 
-def hand_over_chunks(model: PreTrainedModel) -> None:
-    """Make a Llama 4 use chunked attention, and scale by the positions that it is given."""
-    if model.config.get_text_config().model_type != "llama4_text":
-        return
+def pass_chunks(model: PreTrainedModel) -> None:
+    """Make a model's layers use chunked attention, and scale by the positions of the step."""
 
-    def hand_over(module: Any, args: Any, kwargs: Arguments) -> tuple[Any, Arguments]:
+    def pass_on(module: Any, args: Any, kwargs: Arguments) -> tuple[Any, Arguments]:
         if is_eager(model):
             return args, kwargs
         config = module.config
@@ -43,5 +44,5 @@ def hand_over_chunks(model: PreTrainedModel) -> None:
         return args, kwargs | {"past_key_values": given}
 
     for module in model.modules():
-        if type(module).__name__ == "Llama4TextAttention":
-            module.register_forward_pre_hook(hand_over, with_kwargs=True)
+        if type(module).__name__.endswith("TextAttention"):
+            module.register_forward_pre_hook(pass_on, with_kwargs=True)

@@ -1,4 +1,4 @@
-"""Guesses change no token where layers keep a window, on any backend, in either precision."""
+"""Draft tokens change no token where layers keep a window, on any backend, in either precision."""
 
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,7 @@ def answers(llm: LLM) -> list[list[list[int]]]:
 
 @pytest.mark.parametrize("options", [{}, CHUNKS, TIGHT], ids=["", "chunks", "recompute"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_tokens_are_those_without_guesses(
+def test_tokens_are_those_without_draft_tokens(
     save_tiny: Any, family: str, options: dict[str, Any]
 ) -> None:
     directory = save_tiny(family, max_position_embeddings=128, **FAMILIES[family])
