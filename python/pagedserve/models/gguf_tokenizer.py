@@ -23,6 +23,7 @@ from tokenizers.processors import TemplateProcessing
 
 from pagedserve.byte_alphabet import BYTE_OF_CHARACTER, CHARACTER_OF_BYTE
 from pagedserve.errors import ModelLoadError
+from pagedserve.models.families.table import family_of_gguf
 from pagedserve.models.fast_tokenizer import FastTokenizer
 from pagedserve.models.gguf_header import read_fields
 from pagedserve.regular_files import read_start
@@ -66,8 +67,6 @@ SPLITS: Final[dict[str, str | None]] = {
     **dict.fromkeys(("default", "gpt-2", "phi-2", "jina-es", "jina-de", "mpt", "olmo"), None),
     **dict.fromkeys(("smollm", "starcoder", "refact", "codeshell", "command-r"), None),
 }
-# Architectures whose text is put into Unicode's form NFC first.
-_COMPOSED: Final = frozenset({"qwen2", "qwen2moe", "qwen3", "qwen3moe"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +142,7 @@ def _maker(metadata: _Metadata) -> Callable[[_Metadata], Tokenizer]:
             )
         return _byte_level
     if kind == "llama":
-        return _SENTENCEPIECE.get(metadata.architecture, _llama)
+        return _SENTENCEPIECE[family_of_gguf(metadata.architecture).gguf_tokenizer]
     raise ModelLoadError(
         f"its tokenizer is {kind!r} (tokenizer.ggml.model); accepted are 'gpt2' and 'llama'"
     )
@@ -172,7 +171,7 @@ def _byte_level(metadata: _Metadata) -> Tokenizer:
                 pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
             ]
         )
-    if metadata.architecture in _COMPOSED:
+    if family_of_gguf(metadata.architecture).composes_text:
         backend.normalizer = normalizers.NFC()
     backend.decoder = decoders.ByteLevel()
     return backend
@@ -221,7 +220,7 @@ def _gemma(metadata: _Metadata) -> Tokenizer:
     return backend
 
 
-_SENTENCEPIECE: Final = {"gemma": _gemma, "gemma2": _gemma, "gemma3": _gemma, "phi3": _phi3}
+_SENTENCEPIECE: Final = {"llama": _llama, "phi3": _phi3, "gemma": _gemma}
 
 
 def _byte_fallback(

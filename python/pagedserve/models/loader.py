@@ -253,7 +253,7 @@ class _Loading:
         )
 
     def _how(self, kernels: CpuKernels) -> Iterator[object]:
-        """What the result of a check depends on, besides the files."""
+        """Everything that the result of a check depends on, besides the files."""
         yield from (self.dtype, self.device, self.backend.describe(), self.max_model_len, kernels)
         yield self.config.quantization
         if self.names_classes:

@@ -94,7 +94,7 @@ class ProbeCacheEntry:
 
 @cache
 def _package_stamps(package: Path) -> list[str]:
-    """Those of the package: its code stays what it was when it was imported."""
+    """Stamps of the package: its code stays what it was when it was imported."""
     return _stamps(file for pattern in _PACKAGE_PATTERNS for file in package.glob(pattern))
 
 

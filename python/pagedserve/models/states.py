@@ -47,7 +47,7 @@ class RowBatch:
         return flat.unflatten(0, (self.num_rows, -1))
 
     def one_by_one(self, num_tokens: int) -> "list[RowBatch]":
-        """The same, but for rows that continue: the first token of each, then the next."""
+        """Split rows that continue into their first tokens, then their next, and so on."""
         tokens = self.tokens
         if self.begins or (num_tokens if tokens is None else len(tokens)) == self.num_rows:
             return [self]

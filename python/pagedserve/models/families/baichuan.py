@@ -92,7 +92,7 @@ class NormalizeHead(ConversionOps):
         target_patterns: list[str],  # noqa: ARG002
         **kwargs: Any,
     ) -> dict[str, list[Tensor]]:
-        """The same weights by name, rows normalized if ``config`` is for Baichuan 2."""
+        """Return the weights by name, rows normalized if ``config`` is for Baichuan 2."""
         if kwargs["config"].vocab_size != _NORM_HEAD_VOCAB:
             return input_dict
         return {

@@ -1,4 +1,4 @@
-"""What a model of transformers needs before paged attention can run it, by its family.
+"""Preparation of a model of transformers for paged attention, by its family.
 
 Changes are made to the loaded instance, never to its class.  Attention and positions are changed
 only while the model uses our attention function: with its original attention it stays as
