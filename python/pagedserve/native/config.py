@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from pagedserve.cache.layers import LayerShape
-from pagedserve.native.numbers import check_positive
-from pagedserve.native.rope import Rope
+from pagedserve.models.config_checks import check_positive
+from pagedserve.models.rotary import Rope
 
 Gate: TypeAlias = Literal["silu", "gelu_tanh"]
 

@@ -8,11 +8,11 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from pagedserve.models.config_checks import check_positive
+from pagedserve.models.rotary import ROPE_TYPES, Rope
 from pagedserve.native.choice import OTHER_BACKEND
 from pagedserve.native.config import DecoderConfig, Family, LayerConfig
 from pagedserve.native.families import UnsupportedError, family_of
-from pagedserve.native.numbers import check_positive
-from pagedserve.native.rope import ROPE_TYPES, Rope
 
 _GELU: Final = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast")
 _ACTIVATIONS: Final[Mapping[str, tuple[str, ...]]] = {"silu": ("silu", "swish"), "gelu_tanh": _GELU}

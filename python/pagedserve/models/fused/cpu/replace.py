@@ -26,6 +26,7 @@ from pagedserve.models.fused.cpu.layers import CpuDecoderLayer, can_fuse
 from pagedserve.models.fused.cpu.linears import PackedEmbedding, PackedLinear, can_pack, quantize
 from pagedserve.models.fused.cpu.mlps import PackedGatedMLP, packable_gate_of
 from pagedserve.models.fused.cpu.norms import CpuRMSNorm
+from pagedserve.models.fused.cpu.rotary import replace_rotary
 from pagedserve.models.fused.families import is_norm, is_plain_linear
 from pagedserve.models.fused.replace import replace_modules
 from pagedserve.parallel.modules import Gathered
@@ -74,6 +75,8 @@ def replace_for_cpu(
         return "none"
     if kernels == "fused":
         replaced["decoder layers"] = _replace_layers(model, quantization, everywhere)
+        if replaced["decoder layers"]:
+            replace_rotary(model)
     head = model.get_output_embeddings()
     head = head.inner if isinstance(head, Gathered) else head
     _Children(head, quantization, everywhere, replaced).replace(model)
