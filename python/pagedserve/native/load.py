@@ -88,7 +88,7 @@ def load_native(args: EngineArgs) -> LoadedNative:
             checkpoint = Checkpoint.of_directory(args.model, files.source.path, config)
         else:
             checkpoint = Checkpoint.of_gguf(args.model, files.gguf, config)
-        model = _pack(checkpoint, config, dtype, args.quantization)
+        model = _pack(checkpoint, checkpoint.config, dtype, args.quantization)
     return LoadedNative(model, max_model_len, eos)
 
 

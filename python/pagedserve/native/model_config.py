@@ -25,6 +25,19 @@ _NULLABLE: Final = (
     "num_key_value_heads",
     "sliding_window",
 )
+_CAPS: Final = ("attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar")
+_UNROTATED: Final = ("no_rope_layers", "no_rope_layer_interval")
+# Fields of other families, which the class of a family in transformers does not read.
+_IGNORED: Final[dict[str, tuple[str, ...]]] = {
+    "llama": (*_CAPS, *_UNROTATED, "layer_types"),
+    "mistral": (*_CAPS, *_UNROTATED),
+    "qwen2": (*_CAPS, *_UNROTATED),
+    "qwen3": (*_CAPS, *_UNROTATED),
+    "smollm3": _CAPS,
+    "gemma": (*_CAPS, *_UNROTATED, "layer_types"),
+    "gemma2": _UNROTATED,
+    "gemma3_text": (*_UNROTATED, "attn_logit_softcapping"),
+}
 # Fields that each type of rotary scaling needs.
 _ROPE_FIELDS: Final[dict[str, tuple[str, ...]]] = {
     "default": (),
@@ -44,8 +57,11 @@ def decoder_config(content: Mapping[str, Any]) -> DecoderConfig:
         ValueError: Sizes are missing or do not fit each other.
     """
     family = family_of(content)
+    ignored = _IGNORED.get(family.model_type, ())
     given = {
-        name: value for name, value in content.items() if value is not None or name in _NULLABLE
+        name: value
+        for name, value in content.items()
+        if name not in ignored and (value is not None or name in _NULLABLE)
     }
     fields = {**family.defaults, **given}
     _refuse(family, fields)
@@ -119,8 +135,6 @@ def _layers(family: Family, fields: Mapping[str, Any], num_layers: int) -> list[
 def _sliding_layers(family: Family, fields: Mapping[str, Any], num_layers: int) -> list[bool]:
     """Which layers have the sliding window."""
     types = fields.get("layer_types")
-    if family.model_type == "mistral":
-        return [True] * num_layers
     if types is not None:
         known = {"full_attention": False, "sliding_attention": True}
         if not isinstance(types, list) or len(types) < num_layers or set(types) - set(known):
@@ -137,6 +151,10 @@ def _sliding_layers(family: Family, fields: Mapping[str, Any], num_layers: int) 
 
 def _no_sliding(_: Mapping[str, Any], num_layers: int) -> list[bool]:
     return [False] * num_layers
+
+
+def _all_sliding(_: Mapping[str, Any], num_layers: int) -> list[bool]:
+    return [True] * num_layers
 
 
 def _sliding_of_qwen(fields: Mapping[str, Any], num_layers: int) -> list[bool]:
@@ -158,6 +176,7 @@ def _sliding_of_gemma(fields: Mapping[str, Any], num_layers: int) -> list[bool]:
 
 
 _SLIDING: Final[dict[str, Callable[[Mapping[str, Any], int], list[bool]]]] = {
+    "mistral": _all_sliding,
     "qwen2": _sliding_of_qwen,
     "qwen3": _sliding_of_qwen,
     "smollm3": _sliding_of_smollm3,
@@ -187,6 +206,11 @@ def _rope(family: Family, fields: Mapping[str, Any], *, is_sliding: bool) -> Rop
         raise TypeError(f"rope_parameters is {str(parameters)[:80]}; it must be an object")
     kind = "sliding_attention" if is_sliding else "full_attention"
     nested = parameters.get(kind)
+    if family.model_type == "gemma3_text" and "type" in parameters:
+        raise UnsupportedError(
+            f"rope_scaling is {str(dict(parameters))[:200]}, of which transformers does not read "
+            f"the type: give it as rope_type, or {OTHER_BACKEND}"
+        )
     parameters = nested if isinstance(nested, Mapping) else {} if is_local else parameters
     rope_type = parameters.get("rope_type", parameters.get("type", "default"))
     if rope_type not in ROPE_TYPES or parameters.get("partial_rotary_factor", 1) != 1:
