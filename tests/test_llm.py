@@ -15,8 +15,8 @@ from pagedserve import (
     SamplingParams,
     UnsupportedModelError,
 )
+from pagedserve.executor.protocol import Executor, StepInput
 from pagedserve.models.registry import resolve_model
-from pagedserve.runner.model_runner import ModelRunner
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6)
 PROMPTS = ["The capital of France is", "One, two, three, four,", "Water freezes at"]
@@ -125,16 +125,16 @@ def test_requests_without_a_seed_differ(smollm2: LLM) -> None:
     assert len(set(texts(smollm2, [PROMPTS[0]] * 4, random))) > 1
 
 
-def interrupted_once(error: BaseException, after: int) -> Callable[..., Any]:
-    """``ModelRunner.execute`` that raises in one step."""
-    execute, count = ModelRunner.execute, 0
+def interrupted_once(executor: Executor, error: BaseException, after: int) -> Callable[..., Any]:
+    """``launch`` that raises in one step."""
+    launch, count = executor.launch, 0
 
-    def failing(runner: ModelRunner, *given: Any) -> Any:
+    def failing(step: StepInput) -> Any:
         nonlocal count
         count += 1
         if count == after:
             raise error
-        return execute(runner, *given)
+        return launch(step)
 
     return failing
 
@@ -145,7 +145,8 @@ def test_nothing_is_left_after_an_exception_in_the_model(
     smollm2: LLM, monkeypatch: pytest.MonkeyPatch, error: BaseException, after: int
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(ModelRunner, "execute", interrupted_once(error, after))
+        executor = smollm2.llm_engine.model_executor
+        patch.setattr(executor, "launch", interrupted_once(executor, error, after))
         with pytest.raises(type(error)):
             texts(smollm2, PROMPTS * 3)
     check_idle(smollm2)

@@ -24,7 +24,8 @@ from pagedserve import (
     SamplingParams,
     TokensPrompt,
 )
-from pagedserve.runner.model_runner import ModelRunner
+from pagedserve.config.precision import Backend
+from pagedserve.executor.protocol import StepInput
 from tests.support.children import child_says
 from tests.support.tiny import save_tiny_llama
 
@@ -37,8 +38,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_llama(tmp_path_factory.mktemp("tiny"))
 
 
-def load(directory: Path) -> LLM:
-    return LLM(str(directory), num_gpu_blocks=64, use_tqdm_on_load=False)
+def load(directory: Path, backend: Backend = "auto") -> LLM:
+    return LLM(str(directory), backend=backend, num_gpu_blocks=64, use_tqdm_on_load=False)
 
 
 @pytest.fixture(scope="module")
@@ -92,18 +93,19 @@ def with_processor(processor: Callable[..., Any], **given: Any) -> SamplingParam
 def test_calls_of_several_threads_are_served_one_after_the_other(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    execute, running, computing = ModelRunner.execute, [0], set()
+    executor, running, computing = llm.llm_engine.model_executor, [0], set()
+    launch = executor.launch
 
-    def watched(runner: ModelRunner, *given: Any) -> Any:
+    def watched(step: StepInput) -> Any:
         running[0] += 1
         assert running == [1]
         computing.add(threading.get_ident())
-        logits = execute(runner, *given)
+        launched = launch(step)
         running[0] -= 1
-        return logits
+        return launched
 
     wanted = tokens(llm)
-    monkeypatch.setattr(ModelRunner, "execute", watched)
+    monkeypatch.setattr(executor, "launch", watched)
     found: list[Any] = []
 
     def call() -> None:
@@ -324,11 +326,19 @@ def test_a_forked_child_that_shuts_down_disturbs_nothing(llm: LLM) -> None:
     assert child_says(shut_down) == "returned None"
 
 
-def test_shutdown_gives_the_memory_back_and_may_be_repeated(directory: Path) -> None:
-    with load(directory) as llm:
+@pytest.mark.parametrize("backend", ["native", "torch"])
+def test_shutdown_gives_the_memory_back_and_may_be_repeated(
+    directory: Path, backend: Backend
+) -> None:
+    with load(directory, backend) as llm:
         assert tokens(llm)
         executor: Any = llm.llm_engine.model_executor
-        model, cache = weakref.ref(executor.worker.loaded.model), weakref.ref(executor.worker.cache)
+        if backend == "torch":
+            held = executor.worker.loaded.model, executor.worker.cache
+        else:
+            held = executor.loaded.model, executor._pools
+        model, cache = map(weakref.ref, held)
+        del held
     assert (model(), cache()) == (None, None)
     llm.shutdown()
     llm.llm_engine.shutdown()
@@ -378,14 +388,22 @@ def test_an_llm_is_neither_pickled_nor_copied(llm: LLM, take: Callable[[Any], An
             take(owner)
 
 
-def test_a_forked_child_that_makes_another_is_told_why_it_cannot(llm: LLM, directory: Path) -> None:
+def test_a_forked_child_that_makes_another_is_told_why_it_cannot(directory: Path) -> None:
+    llm = load(directory, "torch")
     assert tokens(llm)
 
     def make(num_threads: int) -> Any:
         torch.set_num_threads(num_threads)
-        return tokens(load(directory))
+        return tokens(load(directory, "torch"))
 
     said = child_says(lambda: make(2))
     assert said.startswith(f"EngineDeadError: this process was forked from process {os.getpid()},")
     assert "OpenMP" in said
     assert child_says(lambda: make(1)) == f"returned {tokens(llm)}"
+
+
+def test_a_forked_child_makes_another_without_torch(directory: Path) -> None:
+    llm = load(directory, "native")
+    assert tokens(llm)
+    said = child_says(lambda: tokens(load(directory, "native")))
+    assert said == f"returned {tokens(llm)}"

@@ -132,6 +132,7 @@ def run_load(options: argparse.Namespace) -> None:
     requests = read_load(options.workload, options.load, options.num_requests)
     llm = LLM(
         model=options.model,
+        backend="torch",  # whose modules are timed
         dtype=options.dtype,
         num_gpu_blocks=options.num_gpu_blocks,
         enable_prefix_caching=options.enable_prefix_caching,

@@ -58,6 +58,14 @@ def program(load: Any, name: str, *runs: tuple[float, float]) -> Any:
     return load("programs").Program(name, [sys.executable, "-c", f"print({lines!r})"])
 
 
+@pytest.fixture(scope="module")
+def smollm2(model_package: None) -> "LLM":
+    """The real model by torch, whose modules are timed."""
+    from pagedserve import LLM
+
+    return LLM(model="smollm2", backend="torch", dtype="float32", num_gpu_blocks=2048)
+
+
 def printed(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 

@@ -33,13 +33,19 @@ def reference(width: int, request: pytest.FixtureRequest) -> BeamReference:
     return beams.ask_live(peer, smollm2.get_tokenizer(), GRID, width)
 
 
-def with_few_blocks(reference: BeamReference, width: int) -> LLM:
+def with_few_blocks(reference: BeamReference, width: int, backend: Any) -> LLM:
     """An engine with hardly more blocks than the beams of one prompt fill."""
     longest = max(map(len, reference.prompts))
     num_shared = longest // BLOCK_SIZE
     num_each = -(-(longest + reference.num_tokens) // BLOCK_SIZE) - num_shared
     num_blocks = num_shared + width * num_each + 1
-    return LLM("smollm2", dtype="float32", num_gpu_blocks=num_blocks, block_size=BLOCK_SIZE)
+    return LLM(
+        "smollm2",
+        backend=backend,
+        dtype="float32",
+        num_gpu_blocks=num_blocks,
+        block_size=BLOCK_SIZE,
+    )
 
 
 def compare(
@@ -93,13 +99,17 @@ def search(
 
 @pytest.mark.parametrize("width", GRID.ways)
 def test_beams_are_those_of_transformers(
-    smollm2: LLM, reference: BeamReference, width: int, capsys: pytest.CaptureFixture[str]
+    real: LLM,
+    backend: Any,
+    reference: BeamReference,
+    width: int,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    few_blocks = with_few_blocks(reference, width)
+    few_blocks = with_few_blocks(reference, width, backend)
     engine = few_blocks.llm_engine
     assert [way for way, _ in reference.answers] == GRID.ways[width]
     for way, answers in reference.answers:
-        said = search(smollm2, reference, width, way, answers)
+        said = search(real, reference, width, way, answers)
         preempted, swapped = engine.scheduler.num_preemptions, engine.stats.num_swapped_blocks
         again = search(few_blocks, reference, width, way, answers)
         preempted = engine.scheduler.num_preemptions - preempted

@@ -1,6 +1,7 @@
 """Greedy tokens against transformers' ``generate``, one prompt at a time on the same weights."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -63,24 +64,24 @@ def check(llm: LLM, references: Sequence[GreedyReference], *, as_token_ids: bool
 
 
 def test_all_at_once(
-    smollm2: LLM, references: list[GreedyReference], capsys: pytest.CaptureFixture[str]
+    real: LLM, references: list[GreedyReference], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert len(references) == NUM_PROMPTS
-    said = check(smollm2, references)
+    said = check(real, references)
     with capsys.disabled():
         print(f"\n{said}")  # noqa: T201  # the figure is the point
 
 
-def test_prompts_may_be_token_ids(smollm2: LLM, references: list[GreedyReference]) -> None:
-    check(smollm2, references[-4:], as_token_ids=True)
+def test_prompts_may_be_token_ids(real: LLM, references: list[GreedyReference]) -> None:
+    check(real, references[-4:], as_token_ids=True)
 
 
 # That preemptions change no token is shown on a tiny model too (test_memory_invisible.py).
 @pytest.mark.slow
 def test_with_preemptions(
-    references: list[GreedyReference], capsys: pytest.CaptureFixture[str]
+    backend: Any, references: list[GreedyReference], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    llm = LLM("smollm2", dtype="float32", num_gpu_blocks=FEW_BLOCKS)
+    llm = LLM("smollm2", backend=backend, dtype="float32", num_gpu_blocks=FEW_BLOCKS)
     said = check(llm, references)
     assert llm.llm_engine.scheduler.num_preemptions >= MIN_PREEMPTIONS
     with capsys.disabled():

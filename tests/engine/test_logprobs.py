@@ -102,8 +102,8 @@ def check(llm: LLM, prompts: list[TokensPrompt], references: LogprobReferences) 
     check_idle(llm)
 
 
-def test_plain(smollm2: LLM, prompts: list[TokensPrompt], references: LogprobReferences) -> None:
-    check(smollm2, prompts, references)
+def test_plain(real: LLM, prompts: list[TokensPrompt], references: LogprobReferences) -> None:
+    check(real, prompts, references)
 
 
 CHUNKED: dict[str, Any] = {
@@ -123,9 +123,12 @@ CHUNKED: dict[str, Any] = {
     ids=["prefix caching", "chunked", "both"],
 )
 def test_shared_and_in_parts(
-    options: dict[str, Any], prompts: list[TokensPrompt], references: LogprobReferences
+    backend: Any,
+    options: dict[str, Any],
+    prompts: list[TokensPrompt],
+    references: LogprobReferences,
 ) -> None:
-    llm = LLM("smollm2", dtype="float32", num_gpu_blocks=256, **options)
+    llm = LLM("smollm2", backend=backend, dtype="float32", num_gpu_blocks=256, **options)
     check(llm, prompts, references)
     if "enable_prefix_caching" in options:
         num_cold = llm.llm_engine.scheduler.num_cached_tokens
@@ -135,30 +138,37 @@ def test_shared_and_in_parts(
 
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
 def test_with_preemptions(
+    backend: Any,
     mode: Literal["recompute", "swap"],
     prompts: list[TokensPrompt],
     references: LogprobReferences,
 ) -> None:
-    llm = LLM("smollm2", dtype="float32", num_gpu_blocks=FEW_BLOCKS, preemption_mode=mode)
+    llm = LLM(
+        "smollm2",
+        backend=backend,
+        dtype="float32",
+        num_gpu_blocks=FEW_BLOCKS,
+        preemption_mode=mode,
+    )
     check(llm, prompts, references)
     assert llm.llm_engine.scheduler.num_preemptions > 0
     assert (llm.llm_engine.stats.num_swapped_blocks > 0) == (mode == "swap")
 
 
 def test_several_outputs_each_have_their_own(
-    smollm2: LLM, prompts: list[TokensPrompt], references: LogprobReferences
+    real: LLM, prompts: list[TokensPrompt], references: LogprobReferences
 ) -> None:
-    (output,) = smollm2.generate(prompts[SHARED_PROMPT], logprobs.SEVERAL, use_tqdm=False)
+    (output,) = real.generate(prompts[SHARED_PROMPT], logprobs.SEVERAL, use_tqdm=False)
     assert len({tuple(completion.token_ids) for completion in output.outputs}) == 2
     check_output(output, references)
-    check_idle(smollm2)
+    check_idle(real)
 
 
 def test_the_best_of_several_are_the_likeliest(
-    smollm2: LLM, prompts: list[TokensPrompt], references: LogprobReferences
+    real: LLM, prompts: list[TokensPrompt], references: LogprobReferences
 ) -> None:
     prompt, best = prompts[SHARED_PROMPT], logprobs.BEST_TWO
-    all_four, best_two = smollm2.generate([prompt] * 2, [logprobs.FOUR, best], use_tqdm=False)
+    all_four, best_two = real.generate([prompt] * 2, [logprobs.FOUR, best], use_tqdm=False)
     ranked = sorted(all_four.outputs, key=summed, reverse=True)
     likeliest = [completion.token_ids for completion in ranked[:2]]
     assert summed(ranked[1]) - summed(ranked[2]) > TOLERANCE  # no tie that rounding could turn
@@ -166,21 +176,21 @@ def test_the_best_of_several_are_the_likeliest(
     assert [completion.token_ids for completion in best_two.outputs] == likeliest
     check_output(best_two, references)
     silent = replace(best, logprobs=None)
-    (output,) = smollm2.generate(prompt, silent, use_tqdm=False)
+    (output,) = real.generate(prompt, silent, use_tqdm=False)
     assert [completion.token_ids for completion in output.outputs] == likeliest
     assert [completion.logprobs for completion in output.outputs] == [None, None]
-    check_idle(smollm2)
+    check_idle(real)
 
 
 def test_beams_sum_their_tokens(
-    smollm2: LLM, prompts: list[TokensPrompt], references: LogprobReferences
+    real: LLM, prompts: list[TokensPrompt], references: LogprobReferences
 ) -> None:
-    (output,) = smollm2.generate(prompts[SHARED_PROMPT], logprobs.BEAMS, use_tqdm=False)
+    (output,) = real.generate(prompts[SHARED_PROMPT], logprobs.BEAMS, use_tqdm=False)
     assert output.prompt_logprobs is not None
     check_output(output, references)
     scores = [summed(hypothesis) / len(hypothesis.token_ids) for hypothesis in output.outputs]
     assert scores == sorted(scores, reverse=True)
-    check_idle(smollm2)
+    check_idle(real)
 
 
 def summed(output: CompletionOutput) -> float:

@@ -50,12 +50,12 @@ def check(model: Model, options: dict[str, Any], *, is_async: bool) -> str:
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
-    yield from tiny_model(tmp_path_factory.mktemp("memory"))
+def tiny(backend: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
+    yield from tiny_model(tmp_path_factory.mktemp("memory"), backend)
 
 
 @pytest.fixture(scope="module")
-def real(model_package: None, licence: list[int]) -> Model:
+def large(model_package: None, licence: list[int]) -> Model:
     return Model("smollm2", licence, [".", ",", " of", " or"], with_logprobs=False)
 
 
@@ -78,8 +78,8 @@ def test_a_tiny_model_says_the_same(tiny: Model, memory: str, *, is_async: bool)
 @pytest.mark.parametrize("is_async", [False, True], ids=["", "async"])
 @pytest.mark.parametrize("memory", MEMORIES)
 def test_a_real_model_says_the_same(
-    real: Model, memory: str, capsys: pytest.CaptureFixture[str], *, is_async: bool
+    large: Model, memory: str, capsys: pytest.CaptureFixture[str], *, is_async: bool
 ) -> None:
-    said = check(real, MEMORIES[memory], is_async=is_async)
+    said = check(large, MEMORIES[memory], is_async=is_async)
     with capsys.disabled():
         print(f"\n{said}")  # noqa: T201  # the figures are the point

@@ -40,11 +40,18 @@ def gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_tokens_are_those_of_transformers(gemma: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("backend", "said"), [("native", "native"), ("torch", "decoder layers 18")]
+)
+def test_tokens_are_those_of_transformers(
+    gemma: Path, monkeypatch: pytest.MonkeyPatch, backend: Any, said: str
+) -> None:
     monkeypatch.setenv("PAGEDSERVE_CACHE", str(gemma.parent))
     params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
-    llm = LLM(model=str(gemma), dtype="float32", max_model_len=1024, num_gpu_blocks=256)
-    assert "decoder layers 18" in llm.llm_engine.model_info.backends
+    llm = LLM(
+        model=str(gemma), backend=backend, dtype="float32", max_model_len=1024, num_gpu_blocks=256
+    )
+    assert said in llm.llm_engine.model_info.backends
     found = [list(output.outputs[0].token_ids) for output in llm.generate(PROMPTS, params)]
     del llm
     directory = converted_directory(gemma)
@@ -52,6 +59,36 @@ def test_tokens_are_those_of_transformers(gemma: Path, monkeypatch: pytest.Monke
     model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     for prompt, tokens in zip(PROMPTS, found, strict=True):
         assert tokens == greedy_tokens(model, tokenizer(prompt).input_ids, NUM_TOKENS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_answers_are_those_of_torch(
+    gemma: Path, monkeypatch: pytest.MonkeyPatch, dtype: Any, quantization: Any
+) -> None:
+    monkeypatch.setenv("PAGEDSERVE_CACHE", str(gemma.parent))
+    params = [
+        SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, logprobs=2),
+        SamplingParams(temperature=0.9, top_k=20, seed=5, n=2, max_tokens=NUM_TOKENS),
+    ]
+    answers = []
+    for backend in ("native", "torch"):
+        llm = LLM(
+            model=str(gemma),
+            backend=backend,
+            dtype=dtype,
+            quantization=quantization,
+            max_model_len=1024,
+            num_gpu_blocks=256,
+            enable_prefix_caching=True,
+        )
+        prompts = [prompt for prompt in PROMPTS for _ in params]
+        outputs = llm.generate(prompts, params * len(PROMPTS), use_tqdm=False)
+        answers.append([[list(found.token_ids) for found in output.outputs] for output in outputs])
+        llm.shutdown()
+    native, other = answers
+    assert native == other
 
 
 @pytest.mark.slow

@@ -143,7 +143,7 @@ def test_a_terminal_shows_one_bar_at_a_time_within_its_width(
     from pagedserve import LLM
 
     with stderr_terminal(monkeypatch) as terminal:
-        llm = LLM(NAME, device="cpu", kv_cache_memory=1 << 20)
+        llm = LLM(NAME, backend="torch", device="cpu", kv_cache_memory=1 << 20)
         llm.generate("w5", SamplingParams(max_tokens=2))
         llm.generate("w5", SamplingParams(max_tokens=2), use_tqdm=False)
         shown = terminal.shown()

@@ -31,7 +31,8 @@ for options in json.loads(sys.argv[2]):
 REPLACED = """
 import sys
 from pagedserve import LLM
-llm = LLM(model=sys.argv[1], dtype="bfloat16", cpu_instructions="avx2", num_gpu_blocks=64)
+options = {"cpu_instructions": "avx2", "num_gpu_blocks": 64}
+llm = LLM(model=sys.argv[1], backend="torch", dtype="bfloat16", **options)
 print(llm.llm_engine.model_executor.worker.loaded.replaced_modules)
 """
 GENERIC = {"cpu_kernels": "generic", "attention_backend": "torch"}
@@ -48,7 +49,7 @@ def run(model: Path, *options: dict[str, Any], **environment: str) -> list[Ran]:
         text=True,
         check=True,
     )
-    said = [line for line in done.stderr.splitlines() if line.startswith("attention:")]
+    said = [line for line in done.stderr.splitlines() if line.startswith(("attention:", "native"))]
     return list(zip(map(json.loads, done.stdout.splitlines()), said, strict=True))
 
 
@@ -58,13 +59,14 @@ def test_tokens_do_not_depend_on_the_machine(save_tiny: SaveTiny) -> None:
     (expected, _), *found = run(model, GENERIC, *({"cpu_instructions": name} for name in sets))
     for name, (tokens, said) in zip(sets, found, strict=True):
         assert tokens == expected
-        assert f"rust ({name}, threads" in said
+        assert f"native ({name}, threads" in said
     [(tokens, said)] = run(model, {}, OMP_NUM_THREADS="1")
     assert tokens == expected
     assert "threads: 1)" in said
     other = ctypes.util.find_library("gomp")  # an OpenMP runtime beside torch's, loaded first
     if other is not None:
-        [(tokens, said)] = run(model, {}, LD_PRELOAD=other, OMP_NUM_THREADS="2")
+        torch = {"backend": "torch"}
+        [(tokens, said)] = run(model, torch, LD_PRELOAD=other, OMP_NUM_THREADS="2")
         assert tokens == expected
         assert "threads: 2)" in said
 

@@ -42,7 +42,6 @@ def test_answers_are_those_of_torch(pair: tuple[LLM, LLM], params: SamplingParam
 
 
 def test_logprobs_are_those_of_torch(pair: tuple[LLM, LLM]) -> None:
-    tolerance = 0.05 if pair[0].llm_engine.model_info.backends.count("bfloat16") else 0.02
     found, expected = (answers(llm, GREEDY) for llm in pair)
     for ours, theirs in zip(found, expected, strict=True):
         for kept, others in (
@@ -55,7 +54,7 @@ def test_logprobs_are_those_of_torch(pair: tuple[LLM, LLM]) -> None:
                 assert (position is None) == (other is None)
                 for token, logprob in (position or {}).items():
                     if other is not None and token in other:
-                        assert logprob.logprob == pytest.approx(other[token].logprob, abs=tolerance)
+                        assert logprob.logprob == other[token].logprob
 
 
 def run(engine: LLMEngine, params: SamplingParams, num: int = 6) -> dict[str, list[list[int]]]:

@@ -45,13 +45,15 @@ def answers(decoder: Path, backend: Any, **options: Any) -> list[Any]:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_answers_are_those_of_torch(decoder: Path, dtype: str) -> None:
+    """To the last bit; but caps of logits are torch's own operation there."""
     found, expected = (
         answers(decoder, backend, dtype=dtype, cpu_kernels=kernels)
         for backend, kernels in (("native", None), ("torch", "fused"))
     )
+    has_caps = "final_logit_softcapping" in (decoder / "config.json").read_text()
     for (tokens, logprob), (other_tokens, other_logprob) in zip(found, expected, strict=True):
         assert tokens == other_tokens
-        assert logprob == pytest.approx(other_logprob, abs=1e-3 if dtype == "float32" else 0.3)
+        assert logprob == pytest.approx(other_logprob, abs=1e-4 if has_caps else 0)
 
 
 def test_int8_answers_are_those_of_torch(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from pagedserve import LLM, RequestOutput, SamplingParams
+from pagedserve.config.precision import Backend
 from pagedserve.inputs import TokensPrompt
 from tests.support.tiny import VOCAB_SIZE, save_tiny_llama
 
@@ -59,15 +60,23 @@ class Model:
 
     Attributes:
         name: What `LLM` loads.
+        backend: What runs it.
         prompts: As token ids.
         stops: Texts that end some of the sequences.
         with_logprobs: Whether log-probabilities must be the same, bit for bit.
     """
 
     def __init__(
-        self, name: str, source: list[int], stops: list[str], *, with_logprobs: bool
+        self,
+        name: str,
+        source: list[int],
+        stops: list[str],
+        *,
+        with_logprobs: bool,
+        backend: Backend = "auto",
     ) -> None:
         self.name, self.stops, self.with_logprobs = name, stops, with_logprobs
+        self.backend: Backend = backend
         self.prompts: list[TokensPrompt] = []
         for number in range(NUM_REQUESTS):
             start = 50 + number * 29
@@ -77,7 +86,9 @@ class Model:
         self._expected: dict[bool, list[Answer]] = {}
 
     def load(self, options: dict[str, Any]) -> LLM:
-        return LLM(self.name, dtype="float32", block_size=BLOCK_SIZE, **options)
+        return LLM(
+            self.name, backend=self.backend, dtype="float32", block_size=BLOCK_SIZE, **options
+        )
 
     def run(self, llm: LLM, *, is_async: bool) -> list[Answer]:
         """All that is said of all requests, run together."""
@@ -141,12 +152,12 @@ MEMORIES: dict[str, dict[str, Any]] = {
 }
 
 
-def tiny_model(folder: Path) -> Iterator[Model]:
+def tiny_model(folder: Path, backend: Backend = "auto") -> Iterator[Model]:
     """Its words are w1 to w96; each of the stops is in some of them, or in some pairs."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)  # several only wait for each other in steps this small
     source = [3 + number * number * 31 % 7919 % (VOCAB_SIZE - 3) for number in range(2000)]
     stops = ["55", "7 w", "8 w1", "40"]
     name = str(save_tiny_llama(folder / "llama"))
-    yield Model(name, source, stops, with_logprobs=True)
+    yield Model(name, source, stops, with_logprobs=True, backend=backend)
     torch.set_num_threads(num_threads)

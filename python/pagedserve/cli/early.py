@@ -1,16 +1,9 @@
 """Checks of a command before torch and transformers are imported, which takes seconds."""
 
-import ctypes
-from pathlib import Path
-from typing import Final
-
 from pagedserve.config import EngineArgs
 from pagedserve.errors import ConfigError
 from pagedserve.extras import check_installed
-from pagedserve.native.choice import check_backend
-
-# Device file of AMD's GPUs, which torch also calls cuda.
-_AMD_DEVICE: Final = Path("/dev/kfd")
+from pagedserve.native.choice import check_backend, may_have_gpu
 
 
 def check_early(args: EngineArgs, command: str, extras: str) -> None:
@@ -40,15 +33,6 @@ def _check_device(args: EngineArgs) -> None:
             f"device is {args.device!r}, and this machine has no GPU driver: give 'cpu' or 'auto'"
         )
     args.check_without_gpu()
-
-
-def may_have_gpu() -> bool:
-    """Whether torch could find a GPU: without a driver's library it finds none."""
-    try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return _AMD_DEVICE.exists()
-    return True
 
 
 def _check_files(args: EngineArgs) -> None:

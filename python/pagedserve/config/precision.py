@@ -47,8 +47,9 @@ class PrecisionArgs:
         "auto",
         checks.choice(get_args(Backend)),
         "What runs the model: torch with transformers, or native, which imports neither, on the "
-        "CPU for known families of decoder-only models (docs/cpu.md). auto is torch where both "
-        "are installed, else native.",
+        "CPU for known families of decoder-only models (docs/cpu.md). auto is native on a CPU "
+        "where it supports the model and the options, and where torch or transformers is not "
+        "installed; else torch.",
         concern="precision and kernels",
     )
     device: str = option(

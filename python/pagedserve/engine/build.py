@@ -6,44 +6,65 @@ torch.
 
 import logging
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pagedserve._core import CacheConfig, KVGroup, Scheduler, SchedulerConfig
 from pagedserve.config import EngineArgs
-from pagedserve.errors import ConfigError, extra_needed
+from pagedserve.errors import ConfigError, ModelLoadError, extra_needed
 from pagedserve.executor.memory import MemoryPlan
 from pagedserve.executor.protocol import CacheShape, Executor, ModelInfo, StepLimits
-from pagedserve.native.choice import choose_backend
+from pagedserve.native.choice import OTHER_BACKEND, BackendChoice, choose_backend
 from pagedserve.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from pagedserve.native.load import OpenedModel
 
 logger = logging.getLogger(__name__)
 
 
 def load_tokenizer(args: EngineArgs) -> Tokenizer:
-    """Load the model's tokenizer; see `pagedserve.models.tokenizer`."""
+    """Load the model's tokenizer; see `pagedserve.models.tokenizer`.
+
+    Where torch may run the model too, transformers loads it.
+    """
     backend = choose_backend(args)
+    is_native = backend.name == "native" and not backend.may_change
     with extra_needed("pagedserve.LLMEngine", backend.extra):
         import pagedserve.models.tokenizer as tokenizer
 
-        return tokenizer.load_tokenizer(
-            args, uses_transformers=False if backend.name == "native" else None
-        )
+        return tokenizer.load_tokenizer(args, uses_transformers=False if is_native else None)
 
 
 def load_executor(args: EngineArgs) -> Executor:
-    """Load the model by the backend of the options.
+    """Load the model by the backend of the options and of the model.
 
     Raises:
         ImportError: The backend is torch, and a package that it needs is not installed.
     """
-    backend = choose_backend(args)
+    backend, opened = _open(args)
     logger.info("backend: %s, %s", backend.name, backend.reason)
-    if backend.name == "native":
+    if opened is not None:
         from pagedserve.native.executor import NativeExecutor
 
-        return NativeExecutor(args)
+        return NativeExecutor(args, opened)
     with extra_needed("pagedserve.LLMEngine", backend.extra):
         from pagedserve.executor.choose import make_executor
     return make_executor(args)
+
+
+def _open(args: EngineArgs) -> tuple[BackendChoice, "OpenedModel | None"]:
+    """Choose the backend, and open the model's files if it is the native one."""
+    backend = choose_backend(args)
+    if backend.name == "torch":
+        return backend, None
+    from pagedserve.native.load import open_native
+
+    try:
+        return backend, open_native(args)
+    except ModelLoadError as error:
+        if not backend.may_change:
+            raise
+        return BackendChoice("torch", str(error).removesuffix(f": {OTHER_BACKEND}")), None
 
 
 @dataclass(frozen=True, slots=True)

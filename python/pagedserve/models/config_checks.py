@@ -11,6 +11,7 @@ Invariants:
    positions, a head size that does not follow from the hidden size.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, TypeAlias
 
@@ -142,3 +143,14 @@ def _check_key_heads(content: Mapping[str, Any]) -> None:
 def _shown(value: Any) -> str:
     shown = repr(value[:_SHOWN_CHARACTERS] if isinstance(value, str) else value)
     return shown if len(shown) <= _SHOWN_CHARACTERS else f"{shown[:_SHOWN_CHARACTERS]}..."
+
+
+def check_positive(numbers: Mapping[str, float | None]) -> None:
+    """Check numbers of a config, of which None is absent.
+
+    Raises:
+        ValueError: Names the first one that is not finite and above 0.
+    """
+    for name, value in numbers.items():
+        if value is not None and not (math.isfinite(value) and value > 0):
+            raise ValueError(f"{name} is {value}; it must be finite and above 0")

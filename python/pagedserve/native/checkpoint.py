@@ -5,7 +5,7 @@ last reference to the checkpoint.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -45,6 +45,7 @@ class Checkpoint:
 
     Attributes:
         model: Name of the model in errors.
+        config: What the model computes, with the head that its files have.
         tensors: Tensors by name.
         names: Names in this format.
         norm_offset: Added to the weights of norms.
@@ -54,6 +55,7 @@ class Checkpoint:
     """
 
     model: str
+    config: DecoderConfig
     tensors: Mapping[str, StoredTensor]
     names: TensorNames
     norm_offset: float
@@ -65,16 +67,20 @@ class Checkpoint:
         """Weights of a GGUF file, checked; see `check`."""
         return cls(
             model=model,
+            config=config,
             tensors=gguf.tensors,
             names=GGUF_NAMES,
             norm_offset=config.family.norm_offset,
             has_offset=True,
             interleaved=config.head_size if config.family.interleaves else 0,
-        ).check(config)
+        ).check()
 
     @classmethod
     def of_directory(cls, model: str, directory: Path, config: DecoderConfig) -> Self:
-        """Weights of the safetensors files of a directory, checked; see `check`."""
+        """Weights of the safetensors files of a directory, checked; see `check`.
+
+        As in transformers, files with a head of its own have it, whatever the config says.
+        """
         try:
             tensors = _tensors_of(directory)
         except UnsupportedError:
@@ -82,25 +88,30 @@ class Checkpoint:
         except ValueError as error:
             raise ModelLoadError(f"model {model!r}: {error}") from error
         names = safetensors_names(config.family)
-        if config.is_tied and names.embedding not in tensors and names.head in tensors:
-            tensors[names.embedding] = tensors[names.head]
+        head, embedding = tensors.get(names.head), tensors.get(names.embedding)
+        if config.is_tied and head is not None:
+            if embedding is None:
+                tensors[names.embedding] = head
+            elif not head.equals(embedding):
+                config = replace(config, is_tied=False)
         return cls(
             model=model,
+            config=config,
             tensors=tensors,
             names=names,
             norm_offset=config.family.norm_offset,
             has_offset=False,
             interleaved=0,
-        ).check(config)
+        ).check()
 
-    def check(self, config: DecoderConfig) -> Self:
+    def check(self) -> Self:
         """Check that all weights are there, have their shapes, and are of known types.
 
         Raises:
             ModelLoadError: Names the first weight that does not fit.
             UnsupportedModelError: Names the first weight of an unsupported type.
         """
-        shapes = shapes_of(config, self.names)
+        shapes = shapes_of(self.config, self.names)
         if missing := sorted(shapes.keys() - self.tensors.keys()):
             raise ModelLoadError(
                 f"model {self.model!r}: its files lack {len(missing)} of the model's weights, the "

@@ -1,6 +1,12 @@
-"""Choice between the backends: torch with transformers, or Rust alone."""
+"""Choice between the backends: torch with transformers, or Rust alone.
 
+``choose_backend`` needs the options alone; a choice that ``may_change`` is torch after all if the
+native backend cannot open the model's files (`pagedserve.engine.build.load_executor`).
+"""
+
+import ctypes
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from pagedserve.config import EngineArgs
@@ -12,26 +18,63 @@ BackendName: TypeAlias = Literal["torch", "native"]
 # For what the native backend does not have.
 OTHER_BACKEND: Final = "give backend='torch', which needs torch and transformers"
 
+# Device file of AMD's GPUs, which torch also calls cuda.
+_AMD_DEVICE: Final = Path("/dev/kfd")
+
 
 class BackendChoice(NamedTuple):
-    """A backend, and why it is this one as text."""
+    """A backend.
+
+    Attributes:
+        name: Its name.
+        reason: Why it is this one, as text.
+        may_change: Whether it is the other one for a model that the native backend cannot open.
+    """
 
     name: BackendName
     reason: str
+    may_change: bool = False
 
     @property
     def extra(self) -> str:
         """Extra of the package whose requirements it needs."""
-        return "cpu" if self.name == "native" else "engine"
+        return "cpu" if self.name == "native" and not self.may_change else "engine"
 
 
 def choose_backend(args: EngineArgs) -> BackendChoice:
-    """Choose the backend of an engine; "auto" is torch where it is installed."""
+    """Choose the backend for the options of an engine."""
     if args.backend != "auto":
         return BackendChoice(args.backend, "as given")
     if absent := absent_modules("torch", "transformers"):
         return BackendChoice("native", f"without {' and '.join(absent)}")
-    return BackendChoice("torch", "which is installed")
+    if (refusal := next(_refusals(args), None)) is not None:
+        return BackendChoice("torch", refusal)
+    if args.device == "auto" and _has_gpu():
+        return BackendChoice("torch", "on a GPU")
+    return BackendChoice("native", "for a known family on the CPU", may_change=True)
+
+
+def gives_tensors(args: EngineArgs) -> bool:
+    """Whether logits processors get torch tensors: where torch may run the model too."""
+    return args.backend == "torch" or (args.backend == "auto" and not absent_modules("torch"))
+
+
+def may_have_gpu() -> bool:
+    """Whether torch could find a GPU: without a driver's library it finds none."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return _AMD_DEVICE.exists()
+    return True
+
+
+def _has_gpu() -> bool:
+    """Whether torch finds a GPU; imports it only where there is a driver."""
+    if not may_have_gpu():
+        return False
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def check_backend(args: EngineArgs) -> None:

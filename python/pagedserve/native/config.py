@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from pagedserve.cache.layers import LayerShape
+from pagedserve.models.config_checks import check_positive
 from pagedserve.models.families.record import DecoderFamily
-from pagedserve.native.numbers import check_positive
-from pagedserve.native.rope import Rope
+from pagedserve.models.rotary import Rope
 
 
 @dataclass(frozen=True, slots=True)

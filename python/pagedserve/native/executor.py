@@ -15,25 +15,29 @@ from pagedserve.executor.numpy_buffers import NumpyBuffers
 from pagedserve.executor.protocol import Adapter, CacheShape, ModelInfo, StepInput, StepLimits
 from pagedserve.executor.windows import window_need
 from pagedserve.inputs.prompt_images import PlacedImage
-from pagedserve.native.load import LoadedNative, load_native
+from pagedserve.native.choice import gives_tensors
+from pagedserve.native.load import LoadedNative, OpenedModel, load_native
 from pagedserve.native.numbers import itemsize
 from pagedserve.native.pools import KVPools
 from pagedserve.sampling.on_host import HostOps
+from pagedserve.sampling.processors import run_on_array, run_with_torch
 from pagedserve.sampling.sampler import Sampler
 
 
 class NativeExecutor:
     """Loads a model into this process and runs steps on it; an ``Executor``."""
 
-    def __init__(self, args: EngineArgs) -> None:
-        """Load the model; see `pagedserve.native.load.load_native` for the errors."""
+    def __init__(self, args: EngineArgs, opened: OpenedModel | None = None) -> None:
+        """Load the model; see `pagedserve.native.load.load_native` for arguments and errors."""
         self._args = args
-        loaded = load_native(args)
+        loaded = load_native(args, opened)
         self._loaded: LoadedNative | None = loaded
         self._buffers: NumpyBuffers | None = None
         self._pools: KVPools | None = None
-        num_threads = loaded.model.num_threads
-        self._ops = HostOps(num_threads=lambda: num_threads)
+        num_threads, run = loaded.model.num_threads, run_on_array
+        if gives_tensors(args):
+            run = run_with_torch
+        self._ops = HostOps(run, num_threads=lambda: num_threads)
         self._sampler = Sampler(self._ops)
 
     @property

@@ -21,7 +21,7 @@ from pagedserve.native.choice import OTHER_BACKEND
 from pagedserve.native.config import DecoderConfig
 from pagedserve.native.families import UnsupportedError
 from pagedserve.native.gguf_config import config_of_gguf
-from pagedserve.native.gguf_file import GgufFile, read_gguf
+from pagedserve.native.gguf_file import read_gguf
 from pagedserve.native.model import NativeModel
 from pagedserve.native.model_config import decoder_config
 from pagedserve.native.numbers import ComputeDtype, itemsize
@@ -50,66 +50,79 @@ class LoadedNative:
 
 
 @dataclass(frozen=True, slots=True)
-class _Files:
-    """A model's files, of which only headers were read.
+class OpenedModel:
+    """A model's files, checked, of which only headers were read.
 
     Attributes:
-        source: Where they are.
-        gguf: Header of a GGUF file; None for a directory.
-        config: What the model computes.
+        checkpoint: The weights.
         generation: Contents of ``generation_config.json``, as attributes.
     """
 
-    source: ModelSource
-    gguf: GgufFile | None
-    config: DecoderConfig
+    checkpoint: Checkpoint
     generation: SimpleNamespace
 
 
-def load_native(args: EngineArgs) -> LoadedNative:
-    """Load a model; see `pagedserve.native.choice` for the options that this supports.
+def open_native(args: EngineArgs) -> OpenedModel:
+    """Find a model's files, downloading them if necessary, and check what they describe.
 
     Raises:
         ModelLoadError: The model does not exist, or its files are incomplete or damaged.
         UnsupportedModelError: Its architecture, or something in its config, is not supported.
+    """
+    source = find_source(args)
+    with _named(args.model):
+        opened = _open_gguf(args, source) if source.is_gguf else _open_directory(args, source)
+        _check_sizes(opened.checkpoint.config, compute_dtype(args))
+    return opened
+
+
+def compute_dtype(args: EngineArgs) -> ComputeDtype:
+    """Dtype of weights, hidden states, keys and values."""
+    return "float32" if args.dtype == "auto" else args.dtype
+
+
+def load_native(args: EngineArgs, opened: OpenedModel | None = None) -> LoadedNative:
+    """Load a model; see `pagedserve.native.choice` for the options that this supports.
+
+    Args:
+        args: Options of the engine.
+        opened: Files of the model; None opens them.
+
+    Raises:
+        ModelLoadError: As `open_native`, or a weight is not finite.
         ConfigError: max_model_len exceeds that of the model, or the CPU lacks the instructions.
     """
     use_instructions(args.cpu_instructions)
-    files = _find(args)
-    config = files.config
-    dtype: ComputeDtype = "float32" if args.dtype == "auto" else args.dtype
+    opened = open_native(args) if opened is None else opened
+    config = opened.checkpoint.config
     with _named(args.model):
-        _check_sizes(config, dtype)
         max_model_len = check_max_model_len(
             args.max_model_len, config.max_positions, config.max_positions_reason
         )
-        eos = eos_token_ids(files.generation, files.config, config.vocab_size)
-        if files.gguf is None:
-            checkpoint = Checkpoint.of_directory(args.model, files.source.path, config)
-        else:
-            checkpoint = Checkpoint.of_gguf(args.model, files.gguf, config)
-        model = _pack(checkpoint, config, dtype, args.quantization)
+        eos = eos_token_ids(opened.generation, config, config.vocab_size)
+        model = _pack(opened.checkpoint, config, compute_dtype(args), args.quantization)
     return LoadedNative(model, max_model_len, eos)
 
 
-def _find(args: EngineArgs) -> _Files:
-    """Find a model's files, downloading them if necessary, and read its config."""
-    source = find_source(args)
-    with _named(args.model):
-        if source.is_gguf:
-            gguf = read_gguf(source.path)
-            content = config_of_gguf(gguf)
-            check_config(content)
-            return _Files(source, gguf, decoder_config(content), SimpleNamespace())
-        if is_file(source.path / _POOLING_FILE):
-            raise UnsupportedError(
-                f"it has {_POOLING_FILE} of a sentence-transformers model, and the native backend "
-                f"has no pooling: {OTHER_BACKEND}"
-            )
-        # Both files were checked when they were found.
-        content = _object(source.path / "config.json")
-        generation = _object(source.path / "generation_config.json")
-        return _Files(source, None, decoder_config(content), SimpleNamespace(**generation))
+def _open_gguf(args: EngineArgs, source: ModelSource) -> OpenedModel:
+    gguf = read_gguf(source.path)
+    content = config_of_gguf(gguf)
+    check_config(content)
+    checkpoint = Checkpoint.of_gguf(args.model, gguf, decoder_config(content))
+    return OpenedModel(checkpoint, SimpleNamespace())
+
+
+def _open_directory(args: EngineArgs, source: ModelSource) -> OpenedModel:
+    if is_file(source.path / _POOLING_FILE):
+        raise UnsupportedError(
+            f"it has {_POOLING_FILE} of a sentence-transformers model, and the native backend "
+            f"has no pooling: {OTHER_BACKEND}"
+        )
+    # Both files were checked when they were found.
+    config = decoder_config(_object(source.path / "config.json"))
+    generation = _object(source.path / "generation_config.json")
+    checkpoint = Checkpoint.of_directory(args.model, source.path, config)
+    return OpenedModel(checkpoint, SimpleNamespace(**generation))
 
 
 def _object(path: Path) -> dict[str, Any]:

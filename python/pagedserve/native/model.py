@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from pagedserve._core.cpu import DecoderLayer, PackedWeights, rms_norm
 from pagedserve.executor.numpy_buffers import StepArrays
+from pagedserve.models.rotary import Rope
+from pagedserve.native.angles import Angles
 from pagedserve.native.config import DecoderConfig
 from pagedserve.native.numbers import ComputeDtype, empty, narrow, rounded, widen
 from pagedserve.native.pools import LayerPool
-from pagedserve.native.rope import Angles, Rope
 
 
 class NativeModel:

@@ -8,12 +8,12 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
+from pagedserve.models.config_checks import check_positive
 from pagedserve.models.families.record import DecoderFamily
+from pagedserve.models.rotary import ROPE_TYPES, Rope
 from pagedserve.native.choice import OTHER_BACKEND
 from pagedserve.native.config import DecoderConfig, LayerConfig
 from pagedserve.native.families import UnsupportedError, decoder_family
-from pagedserve.native.numbers import check_positive
-from pagedserve.native.rope import ROPE_TYPES, Rope
 
 # Fields whose null is a value: the class's default is another.
 _NULLABLE: Final = (
@@ -43,7 +43,9 @@ def decoder_config(content: Mapping[str, Any]) -> DecoderConfig:
     """
     family = decoder_family(content)
     given = {
-        name: value for name, value in content.items() if value is not None or name in _NULLABLE
+        name: value
+        for name, value in content.items()
+        if name not in family.ignored and (value is not None or name in _NULLABLE)
     }
     fields = {**family.defaults, **given}
     _refuse(family, fields)
@@ -120,8 +122,6 @@ def _sliding_layers(
     types, windows, layers = fields.get("layer_types"), family.windows, range(num_layers)
     # With the switch off, layers ignore their types.
     is_off = "use_sliding_window" in fields and not fields["use_sliding_window"]
-    if windows == "all":
-        return [True] * num_layers
     if types is not None:
         known = {"full_attention": False, "sliding_attention": True}
         if not isinstance(types, list) or len(types) < num_layers or set(types) - set(known):
@@ -130,6 +130,8 @@ def _sliding_layers(
                 f"{', '.join(known)}"
             )
         return [not is_off and known[name] for name in types[:num_layers]]
+    if windows == "all":
+        return [True] * num_layers
     if windows == "all but the last":
         every = int(fields["sliding_window_pattern"])
         return [bool((layer + 1) % every) for layer in layers]
@@ -161,6 +163,11 @@ def _rope(family: DecoderFamily, fields: Mapping[str, Any], *, is_sliding: bool)
         raise TypeError(f"rope_parameters is {str(parameters)[:80]}; it must be an object")
     kind = "sliding_attention" if is_sliding else "full_attention"
     nested = parameters.get(kind)
+    if family.has_local_rope and "type" in parameters:
+        raise UnsupportedError(
+            f"rope_scaling is {str(dict(parameters))[:200]}, of which transformers does not read "
+            f"the type: give it as rope_type, or {OTHER_BACKEND}"
+        )
     parameters = nested if isinstance(nested, Mapping) else {} if is_local else parameters
     rope_type = parameters.get("rope_type", parameters.get("type", "default"))
     if rope_type not in ROPE_TYPES or parameters.get("partial_rotary_factor", 1) != 1:

@@ -1,7 +1,5 @@
 """Numbers of the model's dtype in numpy arrays: float32 as they are, others as their 16 bits."""
 
-import math
-from collections.abc import Mapping
 from typing import Final, Literal, TypeAlias
 
 import numpy as np
@@ -15,17 +13,6 @@ STORED: Final[dict[ComputeDtype, type[np.float32 | np.float16 | np.uint16]]] = {
     "bfloat16": np.uint16,
     "float16": np.float16,
 }
-
-
-def check_positive(numbers: Mapping[str, float | None]) -> None:
-    """Check numbers of a config, of which None is absent.
-
-    Raises:
-        ValueError: Names the first one that is not finite and above 0.
-    """
-    for name, value in numbers.items():
-        if value is not None and not (math.isfinite(value) and value > 0):
-            raise ValueError(f"{name} is {value}; it must be finite and above 0")
 
 
 def itemsize(dtype: ComputeDtype) -> int:

@@ -54,6 +54,17 @@ def run_on_array(
     return None
 
 
+def run_with_torch(
+    processor: Callable[[list[int], Any], object],
+    token_ids: list[int],
+    logits: NDArray[np.float32],
+) -> str | None:
+    """`SamplingOps.run_processor` for processors of tensors; imports torch for the first one."""
+    from pagedserve.sampling.tensor_processors import run_on_tensor
+
+    return run_on_tensor(processor, token_ids, logits)
+
+
 def _run(
     processor: LogitsProcessor, token_ids: list[int], logits: Array, ops: SamplingOps
 ) -> str | None:

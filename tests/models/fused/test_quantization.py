@@ -134,22 +134,27 @@ def test_what_cannot_be_quantized_is_refused() -> None:
 
 
 @pytest.fixture(scope="module")
+def whole(model_package: None) -> LLM:
+    return LLM(model="smollm2", backend="torch", num_gpu_blocks=64)
+
+
+@pytest.fixture(scope="module")
 def int8(model_package: None) -> LLM:
-    return LLM(model="smollm2", quantization="int8", num_gpu_blocks=64)
+    return LLM(model="smollm2", backend="torch", quantization="int8", num_gpu_blocks=64)
 
 
-def test_the_real_model_in_a_quarter_of_the_memory(smollm2: LLM, int8: LLM) -> None:
-    whole, small = (llm.llm_engine.memory.weight_bytes for llm in (smollm2, int8))
-    assert 0.25 * whole < small < 0.26 * whole
+def test_the_real_model_in_a_quarter_of_the_memory(whole: LLM, int8: LLM) -> None:
+    large, small = (llm.llm_engine.memory.weight_bytes for llm in (whole, int8))
+    assert 0.25 * large < small < 0.26 * large
 
 
-def test_the_real_model_answers_as_before(smollm2: LLM, int8: LLM) -> None:
+def test_the_real_model_answers_as_before(whole: LLM, int8: LLM) -> None:
     """The bounds are twice what was seen: docs/cpu.md states the error over longer texts."""
     outputs = int8.generate(
         ["The capital of France is"], SamplingParams(temperature=0, max_tokens=8), use_tqdm=False
     )
     assert outputs[0].outputs[0].text.startswith(" Paris")
-    tokenizer = smollm2.get_tokenizer()
+    tokenizer = whole.get_tokenizer()
     prompts = [torch.tensor(tokenizer(text).input_ids) for text in (PROSE, CODE)]
 
     def logprobs(llm: LLM) -> Tensor:
@@ -161,7 +166,7 @@ def test_the_real_model_answers_as_before(smollm2: LLM, int8: LLM) -> None:
         logits = paged_logits(model, loaded.layers, prompts, [20, 20], backend)
         return torch.cat(logits).log_softmax(dim=-1)
 
-    before, after = logprobs(smollm2), logprobs(int8)
+    before, after = logprobs(whole), logprobs(int8)
     divergence = (before.exp() * (before - after)).sum(dim=-1)
     likeliest = before.topk(5).indices
     moved = (before.gather(1, likeliest) - after.gather(1, likeliest)).abs()

@@ -91,6 +91,7 @@ class DecoderFamily(Family):
             features per head; the others use the size of a head.  None if the config names the
             scale in GGUF files too.
         defaults: Fields of ``config.json`` that may be absent.
+        ignored: Fields of other families, which its class in transformers does not read.
     """
 
     name: str
@@ -105,6 +106,7 @@ class DecoderFamily(Family):
     interleaves: bool = False
     num_layers_of_other_scale: int | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
 
     @property
     def architecture(self) -> str:

@@ -26,6 +26,8 @@ _FOUR_NORMS: Final[dict[LayerPart, str]] = {
     "mlp_output_norm": "post_feedforward_layernorm",
 }
 
+_CAPS: Final = ("attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar")
+_UNROTATED: Final = ("no_rope_layers", "no_rope_layer_interval")
 _QWEN_DEFAULTS: Final[dict[str, Any]] = {
     "max_position_embeddings": 32_768,
     "num_key_value_heads": 32,
@@ -61,6 +63,7 @@ DECODERS: Final = (
         gguf="llama",
         modules=_MODULES,
         interleaves=True,
+        ignored=(*_CAPS, *_UNROTATED, "layer_types"),
         defaults={"max_position_embeddings": 2048, "eos_token_id": 2},
     ),
     DecoderFamily(
@@ -69,6 +72,7 @@ DECODERS: Final = (
         modules=_MODULES,
         has_biases=False,
         windows="all",
+        ignored=(*_CAPS, *_UNROTATED),
         defaults={
             "max_position_embeddings": 131_072,
             "num_key_value_heads": 8,
@@ -84,6 +88,7 @@ DECODERS: Final = (
         modules=_MODULES,
         has_biases=True,
         windows="from a layer on",
+        ignored=(*_CAPS, *_UNROTATED),
         defaults=_QWEN_DEFAULTS,
     ),
     DecoderFamily(
@@ -93,6 +98,7 @@ DECODERS: Final = (
         composes_text=True,
         modules=_MODULES | _HEAD_NORMS,
         windows="from a layer on",
+        ignored=(*_CAPS, *_UNROTATED),
         defaults=_QWEN_DEFAULTS | {"head_dim": 128},
     ),
     DecoderFamily(
@@ -102,6 +108,7 @@ DECODERS: Final = (
         modules=_MODULES,
         windows="unrotated",
         interleaves=True,
+        ignored=_CAPS,
         defaults={
             "max_position_embeddings": 32_768,
             "num_key_value_heads": 4,
@@ -118,6 +125,7 @@ DECODERS: Final = (
         gguf="gemma",
         modules=_MODULES,
         activations=(*_GELU, "gelu"),
+        ignored=(*_CAPS, *_UNROTATED, "layer_types"),
         defaults=_GEMMA_DEFAULTS | {"num_key_value_heads": 16},
     ),
     _GEMMA(
@@ -127,6 +135,7 @@ DECODERS: Final = (
         modules=_MODULES | _FOUR_NORMS,
         windows="all but the last",
         num_layers_of_other_scale=46,
+        ignored=_UNROTATED,
         defaults=_GEMMA_WINDOWS
         | {
             "sliding_window_pattern": 2,
@@ -142,6 +151,7 @@ DECODERS: Final = (
         windows="all but the last",
         has_local_rope=True,
         num_layers_of_other_scale=62,
+        ignored=(*_UNROTATED, "attn_logit_softcapping"),
         defaults=_GEMMA_WINDOWS
         | {
             "max_position_embeddings": 131_072,

@@ -31,6 +31,7 @@ from pagedserve.models.fused.cpu.modules import (
     packable_gate_of,
 )
 from pagedserve.models.fused.cpu.packing import can_pack, quantize
+from pagedserve.models.fused.cpu.rotary import replace_rotary
 from pagedserve.models.fused.recognize import is_norm, is_plain_linear
 from pagedserve.models.fused.replace import replace_modules
 from pagedserve.parallel.modules import Gathered
@@ -79,6 +80,8 @@ def replace_for_cpu(
         return "none"
     if kernels == "fused":
         replaced["decoder layers"] = _replace_layers(model, quantization, everywhere)
+        if replaced["decoder layers"]:
+            replace_rotary(model)
     head = model.get_output_embeddings()
     head = head.inner if isinstance(head, Gathered) else head
     _Children(head, quantization, everywhere, replaced).replace(model)

@@ -1,7 +1,8 @@
-"""Rotary position embeddings: the frequencies of a config, and the angles of a step.
+"""Rotary position embeddings: the frequencies of a config, and the angles of positions.
 
 The frequencies are computed as transformers does, in float32; powers, cosines and sines are rounded
-to float32 from float64, which is within a unit in the last place of torch's.
+to float32 from float64, which is within a unit in the last place of torch's, and does not depend on
+its build.  Both backends compute them here, so that their tokens are the same.
 """
 
 import math
@@ -11,7 +12,7 @@ from typing import Final, Literal, TypeAlias, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedserve.native.numbers import ComputeDtype, check_positive, narrow
+from pagedserve.models.config_checks import check_positive
 
 RopeType: TypeAlias = Literal["default", "linear", "llama3"]
 ROPE_TYPES: Final = get_args(RopeType)
@@ -81,27 +82,9 @@ class Rope:
         return np.where(is_between, between, scaled).astype(np.float32)
 
 
-@dataclass(frozen=True, slots=True)
-class Angles:
-    """Rotary angles of a step's tokens in the model's dtype, ``[T, head_size]`` each."""
-
-    cosines: NDArray[np.generic]
-    sines: NDArray[np.generic]
-
-    @classmethod
-    def of(
-        cls,
-        frequencies: NDArray[np.float32],
-        positions: NDArray[np.int64],
-        dtype: ComputeDtype,
-    ) -> "Angles":
-        """Compute the angles of positions ``[T]``."""
-        angles = positions.astype(np.float32)[:, None] * frequencies
-        exact = angles.astype(np.float64)
-        return cls(*(_doubled(wave(exact), dtype) for wave in (np.cos, np.sin)))
-
-
-def _doubled(half: NDArray[np.float64], dtype: ComputeDtype) -> NDArray[np.generic]:
-    """Round to a dtype, once for each half of a head."""
-    numbers = narrow(half.astype(np.float32), dtype)
-    return np.concatenate((numbers, numbers), axis=1)
+def half_angles(
+    frequencies: NDArray[np.float32], positions: NDArray[np.int64]
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Cosines and sines of positions ``[T]``, ``[T, head_size / 2]`` each."""
+    exact = (positions.astype(np.float32)[:, None] * frequencies).astype(np.float64)
+    return np.cos(exact).astype(np.float32), np.sin(exact).astype(np.float32)
