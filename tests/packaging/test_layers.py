@@ -52,7 +52,7 @@ PYTHON_LAYERS: dict[str, set[str]] = {
         *("runner", "sampling"),
     },
     # Decoders without torch: a second executor.
-    "native": {"cache", "config", "executor", "host_ops", "inputs", "models", "sampling"},
+    "native": {"cache", "config", "executor", "host_ops", "inputs", "lora", "models", "sampling"},
     "output": {"outputs", "pooling", "pooling_params", "sampling_params"},
     "engine": {
         *("config", "drafts", "executor", "host_ops", "inputs", "lora", "models", "native"),

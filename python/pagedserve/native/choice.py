@@ -53,7 +53,6 @@ def _refusals(args: EngineArgs) -> Iterator[str]:
         "attention_backend": args.attention_backend not in (None, "rust"),
         "cpu_kernels": args.cpu_kernels not in (None, "fused"),
         "tensor_parallel_size": args.tensor_parallel_size != 1,
-        "enable_lora": args.enable_lora,
         "load_format": args.load_format == "dummy",
         "runner": args.runner == "pooling",
         "speculative_config": drafts is not None and drafts.method == "draft_model",

@@ -8,13 +8,15 @@ from numpy.typing import NDArray
 from pagedserve._core.cpu import instructions_in_use
 from pagedserve.cache.layers import group_window, kv_bytes_per_block, split_layers
 from pagedserve.config import EngineArgs
-from pagedserve.errors import RequestError, StepError
+from pagedserve.errors import StepError
 from pagedserve.executor.launched import LaunchedRun, tokens_of
 from pagedserve.executor.memory import MemoryPlan, free_host_bytes, plan_memory
 from pagedserve.executor.numpy_buffers import NumpyBuffers
-from pagedserve.executor.protocol import Adapter, CacheShape, ModelInfo, StepInput, StepLimits
+from pagedserve.executor.protocol import CacheShape, ModelInfo, StepInput, StepLimits
 from pagedserve.executor.windows import window_need
 from pagedserve.inputs.prompt_images import PlacedImage
+from pagedserve.lora.host import HostAdapter
+from pagedserve.native.adapters import NativeAdapters
 from pagedserve.native.load import LoadedNative, load_native
 from pagedserve.native.numbers import itemsize
 from pagedserve.native.pools import KVPools
@@ -32,6 +34,7 @@ class NativeExecutor:
         self._loaded: LoadedNative | None = loaded
         self._buffers: NumpyBuffers | None = None
         self._pools: KVPools | None = None
+        self._adapters: NativeAdapters | None = NativeAdapters(args, loaded.model)
         num_threads = loaded.model.num_threads
         self._ops = HostOps(num_threads=lambda: num_threads)
         self._sampler = Sampler(self._ops)
@@ -46,6 +49,13 @@ class NativeExecutor:
         if self._loaded is None:
             raise StepError("the executor was shut down")
         return self._loaded
+
+    @property
+    def adapters(self) -> NativeAdapters:
+        """Adapters of the model; see ``loaded``."""
+        if self._adapters is None:
+            raise StepError("the executor was shut down")
+        return self._adapters
 
     @property
     def model_info(self) -> ModelInfo:
@@ -106,10 +116,10 @@ class NativeExecutor:
         """Allocate KV pools and step buffers; called once, before the first step."""
         model = self.loaded.model
         self._pools = KVPools(model.config, shape, model.dtype)
-        self._buffers = NumpyBuffers(shape)
+        self._buffers = NumpyBuffers(shape, has_adapters=self._args.enable_lora)
 
     def launch(self, step: StepInput) -> LaunchedRun:
-        """Move blocks, run the model and sample.
+        """Load adapters, move blocks, run the model and sample.
 
         Raises:
             StepError: The numbers of rows and samples differ.
@@ -118,6 +128,7 @@ class NativeExecutor:
         sizes, rows, model = step.sizes, step.rows, self.loaded.model
         arrays, pools = self.buffers.arrays(sizes), self._pools
         assert pools is not None  # noqa: S101  # the buffers come with them
+        self.adapters.load(step.adapters)
         pools.move(step.moves, model.num_threads)
         if sizes.num_rows == 0:
             return LaunchedRun()
@@ -131,18 +142,13 @@ class NativeExecutor:
         samples = self._sampler.launch(logits[: len(rows)], rows) if rows else None
         return LaunchedRun(samples, step.prompts, logits[len(rows) :], ops=self._ops)
 
-    def load_adapter(self, name: str, path: str) -> Adapter:
-        """Refuse adapters.
-
-        Raises:
-            RequestError: Always.
-        """
-        raise RequestError(
-            f"adapter {name!r} at {path}: the native backend has no adapters: give backend='torch'"
-        )
+    def load_adapter(self, name: str, path: str) -> HostAdapter:
+        """Load the adapter of a directory into host memory; thread-safe, callable during a step."""
+        return self.adapters.host.load(name, path)
 
     def drop_adapter(self, ordinal: int) -> None:
-        """Do nothing: there are no adapters."""
+        """Evict an adapter from host memory once it is no longer referenced."""
+        self.adapters.host.drop(ordinal)
 
     def image_positions(
         self, token_ids: Sequence[int], images: Sequence[PlacedImage]
@@ -157,4 +163,4 @@ class NativeExecutor:
 
     def shutdown(self) -> None:
         """Free weights and pools; no step may be running."""
-        self._loaded = self._pools = None
+        self._loaded = self._adapters = self._pools = None

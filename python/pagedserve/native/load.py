@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
-from pagedserve._core.cpu import DecoderLayer, use_instructions
+from pagedserve._core.cpu import DecoderLayer, PackedWeights, use_instructions
 from pagedserve.config import EngineArgs
 from pagedserve.config.precision import Quantization
 from pagedserve.errors import ModelLoadError, PagedServeError, UnsupportedModelError
@@ -22,7 +22,7 @@ from pagedserve.native.config import DecoderConfig
 from pagedserve.native.families import UnsupportedError
 from pagedserve.native.gguf_config import config_of_gguf
 from pagedserve.native.gguf_file import GgufFile, read_gguf
-from pagedserve.native.model import NativeModel
+from pagedserve.native.model import NativeLayer, NativeModel, Product
 from pagedserve.native.model_config import decoder_config
 from pagedserve.native.numbers import ComputeDtype, itemsize
 from pagedserve.native.packing import Packer, Part
@@ -195,7 +195,7 @@ class _LayerPacking:
     quantization: Quantization | None
     num_bytes: int = 0
 
-    def pack(self, layer: int) -> DecoderLayer:
+    def pack(self, layer: int) -> NativeLayer:
         """Pack one layer."""
         config, packer = self.config, self.packer
         checkpoint, dtype = packer.checkpoint, packer.dtype
@@ -209,7 +209,7 @@ class _LayerPacking:
 
         four, heads = config.family.has_output_norms, config.family.has_head_norms
         qkv = part("query", has_heads=True), part("key", has_heads=True), part("value")
-        linears = {
+        products: dict[Product, PackedWeights] = {
             "qkv": packer.pack(*qkv, bias=self._qkv_bias(layer), quantization=self.quantization),
             "output": packer.pack(
                 part("output"), bias=self._output_bias(layer), quantization=self.quantization
@@ -219,8 +219,8 @@ class _LayerPacking:
             ),
             "down": packer.pack(part("down"), quantization=self.quantization),
         }
-        self.num_bytes += sum(weights.nbytes for weights in linears.values())
-        return DecoderLayer(
+        self.num_bytes += sum(weights.nbytes for weights in products.values())
+        decoder = DecoderLayer(
             dtype=dtype,
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
@@ -234,8 +234,9 @@ class _LayerPacking:
             mlp_output_norm=norm("mlp_output_norm", exists=four),
             query_norm=norm("query_norm", exists=heads),
             key_norm=norm("key_norm", exists=heads),
-            **linears,
+            **products,
         )
+        return NativeLayer(decoder, products)
 
     def _qkv_bias(self, layer: int) -> list[Any]:
         if not self.config.has_qkv_bias:
