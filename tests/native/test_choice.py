@@ -39,7 +39,6 @@ def test_a_backend_may_be_given() -> None:
         {"cpu_kernels": "modules"},
         {"tensor_parallel_size": 2},
         {"load_format": "dummy"},
-        {"runner": "pooling"},
         {"speculative_config": {"model": "m", "num_speculative_tokens": 2}},
     ],
 )

@@ -8,9 +8,10 @@ from pagedserve.config import EngineArgs
 from pagedserve.executor.adapter_slots import AdapterSlots
 from pagedserve.lora.host import HostAdapters
 from pagedserve.lora.places import AdaptedModules, AdaptedPacked, AdapterPlaces
+from pagedserve.models.families.record import LayerPart
 from pagedserve.models.fused.parts import parts_of
 from pagedserve.native.model import NativeModel, Product
-from pagedserve.native.tensor_names import LayerPart, safetensors_names, shapes_of
+from pagedserve.native.tensor_names import safetensors_names, shapes_of
 
 # Layers that each product of a decoder layer computes, in the order of their features.
 _PARTS: Final[dict[Product, tuple[LayerPart, ...]]] = {
@@ -51,7 +52,7 @@ class _Features(NamedTuple):
 def _places(model: NativeModel) -> Iterator[AdaptedModules]:
     """All linear layers, the embedding and the head, by their names in transformers' model."""
     config = model.config
-    names = safetensors_names(config.family)
+    names = safetensors_names(config)
     shapes = shapes_of(config, names)
 
     def packed(home: PackedWeights, *weights: str) -> AdaptedPacked:
@@ -63,4 +64,5 @@ def _places(model: NativeModel) -> Iterator[AdaptedModules]:
         for product, home in weights.products.items():
             yield packed(home, *(names.of_layer(layer, part) for part in _PARTS[product]))
     shapes[names.head] = shapes[names.embedding]
-    yield packed(model.head, names.head)
+    if model.head is not None:
+        yield packed(model.head, names.head)

@@ -54,7 +54,6 @@ def _refusals(args: EngineArgs) -> Iterator[str]:
         "cpu_kernels": args.cpu_kernels not in (None, "fused"),
         "tensor_parallel_size": args.tensor_parallel_size != 1,
         "load_format": args.load_format == "dummy",
-        "runner": args.runner == "pooling",
         "speculative_config": drafts is not None and drafts.method == "draft_model",
     }
     for name, is_refused in refused.items():

@@ -22,7 +22,7 @@ class Embedding:
 
     def __init__(self, weights: PackedWeights, config: DecoderConfig, dtype: ComputeDtype) -> None:
         """Store the weights; those of the head if they are tied."""
-        self._name = safetensors_names(config.family).embedding.removesuffix(".weight")
+        self._name = safetensors_names(config).embedding.removesuffix(".weight")
         self.targets = {self._name: (config.vocab_size, config.hidden_size)}
         self._weights = weights
         self._dtype: ComputeDtype = dtype

@@ -11,7 +11,8 @@ from pagedserve.config import EngineArgs
 from pagedserve.errors import StepError
 from pagedserve.executor.launched import LaunchedRun, tokens_of
 from pagedserve.executor.memory import MemoryPlan, free_host_bytes, plan_memory
-from pagedserve.executor.numpy_buffers import NumpyBuffers
+from pagedserve.executor.model_options import check_model_options
+from pagedserve.executor.numpy_buffers import NumpyBuffers, StepArrays
 from pagedserve.executor.protocol import CacheShape, ModelInfo, StepInput, StepLimits
 from pagedserve.executor.windows import window_need
 from pagedserve.inputs.prompt_images import PlacedImage
@@ -20,6 +21,8 @@ from pagedserve.native.adapters import NativeAdapters
 from pagedserve.native.load import LoadedNative, load_native
 from pagedserve.native.numbers import itemsize
 from pagedserve.native.pools import KVPools
+from pagedserve.pooling.pooler import pool_rows
+from pagedserve.pooling.rules import PoolingRules
 from pagedserve.sampling.on_host import HostOps
 from pagedserve.sampling.sampler import Sampler
 
@@ -32,6 +35,7 @@ class NativeExecutor:
         self._args = args
         loaded = load_native(args)
         self._loaded: LoadedNative | None = loaded
+        check_model_options(args, self.model_info)
         self._buffers: NumpyBuffers | None = None
         self._pools: KVPools | None = None
         self._adapters: NativeAdapters | None = NativeAdapters(args, loaded.model)
@@ -61,7 +65,7 @@ class NativeExecutor:
     def model_info(self) -> ModelInfo:
         """Properties of the model."""
         loaded = self.loaded
-        config = loaded.model.config
+        config, rules = loaded.model.config, loaded.pooling
         kernels = f"{instructions_in_use()}, threads: {loaded.model.num_threads}"
         weights = f"; weights: {self._args.quantization}" if self._args.quantization else ""
         return ModelInfo(
@@ -70,7 +74,9 @@ class NativeExecutor:
             eos_token_ids=loaded.eos_token_ids,
             device_type="cpu",
             backends=f"native ({kernels}){weights}",
+            pooling=rules,
             group_window=group_window(config.layer_shapes),
+            sees_whole_prompts=rules is not None and rules.pools_whole_prompts,
         )
 
     @property
@@ -138,9 +144,21 @@ class NativeExecutor:
         index = arrays.sample_index
         if step.prompts is not None:
             index = np.concatenate((index, step.prompts.index))
-        logits = model.logits(arrays, pools.layers, index)
+        if (rules := self.loaded.pooling) is not None:
+            return LaunchedRun(pooled=self._pool(rules, arrays, pools))
+        logits = model.outputs(arrays, pools.layers, index)
         samples = self._sampler.launch(logits[: len(rows)], rows) if rows else None
         return LaunchedRun(samples, step.prompts, logits[len(rows) :], ops=self._ops)
+
+    def _pool(self, rules: PoolingRules, arrays: StepArrays, pools: KVPools) -> NDArray[np.float32]:
+        """Run the model and pool each prompt that ends in the step, ``[S, F]``."""
+        model = self.loaded.model
+        if not rules.pools_whole_prompts:
+            return model.outputs(arrays, pools.layers, arrays.sample_index)
+        every = np.arange(len(arrays.token_ids), dtype=np.int32)
+        states = model.outputs(arrays, pools.layers, every)
+        vectors = np.stack(pool_rows(states, arrays.query_start, rules.pooling_type))
+        return vectors[self.buffers.sample_rows[: len(arrays.sample_index)]]
 
     def load_adapter(self, name: str, path: str) -> HostAdapter:
         """Load the adapter of a directory into host memory; thread-safe, callable during a step."""

@@ -1,11 +1,11 @@
 """Loader of native models: from the engine's arguments to packed weights."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from pagedserve._core.cpu import DecoderLayer, PackedWeights, use_instructions
 from pagedserve.config import EngineArgs
@@ -26,12 +26,12 @@ from pagedserve.native.model import NativeLayer, NativeModel, Product
 from pagedserve.native.model_config import decoder_config
 from pagedserve.native.numbers import ComputeDtype, itemsize
 from pagedserve.native.packing import Packer, Part
+from pagedserve.native.pooling import as_generative, find_pooling, with_head
+from pagedserve.pooling.rules import PoolingRules
 from pagedserve.regular_files import is_file, read_json
 
 # Gates and what they gate take turns in panels, so many features each.
 _GATE_FEATURES: Final = 32
-# Files of models that make vectors instead of tokens.
-_POOLING_FILE: Final = "modules.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +42,13 @@ class LoadedNative:
         model: The model.
         max_model_len: Maximum tokens of a sequence.
         eos_token_ids: Tokens that end a sequence.
+        pooling: Pooling rules; None for a generative model.
     """
 
     model: NativeModel
     max_model_len: int
     eos_token_ids: tuple[int, ...]
+    pooling: PoolingRules | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +59,38 @@ class _Files:
         source: Where they are.
         gguf: Header of a GGUF file; None for a directory.
         config: What the model computes.
+        pooling: Pooling rules; None for a generative model.
         generation: Contents of ``generation_config.json``, as attributes.
     """
 
     source: ModelSource
     gguf: GgufFile | None
     config: DecoderConfig
+    pooling: PoolingRules | None
     generation: SimpleNamespace
+
+    @classmethod
+    def of(
+        cls,
+        args: EngineArgs,
+        source: ModelSource,
+        content: Mapping[str, Any],
+        gguf: GgufFile | None = None,
+    ) -> Self:
+        """Read what the fields of a checked config mean.
+
+        Args:
+            args: Options of the engine.
+            source: Where the files are.
+            content: Contents of ``config.json``, or what the header of a GGUF file says.
+            gguf: The header.
+        """
+        config = decoder_config(as_generative(content))
+        pooling = find_pooling(content, source.path, args.runner)
+        if pooling is not None:
+            config = with_head(config, pooling)
+        generation = {} if gguf else _object(source.path / "generation_config.json")
+        return cls(source, gguf, config, pooling, SimpleNamespace(**generation))
 
 
 def load_native(args: EngineArgs) -> LoadedNative:
@@ -83,13 +110,15 @@ def load_native(args: EngineArgs) -> LoadedNative:
         max_model_len = check_max_model_len(
             args.max_model_len, config.max_positions, config.max_positions_reason
         )
+        if files.pooling is not None and args.max_model_len is None:
+            max_model_len = min(max_model_len, files.pooling.max_seq_length or max_model_len)
         eos = eos_token_ids(files.generation, files.config, config.vocab_size)
         if files.gguf is None:
             checkpoint = Checkpoint.of_directory(args.model, files.source.path, config)
         else:
             checkpoint = Checkpoint.of_gguf(args.model, files.gguf, config)
         model = _pack(checkpoint, config, dtype, args.quantization)
-    return LoadedNative(model, max_model_len, eos)
+    return LoadedNative(model, max_model_len, eos, files.pooling)
 
 
 def _find(args: EngineArgs) -> _Files:
@@ -100,16 +129,9 @@ def _find(args: EngineArgs) -> _Files:
             gguf = read_gguf(source.path)
             content = config_of_gguf(gguf)
             check_config(content)
-            return _Files(source, gguf, decoder_config(content), SimpleNamespace())
-        if is_file(source.path / _POOLING_FILE):
-            raise UnsupportedError(
-                f"it has {_POOLING_FILE} of a sentence-transformers model, and the native backend "
-                f"has no pooling: {OTHER_BACKEND}"
-            )
+            return _Files.of(args, source, content, gguf)
         # Both files were checked when they were found.
-        content = _object(source.path / "config.json")
-        generation = _object(source.path / "generation_config.json")
-        return _Files(source, None, decoder_config(content), SimpleNamespace(**generation))
+        return _Files.of(args, source, _object(source.path / "config.json"))
 
 
 def _object(path: Path) -> dict[str, Any]:
@@ -168,10 +190,11 @@ def _pack(
     """Pack all weights of a checked checkpoint."""
     names, num_threads = checkpoint.names, num_compute_threads()
     packer = Packer(checkpoint, dtype, num_threads)
-    head = packer.pack(
-        Part(names.embedding if config.is_tied else names.head), quantization=quantization
-    )
-    embedding = head if config.is_tied else packer.pack(Part(names.embedding))
+    of_embedding = quantization if config.head.is_tied else None
+    embedding = packer.pack(Part(names.embedding), quantization=of_embedding)
+    matrices = [embedding]
+    if config.head.num_outputs and not config.head.is_tied:
+        matrices.append(packer.pack(Part(names.head), quantization=quantization))
     packing = _LayerPacking(packer, config, quantization)
     layers = [packing.pack(layer) for layer in range(len(config.layers))]
     return NativeModel(
@@ -180,9 +203,9 @@ def _pack(
         embedding=embedding,
         layers=layers,
         norm=checkpoint.norm(names.norm, dtype),
-        head=head,
+        head=matrices[-1] if config.head.num_outputs else None,
         num_threads=num_threads,
-        weight_bytes=packing.num_bytes + head.nbytes + (0 if config.is_tied else embedding.nbytes),
+        weight_bytes=packing.num_bytes + sum(weights.nbytes for weights in matrices),
     )
 
 

@@ -2,7 +2,7 @@
 
 Owns the packed weights.  A step's arrays come from `NumpyBuffers`; hidden states live for one step.
 
-Costs: per layer one call; the head runs on the rows that need logits only.
+Costs: per layer one call; norm and head run on the rows that need outputs only.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from pagedserve.executor.numpy_buffers import StepArrays
 from pagedserve.models.adapter_groups import AdapterGroups
 from pagedserve.native.config import DecoderConfig
 from pagedserve.native.embedding import Embedding
-from pagedserve.native.numbers import ComputeDtype
+from pagedserve.native.numbers import ComputeDtype, widen
 from pagedserve.native.pools import LayerPool
 from pagedserve.native.rope import Angles, Rope
 
@@ -44,7 +44,7 @@ class NativeModel:
         dtype: Dtype of weights, hidden states, keys and values.
         embedding: Embedding.
         layers: Decoder layers.
-        head: Output embedding.
+        head: Output embedding, or weights of classes; None for a model whose states are pooled.
         num_threads: Threads of a call.
         weight_bytes: Bytes of all weights.
     """
@@ -57,7 +57,7 @@ class NativeModel:
         embedding: PackedWeights,
         layers: Sequence[NativeLayer],
         norm: NDArray[np.float32],
-        head: PackedWeights,
+        head: PackedWeights | None,
         num_threads: int,
         weight_bytes: int,
     ) -> None:
@@ -69,7 +69,7 @@ class NativeModel:
             embedding: Embedding; the head if they are tied.
             layers: Decoder layers.
             norm: Weight of the last norm, float32 ``[F]``.
-            head: Output embedding.
+            head: Output embedding, or weights of classes.
             num_threads: Threads of a call.
             weight_bytes: Bytes of all weights.
         """
@@ -82,7 +82,7 @@ class NativeModel:
         ropes = {layer.rope for layer in config.layers if layer.rope is not None}
         self._frequencies = {rope: rope.frequencies(config.head_size) for rope in ropes}
 
-    def logits(
+    def outputs(
         self, step: StepArrays, pools: Sequence[LayerPool], index: NDArray[np.int32]
     ) -> NDArray[np.float32]:
         """Run a step: write its keys and values, and attend over the blocks of each row.
@@ -90,10 +90,10 @@ class NativeModel:
         Args:
             step: Arrays of the step, T tokens.
             pools: KV pool of each layer; written in place.
-            index: Positions in T that need logits, int32 ``[N]``.
+            index: Positions in T that need outputs, int32 ``[N]``.
 
         Returns:
-            Logits ``[N, V]``.
+            Logits ``[N, V]``; hidden states ``[N, F]`` of a model without a head.
         """
         adapters, of_samples = _adapter_groups(step, index)
         hidden = self.embedding.states(step.token_ids, adapters, self.num_threads)
@@ -122,34 +122,41 @@ class NativeModel:
                 adapters=None if adapters is None else adapters.arrays,
                 num_threads=self.num_threads,
             )
-        return self._logits(hidden[index], of_samples)
+        states = self._normalized(hidden[index])
+        if self.head is None:
+            return widen(states, self.dtype)
+        return self._logits(states, self.head, of_samples)
 
-    def _logits(
-        self, hidden: NDArray[np.generic], adapters: AdapterGroups | None
-    ) -> NDArray[np.float32]:
-        """Logits ``[N, V]`` of hidden states ``[N, F]`` after the last layer, which are changed."""
-        num_rows, hidden_size = hidden.shape
+    def _normalized(self, hidden: NDArray[np.generic]) -> NDArray[np.generic]:
+        """Apply the last norm to hidden states ``[N, F]``, in place."""
         rms_norm(
             dtype=self.dtype,
-            num_rows=num_rows,
+            num_rows=len(hidden),
             x=hidden.ctypes.data,
             output=hidden.ctypes.data,
             weight=self._norm,
             epsilon=self.config.epsilon,
             num_threads=self.num_threads,
         )
-        logits = np.empty((num_rows, self.config.vocab_size), np.float32)
-        self.head.multiply(
+        return hidden
+
+    def _logits(
+        self, states: NDArray[np.generic], head: PackedWeights, adapters: AdapterGroups | None
+    ) -> NDArray[np.float32]:
+        """Logits ``[N, V]`` of states ``[N, F]`` after the last norm."""
+        num_rows, hidden_size = states.shape
+        logits = np.empty((num_rows, head.out_features), np.float32)
+        head.multiply(
             num_rows=num_rows,
-            x=hidden.ctypes.data,
+            x=states.ctypes.data,
             x_stride=hidden_size,
             output=logits.ctypes.data,
-            output_stride=self.config.vocab_size,
+            output_stride=head.out_features,
             output_dtype="float32",
             adapters=None if adapters is None else adapters.arrays,
             num_threads=self.num_threads,
         )
-        if (cap := self.config.logit_softcap) is not None:
+        if (cap := self.config.head.softcap) is not None:
             np.tanh(np.divide(logits, np.float32(cap), out=logits), out=logits)
             logits *= np.float32(cap)
         return logits
@@ -158,7 +165,7 @@ class NativeModel:
 def _adapter_groups(
     step: StepArrays, index: NDArray[np.int32]
 ) -> tuple[AdapterGroups | None, AdapterGroups | None]:
-    """Adapters of a step's tokens, and of those that need logits; None if no row has one."""
+    """Adapters of a step's tokens, and of those at ``index``; None if no row has one."""
     if step.adapter_slots.max(initial=-1) < 0:
         return None, None
     slots = np.repeat(step.adapter_slots, np.diff(step.query_start))

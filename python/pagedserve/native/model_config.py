@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from pagedserve.models.families.record import DecoderFamily
 from pagedserve.native.choice import OTHER_BACKEND
-from pagedserve.native.config import DecoderConfig, LayerConfig
+from pagedserve.native.config import DecoderConfig, Head, LayerConfig
 from pagedserve.native.families import UnsupportedError, decoder_family
 from pagedserve.native.numbers import check_positive
 from pagedserve.native.rope import ROPE_TYPES, Rope
@@ -87,10 +87,13 @@ def _config(family: DecoderFamily, fields: Mapping[str, Any]) -> DecoderConfig:
         epsilon=float(fields.get("rms_norm_eps", 1e-6)),
         scale=_scale(fields.get("query_pre_attn_scalar", head_size)),
         score_softcap=_cap(fields, "attn_logit_softcapping"),
-        logit_softcap=_cap(fields, "final_logit_softcapping"),
         has_qkv_bias=has_qkv_bias,
         has_output_bias=family.has_biases is None and has_bias,
-        is_tied=bool(fields.get("tie_word_embeddings", False)),
+        head=Head(
+            num_outputs=_size(fields, "vocab_size"),
+            is_tied=bool(fields.get("tie_word_embeddings", False)),
+            softcap=_cap(fields, "final_logit_softcapping"),
+        ),
         max_positions=int(positions) if positions > 0 else None,
         max_positions_reason=f"its max_position_embeddings is {int(positions)}",
         eos_token_id=fields.get("eos_token_id"),
