@@ -39,7 +39,6 @@ def test_a_backend_may_be_given() -> None:
         {"cpu_kernels": "modules"},
         {"tensor_parallel_size": 2},
         {"load_format": "dummy"},
-        {"speculative_config": {"model": "m", "num_speculative_tokens": 2}},
     ],
 )
 def test_options_that_it_lacks_are_refused_by_name(options: dict[str, Any]) -> None:
