@@ -77,8 +77,8 @@ def random_adapter(modules: AdapterModules, rank: int, seed: int) -> dict[str, L
     generator = torch.Generator().manual_seed(seed)
     return {
         name: LoraWeights(
-            0.02 * torch.randn(rank, num_in, generator=generator),
-            0.02 * torch.randn(num_out, rank, generator=generator),
+            (0.02 * torch.randn(rank, num_in, generator=generator)).numpy(),
+            (0.02 * torch.randn(num_out, rank, generator=generator)).numpy(),
         )
         for name, (num_in, num_out) in modules.targets.items()
         if name.endswith("_proj")

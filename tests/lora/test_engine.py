@@ -36,6 +36,13 @@ OPTIONS: dict[str, Any] = {
     "block_size": 4,
     "num_gpu_blocks": 512,
 }
+# Every choice of kernels of the torch backend, and the native one.
+BACKENDS: dict[str, dict[str, Any]] = {
+    "generic": {"backend": "torch", "cpu_kernels": "generic"},
+    "modules": {"backend": "torch", "cpu_kernels": "modules"},
+    "fused": {"backend": "torch", "cpu_kernels": "fused"},
+    "native": {"backend": "native"},
+}
 PARAMS = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=3, prompt_logprobs=0)
 
 
@@ -60,9 +67,9 @@ def oracles_over(
     return {None: base} | {adapter: load_adapter(base, Path(adapter.path)) for adapter in adapters}
 
 
-@pytest.fixture(scope="module")
-def llm(tiny: Path) -> LLM:
-    return LLM(str(tiny), max_loras=8, **OPTIONS)
+@pytest.fixture(scope="module", params=["torch", "native"])
+def llm(tiny: Path, request: pytest.FixtureRequest) -> LLM:
+    return LLM(str(tiny), backend=request.param, max_loras=8, **OPTIONS)
 
 
 def prompts_of(num_prompts: int, seed: int = 0) -> list[list[int]]:
@@ -107,14 +114,14 @@ def mixed(adapters: list[LoRARequest], num_rows: int) -> list[LoRARequest | None
     return [choices[row * 5 % len(choices)] for row in range(num_rows)]
 
 
-@pytest.mark.parametrize("cpu_kernels", ["generic", "modules", "fused"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_each_row_of_a_mixed_batch_is_what_peft_answers_alone(
     tiny: Path,
-    cpu_kernels: str,
+    backend: str,
     adapters: list[LoRARequest],
     oracles: dict[LoRARequest | None, Any],
 ) -> None:
-    llm = LLM(str(tiny), max_loras=8, **OPTIONS | {"cpu_kernels": cpu_kernels})
+    llm = LLM(str(tiny), max_loras=8, **OPTIONS | BACKENDS[backend])
     wanted = mixed(adapters, 64)
     outputs = llm.generate(prompts_of(64), PARAMS, lora_request=wanted, use_tqdm=False)
     for output, adapter in zip(outputs, wanted, strict=True):
@@ -123,12 +130,12 @@ def test_each_row_of_a_mixed_batch_is_what_peft_answers_alone(
         assert_equal(output, oracles[adapter])
 
 
-@pytest.mark.parametrize("cpu_kernels", ["modules", "fused"])
+@pytest.mark.parametrize("backend", ["modules", "fused", "native"])
 def test_with_int8_weights_each_row_is_what_peft_makes_of_those(
-    tiny: Path, cpu_kernels: str, base: PreTrainedModel, adapters: list[LoRARequest]
+    tiny: Path, backend: str, base: PreTrainedModel, adapters: list[LoRARequest]
 ) -> None:
     """The numbers that the bytes stand for, multiplied in float32: as near as without int8."""
-    more = {"cpu_kernels": cpu_kernels, "quantization": "int8"}
+    more = BACKENDS[backend] | {"quantization": "int8"}
     llm = LLM(str(tiny), max_loras=8, **OPTIONS | more)
     oracles = oracles_over(rounded(base, torch.float32, "int8"), adapters)
     wanted = mixed(adapters, 64)
@@ -138,25 +145,27 @@ def test_with_int8_weights_each_row_is_what_peft_makes_of_those(
 
 
 @pytest.mark.parametrize(
-    ("cpu_kernels", "quantization"),
+    ("backend", "quantization"),
     [
         ("generic", None),
         ("modules", None),
         ("modules", "int8"),
         ("fused", None),
         ("fused", "int8"),
+        ("native", None),
+        ("native", "int8"),
     ],
 )
 def test_in_bfloat16_each_row_is_as_near_to_float64_as_peft_alone(
     tiny: Path,
-    cpu_kernels: str,
+    backend: str,
     quantization: Quantization | None,
     base: PreTrainedModel,
     adapters: list[LoRARequest],
 ) -> None:
     """Activations are rounded to 8 bits between layers, by peft's own model too, in other places:
     what that is off from the same weights in float64 is the measure."""
-    more = {"cpu_kernels": cpu_kernels, "quantization": quantization, "dtype": "bfloat16"}
+    more = BACKENDS[backend] | {"quantization": quantization, "dtype": "bfloat16"}
     llm = LLM(str(tiny), max_loras=8, **OPTIONS | more)
     held = rounded(base, torch.bfloat16, quantization)
     in_bfloat16 = oracles_over(held, adapters)
@@ -211,6 +220,7 @@ def test_an_adapter_shows(llm: LLM, adapters: list[LoRARequest]) -> None:
     assert len({str(output.outputs[0].cumulative_logprob) for output in outputs}) == 9
 
 
+@pytest.mark.parametrize("backend", ["torch", "native"])
 @pytest.mark.parametrize(
     "more",
     [
@@ -226,12 +236,13 @@ def test_an_adapter_shows(llm: LLM, adapters: list[LoRARequest]) -> None:
 )
 def test_more_adapters_than_slots_take_turns(
     tiny: Path,
+    backend: Any,
     adapters: list[LoRARequest],
     oracles: dict[LoRARequest | None, Any],
     more: dict[str, Any],
 ) -> None:
     """Loaded, evicted and loaded again, whatever happens to their requests meanwhile."""
-    llm = LLM(str(tiny), max_loras=2, **OPTIONS | {"max_cpu_loras": 2} | more)
+    llm = LLM(str(tiny), backend=backend, max_loras=2, **OPTIONS | {"max_cpu_loras": 2} | more)
     if "speculative_config" in more:
         drafting(llm, Noise({}, 0))
     wanted = mixed(adapters, 24)

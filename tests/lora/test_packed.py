@@ -15,7 +15,7 @@ from torch.nn import functional
 from pagedserve.config.precision import Quantization
 from pagedserve.errors import StepError
 from pagedserve.host_ops.capabilities import DTYPE_NAMES
-from pagedserve.models.adapters import AdapterArrays, AdapterRows
+from pagedserve.models.adapter_groups import AdapterArrays, AdapterGroups
 from pagedserve.models.fused.cpu.packing import pack, pack_gated
 from tests.support.packed import (
     DTYPES,
@@ -31,7 +31,7 @@ NUM_SLOTS = 3
 
 
 def arrays(slots: Tensor) -> AdapterArrays:
-    return AdapterRows(slots.int().numpy(), torch.device("cpu")).arrays
+    return AdapterGroups(slots.int().numpy()).arrays
 
 
 def flat(tensor: Tensor) -> NDArray[np.float32]:

@@ -62,10 +62,7 @@ def test_a_backend_may_be_given() -> None:
         {"attention_backend": "torch"},
         {"cpu_kernels": "modules"},
         {"tensor_parallel_size": 2},
-        {"enable_lora": True},
         {"load_format": "dummy"},
-        {"runner": "pooling"},
-        {"speculative_config": {"model": "m", "num_speculative_tokens": 2}},
     ],
 )
 def test_options_that_it_lacks_are_refused_by_name(options: dict[str, Any]) -> None:

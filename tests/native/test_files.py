@@ -172,7 +172,8 @@ def test_files_of_torch_are_refused(saved: Path) -> None:
     ("fields", "words"),
     [
         ({"model_type": "mixtral", "architectures": ["MixtralForCausalLM"]}, "MixtralForCausalLM"),
-        ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
+        ({"architectures": ["LlamaForTokenClassification"]}, "LlamaForTokenClassification"),
+        ({"architectures": ["LlamaForSequenceClassification"]}, r"lack 1 .* 'score\.weight'"),
         ({"mlp_bias": True}, "mlp_bias is True"),
         ({"hidden_act": "relu"}, "hidden_act is relu"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config is"),

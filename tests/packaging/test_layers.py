@@ -52,7 +52,10 @@ PYTHON_LAYERS: dict[str, set[str]] = {
         *("runner", "sampling"),
     },
     # Decoders without torch: a second executor.
-    "native": {"cache", "config", "executor", "host_ops", "inputs", "models", "sampling"},
+    "native": {
+        *("cache", "config", "executor", "host_ops", "inputs", "lora", "models", "pooling"),
+        "sampling",
+    },
     "output": {"outputs", "pooling", "pooling_params", "sampling_params"},
     "engine": {
         *("config", "drafts", "executor", "host_ops", "inputs", "lora", "models", "native"),

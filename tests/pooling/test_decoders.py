@@ -8,12 +8,10 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from pagedserve import LLM, ConfigError, PoolingParams, RequestError
-from pagedserve.config import EngineArgs
 from pagedserve.errors import UnsupportedModelError
-from pagedserve.models.loader import load_model
 from tests.support.tiny import enlarge_weights
 
 SaveEncoder = Callable[..., Path]
@@ -23,12 +21,17 @@ PREFIX = [(7 * place) % 96 + 1 for place in range(24)]
 PROMPTS = [[*PREFIX, 40 + place, 5, 6] for place in range(3)] + [[9, 8, 7], PREFIX[:1]]
 
 
+@pytest.fixture(params=["torch", "native"])
+def backend(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
 @pytest.fixture
 def save_decoder(save_bare: SaveEncoder) -> SaveEncoder:
     """With a head, as its makers save it."""
 
     def save(**options: Any) -> Path:
-        directory = save_bare("qwen3", **options)
+        directory = save_bare("qwen3", head_dim=8, intermediate_size=64, **options)
         config = AutoConfig.from_pretrained(directory)
         model = AutoModelForCausalLM.from_config(config)
         enlarge_weights(model)
@@ -55,9 +58,9 @@ def expected(
 
 @pytest.mark.parametrize("normalizes", [True, False])
 def test_the_state_of_the_last_token(
-    save_decoder: SaveEncoder, write_rules: Callable[..., None], *, normalizes: bool
+    save_decoder: SaveEncoder, write_rules: Callable[..., None], backend: Any, *, normalizes: bool
 ) -> None:
-    directory = save_decoder(head_dim=8)
+    directory = save_decoder()
     write_rules(directory, LAST, normalizes=normalizes)
     llm = LLM(
         str(directory),
@@ -68,6 +71,7 @@ def test_the_state_of_the_last_token(
         enable_chunked_prefill=True,
         max_num_batched_tokens=10,
         max_num_seqs=3,
+        backend=backend,
         use_tqdm_on_load=False,
     )
     prompts: Any = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
@@ -92,20 +96,22 @@ def test_the_state_of_the_last_token(
 def test_the_states_of_other_tokens(
     save_decoder: SaveEncoder,
     write_rules: Callable[..., None],
+    backend: Any,
     mode: str,
     pool: Callable[[Tensor], Tensor],
 ) -> None:
-    directory = save_decoder(head_dim=8)
+    directory = save_decoder()
     write_rules(directory, {mode: True})
     for name in ("enable_prefix_caching", "enable_chunked_prefill"):
         options: Any = {name: True}
         with pytest.raises(ConfigError, match=f"{name} is True, and the model pools"):
-            LLM(str(directory), use_tqdm_on_load=False, **options)
+            LLM(str(directory), backend=backend, use_tqdm_on_load=False, **options)
     llm = LLM(
         str(directory),
         dtype="float32",
         max_num_batched_tokens=64,
         max_num_seqs=3,
+        backend=backend,
         use_tqdm_on_load=False,
     )
     prompts: Any = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
@@ -115,12 +121,12 @@ def test_the_states_of_other_tokens(
 
 
 def test_prompts_of_the_model_come_before_texts(
-    save_decoder: SaveEncoder, write_rules: Callable[..., None]
+    save_decoder: SaveEncoder, write_rules: Callable[..., None], backend: Any
 ) -> None:
-    directory = save_decoder(head_dim=8)
+    directory = save_decoder()
     prompts = {"query": "w7", "document": ""}
     write_rules(directory, LAST, prompts=prompts, default_prompt_name="document")
-    llm = LLM(str(directory), use_tqdm_on_load=False)
+    llm = LLM(str(directory), backend=backend, use_tqdm_on_load=False)
     (plain,) = llm.embed("w8", use_tqdm=False)
     (query,) = llm.embed("w8", use_tqdm=False, pooling_params=PoolingParams(prompt_name="query"))
     assert plain.prompt_token_ids == llm.get_tokenizer()("w8").input_ids
@@ -129,31 +135,44 @@ def test_prompts_of_the_model_come_before_texts(
         llm.embed("w8", use_tqdm=False, pooling_params=PoolingParams(prompt_name="other"))
 
 
-def test_runner_says_which_of_both(save_decoder: SaveEncoder) -> None:
-    directory = str(save_decoder(head_dim=8))
-    llm = LLM(directory, use_tqdm_on_load=False)
+def test_runner_says_which_of_both(save_decoder: SaveEncoder, backend: Any) -> None:
+    directory = str(save_decoder())
+    llm = LLM(directory, backend=backend, use_tqdm_on_load=False)
     with pytest.raises(RequestError, match=r"loaded to generate.*runner='pooling'"):
         llm.embed("w8", use_tqdm=False)
-    pooling = LLM(directory, runner="pooling", use_tqdm_on_load=False)
+    pooling = LLM(directory, runner="pooling", backend=backend, use_tqdm_on_load=False)
     scores = pooling.score("w8", ["w8", "w9"], use_tqdm=False)
     assert scores[0].outputs.score == pytest.approx(1.0)
     assert scores[1].outputs.score < 1.0
 
 
 def test_adapters_of_a_model_that_pools_are_refused(
-    save_decoder: SaveEncoder, write_rules: Callable[..., None]
+    save_decoder: SaveEncoder, write_rules: Callable[..., None], backend: Any
 ) -> None:
-    directory = save_decoder(head_dim=8)
+    directory = save_decoder()
     write_rules(directory, LAST)
     with pytest.raises(ConfigError, match="enable_lora is True, and adapters are for models that"):
-        LLM(str(directory), enable_lora=True, use_tqdm_on_load=False)
+        LLM(str(directory), enable_lora=True, backend=backend, use_tqdm_on_load=False)
 
 
 def test_what_is_not_there_is_refused(
-    save_decoder: SaveEncoder, write_rules: Callable[..., None]
+    save_decoder: SaveEncoder, write_rules: Callable[..., None], backend: Any
 ) -> None:
-    directory = save_decoder(head_dim=8)
-    args = EngineArgs(model=str(directory))
+    directory = save_decoder()
     write_rules(directory, {"pooling_mode_max_tokens": True})
     with pytest.raises(UnsupportedModelError, match=r"pooling_mode_max_tokens.*accepted is one of"):
-        load_model(args, torch.device("cpu"))
+        LLM(str(directory), backend=backend, use_tqdm_on_load=False)
+
+
+def test_a_model_without_a_head_pools(save_bare: SaveEncoder, backend: Any) -> None:
+    is_tied = backend == "torch"  # which needs a head
+    directory = save_bare("qwen3", head_dim=8, intermediate_size=64, tie_word_embeddings=is_tied)
+    llm = LLM(str(directory), backend=backend, dtype="float32", use_tqdm_on_load=False)
+    prompts: Any = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
+    outputs = llm.embed(prompts, use_tqdm=False)
+    found = np.array([output.outputs.embedding for output in outputs])
+    model: Any = AutoModel.from_pretrained(directory, attn_implementation="eager").double().eval()
+    with torch.inference_mode():
+        states = [model(torch.tensor([prompt])).last_hidden_state[0, -1] for prompt in PROMPTS]
+    exact = torch.nn.functional.normalize(torch.stack(states)).numpy()
+    np.testing.assert_allclose(found, exact, atol=2e-5)

@@ -30,7 +30,7 @@ def test_embeddings(
     write_rules: Callable[..., None],
     mode: str,
 ) -> None:
-    directory, options = save_decoder(head_dim=8), SHARED
+    directory, options = save_decoder(), SHARED
     if mode == "last":
         write_rules(directory, LAST)
         exact = expected(directory)

@@ -58,7 +58,8 @@ class PeftOracle:
                 a, b = layer.lora_embedding_A[name], layer.lora_embedding_B[name]
             else:
                 continue
-            found[path] = LoraWeights(a.detach(), b.detach() * layer.scaling[name])
+            pair = a.detach(), b.detach() * layer.scaling[name]
+            found[path] = LoraWeights(*(part.float().contiguous().numpy() for part in pair))
         return found
 
     @torch.inference_mode()

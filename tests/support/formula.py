@@ -161,7 +161,7 @@ class FormulaExecutor:
             index = torch.cat((index, torch.from_numpy(prompts.index)))
         for ordinal, slot in step.adapters:
             a, b = self._adapters.weights(ordinal)[SHIFT]
-            self._shifts[slot] = int(a * b)
+            self._shifts[slot] = int((a * b).item())
         lengths = torch.from_numpy(np.diff(self.buffers.query_start[: sizes.num_rows + 1]))
         slots = torch.from_numpy(self.buffers.adapter_slots[: sizes.num_rows]).long()
         shifts = self._shifts[slots].repeat_interleave(lengths.long())

@@ -39,6 +39,6 @@ def logits_of(loaded: LoadedNative, tokens: NDArray[np.int32], *cuts: int) -> ND
     found, first = [], 0
     for end in (*cuts, len(tokens)):
         step = _one_row(tokens[:end], first)
-        found.append(loaded.model.logits(step, pools, step.sample_index))
+        found.append(loaded.model.outputs(step, pools, step.sample_index))
         first = end
     return np.concatenate(found)

@@ -227,6 +227,7 @@ def drafter_of(
 def _draft_model_args(args: EngineArgs, model: str, kv_cache_memory: int | None) -> EngineArgs:
     return EngineArgs(
         model=model,
+        backend=args.backend,
         dtype=args.dtype,
         device=args.device,
         cpu_instructions=args.cpu_instructions,

@@ -85,7 +85,7 @@ class Driver:
         if sizes.num_rows == 0:
             return LaunchedRun()
         if (rules := self.worker.loaded.pooling) is not None:
-            return LaunchedRun(pooled=self._pool(sizes, rules, found))
+            return LaunchedRun(pooled=as_array(self._pool(sizes, rules, found)), ops=self._ops)
         logits = as_array(found)
         samples = self._sampler.launch(logits[: len(rows)], rows) if rows else None
         return LaunchedRun(samples, step.prompts, logits[len(rows) :], ops=self._ops)
@@ -131,6 +131,6 @@ class Driver:
             return states
         sampled = buffers.sample_rows[: sizes.num_samples]
         ends = buffers.query_start[: sizes.num_rows + 1]
-        vectors = pool_rows(states, ends, rules.pooling_type)
+        vectors = torch.stack(pool_rows(states.float(), ends, rules.pooling_type))
         vectors = vectors[torch.from_numpy(sampled.copy()).to(vectors.device)]
         return vectors if loaded.head is None else loaded.head(vectors)

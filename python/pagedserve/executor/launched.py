@@ -1,7 +1,6 @@
 """A launched step of this process, and its results."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from pagedserve.errors import StepError
 from pagedserve.executor.protocol import ModelOutput, StepHandle
@@ -11,9 +10,6 @@ from pagedserve.sampling.ops import Array, SamplingOps
 from pagedserve.sampling.results import SampledRows
 from pagedserve.sampling.rows import PromptTargets
 from pagedserve.sampling.sampler import LaunchedSamples
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class LaunchedRun:
@@ -25,7 +21,7 @@ class LaunchedRun:
         prompts: PromptTargets | None = None,
         logits: Array | None = None,
         *,
-        pooled: "Tensor | None" = None,
+        pooled: Array | None = None,
         failed: Mapping[int, str] | None = None,
         ops: SamplingOps = HOST,
     ) -> None:
@@ -37,7 +33,7 @@ class LaunchedRun:
             logits: Logits of the positions of ``prompts``, float32 ``[P, V]``.
             pooled: Vectors of a pooling model, float32 ``[S, F]``, instead of all those.
             failed: Errors of rows, if the model did not run for them; see ``ModelOutput``.
-            ops: Operations on ``logits``.
+            ops: Operations on ``logits`` and ``pooled``.
         """
         self._pooled = pooled
         self._samples = samples
@@ -60,7 +56,7 @@ class LaunchedRun:
         if self._failed:
             return ModelOutput(SampledRows.none(), failed=self._failed)
         if self._pooled is not None:
-            pooled = self._pooled.cpu().numpy()
+            pooled = self._ops.download(self._pooled)
             return ModelOutput(SampledRows.of_nothing(len(pooled)), None, pooled)
         sampled = SampledRows.none() if self._samples is None else self._samples.results()
         if self._prompts is None or self._logits is None:

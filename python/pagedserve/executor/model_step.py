@@ -30,7 +30,7 @@ class StepExtras:
     adapters: Sequence[tuple[int, Mapping[str, LoraWeights]]] = ()
     images: StepImages | None = None
     encoder_states: Mapping[int, Tensor] = field(default_factory=dict)
-    token_types: Tensor | None = None
+    token_types: NDArray[np.int64] | None = None
     state_slots: NDArray[np.int32] | None = None
 
 

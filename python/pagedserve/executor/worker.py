@@ -15,7 +15,7 @@ from pagedserve.cache.layers import (
 from pagedserve.cache.states import state_bytes_per_slot
 from pagedserve.config import EngineArgs
 from pagedserve.device import cuda_of
-from pagedserve.errors import ConfigError, StepError
+from pagedserve.errors import StepError
 from pagedserve.executor.memory import (
     DEFAULT_KV_CACHE_BYTES,
     MemoryPlan,
@@ -23,6 +23,7 @@ from pagedserve.executor.memory import (
     free_host_bytes,
     plan_memory,
 )
+from pagedserve.executor.model_options import check_model_options
 from pagedserve.executor.model_step import ModelStep
 from pagedserve.executor.profile import available_memory
 from pagedserve.executor.protocol import CacheShape, ModelInfo, StepLimits
@@ -66,7 +67,7 @@ class Worker:
         self._args = args
         self._group = group
         self.loaded = load_model(args, group=group)
-        _check_options(args, self.loaded)
+        check_model_options(args, self.model_info)
         self.cuda = cuda_of(self.loaded.device)
         is_recordable = self.cuda is not None and self.loaded.attention_backend.can_record_graphs
         # How rows with states are batched depends on the step; pooling models only prefill.
@@ -245,7 +246,10 @@ class Worker:
         if step.sizes.num_rows == 0:
             return torch.empty(0, self.loaded.vocab_size)
         if pools_others(self.loaded):
-            return self.runner.hidden_states(step.sizes, extras.token_types)
+            types = extras.token_types
+            return self.runner.hidden_states(
+                step.sizes, None if types is None else torch.from_numpy(types)
+            )
         images = None if extras.images is None else on_device(extras.images, self.loaded.device)
         return self.runner.execute(
             step.sizes, step.more_index, previous_tokens, images, self._cross(step)
@@ -261,28 +265,6 @@ class Worker:
         return CrossStep.of(layout, *tables, step.extras.encoder_states, self._no_states)
 
 
-def _check_options(args: EngineArgs, loaded: LoadedModel) -> None:
-    """Refuse options that the model does not support.
-
-    Raises:
-        ConfigError: It is a pooling model or an encoder-decoder.
-    """
-    refused = {}
-    if loaded.encoder_decoder is not None:
-        refused["enable_lora"] = "adapters are for decoder-only models"
-        refused["enable_prefix_caching"] = "a decoder's keys depend on what its encoder read"
-        refused["speculative_config"] = "draft tokens are for decoder-only models"
-    if loaded.pooling is not None:
-        refused["enable_lora"] = "adapters are for models that generate"
-        refused["speculative_config"] = "draft tokens are for models that generate"
-    if loaded.pooling is not None and _sees_whole_prompts(loaded):
-        reason = f"the model pools ({loaded.pooling.pooling_type}) what one step computes"
-        refused |= dict.fromkeys(("enable_prefix_caching", "enable_chunked_prefill"), reason)
-    for name, reason in refused.items():
-        if value := getattr(args, name):
-            raise ConfigError(f"{name} is {value}, and {reason}: leave it out")
-
-
 def _sees_whole_prompts(loaded: LoadedModel) -> bool:
     """See ``ModelInfo.sees_whole_prompts``."""
     return loaded.is_encoder or pools_others(loaded)
@@ -290,4 +272,4 @@ def _sees_whole_prompts(loaded: LoadedModel) -> bool:
 
 def pools_others(loaded: LoadedModel) -> bool:
     """Whether a model pools the states of other tokens than the last of each prompt."""
-    return loaded.pooling is not None and loaded.pooling.pooling_type != "LAST"
+    return loaded.pooling is not None and loaded.pooling.pools_whole_prompts

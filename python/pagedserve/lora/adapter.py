@@ -13,15 +13,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn, TypeAlias
 
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from pagedserve.errors import RequestError
 from pagedserve.lora.patterns import NamePatterns
 from pagedserve.lora.weights import LoraWeights
 from pagedserve.models.hub import ADAPTER_FILES
+from pagedserve.models.safetensors_header import FLOATS, as_float32, read_entries
 from pagedserve.regular_files import (
     MAX_JSON_BYTES,
     expanded,
@@ -32,7 +31,6 @@ from pagedserve.regular_files import (
 
 CONFIG, WEIGHTS = ADAPTER_FILES
 _PICKLED: Final = "adapter_model.bin"
-_DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _SHOWN_CHARACTERS: Final = 200
 
 # Fields of the config that are used here.
@@ -93,6 +91,8 @@ _BASE_KEY: Final = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.base_lay
 # Sizes of each module that can have an adapter: (in, out) features, for an embedding (tokens,
 # features).
 Shapes: TypeAlias = Mapping[str, tuple[int, int]]
+# Matrices of a module, by "A" and "B".
+_Pair: TypeAlias = Mapping[str, NDArray[np.float32]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,45 +159,47 @@ class AdapterFiles:
         pairs = self._pairs(shapes)
         return {module: self._scaled(module, pairs[module], scaling, max_rank) for module in pairs}
 
-    def _pairs(self, shapes: Shapes) -> dict[str, dict[str, Tensor]]:
-        """Both tensors of each module, by "A" and "B"; float32, with checked shapes."""
+    def _pairs(self, shapes: Shapes) -> Mapping[str, _Pair]:
+        """Both matrices of each module, with checked shapes."""
         try:
-            tensors = load(self.weights)
-        except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
+            entries = read_entries(WEIGHTS, self.weights)
+        except ValueError as error:
             _refuse(self.name, f"{WEIGHTS} cannot be read: {_shown(str(error))}")
-        pairs: dict[str, dict[str, Tensor]] = {}
-        for key, tensor in tensors.items():
-            match = _KEY.fullmatch(key)
-            if tensor.dtype not in _DTYPES:
+        stored = np.frombuffer(self.weights, np.uint8)
+        pairs: dict[str, dict[str, NDArray[np.float32]]] = {}
+        for entry in entries:
+            match = _KEY.fullmatch(entry.name)
+            if entry.dtype not in FLOATS:
                 _refuse(
                     self.name,
-                    f"{_shown(key)} is of {tensor.dtype}; accepted are "
-                    f"{', '.join(map(str, _DTYPES))}",
+                    f"{_shown(entry.name)} is of {entry.dtype}; accepted are {', '.join(FLOATS)}",
                 )
-            if match is not None:
-                pairs.setdefault(match["module"], {})[match["part"]] = tensor.float()
-            else:
-                self._check_base_weight(key, tensor, shapes)
+            if match is None:
+                self._check_base_weight(entry.name, entry.shape, shapes)
+                continue
+            numbers = stored[entry.offset : entry.offset + entry.num_bytes]
+            matrix = as_float32(numbers, entry.dtype).reshape(entry.shape)
+            pairs.setdefault(match["module"], {})[match["part"]] = matrix
         if not pairs:
             _refuse(self.name, f"{WEIGHTS} has no lora_A and lora_B of any module")
         self._check_modules(pairs, shapes)
         return pairs
 
-    def _check_base_weight(self, key: str, tensor: Tensor, shapes: Shapes) -> None:
+    def _check_base_weight(self, key: str, shape: tuple[int, ...], shapes: Shapes) -> None:
         """Ignore the base model's embeddings, which peft saves with an adapter of them."""
         match = _BASE_KEY.fullmatch(key)
         if match is None or match["module"] not in shapes:
             _refuse(
                 self.name, f"{WEIGHTS} has {_shown(key)}, which is no low-rank change of a weight"
             )
-        if sorted(tensor.shape) != sorted(shapes[match["module"]]):
+        if sorted(shape) != sorted(shapes[match["module"]]):
             _refuse(
                 self.name,
-                f"{_shown(key)} is {tuple(tensor.shape)}; the model has "
+                f"{_shown(key)} is {shape}; the model has "
                 f"{shapes[match['module']]}: the vocabulary was changed",
             )
 
-    def _check_modules(self, pairs: Mapping[str, Mapping[str, Tensor]], shapes: Shapes) -> None:
+    def _check_modules(self, pairs: Mapping[str, _Pair], shapes: Shapes) -> None:
         unknown = [module for module in pairs if module not in shapes]
         if unknown:
             known = ", ".join(sorted({module.rpartition(".")[2] for module in shapes}))
@@ -210,19 +212,17 @@ class AdapterFiles:
             if pair.keys() != {"A", "B"}:
                 _refuse(self.name, f"{WEIGHTS} has one of lora_A and lora_B of {module!r} alone")
             a, b, (num_in, num_out) = pair["A"], pair["B"], shapes[module]
-            rank = len(a) if a.dim() else 0
+            rank = len(a) if a.ndim else 0
             if rank == 0 or a.shape != (rank, num_in) or b.shape != (num_out, rank):
                 _refuse(
                     self.name,
-                    f"lora_A of {module!r} is {tuple(a.shape)} and lora_B {tuple(b.shape)}; they "
+                    f"lora_A of {module!r} is {a.shape} and lora_B {b.shape}; they "
                     f"must be (r, {num_in}) and ({num_out}, r)",
                 )
-            if not (torch.isfinite(a).all() and torch.isfinite(b).all()):
+            if not (np.isfinite(a).all() and np.isfinite(b).all()):
                 _refuse(self.name, f"the weights of {module!r} are not all finite numbers")
 
-    def _scaled(
-        self, module: str, pair: Mapping[str, Tensor], scaling: "_Scaling", max_rank: int
-    ) -> LoraWeights:
+    def _scaled(self, module: str, pair: _Pair, scaling: "_Scaling", max_rank: int) -> LoraWeights:
         try:
             rank, configured, factor = len(pair["A"]), scaling.rank(module), scaling.factor(module)
         except ValueError as error:
@@ -231,8 +231,9 @@ class AdapterFiles:
             _refuse(self.name, f"{module!r} has rank {rank}; {CONFIG} says {configured}")
         if rank > max_rank:
             _refuse(self.name, f"{module!r} has rank {rank}; max_lora_rank is {max_rank}")
-        b = pair["B"] * factor
-        if not torch.isfinite(b).all():
+        with np.errstate(over="ignore", invalid="ignore"):
+            b = pair["B"] * np.float32(factor)
+        if not np.isfinite(b).all():
             _refuse(
                 self.name,
                 f"the weights of {module!r} times lora_alpha / r = {factor:g} are infinite",

@@ -10,17 +10,13 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from pagedserve.errors import StepError
-from pagedserve.lora.modules import (
-    AdaptedEmbedding,
-    AdaptedHead,
-    AdaptedLinear,
-    AdaptedModules,
-    AdaptedPacked,
-)
+from pagedserve.lora.modules import AdaptedEmbedding, AdaptedHead, AdaptedLinear
+from pagedserve.lora.places import AdaptedModules, AdaptedPacked, AdapterPlaces
 from pagedserve.lora.weights import LoraWeights
 from pagedserve.models.adapters import AdapterRows, StepAdapters
 from pagedserve.models.fused.cpu.modules import PackedEmbedding, PackedLinear
-from pagedserve.models.fused.parts import FusedModule, FusedPart
+from pagedserve.models.fused.modules import FusedModule
+from pagedserve.models.fused.parts import FusedPart
 from pagedserve.models.loader import LoadedModel
 from pagedserve.models.mixers import mixing_modules
 from pagedserve.parallel.shards import inner_of, shards_of
@@ -45,12 +41,10 @@ class AdapterModules:
             num_slots: number of adapters that are loaded at once.
             max_rank: maximum rank of an adapter.
         """
-        self._num_slots = num_slots
         self._shards = shards_of(loaded.model)
-        self._places = list(_places(loaded.model, _hooks(loaded, num_slots, max_rank)))
-        self.targets: dict[str, tuple[int, int]] = {}
-        for place in self._places:
-            self.targets |= place.targets
+        places = list(_places(loaded.model, _hooks(loaded, num_slots, max_rank)))
+        self._places = AdapterPlaces(places, num_slots)
+        self.targets = self._places.targets.copy()
         for name, shard in self._shards.items():
             if name in self.targets:
                 self.targets[name] = shard.in_features, shard.out_features
@@ -66,11 +60,7 @@ class AdapterModules:
         Raises:
             StepError: there is no such slot.
         """
-        if not 0 <= slot < self._num_slots:
-            raise StepError(f"slot must be below {self._num_slots}; got {slot}")
-        for place in self._places:
-            names = [name for name in place.targets if name in weights]
-            place.load(slot, {name: self._own(name, weights[name]) for name in names})
+        self._places.load(slot, {name: self._own(name, pair) for name, pair in weights.items()})
 
     def _own(self, name: str, weights: LoraWeights) -> LoraWeights:
         """What this rank needs of a module's weights."""
@@ -93,8 +83,9 @@ class AdapterModules:
         """
         if len(tokens.slots) == 0:
             return None
-        if tokens.slots[-1] >= self._num_slots:
-            raise StepError(f"slots must be below {self._num_slots}; got {tokens.slots[-1]}")
+        num_slots = self._places.num_slots
+        if tokens.slots[-1] >= num_slots:
+            raise StepError(f"slots must be below {num_slots}; got {tokens.slots[-1]}")
         return StepAdapters(tokens, tokens if samples is None else samples)
 
 

@@ -1,35 +1,36 @@
-"""Modules that add the output of adapters, each with its rank.
+"""Torch modules that add the output of adapters, each with its rank.
 
-Torch modules use hooks: their types, names and weights stay unchanged.  Modules with packed weights
-add adapters within their products.  Sums are float32, whatever the model's dtype, and rounded once.
+Modules use hooks: their types, names and weights stay unchanged.  Sums are float32, whatever the
+model's dtype, and rounded once.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Self
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pagedserve.errors import StepError
+from pagedserve.lora.places import targets_of
 from pagedserve.lora.weights import LoraWeights
 from pagedserve.models.adapters import AdapterRows, StepAdapters
 from pagedserve.models.forward import current_adapters
 from pagedserve.models.fused.parts import FusedPart
 
 
-class AdaptedModules(Protocol):
-    """A group of modules whose adapters are loaded together."""
+@dataclass(frozen=True, slots=True)
+class _DeviceWeights:
+    """``LoraWeights`` as float32 tensors on the model's device."""
 
-    @property
-    def targets(self) -> Mapping[str, tuple[int, int]]:
-        """Features in and out of each, by name."""
+    a: Tensor
+    b: Tensor
 
-    def load(self, slot: int, weights: Mapping[str, LoraWeights]) -> None:
-        """Load these weights, by name, into a slot, replacing its contents."""
+    @classmethod
+    def of(cls, weights: LoraWeights, device: torch.device) -> Self:
+        """Copy them to a device."""
+        return cls(*(torch.from_numpy(part).to(device) for part in weights))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class Hooked(ABC):
             module: module that is called with one tensor.
             parts: parts of its output, by names in the model.
         """
-        self.targets = _targets(parts)
+        self.targets = targets_of(parts)
         self._parts = parts
         module.register_forward_hook(self._hook)
 
@@ -94,17 +95,17 @@ class _Looped(Hooked):
         """Store the number of slots and the model's device; see `Hooked`."""
         super().__init__(module, parts)
         # Per slot: weights, each with the first of the features that they change.
-        self._slots: list[list[tuple[int, LoraWeights]]] = [[] for _ in range(num_slots)]
+        self._slots: list[list[tuple[int, _DeviceWeights]]] = [[] for _ in range(num_slots)]
         self._device = device
 
     def load(self, slot: int, weights: Mapping[str, LoraWeights]) -> None:
         """Load these weights, by name, into a slot, replacing its contents."""
         self._slots[slot] = [
-            (self._parts[name].first_feature, _on(self._device, pair))
+            (self._parts[name].first_feature, _DeviceWeights.of(pair, self._device))
             for name, pair in weights.items()
         ]
 
-    def _held(self, rows: AdapterRows, output: Tensor) -> Iterator[tuple[LoraWeights, Rows]]:
+    def _held(self, rows: AdapterRows, output: Tensor) -> Iterator[tuple[_DeviceWeights, Rows]]:
         """Contents of the slots in use, each with the rows and features of the output to change."""
         flat = output.view(-1, output.shape[-1])
         for slot, index in rows.groups:
@@ -157,34 +158,3 @@ class AdaptedEmbedding(_Looped):
 def embedding_scale(module: nn.Module) -> float:
     """Factor that an embedding multiplies its output by."""
     return float(getattr(module, "embed_scale", 1.0))
-
-
-class AdaptedPacked:
-    """Linear layers with shared packed weights, whose product adds adapters."""
-
-    def __init__(self, parts: Mapping[str, FusedPart]) -> None:
-        """Store layers by their names in the model, in the order of their features."""
-        self.targets = _targets(parts)
-        self._parts = parts
-        (self._packed,) = {part.home for part in parts.values()}
-
-    def load(self, slot: int, weights: Mapping[str, LoraWeights]) -> None:
-        """Load these weights, by name, into a slot, replacing its contents."""
-        slices = [
-            (part.first_feature, len(weights[name].a), *map(_numbers, weights[name]))
-            for name, part in self._parts.items()
-            if name in weights
-        ]
-        self._packed.load_adapter(slot, slices)
-
-
-def _targets(parts: Mapping[str, FusedPart]) -> dict[str, tuple[int, int]]:
-    return {name: (part.in_features, part.out_features) for name, part in parts.items()}
-
-
-def _on(device: torch.device, weights: LoraWeights) -> LoraWeights:
-    return LoraWeights(*(part.to(device, torch.float32) for part in weights))
-
-
-def _numbers(weights: Tensor) -> NDArray[np.float32]:
-    return weights.detach().float().contiguous().reshape(-1).numpy()

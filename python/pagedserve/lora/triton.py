@@ -8,6 +8,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -59,7 +60,7 @@ class _InSlots(Hooked):
         self._b[slot].zero_()
         for index, (name, part) in enumerate(self._parts.items()):
             if name in weights:
-                b = self._place(slot, index, weights[name]).b
+                b = torch.from_numpy(self._place(slot, index, weights[name]).b)
                 last_feature = part.first_feature + part.out_features
                 self._b[slot, part.first_feature : last_feature, : b.shape[1]].copy_(b)
                 ranks[index] = b.shape[1]
@@ -78,7 +79,7 @@ class TritonLinear(_InSlots):
         return num_slots, num_slices, max_rank, num_in
 
     def _place(self, slot: int, index: int, weights: LoraWeights) -> LoraWeights:
-        self._a[slot, index, : len(weights.a)].copy_(weights.a)
+        self._a[slot, index, : len(weights.a)].copy_(torch.from_numpy(weights.a))
         return weights
 
     def _add(self, step: StepAdapters, x: Tensor, output: Tensor) -> None:
@@ -112,8 +113,8 @@ class TritonEmbedding(_InSlots):
 
     def _place(self, slot: int, index: int, weights: LoraWeights) -> LoraWeights:
         del index
-        self._a[slot, :, : len(weights.a)].copy_(weights.a.t())
-        return LoraWeights(weights.a, weights.b * self._scale)
+        self._a[slot, :, : len(weights.a)].copy_(torch.from_numpy(weights.a.T))
+        return LoraWeights(weights.a, weights.b * np.float32(self._scale))
 
     def _add(self, step: StepAdapters, x: Tensor, output: Tensor) -> None:
         ids = x.reshape(-1).contiguous()

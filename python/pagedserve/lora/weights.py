@@ -2,16 +2,17 @@
 
 from typing import NamedTuple
 
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 
 class LoraWeights(NamedTuple):
     """Low-rank update ``b @ a`` of rank r, added to weights ``[N, K]``.
 
     Attributes:
-        a: ``[r, K]``.
-        b: ``[N, r]``, already scaled.
+        a: float32 ``[r, K]``.
+        b: float32 ``[N, r]``, already scaled.
     """
 
-    a: Tensor
-    b: Tensor
+    a: NDArray[np.float32]
+    b: NDArray[np.float32]

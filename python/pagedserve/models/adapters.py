@@ -1,16 +1,15 @@
-"""Adapter rows of a forward pass, for the modules that apply adapters; the host knows the slots."""
+"""Adapter rows of a forward pass, for the modules of a torch model that apply adapters."""
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-# Number of rows, then slots, starts and order of `AdapterRows`.
-AdapterArrays: TypeAlias = tuple[int, NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]
+from pagedserve.models.adapter_groups import AdapterGroups
 
 
 class SortedRows(NamedTuple):
@@ -25,15 +24,8 @@ class SortedRows(NamedTuple):
     order: Tensor
 
 
-class AdapterRows:
-    """Rows sorted by the slots of their adapters; rows without an adapter are in no group.
-
-    Attributes:
-        num_rows: number of all rows, T.
-        slots: int32 ``[G]``, slots in use, ascending.
-        starts: int32 ``[G + 1]``, start of each slot's rows in ``order``.
-        order: int32, rows with adapters, ascending within a slot.
-    """
+class AdapterRows(AdapterGroups):
+    """Rows sorted by the slots of their adapters, on the host and on the model's device."""
 
     def __init__(
         self,
@@ -48,18 +40,9 @@ class AdapterRows:
             device: device of the model.
             on_device: the same rows on the device, if they are or will be copied there before use.
         """
-        self.num_rows = len(slots)
-        order = np.argsort(slots, kind="stable").astype(np.int32)
-        self.order = order[np.count_nonzero(slots < 0) :]
-        self.slots, starts = np.unique(slots[self.order], return_index=True)
-        self.starts = np.append(starts, len(self.order)).astype(np.int32)
+        super().__init__(slots)
         self._device = device
         self._on_device = on_device
-
-    @property
-    def arrays(self) -> AdapterArrays:
-        """Arrays for the Rust kernels."""
-        return self.num_rows, self.slots, self.starts, self.order
 
     def starts_of(self, num_slots: int) -> NDArray[np.int32]:
         """Start of each slot's rows, in use or not: int32 ``[num_slots + 1]``."""
@@ -77,9 +60,10 @@ class AdapterRows:
     @cached_property
     def groups(self) -> list[tuple[int, Tensor]]:
         """The slots in use, each with its rows, int64 on the model's device."""
-        rows = torch.from_numpy(self.order).to(self._device, torch.int64)
-        parts = rows.split(np.diff(self.starts).tolist())
-        return list(zip(self.slots.tolist(), parts, strict=True))
+        return [
+            (slot, torch.from_numpy(rows).to(self._device, torch.int64))
+            for slot, rows in self.of_slots()
+        ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,12 @@ returns given states.  A decoder's head is a linear layer over the last token's 
 replaces the LM head, and passes the check of all decoders there.
 """
 
-from collections.abc import Mapping
 from typing import Any, Final, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_layers import GenericForSequenceClassification
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
@@ -23,43 +22,10 @@ from pagedserve.models.numerics import TOLERANCE, compare, prompt_of, using_atte
 from pagedserve.models.paged_logits import encoder_hidden_states
 from pagedserve.models.probe import refusing_failures
 from pagedserve.pooling.pooler import pool_rows
-from pagedserve.pooling.rules import Activation, Classes, PoolingRules, PoolingType
+from pagedserve.pooling.rules import PoolingType
 
-# Fields that CrossEncoder of sentence-transformers adds to configs.
-_ACTIVATIONS: Final[dict[str, Activation]] = {"Sigmoid": "sigmoid", "Identity": "identity"}
 # Tokens of the prompts of the check.
 _LENGTHS: Final = (9, 23)
-_BY_PROBLEM: Final[dict[str, Activation]] = {
-    "regression": "identity",
-    "single_label_classification": "softmax",
-    "multi_label_classification": "sigmoid",
-}
-
-
-def class_rules(config: PreTrainedConfig, *, is_encoder: bool) -> PoolingRules:
-    """Pooling rules of a classification head: its input, and the activation of its logits.
-
-    Raises:
-        UnsupportedModelError: classes of something other than whole texts, or an unknown
-            activation.
-    """
-    names = getattr(config, "architectures", None) or []
-    if not any(name.endswith("ForSequenceClassification") for name in names):
-        raise UnsupportedModelError(
-            f"architecture {architecture_of(config)} cannot be run: its classes are not those of "
-            "whole texts (ForSequenceClassification)"
-        )
-    is_mean = getattr(config, "classifier_pooling", "cls") == "mean"
-    of_encoder: PoolingType = "MEAN" if is_mean else "CLS"
-    return PoolingRules(
-        pooling_type=of_encoder if is_encoder else "LAST",
-        normalize=False,
-        classes=Classes(
-            labels=tuple(str(label) for _, label in sorted((config.id2label or {}).items())),
-            activation=_activation(config),
-            has_token_types=getattr(config, "type_vocab_size", 0) > 1,
-        ),
-    )
 
 
 class EncoderHead(nn.Module):
@@ -118,7 +84,8 @@ class EncoderHead(nn.Module):
             prompts = [prompt_of(self.encoder, length) for length in self._expected]
             states = encoder_hidden_states(self.encoder, layers, prompts, backend)
             ends = np.cumsum([0, *self._expected]).astype(np.int32)
-            found = self(pool_rows(torch.cat(states), ends, pooling_type))
+            pooled = pool_rows(torch.cat(states).float(), ends, pooling_type)
+            found = self(torch.stack(pooled))
         expected = torch.stack(list(self._expected.values()))
         differ = "its logits of classes differ from its own"
         compare(self.encoder, [found], [expected], TOLERANCE[self.encoder.dtype], differ)
@@ -164,20 +131,3 @@ def with_class_head(model: PreTrainedModel) -> PreTrainedModel:
             "beside its decoder"
         )
     return cast(PreTrainedModel, whole)
-
-
-def _activation(config: PreTrainedConfig) -> Activation:
-    trained = getattr(config, "sentence_transformers", None)
-    named = trained.get("activation_fn") if isinstance(trained, Mapping) else None
-    named = named or getattr(config, "sbert_ce_default_activation_function", None)
-    if named is not None:
-        name = str(named).rpartition(".")[2]
-        if name not in _ACTIVATIONS:
-            raise UnsupportedModelError(
-                f"architecture {architecture_of(config)} cannot be run: its activation_fn is "
-                f"{named}; accepted are {', '.join(_ACTIVATIONS)}"
-            )
-        return _ACTIVATIONS[name]
-    if config.problem_type is not None:
-        return _BY_PROBLEM[config.problem_type]
-    return "sigmoid" if config.num_labels == 1 else "softmax"

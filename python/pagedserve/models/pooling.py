@@ -1,27 +1,22 @@
 """Pooling models: detection, pooling rules, and decoders that return states instead of logits."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from pagedserve.attention.backend import AttentionBackend
 from pagedserve.config import EngineArgs
 from pagedserve.errors import UnsupportedModelError
-from pagedserve.models.classifiers import class_rules
 from pagedserve.models.encoders import is_encoder
 from pagedserve.models.files import ModelFiles, architecture_of
 from pagedserve.models.numerics import prompt_of
 from pagedserve.models.paged_logits import paged_logits
 from pagedserve.models.probe import ProbeResult
-from pagedserve.pooling.rules import PoolingRules, has_rules, read_rules
-
-# Suffixes of the names of base models, whose files have no LM head.
-_BARE: Final = ("Model", "ForTextEncoding", "ForMaskedLM")
-_WITH_HEAD: Final = ("LMHeadModel", "DoubleHeadsModel")
+from pagedserve.pooling.model_files import PoolingFiles
+from pagedserve.pooling.rules import PoolingRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,34 +39,24 @@ def find_pooling(args: EngineArgs, files: ModelFiles) -> Pooling | None:
         UnsupportedModelError: unknown rules, or classes of something other than texts.
         ModelLoadError: files cannot be read.
     """
-    names = getattr(files.hf_config, "architectures", None) or []
-    names_classes = any("Classification" in name for name in names)
-    is_bare = any(name.endswith(_BARE) and not name.endswith(_WITH_HEAD) for name in names)
-    if files.hf_config.is_encoder_decoder:
-        if args.runner == "pooling" or names_classes:
+    config = files.hf_config
+    found = PoolingFiles(
+        config=config,
+        architecture=architecture_of(config),
+        hidden_size=getattr(config.get_text_config(), "hidden_size", 0),
+        directory=files.directory,
+    )
+    if config.is_encoder_decoder:
+        if args.runner == "pooling" or found.names_classes:
             raise UnsupportedModelError(
-                f"architecture {architecture_of(files.hf_config)} cannot be run: it is an "
-                "encoder-decoder that is to pool; accepted are encoder-decoders that generate"
+                f"architecture {architecture_of(config)} cannot be run: it is an encoder-decoder "
+                "that is to pool; accepted are encoder-decoders that generate"
             )
         return None
-    if args.runner == "auto" and not (names_classes or is_bare or has_rules(files.directory)):
+    if not found.pools(args.runner):
         return None
-    if args.runner == "generate":
-        return None
-    bidirectional = is_encoder(files.hf_config)
-    if names_classes:
-        return Pooling(class_rules(files.hf_config, is_encoder=bidirectional), bidirectional)
-    rules = PoolingRules(pooling_type="CLS" if bidirectional else "LAST")
-    if has_rules(files.directory):
-        rules = read_rules(files.directory)
-    return Pooling(replace(rules, dimensions=_dimensions(files.hf_config)), bidirectional)
-
-
-def _dimensions(config: PreTrainedConfig) -> Sequence[int]:
-    """Numbers of components to which vectors may be truncated, by the names that vLLM reads."""
-    if getattr(config, "is_matryoshka", False):
-        return range(1, config.get_text_config().hidden_size + 1)
-    return tuple(getattr(config, "matryoshka_dimensions", None) or ())
+    bidirectional = is_encoder(config)
+    return Pooling(found.rules(is_encoder=bidirectional), bidirectional)
 
 
 def use_head(

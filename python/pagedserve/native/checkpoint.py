@@ -13,30 +13,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedserve.errors import ModelLoadError, UnsupportedModelError
+from pagedserve.models.safetensors_header import as_float32
 from pagedserve.native.choice import OTHER_BACKEND
 from pagedserve.native.config import DecoderConfig
 from pagedserve.native.families import UnsupportedError
 from pagedserve.native.gguf_file import GgufFile
 from pagedserve.native.mapped import STORAGES, StoredTensor
-from pagedserve.native.numbers import ComputeDtype, rounded, widen
+from pagedserve.native.numbers import ComputeDtype, rounded
 from pagedserve.native.safetensors_file import read_safetensors
 from pagedserve.native.tensor_names import GGUF_NAMES, TensorNames, safetensors_names, shapes_of
 from pagedserve.regular_files import is_file, read_json
 
 _SINGLE: Final = "model.safetensors"
 _MAX_INDEX_BYTES: Final = 256 << 20
-# Dtypes of vectors, by their storage.
-_PLAIN: Final[dict[str, ComputeDtype]] = {
-    "F32": "float32",
-    "F16": "float16",
-    "BF16": "bfloat16",
-}
-# Elements of the arrays that hold them.
-_ELEMENTS: Final[dict[str, type[np.generic]]] = {
-    "F32": np.float32,
-    "F16": np.float16,
-    "BF16": np.uint16,
-}
+# Embedding in the files of a model without a head.
+_BARE_EMBEDDING: Final = "embed_tokens.weight"
+# Storages of vectors.
+_PLAIN: Final = ("F32", "F16", "BF16")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,13 +80,13 @@ class Checkpoint:
             raise
         except ValueError as error:
             raise ModelLoadError(f"model {model!r}: {error}") from error
-        names = safetensors_names(config.family)
+        names = safetensors_names(config, "" if _BARE_EMBEDDING in tensors else "model.")
         head, embedding = tensors.get(names.head), tensors.get(names.embedding)
-        if config.is_tied and head is not None:
+        if config.head.is_tied and head is not None:
             if embedding is None:
                 tensors[names.embedding] = head
             elif not head.equals(embedding):
-                config = replace(config, is_tied=False)
+                config = replace(config, head=replace(config.head, is_tied=False))
         return cls(
             model=model,
             config=config,
@@ -141,9 +134,9 @@ class Checkpoint:
         """
         tensor = self.tensors[name]
         stored = tensor.file.bytes_of(tensor.offset, tensor.num_bytes)
-        numbers = widen(stored.view(_ELEMENTS[tensor.storage]), _PLAIN[tensor.storage])
+        numbers = as_float32(stored, tensor.storage)
         self.check_finite(name, int(np.count_nonzero(~np.isfinite(numbers))))
-        return rounded(numbers.copy(), dtype)
+        return rounded(numbers, dtype)
 
     def norm(self, name: str, dtype: ComputeDtype) -> NDArray[np.float32]:
         """Read the weight of a norm; the offset is not rounded, as a model adds it in float32."""

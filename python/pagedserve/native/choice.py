@@ -90,16 +90,12 @@ def check_backend(args: EngineArgs) -> None:
 
 def _refusals(args: EngineArgs) -> Iterator[str]:
     """Options that the native backend does not support."""
-    drafts = args.speculative_config
     refused = {
         "device": args.device not in ("auto", "cpu"),
         "attention_backend": args.attention_backend not in (None, "rust"),
         "cpu_kernels": args.cpu_kernels not in (None, "fused"),
         "tensor_parallel_size": args.tensor_parallel_size != 1,
-        "enable_lora": args.enable_lora,
         "load_format": args.load_format == "dummy",
-        "runner": args.runner == "pooling",
-        "speculative_config": drafts is not None and drafts.method == "draft_model",
     }
     for name, is_refused in refused.items():
         if is_refused:

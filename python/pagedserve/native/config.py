@@ -22,6 +22,24 @@ class LayerConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """A linear layer from hidden states to logits.
+
+    Attributes:
+        num_outputs: Logits: of the vocabulary, or of classes; 0 for a model whose hidden states are
+            pooled.
+        is_tied: Whether it has the weights of the embedding.
+        softcap: Cap of the logits; None for none.
+        name: Name of its weights in safetensors files.
+    """
+
+    num_outputs: int
+    is_tied: bool
+    softcap: float | None = None
+    name: str = "lm_head.weight"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig:
     """A decoder model.
 
@@ -36,10 +54,9 @@ class DecoderConfig:
         epsilon: Epsilon of all norms.
         scale: Factor of the scores.
         score_softcap: Cap of the scores; None for none.
-        logit_softcap: Cap of the logits; None for none.
         has_qkv_bias: Whether query, key and value projections have biases.
         has_output_bias: Whether the output projection has one.
-        is_tied: Whether the head has the weights of the embedding.
+        head: What follows the last norm.
         max_positions: Maximum tokens of a sequence; None if the files do not say.
         max_positions_reason: The same as text.
         eos_token_id: Tokens that end a sequence, as in the files.
@@ -56,10 +73,9 @@ class DecoderConfig:
     epsilon: float
     scale: float
     score_softcap: float | None
-    logit_softcap: float | None
     has_qkv_bias: bool
     has_output_bias: bool
-    is_tied: bool
+    head: Head
     max_positions: int | None
     max_positions_reason: str
     eos_token_id: object
@@ -84,7 +100,7 @@ class DecoderConfig:
             {
                 "the epsilon of its norms": self.epsilon,
                 "attn_logit_softcapping": self.score_softcap,
-                "final_logit_softcapping": self.logit_softcap,
+                "final_logit_softcapping": self.head.softcap,
                 "num_key_value_heads": self.num_kv_heads,
                 "head_dim": self.head_size,
             }

@@ -8,17 +8,22 @@ from numpy.typing import NDArray
 from pagedserve._core.cpu import instructions_in_use
 from pagedserve.cache.layers import group_window, kv_bytes_per_block, split_layers
 from pagedserve.config import EngineArgs
-from pagedserve.errors import RequestError, StepError
+from pagedserve.errors import StepError
 from pagedserve.executor.launched import LaunchedRun, tokens_of
 from pagedserve.executor.memory import MemoryPlan, free_host_bytes, plan_memory
-from pagedserve.executor.numpy_buffers import NumpyBuffers
-from pagedserve.executor.protocol import Adapter, CacheShape, ModelInfo, StepInput, StepLimits
+from pagedserve.executor.model_options import check_model_options
+from pagedserve.executor.numpy_buffers import NumpyBuffers, StepArrays
+from pagedserve.executor.protocol import CacheShape, ModelInfo, StepInput, StepLimits
 from pagedserve.executor.windows import window_need
 from pagedserve.inputs.prompt_images import PlacedImage
+from pagedserve.lora.host import HostAdapter
+from pagedserve.native.adapters import NativeAdapters
 from pagedserve.native.choice import gives_tensors
 from pagedserve.native.load import LoadedNative, OpenedModel, load_native
 from pagedserve.native.numbers import itemsize
 from pagedserve.native.pools import KVPools
+from pagedserve.pooling.pooler import pool_rows
+from pagedserve.pooling.rules import PoolingRules
 from pagedserve.sampling.on_host import HostOps
 from pagedserve.sampling.processors import run_on_array, run_with_torch
 from pagedserve.sampling.sampler import Sampler
@@ -32,11 +37,12 @@ class NativeExecutor:
         self._args = args
         loaded = load_native(args, opened)
         self._loaded: LoadedNative | None = loaded
+        check_model_options(args, self.model_info)
         self._buffers: NumpyBuffers | None = None
         self._pools: KVPools | None = None
-        num_threads, run = loaded.model.num_threads, run_on_array
-        if gives_tensors(args):
-            run = run_with_torch
+        self._adapters: NativeAdapters | None = NativeAdapters(args, loaded.model)
+        num_threads = loaded.model.num_threads
+        run = run_with_torch if gives_tensors(args) else run_on_array
         self._ops = HostOps(run, num_threads=lambda: num_threads)
         self._sampler = Sampler(self._ops)
 
@@ -52,10 +58,17 @@ class NativeExecutor:
         return self._loaded
 
     @property
+    def adapters(self) -> NativeAdapters:
+        """Adapters of the model; see ``loaded``."""
+        if self._adapters is None:
+            raise StepError("the executor was shut down")
+        return self._adapters
+
+    @property
     def model_info(self) -> ModelInfo:
         """Properties of the model."""
         loaded = self.loaded
-        config = loaded.model.config
+        config, rules = loaded.model.config, loaded.pooling
         kernels = f"{instructions_in_use()}, threads: {loaded.model.num_threads}"
         weights = f"; weights: {self._args.quantization}" if self._args.quantization else ""
         return ModelInfo(
@@ -64,7 +77,9 @@ class NativeExecutor:
             eos_token_ids=loaded.eos_token_ids,
             device_type="cpu",
             backends=f"native ({kernels}){weights}",
+            pooling=rules,
             group_window=group_window(config.layer_shapes),
+            sees_whole_prompts=rules is not None and rules.pools_whole_prompts,
         )
 
     @property
@@ -110,10 +125,10 @@ class NativeExecutor:
         """Allocate KV pools and step buffers; called once, before the first step."""
         model = self.loaded.model
         self._pools = KVPools(model.config, shape, model.dtype)
-        self._buffers = NumpyBuffers(shape)
+        self._buffers = NumpyBuffers(shape, has_adapters=self._args.enable_lora)
 
     def launch(self, step: StepInput) -> LaunchedRun:
-        """Move blocks, run the model and sample.
+        """Load adapters, move blocks, run the model and sample.
 
         Raises:
             StepError: The numbers of rows and samples differ.
@@ -122,6 +137,7 @@ class NativeExecutor:
         sizes, rows, model = step.sizes, step.rows, self.loaded.model
         arrays, pools = self.buffers.arrays(sizes), self._pools
         assert pools is not None  # noqa: S101  # the buffers come with them
+        self.adapters.load(step.adapters)
         pools.move(step.moves, model.num_threads)
         if sizes.num_rows == 0:
             return LaunchedRun()
@@ -131,22 +147,29 @@ class NativeExecutor:
         index = arrays.sample_index
         if step.prompts is not None:
             index = np.concatenate((index, step.prompts.index))
-        logits = model.logits(arrays, pools.layers, index)
+        if (rules := self.loaded.pooling) is not None:
+            return LaunchedRun(pooled=self._pool(rules, arrays, pools))
+        logits = model.outputs(arrays, pools.layers, index)
         samples = self._sampler.launch(logits[: len(rows)], rows) if rows else None
         return LaunchedRun(samples, step.prompts, logits[len(rows) :], ops=self._ops)
 
-    def load_adapter(self, name: str, path: str) -> Adapter:
-        """Refuse adapters.
+    def _pool(self, rules: PoolingRules, arrays: StepArrays, pools: KVPools) -> NDArray[np.float32]:
+        """Run the model and pool each prompt that ends in the step, ``[S, F]``."""
+        model = self.loaded.model
+        if not rules.pools_whole_prompts:
+            return model.outputs(arrays, pools.layers, arrays.sample_index)
+        every = np.arange(len(arrays.token_ids), dtype=np.int32)
+        states = model.outputs(arrays, pools.layers, every)
+        vectors = np.stack(pool_rows(states, arrays.query_start, rules.pooling_type))
+        return vectors[self.buffers.sample_rows[: len(arrays.sample_index)]]
 
-        Raises:
-            RequestError: Always.
-        """
-        raise RequestError(
-            f"adapter {name!r} at {path}: the native backend has no adapters: give backend='torch'"
-        )
+    def load_adapter(self, name: str, path: str) -> HostAdapter:
+        """Load the adapter of a directory into host memory; thread-safe, callable during a step."""
+        return self.adapters.host.load(name, path)
 
     def drop_adapter(self, ordinal: int) -> None:
-        """Do nothing: there are no adapters."""
+        """Evict an adapter from host memory once it is no longer referenced."""
+        self.adapters.host.drop(ordinal)
 
     def image_positions(
         self, token_ids: Sequence[int], images: Sequence[PlacedImage]
@@ -161,4 +184,4 @@ class NativeExecutor:
 
     def shutdown(self) -> None:
         """Free weights and pools; no step may be running."""
-        self._loaded = self._pools = None
+        self._loaded = self._adapters = self._pools = None

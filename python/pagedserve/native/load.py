@@ -5,9 +5,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, Final, Self
 
-from pagedserve._core.cpu import DecoderLayer, use_instructions
+from pagedserve._core.cpu import DecoderLayer, PackedWeights, use_instructions
 from pagedserve.config import EngineArgs
 from pagedserve.config.precision import Quantization
 from pagedserve.errors import ModelLoadError, PagedServeError, UnsupportedModelError
@@ -22,16 +22,16 @@ from pagedserve.native.config import DecoderConfig
 from pagedserve.native.families import UnsupportedError
 from pagedserve.native.gguf_config import config_of_gguf
 from pagedserve.native.gguf_file import read_gguf
-from pagedserve.native.model import NativeModel
+from pagedserve.native.model import NativeLayer, NativeModel, Product
 from pagedserve.native.model_config import decoder_config
 from pagedserve.native.numbers import ComputeDtype, itemsize
 from pagedserve.native.packing import Packer, Part
+from pagedserve.native.pooling import as_generative, find_pooling, with_head
+from pagedserve.pooling.rules import PoolingRules
 from pagedserve.regular_files import is_file, read_json
 
 # Gates and what they gate take turns in panels, so many features each.
 _GATE_FEATURES: Final = 32
-# Files of models that make vectors instead of tokens.
-_POOLING_FILE: Final = "modules.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +42,13 @@ class LoadedNative:
         model: The model.
         max_model_len: Maximum tokens of a sequence.
         eos_token_ids: Tokens that end a sequence.
+        pooling: Pooling rules; None for a generative model.
     """
 
     model: NativeModel
     max_model_len: int
     eos_token_ids: tuple[int, ...]
+    pooling: PoolingRules | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +57,33 @@ class OpenedModel:
 
     Attributes:
         checkpoint: The weights.
+        pooling: Pooling rules; None for a generative model.
         generation: Contents of ``generation_config.json``, as attributes.
     """
 
     checkpoint: Checkpoint
+    pooling: PoolingRules | None
     generation: SimpleNamespace
+
+    @classmethod
+    def of(cls, args: EngineArgs, source: ModelSource) -> Self:
+        """Read the config and the headers of the weights."""
+        gguf = read_gguf(source.path) if source.is_gguf else None
+        if gguf is None:  # both files were checked when they were found
+            content = _object(source.path / "config.json")
+            generation = _object(source.path / "generation_config.json")
+        else:
+            content, generation = config_of_gguf(gguf), {}
+            check_config(content)
+        config = decoder_config(as_generative(content))
+        pooling = find_pooling(content, source.path, args.runner)
+        if pooling is not None:
+            config = with_head(config, pooling)
+        if gguf is None:
+            checkpoint = Checkpoint.of_directory(args.model, source.path, config)
+        else:
+            checkpoint = Checkpoint.of_gguf(args.model, gguf, config)
+        return cls(checkpoint, pooling, SimpleNamespace(**generation))
 
 
 def open_native(args: EngineArgs) -> OpenedModel:
@@ -71,7 +95,7 @@ def open_native(args: EngineArgs) -> OpenedModel:
     """
     source = find_source(args)
     with _named(args.model):
-        opened = _open_gguf(args, source) if source.is_gguf else _open_directory(args, source)
+        opened = OpenedModel.of(args, source)
         _check_sizes(opened.checkpoint.config, compute_dtype(args))
     return opened
 
@@ -99,30 +123,12 @@ def load_native(args: EngineArgs, opened: OpenedModel | None = None) -> LoadedNa
         max_model_len = check_max_model_len(
             args.max_model_len, config.max_positions, config.max_positions_reason
         )
+        pooling = opened.pooling
+        if pooling is not None and args.max_model_len is None:
+            max_model_len = min(max_model_len, pooling.max_seq_length or max_model_len)
         eos = eos_token_ids(opened.generation, config, config.vocab_size)
         model = _pack(opened.checkpoint, config, compute_dtype(args), args.quantization)
-    return LoadedNative(model, max_model_len, eos)
-
-
-def _open_gguf(args: EngineArgs, source: ModelSource) -> OpenedModel:
-    gguf = read_gguf(source.path)
-    content = config_of_gguf(gguf)
-    check_config(content)
-    checkpoint = Checkpoint.of_gguf(args.model, gguf, decoder_config(content))
-    return OpenedModel(checkpoint, SimpleNamespace())
-
-
-def _open_directory(args: EngineArgs, source: ModelSource) -> OpenedModel:
-    if is_file(source.path / _POOLING_FILE):
-        raise UnsupportedError(
-            f"it has {_POOLING_FILE} of a sentence-transformers model, and the native backend "
-            f"has no pooling: {OTHER_BACKEND}"
-        )
-    # Both files were checked when they were found.
-    config = decoder_config(_object(source.path / "config.json"))
-    generation = _object(source.path / "generation_config.json")
-    checkpoint = Checkpoint.of_directory(args.model, source.path, config)
-    return OpenedModel(checkpoint, SimpleNamespace(**generation))
+    return LoadedNative(model, max_model_len, eos, pooling)
 
 
 def _object(path: Path) -> dict[str, Any]:
@@ -181,10 +187,11 @@ def _pack(
     """Pack all weights of a checked checkpoint."""
     names, num_threads = checkpoint.names, num_compute_threads()
     packer = Packer(checkpoint, dtype, num_threads)
-    head = packer.pack(
-        Part(names.embedding if config.is_tied else names.head), quantization=quantization
-    )
-    embedding = head if config.is_tied else packer.pack(Part(names.embedding))
+    of_embedding = quantization if config.head.is_tied else None
+    embedding = packer.pack(Part(names.embedding), quantization=of_embedding)
+    matrices = [embedding]
+    if config.head.num_outputs and not config.head.is_tied:
+        matrices.append(packer.pack(Part(names.head), quantization=quantization))
     packing = _LayerPacking(packer, config, quantization)
     layers = [packing.pack(layer) for layer in range(len(config.layers))]
     return NativeModel(
@@ -193,9 +200,9 @@ def _pack(
         embedding=embedding,
         layers=layers,
         norm=checkpoint.norm(names.norm, dtype),
-        head=head,
+        head=matrices[-1] if config.head.num_outputs else None,
         num_threads=num_threads,
-        weight_bytes=packing.num_bytes + head.nbytes + (0 if config.is_tied else embedding.nbytes),
+        weight_bytes=packing.num_bytes + sum(weights.nbytes for weights in matrices),
     )
 
 
@@ -208,7 +215,7 @@ class _LayerPacking:
     quantization: Quantization | None
     num_bytes: int = 0
 
-    def pack(self, layer: int) -> DecoderLayer:
+    def pack(self, layer: int) -> NativeLayer:
         """Pack one layer."""
         config, packer = self.config, self.packer
         checkpoint, dtype = packer.checkpoint, packer.dtype
@@ -222,7 +229,7 @@ class _LayerPacking:
 
         four, heads = config.family.has_output_norms, config.family.has_head_norms
         qkv = part("query", has_heads=True), part("key", has_heads=True), part("value")
-        linears = {
+        products: dict[Product, PackedWeights] = {
             "qkv": packer.pack(*qkv, bias=self._qkv_bias(layer), quantization=self.quantization),
             "output": packer.pack(
                 part("output"), bias=self._output_bias(layer), quantization=self.quantization
@@ -232,8 +239,8 @@ class _LayerPacking:
             ),
             "down": packer.pack(part("down"), quantization=self.quantization),
         }
-        self.num_bytes += sum(weights.nbytes for weights in linears.values())
-        return DecoderLayer(
+        self.num_bytes += sum(weights.nbytes for weights in products.values())
+        decoder = DecoderLayer(
             dtype=dtype,
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
@@ -247,8 +254,9 @@ class _LayerPacking:
             mlp_output_norm=norm("mlp_output_norm", exists=four),
             query_norm=norm("query_norm", exists=heads),
             key_norm=norm("key_norm", exists=heads),
-            **linears,
+            **products,
         )
+        return NativeLayer(decoder, products)
 
     def _qkv_bias(self, layer: int) -> list[Any]:
         if not self.config.has_qkv_bias:

@@ -2,21 +2,39 @@
 
 Owns the packed weights.  A step's arrays come from `NumpyBuffers`; hidden states live for one step.
 
-Costs: per layer one call; the head runs on the rows that need logits only.
+Costs: per layer one call; norm and head run on the rows that need outputs only.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pagedserve._core.cpu import DecoderLayer, PackedWeights, rms_norm
 from pagedserve.executor.numpy_buffers import StepArrays
+from pagedserve.models.adapter_groups import AdapterGroups
 from pagedserve.models.rotary import Rope
 from pagedserve.native.angles import Angles
 from pagedserve.native.config import DecoderConfig
-from pagedserve.native.numbers import ComputeDtype, empty, narrow, rounded, widen
+from pagedserve.native.embedding import Embedding
+from pagedserve.native.numbers import ComputeDtype, widen
 from pagedserve.native.pools import LayerPool
+
+# Matrix products of a decoder layer, some of several linear layers.
+Product: TypeAlias = Literal["qkv", "output", "gate_up", "down"]
+
+
+class NativeLayer(NamedTuple):
+    """A decoder layer.
+
+    Attributes:
+        decoder: The layer.
+        products: Weights of its matrix products, which it holds too.
+    """
+
+    decoder: DecoderLayer
+    products: Mapping[Product, PackedWeights]
 
 
 class NativeModel:
@@ -25,6 +43,9 @@ class NativeModel:
     Attributes:
         config: What it computes.
         dtype: Dtype of weights, hidden states, keys and values.
+        embedding: Embedding.
+        layers: Decoder layers.
+        head: Output embedding, or weights of classes; None for a model whose states are pooled.
         num_threads: Threads of a call.
         weight_bytes: Bytes of all weights.
     """
@@ -35,9 +56,9 @@ class NativeModel:
         dtype: ComputeDtype,
         *,
         embedding: PackedWeights,
-        layers: Sequence[DecoderLayer],
+        layers: Sequence[NativeLayer],
         norm: NDArray[np.float32],
-        head: PackedWeights,
+        head: PackedWeights | None,
         num_threads: int,
         weight_bytes: int,
     ) -> None:
@@ -49,7 +70,7 @@ class NativeModel:
             embedding: Embedding; the head if they are tied.
             layers: Decoder layers.
             norm: Weight of the last norm, float32 ``[F]``.
-            head: Output embedding.
+            head: Output embedding, or weights of classes.
             num_threads: Threads of a call.
             weight_bytes: Bytes of all weights.
         """
@@ -57,15 +78,12 @@ class NativeModel:
         self.dtype: ComputeDtype = dtype
         self.num_threads = num_threads
         self.weight_bytes = weight_bytes
-        self._embedding, self._layers, self._norm, self._head = embedding, layers, norm, head
+        self.embedding = Embedding(embedding, config, dtype)
+        self.layers, self.head, self._norm = layers, head, norm
         ropes = {layer.rope for layer in config.layers if layer.rope is not None}
         self._frequencies = {rope: rope.frequencies(config.head_size) for rope in ropes}
-        self._embedding_scale: np.float32 | None = None
-        if config.family.scales_embeddings:
-            root = np.array([config.hidden_size**0.5], np.float32)
-            self._embedding_scale = rounded(root, dtype)[0]
 
-    def logits(
+    def outputs(
         self, step: StepArrays, pools: Sequence[LayerPool], index: NDArray[np.int32]
     ) -> NDArray[np.float32]:
         """Run a step: write its keys and values, and attend over the blocks of each row.
@@ -73,12 +91,13 @@ class NativeModel:
         Args:
             step: Arrays of the step, T tokens.
             pools: KV pool of each layer; written in place.
-            index: Positions in T that need logits, int32 ``[N]``.
+            index: Positions in T that need outputs, int32 ``[N]``.
 
         Returns:
-            Logits ``[N, V]``.
+            Logits ``[N, V]``; hidden states ``[N, F]`` of a model without a head.
         """
-        hidden = self._embed(step.token_ids)
+        adapters, of_samples = _adapter_groups(step, index)
+        hidden = self.embedding.states(step.token_ids, adapters, self.num_threads)
         address, size = hidden.ctypes.data, self.config.head_size
         # Without rotation no angle is read.
         angles: dict[Rope | None, tuple[int, int, int]] = {None: (address, address, 0)}
@@ -88,9 +107,9 @@ class NativeModel:
         ]
         for rope, found in computed:
             angles[rope] = (found.cosines.ctypes.data, found.sines.ctypes.data, size)
-        for layer, config, pool in zip(self._layers, self.config.layers, pools, strict=True):
+        for layer, config, pool in zip(self.layers, self.config.layers, pools, strict=True):
             blocks = step.of_group(pool.group)
-            layer.forward(
+            layer.decoder.forward(
                 address,
                 *angles[config.rope],
                 pool.address,
@@ -101,41 +120,54 @@ class NativeModel:
                 step.seq_lens,
                 blocks.slot_mapping,
                 config.window,
+                adapters=None if adapters is None else adapters.arrays,
                 num_threads=self.num_threads,
             )
-        return self._logits(hidden[index])
+        states = self._normalized(hidden[index])
+        if self.head is None:
+            return widen(states, self.dtype)
+        return self._logits(states, self.head, of_samples)
 
-    def _embed(self, token_ids: NDArray[np.int32]) -> NDArray[np.generic]:
-        """Hidden states ``[T, F]`` before the first layer."""
-        hidden = empty((len(token_ids), self.config.hidden_size), self.dtype)
-        self._embedding.gather(token_ids, hidden.ctypes.data, self.num_threads)
-        if self._embedding_scale is None:
-            return hidden
-        return narrow(widen(hidden, self.dtype) * self._embedding_scale, self.dtype)
-
-    def _logits(self, hidden: NDArray[np.generic]) -> NDArray[np.float32]:
-        """Logits ``[N, V]`` of hidden states ``[N, F]`` after the last layer, which are changed."""
-        num_rows, hidden_size = hidden.shape
+    def _normalized(self, hidden: NDArray[np.generic]) -> NDArray[np.generic]:
+        """Apply the last norm to hidden states ``[N, F]``, in place."""
         rms_norm(
             dtype=self.dtype,
-            num_rows=num_rows,
+            num_rows=len(hidden),
             x=hidden.ctypes.data,
             output=hidden.ctypes.data,
             weight=self._norm,
             epsilon=self.config.epsilon,
             num_threads=self.num_threads,
         )
-        logits = np.empty((num_rows, self.config.vocab_size), np.float32)
-        self._head.multiply(
+        return hidden
+
+    def _logits(
+        self, states: NDArray[np.generic], head: PackedWeights, adapters: AdapterGroups | None
+    ) -> NDArray[np.float32]:
+        """Logits ``[N, V]`` of states ``[N, F]`` after the last norm."""
+        num_rows, hidden_size = states.shape
+        logits = np.empty((num_rows, head.out_features), np.float32)
+        head.multiply(
             num_rows=num_rows,
-            x=hidden.ctypes.data,
+            x=states.ctypes.data,
             x_stride=hidden_size,
             output=logits.ctypes.data,
-            output_stride=self.config.vocab_size,
+            output_stride=head.out_features,
             output_dtype="float32",
+            adapters=None if adapters is None else adapters.arrays,
             num_threads=self.num_threads,
         )
-        if (cap := self.config.logit_softcap) is not None:
+        if (cap := self.config.head.softcap) is not None:
             np.tanh(np.divide(logits, np.float32(cap), out=logits), out=logits)
             logits *= np.float32(cap)
         return logits
+
+
+def _adapter_groups(
+    step: StepArrays, index: NDArray[np.int32]
+) -> tuple[AdapterGroups | None, AdapterGroups | None]:
+    """Adapters of a step's tokens, and of those at ``index``; None if no row has one."""
+    if step.adapter_slots.max(initial=-1) < 0:
+        return None, None
+    slots = np.repeat(step.adapter_slots, np.diff(step.query_start))
+    return AdapterGroups(slots), AdapterGroups(slots[index])

@@ -12,7 +12,7 @@ from pagedserve.models.config_checks import check_positive
 from pagedserve.models.families.record import DecoderFamily
 from pagedserve.models.rotary import ROPE_TYPES, Rope
 from pagedserve.native.choice import OTHER_BACKEND
-from pagedserve.native.config import DecoderConfig, LayerConfig
+from pagedserve.native.config import DecoderConfig, Head, LayerConfig
 from pagedserve.native.families import UnsupportedError, decoder_family
 
 # Fields whose null is a value: the class's default is another.
@@ -89,10 +89,13 @@ def _config(family: DecoderFamily, fields: Mapping[str, Any]) -> DecoderConfig:
         epsilon=float(fields.get("rms_norm_eps", 1e-6)),
         scale=_scale(fields.get("query_pre_attn_scalar", head_size)),
         score_softcap=_cap(fields, "attn_logit_softcapping"),
-        logit_softcap=_cap(fields, "final_logit_softcapping"),
         has_qkv_bias=has_qkv_bias,
         has_output_bias=family.has_biases is None and has_bias,
-        is_tied=bool(fields.get("tie_word_embeddings", False)),
+        head=Head(
+            num_outputs=_size(fields, "vocab_size"),
+            is_tied=bool(fields.get("tie_word_embeddings", False)),
+            softcap=_cap(fields, "final_logit_softcapping"),
+        ),
         max_positions=int(positions) if positions > 0 else None,
         max_positions_reason=f"its max_position_embeddings is {int(positions)}",
         eos_token_id=fields.get("eos_token_id"),

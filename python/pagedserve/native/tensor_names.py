@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from pagedserve.models.families.record import DecoderFamily, LayerPart
+from pagedserve.models.families.record import LayerPart
 from pagedserve.native.config import DecoderConfig
 
 _GGUF: Final[dict[LayerPart, str]] = {
@@ -50,26 +50,31 @@ GGUF_NAMES: Final = TensorNames(
 )
 
 
-def safetensors_names(family: DecoderFamily) -> TensorNames:
-    """Names in safetensors files, as transformers saves them."""
+def safetensors_names(config: DecoderConfig, base: str = "model.") -> TensorNames:
+    """Names in safetensors files, as transformers saves them.
+
+    Args:
+        config: The model.
+        base: Prefix of the weights before the head; files of a model without one have none.
+    """
     return TensorNames(
-        "model.embed_tokens.weight",
-        "model.norm.weight",
-        "lm_head.weight",
-        "model.layers",
-        family.modules,
+        f"{base}embed_tokens.weight",
+        f"{base}norm.weight",
+        config.head.name,
+        f"{base}layers",
+        config.family.modules,
     )
 
 
 def shapes_of(config: DecoderConfig, names: TensorNames) -> dict[str, tuple[int, ...]]:
-    """Shapes of all weights by name; without the head if it is that of the embedding."""
+    """Shapes of all weights by name; without the head if it is the embedding, or there is none."""
     hidden, vocabulary = config.hidden_size, config.vocab_size
     shapes: dict[str, tuple[int, ...]] = {
         names.embedding: (vocabulary, hidden),
         names.norm: (hidden,),
     }
-    if not config.is_tied:
-        shapes[names.head] = (vocabulary, hidden)
+    if config.head.num_outputs and not config.head.is_tied:
+        shapes[names.head] = (config.head.num_outputs, hidden)
     of_layer = list(_layer_shapes(config))
     for layer in range(len(config.layers)):
         shapes |= {names.of_layer(layer, part, kind): shape for part, kind, shape in of_layer}

@@ -72,6 +72,11 @@ class PoolingRules:
         """Whether it scores a pair of texts in one prompt."""
         return self.classes is not None
 
+    @property
+    def pools_whole_prompts(self) -> bool:
+        """Whether the states of other tokens than the last of a prompt are pooled."""
+        return self.pooling_type != "LAST"
+
     def check_task(self, task: PoolingTask) -> None:
         """Check that the model supports a task.
 

@@ -12,7 +12,7 @@ from pagedserve.host_ops.capabilities import DTYPE_NAMES
 from pagedserve.models.forward import current_step
 from pagedserve.models.fused.cpu.modules import CpuRMSNorm, adapter_arrays, packable_gate_of
 from pagedserve.models.fused.cpu.packing import can_pack, float32_vector, pack, pack_gated
-from pagedserve.models.fused.parts import FusedModule, layer_parts
+from pagedserve.models.fused.modules import FusedModule, layer_parts
 from pagedserve.models.fused.recognize import (
     attention_linears,
     family_of_layer,

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from pagedserve._core.cpu import PackedWeights, rms_norm
 from pagedserve.config.precision import Quantization
 from pagedserve.host_ops.capabilities import DTYPE_NAMES
-from pagedserve.models.adapters import AdapterArrays
+from pagedserve.models.adapter_groups import AdapterArrays
 from pagedserve.models.families.record import Gate
 from pagedserve.models.forward import current_adapters
 from pagedserve.models.fused.cpu.packing import (
@@ -19,7 +19,8 @@ from pagedserve.models.fused.cpu.packing import (
     pack,
     pack_gated,
 )
-from pagedserve.models.fused.parts import FusedModule, mlp_parts, parts_of
+from pagedserve.models.fused.modules import FusedModule, mlp_parts
+from pagedserve.models.fused.parts import parts_of
 from pagedserve.models.fused.recognize import gate_of, mlp_linears, norm_epsilon, norm_factor
 from pagedserve.parallel.modules import group_of, own_linear
 from pagedserve.parallel.shards import peaks_of

@@ -17,7 +17,7 @@ from pagedserve.attention.triton import attend
 from pagedserve.kernels.layer import add_norm, rotate_and_write, swiglu
 from pagedserve.models.forward import current_adapters, current_step
 from pagedserve.models.fused.gpu.norms import GpuRMSNorm
-from pagedserve.models.fused.parts import FusedModule, layer_parts
+from pagedserve.models.fused.modules import FusedModule, layer_parts
 from pagedserve.models.fused.recognize import (
     attention_linears,
     family_of_layer,
