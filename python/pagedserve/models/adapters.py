@@ -60,10 +60,9 @@ class AdapterRows(AdapterGroups):
     @cached_property
     def groups(self) -> list[tuple[int, Tensor]]:
         """The slots in use, each with its rows, int64 on the model's device."""
-        return [
-            (slot, torch.from_numpy(rows).to(self._device, torch.int64))
-            for slot, rows in self.of_slots()
-        ]
+        rows = torch.from_numpy(self.order).to(self._device, torch.int64)
+        parts = rows.split(np.diff(self.starts).tolist())
+        return list(zip(self.slots.tolist(), parts, strict=True))
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,12 +45,15 @@ def find_pooling(content: Mapping[str, Any], path: Path, runner: str) -> Pooling
     """
     names = ", ".join(content.get("architectures") or ["unnamed"])
     files = PoolingFiles(
-        config=SimpleNamespace(**{"problem_type": None, **content, "id2label": _labels(content)}),
+        config=SimpleNamespace(**content),
         architecture=f"{names} (model_type {content.get('model_type')!r})",
         hidden_size=content.get("hidden_size", 0),
         directory=path,
     )
-    return files.rules(is_encoder=False) if files.pools(runner) else None
+    if not files.pools(runner):
+        return None
+    fields = {"problem_type": None, **content, "id2label": _labels(content)}
+    return replace(files, config=SimpleNamespace(**fields)).rules(is_encoder=False)
 
 
 def with_head(config: DecoderConfig, rules: PoolingRules) -> DecoderConfig:
