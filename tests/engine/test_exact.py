@@ -6,6 +6,7 @@ import pytest
 
 from pagedserve import LLM, RequestOutput, SamplingParams
 from tests.support import greedy
+from tests.support.examples import LOOKS_AT_ALL
 from tests.support.greedy import NUM_PROMPTS, NUM_TOKENS, GreedyReference
 
 # A first difference is nobody's fault where the reference itself hardly tells two tokens apart.
@@ -66,7 +67,8 @@ def test_all_at_once(
     smollm2: LLM, references: list[GreedyReference], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert len(references) == NUM_PROMPTS
-    said = check(smollm2, references)
+    # Prompts are sorted by length, so every third has short and long ones.
+    said = check(smollm2, references if LOOKS_AT_ALL else references[::3])
     with capsys.disabled():
         print(f"\n{said}")  # noqa: T201  # the figure is the point
 
