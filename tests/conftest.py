@@ -163,3 +163,33 @@ def real_tokenizer(model_package: None) -> "PreTrainedTokenizerBase":
     from pagedserve.models.transformers_tokenizer import load_transformers_tokenizer
 
     return load_transformers_tokenizer(EngineArgs("smollm2"))
+
+
+@pytest.fixture(scope="session")
+def stand_in(
+    real_tokenizer: "PreTrainedTokenizerBase", tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """A tiny random model with SmolLM2's tokenizer and chat template.
+
+    For tests of tokens and text that need no real weights: its steps cost next to nothing.
+    """
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    directory = tmp_path_factory.mktemp("stand_in")
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(real_tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        initializer_range=0.3,  # large, so that a wrong key or value shows
+        bos_token_id=real_tokenizer.bos_token_id,
+        eos_token_id=real_tokenizer.eos_token_id,
+    )
+    LlamaForCausalLM(config).save_pretrained(directory)
+    real_tokenizer.save_pretrained(directory)
+    return directory

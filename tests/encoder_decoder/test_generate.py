@@ -13,6 +13,15 @@ from tests.encoder_decoder.conftest import FAMILIES, START, MakeFamily, prompts
 from tests.support.tiny import save_tiny_llama
 
 GREEDY = SamplingParams(temperature=0, max_tokens=20)
+# Of each kind of positions one: absolute and relative.  The scheduler treats all families alike.
+EVERYDAY = ("bart", "t5")
+
+
+def every_family() -> list[Any]:
+    """Names of all families, of which those that are not in `EVERYDAY` are slow."""
+    return [
+        pytest.param(name, marks=() if name in EVERYDAY else pytest.mark.slow) for name in FAMILIES
+    ]
 
 
 def tokens_of(outputs: list[RequestOutput]) -> list[list[list[int]]]:
@@ -71,7 +80,7 @@ def test_a_forced_first_token_is_the_end_of_the_prompt(family: MakeFamily) -> No
     assert [[5, *tokens] for tokens in tokens_of([output])[0]] == model.generate(prompt, 21)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", every_family())
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
 def test_preempted_requests_go_on_as_if_nothing_had_been(
     family: MakeFamily, mode: str, name: str
@@ -96,7 +105,7 @@ def test_samples_of_a_prompt_share_its_encoder_through_preemptions(
     assert llm.llm_engine.snapshot().num_preemptions > 0
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", every_family())
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
 def test_beams_are_those_of_transformers_among_other_requests(
     family: MakeFamily, mode: str, name: str

@@ -1,17 +1,15 @@
 """A request that goes on behind tokens of another engine says what that one would have said."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from pagedserve import LLMEngine, RequestError, RequestOutput, SamplingParams
+from pagedserve import LLM, LLMEngine, RequestError, RequestOutput, SamplingParams
 from pagedserve.inputs.prompts import parse_prompt
 from pagedserve.sampling_params import RequestOutputKind
 from pagedserve.sampling_params.structured_outputs import StructuredOutputsParams
-
-if TYPE_CHECKING:
-    from pagedserve import LLM
 
 PROMPT = "Write a short story about a fox:\n"
 LETTERS = StructuredOutputsParams(regex="([a-z]{1,8} ){30}")
@@ -30,6 +28,11 @@ WAYS: dict[str, dict[str, Any]] = {
 FINAL, DELTA = RequestOutputKind.FINAL_ONLY, RequestOutputKind.DELTA
 
 
+@pytest.fixture(scope="module")
+def llm(stand_in: Path) -> LLM:
+    return LLM(str(stand_in), dtype="float32", num_gpu_blocks=256, use_tqdm_on_load=False)
+
+
 def answers(
     engine: LLMEngine, way: str, requests: Sequence[tuple[RequestOutputKind, Sequence[int]]]
 ) -> list[list[RequestOutput]]:
@@ -45,8 +48,8 @@ def answers(
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_what_follows_is_what_followed_there(smollm2: "LLM", way: str) -> None:
-    engine = smollm2.llm_engine
+def test_what_follows_is_what_followed_there(llm: LLM, way: str) -> None:
+    engine = llm.llm_engine
     (whole,), deltas = answers(engine, way, [(FINAL, []), (DELTA, [])])
     wanted = whole.outputs[0]
     tokens = list(wanted.token_ids)
@@ -65,10 +68,10 @@ def test_what_follows_is_what_followed_there(smollm2: "LLM", way: str) -> None:
 
 
 @pytest.mark.parametrize("cut", [0, 1, 9])
-def test_one_of_several_texts_goes_on_by_itself(smollm2: "LLM", cut: int) -> None:
-    engine = smollm2.llm_engine
+def test_one_of_several_texts_goes_on_by_itself(llm: LLM, cut: int) -> None:
+    engine = llm.llm_engine
     several = SamplingParams(n=3, temperature=1.0, seed=8, max_tokens=24, ignore_eos=True)
-    (output,) = smollm2.generate(PROMPT, several, use_tqdm=False)
+    (output,) = llm.generate(PROMPT, several, use_tqdm=False)
     wanted = [list(completion.token_ids) for completion in output.outputs]
     assert len({tuple(tokens) for tokens in wanted}) == 3
     single = several.clone()
@@ -85,8 +88,8 @@ def test_one_of_several_texts_goes_on_by_itself(smollm2: "LLM", cut: int) -> Non
     assert [found[str(choice)] for choice in range(3)] == wanted
 
 
-def test_log_probabilities_are_those_of_new_tokens(smollm2: "LLM") -> None:
-    engine = smollm2.llm_engine
+def test_log_probabilities_are_those_of_new_tokens(llm: LLM) -> None:
+    engine = llm.llm_engine
     [(whole,)] = answers(engine, "lengths", [(FINAL, [])])
     wanted = whole.outputs[0]
     assert wanted.logprobs is not None
@@ -143,9 +146,9 @@ def test_what_cannot_go_on_is_refused(
     formula.check_idle(engine)
 
 
-def test_a_stop_string_among_them_is_refused(smollm2: "LLM") -> None:
-    engine = smollm2.llm_engine
-    given = smollm2.get_tokenizer()("once upon a time", add_special_tokens=False).input_ids
+def test_a_stop_string_among_them_is_refused(llm: LLM) -> None:
+    engine = llm.llm_engine
+    given = llm.get_tokenizer()("once upon a time", add_special_tokens=False).input_ids
     with pytest.raises(RequestError, match="has the stop string 'upon'"):
         engine.add_request("a", PROMPT, SamplingParams(stop="upon"), output_token_ids=given)
     assert not engine.has_unfinished_requests()

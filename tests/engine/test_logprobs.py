@@ -116,8 +116,9 @@ CHUNKED: dict[str, Any] = {
 @pytest.mark.parametrize(
     "options",
     [
-        {"enable_prefix_caching": True},
-        CHUNKED,
+        # Both at once show what is wrong with either.
+        pytest.param({"enable_prefix_caching": True}, marks=pytest.mark.slow),
+        pytest.param(CHUNKED, marks=pytest.mark.slow),
         {"enable_prefix_caching": True} | CHUNKED,
     ],
     ids=["prefix caching", "chunked", "both"],

@@ -69,6 +69,8 @@ def test_a_trained_adapter_speaks_its_way_beside_the_model(
         torch.testing.assert_close(found(output), oracle.logprobs(output), rtol=0, atol=1e-4)
 
 
+# Every day float32 as above, and rounded weights on a tiny model (test_apply.py).
+@pytest.mark.slow
 def test_a_trained_adapter_in_bfloat16_is_as_near_to_float64_as_peft(peer: Any) -> None:
     base = rounded(peer, torch.bfloat16, None)
     theirs, exact = Oracle.over(base), Oracle.over(copy.deepcopy(base).double())

@@ -17,11 +17,14 @@ from pagedserve.output.stop import StopMatch, StopStrings
 from pagedserve.outputs import CompletionOutput
 from pagedserve.sampling.results import Candidates, SampledRows
 from pagedserve.sampling_params import RequestOutputKind
+from tests.support.examples import examples
 from tests.support.serving import end, feed, make_request, record
 
 # The fixtures are read-only, so one serves all examples.
 PROPERTY = settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(100, all_of_them=300),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 FEW = st.text("ab", max_size=12)
 STOPS = st.builds(

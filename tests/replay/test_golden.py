@@ -15,6 +15,7 @@ import pytest
 from pagedserve import CacheConfig, Scheduler, SchedulerChoices, SchedulerConfig
 from pagedserve.replay.compare import first_difference, load_golden
 from pagedserve.replay.scenario import Scenario, load_scenario
+from tests.support.examples import examples
 
 FindFile = Callable[[str, str], Path]
 Load = Callable[[str], Scenario]
@@ -22,7 +23,7 @@ Run = Callable[..., Any]
 Mutate = Callable[[str, int], Scenario]
 Configs = Callable[..., tuple[SchedulerConfig, CacheConfig]]
 
-NUM_MUTATIONS = 3
+NUM_MUTATIONS = examples(1, all_of_them=3)
 
 # Options beside the defaults: of the scheduler and of the cache.
 CONFIGURATIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {

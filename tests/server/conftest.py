@@ -200,13 +200,18 @@ def endless(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         yield "nobody/endless"
 
 
+# The native backend starts in a fifth of the time: it imports neither torch nor transformers.
+QUICK_START = ("--backend", "native")
+
+
 @pytest.fixture(scope="session")
 def smollm2_server(
     model_package: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Process]:
     """A server of the real model."""
     log = tmp_path_factory.mktemp("server") / "log"
-    process = Process(log, "smollm2", "--enable-prefix-caching", "--enable-chunked-prefill")
+    options = ("--enable-prefix-caching", "--enable-chunked-prefill")
+    process = Process(log, "smollm2", *QUICK_START, *options)
     process.wait_until_healthy()
     yield process
     assert process.end() == 0, process.log

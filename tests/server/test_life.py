@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from pagedserve.replay.__main__ import main as replay_main
-from tests.server.conftest import Process, Serve, Served
+from tests.server.conftest import QUICK_START, Process, Serve, Served
 from tests.server.test_completions import PROMPT, events, text_after, texts
 from tests.support.formula import FormulaModel
 
@@ -357,7 +357,7 @@ class TestProcess:
 
     def ends_after_sigterm(self, log: Path, max_tokens: int, *options: str) -> str:
         """How a stream ends that runs when the signal comes; the process ends well."""
-        process = Process(log, "smollm2", "--num-gpu-blocks", "64", *options)
+        process = Process(log, "smollm2", *QUICK_START, "--num-gpu-blocks", "64", *options)
         assert httpx.get(f"{process.url}/health").status_code in (200, 503)
         assert httpx.get(f"{process.url}/ping").status_code in (200, 503)
         process.wait_until_healthy()
@@ -381,7 +381,7 @@ class TestProcess:
         assert end == "abort"
 
     def test_a_second_signal_ends_it_at_once(self, tmp_path: Path) -> None:
-        options = ("--num-gpu-blocks", "64", "--shutdown-timeout", "1000")
+        options = (*QUICK_START, "--num-gpu-blocks", "64", "--shutdown-timeout", "1000")
         process = Process(tmp_path / "log", "smollm2", *options)
         process.wait_until_healthy()
         body = {"prompt": "One", "max_tokens": 900, "stream": True, "ignore_eos": True}

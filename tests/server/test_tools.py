@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from pagedserve.server.tool_formats import TOOL_FORMATS
-from tests.server.conftest import Process
+from tests.server.conftest import QUICK_START, Process
 
 WEATHER: dict[str, Any] = {
     "type": "object",
@@ -50,7 +50,7 @@ def client(
     log = tmp_path_factory.mktemp("tools") / "log"
     given = ["--tool-call-parser", "hermes", "--reasoning-parser", "qwen3"]
     given += ["--enable-auto-tool-choice", "--speculative-config", '{"method": "ngram"}']
-    process = Process(log, "smollm2", *given)
+    process = Process(log, "smollm2", *QUICK_START, *given)
     process.wait_until_healthy()
     with openai.OpenAI(base_url=f"{process.url}/v1", api_key="none") as client:
         yield client

@@ -7,5 +7,5 @@ LOOKS_AT_ALL = bool(os.environ.get("PAGEDSERVE_ALL_EXAMPLES"))
 
 
 def examples(few: int, *, all_of_them: int) -> int:
-    """``few`` in `make test`: other examples each time."""
+    """``few`` in `make test`; hypothesis draws other ones each time."""
     return all_of_them if LOOKS_AT_ALL else few
