@@ -90,7 +90,7 @@ class GgufHeader:
             Bytes of a text that are not UTF-8 become surrogates.
         tensors: Tensors in the order of the file; nothing is known of their bytes.
         is_big_endian: Whether the file has the other byte order.
-        alignment: Tensors begin at multiples of so many bytes.
+        alignment: Tensors begin at multiples of that many bytes.
         data_offset: Byte of the file where tensors begin.
     """
 

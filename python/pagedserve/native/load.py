@@ -1,6 +1,6 @@
 """Loader of native models: from the engine's arguments to packed weights."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ from pagedserve.config.precision import Quantization
 from pagedserve.errors import ModelLoadError, PagedServeError, UnsupportedModelError
 from pagedserve.host_ops.threads import num_compute_threads
 from pagedserve.models.config_checks import check_config
+from pagedserve.models.gguf_header import GgufHeader
 from pagedserve.models.limits import check_max_model_len, eos_token_ids
 from pagedserve.models.registry import ModelSource, find_source
 from pagedserve.native.checkpoint import Checkpoint
@@ -24,7 +25,7 @@ from pagedserve.native.gguf_file import GgufFile, read_gguf
 from pagedserve.native.model import NativeModel
 from pagedserve.native.model_config import decoder_config
 from pagedserve.native.numbers import ComputeDtype, itemsize
-from pagedserve.native.packing import Packer, Part
+from pagedserve.native.packing import Linear, Packer, Part
 from pagedserve.native.tensor_names import LayerPart
 from pagedserve.regular_files import is_file, read_json
 
@@ -50,12 +51,12 @@ class LoadedNative:
 
 
 @dataclass(frozen=True, slots=True)
-class _Files:
+class ModelFiles:
     """A model's files, of which only headers were read.
 
     Attributes:
         source: Where they are.
-        gguf: Header of a GGUF file; None for a directory.
+        gguf: GGUF file; None for a directory.
         config: What the model computes.
         generation: Contents of ``generation_config.json``, as attributes.
     """
@@ -65,9 +66,43 @@ class _Files:
     config: DecoderConfig
     generation: SimpleNamespace
 
+    @property
+    def header(self) -> GgufHeader | None:
+        """Header of the GGUF file."""
+        return None if self.gguf is None else self.gguf.header
 
-def load_native(args: EngineArgs) -> LoadedNative:
+
+def open_model(args: EngineArgs) -> ModelFiles:
+    """Find a model's files, downloading them if necessary, and read its config.
+
+    Raises:
+        ModelLoadError: The model does not exist, or its files are incomplete or damaged.
+        UnsupportedModelError: Its architecture, or something in its config, is not supported.
+    """
+    source = find_source(args)
+    with _named(args.model):
+        if source.is_gguf:
+            gguf = read_gguf(source.path)
+            content = config_of_gguf(gguf)
+            check_config(content)
+            return ModelFiles(source, gguf, decoder_config(content), SimpleNamespace())
+        if is_file(source.path / _POOLING_FILE):
+            raise UnsupportedError(
+                f"it has {_POOLING_FILE} of a sentence-transformers model, and the native backend "
+                f"has no pooling: {OTHER_BACKEND}"
+            )
+        # Both files were checked when they were found.
+        content = _object(source.path / "config.json")
+        generation = _object(source.path / "generation_config.json")
+        return ModelFiles(source, None, decoder_config(content), SimpleNamespace(**generation))
+
+
+def load_native(args: EngineArgs, files: ModelFiles | None = None) -> LoadedNative:
     """Load a model; see `pagedserve.native.choice` for the options that this supports.
+
+    Args:
+        args: Options of the engine.
+        files: Its files; None opens them.
 
     Raises:
         ModelLoadError: The model does not exist, or its files are incomplete or damaged.
@@ -75,7 +110,7 @@ def load_native(args: EngineArgs) -> LoadedNative:
         ConfigError: max_model_len exceeds that of the model, or the CPU lacks the instructions.
     """
     use_instructions(args.cpu_instructions)
-    files = _find(args)
+    files = open_model(args) if files is None else files
     config = files.config
     dtype: ComputeDtype = "float32" if args.dtype == "auto" else args.dtype
     with _named(args.model):
@@ -90,26 +125,6 @@ def load_native(args: EngineArgs) -> LoadedNative:
             checkpoint = Checkpoint.of_gguf(args.model, files.gguf, config)
         model = _pack(checkpoint, config, dtype, args.quantization)
     return LoadedNative(model, max_model_len, eos)
-
-
-def _find(args: EngineArgs) -> _Files:
-    """Find a model's files, downloading them if necessary, and read its config."""
-    source = find_source(args)
-    with _named(args.model):
-        if source.is_gguf:
-            gguf = read_gguf(source.path)
-            content = config_of_gguf(gguf)
-            check_config(content)
-            return _Files(source, gguf, decoder_config(content), SimpleNamespace())
-        if is_file(source.path / _POOLING_FILE):
-            raise UnsupportedError(
-                f"it has {_POOLING_FILE} of a sentence-transformers model, and the native backend "
-                f"has no pooling: {OTHER_BACKEND}"
-            )
-        # Both files were checked when they were found.
-        content = _object(source.path / "config.json")
-        generation = _object(source.path / "generation_config.json")
-        return _Files(source, None, decoder_config(content), SimpleNamespace(**generation))
 
 
 def _object(path: Path) -> dict[str, Any]:
@@ -168,58 +183,65 @@ def _pack(
     """Pack all weights of a checked checkpoint."""
     names, num_threads = checkpoint.names, num_compute_threads()
     packer = Packer(checkpoint, dtype, num_threads)
-    head = packer.pack(
+    head = packer.plan(
         Part(names.embedding if config.is_tied else names.head), quantization=quantization
     )
-    embedding = head if config.is_tied else packer.pack(Part(names.embedding))
+    embedding = head if config.is_tied else packer.plan(Part(names.embedding))
     packing = _LayerPacking(packer, config, quantization)
-    layers = [packing.pack(layer) for layer in range(len(config.layers))]
+    layers = [packing.plan(layer) for layer in range(len(config.layers))]
+    weight_bytes = packer.pack()
+    packed_head = packer.weights(head)
     return NativeModel(
         config,
         dtype,
-        embedding=embedding,
-        layers=layers,
+        embedding=packed_head if config.is_tied else packer.weights(embedding),
+        layers=[packing.packed(layer, linears) for layer, linears in enumerate(layers)],
         norm=checkpoint.norm(names.norm, dtype),
-        head=head,
+        head=packed_head,
         num_threads=num_threads,
-        weight_bytes=packing.num_bytes + head.nbytes + (0 if config.is_tied else embedding.nbytes),
+        weight_bytes=weight_bytes,
     )
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _LayerPacking:
-    """Packs layers, and counts their bytes."""
+    """Packs decoder layers."""
 
     packer: Packer
     config: DecoderConfig
     quantization: Quantization | None
-    num_bytes: int = 0
 
-    def pack(self, layer: int) -> DecoderLayer:
-        """Pack one layer."""
+    def plan(self, layer: int) -> dict[str, Linear]:
+        """Plan the linear layers of a decoder layer."""
         config, packer = self.config, self.packer
-        checkpoint, dtype = packer.checkpoint, packer.dtype
-        names = checkpoint.names
+        names = packer.checkpoint.names
 
         def part(name: LayerPart, *, has_heads: bool = False) -> Part:
             return Part(names.of_layer(layer, name), has_heads)
 
-        def norm(name: LayerPart, exists: bool) -> Any:
-            return checkpoint.norm(names.of_layer(layer, name), dtype) if exists else None
-
-        four, heads = config.family.has_output_norms, config.family.has_head_norms
         qkv = part("query", has_heads=True), part("key", has_heads=True), part("value")
-        linears = {
-            "qkv": packer.pack(*qkv, bias=self._qkv_bias(layer), quantization=self.quantization),
-            "output": packer.pack(
+        return {
+            "qkv": packer.plan(*qkv, bias=self._qkv_bias(layer), quantization=self.quantization),
+            "output": packer.plan(
                 part("output"), bias=self._output_bias(layer), quantization=self.quantization
             ),
-            "gate_up": packer.pack(
+            "gate_up": packer.plan(
                 part("gate"), part("up"), gate=config.family.gate, quantization=self.quantization
             ),
-            "down": packer.pack(part("down"), quantization=self.quantization),
+            "down": packer.plan(part("down"), quantization=self.quantization),
         }
-        self.num_bytes += sum(weights.nbytes for weights in linears.values())
+
+    def packed(self, layer: int, linears: Mapping[str, Linear]) -> DecoderLayer:
+        """Create a decoder layer whose linear layers are packed."""
+        config, packer = self.config, self.packer
+        checkpoint, dtype = packer.checkpoint, packer.dtype
+
+        def norm(name: LayerPart, exists: bool) -> Any:
+            if not exists:
+                return None
+            return checkpoint.norm(checkpoint.names.of_layer(layer, name), dtype)
+
+        four, heads = config.family.has_output_norms, config.family.has_head_norms
         return DecoderLayer(
             dtype=dtype,
             num_heads=config.num_heads,
@@ -234,7 +256,7 @@ class _LayerPacking:
             mlp_output_norm=norm("mlp_output_norm", exists=four),
             query_norm=norm("query_norm", exists=heads),
             key_norm=norm("key_norm", exists=heads),
-            **linears,
+            **{name: packer.weights(linear) for name, linear in linears.items()},
         )
 
     def _qkv_bias(self, layer: int) -> list[Any]:

@@ -11,7 +11,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, Final
 
-from pagedserve.native.mapped import MappedFile, StoredTensor
+from pagedserve.native.stored import StoredTensor, WeightFile
 from pagedserve.regular_files import MAX_SAFETENSORS_HEADER_BYTES
 
 _LENGTH_BYTES: Final = 8
@@ -26,14 +26,15 @@ _WIDTHS: Final = {
 
 
 def read_safetensors(path: Path) -> dict[str, StoredTensor]:
-    """Map a file, and return its tensors by name.
+    """Open a file, and return its tensors by name.
 
     Raises:
         ValueError: The file is cut short or damaged; names what is declared and what it has.
     """
-    file = MappedFile.open(path)
+    file = WeightFile(path)
     start = _LENGTH_BYTES + _header_bytes(file)
-    entries = _parse(path.name, bytes(file.content[_LENGTH_BYTES:start]))
+    file.read_ahead()
+    entries = _parse(path.name, file.read(_LENGTH_BYTES, start - _LENGTH_BYTES))
     tensors = [_tensor(file, start, name, entry) for name, entry in entries.items()]
     tensors.sort(key=lambda tensor: (tensor.offset, tensor.num_bytes))
     end = start
@@ -50,8 +51,8 @@ def read_safetensors(path: Path) -> dict[str, StoredTensor]:
     return {tensor.name: tensor for tensor in tensors}
 
 
-def _header_bytes(file: MappedFile) -> int:
-    num_bytes = int.from_bytes(file.content[:_LENGTH_BYTES], "little")
+def _header_bytes(file: WeightFile) -> int:
+    num_bytes = int.from_bytes(file.read(0, min(_LENGTH_BYTES, file.size)), "little")
     most = min(file.size - _LENGTH_BYTES, MAX_SAFETENSORS_HEADER_BYTES)
     if num_bytes > most:
         raise ValueError(
@@ -80,7 +81,7 @@ def _parse(file_name: str, header: bytes) -> dict[str, Any]:
     return {name: entry for name, entry in content.items() if name != "__metadata__"}
 
 
-def _tensor(file: MappedFile, start: int, name: str, entry: Any) -> StoredTensor:
+def _tensor(file: WeightFile, start: int, name: str, entry: Any) -> StoredTensor:
     """The tensor of an entry; tensors begin at byte ``start``."""
     fields: Mapping[str, Any] = entry if isinstance(entry, Mapping) else {}
     dtype = fields.get("dtype")
