@@ -5,45 +5,72 @@ torch.
 """
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pagedserve._core import CacheConfig, KVGroup, Scheduler, SchedulerConfig
 from pagedserve.config import EngineArgs
 from pagedserve.errors import ConfigError, extra_needed
 from pagedserve.executor.memory import MemoryPlan
 from pagedserve.executor.protocol import CacheShape, Executor, ModelInfo, StepLimits
-from pagedserve.native.choice import choose_backend
+from pagedserve.native.choice import BackendChoice, check_backend, choose_backend
 from pagedserve.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from pagedserve.models.gguf_header import GgufHeader
 
 logger = logging.getLogger(__name__)
 
 
-def load_tokenizer(args: EngineArgs) -> Tokenizer:
-    """Load the model's tokenizer; see `pagedserve.models.tokenizer`."""
-    backend = choose_backend(args)
-    with extra_needed("pagedserve.LLMEngine", backend.extra):
-        import pagedserve.models.tokenizer as tokenizer
-
-        return tokenizer.load_tokenizer(
-            args, uses_transformers=False if backend.name == "native" else None
-        )
-
-
-def load_executor(args: EngineArgs) -> Executor:
-    """Load the model by the backend of the options.
+def load(
+    args: EngineArgs, tokenizer: Tokenizer | None, executor: Executor | None
+) -> tuple[Tokenizer, Executor]:
+    """Load a model and its tokenizer, of which the caller may have given one or both.
 
     Raises:
-        ImportError: The backend is torch, and a package that it needs is not installed.
+        ImportError: A package that the backend needs is not installed.
+        ConfigError: The backend does not support the options.
+        ModelLoadError: The model or its tokenizer cannot be loaded.
     """
     backend = choose_backend(args)
+    if executor is not None:
+        return _load_tokenizer(args, backend) if tokenizer is None else tokenizer, executor
+    check_backend(args)
     logger.info("backend: %s, %s", backend.name, backend.reason)
     if backend.name == "native":
-        from pagedserve.native.executor import NativeExecutor
-
-        return NativeExecutor(args)
+        return _load_native(args, backend, tokenizer)
+    # Before the weights, so that a model without a tokenizer is refused at once.
+    tokenizer = _load_tokenizer(args, backend) if tokenizer is None else tokenizer
     with extra_needed("pagedserve.LLMEngine", backend.extra):
         from pagedserve.executor.choose import make_executor
-    return make_executor(args)
+    return tokenizer, make_executor(args)
+
+
+def _load_native(
+    args: EngineArgs, backend: BackendChoice, tokenizer: Tokenizer | None
+) -> tuple[Tokenizer, Executor]:
+    """Load a model of the native backend; its weights are packed while its tokenizer is made."""
+    from pagedserve.native.executor import NativeExecutor
+    from pagedserve.native.load import load_native, open_model
+
+    files = open_model(args)
+    with ThreadPoolExecutor(1, thread_name_prefix="pagedserve-weights") as beside:
+        loaded = beside.submit(load_native, args, files)
+        if tokenizer is None:
+            tokenizer = _load_tokenizer(args, backend, files.header)
+        return tokenizer, NativeExecutor(args, loaded.result())
+
+
+def _load_tokenizer(
+    args: EngineArgs, backend: BackendChoice, header: "GgufHeader | None" = None
+) -> Tokenizer:
+    with extra_needed("pagedserve.LLMEngine", backend.extra):
+        from pagedserve.models.tokenizer import load_tokenizer
+
+        return load_tokenizer(
+            args, uses_transformers=False if backend.name == "native" else None, header=header
+        )
 
 
 @dataclass(frozen=True, slots=True)

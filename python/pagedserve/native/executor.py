@@ -15,7 +15,7 @@ from pagedserve.executor.numpy_buffers import NumpyBuffers
 from pagedserve.executor.protocol import Adapter, CacheShape, ModelInfo, StepInput, StepLimits
 from pagedserve.executor.windows import window_need
 from pagedserve.inputs.prompt_images import PlacedImage
-from pagedserve.native.load import LoadedNative, load_native
+from pagedserve.native.load import LoadedNative
 from pagedserve.native.numbers import itemsize
 from pagedserve.native.pools import KVPools
 from pagedserve.sampling.on_host import HostOps
@@ -23,12 +23,11 @@ from pagedserve.sampling.sampler import Sampler
 
 
 class NativeExecutor:
-    """Loads a model into this process and runs steps on it; an ``Executor``."""
+    """Runs steps of a loaded model in this process; an ``Executor``."""
 
-    def __init__(self, args: EngineArgs) -> None:
-        """Load the model; see `pagedserve.native.load.load_native` for the errors."""
+    def __init__(self, args: EngineArgs, loaded: LoadedNative) -> None:
+        """Run a model that `pagedserve.native.load.load_native` has loaded for these options."""
         self._args = args
-        loaded = load_native(args)
         self._loaded: LoadedNative | None = loaded
         self._buffers: NumpyBuffers | None = None
         self._pools: KVPools | None = None
